@@ -1,4 +1,6 @@
-"""The packages: `pipelines/`, which lies at the top of the repository, is installed as `sfumato/pipelines/`."""
+"""The packages: `pipelines/`, which lies at the top of the repository, is installed as
+`sfumato/pipelines/`.
+"""
 
 from setuptools import find_packages, setup
 

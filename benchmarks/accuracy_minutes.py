@@ -50,7 +50,9 @@ PUBLISHED = {  # accuracy at ε = 1 and 10, as in docs/papers.md
 def rows() -> pd.DataFrame:
     """Return profile, recipe, epsilon, accuracy and minutes of the stored runs."""
     tables = [pd.read_csv(HERE / "results" / f"{name}.csv") for name in FILES]
-    found = pd.concat([t.assign(accuracy=t["student"] if "student" in t else t["cnn"]) for t in tables])
+    found = pd.concat(
+        [t.assign(accuracy=t["student"] if "student" in t else t["cnn"]) for t in tables]
+    )
     for changed, name in VARIANTS.items():
         found.loc[found.change.fillna("").str.contains(changed, regex=False), "recipe"] += name
     # Rows from before the recipe had a teacher.
@@ -78,7 +80,10 @@ def draw(axes: plt.Axes, profile: str, table: pd.DataFrame) -> None:
         points[str(name)] = part[["epsilon", "minutes", "accuracy"]].to_numpy(float).tolist()
     ours = list(points)
     for name, both in PUBLISHED.get(profile, {}).items():
-        points[name] = [[epsilon, GPU_MINUTES, accuracy] for epsilon, accuracy in zip((1, 10), both, strict=True)]
+        points[name] = [
+            [epsilon, GPU_MINUTES, accuracy]
+            for epsilon, accuracy in zip((1, 10), both, strict=True)
+        ]
     points = dict(sorted(points.items(), key=lambda item: -item[1][-1][2]))
     every = [accuracy for part in points.values() for _, _, accuracy in part]
     heights = spread([part[-1][2] for part in points.values()], (max(every) - min(every)) / 20)
@@ -87,11 +92,25 @@ def draw(axes: plt.Axes, profile: str, table: pd.DataFrame) -> None:
         colour = COLOURS[ours.index(name)] if name in ours else "0.6"
         axes.plot([p[1] for p in line], [p[2] for p in line], color=colour, linewidth=1)
         for epsilon, minutes, accuracy in line:
-            axes.plot(minutes, accuracy, "o", color=colour, markerfacecolor=colour if epsilon == 10 else "white")
+            axes.plot(
+                minutes,
+                accuracy,
+                "o",
+                color=colour,
+                markerfacecolor=colour if epsilon == 10 else "white",
+            )
         _, minutes, accuracy = line[-1]
         arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.3}
         place: dict[str, Any] = {"textcoords": axes.get_yaxis_transform(), "va": "center"}
-        axes.annotate(name, (minutes, accuracy), (1.03, height), color=colour, fontsize=8, arrowprops=arrow, **place)
+        axes.annotate(
+            name,
+            (minutes, accuracy),
+            (1.03, height),
+            color=colour,
+            fontsize=8,
+            arrowprops=arrow,
+            **place,
+        )
     axes.grid(alpha=0.25)
 
 
@@ -102,11 +121,14 @@ def main() -> None:
         draw(place, profile, table[table.profile == profile])
     axes[0].set_ylabel("accuracy of a network trained on the release, %")
     figure.suptitle(
-        "ε = 1 hollow, ε = 10 filled. Colours: this project, two processor cores. Grey: published, on GPUs "
-        "(FETA-Pro states 11.7 hours of four; the others are put beside it). * with public photographs",
+        "ε = 1 hollow, ε = 10 filled. Colours: this project, two processor cores. Grey: published, "
+        "on GPUs (FETA-Pro states 11.7 hours of four; the others are put beside it). * with "
+        "public photographs",
         fontsize=9,
     )
-    figure.savefig(sys.argv[1] if len(sys.argv) > 1 else HERE.parent / "docs" / "accuracy-minutes.png", dpi=100)
+    figure.savefig(
+        sys.argv[1] if len(sys.argv) > 1 else HERE.parent / "docs" / "accuracy-minutes.png", dpi=100
+    )
 
 
 if __name__ == "__main__":

@@ -47,10 +47,14 @@ def glyphs(per_class: int) -> tuple[Tensor, Tensor]:
     """
     names, draw = DRAWN["glyphs"]((1, 8, 8))
     images, labels = zip(*draw_all(draw, len(names), per_class + HELD_OUT, 0), strict=True)
-    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 255, torch.tensor(labels)
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 255, torch.tensor(
+        labels
+    )
 
 
-def train(images: Tensor, labels: Tensor, steps: int, rate: float, amp: Amp | None, seed: int) -> UNet:
+def train(
+    images: Tensor, labels: Tensor, steps: int, rate: float, amp: Amp | None, seed: int
+) -> UNet:
     torch.manual_seed(seed)
     model = UNet(8, 1, 62, width=32, multipliers=(1, 1), attention=(1,))
     phase = Phase(sources={"public": 1.0}, steps=steps, batch=64, learning_rate=rate, amp=amp)
@@ -69,7 +73,9 @@ def held_out_batch(images: Tensor, labels: Tensor) -> list[Tensor]:
     ]
 
 
-def losses_under_noise(model: UNet, batch: Sequence[Tensor], norms: Sequence[float]) -> list[list[float]]:
+def losses_under_noise(
+    model: UNet, batch: Sequence[Tensor], norms: Sequence[float]
+) -> list[list[float]]:
     """Measure losses for each norm, with the weights moved that far in DIRECTIONS directions."""
     parameters = list(model.parameters())
     weights = [p.detach().clone() for p in parameters]
@@ -104,7 +110,11 @@ def worst_loss(model: UNet, batch: Sequence[Tensor], norm: float, steps: int = 5
 
 
 def spread(values: Tensor) -> str:
-    return f"{values.mean():.4f} ± {values.std():.4f}" if values.numel() > 1 else f"{values.item():.4f}"
+    return (
+        f"{values.mean():.4f} ± {values.std():.4f}"
+        if values.numel() > 1
+        else f"{values.item():.4f}"
+    )
 
 
 def plot(curves: dict[str, Tensor], path: Path) -> None:
@@ -116,7 +126,11 @@ def plot(curves: dict[str, Tensor], path: Path) -> None:
 
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     for axis, title, scale, part in zip(
-        axes, ("random directions", "the worst direction found"), ("linear", "log"), (0, 1), strict=True
+        axes,
+        ("random directions", "the worst direction found"),
+        ("linear", "log"),
+        (0, 1),
+        strict=True,
     ):
         for name, curve in curves.items():
             means = curve[part].mean(dim=0)
@@ -137,7 +151,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--radius", type=float, default=0.2, help="γ")
     parser.add_argument("--steps", type=int, default=500, help="of training")
-    parser.add_argument("--per-class", type=int, default=60, help="glyphs of each class to train on")
+    parser.add_argument(
+        "--per-class", type=int, default=60, help="glyphs of each class to train on"
+    )
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--plot", type=Path, help="write the curve here, as PNG")
@@ -155,11 +171,20 @@ def main() -> None:
     worst = {name: torch.full((options.seeds, len(norms)), torch.nan) for name in ways}
     for seed in range(options.seeds):
         for name, (times, perturbed) in ways.items():
-            model = train(images[:split], labels[:split], times * options.steps, options.learning_rate, perturbed, seed)
+            model = train(
+                images[:split],
+                labels[:split],
+                times * options.steps,
+                options.learning_rate,
+                perturbed,
+                seed,
+            )
             for index, row in enumerate(losses_under_noise(model, batch, norms)):
                 random[name][seed, index] = torch.tensor(row)
                 if FACTORS[index] <= WORST:
-                    worst[name][seed, index] = worst_loss(model, batch, norms[index]) if norms[index] else row[0]
+                    worst[name][seed, index] = (
+                        worst_loss(model, batch, norms[index]) if norms[index] else row[0]
+                    )
 
     print(
         f"{sum(p.numel() for p in model.parameters())} weights, {amp}, {options.steps} steps, "
@@ -169,7 +194,10 @@ def main() -> None:
         f"Denoising loss: mean ± standard deviation over {options.seeds} seeds, "
         f"random noise averaged over {DIRECTIONS} directions\n"
     )
-    for title, losses in (("random", {name: value.mean(dim=2) for name, value in random.items()}), ("worst", worst)):
+    for title, losses in (
+        ("random", {name: value.mean(dim=2) for name, value in random.items()}),
+        ("worst", worst),
+    ):
         print(f"{title + ' noise of norm':>22} " + " ".join(f"{name:>20}" for name in ways))
         for index, factor in enumerate(FACTORS):
             if not losses["plain"][:, index].isnan().any():
@@ -180,7 +208,10 @@ def main() -> None:
         print()
     print(f"{time.process_time() - start:.0f} s of processor time")
     if options.plot:
-        plot({name: torch.stack([random[name].mean(dim=2), worst[name]]) for name in ways}, options.plot)
+        plot(
+            {name: torch.stack([random[name].mean(dim=2), worst[name]]) for name in ways},
+            options.plot,
+        )
 
 
 if __name__ == "__main__":

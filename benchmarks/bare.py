@@ -18,4 +18,6 @@ if importlib.util.find_spec("pydantic") is None:  # otherwise the machine's own 
     folders.insert(0, str(CARRIED / "site"))
 sys.path[:0] = folders
 # paths of child processes
-os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [*folders, *filter(None, [os.environ.get("PYTHONPATH")])]
+)

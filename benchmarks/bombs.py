@@ -46,7 +46,7 @@ def picture() -> bytes:
     return file.getvalue()
 
 
-# --- what is read -----------------------------------------------------------------------------------------------------
+# --- what is read ---------------------------------------------------------------------------------
 
 
 def read(path: Path, source: str = "imagefolder", **settings: Any) -> None:
@@ -85,7 +85,7 @@ def bomb(build: Callable[[Path], Read]) -> Callable[[Path], Read]:
     return build
 
 
-# --- pictures ---------------------------------------------------------------------------------------------------------
+# --- pictures -------------------------------------------------------------------------------------
 
 
 def in_folder(folder: Path, name: str, content: bytes, **settings: Any) -> Read:
@@ -103,14 +103,24 @@ def made_in_folder(name: str, make: Callable[[], bytes], folder: Path) -> Read:
 
 def png(width: int, height: int, bits: int, kind: int, rows: bytes, extra: bytes = b"") -> bytes:
     def chunk(name: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        return (
+            struct.pack(">I", len(content))
+            + name
+            + content
+            + struct.pack(">I", zlib.crc32(name + content))
+        )
 
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + extra + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
 def png_chunk(name: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+    return (
+        struct.pack(">I", len(content))
+        + name
+        + content
+        + struct.pack(">I", zlib.crc32(name + content))
+    )
 
 
 def tiff(tags: dict[int, tuple[int, list[int]]], strips: bytes = b"", frames: int = 1) -> bytes:
@@ -139,7 +149,14 @@ def tiff(tags: dict[int, tuple[int, list[int]]], strips: bytes = b"", frames: in
 
 
 def tiff_form(
-    width: int, height: int, *, bits: int = 8, channels: int = 1, kind: int = 1, packing: int = 8, strip: int = 0
+    width: int,
+    height: int,
+    *,
+    bits: int = 8,
+    channels: int = 1,
+    kind: int = 1,
+    packing: int = 8,
+    strip: int = 0,
 ) -> dict[int, tuple[int, list[int]]]:
     """Return the tags of a TIFF of one strip.
 
@@ -208,7 +225,14 @@ PICTURES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "PNG in 16 bits and colour": ("x.png", lambda: png(7_000, 7_000, 16, 2, wide(7_000, 6))),
     "PNG with a palette": (
         "x.png",
-        lambda: png(9_000, 9_000, 8, 3, wide(9_000), png_chunk(b"PLTE", bytes(3)) + png_chunk(b"tRNS", b"\0")),
+        lambda: png(
+            9_000,
+            9_000,
+            8,
+            3,
+            wide(9_000),
+            png_chunk(b"PLTE", bytes(3)) + png_chunk(b"tRNS", b"\0"),
+        ),
     ),
     "PNG with transparency": ("x.png", lambda: png(9_000, 9_000, 8, 6, wide(9_000, 4))),
     "PNG with a text of 400 MB": (
@@ -217,20 +241,37 @@ PICTURES: dict[str, tuple[str, Callable[[], bytes]]] = {
     ),
     "PNG with a profile of 400 MB": (
         "x.png",
-        lambda: png(20_000, 20_000, 8, 0, zeros(72), png_chunk(b"iCCP", b"a\0\0" + zeros(400 * MEGABYTE))),
+        lambda: png(
+            20_000, 20_000, 8, 0, zeros(72), png_chunk(b"iCCP", b"a\0\0" + zeros(400 * MEGABYTE))
+        ),
     ),
-    "GIF that claims 65,535 × 65,535": ("x.gif", lambda: stamped("GIF", {6: b"\xff" * 4}, mode="P")),
+    "GIF that claims 65,535 × 65,535": (
+        "x.gif",
+        lambda: stamped("GIF", {6: b"\xff" * 4}, mode="P"),
+    ),
     "GIF of 20,000 frames": ("x.gif", lambda: gif_of_frames(20_000)),
-    "BMP that claims 10⁵ × 10⁵": ("x.bmp", lambda: stamped("BMP", {18: struct.pack("<ii", 10**5, 10**5)})),
+    "BMP that claims 10⁵ × 10⁵": (
+        "x.bmp",
+        lambda: stamped("BMP", {18: struct.pack("<ii", 10**5, 10**5)}),
+    ),
     "BMP upside down": ("x.bmp", lambda: stamped("BMP", {18: struct.pack("<ii", 30_000, -30_000)})),
-    "TGA that claims 65,535 × 65,535": ("x.tga", lambda: stamped("TGA", {12: b"\xff" * 4}, compression="tga_rle")),
+    "TGA that claims 65,535 × 65,535": (
+        "x.tga",
+        lambda: stamped("TGA", {12: b"\xff" * 4}, compression="tga_rle"),
+    ),
     "PCX that claims 65,535 × 65,535": ("x.pcx", lambda: stamped("PCX", {8: b"\xfe\xff" * 2})),
     "PPM that claims 10⁶ × 10⁶": ("x.ppm", lambda: b"P6\n1000000 1000000\n255\n" + bytes(99)),
     "PGM in text": ("x.pgm", lambda: b"P2\n100000 100000\n255\n" + b"1 " * 99),
     "PFM that claims 10⁵ × 10⁵": ("x.pfm", lambda: b"Pf\n100000 100000\n-1.0\n" + bytes(99)),
-    "QOI that claims 2³¹ × 2³¹": ("x.qoi", lambda: b"qoif" + b"\x7f\xff\xff\xff" * 2 + b"\3\0" + bytes(99)),
+    "QOI that claims 2³¹ × 2³¹": (
+        "x.qoi",
+        lambda: b"qoif" + b"\x7f\xff\xff\xff" * 2 + b"\3\0" + bytes(99),
+    ),
     "JPEG that claims 65,500 × 65,500": ("x.jpg", lambda: frame_of_jpeg(65_500, 65_500)),
-    "WebP that claims 16,383 × 16,383": ("x.webp", lambda: stamped("WEBP", {26: b"\xff\x3f\xff\x3f"}, quality=50)),
+    "WebP that claims 16,383 × 16,383": (
+        "x.webp",
+        lambda: stamped("WEBP", {26: b"\xff\x3f\xff\x3f"}, quality=50),
+    ),
     "AVIF that claims 60,000 × 60,000": (
         "x.avif",
         lambda: after(stamped("AVIF", {}), b"ispe", 8, struct.pack(">II", 60_000, 60_000)),
@@ -242,27 +283,43 @@ PICTURES: dict[str, tuple[str, Callable[[], bytes]]] = {
     ),
     "TIFF of floating point": (
         "x.tiff",
-        lambda: tiff(tiff_form(9_000, 9_000, bits=32, kind=3, strip=len(strip := zeros(4 * 9_000**2))), strip),
+        lambda: tiff(
+            tiff_form(9_000, 9_000, bits=32, kind=3, strip=len(strip := zeros(4 * 9_000**2))), strip
+        ),
     ),
     "TIFF of 64-bit colours": (
         "x.tiff",
         lambda: tiff(
-            tiff_form(4_000, 4_000, bits=64, channels=3, kind=3, strip=len(strip := zeros(24 * 4_000**2))), strip
+            tiff_form(
+                4_000, 4_000, bits=64, channels=3, kind=3, strip=len(strip := zeros(24 * 4_000**2))
+            ),
+            strip,
         ),
     ),
-    "TIFF that claims 2³¹ × 2³¹": ("x.tiff", lambda: tiff(tiff_form(2**31 - 1, 2**31 - 1), bytes(9))),
+    "TIFF that claims 2³¹ × 2³¹": (
+        "x.tiff",
+        lambda: tiff(tiff_form(2**31 - 1, 2**31 - 1), bytes(9)),
+    ),
     "TIFF whose strip expands to 1 GB": (
         "x.tiff",
         lambda: tiff(tiff_form(16, 16, strip=len(strip := zeros(1024 * MEGABYTE))), strip),
     ),
     "TIFF in deep colours whose strip expands to 1 GB": (
         "x.tiff",
-        lambda: tiff(tiff_form(16, 16, bits=16, channels=3, strip=len(strip := zeros(1024 * MEGABYTE))), strip),
+        lambda: tiff(
+            tiff_form(16, 16, bits=16, channels=3, strip=len(strip := zeros(1024 * MEGABYTE))),
+            strip,
+        ),
     ),
-    "TIFF of 5,000 pages": ("x.tiff", lambda: tiff(tiff_form(8, 8, packing=1, strip=64), bytes(64), frames=5_000)),
+    "TIFF of 5,000 pages": (
+        "x.tiff",
+        lambda: tiff(tiff_form(8, 8, packing=1, strip=64), bytes(64), frames=5_000),
+    ),
     "TIFF of 5,000 deep pages": (
         "x.tiff",
-        lambda: tiff(tiff_form(8, 8, bits=16, channels=3, packing=1, strip=384), bytes(384), frames=5_000),
+        lambda: tiff(
+            tiff_form(8, 8, bits=16, channels=3, packing=1, strip=384), bytes(384), frames=5_000
+        ),
     ),
     "TIFF with a tag of 4 GB": (
         "x.tiff",
@@ -277,13 +334,18 @@ PICTURES: dict[str, tuple[str, Callable[[], bytes]]] = {
 for title, (file_name, make) in PICTURES.items():
     register(title, partial(made_in_folder, file_name, make))
 register("PNG of a terabyte", lambda folder: hole(folder, "x.png", picture()))
-register("TIFF of a terabyte", lambda folder: hole(folder, "x.tiff", b"II+\0\x08\0\0\0" + struct.pack("<Q", 16)))
+register(
+    "TIFF of a terabyte",
+    lambda folder: hole(folder, "x.tiff", b"II+\0\x08\0\0\0" + struct.pack("<Q", 16)),
+)
 
 
-# --- DICOM ------------------------------------------------------------------------------------------------------------
+# --- DICOM ----------------------------------------------------------------------------------------
 
 
-def element(group: int, number: int, kind: str, value: bytes | int | str, length: int | None = None) -> bytes:
+def element(
+    group: int, number: int, kind: str, value: bytes | int | str, length: int | None = None
+) -> bytes:
     """Build an element of a DICOM file in explicit little-endian form.
 
     length: claim another length.
@@ -301,7 +363,15 @@ def fragments(frame: bytes) -> bytes:
     """Wrap a compressed frame as DICOM does."""
     frame += bytes(len(frame) % 2)
     item = b"\xfe\xff\x00\xe0"
-    return item + bytes(4) + item + struct.pack("<I", len(frame)) + frame + b"\xfe\xff\xdd\xe0" + bytes(4)
+    return (
+        item
+        + bytes(4)
+        + item
+        + struct.pack("<I", len(frame))
+        + frame
+        + b"\xfe\xff\xdd\xe0"
+        + bytes(4)
+    )
 
 
 PLAIN = "1.2.840.10008.1.2.1"
@@ -340,11 +410,21 @@ def dicom(
         size = int.from_bytes(pixels, "big")
         deflater = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
         start = body + element(0x7FE0, 0x0010, "OW", b"", size)
-        body = deflater.compress(start) + deflater.flush(zlib.Z_FULL_FLUSH) + zeros(size, wrapped=False)
+        body = (
+            deflater.compress(start)
+            + deflater.flush(zlib.Z_FULL_FLUSH)
+            + zeros(size, wrapped=False)
+        )
     else:
         body += element(0x7FE0, 0x0010, "OB" if bits == 8 else "OW", pixels, claimed)
     meta = element(0x0002, 0x0001, "OB", b"\0\1") + element(0x0002, 0x0010, "UI", syntax)
-    return bytes(128) + b"DICM" + element(0x0002, 0x0000, "UL", struct.pack("<I", len(meta))) + meta + body
+    return (
+        bytes(128)
+        + b"DICM"
+        + element(0x0002, 0x0000, "UL", struct.pack("<I", len(meta)))
+        + meta
+        + body
+    )
 
 
 def frame_of_jpeg_2000(height: int, width: int) -> bytes:
@@ -367,7 +447,9 @@ DICOMS: dict[str, Callable[[], bytes]] = {
     "DICOM, deflated, of 20,000 × 20,000": lambda: dicom(
         DEFLATED, (2 * 20_000**2).to_bytes(8, "big"), 20_000, 20_000, 16
     ),
-    "DICOM, deflated, that inflates to 3 GB": lambda: dicom(DEFLATED, (3 * 2**30).to_bytes(8, "big")),
+    "DICOM, deflated, that inflates to 3 GB": lambda: dicom(
+        DEFLATED, (3 * 2**30).to_bytes(8, "big")
+    ),
     "DICOM that claims 65,535 × 65,535": lambda: dicom(PLAIN, bytes(99), 65_535, 65_535, 16),
     "DICOM of 64 bits": lambda: dicom(PLAIN, bytes(99), 20_000, 20_000, 64),
     "DICOM of 10⁹ frames": lambda: dicom(PLAIN, bytes(99), 512, 512, frames=10**9),
@@ -379,16 +461,21 @@ DICOMS: dict[str, Callable[[], bytes]] = {
     "DICOM with a larger JPEG": lambda: dicom(JPEG, frame_of_jpeg(65_500, 65_500)),
     "DICOM with a larger JPEG 2000": lambda: dicom(JPEG_2000, frame_of_jpeg_2000(60_000, 60_000)),
     "DICOM with a larger JPEG-LS": lambda: dicom(
-        JPEG_LS, b"\xff\xd8\xff\xf7\0\x0b\x08\xff\xdc\xff\xdc\1\1\x11\0\xff\xda\0\x08\1\1\0\0\0\0" + bytes(99)
+        JPEG_LS,
+        b"\xff\xd8\xff\xf7\0\x0b\x08\xff\xdc\xff\xdc\1\1\x11\0\xff\xda\0\x08\1\1\0\0\0\0"
+        + bytes(99),
     ),
     "DICOM in RLE that expands to 2 GB": lambda: dicom(RLE, frame_of_rle(2**31)),
 }
 for title, build in DICOMS.items():
     register(title, partial(made_in_folder, "x.dcm", build))
-register("DICOM of a terabyte", lambda folder: hole(folder, "x.dcm", dicom(PLAIN, bytes(256), claimed=2**32 - 2)))
+register(
+    "DICOM of a terabyte",
+    lambda folder: hole(folder, "x.dcm", dicom(PLAIN, bytes(256), claimed=2**32 - 2)),
+)
 
 
-# --- archives ---------------------------------------------------------------------------------------------------------
+# --- archives -------------------------------------------------------------------------------------
 
 
 def zipped(path: Path, files: dict[str, bytes | int], how: int = zipfile.ZIP_DEFLATED) -> Path:
@@ -410,7 +497,9 @@ def two_classes(folder: Path) -> dict[str, bytes | int]:
 
 @bomb
 def a_zip_in_a_zip_in_a_zip(folder: Path) -> Read:
-    inner = zipped(folder / "inner.zip", {"a/0.png": 300 * MEGABYTE, "b/0.png": picture()}).read_bytes()
+    inner = zipped(
+        folder / "inner.zip", {"a/0.png": 300 * MEGABYTE, "b/0.png": picture()}
+    ).read_bytes()
     middle = zipped(folder / "middle.zip", {"inner.zip": inner}).read_bytes()
     outer = zipped(folder / "outer.zip", {"middle.zip": middle})
     return lambda: read(outer)
@@ -430,19 +519,25 @@ def a_zip_of_many_large_files(folder: Path) -> Read:
 
 @bomb
 def a_zip_in_bzip2(folder: Path) -> Read:
-    path = zipped(folder / "set.zip", {**two_classes(folder), "b/1.png": 300 * MEGABYTE}, zipfile.ZIP_BZIP2)
+    path = zipped(
+        folder / "set.zip", {**two_classes(folder), "b/1.png": 300 * MEGABYTE}, zipfile.ZIP_BZIP2
+    )
     return lambda: read(path)
 
 
 @bomb
 def a_zip_in_lzma(folder: Path) -> Read:
-    path = zipped(folder / "set.zip", {**two_classes(folder), "b/1.png": 300 * MEGABYTE}, zipfile.ZIP_LZMA)
+    path = zipped(
+        folder / "set.zip", {**two_classes(folder), "b/1.png": 300 * MEGABYTE}, zipfile.ZIP_LZMA
+    )
     return lambda: read(path)
 
 
 @bomb
 def a_zip_that_lists_less_than_it_holds(folder: Path) -> Read:
-    content = zipped(folder / "set.zip", {**two_classes(folder), "b/1.png": 300 * MEGABYTE}).read_bytes()
+    content = zipped(
+        folder / "set.zip", {**two_classes(folder), "b/1.png": 300 * MEGABYTE}
+    ).read_bytes()
     size, listed = (struct.pack("<I", number) for number in (300 * MEGABYTE, 100))
     (folder / "set.zip").write_bytes(content.replace(size, listed))
     return lambda: read(folder / "set.zip")
@@ -482,14 +577,21 @@ def folders_400_deep_in_a_zip(folder: Path) -> Read:
 
 @bomb
 def a_zip_with_a_picture_of_900_megapixels(folder: Path) -> Read:
-    path = zipped(folder / "set.zip", {**two_classes(folder), "b/1.png": png(30_000, 30_000, 8, 0, wide(30_000))})
+    path = zipped(
+        folder / "set.zip",
+        {**two_classes(folder), "b/1.png": png(30_000, 30_000, 8, 0, wide(30_000))},
+    )
     return lambda: read(path)
 
 
-def npz(path: Path, shape: tuple[int, ...], size: int, kind: str = "|u1", **arrays: np.ndarray) -> Path:
+def npz(
+    path: Path, shape: tuple[int, ...], size: int, kind: str = "|u1", **arrays: np.ndarray
+) -> Path:
     """Write an .npz whose images claim a shape and have so many bytes of zeros."""
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": kind, "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": kind, "fortran_order": False, "shape": shape}
+    )
     about = {"labels": np.array([0, 1]), "classes": np.array(["a", "b"]), **arrays}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, array in about.items():
@@ -538,7 +640,11 @@ def idx(folder: Path, images: bytes, suffix: str = ".gz") -> Read:
     """
     small = b"\0\0\x08\x03" + struct.pack(">3i", 2, 28, 28) + bytes(2 * 28 * 28)
     labels = b"\0\0\x08\x01" + struct.pack(">i", 2) + b"\0\1"
-    for name, content in (("t10k-images-idx3", small), ("t10k-labels-idx1", labels), ("train-labels-idx1", labels)):
+    for name, content in (
+        ("t10k-images-idx3", small),
+        ("t10k-labels-idx1", labels),
+        ("train-labels-idx1", labels),
+    ):
         (folder / f"{name}-ubyte.gz").write_bytes(gzip.compress(content))
     (folder / f"train-images-idx3-ubyte{suffix}").write_bytes(images)
     return lambda: read(folder, "mnist")
@@ -547,21 +653,33 @@ def idx(folder: Path, images: bytes, suffix: str = ".gz") -> Read:
 def gzipped(header: bytes, size: int) -> bytes:
     """Compress a header and so many zeros, in two members."""
     checksum = struct.pack("<II", 0, size % 2**32)
-    return gzip.compress(header) + b"\x1f\x8b\x08" + bytes(6) + b"\xff" + zeros(size, wrapped=False) + checksum
+    return (
+        gzip.compress(header)
+        + b"\x1f\x8b\x08"
+        + bytes(6)
+        + b"\xff"
+        + zeros(size, wrapped=False)
+        + checksum
+    )
 
 
 IDX = b"\0\0\x08\x03"
-register("idx of 2 GB", lambda folder: idx(folder, gzipped(IDX + struct.pack(">3i", 2**21, 32, 32), 2**31)))
+register(
+    "idx of 2 GB",
+    lambda folder: idx(folder, gzipped(IDX + struct.pack(">3i", 2**21, 32, 32), 2**31)),
+)
 register(
     "idx that holds more than it states",
     lambda folder: idx(folder, gzipped(IDX + struct.pack(">3i", 2, 28, 28), 2**31)),
 )
-register("idx that claims 4 GB", lambda folder: idx(folder, IDX + struct.pack(">3i", 2**22, 32, 32), ""))
+register(
+    "idx that claims 4 GB", lambda folder: idx(folder, IDX + struct.pack(">3i", 2**22, 32, 32), "")
+)
 register("idx that claims 2⁹³", lambda folder: idx(folder, IDX + b"\x7f\xff\xff\xff" * 3, ""))
 register("idx of 255 axes", lambda folder: idx(folder, b"\0\0\x08\xff" + b"\0\0\1\0" * 255, ""))
 
 
-# --- Parquet ----------------------------------------------------------------------------------------------------------
+# --- Parquet --------------------------------------------------------------------------------------
 
 
 def parquet(path: Path, rows: int, value: bytes) -> Path:
@@ -611,7 +729,9 @@ def parquet_of_10_8_rows(folder: Path) -> Read:
     import pyarrow
     from pyarrow import parquet
 
-    with parquet.ParquetWriter(folder / "set.parquet", schema=pyarrow.schema([("image", pyarrow.binary())])) as writer:
+    with parquet.ParquetWriter(
+        folder / "set.parquet", schema=pyarrow.schema([("image", pyarrow.binary())])
+    ) as writer:
         part = pyarrow.table({"image": pyarrow.nulls(10**6, pyarrow.binary())})
         for _ in range(100):
             writer.write_table(part)
@@ -646,16 +766,21 @@ def table_of_texts(folder: Path, rows: int, size: int) -> Read:
     )
     file = io.BytesIO()
     parquet.write_table(
-        pyarrow.table({"file_name": texts, "label": texts}), file, compression="zstd", store_schema=False
+        pyarrow.table({"file_name": texts, "label": texts}),
+        file,
+        compression="zstd",
+        store_schema=False,
     )
     return pictures_with(folder, "metadata.parquet", file.getvalue())
 
 
-register("a table in Parquet of long texts", lambda folder: table_of_texts(folder, 1000, 8 * MEGABYTE))
+register(
+    "a table in Parquet of long texts", lambda folder: table_of_texts(folder, 1000, 8 * MEGABYTE)
+)
 register("a table in Parquet of 10⁷ rows", lambda folder: table_of_texts(folder, 10**7, 4))
 
 
-# --- tar --------------------------------------------------------------------------------------------------------------
+# --- tar ------------------------------------------------------------------------------------------
 
 
 def tar_header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
@@ -686,14 +811,25 @@ register(
     "a tar whose picture is a terabyte",
     lambda folder: shard(
         folder,
-        sample("a", b"0", picture()) + tar_header("b.cls", 1) + b"1" + bytes(511) + tar_header("b.png", 2**40),
+        sample("a", b"0", picture())
+        + tar_header("b.cls", 1)
+        + b"1"
+        + bytes(511)
+        + tar_header("b.png", 2**40),
         2**40 + 2**20,
     ),
 )
-register("a tar whose comment claims 8 GB", lambda folder: shard(folder, tar_header("x", 2**33 - 1, tarfile.XHDTYPE)))
-register("a tar whose comment has 8 GB", lambda folder: shard(folder, tar_header("x", 2**33, tarfile.XHDTYPE), 2**34))
 register(
-    "a tar of names for names", lambda folder: shard(folder, tar_header("x", 0, tarfile.GNUTYPE_LONGNAME) * 20_000)
+    "a tar whose comment claims 8 GB",
+    lambda folder: shard(folder, tar_header("x", 2**33 - 1, tarfile.XHDTYPE)),
+)
+register(
+    "a tar whose comment has 8 GB",
+    lambda folder: shard(folder, tar_header("x", 2**33, tarfile.XHDTYPE), 2**34),
+)
+register(
+    "a tar of names for names",
+    lambda folder: shard(folder, tar_header("x", 0, tarfile.GNUTYPE_LONGNAME) * 20_000),
 )
 register(
     "a tar of 10,000 empty files",
@@ -701,41 +837,61 @@ register(
 )
 register(
     "a tar whose label is long",
-    lambda folder: shard(folder, sample("a", b"0", picture()) + sample("b", bytes(8 * MEGABYTE), picture())),
+    lambda folder: shard(
+        folder, sample("a", b"0", picture()) + sample("b", bytes(8 * MEGABYTE), picture())
+    ),
 )
-register("a tar with nested JSON", lambda folder: shard(folder, sample("a", b"[" * 900_000, picture(), "json")))
+register(
+    "a tar with nested JSON",
+    lambda folder: shard(folder, sample("a", b"[" * 900_000, picture(), "json")),
+)
 register(
     "a tar with a large picture",
     lambda folder: shard(
-        folder, sample("a", b"0", png(30_000, 30_000, 8, 0, wide(30_000))) + sample("b", b"1", picture())
+        folder,
+        sample("a", b"0", png(30_000, 30_000, 8, 0, wide(30_000))) + sample("b", b"1", picture()),
     ),
 )
-register("a compressed tar of a gigabyte", lambda folder: shard(folder, gzipped(sample("a", b"0", picture()), 2**30)))
+register(
+    "a compressed tar of a gigabyte",
+    lambda folder: shard(folder, gzipped(sample("a", b"0", picture()), 2**30)),
+)
 
 
-# --- tables and documents ---------------------------------------------------------------------------------------------
+# --- tables and documents -------------------------------------------------------------------------
 
 TABLES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "a CSV of one line": ("metadata.csv", lambda: b"," * (100 * MEGABYTE)),
-    "a CSV with a long line": ("metadata.csv", lambda: b"file_name,label\n" + b"0.png," * (20 * MEGABYTE)),
+    "a CSV with a long line": (
+        "metadata.csv",
+        lambda: b"file_name,label\n" + b"0.png," * (20 * MEGABYTE),
+    ),
     "a CSV of 10⁸ lines": ("metadata.csv", lambda: b"file_name,label\n" + b",\n" * 10**8),
-    "a CSV with a quoted cell over many lines": ("metadata.csv", lambda: b'file_name,label\n"' + b'x\n","' * 1_900_000),
+    "a CSV with a quoted cell over many lines": (
+        "metadata.csv",
+        lambda: b'file_name,label\n"' + b'x\n","' * 1_900_000,
+    ),
     "a CSV with wide rows": ("metadata.csv", lambda: (b"a," * 500_000 + b"file_name,label\n") * 25),
     "JSON lines with a long line": ("metadata.jsonl", lambda: b"[" + b"0," * (40 * MEGABYTE)),
     "JSON lines of 10⁸ lines": ("metadata.jsonl", lambda: b"{}\n" * 80_000_000),
     "nested JSON lines": ("metadata.jsonl", lambda: b"[" * 900_000 + b"\n"),
-    "JSON lines of many lists": ("metadata.jsonl", lambda: (b'{"a":[' + b"[]," * 300_000 + b"[]]}\n") * 40),
+    "JSON lines of many lists": (
+        "metadata.jsonl",
+        lambda: (b'{"a":[' + b"[]," * 300_000 + b"[]]}\n") * 40,
+    ),
 }
 for title, (file_name, make) in TABLES.items():
     register(title, partial(made_table, file_name, make))
 
 
-# --- releases and networks --------------------------------------------------------------------------------------------
+# --- releases and networks ------------------------------------------------------------------------
 
 
 def npy(shape: tuple[int, ...], kind: str = "|u1", content: bytes = b"") -> bytes:
     file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": kind, "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": kind, "fortran_order": False, "shape": shape}
+    )
     return file.getvalue() + content
 
 
@@ -746,8 +902,18 @@ def plain_release(folder: Path, **changes: Any) -> Read:
     """
     from sfumato.storage.digest import digest_of_file
 
-    card = {"shape": [1, 8, 8], "classes": ["a", "b"], "kinds": {"plain": 2}, "epsilon": 1.0, "delta": 1e-5}
-    card |= {"prepared": {"fit": "crop", "range": None}, "units": [], "adjacency": "add-or-remove-one"}
+    card = {
+        "shape": [1, 8, 8],
+        "classes": ["a", "b"],
+        "kinds": {"plain": 2},
+        "epsilon": 1.0,
+        "delta": 1e-5,
+    }
+    card |= {
+        "prepared": {"fit": "crop", "range": None},
+        "units": [],
+        "adjacency": "add-or-remove-one",
+    }
     card |= changes.get("card", {})
     files = {
         "images.npy": npy((2, 8, 8, 1), content=bytes(128)),
@@ -768,24 +934,36 @@ def plain_release(folder: Path, **changes: Any) -> Read:
 RELEASES: dict[str, dict[str, Any]] = {
     "a release whose card claims 65,535 × 65,535": {"card": {"shape": [3, 65_535, 65_535]}},
     "a release whose card has sides of 10¹⁸": {"card": {"shape": [1, 10**18, 10**18]}},
-    "a release whose images claim 2⁶⁰ values": {"files": {"images.npy": npy((2**20, 2**20, 2**20, 1))}},
+    "a release whose images claim 2⁶⁰ values": {
+        "files": {"images.npy": npy((2**20, 2**20, 2**20, 1))}
+    },
     "a release without pixels": {
         "files": {"images.npy": npy((2, 0, 8, 1)), "labels.npy": npy((2,), "<i8", bytes(16))},
         "card": {"shape": [1, 0, 8]},
     },
-    "a release whose images are floating point": {"files": {"images.npy": npy((2, 8, 8, 1), "<f8", bytes(1024))}},
+    "a release whose images are floating point": {
+        "files": {"images.npy": npy((2, 8, 8, 1), "<f8", bytes(1024))}
+    },
     "a release whose labels are of no class": {
         "files": {"labels.npy": npy((2,), "<i8", np.array([0, 2**62]).tobytes())}
     },
-    "a release with more labels than images": {"files": {"labels.npy": npy((10**6,), "<i8", bytes(8 * 10**6))}},
-    "a release whose kinds claim 10⁹ letters": {"files": {"kinds.npy": npy((2,), f"<U{10**9}", bytes(99))}},
+    "a release with more labels than images": {
+        "files": {"labels.npy": npy((10**6,), "<i8", bytes(8 * 10**6))}
+    },
+    "a release whose kinds claim 10⁹ letters": {
+        "files": {"kinds.npy": npy((2,), f"<U{10**9}", bytes(99))}
+    },
     "a release whose array is a pickle": {"files": {"labels.npy": npy((2,), "|O", bytes(99))}},
     "a release whose header is long": {
         "files": {"labels.npy": b"\x93NUMPY\2\0" + struct.pack("<I", 2**31) + b" " * MEGABYTE}
     },
     "a release whose card has 3 million values": {"card": {"more": [0] * 3_000_000}},
-    "a release that lists 3 million files": {"privacy": {"files": dict.fromkeys(map(str, range(3_000_000)), "")}},
-    "a release that lists a device": {"privacy": {"files": {"/proc/kcore": "", "../../etc/passwd": ""}}},
+    "a release that lists 3 million files": {
+        "privacy": {"files": dict.fromkeys(map(str, range(3_000_000)), "")}
+    },
+    "a release that lists a device": {
+        "privacy": {"files": {"/proc/kcore": "", "../../etc/passwd": ""}}
+    },
 }
 for title, changes in RELEASES.items():
     register(title, partial(plain_release, **changes))
@@ -815,10 +993,14 @@ def weights(folder: Path, content: bytes) -> Read:
 
 def listed_tensors() -> bytes:
     """Build a list of a million tensors without numbers."""
-    tensors = (f'"{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(1_000_000))
+    tensors = (
+        f'"{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(1_000_000)
+    )
     header = ("{" + ",".join(tensors) + "}").encode()
     return struct.pack("<Q", len(header)) + header
 
 
-register("weights that claim 2⁶⁰ bytes", lambda folder: weights(folder, struct.pack("<Q", 2**60) + b"{}"))
+register(
+    "weights that claim 2⁶⁰ bytes", lambda folder: weights(folder, struct.pack("<Q", 2**60) + b"{}")
+)
 register("weights of a million tensors", lambda folder: weights(folder, listed_tensors()))

@@ -34,7 +34,10 @@ def subset(folder: Path, units: int, groups: str | None, seed: int, out: Path) -
     Returns the number of units.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    unit_of = [match[1] if groups and (match := re.search(groups, path.name)) else path.as_posix() for path in files]
+    unit_of = [
+        match[1] if groups and (match := re.search(groups, path.name)) else path.as_posix()
+        for path in files
+    ]
     names = sorted({*unit_of})
     chosen = {*np.random.default_rng(seed).permutation(names)[: units or None].tolist()}
     for path, unit in zip(files, unit_of, strict=True):
@@ -52,29 +55,47 @@ def run(images: Path, project: Path, about: dict[str, Any]) -> dict[str, float]:
     made = sfumato.Project.create(project, images=images, **about)
     classes = len(made.run().classes)
     shares = made.verdict["balanced_accuracy"]
-    rows = {name: round(100 * shares[name], 1) for name in ("release", "teacher", "real") if name in shares}
+    rows = {
+        name: round(100 * shares[name], 1)
+        for name in ("release", "teacher", "real")
+        if name in shares
+    }
     return {"classes": classes} | rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sizes", required=True)
     parser.add_argument("--units", default="0", help="0: all")
     parser.add_argument("--epsilons", default="1,10")
     parser.add_argument("--minutes", type=float, default=4)
-    parser.add_argument("--groups", help="a pattern for the names of files, whose first group is the person")
+    parser.add_argument(
+        "--groups", help="a pattern for the names of files, whose first group is the person"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the subset")
-    parser.add_argument("--work", type=Path, help="folder of the projects; without it a temporary one")
+    parser.add_argument(
+        "--work", type=Path, help="folder of the projects; without it a temporary one"
+    )
     given = parser.parse_args()
     work = (given.work or Path(tempfile.mkdtemp(prefix="sizes-"))).resolve()
     rows = list(csv.DictReader(RESULTS.open())) if RESULTS.is_file() else []
     before = {tuple(row[key] for key in KEYS) for row in rows}
-    sweep = itertools.product(given.units.split(","), given.epsilons.split(","), given.sizes.split(","))
+    sweep = itertools.product(
+        given.units.split(","), given.epsilons.split(","), given.sizes.split(",")
+    )
     for units, epsilon, size in sweep:
         images = work / f"images-{given.name}-{units}-{given.seed}"
-        row = {"set": given.name, "units": units, "epsilon": epsilon, "size": size, "minutes": f"{given.minutes:g}"}
+        row = {
+            "set": given.name,
+            "units": units,
+            "epsilon": epsilon,
+            "size": size,
+            "minutes": f"{given.minutes:g}",
+        }
         if tuple(row[key] for key in KEYS) in before:
             continue
         name = "-".join(row.values()).replace(" ", "-")
@@ -84,7 +105,11 @@ def main() -> None:
         for folder in (images, work / name, work / f"state-{name}"):
             shutil.rmtree(folder, ignore_errors=True)
         subset(given.folder, int(units), given.groups, given.seed, images)
-        about: dict[str, Any] = {"epsilon": float(epsilon), "minutes": given.minutes, "size": int(size)}
+        about: dict[str, Any] = {
+            "epsilon": float(epsilon),
+            "minutes": given.minutes,
+            "size": int(size),
+        }
         about |= {"groups": given.groups} if given.groups else {"one_image_each": True}
         found = run(images, work / name, about | {"dataset_id": "sizes"})
         with RESULTS.open("a", newline="") as file:

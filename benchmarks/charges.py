@@ -56,7 +56,13 @@ def work_of(number: int) -> ChargeRequest:
     )
 
 
-def spend(state: Path, card: Card, number: int, permission: SpendingPolicy, fault: Callable[[Charge], None]) -> None:
+def spend(
+    state: Path,
+    card: Card,
+    number: int,
+    permission: SpendingPolicy,
+    fault: Callable[[Charge], None],
+) -> None:
     """Do one work item as a query does.
 
     The release counts once it has its name in the run's directory.
@@ -81,7 +87,13 @@ def worker(state: Path, card: Card, mine: list[int], permission: SpendingPolicy,
         try:
             if kind == "disk":
                 fill_the_disk(state, card, number, permission)
-            spend(state, card, number, permission, fork_and_go_on if kind == "fork" else lambda _: None)
+            spend(
+                state,
+                card,
+                number,
+                permission,
+                fork_and_go_on if kind == "fork" else lambda _: None,
+            )
         except AlreadyReleasedError:
             continue  # another process, or an earlier life of this one, was faster
         except BudgetError as error:
@@ -134,11 +146,22 @@ def start(state: Path, card: Card, mine: list[int], permission: SpendingPolicy, 
 
 
 def race(
-    state: Path, card: Card, charges: int, processes: int, kills: int, permission: SpendingPolicy, chance: random.Random
+    state: Path,
+    card: Card,
+    charges: int,
+    processes: int,
+    kills: int,
+    permission: SpendingPolicy,
+    chance: random.Random,
 ) -> int:
     """Let the processes work until all is done. Returns the number of kills."""
-    shares = [[n for n in range(charges) if n % processes in (i, (i + 1) % processes)] for i in range(processes)]
-    running = {start(state, card, share, permission, chance.randrange(2**32)): share for share in shares}
+    shares = [
+        [n for n in range(charges) if n % processes in (i, (i + 1) % processes)]
+        for i in range(processes)
+    ]
+    running = {
+        start(state, card, share, permission, chance.randrange(2**32)): share for share in shares
+    }
     killed = 0
     try:
         while running:
@@ -151,7 +174,9 @@ def race(
                 if done:
                     share = running.pop(child)
                     if os.WIFSIGNALED(status):
-                        running[start(state, card, share, permission, chance.randrange(2**32))] = share
+                        running[start(state, card, share, permission, chance.randrange(2**32))] = (
+                            share
+                        )
                     elif status:
                         raise AssertionError("a process failed by itself")
     finally:
@@ -179,25 +204,34 @@ def main() -> None:
     parser.add_argument("--charges", type=int, default=2000)
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--journals", type=int, default=8, help="State directories, one after the other.")
+    parser.add_argument(
+        "--journals", type=int, default=8, help="State directories, one after the other."
+    )
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     chance = random.Random(arguments.seed)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="charges-") as name:
         each = (arguments.charges // arguments.journals, arguments.kills // arguments.journals)
-        for part, charges, kills in [*((f"free {i}", *each) for i in range(arguments.journals)), ("bounded", 40, 10)]:
+        for part, charges, kills in [
+            *((f"free {i}", *each) for i in range(arguments.journals)),
+            ("bounded", 40, 10),
+        ]:
             state, begun = Path(name) / part, time.perf_counter()
             prepare_sensitive(Data(), state, state / "card.json", state / "raw")
             card = read_card(state / "card.json")
             half = epsilon([MECHANISM.event] * (charges // 2), DELTA) * (1 + 1e-9)
-            permission = FREE if part != "bounded" else SpendingPolicy(delta=DELTA, lifetime_epsilon=half)
+            permission = (
+                FREE if part != "bounded" else SpendingPolicy(delta=DELTA, lifetime_epsilon=half)
+            )
             killed = race(state, card, charges, arguments.processes, kills, permission, chance)
-            opened = check(Odometer(state, card.dataset_id), charges if part != "bounded" else charges // 2)
+            opened = check(
+                Odometer(state, card.dataset_id), charges if part != "bounded" else charges // 2
+            )
             seconds = time.perf_counter() - begun
             print(
-                f"{part}: {opened} charges of {charges} pieces of work from {arguments.processes} processes, "
-                f"{killed} kills, none lost, none twice ({seconds:.0f} s)",
+                f"{part}: {opened} charges of {charges} pieces of work from {arguments.processes} "
+                f"processes, {killed} kills, none lost, none twice ({seconds:.0f} s)",
                 flush=True,
             )
 

@@ -38,14 +38,32 @@ from stages.state import state_dir
 RESULTS = ROOT / "benchmarks" / "results" / "cifar10-teacher.csv"
 DELTA = 1e-5
 STAGES = ("prepare public", "plan", "count", "covariance", "auxiliary", "teacher")
-COLUMNS = ("split", "epsilon", "delta", "spent", "seed", "held out", "accuracy", "low", "high", "worst", "minutes")
+COLUMNS = (
+    "split",
+    "epsilon",
+    "delta",
+    "spent",
+    "seed",
+    "held out",
+    "accuracy",
+    "low",
+    "high",
+    "worst",
+    "minutes",
+)
 
 
 def params_of(folder: Path | None, epsilon: float, seed: int) -> dict:
     """Build the settings of the project. folder: class folders; None for the official split."""
     data: dict = {"source": "cifar10", "dataset_id": "cifar10"}
     if folder is not None:
-        about = {"source": "imagefolder", "path": str(folder), "size": 32, "channels": 3, "holdout_fraction": 0.2}
+        about = {
+            "source": "imagefolder",
+            "path": str(folder),
+            "size": 32,
+            "channels": 3,
+            "holdout_fraction": 0.2,
+        }
         data = {"dataset_id": "cifar10-train"} | about
     return {
         "recipe": "teacher-gaussian",
@@ -104,8 +122,14 @@ def rows_of(results: Path) -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, help="class folders of the training split, instead of the official one")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="class folders of the training split, instead of the official one",
+    )
     parser.add_argument("--epsilons", default="1,2,4,8")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -115,7 +139,9 @@ def main() -> None:
     results = arguments.results.resolve()
     split = "official" if folder is None else "training"
     for epsilon in map(float, arguments.epsilons.split(",")):
-        known = [(row["split"], float(row["epsilon"]), int(row["seed"])) for row in rows_of(results)]
+        known = [
+            (row["split"], float(row["epsilon"]), int(row["seed"])) for row in rows_of(results)
+        ]
         if (split, epsilon, arguments.seed) in known:
             continue
         row = measure(folder, epsilon, arguments.seed)

@@ -50,10 +50,14 @@ def texture_complexity(images: np.ndarray) -> np.ndarray:
     plane = grey(images)
     height, width = plane.shape[1:]
     if min(height, width) < 3:
-        raise ValueError(f"images of {height}×{width} have no local patterns: three pixels a side are needed")
+        raise ValueError(
+            f"images of {height}×{width} have no local patterns: three pixels a side are needed"
+        )
     centre = plane[:, 1:-1, 1:-1]
     # Bits of the neighbours: (8, N, H-2, W-2).
-    above = np.stack([plane[:, 1 + i : height - 1 + i, 1 + j : width - 1 + j] >= centre for i, j in CIRCLE])
+    above = np.stack(
+        [plane[:, 1 + i : height - 1 + i, 1 + j : width - 1 + j] >= centre for i, j in CIRCLE]
+    )
     changes = (above != np.roll(above, 1, axis=0)).sum(axis=0)
     patterns = np.where(changes <= 2, above.sum(axis=0), 9)
     return entropies(patterns, 10)
@@ -62,7 +66,9 @@ def texture_complexity(images: np.ndarray) -> np.ndarray:
 def entropies(levels: np.ndarray, count: int) -> np.ndarray:
     """Compute the entropy of frequencies, in nats: (N, …) integers below `count` -> (N,)."""
     flat = levels.reshape(len(levels), -1)
-    return np.asarray(stats.entropy(np.stack([np.bincount(row, minlength=count) for row in flat]), axis=1))
+    return np.asarray(
+        stats.entropy(np.stack([np.bincount(row, minlength=count) for row in flat]), axis=1)
+    )
 
 
 def complexity(images: np.ndarray) -> dict[str, float]:

@@ -37,7 +37,13 @@ HELD_OUT = 10_000  # photographs; for clothes, the official test split is held o
 
 def photographs(folder: str) -> dict[str, Any]:
     """Return settings for 40 000 photographs of a folder, as in rows L of the results."""
-    data = {"source": "imagefolder", "path": folder, "dataset_id": "trial", "size": 32, "channels": 3}
+    data = {
+        "source": "imagefolder",
+        "path": folder,
+        "dataset_id": "trial",
+        "size": 32,
+        "channels": 3,
+    }
     privacy = {"size_hint": 40_000, "lifetime_epsilon": "unlimited"}
     recipe = {"recipe": "teacher-gaussian", "profile": "cifar10-cpu"}
     return recipe | {"data": data, "privacy": privacy, "teacher": PATCHES}
@@ -62,13 +68,17 @@ def pictures(params: Params) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         test, train = [train[i] for i in order[:HELD_OUT]], [train[i] for i in order[HELD_OUT:]]
     parts = []
     for examples in (train, test):
-        parts.append(torch.from_numpy(np.stack([image for image, _ in examples])).permute(0, 3, 1, 2))
+        parts.append(
+            torch.from_numpy(np.stack([image for image, _ in examples])).permute(0, 3, 1, 2)
+        )
         parts.append(torch.tensor([int(label) for _, label in examples]))
     return tuple(parts)  # type: ignore[return-value]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sets", default="fashion-mnist")
     parser.add_argument("--epsilons", default="1")
     parser.add_argument("--seeds", default="0,1,2,3")
@@ -78,7 +88,9 @@ def main() -> None:
         params, _ = at(content, 1.0, "exact")
         images, labels, held_out, right = pictures(params)
         settings = params.teacher
-        features = ProjectedFeatures(settings.feature, (*images.shape[1:],), settings.dimension, flip=settings.flip)
+        features = ProjectedFeatures(
+            settings.feature, (*images.shape[1:],), settings.dimension, flip=settings.flip
+        )
         spanned = features.fit(held_out, settings.power, 0).double()
         covariance = spanned.T @ spanned / len(spanned)
         rows = torch.cat([rows_alone(features, part.float() / 255) for part in images.split(1000)])
@@ -89,16 +101,24 @@ def main() -> None:
                 params, multipliers = at(content, epsilon, accountant)
                 noise[accountant] = multipliers
                 for seed in map(int, arguments.seeds.split(",")):
-                    charge: Any = InMemory(rows, labels, params.teacher.steps, multipliers["teacher"], seed)
+                    charge: Any = InMemory(
+                        rows, labels, params.teacher.steps, multipliers["teacher"], seed
+                    )
                     size = float(params.privacy.size)
-                    weights = query_teacher(charge, params.teacher, 10, size, covariance, lambda *_: None)
+                    weights = query_teacher(
+                        charge, params.teacher, 10, size, covariance, lambda *_: None
+                    )
                     hits = (spanned @ weights).argmax(1) == right
                     accuracies.setdefault(accountant, []).append(100 * float(hits.double().mean()))
             gains = [b - a for a, b in zip(accuracies["rdp"], accuracies["exact"], strict=True)]
-            shown = ", ".join(f"{key} {noise['rdp'][key]:g} → {noise['exact'][key]:g}" for key in noise["rdp"])
+            shown = ", ".join(
+                f"{key} {noise['rdp'][key]:g} → {noise['exact'][key]:g}" for key in noise["rdp"]
+            )
             means = " → ".join(f"{fmean(found):.2f}" for found in accuracies.values())
             print(f"{name}, ε = {epsilon:g}: noise {shown}; teacher {means}", end="; ")
-            print(f"gain {fmean(gains):.2f} ± {stdev(gains):.2f} over {len(gains)} draws", flush=True)
+            print(
+                f"gain {fmean(gains):.2f} ± {stdev(gains):.2f} over {len(gains)} draws", flush=True
+            )
 
 
 if __name__ == "__main__":

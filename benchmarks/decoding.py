@@ -61,9 +61,15 @@ def speed(folder: Path, threads: int, size: int, rounds: int) -> None:
             seconds = time.perf_counter() - began
             found[decoding.DECODERS].append(seconds)
             spent = time.process_time() - before
-            print(f"| {decoding.DECODERS} | {seconds:.2f} | {count / seconds:.0f} | {spent:.2f} |", flush=True)
+            print(
+                f"| {decoding.DECODERS} | {seconds:.2f} | {count / seconds:.0f} | {spent:.2f} |",
+                flush=True,
+            )
     ratios = [one / many for one, many in zip(*found.values(), strict=True)]
-    print(f"ratio of each round: {', '.join(f'{ratio:.2f}' for ratio in ratios)}; median {median(ratios):.2f}")
+    print(
+        f"ratio of each round: {', '.join(f'{ratio:.2f}' for ratio in ratios)}; median "
+        f"{median(ratios):.2f}"
+    )
 
 
 def memory(images: list[int]) -> None:
@@ -74,14 +80,18 @@ def memory(images: list[int]) -> None:
             for seed, home in enumerate(homes):
                 for part, rows in (("sensitive", count - count // 5), ("holdout", count // 5)):
                     (home / part).mkdir(parents=True)
-                    drawn = np.random.default_rng([seed, rows]).integers(0, 256, (rows, 8, 8, 1), dtype=np.uint8)
+                    drawn = np.random.default_rng([seed, rows]).integers(
+                        0, 256, (rows, 8, 8, 1), dtype=np.uint8
+                    )
                     np.save(home / part / "images.npy", drawn)
             print(f"| {count} ", end="", flush=True)
             subprocess.run([sys.executable, "-c", COMPARE, *map(str, homes)], check=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--size", type=int, default=64)

@@ -48,7 +48,11 @@ def peak_memory(name: str, setting: Setting, threads: int) -> float:
     """Measure the MiB that the steps add to a process which runs only this variant."""
     command = [sys.executable, __file__, "--alone", name, "--threads", str(threads)]
     command += [part for key, value in asdict(setting).items() for part in (flag(key), str(value))]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ).stdout.split()[-1])
+    return float(
+        subprocess.run(
+            command, check=True, capture_output=True, text=True, env=os.environ
+        ).stdout.split()[-1]
+    )
 
 
 def flag(name: str) -> str:
@@ -80,7 +84,12 @@ def precision(setting: Setting, images: int = 32) -> None:
         parameters = dict(model.named_parameters())
         exact, rounded = (
             torch.cat(
-                [part.flatten(1) for part in per_image_gradients(model, parameters, x, y, drawn, autocast).values()],
+                [
+                    part.flatten(1)
+                    for part in per_image_gradients(
+                        model, parameters, x, y, drawn, autocast
+                    ).values()
+                ],
                 dim=1,
             )
             for autocast in (False, True)
@@ -99,7 +108,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
-        "--only", default="", help="text that the names of the measured variants hold, besides the plain steps"
+        "--only",
+        default="",
+        help="text that the names of the measured variants hold, besides the plain steps",
     )
     parser.add_argument("--alone", choices=VARIANTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -112,7 +123,11 @@ def main() -> None:
         return
     parameters = sum(value.numel() for value in setting.network().parameters())
     print(f"{parameters:,} parameters, {options.threads} thread(s), {setting}")
-    variants = {name: variant for name, variant in VARIANTS.items() if name.startswith("plain") or options.only in name}
+    variants = {
+        name: variant
+        for name, variant in VARIANTS.items()
+        if name.startswith("plain") or options.only in name
+    }
     steps = {name: make(setting) for name, (_, make) in variants.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
     clock = time.process_time if options.threads == 1 else time.perf_counter

@@ -81,7 +81,7 @@ def charged(project: Project) -> list[str]:
     return sorted(charge.record["stage"] for charge in charges)
 
 
-# --- the commands -----------------------------------------------------------------------------------------------------
+# --- the commands ---------------------------------------------------------------------------------
 
 
 def nothing_yet(project: Project) -> None:
@@ -102,7 +102,9 @@ def with_a_withdrawal(project: Project) -> None:
     key = project.state / "keys" / NAME
     shutil.copy(key, project.folder.with_name(f"{project.folder.name}.key"))
     params = project.home / "params.yaml"
-    params.write_text(params.read_text(encoding="utf-8").replace("dataset_id:", "version: '2'\n  dataset_id:"))
+    params.write_text(
+        params.read_text(encoding="utf-8").replace("dataset_id:", "version: '2'\n  dataset_id:")
+    )
 
 
 def prepared_again(project: Project) -> None:
@@ -121,7 +123,10 @@ def planned(project: Project) -> None:
 def counted(project: Project) -> None:
     assert charged(project) == ["count"]
     (charge,) = project.odometer.charges()
-    for folder in (project.home / "artifacts/count", project.state / "runs" / charge.id / "released"):
+    for folder in (
+        project.home / "artifacts/count",
+        project.state / "runs" / charge.id / "released",
+    ):
         assert charge.record["id"] in read_artifact(folder, "count").records
 
 
@@ -142,7 +147,11 @@ def released_twice(project: Project) -> None:
 def in_the_ledger(project: Project) -> None:
     assert charged(project) == sorted(2 * QUERIES)
     ledger = read_json(project.home / "ledger.json")
-    records = {key for name in QUERIES for key in read_artifact(project.home / "artifacts" / name, name).records}
+    records = {
+        key
+        for name in QUERIES
+        for key in read_artifact(project.home / "artifacts" / name, name).records
+    }
     assert {record["id"] for record in ledger["records"]} == records
     assert ledger["odometer"]["complete"] and ledger["odometer"]["charges"] == 2 * len(QUERIES)
     assert all((project.state / "runs" / run / "released").is_dir() for run in records)
@@ -164,7 +173,11 @@ def evaluated(project: Project) -> None:
 def gone(project: Project) -> None:
     assert charged(project) == sorted(QUERIES)
     left = [path for paths in private_files(project.state, NAME).values() for path in paths]
-    others = [project.home / "evaluation", project.home / "metrics.json", project.state / UNPACKED_BEFORE]
+    others = [
+        project.home / "evaluation",
+        project.home / "metrics.json",
+        project.state / UNPACKED_BEFORE,
+    ]
     left += [path for path in others if path.exists()]
     assert not left, left
     assert project.odometer.entries()[-1]["kind"] == LOCAL_USE
@@ -174,9 +187,13 @@ def two_owners(project: Project) -> None:
     """Create an empty project beside two owners' projects with their own counts and means."""
     folder = project.folder
     for name in ("north", "south"):
-        owner = make_project(folder.with_name(f"{folder.name}.{name}"), "frequency", "image", project.programs)
+        owner = make_project(
+            folder.with_name(f"{folder.name}.{name}"), "frequency", "image", project.programs
+        )
         params = owner.home / "params.yaml"
-        params.write_text(params.read_text(encoding="utf-8").replace(f"dataset_id: {NAME}", f"dataset_id: {name}"))
+        params.write_text(
+            params.read_text(encoding="utf-8").replace(f"dataset_id: {NAME}", f"dataset_id: {name}")
+        )
         run_all(owner, "prepare sensitive", "prepare public", "plan", *QUERIES)
         for part in ("artifacts", "data"):
             shutil.copytree(owner.home / part, project.folder / name / part)
@@ -187,11 +204,18 @@ def two_owners(project: Project) -> None:
 def merged(project: Project) -> None:
     assert not project.state.exists() or not (project.state / "odometer").exists()
     for name in QUERIES:
-        assert len(read_artifact(project.home / "artifacts" / name, name).records) == 2 * (1 + QUERIES.index(name))
+        assert len(read_artifact(project.home / "artifacts" / name, name).records) == 2 * (
+            1 + QUERIES.index(name)
+        )
     for name in STAGES:
         read_stage_plan(project.home / "artifacts/plan" / f"{name}.yaml", name)
     read_budget(project.home / "artifacts/plan/budget.json")
-    assert read_yaml(project.home / "dvc.yaml")["stages"].keys() >= {"auxiliary", "synthesize", "ledger", "report"}
+    assert read_yaml(project.home / "dvc.yaml")["stages"].keys() >= {
+        "auxiliary",
+        "synthesize",
+        "ledger",
+        "report",
+    }
     for name in (".gitignore", ".gitattributes", ".github/workflows/ledger.yml"):
         assert (project.home / name).stat().st_size
 
@@ -206,7 +230,7 @@ CASES = {
 }
 
 
-# --- the kills --------------------------------------------------------------------------------------------------------
+# --- the kills ------------------------------------------------------------------------------------
 
 
 def begun(name: str, base: Path, programs: Path) -> tuple[Project, Path]:
@@ -230,7 +254,9 @@ def start(project: Project, kept: Path, case: Case, number: int) -> tuple[int, s
     project.restore(kept)
     for end in (EMPTIED, LOST):
         shutil.rmtree(f"{project.folder}{end}", ignore_errors=True)
-    code, said = project.run("stage", *case.words.split(), **fault(project.folder, project.state, "file", number))
+    code, said = project.run(
+        "stage", *case.words.split(), **fault(project.folder, project.state, "file", number)
+    )
     assert code == (137 if number else 0) or "Traceback" not in said, said
     return code, said
 
@@ -238,7 +264,9 @@ def start(project: Project, kept: Path, case: Case, number: int) -> tuple[int, s
 def shape_of(folder: Path) -> list[tuple[str, int]]:
     """Return names and sizes of all files."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return [(CHANGING.sub("*", str(path.relative_to(folder))), path.stat().st_size) for path in paths]
+    return [
+        (CHANGING.sub("*", str(path.relative_to(folder))), path.stat().st_size) for path in paths
+    ]
 
 
 def ended_well(project: Project, case: Case) -> None:
@@ -251,7 +279,12 @@ def ended_well(project: Project, case: Case) -> None:
 
 
 def strike(
-    project: Project, kept: Path, case: Case, number: int, events: list[str], before: dict[str, object]
+    project: Project,
+    kept: Path,
+    case: Case,
+    number: int,
+    events: list[str],
+    before: dict[str, object],
 ) -> Iterable[tuple[str, str]]:
     """Kill at one event. Yields each state that was tried, and what was wrong, or nothing.
 
@@ -282,7 +315,9 @@ def strike(
         yield state, wrong
 
 
-def sweep(name: str, base: Path, programs: Path, chosen: Callable[[str], bool]) -> tuple[Counter, list[str]]:
+def sweep(
+    name: str, base: Path, programs: Path, chosen: Callable[[str], bool]
+) -> tuple[Counter, list[str]]:
     """Kill one command at the chosen events, and at its end.
 
     Returns the tried states, and the problems.
@@ -306,23 +341,31 @@ def sweep(name: str, base: Path, programs: Path, chosen: Callable[[str], bool]) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--commands", nargs="+", choices=CASES, default=[*CASES])
-    parser.add_argument("--every", type=int, default=1, help="only every so many events, and the end")
+    parser.add_argument(
+        "--every", type=int, default=1, help="only every so many events, and the end"
+    )
     arguments = parser.parse_args()
     failed = 0
     with tempfile.TemporaryDirectory(prefix="file-kills-") as folder:
         base = Path(folder)
         programs = forked_stages.client(base / "bin", base / kills.SOCKET)
         stages = forked_stages.start(
-            base / kills.SOCKET, os.environ | {"PYTHONPATH": str(kills.ROOT), "OMP_NUM_THREADS": "1"}
+            base / kills.SOCKET,
+            os.environ | {"PYTHONPATH": str(kills.ROOT), "OMP_NUM_THREADS": "1"},
         )
         try:
             for name in arguments.commands:
                 began = time.monotonic()
                 turns = count()
-                tried, wrong = sweep(name, base, programs, lambda _: next(turns) % arguments.every == 0)  # noqa: B023
+                tried, wrong = sweep(
+                    name, base, programs, lambda _: next(turns) % arguments.every == 0
+                )  # noqa: B023
                 failed += len(wrong)
                 counts = ", ".join(f"{what} {number}" for what, number in tried.items())
-                print(f"{name}: {counts}; wrong {len(wrong)}; {time.monotonic() - began:.0f} s", flush=True)
+                print(
+                    f"{name}: {counts}; wrong {len(wrong)}; {time.monotonic() - began:.0f} s",
+                    flush=True,
+                )
         finally:
             stages.kill()
             stages.wait()

@@ -25,10 +25,17 @@ from sfumato.evaluation.verdict import VERDICT_LEVELS, level_of
 
 HERE = Path(__file__).parent
 FITTED = HERE.parent / "sfumato" / "planning" / "forecast.yaml"
-HEADER = "# Written by `python benchmarks/forecast.py` from two tables of benchmarks/results: public sets only.\n"
+HEADER = (
+    "# Written by `python benchmarks/forecast.py` from two tables of benchmarks/results: public "
+    "sets only.\n"
+)
 HEADER += "# product: units · ε; learned: share of what there is to learn, from 0 to 1.\n"
 COLOURS = {"grey": "tab:blue", "colour": "tab:orange", "chosen": "tab:green"}
-NAMES = {"grey": "grey images", "colour": "colour images", "chosen": "photographs chosen among public ones"}
+NAMES = {
+    "grey": "grey images",
+    "colour": "colour images",
+    "chosen": "photographs chosen among public ones",
+}
 
 
 def runs() -> pd.DataFrame:
@@ -42,7 +49,9 @@ def runs() -> pd.DataFrame:
 def line_of(table: pd.DataFrame) -> dict[str, Any]:
     """Fit a line by least squares on the logit scale: one offset per kind, and one slope."""
     kinds = [kind for kind in NAMES if (table.kind == kind).any()]
-    columns = np.column_stack([*(table.kind == kind for kind in kinds), np.log10(table["product"])]).astype(float)
+    columns = np.column_stack(
+        [*(table.kind == kind for kind in kinds), np.log10(table["product"])]
+    ).astype(float)
     heights = logit(table.learned.to_numpy())
     (*offsets, slope), *_ = np.linalg.lstsq(columns, heights)
     rounded = {kind: round(float(value), 2) for kind, value in zip(kinds, offsets, strict=True)}
@@ -59,7 +68,12 @@ def left_out(table: pd.DataFrame) -> pd.DataFrame:
     for run in table.itertuples():
         line = line_of(table[table.set != run.set])
         if run.kind in line["offsets"]:
-            about = {"set": run.set, "units": run.units, "epsilon": run.epsilon, "learned": run.learned}
+            about = {
+                "set": run.set,
+                "units": run.units,
+                "epsilon": run.epsilon,
+                "learned": run.learned,
+            }
             rows.append({**about, "height": height_at(line, str(run.kind), run.product)})
     found = pd.DataFrame(rows)
     return found.assign(forecast=expit(found.height), expected=list(map(level_of, expit(found.height))),
@@ -75,7 +89,12 @@ def fitted(table: pd.DataFrame) -> dict[str, Any]:
     wrong = (found.height - logit(found.learned)).abs()
     rows = zip(table.set, table.epsilon, table.kind, table["product"], table.learned, strict=True)
     runs = [
-        {"name": f"{name}, ε = {epsilon:g}", "kind": kind, "product": float(product), "learned": round(float(part), 3)}
+        {
+            "name": f"{name}, ε = {epsilon:g}",
+            "kind": kind,
+            "product": float(product),
+            "learned": round(float(part), 3),
+        }
         for name, epsilon, kind, product, part in rows
     ]
     spread = math.ceil(100 * wrong.quantile(2 / 3)) / 100
@@ -99,7 +118,11 @@ def power_of_size() -> dict[str, float]:
     columns = np.column_stack([side, side * np.log10(table.units * table.epsilon), groups])
     weights = learned.to_numpy()
     (offset, slope, *_), *_ = np.linalg.lstsq(columns * weights[:, None], np.log(weights) * weights)
-    return {"offset": round(float(offset), 3), "slope": round(float(slope), 3), "largest": int(table["size"].max())}
+    return {
+        "offset": round(float(offset), 3),
+        "slope": round(float(slope), 3),
+        "largest": int(table["size"].max()),
+    }
 
 
 def draw(table: pd.DataFrame, line: dict[str, Any]) -> None:
@@ -113,11 +136,17 @@ def draw(table: pd.DataFrame, line: dict[str, Any]) -> None:
             label=NAMES[str(kind)],
         )
         axes.plot(part["product"], 100 * part.learned, "o", color=COLOURS[str(kind)])
-    low, high = (100 * expit(height_at(line, "grey", products) + sure * line["spread"]) for sure in (-1, 1))
+    low, high = (
+        100 * expit(height_at(line, "grey", products) + sure * line["spread"]) for sure in (-1, 1)
+    )
     axes.fill_between(products, low, high, color=COLOURS["grey"], alpha=0.12, linewidth=0)
-    for name, epsilon, product, learned in table[["set", "epsilon", "product", "learned"]].to_numpy().tolist():
+    for name, epsilon, product, learned in (
+        table[["set", "epsilon", "product", "learned"]].to_numpy().tolist()
+    ):
         place = product, 100 * learned
-        axes.annotate(f"{name}, ε = {epsilon:g}", place, (5, -7), textcoords="offset points", fontsize=6)
+        axes.annotate(
+            f"{name}, ε = {epsilon:g}", place, (5, -7), textcoords="offset points", fontsize=6
+        )
     for level, (least, _) in list(VERDICT_LEVELS.items())[:-1]:
         axes.axhline(100 * least, color="0.7", linewidth=0.7)
         axes.text(31, 100 * least + 1, level, color="0.4", fontsize=8)
@@ -130,7 +159,9 @@ def draw(table: pd.DataFrame, line: dict[str, Any]) -> None:
 def main() -> None:
     table = runs()
     line = fitted(table)
-    text = yaml.safe_dump(line, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
+    text = yaml.safe_dump(
+        line, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120
+    )
     FITTED.write_text(HEADER + text, encoding="utf-8")
     draw(table, line)
     print({name: value for name, value in line.items() if name != "runs"})

@@ -31,7 +31,13 @@ from sfumato.settings.stage import ARTIFACTS, LEDGER
 GALLERY = Path(__file__).resolve().parent.parent / "docs" / "gallery"
 SMALL = 32 * 32  # pixels, up to which a page has the first 1000 images; larger images, 100
 PARAMS: dict[str, dict[str, Any]] = {
-    "digits": {"recipe": "full", "profile": "digits", "seed": 0, "data": {}, "privacy": {"epsilon": 10}},
+    "digits": {
+        "recipe": "full",
+        "profile": "digits",
+        "seed": 0,
+        "data": {},
+        "privacy": {"epsilon": 10},
+    },
     "clothes": {
         "recipe": "teacher-generator",
         "profile": "fashion-mnist-cpu",
@@ -46,7 +52,12 @@ PARAMS: dict[str, dict[str, Any]] = {
 }
 FOLDERS: dict[str, dict[str, Any]] = {
     "mri": {"epsilon": 5, "minutes": 10, "dataset_id": "brain-mri"},
-    "chest": {"epsilon": 10, "minutes": 60, "dataset_id": "chest-x-rays", "groups": r"^([A-Za-z]+-?\d+)_\d+\."},
+    "chest": {
+        "epsilon": 10,
+        "minutes": 60,
+        "dataset_id": "chest-x-rays",
+        "groups": r"^([A-Za-z]+-?\d+)_\d+\.",
+    },
     "cells": {"epsilon": 10, "minutes": 60, "dataset_id": "blood-cells", "one_image_each": True},
 }
 
@@ -69,7 +80,12 @@ def collect(project: Path, out: Path) -> None:
     release, report = project / ARTIFACTS / "synthesize", project / ARTIFACTS / "report"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    for file in (release / "README.md", release / "card.json", release / "grid.png", release / "privacy.json"):
+    for file in (
+        release / "README.md",
+        release / "card.json",
+        release / "grid.png",
+        release / "privacy.json",
+    ):
         shutil.copyfile(file, out / file.name)
     shutil.copyfile(report / "index.html", out / "report.html")  # README.md is the index of a site
     shutil.copyfile(project / LEDGER, out / LEDGER)
@@ -85,10 +101,16 @@ def collect(project: Path, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name", choices=[*PARAMS, *FOLDERS])
-    parser.add_argument("--work", type=Path, required=True, help="folder of the projects and of their private state")
-    parser.add_argument("--images", type=Path, help="of mri, chest and cells: one folder of pictures a class")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder of the projects and of their private state"
+    )
+    parser.add_argument(
+        "--images", type=Path, help="of mri, chest and cells: one folder of pictures a class"
+    )
     given = parser.parse_args()
     if (given.name in FOLDERS) != (given.images is not None):
         parser.error(f"--images goes with {', '.join(FOLDERS)}, and they with --images")

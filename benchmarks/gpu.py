@@ -100,12 +100,16 @@ class Found:
             torch.cuda.synchronize()
 
 
-# --- gradients --------------------------------------------------------------------------------------------------------
+# --- gradients ------------------------------------------------------------------------------------
 
 
-def matrix(model: UNet, images: Tensor, labels: Tensor, drawn: Draws, autocast: bool = False) -> Tensor:
+def matrix(
+    model: UNet, images: Tensor, labels: Tensor, drawn: Draws, autocast: bool = False
+) -> Tensor:
     """Compute the gradient of each image, (B, P)."""
-    rows = per_image_gradients(model, dict(model.named_parameters()), images, labels, drawn, autocast)
+    rows = per_image_gradients(
+        model, dict(model.named_parameters()), images, labels, drawn, autocast
+    )
     return torch.cat([value.flatten(1) for value in rows.values()], dim=1)
 
 
@@ -162,15 +166,26 @@ def gradients(found: Found) -> None:
             with convolutions_in_tf32(tf32):
                 rows = matrix(model, images, labels, drawn).double()
             worst = float(((rows - exact).norm(dim=1) / norms).max())
-            name = f"K={draws}, float32{' with TF32 convolutions' if tf32 else ''}: largest relative error"
+            name = (
+                f"K={draws}, float32{' with TF32 convolutions' if tf32 else ''}: largest relative "
+                "error"
+            )
             found.row("gradients", name, worst, "of the float64 loop")
             if not tf32:
-                found.check(f"gradients at K={draws} are those of a float64 loop", worst < 1e-3, f"error {worst:.2g}")
+                found.check(
+                    f"gradients at K={draws} are those of a float64 loop",
+                    worst < 1e-3,
+                    f"error {worst:.2g}",
+                )
         rounded = matrix(model, images, labels, drawn, autocast=True).double()
         cosine = torch.nn.functional.cosine_similarity(rounded, exact)
         found.row("gradients", f"K={draws}, bfloat16: worst cosine", float(cosine.min()), "")
         middle = float(cosine.median())
-        found.check(f"gradients at K={draws} in bfloat16 point the same way", middle > 0.999, f"median {middle:.5f}")
+        found.check(
+            f"gradients at K={draws} in bfloat16 point the same way",
+            middle > 0.999,
+            f"median {middle:.5f}",
+        )
 
     # Compare one image in every place of a chunk and with other images.
     for autocast, rounding in ((False, 1e-4), (True, 1e-5)):  # cuDNN rounds to TF32 in float32
@@ -184,24 +199,43 @@ def gradients(found: Found) -> None:
             apart = max(apart, float((row - first[0]).norm() / first[0].norm()))
         name = "bfloat16" if autocast else "float32"
         same = "bitwise the same" if apart == 0 else f"largest difference {apart:.2g}"
-        found.row("gradients", f"{name}: one image in {count} places, in other company", apart, "of its norm")
-        found.check(f"an image's gradient depends on neither place nor company in {name}", apart < rounding, same)
+        found.row(
+            "gradients",
+            f"{name}: one image in {count} places, in other company",
+            apart,
+            "of its norm",
+        )
+        found.check(
+            f"an image's gradient depends on neither place nor company in {name}",
+            apart < rounding,
+            same,
+        )
 
     # Add or remove one image, and compare the released sum.
     whole = clipped_gradient_sum(model, parameters, images, labels, drawn, CLIP, 4)
     moved = []
     for i in range(count):
         rest = torch.arange(count, device=device) != i
-        without = clipped_gradient_sum(model, parameters, images[rest], labels[rest], drawn.rows(rest), CLIP, 4)
+        without = clipped_gradient_sum(
+            model, parameters, images[rest], labels[rest], drawn.rows(rest), CLIP, 4
+        )
         moved.append(float((whole.double() - without.double()).norm()) / CLIP)
     found.row("gradients", "one image more or less moves the sum by at most", max(moved), "clips")
-    found.check("one image moves the sum by at most the clip", max(moved) <= 1 + 1e-4, f"{max(moved):.6f} clips")
-    parts = clipped_gradient_sum(model, parameters, images, labels, drawn, CLIP, 4, draws_per_pass=3)
+    found.check(
+        "one image moves the sum by at most the clip",
+        max(moved) <= 1 + 1e-4,
+        f"{max(moved):.6f} clips",
+    )
+    parts = clipped_gradient_sum(
+        model, parameters, images, labels, drawn, CLIP, 4, draws_per_pass=3
+    )
     apart = float((parts - whole).norm()) / CLIP
-    found.check("the draws of an image in parts give the same sum", apart < 1e-2, f"{apart:.2g} clips away")
+    found.check(
+        "the draws of an image in parts give the same sum", apart < 1e-2, f"{apart:.2g} clips away"
+    )
 
 
-# --- the device -------------------------------------------------------------------------------------------------------
+# --- the device -----------------------------------------------------------------------------------
 
 
 def chunk_of(setting: Setting, draws: int, model: UNet) -> int:
@@ -235,9 +269,15 @@ def busy(found: Found) -> None:
         try:
             torch.cuda.set_sync_debug_mode("error")
             step()
-            found.check(f"nothing in a chunk at K={draws} waits for the device", True, "no synchronisation")
+            found.check(
+                f"nothing in a chunk at K={draws} waits for the device", True, "no synchronisation"
+            )
         except RuntimeError as error:
-            found.check(f"nothing in a chunk at K={draws} waits for the device", False, str(error).split("\n")[0])
+            found.check(
+                f"nothing in a chunk at K={draws} waits for the device",
+                False,
+                str(error).split("\n")[0],
+            )
         finally:
             torch.cuda.set_sync_debug_mode("default")
         share = busy_share(step)
@@ -290,7 +330,11 @@ class OneDraw:
     def release(self, total: Tensor, max_norm: float) -> Tensor:
         from sfumato.privacy.noise import public_grid, rounded
 
-        noise = self.source.gaussian(tuple(total.shape), max_norm) if self.noisy else torch.zeros(total.shape)
+        noise = (
+            self.source.gaussian(tuple(total.shape), max_norm)
+            if self.noisy
+            else torch.zeros(total.shape)
+        )
         return rounded(noise + total.cpu().double(), public_grid(max_norm)).to(total)
 
 
@@ -299,7 +343,11 @@ def noise(found: Found) -> None:
     from sfumato.dpsgd.run import State, step
 
     setting, images = (TINY, 32) if found.small else (PAPER, 4096)
-    state = State(setting.network(found.device), Finetune(draws=8, max_grad_norm=CLIP), public_batch=float(images))
+    state = State(
+        setting.network(found.device),
+        Finetune(draws=8, max_grad_norm=CLIP),
+        public_batch=float(images),
+    )
     charge: Any = OneDraw(*setting.data(images))
 
     def run(noisy: bool) -> Callable[[], object]:
@@ -313,16 +361,21 @@ def noise(found: Found) -> None:
     with_noise, without = (statistics.median(times[name]) for name in ("with", "without"))
     share = max(0.0, 1 - without / with_noise)
     found.row(
-        "step", f"{images} images, K=8, {state.size:,} weights, {'bf' if state.autocast else 'float'}", with_noise, "s"
+        "step",
+        f"{images} images, K=8, {state.size:,} weights, {'bf' if state.autocast else 'float'}",
+        with_noise,
+        "s",
     )
     found.row("step", "noise", share, "of the step")
     alone = found.seconds(lambda: charge.source.gaussian((state.size,), 1.0), 3)
-    found.row("step", "noise, were it drawn while the device waits", alone / with_noise, "of the step")
+    found.row(
+        "step", "noise, were it drawn while the device waits", alone / with_noise, "of the step"
+    )
     if found.fast:
         found.check("noise is a small part of a step", share < NOISE, f"{share:.1%}")
 
 
-# --- everything else --------------------------------------------------------------------------------------------------
+# --- everything else ------------------------------------------------------------------------------
 
 
 def others(found: Found) -> None:
@@ -345,7 +398,10 @@ def sampler(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None
 
         def once(autocast: bool = autocast) -> None:
             random = torch.Generator().manual_seed(0)
-            parts = [sample(model, part, 3 if found.small else 18, 0.5, random, autocast) for part in labels.split(500)]
+            parts = [
+                sample(model, part, 3 if found.small else 18, 0.5, random, autocast)
+                for part in labels.split(500)
+            ]
             drawn[autocast] = torch.cat(parts)
 
         rate = count / found.seconds(once, 1 if found.small else 3)
@@ -359,12 +415,17 @@ def warm_up(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None
     from sfumato.training.curriculum import warm_up
 
     phase = Phase(
-        sources={"central": 1.0}, steps=2 if found.small else 50, batch=8 if found.small else 256, learning_rate=1e-4
+        sources={"central": 1.0},
+        steps=2 if found.small else 50,
+        batch=8 if found.small else 256,
+        learning_rate=1e-4,
     )
     sources: Any = {"central": (torch.rand(200, *shape), torch.arange(200) % 10)}
     model = setting.network(found.device)
     took = found.seconds(lambda: warm_up(model, [phase], sources, 0), 1)
-    found.row("others", f"warm-up, batches of {phase.batch}", phase.steps * phase.batch / took, "images/s")
+    found.row(
+        "others", f"warm-up, batches of {phase.batch}", phase.steps * phase.batch / took, "images/s"
+    )
 
 
 def generator(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
@@ -380,7 +441,9 @@ def generator(found: Found, setting: Setting, shape: tuple[int, int, int]) -> No
     settings = Auxiliary(steps=steps, batch=20 if found.small else 200)
     fresh = new_generator(shape, 10, settings.latent, 8 if found.small else settings.width, 0)
     priors = torch.full((10,), 0.1)
-    took = found.seconds(lambda: fit_generator(fresh, [FeatureMeans(target, features)], settings, priors, 0), 1)
+    took = found.seconds(
+        lambda: fit_generator(fresh, [FeatureMeans(target, features)], settings, priors, 0), 1
+    )
     found.row("others", f"generator, batches of {settings.batch}", steps / took, "steps/s")
 
 
@@ -393,13 +456,23 @@ def votes(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
     images = torch.rand(130 if found.small else 2000, *shape).to(found.device)
     matters = place_matters(network, shape, torch.device(found.device))
     rows = rows_alone(network, images, matters)
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[: len(images) // 2]
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[
+        : len(images) // 2
+    ]
     same = torch.equal(rows_alone(network, images[order], matters), rows[order])
-    found.check("a vote depends on neither place nor company", same, "one by one" if matters else "in batches")
+    found.check(
+        "a vote depends on neither place nor company",
+        same,
+        "one by one" if matters else "in batches",
+    )
     for one_by_one in {True, matters}:
         some = images[:64] if one_by_one else images
-        rate = len(some) / found.seconds(lambda some=some, one=one_by_one: rows_alone(network, some, one), 1)  # type: ignore[misc]
-        found.row("others", f"votes, {'one by one' if one_by_one else 'in batches'}", rate, "images/s")
+        rate = len(some) / found.seconds(
+            lambda some=some, one=one_by_one: rows_alone(network, some, one), 1
+        )  # type: ignore[misc]
+        found.row(
+            "others", f"votes, {'one by one' if one_by_one else 'in batches'}", rate, "images/s"
+        )
 
 
 def classifiers(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
@@ -411,11 +484,13 @@ def classifiers(found: Found, setting: Setting, shape: tuple[int, int, int]) -> 
     labels, steps = np.arange(512) % 10, 2 if found.small else 20
     for name in ("lr", "cnn") if found.small else CLASSIFIERS:
         schedule = schedule_of(name, len(pixels), 1, steps=steps)
-        took = found.seconds(lambda name=name, own=schedule: fit(name, pixels, labels, 10, own, 0), 1)  # type: ignore[misc]
+        took = found.seconds(
+            lambda name=name, own=schedule: fit(name, pixels, labels, 10, own, 0), 1
+        )  # type: ignore[misc]
         found.row("others", f"{name}, batches of {schedule.batch}", steps / took, "steps/s")
 
 
-# --- killed and resumed -----------------------------------------------------------------------------------------------
+# --- killed and resumed ---------------------------------------------------------------------------
 
 
 def killed(found: Found) -> None:
@@ -428,16 +503,26 @@ def killed(found: Found) -> None:
         return
     started = second["resumed"]
     found.row("killed", "a step of DP-SGD on digits", second["seconds"], "s")
-    found.check("a killed run goes on where it was", KILLED_AFTER <= started < STEPS, f"after step {started}")
+    found.check(
+        "a killed run goes on where it was",
+        KILLED_AFTER <= started < STEPS,
+        f"after step {started}",
+    )
     found.check("the run comes to its end", second["steps"] == STEPS, f"{second['steps']} steps")
-    found.check("it is charged once", (first["opened"], second["opened"]) == (1, 1), f"{second['opened']} charge")
+    found.check(
+        "it is charged once",
+        (first["opened"], second["opened"]) == (1, 1),
+        f"{second['opened']} charge",
+    )
 
 
 def child(found: Found, folder: Path, kill_after: int | None) -> dict[str, int] | None:
     """Run the steps in a process of its own. Returns its output, None if it cannot run here."""
     command = [sys.executable, __file__, "--out", str(folder), "--device", found.device, "--child"]
     command += ["--small"] * found.small
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None and process.stderr is not None
         said: dict[str, int] = {}
         for line in process.stdout:
@@ -447,7 +532,9 @@ def child(found: Found, folder: Path, kill_after: int | None) -> dict[str, int] 
                 break
         process.stdout.close()
         errors = process.stderr.read()
-    if process.returncode == 0 or (kill_after is not None and process.returncode == -signal.SIGKILL):
+    if process.returncode == 0 or (
+        kill_after is not None and process.returncode == -signal.SIGKILL
+    ):
         return said
     if "ModuleNotFoundError" in errors:
         found.skip("killed and resumed", errors.splitlines()[-1])
@@ -498,10 +585,13 @@ def run_child(folder: Path, device: str, small: bool) -> None:
         report=report,
     )
     seconds = statistics.median(np.diff(times[1:]).tolist())
-    print(json.dumps({"resumed": at[0], "steps": charge.used, "seconds": seconds, "rows": len(log)}), flush=True)
+    print(
+        json.dumps({"resumed": at[0], "steps": charge.used, "seconds": seconds, "rows": len(log)}),
+        flush=True,
+    )
 
 
-# --- all of it --------------------------------------------------------------------------------------------------------
+# --- all of it ------------------------------------------------------------------------------------
 
 PARTS: dict[str, Callable[[Found], None]] = {
     "gradients": gradients,
@@ -514,10 +604,14 @@ PARTS: dict[str, Callable[[Found], None]] = {
 
 def markdown(found: Found, about: str) -> str:
     lines = [about, "", "| part | what | value | unit |", "|---|---|---|---|"]
-    lines += [f"| {row['part']} | {row['what']} | {row['value']:.5g} | {row['unit']} |" for row in found.rows]
+    lines += [
+        f"| {row['part']} | {row['what']} | {row['value']:.5g} | {row['unit']} |"
+        for row in found.rows
+    ]
     lines += ["", "| check | result |", "|---|---|"]
     lines += [
-        f"| {check['what']} | {'' if check['passed'] else 'FAILED: '}{check['detail']} |" for check in found.checks
+        f"| {check['what']} | {'' if check['passed'] else 'FAILED: '}{check['detail']} |"
+        for check in found.checks
     ]
     lines += [f"| {skipped['what']} | skipped: {skipped['reason']} |" for skipped in found.skipped]
     return "\n".join(lines) + "\n"
@@ -527,7 +621,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder of gpu.json and gpu.md")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--small", action="store_true", help="small sizes, and no speed is asserted")
+    parser.add_argument(
+        "--small", action="store_true", help="small sizes, and no speed is asserted"
+    )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -539,7 +635,11 @@ def main() -> None:
         return run_child(asked.out, asked.device, asked.small)
 
     asked.out.mkdir(parents=True, exist_ok=True)
-    named = torch.cuda.get_device_name() if asked.device == "cuda" else platform.processor() or platform.machine()
+    named = (
+        torch.cuda.get_device_name()
+        if asked.device == "cuda"
+        else platform.processor() or platform.machine()
+    )
     about = f"{named}, torch {torch.__version__}, Python {platform.python_version()}"
     print(about)
     found, start = Found(device=asked.device, small=asked.small), time.perf_counter()
@@ -550,7 +650,9 @@ def main() -> None:
             found.skip(name, error)
         except Exception as error:  # the other parts still run
             found.check(
-                f"{name} runs to its end", False, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                f"{name} runs to its end",
+                False,
+                f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
             )
         if asked.device == "cuda":
             torch.cuda.empty_cache()

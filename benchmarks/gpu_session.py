@@ -68,7 +68,11 @@ class Session(Found):
 
     def write(self, **content: Any) -> None:
         with (self.out / "session.jsonl").open("a", encoding="utf-8") as file:
-            print(json.dumps({**content, "seconds_left": round(self.left(), 1)}), file=file, flush=True)
+            print(
+                json.dumps({**content, "seconds_left": round(self.left(), 1)}),
+                file=file,
+                flush=True,
+            )
             os.fsync(file.fileno())
 
     def row(self, part: str, what: str, value: float, unit: str, **more: Any) -> None:
@@ -90,21 +94,33 @@ def networks(found: Found) -> dict[str, Setting]:
         return {"tiny": TINY, "tiny, in colour": replace(TINY, channels=3)}
     colour = Setting(passes=4096, size=32, channels=3, width=36, deepest=4, unshuffle=1, blocks=2)
     large = Setting(passes=512, size=128, channels=3, width=64, blocks=2)
-    return {"fashion-mnist-paper": PAPER, "cifar10-paper": colour, "reference": REFERENCE, "128 pixels": large}
+    return {
+        "fashion-mnist-paper": PAPER,
+        "cifar10-paper": colour,
+        "reference": REFERENCE,
+        "128 pixels": large,
+    }
 
 
-# --- ceilings ---------------------------------------------------------------------------------------------------------
+# --- ceilings -------------------------------------------------------------------------------------
 
 
 def ceilings(found: Session) -> None:
     side, count = (256, 2**20) if found.small else (8192, 2**29)
     a, b = (torch.randn(side, side, device=found.device, dtype=torch.bfloat16) for _ in range(2))
     took = found.seconds(lambda: [a @ b for _ in range(10)], 3)
-    found.row("ceilings", f"product of two matrices of {side}, bfloat16", 10 * 2 * side**3 / took / 1e12, "TFLOP/s")
+    found.row(
+        "ceilings",
+        f"product of two matrices of {side}, bfloat16",
+        10 * 2 * side**3 / took / 1e12,
+        "TFLOP/s",
+    )
     source = torch.randn(count, device=found.device)
     target = torch.empty_like(source)
     took = found.seconds(lambda: [target.copy_(source) for _ in range(10)], 3)
-    found.row("ceilings", "copy, bytes read and written", 10 * 2 * source.nbytes / took / 1e12, "TB/s")
+    found.row(
+        "ceilings", "copy, bytes read and written", 10 * 2 * source.nbytes / took / 1e12, "TB/s"
+    )
 
 
 def checks(found: Session) -> None:
@@ -112,7 +128,7 @@ def checks(found: Session) -> None:
     gpu.killed(found)
 
 
-# --- steps ------------------------------------------------------------------------------------------------------------
+# --- steps ----------------------------------------------------------------------------------------
 
 
 def measure(
@@ -164,7 +180,12 @@ def compare(found: Session, name: str, setting: Setting) -> None:
     found.row("steps", f"{name}: operations of a pass", operations, "GFLOP", weights=weights)
     kept = {draws: chunk_of(setting, draws, model) for draws in (1, 8, 32)}
     for draws, images in kept.items():
-        found.row("steps", f"{name}, K={draws}: images at a time that the machine chooses", images, "images")
+        found.row(
+            "steps",
+            f"{name}, K={draws}: images at a time that the machine chooses",
+            images,
+            "images",
+        )
     del model
     batch = min(passes, 8 * kept[8])
     for autocast in (True, False):
@@ -182,7 +203,14 @@ def compare(found: Session, name: str, setting: Setting) -> None:
                 what = f"{title}, K={draws}, {'products' if products else 'grouped'}"
                 measure(found, what, step, passes, fastest)
                 if draws == 8 and autocast:
-                    measure(found, f"{what}, norms in bfloat16", step, passes, fastest, norms_in_bfloat16)
+                    measure(
+                        found,
+                        f"{what}, norms in bfloat16",
+                        step,
+                        passes,
+                        fastest,
+                        norms_in_bfloat16,
+                    )
         if not autocast:
             rows = min(passes, 8 * setting.opacus_rows)  # compared in float32 only
             step = partial(opacus, replace(setting, passes=rows, opacus_rows=rows), 8, device)
@@ -195,7 +223,7 @@ def compare(found: Session, name: str, setting: Setting) -> None:
     measure(found, f"{tried}, {4 * kept[8]} images at a time", step, 4 * passes)
 
 
-# --- where the time goes ----------------------------------------------------------------------------------------------
+# --- where the time goes --------------------------------------------------------------------------
 
 
 def profile(found: Session) -> None:
@@ -210,7 +238,12 @@ def profile(found: Session) -> None:
     found.wait()
     start = time.process_time()
     step()
-    found.row("profile", "time of the processor to launch a step", 1e3 * (time.process_time() - start), "ms")
+    found.row(
+        "profile",
+        "time of the processor to launch a step",
+        1e3 * (time.process_time() - start),
+        "ms",
+    )
     found.wait()
     cuda = [ProfilerActivity.CUDA] if found.device == "cuda" else []
     with profiled(activities=[ProfilerActivity.CPU, *cuda]) as recorded:
@@ -221,7 +254,9 @@ def profile(found: Session) -> None:
     table = kernels.table(sort_by=order, row_limit=30, max_name_column_width=70)
     (found.out / "profile.txt").write_text(table, encoding="utf-8")
     for kernel in sorted(kernels, key=lambda kernel: -getattr(kernel, order))[:10]:
-        found.row("profile", kernel.key[:70], getattr(kernel, order) / 1e3, "ms", calls=kernel.count)
+        found.row(
+            "profile", kernel.key[:70], getattr(kernel, order) / 1e3, "ms", calls=kernel.count
+        )
     gpu.busy(found)
 
 
@@ -240,11 +275,15 @@ def graph(found: Session) -> None:
     for draws in (8, 32):
         images = max(1, min(2048, setting.passes) // draws)
         what = f"{name}, bfloat16, K={draws}, {images} images at a time"
-        measure(found, what, partial(ours, setting, draws, True, "cuda", images, draws), setting.passes)
-        measure(found, f"{what}, a CUDA graph", partial(graphed, setting, draws, images), setting.passes)
+        measure(
+            found, what, partial(ours, setting, draws, True, "cuda", images, draws), setting.passes
+        )
+        measure(
+            found, f"{what}, a CUDA graph", partial(graphed, setting, draws, images), setting.passes
+        )
 
 
-# --- the pipeline -----------------------------------------------------------------------------------------------------
+# --- the pipeline ---------------------------------------------------------------------------------
 
 
 def stages(found: Session) -> None:
@@ -254,7 +293,11 @@ def stages(found: Session) -> None:
     pictures = bare.CARRIED / "fashion-mnist"
     fashion = pictures.is_dir() and not found.small
     data = f"{{dataset_id: fashion, source: fashion-mnist, path: {pictures}}}" if fashion else "{}"
-    lines = ["recipe: teacher-generator", f"profile: {'fashion-mnist-cpu' if fashion else 'digits'}", "seed: 0"]
+    lines = [
+        "recipe: teacher-generator",
+        f"profile: {'fashion-mnist-cpu' if fashion else 'digits'}",
+        "seed: 0",
+    ]
     lines += [f"data: {data}", "privacy: {epsilon: 10}", SMALL_STAGES if found.small else ""]
     with tempfile.TemporaryDirectory() as below:
         folder = Path(below)
@@ -263,7 +306,9 @@ def stages(found: Session) -> None:
         recipe = load_params(params, bare.ROOT / "pipelines").run
         commands = ["prepare sensitive", "prepare public", "plan", *recipe]
         if all(ran(found, folder, name) for name in commands):
-            card = json.loads((folder / "artifacts" / "synthesize" / "card.json").read_text(encoding="utf-8"))
+            card = json.loads(
+                (folder / "artifacts" / "synthesize" / "card.json").read_text(encoding="utf-8")
+            )
             found.row("stages", "epsilon of the release", card["epsilon"], "", delta=card["delta"])
 
 
@@ -272,7 +317,9 @@ def ran(found: Session, folder: Path, command: str) -> bool:
     environment = {**os.environ, "SFUMATO_STATE": str(folder / ".state")}
     words = [sys.executable, "-m", "stages.cli", *command.split()]
     start = time.perf_counter()
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     if "No module named" in done.stderr:
         found.skip(f"stage {command}", done.stderr.splitlines()[-1])
     elif done.returncode:
@@ -311,11 +358,22 @@ def fitting(found: Session) -> None:
         )
         match = FeatureMeans(torch.zeros(features.size, 10, device=found.device), features)
         took = found.seconds(partial(fit_generator, generator, [match], config, priors, 0), 1)
-        found.row("fitting", f"generator, {side} pixels, batches of {config.batch}", config.steps / took, "steps/s")
+        found.row(
+            "fitting",
+            f"generator, {side} pixels, batches of {config.batch}",
+            config.steps / took,
+            "steps/s",
+        )
         latent = torch.randn(1000, config.latent, device=found.device)
-        drawn = partial(generator.to(found.device).eval(), latent, torch.zeros_like(latent[:, 0], dtype=torch.int64))
+        drawn = partial(
+            generator.to(found.device).eval(),
+            latent,
+            torch.zeros_like(latent[:, 0], dtype=torch.int64),
+        )
         with torch.no_grad():
-            found.row("drawing", f"generator, {side} pixels", 1000 / found.seconds(drawn, 1), "images/s")
+            found.row(
+                "drawing", f"generator, {side} pixels", 1000 / found.seconds(drawn, 1), "images/s"
+            )
         network: nn.Module = features.to(found.device)
         images = torch.rand(count, *shape).to(found.device)
         matters = place_matters(network, shape, torch.device(found.device))
@@ -327,7 +385,7 @@ def fitting(found: Session) -> None:
     gpu.votes(found, TINY if found.small else REFERENCE, (1, side, side))
 
 
-# --- all of it --------------------------------------------------------------------------------------------------------
+# --- all of it ------------------------------------------------------------------------------------
 
 # Parts in this order, with the seconds that must be left for each to begin.
 PARTS: dict[str, tuple[Callable[[Session], None], int]] = {
@@ -375,8 +433,15 @@ def run(found: Session, names: list[str]) -> None:
 
 def main(began: float | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="folder of session.jsonl and profile.txt")
-    parser.add_argument("--seconds", type=float, default=440, help="after which the program has ended")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("build/gpu"),
+        help="folder of session.jsonl and profile.txt",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=440, help="after which the program has ended"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small sizes, and no speed is asserted")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
@@ -390,11 +455,18 @@ def main(began: float | None = None) -> None:
     (asked.out / "session.jsonl").unlink(missing_ok=True)
     ends = (time.perf_counter() if began is None else began) + asked.seconds - ENDING
     found = Session(device=asked.device, small=asked.tiny, out=asked.out, ends=ends)
-    named = torch.cuda.get_device_name() if asked.device == "cuda" else platform.processor() or platform.machine()
+    named = (
+        torch.cuda.get_device_name()
+        if asked.device == "cuda"
+        else platform.processor() or platform.machine()
+    )
     found.write(device=named, torch=torch.__version__, python=platform.python_version())
     run(found, asked.only)
     failed = [check["what"] for check in found.checks if not check["passed"]]
-    print(f"{len(found.rows)} rows, {len(found.checks)} checks, {len(failed)} failed, {len(found.skipped)} skipped")
+    print(
+        f"{len(found.rows)} rows, {len(found.checks)} checks, {len(failed)} failed, "
+        f"{len(found.skipped)} skipped"
+    )
     sys.exit(bool(failed))
 
 

@@ -36,7 +36,9 @@ CLIPS = (0.1, 0.3, 1.0, 3.0, 10.0)  # Multiples of `max_grad_norm`
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folder", type=Path, default=Path())
     parser.add_argument("--images", type=int, default=1024)
     arguments = parser.parse_args()
@@ -49,10 +51,13 @@ def main() -> None:
     weights = halves.shape[-1]
     quantiles = ", ".join(f"{value:.2f}" for value in np.quantile(norms, (0.05, 0.5, 0.95)))
     print(
-        f"{weights} weights, batch {batch:.0f}, {settings.draws} draws, σ = {plan.mechanism.noise_multiplier}; "
-        f"5, 50, 95 % of images' norms: {quantiles}\n"
+        f"{weights} weights, batch {batch:.0f}, {settings.draws} draws, σ = "
+        f"{plan.mechanism.noise_multiplier}; 5, 50, 95 % of images' norms: {quantiles}\n"
     )
-    print("| C | clipped | signal | noise | signal / noise | chance / signal |\n|---|---|---|---|---|---|")
+    print(
+        "| C | clipped | signal | noise | signal / noise | chance / signal "
+        "|\n|---|---|---|---|---|---|"
+    )
     for clip, (first, second) in zip(clips, halves, strict=True):
         signal = math.sqrt(max(float(first @ second), 0.0))
         noise = clip * step_noise(plan.mechanism.noise_multiplier, weights, batch)
@@ -74,10 +79,16 @@ def gradients(plan, clips: list[float], count: int) -> tuple[np.ndarray, torch.T
     model = load_model(ARTIFACTS / "pretrain").eval()
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     chosen = np.random.default_rng(0).permutation(len(sensitive))[:count]
-    pieces = [chosen[start : start + PIECE] for start in range(0, len(chosen) // (2 * PIECE) * 2 * PIECE, PIECE)]
+    pieces = [
+        chosen[start : start + PIECE]
+        for start in range(0, len(chosen) // (2 * PIECE) * 2 * PIECE, PIECE)
+    ]
     assert pieces, f"needs at least {2 * PIECE} images"
     generator = torch.Generator().manual_seed(0)
-    norms, sums = [], torch.zeros(len(clips), 2, sum(parameter.numel() for parameter in parameters.values()))
+    norms, sums = (
+        [],
+        torch.zeros(len(clips), 2, sum(parameter.numel() for parameter in parameters.values())),
+    )
     for number, piece in enumerate(pieces):
         images, labels = sensitive.batch(np.sort(piece))
         draws = draw(
@@ -89,7 +100,11 @@ def gradients(plan, clips: list[float], count: int) -> tuple[np.ndarray, torch.T
             label_dropout=plan.network.label_dropout,
         )
         rows = torch.cat(
-            [row.flatten(1) for row in per_image_gradients(model, parameters, images, labels, draws).values()], 1
+            [
+                row.flatten(1)
+                for row in per_image_gradients(model, parameters, images, labels, draws).values()
+            ],
+            1,
         )
         norms.append(rows.norm(dim=1))
         for i, clip in enumerate(clips):

@@ -81,21 +81,32 @@ def norms_in_bfloat16() -> Iterator[None]:
 
 
 def plain(
-    setting: Setting, autocast: bool, device: str = "cpu", batch: int | None = None, channels_last: bool = False
+    setting: Setting,
+    autocast: bool,
+    device: str = "cpu",
+    batch: int | None = None,
+    channels_last: bool = False,
 ) -> Callable[[], object]:
     """Make an ordinary training step on all passes or, if memory is short, on `batch` at a time."""
     model = setting.network(device)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    (images, labels), generator = setting.data(setting.passes, device), torch.Generator(device).manual_seed(0)
+    (images, labels), generator = (
+        setting.data(setting.passes, device),
+        torch.Generator(device).manual_seed(0),
+    )
     parameters = list(model.parameters())
 
     def step() -> object:
         total: tuple[Tensor, ...] = ()
-        for x, y in zip(images.split(batch or len(images)), labels.split(batch or len(images)), strict=True):
+        for x, y in zip(
+            images.split(batch or len(images)), labels.split(batch or len(images)), strict=True
+        ):
             noise = torch.randn(x.shape, generator=generator, device=device)
             with torch.autocast(device, torch.bfloat16, enabled=autocast):
-                loss = per_image_loss(model, x, y, draw_noise_levels(LogNormal(), len(x), generator), noise).mean()
+                loss = per_image_loss(
+                    model, x, y, draw_noise_levels(LogNormal(), len(x), generator), noise
+                ).mean()
             found = torch.autograd.grad(loss, parameters)
             total = tuple(map(torch.add, total, found)) if total else found
         return total
@@ -126,7 +137,15 @@ def ours(
     def step() -> object:
         drawn = draw(model, images, draws, LogNormal(), generator)
         return clipped_gradient_sum(
-            model, parameters, images, labels, drawn, CLIP, chunk, autocast, draws_per_pass=draws_per_pass
+            model,
+            parameters,
+            images,
+            labels,
+            drawn,
+            CLIP,
+            chunk,
+            autocast,
+            draws_per_pass=draws_per_pass,
         )
 
     return step
@@ -184,9 +203,15 @@ class OpacusNorm(nn.Module):
         super().__init__()
         self.norm = nn.GroupNorm(groups, channels, affine=affine)
 
-    def forward(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None
+    ) -> Tensor:
         x = self.norm(x)
-        return x if scale is None or shift is None else x * scale[:, :, None, None] + shift[:, :, None, None]
+        return (
+            x
+            if scale is None or shift is None
+            else x * scale[:, :, None, None] + shift[:, :, None, None]
+        )
 
 
 def opacus(setting: Setting, draws: int, device: str = "cpu") -> Callable[[], object]:
@@ -202,9 +227,15 @@ def opacus(setting: Setting, draws: int, device: str = "cpu") -> Callable[[], ob
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, GroupNorm):
-                setattr(module, name, OpacusNorm(child.groups, child.channels, affine=child.affine).to(device))
+                setattr(
+                    module,
+                    name,
+                    OpacusNorm(child.groups, child.channels, affine=child.affine).to(device),
+                )
     wrapped, rows = GradSampleModule(model), setting.opacus_rows
-    images, labels = (tensor.repeat_interleave(draws, 0) for tensor in setting.data(passes // draws, device))
+    images, labels = (
+        tensor.repeat_interleave(draws, 0) for tensor in setting.data(passes // draws, device)
+    )
     generator = torch.Generator(device).manual_seed(0)
     parameters = list(wrapped.parameters())
     optimizer = DPOptimizer(

@@ -75,7 +75,7 @@ RECIPES: dict[str, dict[str, Any]] = {  # additions to params.yaml, by the last 
 }
 
 
-# --- a project --------------------------------------------------------------------------------------------------------
+# --- a project ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,9 @@ class Project:
 
     def keep(self, name: str) -> Path:
         """Copy all, as it is now."""
-        return shutil.copytree(self.folder, self.folder.with_name(f"{self.folder.name}.{name}"), symlinks=True)
+        return shutil.copytree(
+            self.folder, self.folder.with_name(f"{self.folder.name}.{name}"), symlinks=True
+        )
 
     def restore(self, kept: Path) -> None:
         shutil.rmtree(self.folder)
@@ -159,7 +161,7 @@ def make_project(folder: Path, query: str, unit: str, programs: Path) -> Project
     return project
 
 
-# --- what must hold ---------------------------------------------------------------------------------------------------
+# --- what must hold -------------------------------------------------------------------------------
 
 
 def check(project: Project, *, whole: bool) -> None:
@@ -168,7 +170,10 @@ def check(project: Project, *, whole: bool) -> None:
     whole: check the ledger too.
     """
     plan = project.home / "artifacts/plan"
-    budget, policy = read_json(plan / "budget.json"), validated(SpendingPolicy, read_json(plan / "permission.json"))
+    budget, policy = (
+        read_json(plan / "budget.json"),
+        validated(SpendingPolicy, read_json(plan / "permission.json")),
+    )
     charges = project.odometer.charges()
     assert sorted(charge.record["stage"] for charge in charges) == sorted(budget["stages"]), charges
     assert all(charge.end == CLOSE for charge in charges), charges
@@ -179,7 +184,11 @@ def check(project: Project, *, whole: bool) -> None:
         assert record in read_artifact(project.home / "artifacts" / stage, stage).records
     left = [path for path in project.folder.rglob("*.tmp") if ".dvc" not in path.parts]
     assert not left, left
-    kept = {path for path in project.state.glob("runs/*/*") if path.suffix != ".lock" and path.name != "lock"}
+    kept = {
+        path
+        for path in project.state.glob("runs/*/*")
+        if path.suffix != ".lock" and path.name != "lock"
+    }
     assert kept == {project.state / "runs" / charge.id / "released" for charge in charges}, kept
     if whole:
         ledger = read_json(project.home / "ledger.json")
@@ -200,7 +209,7 @@ def cure(project: Project) -> bool:
     return bool(found)
 
 
-# --- faults at every entry of the journal -----------------------------------------------------------------------------
+# --- faults at every entry of the journal ---------------------------------------------------------
 
 Run = Callable[..., tuple[int, str]]  # Function of a project, with a fault in its environment
 
@@ -243,7 +252,7 @@ def kinds_at(number: int, *, every: bool = False) -> tuple[str, ...]:
     return KINDS if every else (KINDS[(entry + moment) % len(KINDS)],)
 
 
-# --- faults at random times -------------------------------------------------------------------------------------------
+# --- faults at random times -----------------------------------------------------------------------
 
 
 def strike_after(project: Project, kind: str, seconds: float, *, amid: bool) -> tuple[bool, int]:
@@ -272,7 +281,9 @@ def strike_after(project: Project, kind: str, seconds: float, *, amid: bool) -> 
     raise AssertionError(said)
 
 
-def strike_often(project: Project, fresh: Path, kind: str, seconds: Sequence[float]) -> tuple[int, int]:
+def strike_often(
+    project: Project, fresh: Path, kind: str, seconds: Sequence[float]
+) -> tuple[int, int]:
     """Hit one run after the other until one finishes, every other one during a query.
 
     Returns how many were hit; and the cures.
@@ -288,7 +299,7 @@ def strike_often(project: Project, fresh: Path, kind: str, seconds: Sequence[flo
     return hit, cured
 
 
-# --- processes that call Project.run ----------------------------------------------------------------------------------
+# --- processes that call Project.run --------------------------------------------------------------
 
 
 def kill_caller(project: Project, pause: float) -> tuple[int, int]:
@@ -319,7 +330,7 @@ def words_of(process: psutil.Process) -> str:
     return ""
 
 
-# --- all of it --------------------------------------------------------------------------------------------------------
+# --- all of it ------------------------------------------------------------------------------------
 
 
 class Figures:
@@ -328,7 +339,9 @@ class Figures:
     def __init__(self, stop: bool) -> None:
         self.tried, self.cured, self.failed, self.stop = Counter[str](), 0, list[str](), stop
 
-    def note(self, kind: str, where: str, strike: Callable[..., tuple[int, int]], *given: Any) -> int:
+    def note(
+        self, kind: str, where: str, strike: Callable[..., tuple[int, int]], *given: Any
+    ) -> int:
         """Call `strike`, which returns the numbers of faults and of cured DVC files."""
         start, wrong = time.monotonic(), ""
         try:
@@ -350,7 +363,16 @@ def at_every_entry(project: Project, which: str, figures: Figures, *, every: boo
     planned = project.keep("planned")
     for number, name in enumerate(moments_of(project, planned, repro), start=1):
         for kind in kinds_at(number, every=every):
-            figures.note(kind, f"{which}, moment {number} ({name})", strike_at, project, planned, repro, kind, number)
+            figures.note(
+                kind,
+                f"{which}, moment {number} ({name})",
+                strike_at,
+                project,
+                planned,
+                repro,
+                kind,
+                number,
+            )
 
 
 def at_random_times(
@@ -366,10 +388,14 @@ def at_random_times(
             break
         longest = [AMID if turn % 2 == 0 else 0.6 * quiet for turn in range(min(most, IN_A_ROW))]
         seconds = [draws.uniform(0.02, 1) * length for length in longest]
-        most -= figures.note(kind, f"{which}, at random times", strike_often, project, fresh, kind, seconds)
+        most -= figures.note(
+            kind, f"{which}, at random times", strike_often, project, fresh, kind, seconds
+        )
 
 
-def kill_callers(project: Project, fresh: Path, number: int, draws: random.Random, figures: Figures) -> None:
+def kill_callers(
+    project: Project, fresh: Path, number: int, draws: random.Random, figures: Figures
+) -> None:
     """Kill processes that call `Project.run`, one after the other, and then run quietly."""
     project.restore(fresh)
     for turn in range(number):
@@ -380,10 +406,16 @@ def kill_callers(project: Project, fresh: Path, number: int, draws: random.Rando
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--kills", type=int, default=100, help="faults at random times, in all")
-    parser.add_argument("--entries", choices=("none", "turn", "every"), default="turn", help=ENTRIES)
-    parser.add_argument("--callers", type=int, default=10, help="processes amid Project.run that are killed")
+    parser.add_argument(
+        "--entries", choices=("none", "turn", "every"), default="turn", help=ENTRIES
+    )
+    parser.add_argument(
+        "--callers", type=int, default=10, help="processes amid Project.run that are killed"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--stop", action="store_true", help="at the first fault that does not end well")
+    parser.add_argument(
+        "--stop", action="store_true", help="at the first fault that does not end well"
+    )
     arguments = parser.parse_args()
     draws, figures, began = random.Random(arguments.seed), Figures(arguments.stop), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kills-") as name:
@@ -397,13 +429,22 @@ def main() -> None:
                 which, fresh = f"{unit}, {query}", project.keep("fresh")
                 if arguments.entries != "none":
                     at_every_entry(project, which, figures, every=arguments.entries == "every")
-                at_random_times(project, fresh, which, arguments.kills // (len(UNITS) * len(RECIPES)), draws, figures)
+                at_random_times(
+                    project,
+                    fresh,
+                    which,
+                    arguments.kills // (len(UNITS) * len(RECIPES)),
+                    draws,
+                    figures,
+                )
             kill_callers(project, fresh, arguments.callers, draws, figures)
         finally:
             stages.kill()
             stages.wait()
     tried = ", ".join(f"{kind} {number}" for kind, number in figures.tried.items())
-    print(f"{tried}; cures of DVC's own files: {figures.cured}; in {time.monotonic() - began:.0f} s")
+    print(
+        f"{tried}; cures of DVC's own files: {figures.cured}; in {time.monotonic() - began:.0f} s"
+    )
     print(f"not well ended, or charged twice: {len(figures.failed)}")
     sys.exit(bool(figures.failed))
 

@@ -125,11 +125,35 @@ SOURCES = {
     "raw/mnist/train-labels-idx1-ubyte.gz": {"source": "mnist", "path": "raw/mnist"},
 }
 
-# --- damage -----------------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
 
 ODD: list[Any] = [
-    *(None, True, -1, 0, 10**30, 2**62, 1e308, -0.0, "", "x" * 100_000, [], {}, [[]], {"a": {"b": []}}),
-    *("../../../etc/passwd", "/etc/passwd", "\x00", "\x1b[2J", "\u202e", "<script>alert(1)</script>", "=1+1", "1e5"),
+    *(
+        None,
+        True,
+        -1,
+        0,
+        10**30,
+        2**62,
+        1e308,
+        -0.0,
+        "",
+        "x" * 100_000,
+        [],
+        {},
+        [[]],
+        {"a": {"b": []}},
+    ),
+    *(
+        "../../../etc/passwd",
+        "/etc/passwd",
+        "\x00",
+        "\x1b[2J",
+        "\u202e",
+        "<script>alert(1)</script>",
+        "=1+1",
+        "1e5",
+    ),
     *(float("nan"), float("inf"), "9" * 5000, 99999999999999),
 ]
 
@@ -155,18 +179,29 @@ def longer(content: bytes, chance: random.Random) -> bytes:
 
 def nested(content: bytes, chance: random.Random) -> bytes:
     deep = chance.choice([60, 1000, 200_000])
-    return chance.choice([b"[" * deep, b'{"a":' * deep, b"[" * deep + b"]" * deep, b"- " * deep, b"a: [" * 50 + b"x"])
+    return chance.choice(
+        [b"[" * deep, b'{"a":' * deep, b"[" * deep + b"]" * deep, b"- " * deep, b"a: [" * 50 + b"x"]
+    )
 
 
 def bomb(content: bytes, chance: random.Random) -> bytes:
     lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
-    lines += [f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in zip("abcdefghi", "bcdefghij", strict=True)]
+    lines += [
+        f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]"
+        for a, b in zip("abcdefghi", "bcdefghij", strict=True)
+    ]
     return "\n".join(lines).encode()
 
 
 def spots(content: Any, path: tuple = ()) -> list[tuple]:
     """List the place of every value in nested lists and mappings."""
-    inner = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    inner = (
+        content.items()
+        if isinstance(content, dict)
+        else enumerate(content)
+        if isinstance(content, list)
+        else ()
+    )
     return [spot for key, value in inner for spot in [(*path, key), *spots(value, (*path, key))]]
 
 
@@ -197,7 +232,9 @@ def of_another_kind(content: bytes, chance: random.Random) -> bytes:
     except ValueError:
         pass
     try:
-        return yaml.dump(odd_value(yaml.safe_load(content), chance)).encode("utf-8", "surrogatepass")
+        return yaml.dump(odd_value(yaml.safe_load(content), chance)).encode(
+            "utf-8", "surrogatepass"
+        )
     except (yaml.YAMLError, UnicodeDecodeError, AttributeError, TypeError):
         return flip(content, chance)
 
@@ -222,25 +259,35 @@ def one_line(content: bytes, chance: random.Random) -> bytes:
 
 def npy_of(shape: tuple[int, ...], kind: str = "|u1") -> bytes:
     file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": kind, "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": kind, "fortran_order": False, "shape": shape}
+    )
     return file.getvalue()
 
 
 def false_claims(content: bytes, chance: random.Random) -> bytes:
     """Make a header claim another shape, number of axes or type than its content has."""
-    shape = chance.choice([(2**36, 28, 28), (-1, 8, 8), (2**62,) * 4, (), (0, 8, 8, 1), (10**18, 8, 8, 1)])
+    shape = chance.choice(
+        [(2**36, 28, 28), (-1, 8, 8), (2**62,) * 4, (), (0, 8, 8, 1), (10**18, 8, 8, 1)]
+    )
     if content.startswith(b"\x93NUMPY"):
         return npy_of(shape, chance.choice(["|u1", "<f8", "|O", "<U9"])) + content[128:]
     if content.startswith(b"PK"):
         file, members = io.BytesIO(), zipfile.ZipFile(io.BytesIO(content))
-        with zipfile.ZipFile(file, "w", chance.choice([zipfile.ZIP_STORED, zipfile.ZIP_BZIP2])) as archive:
+        with zipfile.ZipFile(
+            file, "w", chance.choice([zipfile.ZIP_STORED, zipfile.ZIP_BZIP2])
+        ) as archive:
             for name in members.namelist():
                 odd = name == chance.choice(members.namelist())
                 archive.writestr(name, npy_of(shape) if odd else members.read(name))
         return file.getvalue()
     if content.startswith(b"\x1f\x8b"):
-        axes = chance.choice([(-1, 28, 28), (2**31 - 1,) * 3, (0, 0, 0), (1, 28, 28), (2**20, 2**10, 2)])
-        return gzip.compress(b"\0\0\x08\x03" + struct.pack(">3i", *axes) + bytes(chance.choice([0, 784, 2**24])))
+        axes = chance.choice(
+            [(-1, 28, 28), (2**31 - 1,) * 3, (0, 0, 0), (1, 28, 28), (2**20, 2**10, 2)]
+        )
+        return gzip.compress(
+            b"\0\0\x08\x03" + struct.pack(">3i", *axes) + bytes(chance.choice([0, 784, 2**24]))
+        )
     return struct.pack("<Q", chance.choice([0, 2**63, 2**32, 100])) + content[8:]
 
 
@@ -276,7 +323,7 @@ def replace_kind(path: Path, chance: random.Random) -> str:
     return kind
 
 
-# --- one case ---------------------------------------------------------------------------------------------------------
+# --- one case -------------------------------------------------------------------------------------
 
 
 def mend(path: Path) -> None:
@@ -364,18 +411,29 @@ def make_project(folder: Path) -> float:
     (folder / "raw/mnist").mkdir(parents=True)
     for split in ("train", "t10k"):
         for kind, values in (("images-idx3", images), ("labels-idx1", labels.astype(np.uint8))):
-            header = b"\0\0\x08" + bytes([values.ndim]) + struct.pack(f">{values.ndim}i", *values.shape)
-            (folder / f"raw/mnist/{split}-{kind}-ubyte.gz").write_bytes(gzip.compress(header + values.tobytes()))
+            header = (
+                b"\0\0\x08" + bytes([values.ndim]) + struct.pack(f">{values.ndim}i", *values.shape)
+            )
+            (folder / f"raw/mnist/{split}-{kind}-ubyte.gz").write_bytes(
+                gzip.compress(header + values.tobytes())
+            )
     from sfumato.settings.stages import STAGES
 
-    steps = [("prepare", "sensitive"), ("prepare", "public"), ("plan",), *((name,) for name in STAGES)]
+    steps = [
+        ("prepare", "sensitive"),
+        ("prepare", "public"),
+        ("plan",),
+        *((name,) for name in STAGES),
+    ]
     for words in [*(step for step in steps if step != ("evaluate",)), ("ledger", "write")]:
         code, text = run(words)
         if code:
             raise RuntimeError(f"stage {' '.join(words)} ended with {code}:\n{text}")
     written = hashlib.md5(Path("ledger.json").read_bytes()).hexdigest()
     outs = [{"path": "ledger.json", "hash": "md5", "md5": written}]
-    Path("dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": {"ledger": {"cmd": "x", "outs": outs}}}))
+    Path("dvc.lock").write_text(
+        yaml.safe_dump({"schema": "2.0", "stages": {"ledger": {"cmd": "x", "outs": outs}}})
+    )
     for words in (("ledger", "check", "--artifacts"), ("ledger", "history")):
         code, text = run(words)
         if code:
@@ -392,7 +450,9 @@ def try_one(whole: Path, epsilon: float, chance: random.Random) -> tuple[str, li
     target = chance.choice(TARGETS)
     path = here / target.file
     if target.file in SOURCES:
-        Path("params.yaml").write_text(yaml.safe_dump({"recipe": "dpdm", "data": SOURCES[target.file]}))
+        Path("params.yaml").write_text(
+            yaml.safe_dump({"recipe": "dpdm", "data": SOURCES[target.file]})
+        )
     before, damage = path.read_bytes(), chance.choice(DAMAGES)
     mended = False
     if chance.random() < 0.08:
@@ -400,7 +460,11 @@ def try_one(whole: Path, epsilon: float, chance: random.Random) -> tuple[str, li
     else:
         name = getattr(damage, "__name__", "empty").replace("<lambda>", "empty")
         path.write_bytes(damage(before, chance))
-        if mended := target.guarded and target.file.startswith("artifacts/") and chance.random() < 0.5:
+        if (
+            mended := target.guarded
+            and target.file.startswith("artifacts/")
+            and chance.random() < 0.5
+        ):
             mend(path)
     same = path.is_file() and path.stat().st_size < 2**30 and path.read_bytes() == before
     code, text = run(target.command)
@@ -411,22 +475,34 @@ def try_one(whole: Path, epsilon: float, chance: random.Random) -> tuple[str, li
         wrong.append("a traceback")
     if code and not text.strip():
         wrong.append("no reason given")
-    if code == 0 and not same and not mended and (why := accepts_something_wrong(target, text, epsilon)):
+    if (
+        code == 0
+        and not same
+        and not mended
+        and (why := accepts_something_wrong(target, text, epsilon))
+    ):
         wrong.append(why)
     if left := [str(p.relative_to(here)) for p in here.rglob("*.tmp")]:
         wrong.append(f"left {left[0]}")
     if code and any((here / name).exists() for name in ("other", "other.json", "other.html")):
         wrong.append("something half-written")
-    told = f"{target.file} ({name}{', hash mended' if mended else ''}): stage {' '.join(target.command)} -> {code}"
+    told = (
+        f"{target.file} ({name}{', hash mended' if mended else ''}): stage "
+        f"{' '.join(target.command)} -> {code}"
+    )
     return told, [f"{why}\n{text[-1500:]}" for why in wrong]
 
 
-# --- bombs ------------------------------------------------------------------------------------------------------------
+# --- bombs ----------------------------------------------------------------------------------------
 
 
 def own(file: str, entry: str) -> int:
     """Read a number of /proc/self: kilobytes of memory, or bytes that were written."""
-    return int(next(line for line in Path("/proc/self", file).read_text().splitlines() if entry in line).split()[1])
+    return int(
+        next(
+            line for line in Path("/proc/self", file).read_text().splitlines() if entry in line
+        ).split()[1]
+    )
 
 
 def explode(name: str, folder: Path) -> list[str]:
@@ -458,7 +534,9 @@ def explode(name: str, folder: Path) -> list[str]:
     os.waitpid(child, 0)
     if (seconds := time.monotonic() - begun) > BOMB_SECONDS:
         wrong.append(f"{seconds:.0f} s")
-    stayed = [path for part in ("state", "tmp") for path in (folder / part).rglob("*") if path.is_file()]
+    stayed = [
+        path for part in ("state", "tmp") for path in (folder / part).rglob("*") if path.is_file()
+    ]
     return wrong + [f"left {path.relative_to(folder)}" for path in stayed[:1]]
 
 
@@ -472,7 +550,11 @@ def read_bounded(reader: Callable[[], object]) -> list[str]:
     try:
         reader()
     except BaseException as error:
-        wrong = [] if isinstance(error, SfumatoError) and str(error) else [f"{type(error).__name__}: {error}"[:500]]
+        wrong = (
+            []
+            if isinstance(error, SfumatoError) and str(error)
+            else [f"{type(error).__name__}: {error}"[:500]]
+        )
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, MemoryError):
@@ -501,7 +583,8 @@ def explode_all(names: list[str]) -> int:
         for why in wrong:
             print(f"{name}: {why}", flush=True)
     print(
-        f"{len(names)} bombs under {BOMB_MEMORY / 2**30:.0f} GB: {len(names) - failures} refused, {failures} failures"
+        f"{len(names)} bombs under {BOMB_MEMORY / 2**30:.0f} GB: {len(names) - failures} refused, "
+        f"{failures} failures"
     )
     return failures
 
@@ -535,7 +618,10 @@ def main() -> None:
         seconds = time.perf_counter() - begun
         os.chdir(ROOT)
     spread = ", ".join(f"{number} × exit {code}" for code, number in sorted(codes.items()))
-    print(f"{codes.total()} malformed inputs, seed {arguments.seed}: {spread}; {failures} failures ({seconds:.0f} s)")
+    print(
+        f"{codes.total()} malformed inputs, seed {arguments.seed}: {spread}; {failures} failures "
+        f"({seconds:.0f} s)"
+    )
     if arguments.only is None:
         failures += explode_all([*BOMBS])
     sys.exit(failures > 0)

@@ -1,6 +1,7 @@
 """Measure which marks of released pictures survive what a recipient does, and false alarms.
 
-    OMP_NUM_THREADS=1 python benchmarks/marks.py FOLDER [--side 128] [--marked 200] [--unmarked 10000]
+    OMP_NUM_THREADS=1 python benchmarks/marks.py FOLDER [--side 128] [--marked 200] [--unmarked
+    10000]
 
 FOLDER: pictures without marks, in any folders; they play the release, resized to SIDE pixels. Each
 of the first MARKED gets all marks, with a certificate made for this run, then is treated. The
@@ -34,7 +35,9 @@ KEY = pattern_key("marks", 0)
 
 
 def saved(picture: bytes, form: str, shrink: int = 1, **options: int) -> bytes:
-    """Open a picture, make it smaller and save it again, as programs do that know nothing of marks."""
+    """Open a picture, make it smaller and save it again, as programs do that know nothing of
+    marks.
+    """
     content = io.BytesIO()
     with Image.open(io.BytesIO(picture)) as opened:
         size = (opened.width // shrink, opened.height // shrink)
@@ -62,7 +65,10 @@ def score(files: list[Path], side: int) -> float:
 
 
 def survival(pictures: list[bytes], folder: Path, side: int) -> None:
-    print(f"| treatment | signed metadata | metadata | pattern, one picture | pattern, {SET} pictures |")
+    print(
+        f"| treatment | signed metadata | metadata | pattern, one picture | pattern, {SET} "
+        "pictures |"
+    )
     print("|---|---|---|---|---|")
     for name, treat in TREATMENTS.items():
         files = []
@@ -89,12 +95,15 @@ def false_alarms(paths: list[Path], folder: Path, side: int) -> None:
         scores.append(score([file], side))
     alarms = sum(one >= FOUND for one in scores)
     print(
-        f"{len(paths)} unmarked pictures: {signed} signed, {alarms} with the pattern; largest score {max(scores):.2f}"
+        f"{len(paths)} unmarked pictures: {signed} signed, {alarms} with the pattern; largest "
+        f"score {max(scores):.2f}"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--side", type=int, default=128)
     parser.add_argument("--marked", type=int, default=200)
@@ -106,7 +115,11 @@ def main() -> None:
         mark = mark_of(["finetune"])
         sign = png_signer(Signing(*write_chain(folder, "Office")), mark)
         chosen = np.stack([grey(path, options.side) for path in paths[: options.marked]])
-        survival([sign(png_bytes(image, mark.xmp)) for image in add_pattern(chosen, KEY)], folder, options.side)
+        survival(
+            [sign(png_bytes(image, mark.xmp)) for image in add_pattern(chosen, KEY)],
+            folder,
+            options.side,
+        )
         false_alarms(paths[: options.unmarked], folder, options.side)
 
 

@@ -65,7 +65,9 @@ def score(name: str, members: np.ndarray, others: np.ndarray) -> Attack:
     inside = np.concatenate([np.ones(len(members)), np.zeros(len(others))])
     auc = float(roc_auc_score(inside, np.concatenate([members, others])))
     one, two = auc / (2 - auc), 2 * auc**2 / (1 + auc)
-    spread = auc * (1 - auc) + (len(members) - 1) * (one - auc**2) + (len(others) - 1) * (two - auc**2)
+    spread = (
+        auc * (1 - auc) + (len(members) - 1) * (one - auc**2) + (len(others) - 1) * (two - auc**2)
+    )
     error = float(norm.ppf(0.975)) * float(np.sqrt(max(spread, 0.0) / (len(members) * len(others))))
     return Attack(
         name=name,
@@ -104,7 +106,14 @@ def membership(release: ImageSet, sensitive: ImageSet, holdout: ImageSet) -> lis
         sure = []
         for pixels, own in sets:
             chances = model.predict_proba(pixels)
-            sure.append(np.array([row[column[y]] if y in column else 0.0 for row, y in zip(chances, own, strict=True)]))
+            sure.append(
+                np.array(
+                    [
+                        row[column[y]] if y in column else 0.0
+                        for row, y in zip(chances, own, strict=True)
+                    ]
+                )
+            )
         attacks.append(score("a classifier's confidence in its label", *sure))
     return attacks
 
@@ -115,7 +124,10 @@ def main() -> None:
     release = load_images(ARTIFACTS / "synthesize", card.classes, shape=card.shape)
     for one in membership(release, *open_local(state_dir(), card, "membership attack")):
         interval = f"{one.low:.3f} to {one.high:.3f} at 95 %"
-        print(f"{one.name}: AUC {one.auc:.3f} ({interval}), {100 * one.hits:.1f} % found at 1 % false: {one.outcome}")
+        print(
+            f"{one.name}: AUC {one.auc:.3f} ({interval}), {100 * one.hits:.1f} % found at 1 % "
+            f"false: {one.outcome}"
+        )
 
 
 if __name__ == "__main__":

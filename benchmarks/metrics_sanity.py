@@ -1,8 +1,8 @@
 """Check the measures: compare image sets of known quality with real images.
 
-    python benchmarks/metrics_sanity.py [--images 5000] [--folder /usr/share/datasets/fashion-mnist] [--plots DIR]
-    # drawn letters replace real images; time of each measure; the pattern in pixels, by 40 pairs
-    python benchmarks/metrics_sanity.py --drawn
+    python benchmarks/metrics_sanity.py [--images 5000] [--folder /usr/share/datasets/fashion-mnist]
+    [--plots DIR] # drawn letters replace real images; time of each measure; the pattern in pixels,
+    by 40 pairs python benchmarks/metrics_sanity.py --drawn
     python benchmarks/metrics_sanity.py --seconds 5000,60000
     python benchmarks/metrics_sanity.py --marks 40
 
@@ -59,7 +59,18 @@ from sfumato.settings.evaluate import Evaluate
 from sfumato.storage.png import png_bytes
 from sfumato.training.supervised import logits
 
-CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+CLASSES = (
+    "T-shirt",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "ankle boot",
+)
 LOST = 3  # The class that one of the sets lacks
 SHUFFLES = 20_000
 Student = Callable[[ImageSet, ImageSet, int], float]  # Training set, hold-out, seed -> accuracy
@@ -81,7 +92,9 @@ def sets_of_known_quality(
 
     def copied(number: int) -> ImageSet:
         images = np.concatenate([train.images[:number], unseen[number:]])
-        return ImageSet(images, np.concatenate([train.labels[:number], labels[number:]]), fresh.classes)
+        return ImageSet(
+            images, np.concatenate([train.labels[:number], labels[number:]]), fresh.classes
+        )
 
     def like(images: np.ndarray) -> ImageSet:
         return ImageSet(images, labels, fresh.classes)
@@ -126,7 +139,9 @@ def sliced_by_torch(a: np.ndarray, b: np.ndarray) -> float:
     return float((one.sort(dim=0).values - two.sort(dim=0).values).pow(2).mean().sqrt())
 
 
-def p_by_shuffling(near: np.ndarray, strangers: np.ndarray, rank: int, random: np.random.Generator) -> float:
+def p_by_shuffling(
+    near: np.ndarray, strangers: np.ndarray, rank: int, random: np.random.Generator
+) -> float:
     """Return how often shuffled distances put as many training images before the k-th stranger."""
     distances = np.concatenate([near, strangers])
     seen = (near < np.sort(strangers)[rank - 1]).sum()
@@ -142,22 +157,33 @@ def epsilon_by_tails(near: np.ndarray, strangers: np.ndarray) -> float:
     """Compute the bound on ε again: the binomial tails are inverted by a search, for both ranks."""
     ranks = sorted({1, -(-len(strangers) // 100)})
     units, found = len(near), [0.0]
-    usual = brentq(lambda share: binom.cdf(units, units + len(strangers), share) - MISSED, 1e-9, 1 - 1e-9)
+    usual = brentq(
+        lambda share: binom.cdf(units, units + len(strangers), share) - MISSED, 1e-9, 1 - 1e-9
+    )
     for rank in ranks:
         seen = int((near < np.sort(strangers)[rank - 1]).sum())
         if seen:
             drawn, limit = seen + rank - 1, MISSED / len(ranks)
-            share = brentq(lambda p, k=seen, n=drawn, most=limit: binom.sf(k - 1, n, p) - most, 1e-9, 1 - 1e-9)
+            share = brentq(
+                lambda p, k=seen, n=drawn, most=limit: binom.sf(k - 1, n, p) - most, 1e-9, 1 - 1e-9
+            )
             found.append(float(np.log(share / (1 - share)) - np.log(usual / (1 - usual))))
     return max(found)
 
 
-def reliability_by_scikit_learn(scores: np.ndarray, labels: np.ndarray) -> tuple[float, float, float, float]:
+def reliability_by_scikit_learn(
+    scores: np.ndarray, labels: np.ndarray
+) -> tuple[float, float, float, float]:
     """Compute again Wilson's interval, the lowest class accuracy, and the calibration error."""
-    predicted, sure = scores.argmax(axis=1), torch.softmax(torch.from_numpy(scores).double(), dim=1).max(dim=1).values
+    predicted, sure = (
+        scores.argmax(axis=1),
+        torch.softmax(torch.from_numpy(scores).double(), dim=1).max(dim=1).values,
+    )
     right = predicted == labels
     interval = binomtest(int(right.sum()), len(labels)).proportion_ci(0.95, "wilson")
-    worst = recall_score(labels, predicted, labels=np.unique(labels), average=None, zero_division=0).min()
+    worst = recall_score(
+        labels, predicted, labels=np.unique(labels), average=None, zero_division=0
+    ).min()
     shares, means = calibration_curve(right, sure.numpy(), n_bins=BINS)
     sizes = np.histogram(sure.numpy(), bins=np.linspace(0, 1, BINS + 1))[0]
     error = (np.abs(shares - means) * sizes[sizes > 0]).sum() / len(labels)
@@ -167,7 +193,9 @@ def reliability_by_scikit_learn(scores: np.ndarray, labels: np.ndarray) -> tuple
 def judged(part: ImageSet, holdout: ImageSet) -> tuple[np.ndarray, dict]:
     """Train a linear classifier on a set; return its hold-out logits, and its `aggregate`."""
     schedule = schedule_of("lr", len(part), 1)
-    scores = logits(fit("lr", part.images, part.labels, len(part.classes), schedule, 0), holdout.images)
+    scores = logits(
+        fit("lr", part.images, part.labels, len(part.classes), schedule, 0), holdout.images
+    )
     return scores, aggregate([scored_by(lambda _: scores, holdout, {})], part.classes)
 
 
@@ -178,13 +206,18 @@ def groups_of_known_accuracy() -> None:
     withheld.
     """
     parts = {"a": (400, 0.8), "b": (200, 0.5), "c": (6, 1.0), "d": (5, 1.0)}
-    right = np.concatenate([np.arange(count) < count * share for count, share in parts.values()]).astype(float)
+    right = np.concatenate(
+        [np.arange(count) < count * share for count, share in parts.values()]
+    ).astype(float)
     column = by_column(right, None, np.repeat([*parts], [count for count, _ in parts.values()]))
     for row in column["groups"]:
         error = 1.96 * np.sqrt(row["mean"] * (1 - row["mean"]) / row["images"])
         low, high = row["interval"]
         normal = f"{row['mean'] - error:.3f} to {row['mean'] + error:.3f}"
-        print(f"{row['group']}: {row['images']} images, {row['mean']:.3f}, {low:.3f} to {high:.3f} (normal: {normal})")
+        print(
+            f"{row['group']}: {row['images']} images, {row['mean']:.3f}, {low:.3f} to {high:.3f} "
+            f"(normal: {normal})"
+        )
     print(f"best to worst {column['gap']:.3f}, withheld {column['withheld']}")
 
 
@@ -207,20 +240,30 @@ def seconds_of_measures(sizes: list[int]) -> None:
 
 def jobs(own: ImageSet, train: ImageSet, holdout: ImageSet) -> dict[str, Callable[[], object]]:
     """Return the functions to time, by name."""
-    extractor = Extractor(name="128 pixels", digest="", embed=lambda images: images.flatten(1)[:, :128])
+    extractor = Extractor(
+        name="128 pixels", digest="", embed=lambda images: images.flatten(1)[:, :128]
+    )
     compared, reference = (extractor(part.images[:COMPARED]) for part in (own, holdout))
     novel = compared, extractor(train.images[:SEARCHED]), reference
     right = own.labels == 0
 
     def metric(name: str) -> Callable[[], object]:
-        return lambda: fidelity("timed", compared, reference, novel, extractor, [name], lambda _: None)
+        return lambda: fidelity(
+            "timed", compared, reference, novel, extractor, [name], lambda _: None
+        )
 
     return {
         "disclosure": lambda: disclosure(own, train, holdout, extractor),
         "interval": lambda: bootstrap_interval(right),
-        "intervals by a column of 10": lambda: by_column(right, None, np.array(CLASSES)[own.labels]),
-        "calibration": lambda: calibration_error(own.images.reshape(len(own), -1)[:, :10], own.labels),
-        "second student": lambda: score_student(extractor, own.take(np.arange(len(compared))), holdout, 0),
+        "intervals by a column of 10": lambda: by_column(
+            right, None, np.array(CLASSES)[own.labels]
+        ),
+        "calibration": lambda: calibration_error(
+            own.images.reshape(len(own), -1)[:, :10], own.labels
+        ),
+        "second student": lambda: score_student(
+            extractor, own.take(np.arange(len(compared))), holdout, 0
+        ),
         **{name: metric(name) for name, one in METRICS.items() if one.measure and not one.needs},
     }
 
@@ -241,28 +284,49 @@ def rates_of_marks(images: np.ndarray, draws: int = 2000) -> None:
     """Print how often the pattern is found in sets after JPEG, and by chance in unmarked sets."""
     key, random = pattern_key("sanity", 0), np.random.default_rng(0)
     for side, sizes in ((28, (1, 4, 10)), (64, (1, 4)), (128, (1,))):
-        larger = [Image.fromarray(image[..., 0]).resize((side, side), Image.Resampling.LANCZOS) for image in images]
+        larger = [
+            Image.fromarray(image[..., 0]).resize((side, side), Image.Resampling.LANCZOS)
+            for image in images
+        ]
         drawn = np.stack([np.asarray(picture) for picture in larger])[..., None]
         marked, plain = after_jpeg(add_pattern(drawn, key)), after_jpeg(drawn)
         for size in sizes:
             sets = [random.permutation(len(images))[:size] for _ in range(draws)]
             hits = np.mean([pattern_score(marked[rows], key) >= FOUND for rows in sets])
-            alarms = [pattern_score(plain[rows], pattern_key("x", i)) >= FOUND for i, rows in enumerate(sets)]
-            print(f"{side} pixels, {size} pictures: found {100 * hits:.1f} %, unmarked {100 * np.mean(alarms):.2f} %")
+            alarms = [
+                pattern_score(plain[rows], pattern_key("x", i)) >= FOUND
+                for i, rows in enumerate(sets)
+            ]
+            print(
+                f"{side} pixels, {size} pictures: found {100 * hits:.1f} %, unmarked "
+                f"{100 * np.mean(alarms):.2f} %"
+            )
 
 
-def accuracy_of_marks(name: str, train: ImageSet, holdout: ImageSet, student: Student, seeds: int) -> None:
+def accuracy_of_marks(
+    name: str, train: ImageSet, holdout: ImageSet, student: Student, seeds: int
+) -> None:
     """Print students' accuracy after training with and without the pattern, in pairs by seed."""
-    marked = ImageSet(add_pattern(train.images, pattern_key("sanity", 0)), train.labels, train.classes)
-    rows = np.array([[100 * student(part, holdout, seed) for part in (train, marked)] for seed in range(seeds)])
+    marked = ImageSet(
+        add_pattern(train.images, pattern_key("sanity", 0)), train.labels, train.classes
+    )
+    rows = np.array(
+        [[100 * student(part, holdout, seed) for part in (train, marked)] for seed in range(seeds)]
+    )
     without, having = rows.T
     error = (having - without).std(ddof=1) / np.sqrt(seeds)
     change = f"{(having - without).mean():+.2f} ± {error:.2f}"
-    print(f"{name}, {seeds} pairs: {without.mean():.2f} without, {having.mean():.2f} with: {change} points", flush=True)
+    print(
+        f"{name}, {seeds} pairs: {without.mean():.2f} without, {having.mean():.2f} with: {change} "
+        "points",
+        flush=True,
+    )
 
 
 def from_scratch(train: ImageSet, holdout: ImageSet, seed: int) -> float:
-    return evaluate_classifier("cnn", train, holdout, schedule_of("cnn", len(train), 1), {}, seed).accuracy
+    return evaluate_classifier(
+        "cnn", train, holdout, schedule_of("cnn", len(train), 1), {}, seed
+    ).accuracy
 
 
 def measure_marks(seeds: int, folder: Path, images: int) -> None:
@@ -274,34 +338,52 @@ def measure_marks(seeds: int, folder: Path, images: int) -> None:
     whole, _ = real_images(False, folder, images)
     train = whole.take(np.arange(images))
     pixels = read_idx(folder / "t10k-images-idx3-ubyte.gz")[..., None]
-    holdout = ImageSet(pixels, read_idx(folder / "t10k-labels-idx1-ubyte.gz").astype(np.int64), CLASSES)
+    holdout = ImageSet(
+        pixels, read_idx(folder / "t10k-labels-idx1-ubyte.gz").astype(np.int64), CLASSES
+    )
     rates_of_marks(holdout.images[:1000])
     bunch = load_digits()
     small = np.rint(bunch.images * 255 / 16).astype(np.uint8)[..., None]
-    digits = shuffled(ImageSet(small, bunch.target.astype(np.int64), tuple("0123456789")), len(small))
+    digits = shuffled(
+        ImageSet(small, bunch.target.astype(np.int64), tuple("0123456789")), len(small)
+    )
     half = len(digits) // 2
     parts = {
         "digits": (digits.take(np.arange(half)), digits.take(np.arange(half, len(digits)))),
         "Fashion-MNIST": (train, holdout),
     }
     for name, (seen, unseen) in parts.items():
-        linear = partial(on_public_features, embedded_extractor(drawn_set("glyphs", seen.shape, 200), "glyphs"))
+        linear = partial(
+            on_public_features, embedded_extractor(drawn_set("glyphs", seen.shape, 200), "glyphs")
+        )
         accuracy_of_marks(f"{name}, linear on public features", seen, unseen, linear, seeds)
     for name, (seen, unseen) in parts.items():
         accuracy_of_marks(f"{name}, CNN", seen, unseen, from_scratch, seeds)
 
 
-def on_public_features(extractor: Extractor, train: ImageSet, holdout: ImageSet, seed: int) -> float:
+def on_public_features(
+    extractor: Extractor, train: ImageSet, holdout: ImageSet, seed: int
+) -> float:
     return score_student(extractor, train, holdout, seed).accuracy
 
 
 def main(
     images: Annotated[int, typer.Option(help="Of each of: training, hold-out, synthetic.")] = 5000,
-    folder: Annotated[Path, typer.Option(help="Holds the four .gz files.")] = Path("/usr/share/datasets/fashion-mnist"),
-    drawn: Annotated[bool, typer.Option("--drawn", help="Drawn letters stand for real images.")] = False,
-    plots: Annotated[Path | None, typer.Option(help="Also write neighbours.png for the half copies.")] = None,
-    seconds: Annotated[str, typer.Option(help="Only time each measure, at these numbers of images.")] = "",
-    marks: Annotated[int, typer.Option(help="Only measure the pattern in pixels, by so many pairs of students.")] = 0,
+    folder: Annotated[Path, typer.Option(help="Holds the four .gz files.")] = Path(
+        "/usr/share/datasets/fashion-mnist"
+    ),
+    drawn: Annotated[
+        bool, typer.Option("--drawn", help="Drawn letters stand for real images.")
+    ] = False,
+    plots: Annotated[
+        Path | None, typer.Option(help="Also write neighbours.png for the half copies.")
+    ] = None,
+    seconds: Annotated[
+        str, typer.Option(help="Only time each measure, at these numbers of images.")
+    ] = "",
+    marks: Annotated[
+        int, typer.Option(help="Only measure the pattern in pixels, by so many pairs of students.")
+    ] = 0,
 ) -> None:
     if marks:
         return measure_marks(marks, folder, images)
@@ -312,12 +394,26 @@ def main(
     random = np.random.default_rng(0)
     start = time.perf_counter()
     extractor = embedded_extractor(drawn_set("glyphs", (1, 28, 28), 200), "glyphs")
-    print(f"{extractor.name} drawn and trained in {time.perf_counter() - start:.0f} s, digest {extractor.digest[:8]}")
+    print(
+        f"{extractor.name} drawn and trained in {time.perf_counter() - start:.0f} s, digest "
+        f"{extractor.digest[:8]}"
+    )
     train_features, holdout_features = extractor(train.images), extractor(holdout.images)
     title = f"{images} images a side, against the hold-out, {extractor.name}"
     numbers: dict[str, dict[str, float]] = {}  # numbers of each set
     beside = Table(
-        *("set", "as near as 1 in 100", "p", "ε ≥", "rings", "accuracy", "interval", "worst class", "gap", "ECE"),
+        *(
+            "set",
+            "as near as 1 in 100",
+            "p",
+            "ε ≥",
+            "rings",
+            "accuracy",
+            "interval",
+            "worst class",
+            "gap",
+            "ECE",
+        ),
         "on public features",
     )
     chosen = [name for name in chosen_metrics(Evaluate()) if METRICS[name].measure]
@@ -334,9 +430,17 @@ def main(
         worst = min(row["per_class"], key=lambda one: one["mean"])
         gap = np.mean([one["mean"] for one in row["per_class"]]) - worst["mean"]
         near = f"{copies['near']}, {copies['chance']:.0f} by chance (k = {copies['rank']})"
-        words = [f"{copies['p']:.2g}", f"{copies['epsilon']:.2g}", "yes" if copies["rings"] else "no"]
+        words = [
+            f"{copies['p']:.2g}",
+            f"{copies['epsilon']:.2g}",
+            "yes" if copies["rings"] else "no",
+        ]
         shares = [f"{100 * row['mean']:.1f}", f"{100 * low:.1f} to {100 * high:.1f}"]
-        shares += [f"{worst['class']} {100 * worst['mean']:.1f}", f"{100 * gap:.1f}", f"{100 * row['calibration']:.1f}"]
+        shares += [
+            f"{worst['class']} {100 * worst['mean']:.1f}",
+            f"{100 * gap:.1f}",
+            f"{100 * row['calibration']:.1f}",
+        ]
         second = score_students(extractor, {name: part}, holdout, (0,))["trained_on"][name]
         beside.add_row(name, near, *words, *shares, f"{100 * second['mean']:.1f}")
         if name in ("real, unseen", "1 % copies of training", "half copies of training"):
@@ -344,13 +448,23 @@ def main(
             again = p_by_shuffling(distances[0], distances[1], copies["rank"], random)
             twice = min(1.0, again * (2 if images > 100 else 1))
             by_rank = f"p of rank {copies['rank']} doubled, by {SHUFFLES} shuffles {twice:.2g}"
-            print(f"{name}: MIND {found['mind']:.4f}, by torch {sliced_by_torch(features, holdout_features):.4f}")
+            print(
+                f"{name}: MIND {found['mind']:.4f}, by torch "
+                f"{sliced_by_torch(features, holdout_features):.4f}"
+            )
             print(f"{name}: p {copies['p']:.2g}; {by_rank}")
-            print(f"{name}: ε ≥ {copies['epsilon']:.4f}, by tails {epsilon_by_tails(*distances):.4f}")
+            print(
+                f"{name}: ε ≥ {copies['epsilon']:.4f}, by tails {epsilon_by_tails(*distances):.4f}"
+            )
             once_more = reliability_by_scikit_learn(scores, holdout.labels)
             shown_before = low, high, worst["mean"], row["calibration"]
-            for what, *values in zip(("from", "to", "worst class", "ECE"), shown_before, once_more, strict=True):
-                print(f"{name}: {what} {100 * values[0]:.2f}, by Wilson or scikit-learn {100 * values[1]:.2f}")
+            for what, *values in zip(
+                ("from", "to", "worst class", "ECE"), shown_before, once_more, strict=True
+            ):
+                print(
+                    f"{name}: {what} {100 * values[0]:.2f}, by Wilson or scikit-learn "
+                    f"{100 * values[1]:.2f}"
+                )
         if plots and name.startswith("half"):
             plot_neighbours(extractor, part, train, plots / "neighbours.png")
     columns = [key for key in numbers["real, unseen"] if not key.endswith("_std")]

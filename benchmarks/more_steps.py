@@ -1,6 +1,7 @@
 """Measure whether more steps of the one-step generator ever make its images worse.
 
-    OMP_NUM_THREADS=1 python benchmarks/more_steps.py [--epsilons 0.5,1,3,10] [--rare 500,4000] [--factors 1,2,4] \
+    OMP_NUM_THREADS=1 python benchmarks/more_steps.py [--epsilons 0.5,1,3,10] [--rare 500,4000]
+    [--factors 1,2,4] \
         [--seeds 0,1,2]
 
 Two classes of Fashion-MNIST (the Debian package dataset-fashion-mnist), T-shirts, 3 900, and
@@ -50,7 +51,10 @@ def read(part: str) -> tuple[Tensor, Tensor]:
     """
     files = [next(DEBIAN_FASHION_MNIST.glob(f"{part}-{name}*")) for name in ("images", "labels")]
     raw = [gzip.decompress(file.read_bytes()) for file in files]
-    images = torch.frombuffer(bytearray(raw[0][16:]), dtype=torch.uint8).view(-1, 1, 28, 28).float() / 255
+    images = (
+        torch.frombuffer(bytearray(raw[0][16:]), dtype=torch.uint8).view(-1, 1, 28, 28).float()
+        / 255
+    )
     labels = torch.frombuffer(bytearray(raw[1][8:]), dtype=torch.uint8)
     kept = torch.isin(labels, torch.tensor(CLASSES, dtype=torch.uint8))
     return F.avg_pool2d(images[kept], 2), (labels[kept] == CLASSES[1]).long()
@@ -64,7 +68,9 @@ def noise_multiplier(epsilon: float, size: int) -> float:
     return calibrate(asks, epsilon, 1 / size)["frequency"].noise_multiplier
 
 
-def balanced_accuracy(images: Tensor, labels: Tensor, test: tuple[Tensor, Tensor], seed: int) -> float:
+def balanced_accuracy(
+    images: Tensor, labels: Tensor, test: tuple[Tensor, Tensor], seed: int
+) -> float:
     """Return the balanced accuracy of the judge `cnn` trained on the images, in %."""
     schedule = Schedule(steps=JUDGED, learning_rate=3e-3, weight_decay=1e-2)
     judge = fit("cnn", as_uint8(images), labels.numpy(), 2, schedule, seed=seed)
@@ -85,26 +91,46 @@ def drawn_images(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("epsilons", "0.5,1,3,10"), ("rare", "500,4000"), ("factors", "1,2,4"), ("seeds", "0,1,2")):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in (
+        ("epsilons", "0.5,1,3,10"),
+        ("rare", "500,4000"),
+        ("factors", "1,2,4"),
+        ("seeds", "0,1,2"),
+    ):
         parser.add_argument(f"--{name}", default=default)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--size", type=int, default=3000)
-    parser.add_argument("--grids", type=Path, help="Folder for a PNG of each fit, one class above the other.")
+    parser.add_argument(
+        "--grids", type=Path, help="Folder for a PNG of each fit, one class above the other."
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     train, test = read("train"), read("t10k")
     seeds = [int(seed) for seed in given.seeds.split(",")]
     embedders = {seed: FourierFeatures((1, 14, 14), FEATURES, given.size, seed) for seed in seeds}
-    print("| class of | ε | steps | balanced accuracy | of each seed | seconds |\n|---|---|---|---|---|---|")
+    print(
+        "| class of | ε | steps | balanced accuracy | of each seed | seconds "
+        "|\n|---|---|---|---|---|---|"
+    )
     for rare in map(int, given.rare.split(",")):
         rows = torch.cat([(train[1] == m).nonzero()[:n, 0] for m, n in ((0, COMMON), (1, rare))])
         images, labels, size = train[0][rows], train[1][rows], COMMON + rare
         real = torch.cat([(labels == m).nonzero()[:500, 0] for m in (0, 1)])
-        print_row(rare, "real", "", [balanced_accuracy(images[real], labels[real], test, seed) for seed in seeds], 0)
+        print_row(
+            rare,
+            "real",
+            "",
+            [balanced_accuracy(images[real], labels[real], test, seed) for seed in seeds],
+            0,
+        )
         priors = torch.tensor([COMMON, rare]) / size
         with torch.no_grad():
-            totals = {seed: embedders[seed].embed(images, F.one_hot(labels, 2).float()) for seed in seeds}
+            totals = {
+                seed: embedders[seed].embed(images, F.one_hot(labels, 2).float()) for seed in seeds
+            }
         for epsilon in map(float, given.epsilons.split(",")):
             scale = noise_multiplier(epsilon, size)
             for steps in (given.steps * int(factor) for factor in given.factors.split(",")):
@@ -116,7 +142,10 @@ def main() -> None:
                     found.append(balanced_accuracy(drawn, asked, test, seed))
                     if given.grids:
                         shown = torch.cat([drawn[asked == m][:40] for m in (0, 1)])
-                        save_png(given.grids / f"{rare}-{epsilon:g}-{steps}-{seed}.png", to_grid(shown, 10))
+                        save_png(
+                            given.grids / f"{rare}-{epsilon:g}-{steps}-{seed}.png",
+                            to_grid(shown, 10),
+                        )
                 print_row(rare, f"{epsilon:g}", str(steps), found, time.process_time() - started)
 
 

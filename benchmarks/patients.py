@@ -38,25 +38,44 @@ RESULTS = ROOT / "benchmarks" / "results" / "patients.csv"
 MEAN, MOST = 5, 30  # mean and largest number of a patient's images
 CLASSES = tuple(str(i) for i in range(10))
 SETS = {  # images of patients, test images, and settings
-    "digits": (1300, 497, {"auxiliary": {"steps": 1500, "images": 6000}, "frequency": {"size": 2000}}),
-    "fashion-mnist": (20_000, 10_000, {"auxiliary": {"steps": 400, "images": 8000}, "frequency": {"size": 4000}}),
+    "digits": (
+        1300,
+        497,
+        {"auxiliary": {"steps": 1500, "images": 6000}, "frequency": {"size": 2000}},
+    ),
+    "fashion-mnist": (
+        20_000,
+        10_000,
+        {"auxiliary": {"steps": 400, "images": 8000}, "frequency": {"size": 4000}},
+    ),
 }
 CLASSIFIERS = ("lr", "cnn")
-ALL = "import sys; from stages.cli import app; [app(x.split(), standalone_mode=False) for x in sys.argv[1:]]"
+ALL = (
+    "import sys; from stages.cli import app; [app(x.split(), standalone_mode=False) for x in "
+    "sys.argv[1:]]"
+)
 COLUMNS = ("set", "classes", "unit", "epsilon", "seed", "patients", "lr", "cnn")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sets", default="digits")
-    parser.add_argument("--classes", default="mixed,one", help="whether a patient's images are of several classes")
+    parser.add_argument(
+        "--classes", default="mixed,one", help="whether a patient's images are of several classes"
+    )
     parser.add_argument("--epsilons", default="1,10")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--show", action="store_true", help="print the table of the results so far, and stop")
+    parser.add_argument(
+        "--show", action="store_true", help="print the table of the results so far, and stop"
+    )
     arguments = parser.parse_args()
     if arguments.show:
-        table = pd.read_csv(arguments.results).groupby(["set", "classes", "epsilon", "unit"])[["lr", "cnn"]]
+        table = pd.read_csv(arguments.results).groupby(["set", "classes", "epsilon", "unit"])[
+            ["lr", "cnn"]
+        ]
         return print((100 * table.agg(["mean", "std", "count"])).round(1).to_string())
     for name in arguments.sets.split(","):
         for classes in arguments.classes.split(","):
@@ -85,7 +104,9 @@ def images_of(name: str) -> tuple[np.ndarray, np.ndarray]:
         bunch = load_digits()
         return np.rint(bunch.images * (255 / 16)).astype(np.uint8), bunch.target.astype(np.int64)
     folder = DEBIAN_FASHION_MNIST
-    return read_idx(folder / "train-images-idx3-ubyte.gz"), read_idx(folder / "train-labels-idx1-ubyte.gz").astype(int)
+    return read_idx(folder / "train-images-idx3-ubyte.gz"), read_idx(
+        folder / "train-labels-idx1-ubyte.gz"
+    ).astype(int)
 
 
 def measure(name: str, classes: str, unit: str, epsilon: float, seed: int) -> dict:
@@ -122,23 +143,43 @@ def measure(name: str, classes: str, unit: str, epsilon: float, seed: int) -> di
     environment = os.environ | {"SFUMATO_STATE": str(work / "state"), "PYTHONPATH": str(ROOT)}
     others = [name for name in QUERIES if name not in ("count", "frequency")]  # switched off
     commands = [
-        *("prepare sensitive", "prepare public", "plan", "count", "frequency", "auxiliary", "synthesize", *others),
+        *(
+            "prepare sensitive",
+            "prepare public",
+            "plan",
+            "count",
+            "frequency",
+            "auxiliary",
+            "synthesize",
+            *others,
+        ),
         "ledger write",
     ]
     try:
         words = [sys.executable, "-c", ALL, *commands]
-        done = subprocess.run(words, cwd=work, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            words, cwd=work, env=environment, capture_output=True, text=True, check=False
+        )
         if done.returncode:
             raise RuntimeError(done.stderr)
         release = load_release(work / "artifacts" / "synthesize")
         found = {}
         for classifier in CLASSIFIERS:
             schedule = schedule_of(classifier, len(release.images), 8)
-            trained = fit(classifier, np.array(release.images), np.array(release.labels), 10, schedule, seed)
+            trained = fit(
+                classifier, np.array(release.images), np.array(release.labels), 10, schedule, seed
+            )
             found[classifier] = accuracy(trained, tested)
     finally:
         shutil.rmtree(work)
-    about = {"set": name, "classes": classes, "unit": unit, "epsilon": epsilon, "seed": seed, "patients": number}
+    about = {
+        "set": name,
+        "classes": classes,
+        "unit": unit,
+        "epsilon": epsilon,
+        "seed": seed,
+        "patients": number,
+    }
     return about | found
 
 

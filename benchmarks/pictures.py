@@ -35,7 +35,12 @@ SETS: dict[str, tuple[list[str], dict[str, Any]]] = {  # recipes, and further se
         ["teacher-gaussian"],
         {
             "profile": "cifar10-cpu",
-            "data": {"source": "imagefolder", "dataset_id": "cifar10-train", "size": 32, "channels": 3},
+            "data": {
+                "source": "imagefolder",
+                "dataset_id": "cifar10-train",
+                "size": 32,
+                "channels": 3,
+            },
             "privacy": {"size_hint": 40000, "lifetime_epsilon": "unlimited"},
         },
     ),
@@ -59,7 +64,9 @@ def row_of(images: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
     """
     each = max(1, COLUMNS // classes)
     chosen = np.concatenate([np.flatnonzero(labels == label)[:each] for label in range(classes)])
-    return np.concatenate(np.pad(images[chosen], [(0, 0), (0, 0), (0, 1), (0, 0)], constant_values=255), axis=1)
+    return np.concatenate(
+        np.pad(images[chosen], [(0, 0), (0, 0), (0, 1), (0, 0)], constant_values=255), axis=1
+    )
 
 
 def draw(rows: dict[str, np.ndarray], file: Path) -> None:
@@ -75,25 +82,37 @@ def draw(rows: dict[str, np.ndarray], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name", choices=SETS)
-    parser.add_argument("--work", type=Path, required=True, help="folder of the runs and of their private state")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder of the runs and of their private state"
+    )
     parser.add_argument("--path", help="of cifar10: one folder of pictures a class")
     given = parser.parse_args()
     recipes, settings = SETS[given.name]
     work, rows = given.work.resolve(), dict[str, np.ndarray]()
     settings |= {"seed": 0, "synthesize": {"count": COUNT}}
-    settings["data"] = settings.get("data", {}) | ({"path": str(Path(given.path).resolve())} if given.path else {})
+    settings["data"] = settings.get("data", {}) | (
+        {"path": str(Path(given.path).resolve())} if given.path else {}
+    )
     for recipe in recipes:
         for epsilon in EPSILONS:
             folder = work / f"{given.name}-{recipe}-{epsilon}"
             privacy = settings.get("privacy", {}) | {"epsilon": epsilon}
-            release = released(folder, work / f"shared-{given.name}", settings | {"recipe": recipe, "privacy": privacy})
+            release = released(
+                folder,
+                work / f"shared-{given.name}",
+                settings | {"recipe": recipe, "privacy": privacy},
+            )
             if not rows:
                 name, real = real_images(given.name, folder)
                 rows[name] = row_of(real.images, real.labels, len(real.classes))
             found = load_release(release, ["plain"])
-            rows[f"{recipe}, ε = {epsilon}"] = row_of(found.images, found.labels, len(found.classes))
+            rows[f"{recipe}, ε = {epsilon}"] = row_of(
+                found.images, found.labels, len(found.classes)
+            )
         draw(rows, GALLERY / f"{given.name}-by-epsilon.png")
 
 

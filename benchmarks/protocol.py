@@ -37,16 +37,26 @@ class Setting:
     weight_decay: float
 
     def schedule(self, schedule: Schedule) -> Schedule:
-        return replace(schedule, learning_rate=self.rate * schedule.learning_rate, weight_decay=self.weight_decay)
+        return replace(
+            schedule,
+            learning_rate=self.rate * schedule.learning_rate,
+            weight_decay=self.weight_decay,
+        )
 
-    def accuracies(self, schedule: Schedule, trained: ImageSet, scored: Sequence[ImageSet]) -> list[float]:
+    def accuracies(
+        self, schedule: Schedule, trained: ImageSet, scored: Sequence[ImageSet]
+    ) -> list[float]:
         """Train on `trained` by this choice of `schedule`; return accuracies on `scored`."""
         own = self.schedule(schedule)
-        model = fit(self.classifier, trained.images, trained.labels, len(trained.classes), own, seed=0)
+        model = fit(
+            self.classifier, trained.images, trained.labels, len(trained.classes), own, seed=0
+        )
         return [accuracy(model, part) for part in scored]
 
 
-def grid(classifiers: Sequence[str], rates: Sequence[float], decays: Sequence[float]) -> list[Setting]:
+def grid(
+    classifiers: Sequence[str], rates: Sequence[float], decays: Sequence[float]
+) -> list[Setting]:
     """List every combination."""
     every = itertools.product(classifiers, rates, decays)
     return [Setting(classifier=name, rate=rate, weight_decay=decay) for name, rate, decay in every]
@@ -98,12 +108,21 @@ def ensemble(
     alone = []
     for seed in range(members):
         progress(f"{name}: member {seed + 1} of {members}")
-        model = fit(name, synthetic.images, synthetic.labels, len(synthetic.classes), schedule, seed)
-        probabilities = torch.softmax(torch.from_numpy(logits(model, holdout.images)).double(), dim=1).numpy()
+        model = fit(
+            name, synthetic.images, synthetic.labels, len(synthetic.classes), schedule, seed
+        )
+        probabilities = torch.softmax(
+            torch.from_numpy(logits(model, holdout.images)).double(), dim=1
+        ).numpy()
         alone.append(float((probabilities.argmax(axis=1) == holdout.labels).mean()))
         whole += probabilities
     right = float((whole.argmax(axis=1) == holdout.labels).mean())
-    return {"members": members, "images": len(synthetic), "accuracy": right, "alone": summary(alone)}
+    return {
+        "members": members,
+        "images": len(synthetic),
+        "accuracy": right,
+        "alone": summary(alone),
+    }
 
 
 def model_selection(
@@ -168,7 +187,11 @@ def plot_protocol(found: Mapping, path: Path) -> None:
     Panels: accuracy against the number of images, with ensembles; real against synthetic scores of
     a grid of settings.
     """
-    panels = [draw for name, draw in (("sizes", draw_sizes), ("selection", draw_selection)) if found.get(name)]
+    panels = [
+        draw
+        for name, draw in (("sizes", draw_sizes), ("selection", draw_selection))
+        if found.get(name)
+    ]
     figure = new_figure(5.2 * len(panels), 4.2)
     for draw, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
         draw(axes, found)
@@ -190,7 +213,9 @@ def draw_sizes(axes, found: Mapping) -> None:
             label = f"{name}, ensemble of {together['members']}"
             axes.plot(together["images"], 100 * together["accuracy"], label=label, **star)
     every = {row["images"] for rows in found["sizes"].values() for row in rows}
-    log_ticks(axes, {count: f"{count / 1000:g} K" if count >= 1000 else str(count) for count in every})
+    log_ticks(
+        axes, {count: f"{count / 1000:g} K" if count >= 1000 else str(count) for count in every}
+    )
     axes.set(xlabel="synthetic images, log scale", ylabel="accuracy on real hold-out, %")
     axes.set_title("Accuracy against the number of images", fontsize=10)
 
@@ -201,5 +226,9 @@ def draw_selection(axes, found: Mapping) -> None:
         own = [row for row in settings if row["classifier"] == name]
         synthetic, real = ([100 * row[key] for row in own] for key in ("synthetic", "real"))
         axes.scatter(synthetic, real, color=COLOURS[i % 6], s=28, label=name)
-    axes.set(xlabel="accuracy on synthetic images kept apart, %", ylabel="accuracy on real hold-out, %")
-    axes.set_title(f"Model selection: rank correlation {found['selection']['spearman']:.2f}", fontsize=10)
+    axes.set(
+        xlabel="accuracy on synthetic images kept apart, %", ylabel="accuracy on real hold-out, %"
+    )
+    axes.set_title(
+        f"Model selection: rank correlation {found['selection']['spearman']:.2f}", fontsize=10
+    )

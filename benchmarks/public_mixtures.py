@@ -32,12 +32,16 @@ JUDGES = 0.2  # Part of the drawn images
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     label = commands.add_parser("label")
     label.add_argument("project", type=Path)
     label.add_argument("rows", type=Path)
-    label.add_argument("--source", default="auxiliary", help="stage whose images are the drawn ones")
+    label.add_argument(
+        "--source", default="auxiliary", help="stage whose images are the drawn ones"
+    )
     label.add_argument("--drawn", type=int, default=1500)
     label.add_argument("--public", type=int, default=898, help="number that the teacher chooses")
     score = commands.add_parser("score")
@@ -67,11 +71,16 @@ def save_rows(file: Path, source: str, drawn: int, number: int) -> None:
     chosen, labels = surest(shares, number // len(card.classes))
     rest = np.setdiff1d(np.arange(len(public)), chosen)
     _, holdout = open_local(state_dir(), card, "public mixtures", everywhere=True)
-    units = np.arange(len(holdout)) if holdout.groups is None else np.unique(holdout.groups, return_inverse=True)[1]
+    units = (
+        np.arange(len(holdout))
+        if holdout.groups is None
+        else np.unique(holdout.groups, return_inverse=True)[1]
+    )
     real = classify(teacher, holdout).numpy().argmax(axis=1)
     print(f"teacher: hold-out {scores(real, holdout.labels, units % 2)}")
     print(
-        f"public images that the teacher gives each class: {np.bincount(shares.argmax(1), minlength=shares.shape[1])}"
+        "public images that the teacher gives each class: "
+        f"{np.bincount(shares.argmax(1), minlength=shares.shape[1])}"
     )
     np.savez(
         file,
@@ -100,7 +109,14 @@ def show_student(rows: dict[str, np.ndarray], mixture: str, steps: int, seed: in
     own, other = parts[mixture]
     images = np.concatenate([rows["drawn"][own], rows["public"][other]])
     labels = np.concatenate([rows["drawn_labels"][own], rows["public_labels"][other]])
-    student = fit("cnn", images, labels, int(labels.max()) + 1, schedule_of("cnn", len(images), 1, steps), seed)
+    student = fit(
+        "cnn",
+        images,
+        labels,
+        int(labels.max()) + 1,
+        schedule_of("cnn", len(images), 1, steps),
+        seed,
+    )
     drawn = balanced(answers(student, rows["drawn"][kept:]), rows["drawn_labels"][kept:])
     rest = balanced(answers(student, rows["rest"]), rows["rest_labels"])
     real = scores(answers(student, rows["real"]), rows["real_labels"], rows["half"])
@@ -113,13 +129,18 @@ def answers(student, images: np.ndarray) -> np.ndarray:
 
 
 def balanced(given: np.ndarray, labels: np.ndarray) -> float:
-    return 100 * float(np.mean([(given[labels == label] == label).mean() for label in np.unique(labels)]))
+    return 100 * float(
+        np.mean([(given[labels == label] == label).mean() for label in np.unique(labels)])
+    )
 
 
 def scores(given: np.ndarray, labels: np.ndarray, half: np.ndarray) -> str:
     first, second = (balanced(given[half == part], labels[half == part]) for part in (0, 1))
     by_class = [100 * (given[labels == label] == label).mean() for label in np.unique(labels)]
-    return f"{balanced(given, labels):.1f} ({first:.1f}, {second:.1f}; by class {np.round(by_class).astype(int)})"
+    return (
+        f"{balanced(given, labels):.1f} ({first:.1f}, {second:.1f}; by class "
+        f"{np.round(by_class).astype(int)})"
+    )
 
 
 if __name__ == "__main__":

@@ -36,7 +36,9 @@ STAGES = [name for name in stages.STAGES if name != "evaluate"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--profile", default="digits")
     parser.add_argument("--recipes", default="dpdm,feta-pro,pdp-diffusion,privimage,rpgen,full")
     parser.add_argument("--epsilons", default="1,3,10")
@@ -49,8 +51,12 @@ def main() -> None:
         help="a parameter of every run, such as finetune.trainable=attention",
     )
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--keep", type=Path, help="keep the folders of the runs here, for `stage compare`")
-    parser.add_argument("--show", action="store_true", help="print the table of the results so far, and stop")
+    parser.add_argument(
+        "--keep", type=Path, help="keep the folders of the runs here, for `stage compare`"
+    )
+    parser.add_argument(
+        "--show", action="store_true", help="print the table of the results so far, and stop"
+    )
     arguments = parser.parse_args()
     if arguments.show:
         return show(arguments.results)
@@ -70,7 +76,12 @@ def main() -> None:
                 if not done(results, key):
                     row = run(key, arguments.set, work.resolve(), shared)
                     append(results, row)
-                    print(", ".join(f"{name} {value}" for name, value in row.items() if name != "seconds"), flush=True)
+                    print(
+                        ", ".join(
+                            f"{name} {value}" for name, value in row.items() if name != "seconds"
+                        ),
+                        flush=True,
+                    )
     if not arguments.keep:
         shutil.rmtree(work)
 
@@ -97,7 +108,9 @@ def run(key: dict, changes: list[str], work: Path, shared: Path) -> dict:
     times = {" ".join(command): stage(*command) for command in BEFORE_PLAN}
     for name in STAGES:
         kept = (
-            shared / "classifier" / digest(Path("artifacts/plan/classifier.yaml"), Path("data/public/privacy.json"))
+            shared
+            / "classifier"
+            / digest(Path("artifacts/plan/classifier.yaml"), Path("data/public/privacy.json"))
             if name == "classifier"
             else None
         )
@@ -111,7 +124,9 @@ def run(key: dict, changes: list[str], work: Path, shared: Path) -> dict:
     stage("ledger", "write")
     found = json.loads(Path("metrics.json").read_text())
     metrics = found["release"]
-    row = key | {name: round(100 * metrics[name]["mean"], 2) for name in CLASSIFIERS if name in metrics}
+    row = key | {
+        name: round(100 * metrics[name]["mean"], 2) for name in CLASSIFIERS if name in metrics
+    }
     if "teacher" in found:
         row["teacher"] = round(100 * found["teacher"]["accuracy"], 2)
     fidelity = found.get("plain", metrics).get("fidelity", {})
@@ -120,9 +135,16 @@ def run(key: dict, changes: list[str], work: Path, shared: Path) -> dict:
     row |= {name: round(fidelity[name], 4) for name in ("mind", "mind_real") if name in fidelity}
     row |= reliability(metrics)
     if "disclosure" in found:
-        row |= {"copies p": found["disclosure"].get("p", ""), "copies unseen": found["disclosure"].get("unseen", "")}
+        row |= {
+            "copies p": found["disclosure"].get("p", ""),
+            "copies unseen": found["disclosure"].get("unseen", ""),
+        }
     row["minutes"] = round(sum(times.values()) / 60, 2)
-    return row | {"seconds": json.dumps({name: round(value, 1) for name, value in times.items() if value > 0.5})}
+    return row | {
+        "seconds": json.dumps(
+            {name: round(value, 1) for name, value in times.items() if value > 0.5}
+        )
+    }
 
 
 def reliability(metrics: dict) -> dict:
@@ -136,7 +158,9 @@ def reliability(metrics: dict) -> dict:
     worst = min(rows[-1]["per_class"], key=lambda one: one["mean"])
     low, high = rows[-1]["interval"]
     shares = {"low": low, "high": high, "worst": worst["mean"], "ece": rows[-1]["calibration"]}
-    return {name: round(100 * share, 2) for name, share in shares.items()} | {"worst class": worst["class"]}
+    return {name: round(100 * share, 2) for name, share in shares.items()} | {
+        "worst class": worst["class"]
+    }
 
 
 def prepare_folder(folder: Path, shared: Path, params: dict) -> None:
@@ -184,7 +208,10 @@ def done(results: Path, key: dict) -> bool:
     if not results.exists():
         return False
     with results.open(newline="") as file:
-        return any(all(row[name] == str(value) for name, value in key.items()) for row in csv.DictReader(file))
+        return any(
+            all(row[name] == str(value) for name, value in key.items())
+            for row in csv.DictReader(file)
+        )
 
 
 def append(results: Path, row: dict) -> None:
@@ -205,17 +232,27 @@ def append(results: Path, row: dict) -> None:
 def show(results: Path) -> None:
     """Print mean ± standard deviation over the seeds, as a Markdown table."""
     table = pd.read_csv(results, keep_default_na=False)
-    print("| profile | recipe | change | ε | seeds | LR | MLP | CNN | student | Fréchet | minutes |\n|" + "---|" * 11)
+    print(
+        "| profile | recipe | change | ε | seeds | LR | MLP | CNN | student | Fréchet | minutes "
+        "|\n|" + "---|" * 11
+    )
     for names, group in table.groupby(["profile", "recipe", "change", "epsilon"], sort=True):
         cells = [f"{name:g}" if isinstance(name, float) else str(name) for name in names]
-        values = (group[name] if name in group else pd.Series() for name in ("lr", "mlp", "cnn", "student", "frechet"))
+        values = (
+            group[name] if name in group else pd.Series()
+            for name in ("lr", "mlp", "cnn", "student", "frechet")
+        )
         cells += [str(len(group)), *map(spread, values)]
         print(f"| {' | '.join(cells)} | {group['minutes'].mean():.1f} |")
 
 
 def spread(values: pd.Series) -> str:
     """Format mean ± sample standard deviation, 0 for a single value; empty for no values."""
-    return "" if values.empty else f"{values.mean():.1f} ± {values.std(ddof=1) if len(values) > 1 else 0:.1f}"
+    return (
+        ""
+        if values.empty
+        else f"{values.mean():.1f} ± {values.std(ddof=1) if len(values) > 1 else 0:.1f}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Measure teachers on full non-square pictures, and on their middles: a linear classifier under DP.
 
-    OMP_NUM_THREADS=1 python benchmarks/rectangles.py FOLDER [--sizes 96x128,96x96,128x128pad] [--map patches]
+    OMP_NUM_THREADS=1 python benchmarks/rectangles.py FOLDER [--sizes 96x128,96x96,128x128pad]
+    [--map patches]
         [--pattern '^(\\d+)_'] [--epsilons 1,10] [--seeds 0,1,2]
 
 FOLDER: public pictures in class folders, used as the sensitive ones; the pattern finds a picture's
@@ -47,7 +48,12 @@ def read(folder: str, size: str, pattern: str) -> tuple[Tensor, Tensor, np.ndarr
 
 
 def trained(
-    rows: tuple[Tensor, Tensor], labels: Tensor, held_out: Tensor, settings: Teacher, epsilon: float, seed: int
+    rows: tuple[Tensor, Tensor],
+    labels: Tensor,
+    held_out: Tensor,
+    settings: Teacher,
+    epsilon: float,
+    seed: int,
 ) -> float:
     """Measure the accuracy of one teacher on its hold-out.
 
@@ -64,12 +70,16 @@ def trained(
     sigma = math.sqrt(settings.steps) / total_mu(epsilon, 1 / (size * math.log(size)))
     charge: Any = InMemory(psi[~held_out], labels[~held_out], settings.steps, sigma, seed)
     covariance = spanned.T @ spanned / len(spanned)
-    weights = query_teacher(charge, settings, int(labels.max()) + 1, float(size), covariance, lambda *_: None)
+    weights = query_teacher(
+        charge, settings, int(labels.max()) + 1, float(size), covariance, lambda *_: None
+    )
     return balanced((psi[held_out].double() @ weights).argmax(1), labels[held_out])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder")
     parser.add_argument("--sizes", default="96x128,96x96,128x128pad")
     parser.add_argument("--map", default="patches")
@@ -81,7 +91,10 @@ def main() -> None:
     for size in arguments.sizes.split(","):
         images, labels, originals = read(arguments.folder, size, arguments.pattern)
         shape = (3, images.shape[2], images.shape[3])
-        drawn, _ = zip(*read_public(Public(source="procedural", per_class=DRAWN), shape, Path(), 0).train, strict=True)
+        drawn, _ = zip(
+            *read_public(Public(source="procedural", per_class=DRAWN), shape, Path(), 0).train,
+            strict=True,
+        )
         public = torch.from_numpy(np.stack(drawn)).permute(0, 3, 1, 2).float() / 255
         began, seen = time.process_time(), map_of(arguments.map, shape, None)
         rows = rows_alone(seen, images), rows_alone(seen, public)
@@ -93,7 +106,11 @@ def main() -> None:
                 order = np.random.default_rng(seed).permutation(originals.max() + 1)
                 held_out = torch.from_numpy(np.isin(originals, order[: len(order) // HELD_OUT]))
                 found.append(trained(rows, labels, held_out, settings, epsilon, seed))
-            print(f"| {size} | {seconds:.1f} | {epsilon:g} | {', '.join(f'{one:.1f}' for one in found)} |", flush=True)
+            print(
+                f"| {size} | {seconds:.1f} | {epsilon:g} | "
+                f"{', '.join(f'{one:.1f}' for one in found)} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

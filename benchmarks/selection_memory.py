@@ -46,11 +46,19 @@ def prepare(folder: Path, images: int, classes: int, side: int) -> None:
             directory / "images.npy", mode="w+", dtype=np.uint8, shape=(images, side, side, 3)
         ).flush()
         np.save(directory / "labels.npy", random.integers(0, classes, images))
-        card = {"enabled": True, "source": "benchmark", "shape": [3, side, side], "classes": names, "images": images}
+        card = {
+            "enabled": True,
+            "source": "benchmark",
+            "shape": [3, side, side],
+            "classes": names,
+            "images": images,
+        }
         (directory / "card.json").write_text(json.dumps(card))
     with writing(folder / "artifacts/histogram", "histogram") as directory:
         np.save(directory / "histogram.npy", random.normal(50, 50, (10, classes)))
-        (directory / "histogram.json").write_text(json.dumps({"public_classes": names, "votes": 1, "per_class": True}))
+        (directory / "histogram.json").write_text(
+            json.dumps({"public_classes": names, "votes": 1, "per_class": True})
+        )
     plan = {
         "stage": "select",
         "enabled": True,
@@ -65,7 +73,9 @@ def prepare(folder: Path, images: int, classes: int, side: int) -> None:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("--images", type=int, default=1_281_167)
     arguments.add_argument("--classes", type=int, default=1000)
     arguments.add_argument("--side", type=int, default=32)
@@ -81,15 +91,24 @@ def main() -> None:
         start = time.perf_counter()
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
         done = subprocess.run(
-            [sys.executable, "-c", SELECT], cwd=folder, env=environment, check=True, capture_output=True, text=True
+            [sys.executable, "-c", SELECT],
+            cwd=folder,
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
         )
         seconds = time.perf_counter() - start
         kept = json.loads((Path(folder) / "select" / "selection.json").read_text())
     before, peak, own = map(float, done.stdout.split())
     print(
-        f"{chosen.images} images of {chosen.side}×{chosen.side}×3, {kept['images']} kept of {len(kept['kept'])} classes"
+        f"{chosen.images} images of {chosen.side}×{chosen.side}×3, {kept['images']} kept of "
+        f"{len(kept['kept'])} classes"
     )
-    print(f"peak resident memory {peak:.0f} MiB, of which {before:.0f} MiB after the imports; {seconds:.0f} s in all")
+    print(
+        f"peak resident memory {peak:.0f} MiB, of which {before:.0f} MiB after the imports; "
+        f"{seconds:.0f} s in all"
+    )
     print(
         f"{own:.0f} MiB of it are the process's own, the rest are pages of mapped files, "
         "which the system takes back when it needs them"

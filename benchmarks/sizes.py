@@ -42,7 +42,9 @@ def enlarged(image_set: ImageSet, side: int) -> ImageSet:
     parts = []
     for rows in np.array_split(np.arange(len(image_set)), -(-len(image_set) // 500)):
         images = torch.from_numpy(np.array(image_set.images[rows])).permute(0, 3, 1, 2)
-        larger = F.interpolate(as_floats(images), size=(side, side), mode="bicubic", align_corners=False)
+        larger = F.interpolate(
+            as_floats(images), size=(side, side), mode="bicubic", align_corners=False
+        )
         parts.append(as_uint8(larger))
     return ImageSet(np.concatenate(parts), image_set.labels, image_set.classes)
 
@@ -56,18 +58,24 @@ def draw(projects: list[Path], side: int, file: Path) -> None:
     rows = []
     for project in projects:
         plain = released(project, ["plain"])
-        chosen = [np.flatnonzero(plain.labels == label)[:SHOWN] for label in range(len(plain.classes))]
+        chosen = [
+            np.flatnonzero(plain.labels == label)[:SHOWN] for label in range(len(plain.classes))
+        ]
         images = enlarged(plain.take(np.concatenate(chosen)), side).images
         rows.append(as_floats(torch.from_numpy(np.array(images)).permute(0, 3, 1, 2)))
     save_png(file, to_grid(torch.cat(rows), len(rows[0])))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("projects", nargs="+", metavar="PROJECT=STATE")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seeds", default="0")
-    parser.add_argument("--no-real", action="store_true", help="leave out the network trained on real images")
+    parser.add_argument(
+        "--no-real", action="store_true", help="leave out the network trained on real images"
+    )
     parser.add_argument("--picture", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     projects = dict(pair.split("=", 1) for pair in arguments.projects)
@@ -80,13 +88,19 @@ def main() -> None:
 
     def accuracy(image_set: ImageSet) -> str:
         schedule = schedule_of("cnn", len(image_set), 1, arguments.steps)
-        found = [100 * evaluate_classifier("cnn", image_set, holdout, schedule, {}, seed).accuracy for seed in seeds]
+        found = [
+            100 * evaluate_classifier("cnn", image_set, holdout, schedule, {}, seed).accuracy
+            for seed in seeds
+        ]
         return " ".join(f"{value:.1f}" for value in found)
 
     extractor = build_extractor(Evaluate(fidelity=("frechet",)), card.shape, lambda what: None)
     assert extractor is not None
     real = extractor(subsample(train, COMPARED).images)
-    print(f"hold-out, real images: Fréchet {frechet_distance(extractor(holdout.images), real):.2f}", flush=True)
+    print(
+        f"hold-out, real images: Fréchet {frechet_distance(extractor(holdout.images), real):.2f}",
+        flush=True,
+    )
     if not arguments.no_real:
         print(f"real images: accuracy {accuracy(train)}", flush=True)
     for project in map(Path, projects):

@@ -62,7 +62,9 @@ class InMemory:
 
     def sum(self, rows_of, max_norm: float, *, size: int) -> Tensor:
         total = bounded_sum(rows_of(self.rows, self.labels), max_norm)
-        return total + self.sigma * max_norm * torch.randn(total.shape, generator=self.random, dtype=total.dtype)
+        return total + self.sigma * max_norm * torch.randn(
+            total.shape, generator=self.random, dtype=total.dtype
+        )
 
 
 def total_mu(epsilon: float, delta: float) -> float:
@@ -81,7 +83,10 @@ def total_mu(epsilon: float, delta: float) -> float:
 def read_images(folder: str, public: bool, side: int) -> tuple[Tensor, Tensor]:
     """Load grey images, (N, 1, side, side) uint8, and their labels."""
     if not public:
-        source = read_source(Data(source="imagefolder", path=folder, dataset_id="trial", size=side, channels=1), Path())
+        source = read_source(
+            Data(source="imagefolder", path=folder, dataset_id="trial", size=side, channels=1),
+            Path(),
+        )
     elif folder == "procedural":
         source = read_public(Public(source=folder, per_class=DRAWN), (1, side, side), Path(), 0)
     else:
@@ -99,7 +104,9 @@ def made_rows(names: list[str], images: Tensor) -> dict[str, np.ndarray]:
     made = {}
     for name in names:
         rows_of = map_of(name, shape, None)
-        made[name] = torch.stack([rows_alone(rows_of, seen) for seen in (shown, shown.flip(3))], dim=2).numpy()
+        made[name] = torch.stack(
+            [rows_alone(rows_of, seen) for seen in (shown, shown.flip(3))], dim=2
+        ).numpy()
     return made
 
 
@@ -109,7 +116,9 @@ def kept_rows(arguments: argparse.Namespace, names: list[str]) -> dict[str, np.n
     if file.is_file():
         return dict(np.load(file))
     images, labels = read_images(arguments.folder, False, arguments.side)
-    found = {f"private.{name}": rows for name, rows in made_rows(names, images).items()} | {"labels": labels.numpy()}
+    found = {f"private.{name}": rows for name, rows in made_rows(names, images).items()} | {
+        "labels": labels.numpy()
+    }
     if arguments.public != "itself":
         public, _ = read_images(arguments.public, True, arguments.side)
         found |= {f"public.{name}": rows for name, rows in made_rows(names, public).items()}
@@ -122,18 +131,27 @@ def balanced(predicted: Tensor, labels: Tensor) -> float:
     return 100 * float(torch.stack(rates).mean())
 
 
-def trained(settings: Teacher, rows: dict[str, np.ndarray], epsilon: float, seed: int, units: int, side: int) -> float:
+def trained(
+    settings: Teacher, rows: dict[str, np.ndarray], epsilon: float, seed: int, units: int, side: int
+) -> float:
     """Measure one teacher's accuracy on its hold-out.
 
     units: number of other images to train on; 0 for all.
     """
     names, labels = [part.map for part in settings.maps], torch.from_numpy(rows["labels"])
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    held_out, kept = order[: len(labels) // HELD_OUT], order[len(labels) // HELD_OUT :][: units or None]
-    private = torch.cat([torch.from_numpy(rows[f"private.{name}"]) for name in names], dim=1)[:, :, None]
+    held_out, kept = (
+        order[: len(labels) // HELD_OUT],
+        order[len(labels) // HELD_OUT :][: units or None],
+    )
+    private = torch.cat([torch.from_numpy(rows[f"private.{name}"]) for name in names], dim=1)[
+        :, :, None
+    ]
     public = private[held_out]
     if f"public.{names[0]}" in rows:
-        public = torch.cat([torch.from_numpy(rows[f"public.{name}"]) for name in names], dim=1)[:, :, None]
+        public = torch.cat([torch.from_numpy(rows[f"public.{name}"]) for name in names], dim=1)[
+            :, :, None
+        ]
     edges = np.cumsum([0, *(rows[f"private.{name}"].shape[1] for name in names)])
     about = settings.features or settings.feature, (1, side, side), settings.dimension
     features = ProjectedFeatures(*about, flip=settings.flip)
@@ -148,12 +166,16 @@ def trained(settings: Teacher, rows: dict[str, np.ndarray], epsilon: float, seed
     sigma = math.sqrt(settings.steps) / total_mu(epsilon, 1 / (size * math.log(size)))
     charge: Any = InMemory(psi[kept], labels[kept], settings.steps, sigma, seed)
     covariance = spanned.T @ spanned / len(spanned)
-    weights = query_teacher(charge, settings, int(labels.max()) + 1, float(size), covariance, lambda *_: None)
+    weights = query_teacher(
+        charge, settings, int(labels.max()) + 1, float(size), covariance, lambda *_: None
+    )
     return balanced((psi[held_out].double() @ weights).argmax(1), labels[held_out])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder")
     parser.add_argument("public")
     parser.add_argument("--rows", default="rows.npz")
@@ -163,7 +185,9 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=128)
     parser.add_argument("--units", type=int, default=0)
     parser.add_argument("--constants", default="auxiliary", choices=["public", "auxiliary"])
-    parser.add_argument("--set", action="append", default=[], help="a number of `teacher`: dimension=128, flip=1")
+    parser.add_argument(
+        "--set", action="append", default=[], help="a number of `teacher`: dimension=128, flip=1"
+    )
     arguments = parser.parse_args()
     names = arguments.maps.split(",")
     rows = kept_rows(arguments, names)
@@ -174,13 +198,23 @@ def main() -> None:
             about = Teacher.constants(arguments.constants, epsilon)
             if arguments.units:
                 effective = epsilon * arguments.units / 60_000
-                about |= at_effective_epsilon("teacher-generator", effective)["teacher"] | {"ridge": 0.01}
+                about |= at_effective_epsilon("teacher-generator", effective)["teacher"] | {
+                    "ridge": 0.01
+                }
             about |= {key: float(value) for key, value in given.items()}
-            settings = Teacher.model_validate({"features": [TeacherMap(map=name) for name in maps], **about})
+            settings = Teacher.model_validate(
+                {"features": [TeacherMap(map=name) for name in maps], **about}
+            )
             few = arguments.units, arguments.side
-            found = [trained(settings, rows, epsilon, seed, *few) for seed in map(int, arguments.seeds.split(","))]
+            found = [
+                trained(settings, rows, epsilon, seed, *few)
+                for seed in map(int, arguments.seeds.split(","))
+            ]
             shown = ", ".join(f"{one:.1f}" for one in found)
-            print(f"ε = {epsilon:g}, {' and '.join(maps)}, {settings.dimension} directions: {shown}", flush=True)
+            print(
+                f"ε = {epsilon:g}, {' and '.join(maps)}, {settings.dimension} directions: {shown}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -50,7 +50,11 @@ def write_set(path: Path, images: int, side: int) -> None:
         with archive.open("labels.npy", "w", force_zip64=True) as file:
             np.lib.format.write_array_header_1_0(file, {**header, "shape": (images,)})
             for start in range(0, images, rows):
-                file.write((np.arange(start, min(start + rows, images)) % CLASSES).astype(np.uint8).tobytes())
+                file.write(
+                    (np.arange(start, min(start + rows, images)) % CLASSES)
+                    .astype(np.uint8)
+                    .tobytes()
+                )
         with archive.open("classes.npy", "w") as file:
             np.lib.format.write_array(file, np.array([f"class {i}" for i in range(CLASSES)]))
 
@@ -81,37 +85,63 @@ def work(part: str, folder: Path, images: int, features: int, side: int) -> Call
 
     state, card, shape = folder / "state", folder / "card.json", (1, side, side)
     if part == "prepare":
-        data = Data(source="npz", path=str(folder / "set.npz"), dataset_id="many", holdout_fraction=0.01)
+        data = Data(
+            source="npz", path=str(folder / "set.npz"), dataset_id="many", holdout_fraction=0.01
+        )
         return lambda: prepare_sensitive(data, state, card, folder)
 
     def charge(mechanism: Mechanism, max_norm: float):
         asked = ChargeRequest(
-            stage=part, plan=part, settings=part, mechanism=mechanism, max_norm=max_norm, released="", sensitivity=""
+            stage=part,
+            plan=part,
+            settings=part,
+            mechanism=mechanism,
+            max_norm=max_norm,
+            released="",
+            sensitivity="",
         )
-        return open_charge(state, read_card(card), asked, SpendingPolicy(delta=1e-8, lifetime_epsilon="unlimited"))
+        return open_charge(
+            state, read_card(card), asked, SpendingPolicy(delta=1e-8, lifetime_epsilon="unlimited")
+        )
 
     if part == "count":
         return lambda: query_count(charge(Mechanism(noise_multiplier=5.0), 1.0), CLASSES)
     if part == "central":
         settings = Central(statistic="mean", repeats=1)
-        bound, denominators = central_norm(shape, settings), torch.full((CLASSES,), images / CLASSES)
+        bound, denominators = (
+            central_norm(shape, settings),
+            torch.full((CLASSES,), images / CLASSES),
+        )
         mechanism = Mechanism(noise_multiplier=5.0)
         return lambda: query_central(charge(mechanism, bound), denominators, shape, settings)
     if part == "frequency":
         seen = FeatureMap(map="pixels" if side < 16 else "deep-scattering", length_scales=(0.3,))
         known = FourierFeatures(shape, [seen], features, 0)
-        return lambda: query_feature_means(charge(Mechanism(noise_multiplier=5.0), 1.0), known, CLASSES, float(images))
+        return lambda: query_feature_means(
+            charge(Mechanism(noise_multiplier=5.0), 1.0), known, CLASSES, float(images)
+        )
     if part == "synthesize":
         many = Synthesize(count=images, sources={"auxiliary": 1.0})
         classes = [f"class {i}" for i in range(CLASSES)]
-        about = {"dataset_id": "many", "shape": shape, "classes": classes, "size_hint": images, "delta": 1e-8}
+        about = {
+            "dataset_id": "many",
+            "shape": shape,
+            "classes": classes,
+            "size_hint": images,
+            "delta": 1e-8,
+        }
         plan: Any = SimpleNamespace(settings=many, about={}, several=False, prepared={}, **about)
         save_generator(new_generator(shape, CLASSES, 32, 40, 0), folder / "auxiliary")
 
         def release() -> None:
-            drawn, labels, sources = draw_mixture({"auxiliary": folder / "auxiliary"}, many, None, 0, folder=folder)
+            drawn, labels, sources = draw_mixture(
+                {"auxiliary": folder / "auxiliary"}, many, None, 0, folder=folder
+            )
             (folder / "release").mkdir()
-            random, unsure = torch.Generator().manual_seed(0), torch.full((images, CLASSES), 1 / CLASSES)
+            random, unsure = (
+                torch.Generator().manual_seed(0),
+                torch.full((images, CLASSES), 1 / CLASSES),
+            )
             vary_parts(drawn, images // 4, images // 2, unsure, random)
             save_release(folder / "release", vary(drawn, labels, many, None, 0), sources, {}, plan)
 
@@ -126,7 +156,16 @@ def work(part: str, folder: Path, images: int, features: int, side: int) -> Call
 
 def measured(part: str, folder: Path, images: int, features: int, side: int) -> tuple[float, float]:
     """Run one part in a process; return its peak anonymous memory, in MB, and CPU seconds."""
-    command = [sys.executable, __file__, "--part", part, "--folder", str(folder), "--features", str(features)]
+    command = [
+        sys.executable,
+        __file__,
+        "--part",
+        part,
+        "--folder",
+        str(folder),
+        "--features",
+        str(features),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command += ["--images", str(images), "--side", str(side)]
     child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
@@ -165,9 +204,16 @@ def main() -> None:
                 found[part].append(measured(part, Path(name), images, asked.features, asked.side))
                 memory, seconds = found[part][-1]
                 print(f"{images:,} {part}: {memory:.0f} MB, {seconds:.2f} s", file=sys.stderr)
-    print("| | " + " | ".join(f"{images:,} images" for images in asked.images) + " | largest / smallest |")
+    print(
+        "| | "
+        + " | ".join(f"{images:,} images" for images in asked.images)
+        + " | largest / smallest |"
+    )
     print("|---" * (len(asked.images) + 2) + "|")
-    ratios = {part: max(memory for memory, _ in row) / min(memory for memory, _ in row) for part, row in found.items()}
+    ratios = {
+        part: max(memory for memory, _ in row) / min(memory for memory, _ in row)
+        for part, row in found.items()
+    }
     for part, row in found.items():
         cells = " | ".join(f"{memory:.0f} MB, {seconds:.1f} s" for memory, seconds in row)
         print(f"| {part} | {cells} | {ratios[part]:.2f} |")

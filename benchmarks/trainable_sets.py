@@ -43,20 +43,36 @@ SCAN = {
     }.items()
     for rate in rates
 }
-STAGES = ("count", "central", "frequency", "auxiliary", "classifier", "histogram", "select", "pretrain", "saliency")
+STAGES = (
+    "count",
+    "central",
+    "frequency",
+    "auxiliary",
+    "classifier",
+    "histogram",
+    "select",
+    "pretrain",
+    "saliency",
+)
 FINETUNE = {"steps": 40, "draws": 1}
 KEYS = ("epsilon", "seed", "set")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epsilons", default="1,3,10")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument(
-        "--scan", action="store_true", help="learning rates of three sets instead of the sets themselves"
+        "--scan",
+        action="store_true",
+        help="learning rates of three sets instead of the sets themselves",
     )
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--show", action="store_true", help="print the table of the results so far, and stop")
+    parser.add_argument(
+        "--show", action="store_true", help="print the table of the results so far, and stop"
+    )
     arguments = parser.parse_args()
     if arguments.show:
         return show(arguments.results)
@@ -97,9 +113,9 @@ def compare(epsilon: float, seed: int, sets: dict[str, dict], work: Path, result
             changed |= {"synthesize": {"count": 2000, "sources": {"pretrain": 1}}}
         Path("params.yaml").write_text(yaml.safe_dump(changed))
         stage("plan")
-        assert kept == {upstream: Path(f"artifacts/plan/{upstream}.yaml").read_text() for upstream in STAGES}, (
-            "the sets must share what is before them"
-        )
+        assert kept == {
+            upstream: Path(f"artifacts/plan/{upstream}.yaml").read_text() for upstream in STAGES
+        }, "the sets must share what is before them"
         reset_peak()
         seconds = stage("finetune") if name != "none" else 0.0
         memory = peak()
@@ -111,7 +127,12 @@ def compare(epsilon: float, seed: int, sets: dict[str, dict], work: Path, result
             if name != "none"
             else {"parameters": 0, "trained": []}
         )
-        row = {"epsilon": epsilon, "seed": seed, "set": name, "cnn": round(100 * found["cnn"]["mean"], 2)}
+        row = {
+            "epsilon": epsilon,
+            "seed": seed,
+            "set": name,
+            "cnn": round(100 * found["cnn"]["mean"], 2),
+        }
         row |= {
             "frechet": round(found["fidelity"]["frechet"], 3),
             "parameters": trained["parameters"],
@@ -145,11 +166,16 @@ def show(results: Path) -> None:
     table = pd.read_csv(results, keep_default_na=False)
     epsilons = sorted(table["epsilon"].unique())
     heads = [f"{what}, ε = {epsilon:g}" for epsilon in epsilons for what in ("CNN %", "Fréchet")]
-    print(f"| set | parameters | {' | '.join(heads)} | seconds | peak MiB |\n|---|---|{'---|' * (len(heads) + 2)}")
+    print(
+        f"| set | parameters | {' | '.join(heads)} | seconds | peak MiB "
+        f"|\n|---|---|{'---|' * (len(heads) + 2)}"
+    )
     for name in dict.fromkeys(table["set"]):
         rows = table[table["set"] == name]
         cells = [
-            spread(rows[rows["epsilon"] == epsilon][column]) for epsilon in epsilons for column in ("cnn", "frechet")
+            spread(rows[rows["epsilon"] == epsilon][column])
+            for epsilon in epsilons
+            for column in ("cnn", "frechet")
         ]
         print(
             f"| {name} | {rows['parameters'].max()} | {' | '.join(cells)} "

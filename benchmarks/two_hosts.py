@@ -62,10 +62,20 @@ def on_two_hosts(folder: Path) -> None:
             ip("-n", name, "addr", "add", f"{HOSTS[name]}/24", "dev", end)
             ip("-n", name, "link", "set", end, "up")
             ip("-n", name, "link", "set", "lo", "up")
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+        torchrun = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes=2",
+            "--nproc-per-node=1",
+        ]
         running = []
         for rank, (name, end) in enumerate(zip(names, ends, strict=True)):
-            place = [f"--node-rank={rank}", f"--master-addr={HOSTS[names[0]]}", "--master-port=29500"]
+            place = [
+                f"--node-rank={rank}",
+                f"--master-addr={HOSTS[names[0]]}",
+                "--master-port=29500",
+            ]
             running.append(
                 subprocess.Popen(
                     ["ip", "netns", "exec", name, *torchrun, *place, *arguments(folder)],
@@ -82,7 +92,11 @@ def on_two_hosts(folder: Path) -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         one, two = prepared(Path(name) / "one"), prepared(Path(name) / "two")
-        subprocess.run([sys.executable, *arguments(one)], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+        subprocess.run(
+            [sys.executable, *arguments(one)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            check=True,
+        )
         on_two_hosts(two)
         alone = torch.load(one / "out" / "rank-0.pt")
         together = [torch.load(two / "out" / f"rank-{rank}.pt") for rank in range(2)]
@@ -90,13 +104,23 @@ def main() -> None:
         worst = {key: (alone[key] - together[0][key]).abs().max().item() for key in compared}
         same = all(torch.equal(together[0][key], together[1][key]) for key in compared)
         weights = max(value for key, value in worst.items() if key.startswith("weights."))
-        print(f"count {worst['count']:.1e}, frequency {worst['frequency']:.1e}, weights {weights:.1e}")
+        print(
+            f"count {worst['count']:.1e}, frequency {worst['frequency']:.1e}, weights {weights:.1e}"
+        )
         print(f"both hosts hold the same, bit for bit: {same}")
         drawn = [sum(len(part["mine"]) for part in parts) for parts in ([alone], together)]
         print(f"images of one draw: {drawn[0]} in one process, {drawn[1]} on two hosts together")
-        charges = [len(Odometer(f / "state", read_card(f / "card.json").dataset_id).opened()) for f in (one, two)]
+        charges = [
+            len(Odometer(f / "state", read_card(f / "card.json").dataset_id).opened())
+            for f in (one, two)
+        ]
         print(f"charges in the journal: {charges[0]} of one process, {charges[1]} of two hosts")
-        if not same or max(worst.values()) > CLOSE or charges[0] != charges[1] or drawn[0] != drawn[1]:
+        if (
+            not same
+            or max(worst.values()) > CLOSE
+            or charges[0] != charges[1]
+            or drawn[0] != drawn[1]
+        ):
             raise SystemExit("two hosts do not do what one process does")
 
 

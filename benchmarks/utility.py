@@ -38,38 +38,74 @@ from stages.state import EVALUATION, check_local, state_dir
 PARTS = ("sizes", "ensemble", "selection")
 SIZES = (1000, 5000, 20_000, 60_000)
 
-SIZES_HELP = "Numbers of synthetic images. Default: those of 1000, 5000, 20000, 60000 that there are."
+SIZES_HELP = (
+    "Numbers of synthetic images. Default: those of 1000, 5000, 20000, 60000 that there are."
+)
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Directory for utility.json, two tables and utility.png.")] = EVALUATION,
-    parts: Annotated[str, typer.Option(help="Which of sizes, ensemble, selection.")] = ",".join(PARTS),
-    classifiers: Annotated[str, typer.Option(help="Classifiers of the curve and the ensembles.")] = "cnn",
+    out: Annotated[
+        Path, typer.Option(help="Directory for utility.json, two tables and utility.png.")
+    ] = EVALUATION,
+    parts: Annotated[str, typer.Option(help="Which of sizes, ensemble, selection.")] = ",".join(
+        PARTS
+    ),
+    classifiers: Annotated[
+        str, typer.Option(help="Classifiers of the curve and the ensembles.")
+    ] = "cnn",
     sizes: Annotated[str, typer.Option(help=SIZES_HELP)] = "",
-    members: Annotated[int, typer.Option("--ensemble", min=2, help="Classifiers in an ensemble.")] = 5,
+    members: Annotated[
+        int, typer.Option("--ensemble", min=2, help="Classifiers in an ensemble.")
+    ] = 5,
     grid_classifiers: Annotated[str, typer.Option(help="Classifiers of the grid.")] = "lr,mlp,cnn",
-    rates: Annotated[str, typer.Option(help="Factors on their learning rates.")] = "0.01,0.1,0.3,1,3",
+    rates: Annotated[
+        str, typer.Option(help="Factors on their learning rates.")
+    ] = "0.01,0.1,0.3,1,3",
     decays: Annotated[str, typer.Option("--weight-decays", help="Their weight decays.")] = "0,0.1",
-    retrain: Annotated[bool, typer.Option("--retrain", help="Also train the grid on real images.")] = False,
-    steps: Annotated[int | None, typer.Option(min=1, help="Gradient steps of every training.")] = None,
+    retrain: Annotated[
+        bool, typer.Option("--retrain", help="Also train the grid on real images.")
+    ] = False,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Gradient steps of every training.")
+    ] = None,
 ) -> None:
-    """Local: accuracy by number of images, ensembles, and whether models rank alike on synthetic and real images."""
+    """Local: accuracy by number of images, ensembles, and whether models rank alike on synthetic
+    and real images.
+    """
     plan, synthesize = load_plan("evaluate"), ARTIFACTS / "synthesize"
     check_local("--out", out / "utility.json")
     keep_freed_memory()
     read_artifact(synthesize, "synthesize")
     release, seeds = load_images(synthesize, plan.classes), plan.settings.seeds
-    counts = sorted(map(int, sizes.split(","))) if sizes else [n for n in SIZES if n <= len(release)] or [len(release)]
+    counts = (
+        sorted(map(int, sizes.split(",")))
+        if sizes
+        else [n for n in SIZES if n <= len(release)] or [len(release)]
+    )
     names, gridded, wanted = (text.split(",") for text in (classifiers, grid_classifiers, parts))
-    settings = grid(gridded, [float(text) for text in rates.split(",")], [float(text) for text in decays.split(",")])
+    settings = grid(
+        gridded,
+        [float(text) for text in rates.split(",")],
+        [float(text) for text in decays.split(",")],
+    )
     epochs, asked = plan.settings.epochs, steps or plan.settings.steps
-    schedules = {name: schedule_of(name, counts[-1], epochs, asked) for name in dict.fromkeys([*names, *gridded])}
+    schedules = {
+        name: schedule_of(name, counts[-1], epochs, asked)
+        for name in dict.fromkeys([*names, *gridded])
+    }
 
     train, holdout = open_local(state_dir(), read_card(CARD_PATH), "utility")
-    for name, image_set in {"release": release, "real training": train, "hold-out": holdout}.items():
+    for name, image_set in {
+        "release": release,
+        "real training": train,
+        "hold-out": holdout,
+    }.items():
         check_fits(name, image_set, train)
     key, version = secret_key(state_dir(), plan.dataset_id), read_card(CARD_PATH).version
-    found: dict = {"scope": "local", "identity": identity(plan, key, version, train, holdout, None, synthesize)}
+    found: dict = {
+        "scope": "local",
+        "identity": identity(plan, key, version, train, holdout, None, synthesize),
+    }
     found["steps"] = {name: schedule.steps for name, schedule in schedules.items()}
     largest = subset(release, counts[-1])
     for name in names:
@@ -81,17 +117,25 @@ def main(
             found.setdefault("ensemble", {})[name] = whole
     if "selection" in wanted:
         bases = [schedules[setting.classifier] for setting in settings]
-        found["selection"] = model_selection(settings, bases, largest, holdout, train if retrain else None, print)
+        found["selection"] = model_selection(
+            settings, bases, largest, holdout, train if retrain else None, print
+        )
 
     write_local(out / "utility.json", (json.dumps(found, indent=1) + "\n").encode())
     curves = [(name, row) for name, rows in found.get("sizes", {}).items() for row in rows]
-    sized = [{"classifier": name, "members": 1, "accuracy": row["mean"]} | row for name, row in curves]
+    sized = [
+        {"classifier": name, "members": 1, "accuracy": row["mean"]} | row for name, row in curves
+    ]
     sized += [{"classifier": name} | row for name, row in found.get("ensemble", {}).items()]
     if sized:
-        table = pd.DataFrame(sized).reindex(columns=["classifier", "images", "members", "accuracy", "std"])
+        table = pd.DataFrame(sized).reindex(
+            columns=["classifier", "images", "members", "accuracy", "std"]
+        )
         write_local(out / "utility.csv", csv_of(table).encode())
     if "selection" in found:
-        write_local(out / "selection.csv", csv_of(pd.DataFrame(found["selection"]["settings"])).encode())
+        write_local(
+            out / "selection.csv", csv_of(pd.DataFrame(found["selection"]["settings"])).encode()
+        )
     if found.keys() & {"sizes", "selection"}:
         plot_protocol(found, out / "utility.png")
     print(f"{out / 'utility.json'}: local, not to be shared")

@@ -1,9 +1,11 @@
-"""Write docs/api.md: what each public name takes, returns, raises and guarantees, by its signature and its docstring.
+"""Write docs/api.md: what each public name takes, returns, raises and guarantees, by its signature
+and its docstring.
 
-The page is written by hand but for what stands between the marks `<!-- sfumato.NAME -->` and `<!-- /sfumato.NAME -->`.
-The first of them may name the methods and properties of a class that are shown, by default all.
-A docstring of this package is a summary, a blank line, and then sections in Google's format:
-`Args:`, `Returns:`, `Yields:`, `Raises:`, `Guarantee:`, `Source:`. A short one has sentences
+The page is written by hand but for what stands between the marks `<!-- sfumato.NAME -->` and
+`<!-- /sfumato.NAME -->`. The first of them may name the methods and properties of a class that are
+shown, by default all. A docstring of this package is a summary, a blank line, and then sections in
+Google's format: `Args:`, `Returns:`, `Yields:`, `Raises:`, `Guarantee:`, `Source:`. A short one has
+sentences
 instead: `name: what it is; name: …`, `Returns …`, `Raises …`. A field of a class is described
 by its comment.
 
@@ -28,7 +30,9 @@ ENTRY = re.compile(r"^ {4}(?=\S)", re.MULTILINE)  # start of an entry of a secti
 
 
 class Docstring(NamedTuple):
-    """The parts of a docstring. clauses: the sentences that start with one of CLAUSES, by that word."""
+    """The parts of a docstring. clauses: the sentences that start with one of CLAUSES, by that
+    word.
+    """
 
     prose: list[str]
     parameters: dict[str, str]
@@ -50,7 +54,10 @@ def parsed(thing: Any) -> Docstring:
                 clauses[title] = " ".join(body.split())
             continue
         described, *stated = CLAUSE.split(text)
-        clauses |= {word: clauses.get(word, "") + said for word, said in zip(stated[::2], stated[1::2], strict=True)}
+        clauses |= {
+            word: clauses.get(word, "") + said
+            for word, said in zip(stated[::2], stated[1::2], strict=True)
+        }
         before, *rest = NAMES.split(described)
         if before.strip():
             prose.append(before.strip())
@@ -78,12 +85,18 @@ def type_of(annotation: Any) -> str:
     return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Za-z])", "", text)
 
 
-def parameter_rows(function: Any, described: dict[str, str], comments: dict[str, str]) -> Iterator[tuple[str, ...]]:
-    """(name, type, default, meaning) of each parameter but `self`. comments: of the fields of a dataclass."""
+def parameter_rows(
+    function: Any, described: dict[str, str], comments: dict[str, str]
+) -> Iterator[tuple[str, ...]]:
+    """(name, type, default, meaning) of each parameter but `self`. comments: of the fields of a
+    dataclass.
+    """
     for name, parameter in inspect.signature(function).parameters.items():
         if name in ("self", "cls"):
             continue
-        shown = {parameter.VAR_KEYWORD: f"**{name}", parameter.VAR_POSITIONAL: f"*{name}"}.get(parameter.kind, name)
+        shown = {parameter.VAR_KEYWORD: f"**{name}", parameter.VAR_POSITIONAL: f"*{name}"}.get(
+            parameter.kind, name
+        )
         default = "" if parameter.default is parameter.empty else f"`{parameter.default!r}`"
         meaning = described.get(name) or comments.get(name, "")
         yield f"`{shown}`", f"`{type_of(parameter.annotation)}`", default, meaning.rstrip(".")
@@ -92,19 +105,27 @@ def parameter_rows(function: Any, described: dict[str, str], comments: dict[str,
 class Section:
     """What the page says of a name. table, comments_of: those of the other generator."""
 
-    def __init__(self, name: str, thing: Any, table: Callable[..., str], comments_of: Callable[..., Any]) -> None:
+    def __init__(
+        self, name: str, thing: Any, table: Callable[..., str], comments_of: Callable[..., Any]
+    ) -> None:
         self.name, self.thing, self.table = name, thing, table
         self.comments = comments_of(thing) if inspect.isclass(thing) else {}
         self.docstring = parsed(thing)
 
     @cached_property
     def rows(self) -> list[tuple[str, ...]]:
-        """Of its parameters; none for a property, an error, and a class that only the package makes."""
+        """Of its parameters; none for a property, an error, and a class that only the package
+        makes.
+        """
         kind = self.thing if inspect.isclass(self.thing) else None
         if not callable(self.thing) or (kind and issubclass(kind, Exception)):
             return []
         rows = list(parameter_rows(self.thing, self.docstring.parameters, self.comments))
-        by_hand = kind is not None and inspect.isfunction(kind.__init__) and not hasattr(kind, "__match_args__")
+        by_hand = (
+            kind is not None
+            and inspect.isfunction(kind.__init__)
+            and not hasattr(kind, "__match_args__")
+        )
         return [] if by_hand and not all(row[3] for row in rows) else rows
 
     def lines(self) -> Iterator[str]:
@@ -117,15 +138,25 @@ class Section:
 
 
 def members(kind: type) -> Iterator[tuple[str, Any]]:
-    """The public methods and properties of a class that have a docstring, in the order of the code."""
+    """The public methods and properties of a class that have a docstring, in the order of the
+    code.
+    """
     for name, member in vars(kind).items():
         called = member.__func__ if isinstance(member, classmethod | staticmethod) else member
-        if not name.startswith("_") and (inspect.isfunction(called) or isinstance(called, property)) and called.__doc__:
+        if (
+            not name.startswith("_")
+            and (inspect.isfunction(called) or isinstance(called, property))
+            and called.__doc__
+        ):
             yield name, called
 
 
-def sections(page: str, table: Callable[..., str], comments_of: Callable[..., Any]) -> Iterator[list[Section]]:
-    """For each name that the page has marks of: its section, and of a class those of the members shown."""
+def sections(
+    page: str, table: Callable[..., str], comments_of: Callable[..., Any]
+) -> Iterator[list[Section]]:
+    """For each name that the page has marks of: its section, and of a class those of the members
+    shown.
+    """
     for _, name, shown, _ in MARKS.findall(page):
         thing = located(name)
         found = [Section(name, thing, table, comments_of)]

@@ -2,10 +2,11 @@
 
 Those of the reference stand between the marks `<!-- NAME -->` and `<!-- /NAME -->`.
 
-Everything comes from the code: the table of stages, the Typer app, the exit codes of `sfumato.errors`, the recipes in
-`pipelines/` and the settings. The description of a setting is the comment at the end of its line, or the comment lines
-directly above it, or that of the class it inherits from, or an entry of EVERYWHERE; `one of TABLE (its/module)` in it
-becomes the names in that table. The description of a section is the docstring of its class.
+Everything comes from the code: the table of stages, the Typer app, the exit codes of
+`sfumato.errors`, the recipes in `pipelines/` and the settings. The description of a setting is the
+comment at the end of its line, or the comment lines directly above it, or that of the class it
+inherits from, or an entry of EVERYWHERE; `one of TABLE (its/module)` in it becomes the names in
+that table. The description of a section is the docstring of its class.
 
     python docs/generate.py            # write
     python docs/generate.py --check    # exit 1 if the page differs from the code
@@ -56,7 +57,7 @@ EVERYWHERE = {  # keys that mean the same in every section, unless a comment say
 NAMED = {float | str: "[noise](#noise)", get_args(NoiseLevels)[0]: "[noise levels](#noise-levels)"}
 
 
-# --- settings ---------------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -71,7 +72,11 @@ def comments_of(kind: type) -> dict[str, str]:
     found = {}
     for node in next(node for node in classes if node.name == kind.__name__).body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            words = [text[line] for line in range(node.lineno, (node.end_lineno or 0) + 1) if line in text]
+            words = [
+                text[line]
+                for line in range(node.lineno, (node.end_lineno or 0) + 1)
+                if line in text
+            ]
             if not words:
                 line = node.lineno - 1
                 while line in whole:
@@ -82,11 +87,24 @@ def comments_of(kind: type) -> dict[str, str]:
 
 
 def description(kind: type[BaseModel], name: str) -> str:
-    """The comment of a field, its own or inherited, or an entry of EVERYWHERE; "" if there is none."""
-    parents = (parent for parent in kind.__mro__ if issubclass(parent, BaseModel) and parent is not BaseModel)
-    text = next((text for parent in parents if (text := comments_of(parent).get(name))), EVERYWHERE.get(name, ""))
+    """The comment of a field, its own or inherited, or an entry of EVERYWHERE; "" if there is
+    none.
+    """
+    parents = (
+        parent
+        for parent in kind.__mro__
+        if issubclass(parent, BaseModel) and parent is not BaseModel
+    )
+    text = next(
+        (text for parent in parents if (text := comments_of(parent).get(name))),
+        EVERYWHERE.get(name, ""),
+    )
     section = kind.__name__.lower()
-    text = re.sub(r"one of ([A-Z_]+) \((sfumato/[\w/]+)\)", lambda named: one_of(named[1], named[2], section), text)
+    text = re.sub(
+        r"one of ([A-Z_]+) \((sfumato/[\w/]+)\)",
+        lambda named: one_of(named[1], named[2], section),
+        text,
+    )
     return re.sub(r"(?<!`)\bNone\b(?!`)", "`null`", text)
 
 
@@ -101,13 +119,19 @@ def type_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
     """A type and its bounds in plain words."""
     if get_origin(annotation) is Annotated:
         inner, *rest = get_args(annotation)
-        flat = [part for item in rest for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
+        flat = [
+            part
+            for item in rest
+            for part in (item.metadata if isinstance(item, FieldInfo) else [item])
+        ]
         return type_of(inner, (*metadata, *flat))
     if annotation in NAMED:
         return NAMED[annotation]
     origin, inside = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
-        return " or ".join("`null`" if part is NoneType else type_of(part, metadata) for part in inside)
+        return " or ".join(
+            "`null`" if part is NoneType else type_of(part, metadata) for part in inside
+        )
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in inside)
     if origin is tuple:
@@ -125,28 +149,45 @@ def type_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
 
 
 def bounds(metadata: tuple[Any, ...]) -> Iterator[str]:
-    limits = {key: getattr(item, key) for item in metadata for key in BOUNDS if getattr(item, key, None) is not None}
+    limits = {
+        key: getattr(item, key)
+        for item in metadata
+        for key in BOUNDS
+        if getattr(item, key, None) is not None
+    }
     shown = [f"{BOUNDS[key]} {value:g}" for key, value in limits.items() if abs(value) < HUGE]
     if shown:
         yield " and ".join(shown)
-    yield from (f"(a multiple of {item.multiple_of})" for item in metadata if hasattr(item, "multiple_of"))
+    yield from (
+        f"(a multiple of {item.multiple_of})" for item in metadata if hasattr(item, "multiple_of")
+    )
 
 
 def default_of(field: FieldInfo) -> str:
     if field.default is PydanticUndefined:
         return "required"
-    value = field.default.model_dump(mode="json") if isinstance(field.default, BaseModel) else field.default
+    value = (
+        field.default.model_dump(mode="json")
+        if isinstance(field.default, BaseModel)
+        else field.default
+    )
     if isinstance(value, tuple):
-        value = [part.model_dump(mode="json") if isinstance(part, BaseModel) else part for part in value]
+        value = [
+            part.model_dump(mode="json") if isinstance(part, BaseModel) else part for part in value
+        ]
     if isinstance(value, (dict, list)) and any(isinstance(part, (dict, list)) for part in value):
         return "one entry, as below"
-    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=HUGE, sort_keys=False)
+    text = yaml.safe_dump(
+        value, default_flow_style=True, allow_unicode=True, width=HUGE, sort_keys=False
+    )
     shown = text.strip().removesuffix("...").strip()
     return f"`{shown}`"
 
 
 def inner_models(annotation: Any) -> Iterator[tuple[type[BaseModel], str]]:
-    """The models within a type, and what stands between the field's name and theirs: "[]" within a list."""
+    """The models within a type, and what stands between the field's name and theirs: "[]" within a
+    list.
+    """
     if annotation in NAMED:
         return
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -159,7 +200,8 @@ def inner_models(annotation: Any) -> Iterator[tuple[type[BaseModel], str]]:
 def rows_of(
     kind: type[BaseModel], prefix: str, seen: dict[type, str] | None = None
 ) -> Iterator[tuple[str, str, str, str]]:
-    """(key, type, default, description) of every field of a model, and of the models within it, each model once.
+    """(key, type, default, description) of every field of a model, and of the models within it,
+    each model once.
 
     seen: the models that were shown already, and the key of each.
     """
@@ -182,14 +224,23 @@ def rows_of(
 def sections() -> dict[str, type[BaseModel]]:
     """The sections of params.yaml: name -> class."""
     kinds = {name: field.annotation for name, field in Params.model_fields.items()}
-    return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, BaseModel)}
+    return {
+        name: kind
+        for name, kind in kinds.items()
+        if isinstance(kind, type) and issubclass(kind, BaseModel)
+    }
 
 
 def all_rows() -> Iterator[tuple[str, str, str, str]]:
     """Every setting, the top level first."""
     for name, field in Params.model_fields.items():
         if name not in sections():
-            yield name, type_of(field.annotation, tuple(field.metadata)), default_of(field), description(Params, name)
+            yield (
+                name,
+                type_of(field.annotation, tuple(field.metadata)),
+                default_of(field),
+                description(Params, name),
+            )
     seen: dict[type, str] = {}
     for name, kind in sections().items():
         yield from rows_of(kind, f"{name}.", seen)
@@ -204,8 +255,14 @@ def parameters() -> str:
         own = [row for row in rows if row[0].startswith(f"{name}.")]
         parts.append(f"### `{name}`\n\n{docstring(kind)}\n\n{settings_table(own)}")
     laws = [(law, row) for law in get_args(get_args(NoiseLevels)[0]) for row in rows_of(law, "")]
-    lines = [(f"`{law.model_fields['law'].default}`", row[0], *row[1:]) for law, row in laws if row[0] != "law"]
-    parts.append("### Noise levels\n\n" + table(("law", "key", "type", "default", "meaning"), lines))
+    lines = [
+        (f"`{law.model_fields['law'].default}`", row[0], *row[1:])
+        for law, row in laws
+        if row[0] != "law"
+    ]
+    parts.append(
+        "### Noise levels\n\n" + table(("law", "key", "type", "default", "meaning"), lines)
+    )
     return "\n\n".join(parts)
 
 
@@ -225,7 +282,9 @@ def docstring(kind: type) -> str:
 
 
 def settings_table(rows: list[tuple[str, str, str, str]]) -> str:
-    return table(("key", "type", "default", "meaning"), [(f"`{key}`", *rest) for key, *rest in rows])
+    return table(
+        ("key", "type", "default", "meaning"), [(f"`{key}`", *rest) for key, *rest in rows]
+    )
 
 
 def table(head: tuple[str, ...], rows: Any) -> str:
@@ -239,7 +298,7 @@ def cell(text: str) -> str:
     return "`".join(part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(parts))
 
 
-# --- commands, recipes, exit codes ------------------------------------------------------------------------------------
+# --- commands, recipes, exit codes ----------------------------------------------------------------
 
 
 def commands_below(command: Any, *names: str) -> Iterator[tuple[str, Any]]:
@@ -261,7 +320,9 @@ def known_commands() -> dict[str, Any]:
 
 def option_row(param: Any) -> tuple[str, str, str]:
     """(name, default, meaning)."""
-    default = "" if param.default is None or getattr(param, "is_flag", False) else f"`{param.default}`"
+    default = (
+        "" if param.default is None or getattr(param, "is_flag", False) else f"`{param.default}`"
+    )
     return f"`{', '.join(param.opts)}`", default, param.help or ""
 
 
@@ -270,7 +331,9 @@ def shared_options() -> list[tuple[str, str, str]]:
     times = Counter(
         row
         for command in known_commands().values()
-        for row in {option_row(param) for param in command.params if param.param_type_name == "option"}
+        for row in {
+            option_row(param) for param in command.params if param.param_type_name == "option"
+        }
     )
     return [row for row, number in times.items() if number >= SHARED]
 
@@ -300,7 +363,10 @@ def stages_table() -> str:
     lines = ["| stage | kind | reads | what it does |", "|---|---|---|---|"]
     for stage in STAGES.values():
         reads = [] if stage.kind is FREE else ["sensitive images"]
-        reads += ["the public set" if name == "public" else f"`{ARTIFACTS}/{name}`" for name in stage.inputs]
+        reads += [
+            "the public set" if name == "public" else f"`{ARTIFACTS}/{name}`"
+            for name in stage.inputs
+        ]
         reads += [f"`{path}`" for path in stage.beside]
         lines.append(f"| `{stage.name}` | {stage.kind} | {', '.join(reads)} | {stage.summary} |")
     return "\n".join(lines)
@@ -309,17 +375,25 @@ def stages_table() -> str:
 def metrics() -> str:
     from sfumato.evaluation.metrics.fidelity import METRICS
 
-    return table(("metric", "meaning"), [(f"`{name}`", metric.meaning) for name, metric in METRICS.items()])
+    return table(
+        ("metric", "meaning"), [(f"`{name}`", metric.meaning) for name, metric in METRICS.items()]
+    )
 
 
 def exit_codes() -> str:
     kinds = sorted(errors.SfumatoError.__subclasses__(), key=lambda kind: kind.exit_code)
     known = [(kind.exit_code, docstring(kind)) for kind in kinds]
-    return table(("code", "meaning"), [(0, "Done."), (1, "An error that is a bug."), *known, (130, "Interrupted.")])
+    return table(
+        ("code", "meaning"),
+        [(0, "Done."), (1, "An error that is a bug."), *known, (130, "Interrupted.")],
+    )
 
 
 def recipes() -> str:
-    rows = [(f"`{path.stem}`", content["description"], of_run(content)) for path, content in overlays("pipelines")]
+    rows = [
+        (f"`{path.stem}`", content["description"], of_run(content))
+        for path, content in overlays("pipelines")
+    ]
     return table(("recipe", "method", "stages"), rows)
 
 
@@ -354,12 +428,20 @@ PARTS = {
 
 
 def generated(page: str) -> str:
-    """The page with each part of PARTS made new. Raises ValueError if the page lacks the marks of one."""
+    """The page with each part of PARTS made new.
+
+    Raises ValueError if the page lacks the marks of one.
+    """
     for name, make in PARTS.items():
         marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        page, times = marks.subn(lambda found, text=make(): f"{found[1]}\n{text}\n\n{found[2]}", page)
+        page, times = marks.subn(
+            lambda found, text=make(): f"{found[1]}\n{text}\n\n{found[2]}", page
+        )
         if times != 1:
-            raise ValueError(f"{REFERENCE}: the marks of the part {name} stand there {times} times, expected once")
+            raise ValueError(
+                f"{REFERENCE}: the marks of the part {name} stand there {times} times, expected "
+                "once"
+            )
     return page
 
 

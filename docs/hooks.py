@@ -1,7 +1,9 @@
-"""What the site needs beside the pages of `docs/`: root pages, notes of the benchmarks, notebooks, files they link to.
+"""What the site needs beside the pages of `docs/`: root pages, notes of the benchmarks, notebooks,
+files they link to.
 
-The links in `docs/` are those of a clone, so that they work there too. On the site, a link to another file of the
-repository leads to a copy of that file, and a link to a folder becomes plain text.
+The links in `docs/` are those of a clone, so that they work there too. On the site, a link to
+another file of the repository leads to a copy of that file, and a link to a folder becomes plain
+text.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ PAGES = {  # paths in the repository -> paths on the site
     "README.md": "index.md",
     f"{NOTES}/README.md": "notes/index.md",
     **{name: name.lower() for name in ROOT_PAGES},
-    **{f"{NOTES}/{path.name}": f"notes/{path.name}" for path in sorted((ROOT / NOTES).glob("[!R]*.md"))},
+    **{
+        f"{NOTES}/{path.name}": f"notes/{path.name}"
+        for path in sorted((ROOT / NOTES).glob("[!R]*.md"))
+    },
 }
 COPIES = "source"  # folder of the site for files of the repository
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)#\s]+)")
@@ -33,7 +38,11 @@ def notebook_page(text: str) -> str:
     parts = []
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])
-        language, body = ("sh", source.removeprefix("%%bash\n")) if source.startswith("%%bash") else ("python", source)
+        language, body = (
+            ("sh", source.removeprefix("%%bash\n"))
+            if source.startswith("%%bash")
+            else ("python", source)
+        )
         parts.append(source if cell["cell_type"] == "markdown" else f"```{language}\n{body}\n```")
     return "\n\n".join(parts) + "\n"
 
@@ -41,19 +50,27 @@ def notebook_page(text: str) -> str:
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that do not lie in `docs/`."""
     for path, page in PAGES.items():
-        files.append(File.generated(config, page, content=(ROOT / path).read_text(encoding="utf-8")))
+        files.append(
+            File.generated(config, page, content=(ROOT / path).read_text(encoding="utf-8"))
+        )
     for notebook in sorted(Path(config.docs_dir).rglob("*.ipynb")):
         name = notebook.relative_to(config.docs_dir)
         text = notebook_page(notebook.read_text(encoding="utf-8"))
         link = f"[Download the notebook]({name.name})"
         first, rest = text.split("\n", 1)
-        files.append(File.generated(config, name.with_suffix(".md").as_posix(), content=f"{first}\n\n{link}\n{rest}"))
+        files.append(
+            File.generated(
+                config, name.with_suffix(".md").as_posix(), content=f"{first}\n\n{link}\n{rest}"
+            )
+        )
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Turn links of the repository into links of the site."""
-    origin = {page: path for path, page in PAGES.items()}.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    origin = {page: path for path, page in PAGES.items()}.get(
+        page.file.src_uri, f"docs/{page.file.src_uri}"
+    )
     here = Path(page.file.src_uri).parent
 
     def in_the_repository(link: str) -> str:
@@ -64,8 +81,14 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
     def on_the_site(link: re.Match[str]) -> str:
         path = in_the_repository(link[1])
-        target = PAGES.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else f"{COPIES}/{path}")
-        if target.startswith(f"{COPIES}/") and files.get_file_from_path(target) is None and (ROOT / path).is_file():
+        target = PAGES.get(path) or (
+            path.removeprefix("docs/") if path.startswith("docs/") else f"{COPIES}/{path}"
+        )
+        if (
+            target.startswith(f"{COPIES}/")
+            and files.get_file_from_path(target) is None
+            and (ROOT / path).is_file()
+        ):
             files.append(File.generated(config, target, abs_src_path=str(ROOT / path)))
         return os.path.relpath(target, here)
 

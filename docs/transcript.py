@@ -1,6 +1,7 @@
 """Run a command on a terminal of 100 columns, and save what it prints as a picture.
 
-    python docs/transcript.py docs/init.svg stage init /data/chest --epsilon 5 --minutes 60 --groups '^(.+)_' --yes
+    python docs/transcript.py docs/init.svg stage init /data/chest --epsilon 5 --minutes 60 --groups
+    '^(.+)_' --yes
 
 Progress bars are left out, and so is the line on other programs that were running.
 """
@@ -30,7 +31,9 @@ def printed_by(words: list[str]) -> str:
     os.environ["COLUMNS"] = str(COLUMNS)
     pty.spawn(words, read)
     lines = (line.split("\r")[-1] for line in printed.decode().replace("\r\n", "\n").split("\n"))
-    return "\n".join(line for line in lines if not PASSING.search(Text.from_ansi(line).plain)).strip("\n")
+    return "\n".join(
+        line for line in lines if not PASSING.search(Text.from_ansi(line).plain)
+    ).strip("\n")
 
 
 def main(file: Path, words: list[str]) -> None:
@@ -40,7 +43,10 @@ def main(file: Path, words: list[str]) -> None:
         console.print(f"$ {shlex.join(words)}", style="bold", markup=False, highlight=False)
         console.print(Text.from_ansi(text))
         picture = console.export_svg(title=" ".join(words[:2]))
-        file.write_text(re.sub(r"@font-face {.*?}\s*", "", picture, flags=re.DOTALL), encoding="utf-8")  # of the web
+        # Of the web
+        file.write_text(
+            re.sub(r"@font-face {.*?}\s*", "", picture, flags=re.DOTALL), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

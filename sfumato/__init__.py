@@ -1,9 +1,10 @@
 """Sfumato: labelled synthetic images from sensitive ones, with a ledger of the privacy they cost.
 
-`sfumato.Project` creates a release from a folder of images. `sfumato.load_release(folder)` loads a release as arrays,
-which requires only NumPy. `sfumato.stream(folder)` draws more images without end. `sfumato.load_teacher(folder)` and
-`sfumato.load_student(folder)` load the classifiers of recipes that have them. `sfumato.open_charge` charges a custom
-query. Each name is imported on first use.
+`sfumato.Project` creates a release from a folder of images. `sfumato.load_release(folder)` loads a
+release as arrays, which requires only NumPy. `sfumato.stream(folder)` draws more images without
+end. `sfumato.load_teacher(folder)` and `sfumato.load_student(folder)` load the classifiers of
+recipes that have them. `sfumato.open_charge` charges a custom query. Each name is imported on first
+use.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ if TYPE_CHECKING:
     from sfumato.release.teacher import load_teacher
 
 __version__ = "0.4.0"
-__all__ = ["Project", "Release", "__version__", "load_release", "load_student", "load_teacher", "open_charge", "stream"]
+__all__ = [
+    "Project",
+    "Release",
+    "__version__",
+    "load_release",
+    "load_student",
+    "load_teacher",
+    "open_charge",
+    "stream",
+]
 MODULE_OF = {
     "Project": "sfumato.planning.project",
     "Release": "sfumato.release.loading",

@@ -8,15 +8,30 @@ from typing import Any
 
 # Exceptions raised when a file is missing, damaged or of the wrong kind
 UNREADABLE: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, TypeError, AttributeError)
-# Error numbers of an OSError about a path or a request. Any other number means that the machine failed.
+# Error numbers of an OSError about a path or a request. Any other number means that the machine
+# failed.
 ABOUT_A_PATH = {
-    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG),
+    *(
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EEXIST,
+        errno.ENOTEMPTY,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+    ),
     *(errno.EACCES, errno.EPERM, errno.EINVAL, errno.EILSEQ, errno.ENXIO, errno.ENOEXEC),
     *(errno.EADDRINUSE, errno.EADDRNOTAVAIL),
 }
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # Messages for too little memory, for which PyTorch, Pillow and pydicom have no exception type
-NO_MEMORY = ("not enough memory", "can't allocate", "out of memory", "Cannot allocate", "Unable to allocate")
+NO_MEMORY = (
+    "not enough memory",
+    "can't allocate",
+    "out of memory",
+    "Cannot allocate",
+    "Unable to allocate",
+)
 
 
 Spelling = Callable[[str], str]  # from the name of an option to its form in a front end
@@ -25,17 +40,26 @@ Spelling = Callable[[str], str]  # from the name of an option to its form in a f
 class SfumatoError(Exception):
     """An error that the user can fix. Its text names the thing, its value and the fix.
 
-    option: option of a command, or parameter of a function, that is wrong. The text is then a template, filled with
-    `values`. Options in it, such as {option.size_hint}, are spelled by each front end;
+    option: option of a command, or parameter of a function, that is wrong. The text is then a
+    template, filled with `values`. Options in it, such as {option.size_hint}, are spelled by each
+    front end;
     proposed: suggested value for the option.
     """
 
     exit_code = 1
-    public = False  # whether it depends on public facts only: a log may then show it after sensitive files were opened
-    undecided = False  # whether only the owner can decide the option, so that a front end may ask for it
+    # Whether it depends on public facts only: a log may then show it after sensitive files were
+    # opened
+    public = False
+    # Whether only the owner can decide the option, so that a front end may ask for it
+    undecided = False
 
     def __init__(
-        self, text: object = "", *, option: str | None = None, proposed: str | None = None, **values: object
+        self,
+        text: object = "",
+        *,
+        option: str | None = None,
+        proposed: str | None = None,
+        **values: object,
     ) -> None:
         super().__init__(text)
         self.option = option
@@ -49,7 +73,8 @@ class SfumatoError(Exception):
         """Return the text for a front end.
 
         Args:
-            spelling: Function from the name of an option to its form, such as `--size-hint`; `str` keeps the name.
+            spelling: Function from the name of an option to its form, such as `--size-hint`; `str`
+                keeps the name.
         """
         text = super().__str__()
         if self.option is None:
@@ -86,7 +111,8 @@ class DataError(SfumatoError):
     exit_code = 4
 
 
-LAST_ERROR = "SFUMATO_LAST_ERROR"  # variable with the path to which a failing stage writes its error, for the caller
+# Variable with the path to which a failing stage writes its error, for the caller
+LAST_ERROR = "SFUMATO_LAST_ERROR"
 
 
 def error_from(content: Mapping[str, Any]) -> SfumatoError:
@@ -100,11 +126,14 @@ def public(error: SfumatoError) -> SfumatoError:
     return error
 
 
-watchers: list[Callable[[], None]] = []  # called by `reading_sensitive`, so that `stage` withholds output from then on
+# Called by `reading_sensitive`, so that `stage` withholds output from then on
+watchers: list[Callable[[], None]] = []
 
 
 def reading_sensitive() -> None:
-    """Call this before opening files of sensitive images, whether the owner's or the private copy."""
+    """Call this before opening files of sensitive images, whether the owner's or the private
+    copy.
+    """
     for watch in watchers:
         watch()
 
@@ -114,7 +143,8 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Return whether the machine failed (disk, mount, memory, limit of open files), instead of a file being damaged.
+    """Return whether the machine failed (disk, mount, memory, limit of open files), instead of a
+    file being damaged.
 
     An OSError without a number comes from a library, and is about the content of a file.
     """
@@ -132,7 +162,9 @@ def reason_of(error: BaseException) -> str:
 
 @contextmanager
 def passing_over(*causes: type[Exception]) -> Iterator[None]:
-    """Suppress any of `causes`, except a failure of the machine, which must not be taken for a damaged file."""
+    """Suppress any of `causes`, except a failure of the machine, which must not be taken for a
+    damaged file.
+    """
     try:
         yield
     except causes as error:
@@ -169,17 +201,23 @@ PACKAGES = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn", "c2pa"
 
 @contextmanager
 def requiring(what: str) -> Iterator[None]:
-    """Raise ConfigError if a package that `what` imports is missing, with the command to install it."""
+    """Raise ConfigError if a package that `what` imports is missing, with the command to install
+    it.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
         module = str(error.name).split(".")[0]
         package = PACKAGES.get(module, module)
-        raise ConfigError(f"{what} needs {package}, which is not installed: pip install {package}") from error
+        raise ConfigError(
+            f"{what} needs {package}, which is not installed: pip install {package}"
+        ) from error
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
-    """Suggest a known name for an unknown one: the closest match or, without one, `otherwise` or all known names."""
+    """Suggest a known name for an unknown one: the closest match or, without one, `otherwise` or
+    all known names.
+    """
     known = list(known)
     near = difflib.get_close_matches(name, known, 1)
     return f"did you mean {near[0]!r}?" if near else otherwise or f"known are {', '.join(known)}"

@@ -26,18 +26,28 @@ def adversarial(run: QueryRun, settings: Adversarial) -> None:
 
     plan = run.plan
     counts = run.counts
-    generator = new_generator(plan.shape, len(plan.classes), settings.latent, settings.width, plan.seed)
+    generator = new_generator(
+        plan.shape, len(plan.classes), settings.latent, settings.width, plan.seed
+    )
     torch.manual_seed(plan.seed)
-    judge = Discriminator(plan.shape[1:], plan.shape[0], len(plan.classes), settings.discriminator).to(device())
+    judge = Discriminator(
+        plan.shape[1:], plan.shape[0], len(plan.classes), settings.discriminator
+    ).to(device())
     public_batch = plan.mechanism.sample_rate * counts.total
-    state = AdversarialState(judge, generator, settings, counts.priors, plan.seed, public_batch=public_batch)
-    open_charge = partial(run.open_charge, f"{settings.steps} steps of DP-SGD", GRADIENT_NORM, settings.max_grad_norm)
+    state = AdversarialState(
+        judge, generator, settings, counts.priors, plan.seed, public_batch=public_batch
+    )
+    open_charge = partial(
+        run.open_charge, f"{settings.steps} steps of DP-SGD", GRADIENT_NORM, settings.max_grad_norm
+    )
     train = partial(fine_tune, stage="adversarial", one_step=AdversarialState.step)
     epsilon_after = epsilon_by_step(plan.mechanism, plan.delta)
     with progress("adversarial", clock=False) as report:
         charge, log = train(state, open_charge, epsilon_after=epsilon_after, report=report, say=say)
     with run.releasing(charge) as directory:
-        save_drawing(state.result(), settings.images, counts.priors, plan.classes, plan.seed + 1, directory)
+        save_drawing(
+            state.result(), settings.images, counts.priors, plan.classes, plan.seed + 1, directory
+        )
         save_log(log, directory / "log.csv")
 
 

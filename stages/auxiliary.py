@@ -38,7 +38,9 @@ def auxiliary(run: StageRun, settings: Auxiliary) -> None:
         untrained = new_generator(plan.shape, *sizes, plan.seed, plan.several)
         with progress("auxiliary") as report:
             rows = run.counts.row_means
-            generator = fit_generator(untrained, [means], settings, priors, plan.seed, report, row_means=rows)
+            generator = fit_generator(
+                untrained, [means], settings, priors, plan.seed, report, row_means=rows
+            )
     with run.writing() as directory:
         save_drawing(generator, settings.images, priors, plan.classes, plan.seed + 1, directory)
 
@@ -65,8 +67,13 @@ def work(about: Work) -> float:
         return 0.0
     generator = new_generator(about.shape, about.classes, settings.latent, settings.width, 0)
     coarsest = max(feature.block for feature in about.params.frequency.features)
-    blocks = block_of_steps([block for block in generator.blocks if block <= coarsest], settings.steps)
-    costs = {block: about.network("auxiliary", block) + about.network("frequency", block) for block in set(blocks)}
+    blocks = block_of_steps(
+        [block for block in generator.blocks if block <= coarsest], settings.steps
+    )
+    costs = {
+        block: about.network("auxiliary", block) + about.network("frequency", block)
+        for block in set(blocks)
+    }
     return TRAINING * settings.batch * sum(costs[block] for block in blocks)
 
 

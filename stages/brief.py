@@ -12,11 +12,15 @@ OutOption = Annotated[Path, typer.Option(help="Folder for `brief.html` and `brie
 
 
 def brief(out: OutOption = Path("brief")) -> None:
-    """Free: write one page for those who permit the release: the request, its cost, and what is not protected."""
+    """Free: write one page for those who permit the release: the request, its cost, and what is not
+    protected.
+    """
     from sfumato.planning.brief import PAGE, write_brief
     from sfumato.planning.folder import resolve_project
 
-    unanswered = write_brief(resolve_project(Path(), state_dir(), Path("params.yaml"), dry_run=True, say=say), out)
+    unanswered = write_brief(
+        resolve_project(Path(), state_dir(), Path("params.yaml"), dry_run=True, say=say), out
+    )
     if unanswered:
         say(f"not answered yet, in params.yaml: {', '.join(unanswered)}")
     tell(f"{out / PAGE}: send it to those who permit the release. They sign it before `dvc repro`")

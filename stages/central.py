@@ -22,7 +22,10 @@ def central(run: QueryRun, settings: Central) -> None:
 
     shape = run.plan.shape
     released = f"{settings.statistic} images: {settings.repeats} of each class"
-    bounds = {"mean": "max_norm of one image, clipped", "mode": "√d of one image's histogram, one bin of each pixel"}
+    bounds = {
+        "mean": "max_norm of one image, clipped",
+        "mode": "√d of one image's histogram, one bin of each pixel",
+    }
     charge = run.open_charge(released, bounds[settings.statistic], central_norm(shape, settings))
     images = query_central(charge, charge.sample_rate * run.counts.per_class, shape, settings)
     with run.releasing(charge) as directory:
@@ -32,7 +35,10 @@ def central(run: QueryRun, settings: Central) -> None:
 def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
     chosen = params.central
     if chosen.statistic == "mode" and chosen.max_norm is not None:
-        yield f"central.max_norm={chosen.max_norm} has no effect on the mode, whose bound is fixed: remove it"
+        yield (
+            f"central.max_norm={chosen.max_norm} has no effect on the mode, whose bound is fixed: "
+            "remove it"
+        )
 
 
 STAGE = Stage(

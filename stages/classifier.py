@@ -45,7 +45,8 @@ def network_work(about: Work, block: int) -> int:
 
     settings = about.params.classifier
     return operations_of(
-        partial(build_network, settings.network, about.shape, PUBLIC_CLASSES, settings.width), about.shape
+        partial(build_network, settings.network, about.shape, PUBLIC_CLASSES, settings.width),
+        about.shape,
     )
 
 

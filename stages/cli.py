@@ -12,7 +12,15 @@ from pathlib import Path
 
 import typer
 
-from sfumato.errors import FULL, LAST_ERROR, DataError, SfumatoError, is_failure, lacks_memory, watchers
+from sfumato.errors import (
+    FULL,
+    LAST_ERROR,
+    DataError,
+    SfumatoError,
+    is_failure,
+    lacks_memory,
+    watchers,
+)
 from sfumato.settings.stage import Kind
 from sfumato.settings.stages import STAGES
 from sfumato.storage.documents import escaped
@@ -48,8 +56,10 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,  # plain help, which saves imports of a quarter of a second
     pretty_exceptions_show_locals=False,  # locals may contain sensitive pixels
-    help="Sfumato: labelled synthetic images from sensitive ones, with a ledger of the privacy they cost. "
-    "After `stage plan`, each stage can be run on its own.",
+    help=(
+        "Sfumato: labelled synthetic images from sensitive ones, with a ledger of the privacy they "
+        "cost. After `stage plan`, each stage can be run on its own."
+    ),
 )
 COMMANDS: list[Callable[..., None]] = [init, brief, plan, run]
 COMMANDS += [command(stage) for stage in STAGES.values() if stage.kind is not Kind.LOCAL]
@@ -61,15 +71,20 @@ for name, group in {"prepare": prepare, "ledger": ledger, "recipe": recipe, "mar
 
 
 def main() -> None:
-    """Run the program. A user's mistake prints one sentence; exit code 2: configuration, 3: budget, 4: data."""
+    """Run the program.
+
+    A user's mistake prints one sentence; exit code 2: configuration, 3: budget, 4: data.
+    """
     open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for a console without ε, as on standard error
+        # For a console without ε, as on standard error
+        sys.stdout.reconfigure(errors="backslashreplace")
     if EXIT_CODE not in os.environ:  # under `torchrun`, processes must end at once
-        # Handle SIGTERM like Ctrl-C. The first process of a container would ignore it, and any other would leave
-        # private files behind.
+        # Handle SIGTERM like Ctrl-C. The first process of a container would ignore it, and any
+        # other would leave private files behind.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Let waiting threads sleep. While other programs run, two spinning threads were 4 to 8 times slower than one.
+    # Let waiting threads sleep. While other programs run, two spinning threads were 4 to 8 times
+    # slower than one.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when PyTorch is imported
     watchers.extend((hold_back, keep_memory_off_disk))
     try:
@@ -78,14 +93,18 @@ def main() -> None:
         code = getattr(ended, "code", 130)  # Typer also uses 130 after Ctrl-C
         if code == 130:
             say(
-                "interrupted. Run the same command again: a query resumes without a second charge, other stages restart"
+                "interrupted. Run the same command again: a query resumes without a second charge, "
+                "other stages restart"
             )
         leave(code)
     except BrokenPipeError:  # the reader has closed the pipe, as in `stage … | head`
-        sys.stdout = None  # type: ignore[assignment]  # avoids a second error when Python flushes it
+        # Avoids a second error when Python flushes it
+        sys.stdout = None  # type: ignore[assignment]
         sys.exit(1)
     except Exception as error:
-        reason = error.spelled(flag) if isinstance(error, SfumatoError) else beyond_the_machine(error)
+        reason = (
+            error.spelled(flag) if isinstance(error, SfumatoError) else beyond_the_machine(error)
+        )
         public = getattr(error, "public", getattr(error, "errno", None) in FULL)
         if named and not public and not sys.stderr.isatty():
             reason = withheld(reason or traceback.format_exc())
@@ -105,7 +124,9 @@ def main() -> None:
 
 
 def open_closed_streams() -> None:
-    """Open the null device for each standard stream that is closed: another file would get its number."""
+    """Open the null device for each standard stream that is closed: another file would get its
+    number.
+    """
     for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
         try:
             os.fstat(number)
@@ -115,11 +136,16 @@ def open_closed_streams() -> None:
 
 
 def withheld(reason: str) -> str:
-    """Write the reason of an error to a private file, and return a message for logs that reveals nothing."""
+    """Write the reason of an error to a private file, and return a message for logs that reveals
+    nothing.
+    """
     file = state_dir() / "refused.txt"
     with suppress(OSError):  # for example, if the disk is full
         replace_private(file, f"{reason}\n".encode(errors="backslashreplace"))
-    return f"failed after opening sensitive images. The reason, which could reveal who is in the set, is in {file}"
+    return (
+        "failed after opening sensitive images. The reason, which could reveal who is in the set, "
+        f"is in {file}"
+    )
 
 
 def shown(text: str) -> str:
@@ -128,7 +154,9 @@ def shown(text: str) -> str:
 
 
 def beyond_the_machine(error: BaseException) -> str | None:
-    """Return a message if disk, memory or stack were exhausted or a file cannot be read; None for a bug."""
+    """Return a message if disk, memory or stack were exhausted or a file cannot be read; None for a
+    bug.
+    """
     if isinstance(error, OSError):
         message = str(error.strerror or error)
         if error.errno in FULL:
@@ -150,8 +178,8 @@ def beyond_the_machine(error: BaseException) -> str | None:
         if isinstance(error, MemoryError) and str(error):
             about = f"{error}: "
         return (
-            f"{about}this machine has too little memory. Use fewer or smaller images, a smaller model or batch, "
-            "SFUMATO_MICROBATCH=1, or a larger machine"
+            f"{about}this machine has too little memory. Use fewer or smaller images, a smaller "
+            "model or batch, SFUMATO_MICROBATCH=1, or a larger machine"
         )
     return None
 

@@ -51,8 +51,14 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
     classes = len(card.classes)
     spread = noise * several_bound(classes)
     if spread > 0.05 * size:
-        numbers = f"the number of images with each of {classes} labels by about {spread:.3g}, out of {size}"
-        yield f"count.noise={noise:g} changes {numbers}: lower it, or set a share, such as count.noise: 10%"
+        numbers = (
+            f"the number of images with each of {classes} labels by about {spread:.3g}, out of "
+            f"{size}"
+        )
+        yield (
+            f"count.noise={noise:g} changes {numbers}: lower it, or set a share, such as "
+            "count.noise: 10%"
+        )
 
 
 STAGE = Stage(

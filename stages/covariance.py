@@ -16,7 +16,10 @@ def covariance(run: QueryRun, settings: Covariance) -> None:
     from stages.feature_means import release_means
 
     features = cosine_moments(run.plan.shape, settings.flip)
-    released = f"means and covariances of {len(features.chosen)} coefficients of the cosine transform, by class"
+    released = (
+        f"means and covariances of {len(features.chosen)} coefficients of the cosine transform, by "
+        "class"
+    )
     bound = "1: an image's coefficients and their products have norm 1 at most"
     release_means(run, features, released, features.arguments, sensitivity=bound)
 

@@ -17,7 +17,9 @@ from stages.state import read_policy, state_dir
 
 
 def doctor() -> None:
-    """Show device, threads, libraries, prepared datasets, state directory and DVC of this machine and project."""
+    """Show device, threads, libraries, prepared datasets, state directory and DVC of this machine
+    and project.
+    """
     import torch
     from rich.table import Table
 
@@ -30,14 +32,25 @@ def doctor() -> None:
     table = Table("what", "found", show_header=False)
     table.add_row("device", processor)
     for name in ("torch", "torchvision", "opacus", "dp-accounting", "dvc", "pytorch-fid"):
-        table.add_row(name, version(name) if importlib.util.find_spec(name.replace("-", "_")) else "not installed")
+        table.add_row(
+            name,
+            version(name) if importlib.util.find_spec(name.replace("-", "_")) else "not installed",
+        )
     extra = ("diffusers", "transformers")
     missing = [name for name in extra if not importlib.util.find_spec(name)]
     recipes = "dp-sapf, dp-lora, dp-ldm, dp-finetune"
-    would = f"no {', '.join(missing)}: pip install 'sfumato[diffusers]', for public text-to-image models ({recipes})"
-    table.add_row("extra diffusers", would if missing else ", ".join(f"{name} {version(name)}" for name in extra))
+    would = (
+        f"no {', '.join(missing)}: pip install 'sfumato[diffusers]', for public text-to-image "
+        f"models ({recipes})"
+    )
+    table.add_row(
+        "extra diffusers",
+        would if missing else ", ".join(f"{name} {version(name)}" for name in extra),
+    )
     state = state_dir()
-    table.add_row("state directory", f"{state} ({'exists' if state.exists() else 'does not exist yet'})")
+    table.add_row(
+        "state directory", f"{state} ({'exists' if state.exists() else 'does not exist yet'})"
+    )
     prepared = sorted(p.parent.name for p in state.glob("data/*/card.json"))
     table.add_row("prepared datasets", ", ".join(prepared) or "none: run `stage prepare sensitive`")
     try:
@@ -51,7 +64,10 @@ def doctor() -> None:
     table.add_row("DVC's lock", rwlock_in_words())
     table.add_row("dvc.lock", lock_in_words())
     own = f"dvc config --local core.site_cache_dir {state / DVC_INDEX}"
-    shared = f"shared with all accounts, and `dvc checkout` runs programs that others write into it. Run `{own}`"
+    shared = (
+        "shared with all accounts, and `dvc checkout` runs programs that others write into it. "
+        f"Run `{own}`"
+    )
     table.add_row("DVC's index", index_of_dvc() or shared)
     table_console().print(table)
 
@@ -80,7 +96,9 @@ def queries_in_words() -> dict[str, str]:
     try:
         state, card, policy = state_dir(), read_card(CARD_PATH), read_policy()
         seen = seen_in_project(card.dataset_id, Path(), state)
-        check_known(Odometer(state, card.dataset_id), card, seen, policy.lifetime_epsilon != UNLIMITED)
+        check_known(
+            Odometer(state, card.dataset_id), card, seen, policy.lifetime_epsilon != UNLIMITED
+        )
         past = known_past(state, card, Path(), declared_size=policy.declared_size)
         for plan in filter(lambda plan: plan.enabled, map(load_plan, QUERIES)):
             inputs = [*filter(plan.settings.reads, STAGES[plan.stage].inputs)]

@@ -1,4 +1,6 @@
-"""Check DVC's files that a kill can damage: `dvc.lock`, which is copied, and the lock on running commands."""
+"""Check DVC's files that a kill can damage: `dvc.lock`, which is copied, and the lock on running
+commands.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ def keep_copy() -> None:
 
 
 def damage() -> str | None:
-    """Return what is wrong with `dvc.lock`: it ends within a line, or a stage or a part of it is missing; or None."""
+    """Return what is wrong with `dvc.lock`: it ends within a line, or a stage or a part of it is
+    missing; or None.
+    """
     try:
         stages = read_yaml(LOCK)["stages"]
         content = LOCK.read_bytes()
@@ -32,7 +36,11 @@ def damage() -> str | None:
                 return "its last lines are missing"
         if lost := [name for name in had if name not in stages]:
             return f"the stage {lost[0]!r} is missing"
-        short = [name for name, one in stages.items() if "cmd" not in one or len(had.get(name, ())) > len(one)]
+        short = [
+            name
+            for name, one in stages.items()
+            if "cmd" not in one or len(had.get(name, ())) > len(one)
+        ]
         return f"a part of the stage {short[0]!r} is missing" if short else None
     except UNREADABLE as error:
         return str(error) or type(error).__name__
@@ -49,14 +57,23 @@ def lock_in_words() -> str:
 
 
 def rwlock_in_words() -> str:
-    """Describe DVC's lock on running commands. After a kill, it may be damaged or name a program that has ended."""
+    """Describe DVC's lock on running commands.
+
+    After a kill, it may be damaged or name a program that has ended.
+    """
     try:
         ended = [holder for holder in holders() if not holder.runs]
     except FileNotFoundError:
         return "free"
     except UNREADABLE as error:
-        return f"damaged ({error}), so every `dvc repro` fails. When no dvc runs here, run `rm {RUNNING}`"
+        return (
+            f"damaged ({error}), so every `dvc repro` fails. When no dvc runs here, run `rm "
+            f"{RUNNING}`"
+        )
     if ended:
         named = f"PID {ended[0].process} ({ended[0].command})"
-        return f"names {named}, which has ended. If `dvc repro` waits and no dvc runs here, run `rm {RUNNING}`"
+        return (
+            f"names {named}, which has ended. If `dvc repro` waits and no dvc runs here, run `rm "
+            f"{RUNNING}`"
+        )
     return "intact"

@@ -1,4 +1,6 @@
-"""`stage embedding`: release a noisy joint Fourier embedding of features learned from earlier releases."""
+"""`stage embedding`: release a noisy joint Fourier embedding of features learned from earlier
+releases.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ if TYPE_CHECKING:
 def embedding(run: QueryRun, settings: Embedding) -> None:
     from sfumato.data.images import load_images
     from sfumato.features.teacher_network import load_teacher
-    from sfumato.queries.feature_means import LENGTH_SCALES, TEACHER, learned_features, train_feature_network
+    from sfumato.queries.feature_means import (
+        LENGTH_SCALES,
+        TEACHER,
+        learned_features,
+        train_feature_network,
+    )
     from sfumato.runtime import distributed
     from sfumato.runtime.compute import device
     from stages.feature_means import release_means
@@ -28,8 +35,15 @@ def embedding(run: QueryRun, settings: Embedding) -> None:
         network = train_feature_network(images, teacher, settings.learned.steps, plan.seed, report)
     distributed.agree(network.state_dict().values())
     features = learned_features(teacher.features, network, settings.size, plan.seed)
-    released = f"joint embedding: {settings.size} Fourier features, learned on what was released, by class"
-    about = {"seed": plan.seed, "size": settings.size, "length_scales": LENGTH_SCALES, "teacher": TEACHER}
+    released = (
+        f"joint embedding: {settings.size} Fourier features, learned on what was released, by class"
+    )
+    about = {
+        "seed": plan.seed,
+        "size": settings.size,
+        "length_scales": LENGTH_SCALES,
+        "teacher": TEACHER,
+    }
     cache = {"teacher": teacher.features.config(), "network": network.config()}
     release_means(run, features, released, about, cache=cache, network=network)
 
@@ -51,13 +65,16 @@ def work(about: Work) -> float:
 
     looked_at = about.params.auxiliary.images + about.seen("embedding")
     training = TRAINING * about.params.embedding.learned.steps * LEARNED.batch
-    return about.network("embedding") * (training + looked_at) + about.network("teacher") * looked_at
+    return (
+        about.network("embedding") * (training + looked_at) + about.network("teacher") * looked_at
+    )
 
 
 STAGE = Stage(
     "embedding",
     QUERY,
-    "Release the noisy mean, by class, of random Fourier features of networks trained on earlier releases.",
+    "Release the noisy mean, by class, of random Fourier features of networks trained on earlier "
+    "releases.",
     "sfumato.settings.queries:Embedding",
     embedding,
     inputs=("auxiliary", "teacher", "count"),

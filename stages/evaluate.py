@@ -1,4 +1,7 @@
-"""`stage evaluate`: measure on real images how useful and faithful the release is. The results are local."""
+"""`stage evaluate`: measure on real images how useful and faithful the release is.
+
+The results are local.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ def evaluate(
     metrics: Annotated[Path, typer.Option(help="File for the numbers.")] = Path("metrics.json"),
     dry_run: DryRun = False,
 ) -> None:
-    """Local: train classifiers on synthetic images, test them on the real hold-out, compare features."""
+    """Local: train classifiers on synthetic images, test them on the real hold-out, compare
+    features.
+    """
     from stages.runner import describe, load_plan, ready_processor, show_standing
 
     plan = load_plan("evaluate")
@@ -63,7 +68,13 @@ def evaluate(
     ready_processor()
     card = read_card(CARD_PATH)
     numbers = evaluate_folder(
-        plan, synthesize, classifiers, state_dir(), card, out, progress=lambda what: say(f"evaluate: {what}")
+        plan,
+        synthesize,
+        classifiers,
+        state_dir(),
+        card,
+        out,
+        progress=lambda what: say(f"evaluate: {what}"),
     )
     if numbers is None:  # another process has the numbers
         return
@@ -71,7 +82,8 @@ def evaluate(
     with suppress(BudgetError):  # if there is no ledger
         keep_evaluation(state_dir(), numbers | {"ledger": read_ledger(LEDGER)})
     for warning in numbers["warnings"]:
-        print(f"warning: {warning}", file=sys.stderr)  # not by `say`, because it contains numbers from real images
+        # Not by `say`, because it contains numbers from real images
+        print(f"warning: {warning}", file=sys.stderr)
     show_local(tables_of(numbers), metrics, f"Verdict: {numbers['verdict']['sentence']}")
 
 
@@ -91,8 +103,12 @@ def work(about: Work) -> float:
         sets += [about.params.privacy.size] * len(settings.seeds)
     if drawn.relabel:
         sets.append(int(drawn.count * (1 - drawn.distorted - drawn.mixed)))
-    steps = sum(schedule_of("cnn", images, settings.epochs, settings.steps).steps for images in sets)
-    networks = [partial(build_classifier, name, about.shape, about.classes) for name in settings.classifiers]
+    steps = sum(
+        schedule_of("cnn", images, settings.epochs, settings.steps).steps for images in sets
+    )
+    networks = [
+        partial(build_classifier, name, about.shape, about.classes) for name in settings.classifiers
+    ]
     every = sum(operations_of(network, about.shape) for network in networks)
     return TRAINING * Schedule.batch * steps * every
 
@@ -103,19 +119,26 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
 
     chosen = params.evaluate
     if params.data.holdout_fraction == 0 and card.split == "keyed":
-        yield "data.holdout_fraction=0 leaves evaluate without hold-out images: raise it, or remove evaluate from run"
+        yield (
+            "data.holdout_fraction=0 leaves evaluate without hold-out images: raise it, or remove "
+            "evaluate from run"
+        )
     for name in chosen.classifiers:
         if name not in CLASSIFIERS:
             yield unknown_name("evaluate.classifiers", name, CLASSIFIERS)
     for name in chosen.fidelity or ():
         if name not in METRICS:
             yield unknown_name("evaluate.fidelity", name, METRICS)
-    needs = {f"fidelity: {key}": METRICS[key].needs for key in chosen.fidelity or () if key in METRICS}
+    needs = {
+        f"fidelity: {key}": METRICS[key].needs for key in chosen.fidelity or () if key in METRICS
+    }
     if chosen.weights:
         needs["weights"] = "inception"
     for key, extractor in needs.items():
         if extractor not in ("", chosen.extractor):
-            yield f"evaluate.{key} requires evaluate.extractor: {extractor}, not {chosen.extractor}"
+            yield (
+                f"evaluate.{key} requires evaluate.extractor: {extractor}, not {chosen.extractor}"
+            )
 
 
 STAGE = Stage(

@@ -1,4 +1,6 @@
-"""`stage evolve`: let sensitive images vote for the candidates of a public renderer, in several rounds."""
+"""`stage evolve`: let sensitive images vote for the candidates of a public renderer, in several
+rounds.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ if TYPE_CHECKING:
 
 
 def evolve(run: QueryRun, settings: Evolve) -> None:
-    from sfumato.baselines.private_evolution import RendererGenerator, embedding_of, query_evolve, save_population
+    from sfumato.baselines.private_evolution import (
+        RendererGenerator,
+        embedding_of,
+        query_evolve,
+        save_population,
+    )
     from sfumato.queries.feature_means import encoder_of
     from sfumato.runtime.compute import device
     from stages.feature_means import encoded
@@ -29,7 +36,9 @@ def evolve(run: QueryRun, settings: Evolve) -> None:
     latents = encoded(run, embedding, encoder_of(embedding, embedding.config()))
     priors = run.counts.priors
     released = f"{settings.rounds} rounds of votes for candidates of {settings.generator}"
-    open_charge = partial(run.open_charge, released, "1: an image votes for one candidate", 1.0, latents=latents)
+    open_charge = partial(
+        run.open_charge, released, "1: an image votes for one candidate", 1.0, latents=latents
+    )
     with progress("evolve", clock=False) as report:
         charge, population, log = query_evolve(
             open_charge, settings, generator, embedding, priors, plan.seed, report=report, say=say
@@ -40,13 +49,17 @@ def evolve(run: QueryRun, settings: Evolve) -> None:
 
 def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
     if params.evolve.population < len(card.classes):
-        yield f"evolve.population={params.evolve.population} is below the {len(card.classes)} classes: raise it"
+        yield (
+            f"evolve.population={params.evolve.population} is below the {len(card.classes)} "
+            "classes: raise it"
+        )
 
 
 STAGE = Stage(
     "evolve",
     QUERY,
-    "Release noisy votes for the candidates of a public renderer, round by round, and the last generation.",
+    "Release noisy votes for the candidates of a public renderer, round by round, and the last "
+    "generation.",
     "sfumato.settings.baselines:Evolve",
     evolve,
     inputs=("count",),

@@ -39,15 +39,21 @@ def release_means(
     size = run.counts.total
     latents = None if cache is None else encoded(run, features.vectors, encoder_of(features, cache))
     charge = run.open_charge(released, sensitivity, 1.0, latents=latents)
-    table = query_feature_means(charge, features, len(run.plan.classes), size, cached=latents is not None)
+    table = query_feature_means(
+        charge, features, len(run.plan.classes), size, cached=latents is not None
+    )
     means = FeatureMeans(table, features, charge.noise_multiplier / size)
     with run.releasing(charge) as directory:
         save_means(run.plan.stage, means, about, directory, network)
 
 
 def encoded(run: QueryRun, function: Callable[[Tensor], Tensor], encoder: str) -> str | None:
-    """Return the key of the images' rows by `function`, which a charge draws instead of images. encoder: its digest."""
+    """Return the key of the images' rows by `function`, which a charge draws instead of images.
+    encoder: its digest.
+    """
     from sfumato.queries.feature_means import encoding_alone
     from sfumato.runtime.compute import device
 
-    return run.latents(encoder, "features", partial(encoding_alone, function, run.plan.shape, device()))
+    return run.latents(
+        encoder, "features", partial(encoding_alone, function, run.plan.shape, device())
+    )

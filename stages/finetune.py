@@ -1,4 +1,7 @@
-"""`stage finetune`: run DP-SGD on the sensitive images. After a kill it resumes at no further cost."""
+"""`stage finetune`: run DP-SGD on the sensitive images.
+
+After a kill it resumes at no further cost.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +42,19 @@ def finetune(run: QueryRun, settings: Finetune) -> None:
     names = choose_trainable(model.to(device()), settings, ranking, plan.seed)
     before = {name: value.to("cpu", copy=True) for name, value in model.state_dict().items()}
     public_batch = plan.mechanism.sample_rate * run.counts.total
-    state = State(model, settings, public_batch=public_batch, label_dropout=plan.network.label_dropout)
+    state = State(
+        model, settings, public_batch=public_batch, label_dropout=plan.network.label_dropout
+    )
 
     released = f"{settings.steps} steps of DP-SGD"
-    open_charge = partial(run.open_charge, released, GRADIENT_NORM, settings.max_grad_norm, latents=latents)
+    open_charge = partial(
+        run.open_charge, released, GRADIENT_NORM, settings.max_grad_norm, latents=latents
+    )
     epsilon_after = epsilon_by_step(plan.mechanism, plan.delta)
     with progress("finetune", clock=False) as report:
-        charge, log = fine_tune(state, open_charge, epsilon_after=epsilon_after, report=report, say=say)
+        charge, log = fine_tune(
+            state, open_charge, epsilon_after=epsilon_after, report=report, say=say
+        )
     ema_model(model, state.ema.average)
     check_trained(before, model, names)
     with run.releasing(charge) as directory:
@@ -54,7 +63,10 @@ def finetune(run: QueryRun, settings: Finetune) -> None:
 
 
 def clipped_gradients(about: Work, query: str) -> float:
-    """Estimate the operations of a query by DP-SGD. A clipped gradient costs as much as four forward passes."""
+    """Estimate the operations of a query by DP-SGD.
+
+    A clipped gradient costs as much as four forward passes.
+    """
     return 4 * getattr(about.params, query).draws * about.seen(query) * about.network(query)
 
 
@@ -75,13 +87,17 @@ def remarks(made: Plan) -> Iterator[str]:
     model = outline(params.model, tuple(file["shape"]), len(file["classes"]))
     parameters = trained_parameters(model, params.finetune, params.seed)
     weights = sum(value.numel() for value in parameters.values())
-    length = step_noise(mechanism.noise_multiplier, weights, mechanism.sample_rate * file["size_hint"])
+    length = step_noise(
+        mechanism.noise_multiplier, weights, mechanism.sample_rate * file["size_hint"]
+    )
     about = "about " if params.finetune.trainable in SALIENT else ""
     hint = ""
     if length > 1:
         hint = ", so a step is mostly noise. Raise the share, ε or batch, or train fewer weights"
     beside = f"{length:.2g} times its longest possible signal"
-    yield f"finetune: the noise of a step is {beside}, with {about}{weights:,} trained weights{hint}"
+    yield (
+        f"finetune: the noise of a step is {beside}, with {about}{weights:,} trained weights{hint}"
+    )
 
 
 STAGE = Stage(

@@ -9,8 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-OutPath = Annotated[Path | None, typer.Option("--out", help="Directory to write. Default: artifacts/<stage>.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be read, written and charged, and stop.")]
+OutPath = Annotated[
+    Path | None, typer.Option("--out", help="Directory to write. Default: artifacts/<stage>.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would be read, written and charged, and stop.")
+]
 CardPath = Annotated[Path, typer.Option("--card", help="Public card of the sensitive set.")]
 
 
@@ -19,8 +23,11 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def with_flags(descriptions: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a Typer command one option per field of a dataclass, which is the command's first parameter.
+def with_flags(
+    descriptions: Mapping[str, str],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a Typer command one option per field of a dataclass, which is the command's first
+    parameter.
 
     descriptions: help texts by field.
     """
@@ -34,14 +41,18 @@ def with_flags(descriptions: Mapping[str, str]) -> Callable[[Callable[..., None]
             options = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
             command(options, **given)
 
-        vars(called)["__signature__"] = inspect.Signature([*parameters_of(kind, descriptions), *others])
+        vars(called)["__signature__"] = inspect.Signature(
+            [*parameters_of(kind, descriptions), *others]
+        )
         return called
 
     return decorate
 
 
 def parameters_of(kind: type, descriptions: Mapping[str, str]) -> Iterator[inspect.Parameter]:
-    """Yield one parameter per field: a flag if it is true or false, otherwise a text that the dataclass parses."""
+    """Yield one parameter per field: a flag if it is true or false, otherwise a text that the
+    dataclass parses.
+    """
     for field in fields(kind):
         default = field.default
         annotation: Any = Annotated[str | None, typer.Option(help=descriptions[field.name])]
@@ -49,9 +60,14 @@ def parameters_of(kind: type, descriptions: Mapping[str, str]) -> Iterator[inspe
             default = inspect.Parameter.empty
             annotation = Annotated[str, typer.Argument(help=descriptions[field.name])]
         elif default is False:
-            annotation = Annotated[bool, typer.Option(flag(field.name), help=descriptions[field.name])]
+            annotation = Annotated[
+                bool, typer.Option(flag(field.name), help=descriptions[field.name])
+            ]
         elif default is True:
             annotation = Annotated[bool, typer.Option(help=descriptions[field.name])]
         yield inspect.Parameter(
-            field.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation
+            field.name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=default,
+            annotation=annotation,
         )

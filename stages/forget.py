@@ -18,7 +18,8 @@ def forget(
     dataset: Annotated[str | None, typer.Option(help="Dataset id. Default: the project's.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Local: delete a dataset's real images, and numbers from them, in $SFUMATO_STATE and in this project.
+    """Local: delete a dataset's real images, and numbers from them, in $SFUMATO_STATE and in this
+    project.
 
     The journal of charges is kept.
     """
@@ -32,46 +33,74 @@ def forget(
     known = library.datasets(state)
     others = f"Datasets there: {', '.join(known) or 'none'}"
     if name is None:
-        raise ConfigError(f"this folder contains no project: name a dataset of {state} with --dataset. {others}")
+        raise ConfigError(
+            f"this folder contains no project: name a dataset of {state} with --dataset. {others}"
+        )
     here = local_files() if name == mine else []
     if name not in known and not here:
-        raise ConfigError(f"dataset {name!r}: no files here or in {state} (SFUMATO_STATE). {others}")
+        raise ConfigError(
+            f"dataset {name!r}: no files here or in {state} (SFUMATO_STATE). {others}"
+        )
     kept = library.private_files(state, name) | {"in this project": here}
     left = any(paths for kind, paths in kept.items() if kind != library.OF_ANY)
     if left:
         show(name, kept)
-        tell(Path(library.__file__).with_suffix(".md").read_text("utf-8").format(state=state, name=name))
+        tell(
+            Path(library.__file__)
+            .with_suffix(".md")
+            .read_text("utf-8")
+            .format(state=state, name=name)
+        )
         if not yes:
             typer.confirm("Delete the files listed above?", abort=True, err=True)
     if name not in known:
         library.delete(here)
         return tell(
-            f"deleted here. {state} has no files of dataset {name!r}: if its images are in another state directory, "
-            "set SFUMATO_STATE to it and run `stage forget` again"
+            f"deleted here. {state} has no files of dataset {name!r}: if its images are in another "
+            "state directory, set SFUMATO_STATE to it and run `stage forget` again"
         )
     problem = None
     if left or library.forgotten_on(state, name) is None:
         problem = library.forget(state, name, here)
     if problem is not None:
-        tell(f"no files of dataset {name!r} are left. Its journal is invalid and was not changed: {problem}")
+        tell(
+            f"no files of dataset {name!r} are left. Its journal is invalid and was not changed: "
+            f"{problem}"
+        )
     elif left:
         tell(f"dataset {name!r} is forgotten, and its journal records this")
     else:
-        tell(f"no files of dataset {name!r} are left: it was forgotten on {library.forgotten_on(state, name)}")
+        tell(
+            f"no files of dataset {name!r} are left: it was forgotten on "
+            f"{library.forgotten_on(state, name)}"
+        )
 
 
 def du() -> None:
-    """Local: list the private files of each dataset, of this project and of the state directory, with their sizes."""
+    """Local: list the private files of each dataset, of this project and of the state directory,
+    with their sizes.
+    """
     from sfumato.planning.forget import datasets, private_files
 
     for name in datasets(state_dir()):
         show(name, private_files(state_dir(), name))
-    show("total", {"state directory": [state_dir()], "this project": [Path()], "its real images": local_files()})
+    show(
+        "total",
+        {
+            "state directory": [state_dir()],
+            "this project": [Path()],
+            "its real images": local_files(),
+        },
+    )
 
 
 def local_files() -> list[Path]:
-    """Return this project's files from sensitive images, including DVC experiments. DVC's cache contains none."""
-    numbers = (str(EVALUATION), "metrics.json", ".metrics.json.*.tmp")  # the last: left by killed evaluations
+    """Return this project's files from sensitive images, including DVC experiments.
+
+    DVC's cache contains none.
+    """
+    # The last: left by killed evaluations
+    numbers = (str(EVALUATION), "metrics.json", ".metrics.json.*.tmp")
     tried = [path for name in numbers for path in Path(".dvc/tmp/exps").rglob(name)]
     found = [path for name in numbers for path in Path().glob(name)]
     return [*found, *tried, *filter(Path.exists, [CARD_PATH.parent])]
@@ -80,7 +109,8 @@ def local_files() -> list[Path]:
 def show(title: str, kinds: Mapping[str, Sequence[Path]]) -> None:
     """Print one line per kind of files.
 
-    Only a terminal shows sizes, which reveal the number of images, and whether pictures were left out.
+    Only a terminal shows sizes, which reveal the number of images, and whether pictures were left
+    out.
     """
     from sfumato.data.left_out import LEFT_OUT, LEFT_OUT_FILES
 

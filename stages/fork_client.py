@@ -1,9 +1,11 @@
-"""The program `stage` within a run: hand a command over to `fork_server`, pass signals on, end as the command ends.
+"""The program `stage` within a run: hand a command over to `fork_server`, pass signals on, end as
+the command ends.
 
     python -IS fork_client.py ADDRESS WORD...
 
-It starts for every command, so it imports only what it needs, and nothing of the project. If no server answers, or if
-the server was started under other circumstances than the command, it becomes the ordinary program.
+It starts for every command, so it imports only what it needs, and nothing of the project. If no
+server answers, or if the server was started under other circumstances than the command, it becomes
+the ordinary program.
 """
 
 import json
@@ -14,7 +16,14 @@ import socket
 import sys
 
 STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+PASSED_ON = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 OF_SHELLS = ("PWD", "OLDPWD", "SHLVL", "_")
 ACCEPTED = b"y"
 CODE = 4  # bytes of an exit code; a negative one is the signal that ended the command
@@ -30,7 +39,9 @@ def circumstances() -> dict[str, object]:
     limits = [name for name in dir(resource) if name.startswith("RLIMIT_")]
     environment = os.environ.items()
     return {
-        "environment": {k: v for k, v in environment if k not in OF_SHELLS and not k.startswith("DVC_")},
+        "environment": {
+            k: v for k, v in environment if k not in OF_SHELLS and not k.startswith("DVC_")
+        },
         "umask": umask,
         "limits": {name: list(resource.getrlimit(getattr(resource, name))) for name in limits},
         "users": [os.getuid(), os.geteuid(), os.getgid(), os.getegid(), *sorted(os.getgroups())],
@@ -40,8 +51,16 @@ def circumstances() -> dict[str, object]:
 
 
 def hand_over(server: socket.socket, words: list[str]) -> bool:
-    """Send words, folder, environment and the three streams. Return whether the server runs the command."""
-    request = {"words": words, "folder": os.getcwd(), "environment": dict(os.environ), "around": circumstances()}
+    """Send words, folder, environment and the three streams.
+
+    Return whether the server runs the command.
+    """
+    request = {
+        "words": words,
+        "folder": os.getcwd(),
+        "environment": dict(os.environ),
+        "around": circumstances(),
+    }
     content = json.dumps(request).encode()
     socket.send_fds(server, [len(content).to_bytes(4, "big")], [0, 1, 2])
     server.sendall(content)
@@ -69,7 +88,9 @@ def end_as(code: int) -> None:
 def main() -> None:
     address = sys.argv[1]
     words = sys.argv[2:]
-    heard = [number for number in (*PASSED_ON, *STOPS) if signal.getsignal(number) is not signal.SIG_IGN]
+    heard = [
+        number for number in (*PASSED_ON, *STOPS) if signal.getsignal(number) is not signal.SIG_IGN
+    ]
     signal.pthread_sigmask(signal.SIG_BLOCK, heard)  # delivered once the command runs
     with socket.socket(socket.AF_UNIX) as server:
         try:

@@ -1,14 +1,16 @@
-"""A process that has imported the libraries, and forks a child for each command of `stage` in a run.
+"""A process that has imported the libraries, and forks a child for each command of `stage` in a
+run.
 
     python -P -m stages.fork_server FOLDER
 
-A start of Python with its libraries takes seconds of a processor, a fork a hundredth of one. FOLDER is private to the
-user; it gets a socket, and a folder `bin` to be put first into PATH. The server reads no images. Each command runs in
-a child of its own, as in a process that was started for it: streams, folder, environment, signals and exit code are
-the command's. The server ends with the process that started it, whose pipe is its standard input.
+A start of Python with its libraries takes seconds of a processor, a fork a hundredth of one. FOLDER
+is private to the user; it gets a socket, and a folder `bin` to be put first into PATH. The server
+reads no images. Each command runs in a child of its own, as in a process that was started for it:
+streams, folder, environment, signals and exit code are the command's. The server ends with the
+process that started it, whose pipe is its standard input.
 
-Guarantee: only the user, by the mode of FOLDER, can hand over a command. A child inherits no randomness of the noise:
-each process draws a key of its own.
+Guarantee: only the user, by the mode of FOLDER, can hand over a command. A child inherits no
+randomness of the noise: each process draws a key of its own.
 """
 
 from __future__ import annotations
@@ -41,7 +43,16 @@ from stages.fork_client import ACCEPTED, CODE, circumstances
 
 SOCKET = "socket"
 # packages that stages import in their functions
-IMPORTED_LATE = ("data", "features", "dpsgd", "diffusion", "generators", "training", "queries", "release")
+IMPORTED_LATE = (
+    "data",
+    "features",
+    "dpsgd",
+    "diffusion",
+    "generators",
+    "training",
+    "queries",
+    "release",
+)
 TIME_TO_END = 3.0  # seconds for commands to end once the starter is gone
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
@@ -58,7 +69,9 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """A child that runs a command. ended: a descriptor that can be read once the child has ended."""
+    """A child that runs a command. ended: a descriptor that can be read once the child has
+    ended.
+    """
 
     process: int
     ended: int
@@ -87,7 +100,9 @@ class Server:
     prepare: imports what a command needs; accepts: whether a command may run in a fork.
     """
 
-    def __init__(self, folder: Path, prepare: Callable[[Request], None], accepts: Callable[[Request], bool]) -> None:
+    def __init__(
+        self, folder: Path, prepare: Callable[[Request], None], accepts: Callable[[Request], bool]
+    ) -> None:
         self.prepare = prepare
         self.accepts = accepts
         self.running: set[Running] = set()
@@ -125,7 +140,8 @@ class Server:
         client, _ = self.listening.accept()
         request = None
         streams: list[int] = []
-        with suppress(OSError, ValueError), client.makefile("rb") as stream:  # the client was killed
+        # The client was killed
+        with suppress(OSError, ValueError), client.makefile("rb") as stream:
             size, streams, _, _ = socket.recv_fds(client, 4, 3)
             request = Request(**json.loads(stream.read(int.from_bytes(size, "big"))))
         if request is None or not self.accepts(request):
@@ -199,9 +215,11 @@ def become(request: Request, streams: list[int], server: int) -> None:
 
 
 def run_and_end(command: Callable[[], object]) -> NoReturn:
-    """Run a command in a forked child, and end the child as Python would, but without freeing what was imported.
+    """Run a command in a forked child, and end the child as Python would, but without freeing what
+    was imported.
 
-    Freeing copies the server's memory page by page, for two seconds of a processor after each command.
+    Freeing copies the server's memory page by page, for two seconds of a processor after each
+    command.
     """
     code: object = 1
     try:
@@ -218,13 +236,17 @@ def run_and_end(command: Callable[[], object]) -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):  # there is none, or its reader has closed the pipe
+        # There is none, or its reader has closed the pipe
+        with suppress(AttributeError, OSError, ValueError):
             stream.flush()
     os._exit((code or 0) & 0xFF)
 
 
 def import_libraries(request: Request) -> None:
-    """Import what a command needs and later ones too. Nothing may compute: threads and GPUs do not survive a fork."""
+    """Import what a command needs and later ones too.
+
+    Nothing may compute: threads and GPUs do not survive a fork.
+    """
     import stages.cli  # noqa: F401
 
     name = "".join(request.words[:1])
@@ -254,7 +276,10 @@ def main() -> None:
     folder = Path(sys.argv[1])
     found = folder.stat()
     if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
-        sys.exit(f"error: {folder} must belong to you, with mode 700: other accounts could run commands as you")
+        sys.exit(
+            f"error: {folder} must belong to you, with mode 700: other accounts could run commands "
+            "as you"
+        )
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError:

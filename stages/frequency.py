@@ -1,4 +1,6 @@
-"""`stage frequency`: release a noisy joint Fourier embedding of images and labels (FETA-Pro Algorithm 1, DP-MERF)."""
+"""`stage frequency`: release a noisy joint Fourier embedding of images and labels (FETA-Pro
+Algorithm 1, DP-MERF).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ def frequency(run: QueryRun, settings: Frequency) -> None:
     from stages.feature_means import release_means
 
     features = FourierFeatures(run.plan.shape, settings.features, settings.size, run.plan.seed)
-    release_means(run, features, f"joint embedding: {settings.size} Fourier features by class", features.arguments)
+    release_means(
+        run,
+        features,
+        f"joint embedding: {settings.size} Fourier features by class",
+        features.arguments,
+    )
 
 
 def network_work(about: Work, block: int) -> int:
@@ -45,10 +52,15 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
     from sfumato.features import FEATURES, name_problems
 
     chosen = params.frequency
-    yield from name_problems("frequency.features", [feature.map for feature in chosen.features], FEATURES)
+    yield from name_problems(
+        "frequency.features", [feature.map for feature in chosen.features], FEATURES
+    )
     number = sum(len(feature.length_scales) for feature in chosen.features)
     if chosen.size < 2 * number:
-        yield f"frequency.size={chosen.size} is too small for {number} length-scales: expected at least {2 * number}"
+        yield (
+            f"frequency.size={chosen.size} is too small for {number} length-scales: expected at "
+            f"least {2 * number}"
+        )
 
 
 STAGE = Stage(

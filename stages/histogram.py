@@ -32,15 +32,22 @@ def histogram(run: QueryRun, settings: Histogram) -> None:
     model = load_classifier(trained).to(device())
     names = read_json(trained / "card.json")["classes"]
     if model.shape != shape:
-        raise DataError(f"{trained} was trained on shape {model.shape}, not {shape}: run `stage classifier` again")
+        raise DataError(
+            f"{trained} was trained on shape {model.shape}, not {shape}: run `stage classifier` "
+            "again"
+        )
     if votes > model.classes:
-        raise ConfigError(f"histogram.votes={votes} exceeds the {model.classes} public classes: lower it")
+        raise ConfigError(
+            f"histogram.votes={votes} exceeds the {model.classes} public classes: lower it"
+        )
     released = f"votes of each image for {votes} of {model.classes} public classes"
     rows = None
     if settings.per_class:
         released += ", by class"
         rows = len(run.plan.classes)
-    charge = run.open_charge(released, f"√{votes}: an image adds 1 to {votes} different counts", math.sqrt(votes))
+    charge = run.open_charge(
+        released, f"√{votes}: an image adds 1 to {votes} different counts", math.sqrt(votes)
+    )
     noisy = query_histogram(charge, model, votes, rows)
     with run.releasing(charge) as directory:
         np.save(directory / "histogram.npy", noisy.numpy(), allow_pickle=False)
@@ -51,7 +58,10 @@ def histogram(run: QueryRun, settings: Histogram) -> None:
 def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
     votes = params.histogram.votes
     if public is not None and votes > len(public.classes):
-        yield f"histogram.votes={votes} exceeds the number of public classes, {len(public.classes)}: lower it"
+        yield (
+            f"histogram.votes={votes} exceeds the number of public classes, {len(public.classes)}: "
+            "lower it"
+        )
 
 
 STAGE = Stage(

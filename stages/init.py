@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from sfumato.planning.create import Owner, Proposed
 
 WHY_THIS_SIZE = (
-    "The proposal is the largest size that fits into the minutes and is at least 90 % as useful as the best one. "
-    "Minutes beyond the longest useful run change nothing."
+    "The proposal is the largest size that fits into the minutes and is at least 90 % as useful as "
+    "the best one. Minutes beyond the longest useful run change nothing."
 )
 HELP: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # option -> text
 
@@ -33,15 +33,23 @@ HELP: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # o
 @with_flags(HELP)
 def init(
     options: InitOptions,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; use the defaults.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Ask nothing; use the defaults.")
+    ] = False,
 ) -> None:
-    """Local: read a folder of images, and write a project with parameters that fit them, ε and the minutes."""
+    """Local: read a folder of images, and write a project with parameters that fit them, ε and the
+    minutes.
+    """
     from sfumato.planning.create import Owner, propose_project, summary, warnings
     from sfumato.planning.project_files import unsaid
 
     use_until_the_end(state_dir())  # for all datasets, because the name is not known yet
 
-    decided = [name for name in ("epsilon", "dataset_id", "minutes", "size_hint") if getattr(options, name) is None]
+    decided = [
+        name
+        for name in ("epsilon", "dataset_id", "minutes", "size_hint")
+        if getattr(options, name) is None
+    ]
     lacking = ", ".join([*map(flag, decided), "--groups or --one-image-each"])
     asking = None if yes else partial(ask, lacking)
     owner = Owner(asking, say if sys.stderr.isatty() else unsaid, flag)
@@ -65,7 +73,10 @@ def init(
 
 
 def ask(lacking: str, question: str, default: Any, kind: type | None) -> Any:
-    """Ask a question at the prompt. lacking: options that are missing. Raises ConfigError without a terminal."""
+    """Ask a question at the prompt. lacking: options that are missing.
+
+    Raises ConfigError without a terminal.
+    """
     question = wrapped(question, sys.stderr)
     try:
         if kind is None:
@@ -73,7 +84,9 @@ def ask(lacking: str, question: str, default: Any, kind: type | None) -> Any:
         return typer.prompt(question, err=True, default=default, type=kind)
     except typer.Abort as abort:
         if isinstance(abort.__context__, EOFError):
-            text = f"cannot ask without a terminal: give {lacking}, or accept the defaults with --yes"
+            text = (
+                f"cannot ask without a terminal: give {lacking}, or accept the defaults with --yes"
+            )
             raise errors.public(ConfigError(text)) from abort
         raise
 
@@ -84,21 +97,38 @@ def officers_words(owner: Owner) -> dict[str, Any]:
 
     keys = ("controller", "purpose", "legal_basis", "recipients", "retention")
     question = (
-        f"State now, for the report: {', '.join(WORDS['about'][key] for key in keys)}? (or later, in params.yaml)"
+        f"State now, for the report: {', '.join(WORDS['about'][key] for key in keys)}? (or later, "
+        "in params.yaml)"
     )
     if owner.ask is None or not sys.stdin.isatty() or not owner.answer(question, False, None):
         return {}
-    texts = {key: typer.prompt(WORDS["about"][key], err=True, default="", show_default=False) for key in keys}
+    texts = {
+        key: typer.prompt(WORDS["about"][key], err=True, default="", show_default=False)
+        for key in keys
+    }
     return {"release": {key: text.strip() for key, text in texts.items() if text.strip()}}
 
 
 def show_sizes(made: Proposed) -> None:
-    """Show one row per size, with its minutes and expected usefulness, and how to improve the forecast."""
+    """Show one row per size, with its minutes and expected usefulness, and how to improve the
+    forecast.
+    """
     from sfumato.planning.create import size_rows
     from sfumato.planning.forecast import advice
 
-    columns = "pixels per side", "minutes", "longest useful run (min)", "expected usefulness (range)"
-    show_numbers("sizes, to choose from with --size", columns, size_rows(made), words=columns[3:], note=WHY_THIS_SIZE)
+    columns = (
+        "pixels per side",
+        "minutes",
+        "longest useful run (min)",
+        "expected usefulness (range)",
+    )
+    show_numbers(
+        "sizes, to choose from with --size",
+        columns,
+        size_rows(made),
+        words=columns[3:],
+        note=WHY_THIS_SIZE,
+    )
     if kind := made.chosen.kind:
         privacy = made.chosen.params.privacy
         units = "persons" if privacy.unit == GROUP else "images"

@@ -1,4 +1,6 @@
-"""Run a stage in many processes: restart the command under the launcher in `SFUMATO_LAUNCH`, such as `torchrun`."""
+"""Run a stage in many processes: restart the command under the launcher in `SFUMATO_LAUNCH`, such
+as `torchrun`.
+"""
 
 import os
 import secrets
@@ -13,7 +15,8 @@ from sfumato.storage.access import log_access
 from sfumato.storage.state_directory import state_dir
 
 LAUNCH = "SFUMATO_LAUNCH"
-EXIT_CODE = "SFUMATO_EXIT_CODE"  # variable with the path of the file for the first process's exit code
+# Variable with the path of the file for the first process's exit code
+EXIT_CODE = "SFUMATO_EXIT_CODE"
 
 
 def asked() -> bool:
@@ -21,10 +24,15 @@ def asked() -> bool:
 
 
 def again() -> int:
-    """Rerun this command in many processes. Returns the first one's exit code, which `torchrun` would turn into 1."""
+    """Rerun this command in many processes.
+
+    Returns the first one's exit code, which `torchrun` would turn into 1.
+    """
     launcher = f"{LAUNCH}={os.environ[LAUNCH]!r}"
     if EXIT_CODE in os.environ:
-        raise ConfigError(f"{launcher} does not start a group of processes: set it to `torchrun` and its options")
+        raise ConfigError(
+            f"{launcher} does not start a group of processes: set it to `torchrun` and its options"
+        )
     said = state_dir() / "launches" / secrets.token_hex(8)
     said.parent.mkdir(0o700, parents=True, exist_ok=True)
     try:
@@ -34,7 +42,10 @@ def again() -> int:
             given = {**os.environ, EXIT_CODE: str(said), "PYTHONSAFEPATH": "1"}
             done = subprocess.run(words, env=given, check=False)
         if not said.is_file():
-            raise SfumatoError(f"{launcher} ended with exit code {done.returncode} before the first process finished")
+            raise SfumatoError(
+                f"{launcher} ended with exit code {done.returncode} before the first process "
+                "finished"
+            )
         return int(said.read_text(encoding="utf-8"))
     finally:
         said.unlink(missing_ok=True)
@@ -46,7 +57,11 @@ def speaks() -> bool:
 
 
 def leave(code: int) -> None:
-    """Exit. The first of many processes writes its code to a file, so that `torchrun` reports no failure of its own."""
+    """Exit.
+
+    The first of many processes writes its code to a file, so that `torchrun` reports no failure of
+    its own.
+    """
     if speaks():
         with suppress(OSError, SfumatoError):  # no state directory yet, or none that can be written
             log_access(state_dir(), folder=os.getcwd(), command=sys.argv[1:], exit_code=code)

@@ -14,10 +14,18 @@ from stages.dvc_lock import keep_copy
 from stages.screen import charges, delta_text, say, table_console, tell
 from stages.state import dataset_of_project, read_policy, state_dir
 
-app = typer.Typer(no_args_is_help=True, help="Write, check and show the privacy ledger and the history of all charges.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Write, check and show the privacy ledger and the history of all charges.",
+)
 LedgerPath = Annotated[Path, typer.Option("--ledger", help="Ledger file.")]
-OPINIONS_HELP = "own: use this package's accountants. all: use Opacus' two as well (Opacus must be installed)."
-LEDGER_ONLY_HELP = "Do not compare with a run: for a ledger received without its project. Refused inside a project."
+OPINIONS_HELP = (
+    "own: use this package's accountants. all: use Opacus' two as well (Opacus must be installed)."
+)
+LEDGER_ONLY_HELP = (
+    "Do not compare with a run: for a ledger received without its project. Refused inside a "
+    "project."
+)
 
 
 @app.command()
@@ -35,13 +43,22 @@ def write(out: Annotated[Path, typer.Option(help="File to write.")] = LEDGER) ->
 def check(
     ledger: LedgerPath = LEDGER,
     epsilon: Annotated[float | None, typer.Option(help="Fail above this epsilon.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Compute at this delta instead of the ledger's.")] = None,
-    unit: Annotated[str | None, typer.Option(help="Fail unless this unit is protected: image or group.")] = None,
-    artifacts: Annotated[bool, typer.Option("--artifacts", help="Also verify the files and their records.")] = False,
+    delta: Annotated[
+        float | None, typer.Option(help="Compute at this delta instead of the ledger's.")
+    ] = None,
+    unit: Annotated[
+        str | None, typer.Option(help="Fail unless this unit is protected: image or group.")
+    ] = None,
+    artifacts: Annotated[
+        bool, typer.Option("--artifacts", help="Also verify the files and their records.")
+    ] = False,
     ledger_only: Annotated[bool, typer.Option("--ledger-only", help=LEDGER_ONLY_HELP)] = False,
     opinions: Annotated[str, typer.Option(help=OPINIONS_HELP, metavar="own|all")] = "own",
 ) -> None:
-    """Recompute epsilon from the records. Exits with code 3 if a check fails. Needs no data and no GPU."""
+    """Recompute epsilon from the records.
+
+    Exits with code 3 if a check fails. Needs no data and no GPU.
+    """
     from sfumato.privacy.check import verify
     from sfumato.privacy.events import PROTECTED
 
@@ -50,7 +67,11 @@ def check(
     state = None
     with suppress(ConfigError):  # a reviewer without a state directory does not need one
         state = state_dir()
-    options = {"artifacts": artifacts, "ledger_only": ledger_only, "all_opinions": opinions == "all"}
+    options = {
+        "artifacts": artifacts,
+        "ledger_only": ledger_only,
+        "all_opinions": opinions == "all",
+    }
     checked = verify(ledger, limit=epsilon, delta=delta, unit=unit, state=state, **options)
     content = checked.ledger
     bound = f" ≤ {epsilon:g}" if epsilon is not None else ""
@@ -66,11 +87,17 @@ def check(
         compared = " (not compared with Opacus: --opinions all)"
     tell(f"ε by accountant: {by}{compared}")
     for name, spent in checked.apart.items():
-        tell(f"ε = {spent:.4f} for a person in {name!r} only (the owners declare that they share no person)")
+        tell(
+            f"ε = {spent:.4f} for a person in {name!r} only (the owners declare that they share no "
+            "person)"
+        )
     if ledger_only:
         tell(f"not compared with a run: {ledger} was checked without its project")
     else:
-        tell(f"compared with {ledger.parent / LOCK}: this is the ledger of that run, with every query that ran")
+        tell(
+            f"compared with {ledger.parent / LOCK}: this is the ledger of that run, with every "
+            "query that ran"
+        )
 
 
 @app.command()
@@ -85,25 +112,34 @@ def show(ledger: LedgerPath = LEDGER) -> None:
 
     content = read_ledger(ledger)
     problems = malformed(content)
-    problems = problems or [p for i, r in enumerate(content["records"]) for p in record_problems(f"record {i}", r)]
+    problems = problems or [
+        p for i, r in enumerate(content["records"]) for p in record_problems(f"record {i}", r)
+    ]
     if problems:
         raise LedgerError(ledger, problems)
     records = by_id(content)
-    spent = f"ε = {content['epsilon'][content['accountant']]:.4f} at δ = {delta_text(content['delta'])}"
+    spent = (
+        f"ε = {content['epsilon'][content['accountant']]:.4f} at δ = {delta_text(content['delta'])}"
+    )
     heads = ("stage", "charge", "released", "mechanism", "ε alone", "share")
     table = Table(*heads, title=f"{content['recipe']}: {spent}", title_justify="left")
     for name, row in content["stages"].items():
         for i, key in enumerate(row["records"]):
             record = records[key]
             cost = (f"{row['epsilon']:.3f}", f"{row['share']:.1%}") if i == 0 else ("", "")
-            table.add_row(name, key[:8], record["released"], str(Mechanism.from_json(record["event"])), *cost)
+            table.add_row(
+                name, key[:8], record["released"], str(Mechanism.from_json(record["event"])), *cost
+            )
     table_console().print(table)
     by = ", ".join(f"{name} {value:.4f}" for name, value in content["epsilon"].items())
     odometer = content["odometer"]
     ever = f"{charges(odometer['charges'])}, ε = {odometer['epsilon']:.4f}"
     if not odometer["complete"]:
         ever = f"at least {ever} (incomplete: charges were missing from the journal)"
-    tell(f"ε by accountant: {by}. {content['adjacency']}. Ever opened on dataset {odometer['dataset_id']!r}: {ever}")
+    tell(
+        f"ε by accountant: {by}. {content['adjacency']}. Ever opened on dataset "
+        f"{odometer['dataset_id']!r}: {ever}"
+    )
 
 
 @app.command()
@@ -113,7 +149,10 @@ def adopt() -> None:
 
     odometer, new, lost = adopt_charges(Path(), state_dir(), say)
     if lost:
-        say(f"{lost} entries of the old journal, kept beside the new one, cannot be read and are not counted")
+        say(
+            f"{lost} entries of the old journal, kept beside the new one, cannot be read and are "
+            "not counted"
+        )
     tell(f"{odometer.path}: {charges(new)} adopted, {len(odometer.opened())} counted in total")
     tell("More charges may be lost, so ledgers and reports mark the odometer as incomplete")
 
@@ -121,7 +160,9 @@ def adopt() -> None:
 @app.command()
 def history(
     dataset: Annotated[str | None, typer.Option(help="Dataset id. Default: the project's.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Delta for the total. Default: the plan's.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Delta for the total. Default: the plan's.")
+    ] = None,
     actors: Annotated[bool, typer.Option("--actors", help="Name who caused each entry.")] = False,
 ) -> None:
     """List every charge ever opened on the sensitive images, including aborted ones."""
@@ -141,8 +182,14 @@ def history(
     entries = odometer.entries()
     unknown = seen_in_project(odometer.dataset_id, Path(), state_dir()) - odometer.known()
     if unknown:
-        say(f"{odometer.path} is an older copy or a different journal: it lacks {min(unknown)[:8]} of this project")
-        say("more was spent than it lists: restore the newest state directory, or run `stage ledger adopt`")
+        say(
+            f"{odometer.path} is an older copy or a different journal: it lacks {min(unknown)[:8]} "
+            "of this project"
+        )
+        say(
+            "more was spent than it lists: restore the newest state directory, or run `stage "
+            "ledger adopt`"
+        )
     if not entries or entries[-1]["kind"] == GENESIS:
         tell(f"dataset {odometer.dataset_id!r}: no history")
         return
@@ -159,13 +206,17 @@ def history(
     for entry in entries:
         when = utc(entry["time"])
         if not sys.stdout.isatty():
-            when = when[:10]  # the date only: exact times reveal how long a query took, and so how many images it read
+            # The date only: exact times reveal how long a query took, and so how many images it
+            # read
+            when = when[:10]
         who = acted.get(entry.get("head", ""), "")
         charged: list[tuple[dict, str]] = []
         if entry["kind"] == OPEN:
-            run = runs[entry["record"]["id"]]  # has the newest record if it was resumed, like ledgers
+            # Has the newest record if it was resumed, like ledgers
+            run = runs[entry["record"]["id"]]
             charged = [(run.record, ends.get(run.end or "", f"open, {run.uses} uses journalled"))]
-        elif entry["kind"] == LOCAL_USE and sys.stdout.isatty():  # private, because it reveals when the images changed
+        # Private, because it reveals when the images changed
+        elif entry["kind"] == LOCAL_USE and sys.stdout.isatty():
             table.add_row(when, "local", "", entry["purpose"], f"outside the guarantee{who}")
         elif entry["kind"] == ADOPT:
             charged = [(record, "adopted") for record in entry["records"]]
@@ -174,7 +225,10 @@ def history(
             table.add_row(when, record["stage"], record["id"][:8], str(mechanism), state + who)
     table_console().print(table)
     opened = odometer.events()
-    total = f"{charges(len(opened))}, ε = {epsilon(opened, delta, accountant):.4f} together at δ = {delta_text(delta)}"
+    total = (
+        f"{charges(len(opened))}, ε = {epsilon(opened, delta, accountant):.4f} together at δ = "
+        f"{delta_text(delta)}"
+    )
     if unknown or not odometer.complete():
         total += " (incomplete: entries of the journal were lost)"
     tell(total)

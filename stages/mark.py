@@ -15,16 +15,25 @@ app = typer.Typer(no_args_is_help=True, help="Inspect the marks of pictures.")
 
 @app.command()
 def check(
-    pictures: Annotated[Path, typer.Argument(help="Picture, or folder of pictures of one release.")],
-    card: Annotated[Path, typer.Option(help="card.json of the release.")] = ARTIFACTS / "synthesize" / "card.json",
+    pictures: Annotated[
+        Path, typer.Argument(help="Picture, or folder of pictures of one release.")
+    ],
+    card: Annotated[Path, typer.Option(help="card.json of the release.")] = ARTIFACTS
+    / "synthesize"
+    / "card.json",
 ) -> None:
-    """Free: read the signed metadata of pictures and the pattern in their pixels; exit with 1 if neither is found."""
+    """Free: read the signed metadata of pictures and the pattern in their pixels; exit with 1 if
+    neither is found.
+    """
     from sfumato.data.sources.tabled import pictures_below
     from sfumato.release.pattern import FOUND, released_score
     from sfumato.release.signing import SIGNED_BY, signature_in
     from sfumato.storage.documents import read_json
 
-    with explained(DataError, lambda error: f"{card} is not the card of a release ({error!r}): name it with --card"):
+    with explained(
+        DataError,
+        lambda error: f"{card} is not the card of a release ({error!r}): name it with --card",
+    ):
         content = read_json(card)
         key = content.get("pattern")
         shape = tuple(content["shape"])
@@ -42,6 +51,9 @@ def check(
         words = "do not carry it, or are too few"
         if score >= FOUND:
             words = "carry it"
-        tell(f"pattern: {compared} of {len(files)} pictures together {words} (score {score:.1f} of {FOUND})")
+        tell(
+            f"pattern: {compared} of {len(files)} pictures together {words} (score {score:.1f} of "
+            f"{FOUND})"
+        )
         found = found or score >= FOUND
     raise typer.Exit(int(not found))

@@ -1,4 +1,6 @@
-"""`stage moments`: release noisy means of a public network's features and of their squares (DP-MEPF)."""
+"""`stage moments`: release noisy means of a public network's features and of their squares
+(DP-MEPF).
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,17 @@ def moments(run: QueryRun, settings: Moments) -> None:
     network = load_classifier(run.path("classifier"))
     about = {"feature": CLASSIFIER, "squares": SQUARES}
     features = moment_features(network)
-    released = f"means of {features.size} features of a public network, their squares among them, by class"
+    released = (
+        f"means of {features.size} features of a public network, their squares among them, by class"
+    )
     release_means(run, features, released, about, cache=about, network=network)
 
 
 STAGE = Stage(
     "moments",
     QUERY,
-    "Release the noisy means of a public network's features of all images, and of their squares, by class.",
+    "Release the noisy means of a public network's features of all images, and of their squares, "
+    "by class.",
     "sfumato.settings.queries:Moments",
     moments,
     inputs=("classifier", "count"),

@@ -26,9 +26,13 @@ ParamsPath = Annotated[Path, typer.Option("--params", help="Parameter file.")]
 
 def plan(
     params: ParamsPath = Path("params.yaml"),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be spent; write nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be spent; write nothing.")
+    ] = False,
 ) -> None:
-    """Free: resolve all parameters, write one configuration per stage, and show the privacy budget."""
+    """Free: resolve all parameters, write one configuration per stage, and show the privacy
+    budget.
+    """
     from sfumato.planning.folder import resolve_project
     from sfumato.planning.make import next_lines, risk_line, share_lines
     from sfumato.settings.recipes import read_yaml
@@ -58,18 +62,27 @@ def show_run(made: ProjectPlan, spending: Sequence[Decision], coming: set[str]) 
     for name in made.mechanisms:
         if STAGES[name].network:
             file = made.files[name]
-            about = tuple(file["shape"]), len(file["classes"]), getattr(made.params, name), file["size_hint"]
+            about = (
+                tuple(file["shape"]),
+                len(file["classes"]),
+                getattr(made.params, name),
+                file["size_hint"],
+            )
             tell(f"{name}: memory {memory_line(made.params.model, *about)}")
     for name in made.mechanisms:
         tell(*STAGES[name].remarks(made))
     runs = {"plan", *coming, *made.unprepared}
     if coming:
         runs |= {"ledger", "report"}
-    show_minutes(made.params, {name: value for name, value in made.seconds().items() if name in runs})
+    show_minutes(
+        made.params, {name: value for name, value in made.seconds().items() if name in runs}
+    )
 
 
 def show_budget(made: Plan) -> None:
-    """Show the mechanism of each stage, its epsilon and its share, then the total against the target."""
+    """Show the mechanism of each stage, its epsilon and its share, then the total against the
+    target.
+    """
     budget = made.budget
     title = f"{budget['recipe']}: privacy budget at δ = {delta_text(budget['delta'])}"
     headings = ("stage", "σ", "sample rate", "releases", "ε alone", "share of budget")
@@ -82,7 +95,9 @@ def show_budget(made: Plan) -> None:
 
 
 def show_minutes(params: Params, seconds: Mapping[str, float | None]) -> None:
-    """Show the expected minutes of each stage that runs, of everything else, and in total. seconds: by name."""
+    """Show the expected minutes of each stage that runs, of everything else, and in total. seconds:
+    by name.
+    """
     rows = []
     others = 0.0
     for name, value in seconds.items():
@@ -92,8 +107,16 @@ def show_minutes(params: Params, seconds: Mapping[str, float | None]) -> None:
             others += value or 0.0
     rows.append(("all others", f"{others / 60:.1f}"))
     together = sum(value or 0.0 for value in seconds.values()) / 60
-    show_numbers("minutes on an idle machine", ("stage", "expected"), rows, total=("together", f"{together:.1f}"))
+    show_numbers(
+        "minutes on an idle machine",
+        ("stage", "expected"),
+        rows,
+        total=("together", f"{together:.1f}"),
+    )
     load = os.getloadavg()[0]
     processors = os.cpu_count() or 1
     if load > 0.5 * processors:
-        tell(f"other programs are running (load {load:.1f} on {processors} processors): expect longer")
+        tell(
+            f"other programs are running (load {load:.1f} on {processors} processors): expect "
+            "longer"
+        )

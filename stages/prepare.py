@@ -16,20 +16,27 @@ from stages.state import state_dir
 RAW = Path("data/raw")  # folder of downloads
 
 app = typer.Typer(
-    no_args_is_help=True, help="Prepare images from their source. Sensitive images never enter the repository."
+    no_args_is_help=True,
+    help="Prepare images from their source. Sensitive images never enter the repository.",
 )
 
 
 @app.command()
 def sensitive(params: ParamsPath = Path("params.yaml"), card: CardPath = CARD_PATH) -> None:
-    """Local: store sensitive and hold-out images under $SFUMATO_STATE, and write the public card."""
+    """Local: store sensitive and hold-out images under $SFUMATO_STATE, and write the public
+    card.
+    """
     from sfumato.data.prepare import prepare_sensitive
     from sfumato.settings.recipes import load_params
 
     data = load_params(params, RECIPES).data
-    use_until_the_end(state_dir(), data.name)  # also if it fails and writes the reason to a private file
+    # Also if it fails and writes the reason to a private file
+    use_until_the_end(state_dir(), data.name)
     content = prepare_sensitive(data, state_dir(), card, RAW)
-    shape = f"shape {list(content['shape'])}, {len(content['classes'])} classes, {content['split']} hold-out"
+    shape = (
+        f"shape {list(content['shape'])}, {len(content['classes'])} classes, {content['split']} "
+        "hold-out"
+    )
     tell(f"{card}: dataset {content['dataset_id']!r}, {shape}")
 
 
@@ -39,7 +46,9 @@ def public(
     card: CardPath = CARD_PATH,
     out: Annotated[Path, typer.Option(help="Directory to write.")] = PUBLIC,
 ) -> None:
-    """Free: store labelled public images in the shape of the sensitive ones; none if no stage reads them."""
+    """Free: store labelled public images in the shape of the sensitive ones; none if no stage reads
+    them.
+    """
     from sfumato.data.cards import read_card, write_no_public
     from sfumato.settings.recipes import load_params
 
@@ -54,6 +63,8 @@ def public(
     refuse_sensitive_as_public(loaded.data, loaded.public)
     state = state_dir()
     private = partial(open_local, state, sensitive_card, "overlap check")
-    content = prepare_public(loaded.public, sensitive_card.shape, out, RAW, loaded.seed, private=private, state=state)
+    content = prepare_public(
+        loaded.public, sensitive_card.shape, out, RAW, loaded.seed, private=private, state=state
+    )
     shape = f"shape {list(content['shape'])}, {len(content['classes'])} classes"
     tell(f"{out}: {content['images']} images of {content['source']}, {shape}")

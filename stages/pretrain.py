@@ -1,4 +1,6 @@
-"""`stage pretrain`: train the diffusion model on released and public images, in phases, before DP-SGD."""
+"""`stage pretrain`: train the diffusion model on released and public images, in phases, before
+DP-SGD.
+"""
 
 from __future__ import annotations
 
@@ -76,12 +78,16 @@ def work(about: Work) -> float:
     from sfumato.planning.work import TRAINING
 
     # A perturbed step needs two passes
-    passes = sum(phase.steps * phase.batch * (1 + bool(phase.amp)) for phase in about.params.pretrain.phases)
+    passes = sum(
+        phase.steps * phase.batch * (1 + bool(phase.amp)) for phase in about.params.pretrain.phases
+    )
     return TRAINING * passes * about.network("pretrain")
 
 
 def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
-    """Yield mismatches of a public model; raise ConfigError if a network cannot be built for the images."""
+    """Yield mismatches of a public model; raise ConfigError if a network cannot be built for the
+    images.
+    """
     from sfumato.release.synthesizer import outline
     from sfumato.settings.data import SEVERAL
     from sfumato.text_to_image.reference import class_prompts
@@ -93,17 +99,29 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
     if card.labels == SEVERAL:
         yield one_label_only("model.directory")
     if params.pretrain.phases:
-        remedy = "Set pretrain.phases: [], or use one of the recipes dp-sapf, dp-lora, dp-ldm, dp-finetune"
+        remedy = (
+            "Set pretrain.phases: [], or use one of the recipes dp-sapf, dp-lora, dp-ldm, "
+            "dp-finetune"
+        )
         yield f"model.directory={model.directory}: a public model has no warm-up. {remedy}"
     class_prompts(model, card.dataset_id, card.classes)
 
 
 def inherited(folder: Path, params: Params, state: Path) -> list[Artifact]:
-    """Return the releases that the public model was made from. Raises ConfigError if the model cannot be used."""
+    """Return the releases that the public model was made from.
+
+    Raises ConfigError if the model cannot be used.
+    """
     from pathlib import Path
 
     from sfumato.data.lineage import lineage
-    from sfumato.text_to_image.directory import HUB, choose_image_size, locate, read_model_directory, require_library
+    from sfumato.text_to_image.directory import (
+        HUB,
+        choose_image_size,
+        locate,
+        read_model_directory,
+        require_library,
+    )
 
     model = params.model
     if model.directory is None:
@@ -119,7 +137,8 @@ def inherited(folder: Path, params: Params, state: Path) -> list[Artifact]:
 STAGE = Stage(
     "pretrain",
     FREE,
-    "Train the diffusion model on central, auxiliary and public images, in the order of its curriculum.",
+    "Train the diffusion model on central, auxiliary and public images, in the order of its "
+    "curriculum.",
     "sfumato.settings.training:Pretrain",
     pretrain,
     inputs=("central", "frequency", "auxiliary", "refine", "evolve", "select", "public", "count"),

@@ -10,7 +10,8 @@ from stages.plan import ParamsPath
 from stages.screen import table_console
 
 app = typer.Typer(
-    no_args_is_help=True, help="List and show recipes: methods from the literature, as overlays in pipelines/."
+    no_args_is_help=True,
+    help="List and show recipes: methods from the literature, as overlays in pipelines/.",
 )
 
 
@@ -32,7 +33,9 @@ def list_recipes() -> None:
 
 @app.command()
 def show(
-    name: Annotated[str | None, typer.Argument(help="Recipe. Default: the one in params.yaml.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Recipe. Default: the one in params.yaml.")
+    ] = None,
     params: ParamsPath = Path("params.yaml"),
 ) -> None:
     """Show every parameter, as merged from defaults, profile, recipe and params.yaml."""

@@ -35,10 +35,21 @@ def refine(run: StageRun, settings: Refine) -> None:
     generator = load_generator(run.path("auxiliary"))
     with progress("refine") as report:
         # agreement: weight of the teacher's cross-entropy
-        fit_generator(generator, releases, settings, priors, plan.seed + 2, report, teacher=teacher, agreement=0.01)
+        fit_generator(
+            generator,
+            releases,
+            settings,
+            priors,
+            plan.seed + 2,
+            report,
+            teacher=teacher,
+            agreement=0.01,
+        )
     with run.writing() as directory:
         label = partial(relabelled, teacher)
-        save_drawing(generator, settings.images, priors, plan.classes, plan.seed + 3, directory, label)
+        save_drawing(
+            generator, settings.images, priors, plan.classes, plan.seed + 3, directory, label
+        )
 
 
 def work(about: Work) -> float:
@@ -53,13 +64,17 @@ def work(about: Work) -> float:
 
 def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
     if params.auxiliary.target == "covariance":
-        yield "refine requires a network, and auxiliary.target=covariance has none: remove refine, or change the target"
+        yield (
+            "refine requires a network, and auxiliary.target=covariance has none: remove refine, "
+            "or change the target"
+        )
 
 
 STAGE = Stage(
     "refine",
     FREE,
-    "Fit the generator further, to the embeddings and the teacher's labels, and draw images from it.",
+    "Fit the generator further, to the embeddings and the teacher's labels, and draw images "
+    "from it.",
     "sfumato.settings.training:Refine",
     refine,
     inputs=("auxiliary", "frequency", "embedding", "teacher", "count"),

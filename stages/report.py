@@ -1,4 +1,7 @@
-"""`stage report`: write one self-contained page. The public edition may be shared, the owner's may not."""
+"""`stage report`: write one self-contained page.
+
+The public edition may be shared, the owner's may not.
+"""
 
 import sys
 from pathlib import Path
@@ -14,10 +17,13 @@ from sfumato.storage.in_use import use_until_the_end
 from stages.screen import say, tell
 from stages.state import EVALUATION, check_local, state_dir
 
-AUDIENCE_HELP = "public: from the release and the ledger only; owner: with numbers from real images too."
+AUDIENCE_HELP = (
+    "public: from the release and the ledger only; owner: with numbers from real images too."
+)
 OUT_HELP = "HTML file. Default: artifacts/report/index.html; evaluation/report.html for the owner."
 METRICS_FILE = Path("metrics.json")  # numbers of `stage evaluate`
-PAGES = {"public": ARTIFACTS / "report" / "index.html", "owner": Path("evaluation/report.html")}  # audience -> page
+# Audience -> page
+PAGES = {"public": ARTIFACTS / "report" / "index.html", "owner": Path("evaluation/report.html")}
 
 
 def report(
@@ -39,7 +45,9 @@ def report(
     from sfumato.release.statements import write_statements
 
     if page.is_dir():
-        raise ConfigError(f"--out {page} is a folder: name the HTML file, such as {page / 'index.html'}")
+        raise ConfigError(
+            f"--out {page} is a folder: name the HTML file, such as {page / 'index.html'}"
+        )
     if audience == "public":
         check_out(page.parent, "report")
         text = report_page(release, LEDGER)
@@ -57,5 +65,7 @@ def report(
     verdict = local.verdict or "none: run `stage evaluate`"
     if local.verdict and not sys.stdout.isatty():
         verdict = f"local, and shown only on a terminal: see {METRICS_FILE} or {page}"
-    tracked = " ".join(name for name in TRACKED.split() if Path(name).exists())  # git adds nothing if one is missing
-    tell(*summary_lines(release, LEDGER, PAGES["public"].parent, verdict, tracked))  # the last lines of `dvc repro`
+    # Git adds nothing if one is missing
+    tracked = " ".join(name for name in TRACKED.split() if Path(name).exists())
+    # The last lines of `dvc repro`
+    tell(*summary_lines(release, LEDGER, PAGES["public"].parent, verdict, tracked))

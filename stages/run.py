@@ -1,4 +1,6 @@
-"""`stage run`: run all stages that are stale, in forks of one process that has imported the libraries."""
+"""`stage run`: run all stages that are stale, in forks of one process that has imported the
+libraries.
+"""
 
 import importlib.util
 import sys
@@ -8,12 +10,16 @@ import typer
 
 from sfumato.errors import SfumatoError
 
-Targets = Annotated[list[str] | None, typer.Argument(help="Stages of dvc.yaml. After `--`: options of `dvc repro`.")]
+Targets = Annotated[
+    list[str] | None, typer.Argument(help="Stages of dvc.yaml. After `--`: options of `dvc repro`.")
+]
 
 
 def run(
     targets: Targets = None,
-    without: Annotated[bool, typer.Option("--no-dvc", help="Run the stages in order by Sfumato itself.")] = False,
+    without: Annotated[
+        bool, typer.Option("--no-dvc", help="Run the stages in order by Sfumato itself.")
+    ] = False,
 ) -> None:
     """Run what changed since the last run, as `dvc repro` does, with fewer starts of Python."""
     from sfumato.planning.project import Project, repro

@@ -87,7 +87,8 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
         raise SystemExit(launch.again())
     ready_processor()
     remembered: AbstractContextManager[None] = nullcontext()
-    if stage.kind is Kind.QUERY:  # its duration reveals how many images were drawn, so it is not stored
+    # Its duration reveals how many images were drawn, so it is not stored
+    if stage.kind is Kind.QUERY:
         keep_memory_off_disk()
     elif stage.kind is Kind.FREE:
         from sfumato.planning.estimate import timed
@@ -110,9 +111,16 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
 
 
 def show_standing(name: str, enabled: bool = True) -> None:
-    """Replace DVC's lines on a terminal with the progress of the run, or with nothing for a stage that is off."""
+    """Replace DVC's lines on a terminal with the progress of the run, or with nothing for a stage
+    that is off.
+    """
     lock = Path("dvc.lock")
-    if "DVC_STAGE" not in os.environ or not sys.stdout.isatty() or not launch.speaks() or not lock.exists():
+    if (
+        "DVC_STAGE" not in os.environ
+        or not sys.stdout.isatty()
+        or not launch.speaks()
+        or not lock.exists()
+    ):
         return
     lines = 2  # DVC's lines for the stage and its command
     if time.time() - lock.stat().st_mtime < 10:
@@ -123,7 +131,10 @@ def show_standing(name: str, enabled: bool = True) -> None:
 
 
 def standing(name: str) -> str:
-    """Describe the progress when a stage begins: the expected minutes and the ε spent so far. All of it is public."""
+    """Describe the progress when a stage begins: the expected minutes and the ε spent so far.
+
+    All of it is public.
+    """
     from sfumato.data.cards import read_card
     from sfumato.planning.estimate import expected_seconds
     from sfumato.privacy.accountant import epsilon
@@ -140,7 +151,10 @@ def standing(name: str) -> str:
     seconds = expected_seconds(params, card.shape, len(card.classes), state_dir())
     own = (seconds[name] or 0.0) / 60
     rest = sum(seconds[one] or 0.0 for one in names[len(before) + 1 :]) / 60
-    where = f"stage {len(before) + 1} of {len(names)}, {name}: takes about {own:.0f} min, the rest {rest:.0f} more"
+    where = (
+        f"stage {len(before) + 1} of {len(names)}, {name}: takes about {own:.0f} min, the rest "
+        f"{rest:.0f} more"
+    )
     pictures = [PREVIEW for one in before if STAGES[one].gives == "generator"][:1]
     if "synthesize" in before:
         pictures = [ARTIFACTS / "synthesize" / "grid.png"]
@@ -157,7 +171,9 @@ def ready_processor() -> None:
 
 
 def keep_memory_off_disk() -> None:
-    """Disable core dumps: after a crash, they would contain sensitive images that others may read."""
+    """Disable core dumps: after a crash, they would contain sensitive images that others may
+    read.
+    """
     with suppress(ImportError):  # Windows writes no core dumps
         import resource
 
@@ -175,7 +191,10 @@ def describe(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None
     from sfumato.privacy.resolved import QueryPlan
 
     if not plan.enabled:
-        return typer.echo(f"{plan.stage} is not in `run`: it would write an empty artifact to {out} and charge nothing")
+        return typer.echo(
+            f"{plan.stage} is not in `run`: it would write an empty artifact to {out} and charge "
+            "nothing"
+        )
     for name, path in reads.items():
         typer.echo(f"reads   {path} ({name}{'' if path.exists() else ': does not exist yet'})")
     typer.echo(f"writes  {out}")
@@ -183,10 +202,15 @@ def describe(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None
         return typer.echo("charges nothing")
     typer.echo(f"charges {plan.mechanism} on dataset {plan.dataset_id!r}, for one {plan.unit}")
     if plan.model is not None:
-        typer.echo(f"memory  {memory_line(plan.model, plan.shape, len(plan.classes), plan.settings, plan.size_hint)}")
+        typer.echo(
+            "memory "
+            f" {memory_line(plan.model, plan.shape, len(plan.classes), plan.settings, plan.size_hint)}"
+        )
 
 
-def memory_line(network: Any, shape: tuple[int, int, int], classes: int, settings: Any, size_hint: int) -> str:
+def memory_line(
+    network: Any, shape: tuple[int, int, int], classes: int, settings: Any, size_hint: int
+) -> str:
     """Describe the memory for per-image gradients of the network, or why it is unknown."""
     from sfumato.dpsgd.microbatch import needed
     from sfumato.dpsgd.trainable import trained_parameters
@@ -196,18 +220,24 @@ def memory_line(network: Any, shape: tuple[int, int, int], classes: int, setting
         model = outline(network, shape, classes)
         parameters = trained_parameters(model, settings, 0)
         batch = settings.sampling(size_hint)[0] * size_hint
-        return needed(model, parameters, settings.draws, batch, settings.on_this_machine().microbatch_size)
+        return needed(
+            model, parameters, settings.draws, batch, settings.on_this_machine().microbatch_size
+        )
     except SfumatoError as error:
         return f"unknown: {error}"
 
 
 class NothingToDo(Exception):
-    """The stage has nothing to do: a release of an earlier run was restored, or another process does the work."""
+    """The stage has nothing to do: a release of an earlier run was restored, or another process
+    does the work.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageRun:
-    """One run of a stage: its plan, its verified inputs by name, and the directory that it writes."""
+    """One run of a stage: its plan, its verified inputs by name, and the directory that it
+    writes.
+    """
 
     plan: StagePlan[Any]
     inputs: Mapping[str, Artifact]
@@ -218,7 +248,9 @@ class StageRun:
 
     @property
     def counts(self) -> PublicCounts:
-        """Return the noisy class counts, or equal counts that add up to the public size if `count` is off."""
+        """Return the noisy class counts, or equal counts that add up to the public size if `count`
+        is off.
+        """
         from sfumato.queries.count import read_counts
 
         return read_counts(self.inputs["count"], self.plan.size_hint, len(self.plan.classes))
@@ -232,7 +264,8 @@ class StageRun:
 
     @contextmanager
     def writing(self, also: Iterable[Artifact] = ()) -> Iterator[Path]:
-        """Yield a directory that becomes the artifact, with the records of all inputs and of `also`.
+        """Yield a directory that becomes the artifact, with the records of all inputs and of
+        `also`.
 
         Only the first process writes.
         """
@@ -247,11 +280,14 @@ class QueryRun(StageRun):
 
     plan: QueryPlan[Any]
 
-    def open_charge(self, released: str, sensitivity: str, max_norm: float, *, latents: str | None = None) -> Charge:
-        """Open the charge of the plan. max_norm: L2 bound on the contribution of one image, or group.
+    def open_charge(
+        self, released: str, sensitivity: str, max_norm: float, *, latents: str | None = None
+    ) -> Charge:
+        """Open the charge of the plan. max_norm: L2 bound on the contribution of one image, or
+        group.
 
-        Raises NothingToDo if the same work was already released. If its artifact is missing or damaged, or only
-        earlier free stages were rerun, the kept copy is restored at no cost.
+        Raises NothingToDo if the same work was already released. If its artifact is missing or
+        damaged, or only earlier free stages were rerun, the kept copy is restored at no cost.
         """
         from sfumato.data.cards import read_card
         from sfumato.privacy import authorize
@@ -264,7 +300,8 @@ class QueryRun(StageRun):
         images = attrgetter("dataset_id", "shape", "classes", "labels")
         if images(card) != images(plan):
             raise ConfigError(
-                f"the plan of {plan.stage} was made for another card than {CARD_PATH}: run `stage plan` again"
+                f"the plan of {plan.stage} was made for another card than {CARD_PATH}: run `stage "
+                "plan` again"
             )
         request = authorize.ChargeRequest(
             stage=plan.stage,
@@ -288,9 +325,11 @@ class QueryRun(StageRun):
             raise NothingToDo(str(refusal)) from None
         except authorize.AlreadyReleasedError as refusal:
             if refusal.note:
-                print(refusal.note, file=sys.stderr)  # not by `say`, because logs must not contain it
+                # Not by `say`, because logs must not contain it
+                print(refusal.note, file=sys.stderr)
             kept = state_dir() / "runs" / refusal.run_id / RELEASED
-            # DVC removes the artifact first. If it exists now, a process that outlived a kill of DVC has written it.
+            # DVC removes the artifact first. If it exists now, a process that outlived a kill of
+            # DVC has written it.
             present = holds_release(self.out, plan.stage, refusal.record_id, refusal.digest)
             present = present and "DVC_STAGE" not in os.environ
             if present:
@@ -305,7 +344,9 @@ class QueryRun(StageRun):
             raise NothingToDo(done) from None
 
     def latents(self, encoder: str | None, purpose: str, load: Callable[[], Encode]) -> str | None:
-        """Return the key of the latents that a charge draws instead of pixels; None without an encoder."""
+        """Return the key of the latents that a charge draws instead of pixels; None without an
+        encoder.
+        """
         if encoder is None:
             return None
         from sfumato.data.cards import read_card
@@ -315,20 +356,29 @@ class QueryRun(StageRun):
         return ensure_latents(state_dir(), read_card(CARD_PATH), encoder, purpose, load, bar)
 
     def seen(self) -> set[str]:
-        """Return the charges and heads named in the project and in the old artifact. The journal must contain them."""
+        """Return the charges and heads named in the project and in the old artifact.
+
+        The journal must contain them.
+        """
         from sfumato.privacy.ledger import records_in
         from sfumato.privacy.project_ledger import seen_in_project
 
         mine = self.plan.dataset_id
-        replaced = {record["id"] for record in records_in(self.out / PRIVACY) if record.get("dataset_id") == mine}
+        replaced = {
+            record["id"]
+            for record in records_in(self.out / PRIVACY)
+            if record.get("dataset_id") == mine
+        }
         return replaced | seen_in_project(mine, Path(), state_dir())
 
     @contextmanager
     def releasing(self, charge: Charge) -> Iterator[Path]:
-        """Yield a directory that becomes the artifact, with the record of the charge; then close the charge.
+        """Yield a directory that becomes the artifact, with the record of the charge; then close
+        the charge.
 
-        The release is written to the private directory of the run and journalled before it is copied to `out`, so an
-        open charge has released nothing. The private copy is kept until a ledger without it is written.
+        The release is written to the private directory of the run and journalled before it is
+        copied to `out`, so an open charge has released nothing. The private copy is kept until a
+        ledger without it is written.
         """
         from sfumato.privacy.checkpoint import drop_checkpoints
         from sfumato.privacy.decision import RELEASED
@@ -336,9 +386,12 @@ class QueryRun(StageRun):
         self.first_alone()
         kept = charge.run / RELEASED
         check_writable(kept)  # also removes files of a killed process
-        with writing(kept, self.plan.stage, list(self.inputs.values()), [charge.record]) as directory:
+        with writing(
+            kept, self.plan.stage, list(self.inputs.values()), [charge.record]
+        ) as directory:
             yield directory
-        with holding(file_lock(kept.with_name(COPYING))):  # a process that finds the charge closed waits for the copy
+        # A process that finds the charge closed waits for the copy
+        with holding(file_lock(kept.with_name(COPYING))):
             charge.close(digest_of_file(kept / PRIVACY))
             copy_directory(kept, self.out)
         drop_checkpoints(charge.run)

@@ -1,4 +1,6 @@
-"""`stage saliency`: release noisy gradient norms of weight matrices, and rank the matrices to train."""
+"""`stage saliency`: release noisy gradient norms of weight matrices, and rank the matrices to
+train.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,13 @@ def saliency(run: QueryRun, settings: Saliency) -> None:
     dropout = run.plan.network.label_dropout
     autocast = None if latents else False
     gradients = Gradients(
-        model, parameters, settings, settings.max_norm, run.counts.total, label_dropout=dropout, autocast=autocast
+        model,
+        parameters,
+        settings,
+        settings.max_norm,
+        run.counts.total,
+        label_dropout=dropout,
+        autocast=autocast,
     )
     released = f"gradient of {len(pool)} candidates (qkv)"
     sensitivity = "max_norm: the jointly clipped gradient of one image"
@@ -50,7 +58,8 @@ def work(about: Work) -> float:
 STAGE = Stage(
     "saliency",
     QUERY,
-    "Release noisy gradient norms of the weight matrices, of which `finetune` trains the most salient.",
+    "Release noisy gradient norms of the weight matrices, of which `finetune` trains the most "
+    "salient.",
     "sfumato.settings.dpsgd:Saliency",
     saliency,
     inputs=("pretrain", "count"),

@@ -1,7 +1,7 @@
 """Show lines, tables and progress bars.
 
-A terminal shows the output of libraries too. A log does not after sensitive files are opened: from then on, it contains
-only the output of `say`, `tell` and tables.
+A terminal shows the output of libraries too. A log does not after sensitive files are opened: from
+then on, it contains only the output of `say`, `tell` and tables.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Report = Callable[[int, int], None]  # called with (done, total)
-LocalTable = tuple[str, Sequence[str], Iterable[Sequence[str]], str]  # as `sfumato.release.report.Table`
-named: dict[str, IO[str]] = {}  # streams for `say`, `tell` and tables, once all other output is withheld
+# As `sfumato.release.report.Table`
+LocalTable = tuple[str, Sequence[str], Iterable[Sequence[str]], str]
+# Streams for `say`, `tell` and tables, once all other output is withheld
+named: dict[str, IO[str]] = {}
 
 
 def say(*lines: str) -> None:
@@ -45,7 +47,10 @@ def tell(*lines: str) -> None:
 
 
 def wrapped(text: str, stream: IO[str]) -> str:
-    """Wrap text between words for a terminal. Continuation lines are indented to where the words began."""
+    """Wrap text between words for a terminal.
+
+    Continuation lines are indented to where the words began.
+    """
     if not stream.isatty() or "git add " in text:  # a command to copy stays on one line
         return text
     form = TextWrapper(get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
@@ -64,7 +69,9 @@ def table_console() -> Console:
 
 
 def hold_back() -> None:
-    """From now on, redirect all output to a private file, except on a terminal and from `say`, `tell` and tables."""
+    """From now on, redirect all output to a private file, except on a terminal and from `say`,
+    `tell` and tables.
+    """
     if named:
         return
     file = state_dir() / "printed.txt"
@@ -89,13 +96,20 @@ def show_numbers(
     words: Container[str] = ("stage",),
     note: str | None = None,
 ) -> None:
-    """Print a table of numbers. total: a separate last row; words: columns with text; note: text below the table."""
+    """Print a table of numbers. total: a separate last row; words: columns with text; note: text
+    below the table.
+    """
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", min_width=len(title), caption=note)
     for heading in headings:
         least = max(map(len, heading.split()), default=0)
-        table.add_column(heading, justify="left" if heading in words else "right", overflow="fold", min_width=least)
+        table.add_column(
+            heading,
+            justify="left" if heading in words else "right",
+            overflow="fold",
+            min_width=least,
+        )
     for row in rows:
         table.add_row(*row)
     if total:
@@ -117,13 +131,22 @@ def charges(number: int) -> str:
 
 @contextmanager
 def progress(name: str, *, clock: bool = True, log: bool = True) -> Iterator[Report]:
-    """Show a progress bar on a terminal. Elsewhere, print a line every 10 %, or nothing with `log=False`.
+    """Show a progress bar on a terminal.
 
-    With `clock=False` no time is shown, because the duration of a step reveals how many sensitive images were drawn.
+    Elsewhere, print a line every 10 %, or nothing with `log=False`.
+
+    With `clock=False` no time is shown, because the duration of a step reveals how many sensitive
+    images were drawn.
     """
     if sys.stderr.isatty() and launch.speaks():
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
         columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
         columns += [TimeRemainingColumn()] if clock else []
@@ -145,10 +168,19 @@ def progress(name: str, *, clock: bool = True, log: bool = True) -> Iterator[Rep
 
 
 def show_local(tables: Iterable[LocalTable], file: Path, last: str = "") -> None:
-    """Print tables of numbers from real images on a terminal. Elsewhere, as in a CI log, print their file's path."""
+    """Print tables of numbers from real images on a terminal.
+
+    Elsewhere, as in a CI log, print their file's path.
+    """
     if sys.stdout.isatty():
         for title, columns, rows, note in tables:
-            show_numbers(title, columns, rows, words=(columns[0], "recipe", "differs in", ""), note=note or None)
+            show_numbers(
+                title,
+                columns,
+                rows,
+                words=(columns[0], "recipe", "differs in", ""),
+                note=note or None,
+            )
         if last:
             table_console().print(last)
     else:

@@ -20,7 +20,14 @@ def select(run: StageRun, settings: Select) -> None:
     from sfumato.data.store import load_public
     from sfumato.features.teacher_network import classify, load_teacher
     from sfumato.runtime.compute import device
-    from sfumato.training.selection import read_votes, relabel, save_selection, save_surest, select_public, surest
+    from sfumato.training.selection import (
+        read_votes,
+        relabel,
+        save_selection,
+        save_surest,
+        select_public,
+        surest,
+    )
 
     images = load_public(run.path("public"), run.plan.shape)
     classes = run.plan.classes
@@ -59,7 +66,10 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
     if chosen.by == "teacher":
         if not sensitive <= chosen.images <= public.images:
             remedy = f"set it between {sensitive} and {public.images}"
-            yield f"select.images={chosen.images} of {public.images} public images in {sensitive} classes: {remedy}"
+            yield (
+                f"select.images={chosen.images} of {public.images} public images in {sensitive} "
+                f"classes: {remedy}"
+            )
     elif params.runs("histogram") and params.histogram.per_class:
         kept = number_to_keep(chosen, classes)
         remedy = f"select.ratio must be at least {sensitive / classes:.4g}"
@@ -67,13 +77,16 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
             remedy = "use another public set, or histogram.per_class: false"
         if kept < sensitive:
             needs = f"but each of the {sensitive} sensitive ones needs its own: {remedy}"
-            yield f"select.ratio={chosen.ratio:g} keeps {kept} of {classes} public classes, {needs}"
+            yield (
+                f"select.ratio={chosen.ratio:g} keeps {kept} of {classes} public classes, {needs}"
+            )
 
 
 STAGE = Stage(
     "select",
     FREE,
-    "Keep the public classes with the most votes, or the images that the teacher labels with most confidence.",
+    "Keep the public classes with the most votes, or the images that the teacher labels with most "
+    "confidence.",
     "sfumato.settings.training:Select",
     select,
     inputs=("histogram", "teacher", "public"),

@@ -1,4 +1,6 @@
-"""`stage serve`: show the project in a browser on this machine, with a button that starts `dvc repro`."""
+"""`stage serve`: show the project in a browser on this machine, with a button that starts
+`dvc repro`.
+"""
 
 import hmac
 import secrets
@@ -22,32 +24,51 @@ from stages.screen import tell
 from stages.state import PREVIEW, state_dir
 
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; img-src 'self' data:; style-src 'unsafe-inline'; "
-    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": (
+        "default-src 'none'; img-src 'self' data:; style-src 'unsafe-inline'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
     "Cache-Control": "no-store",
-    "Referrer-Policy": "same-origin",  # with no-referrer, a browser sends no origin when the button is pressed
+    # With no-referrer, a browser sends no origin when the button is pressed
+    "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
-CLOSED = b"Open the address that `stage serve` printed, with its token, in a browser on the same machine."
+CLOSED = (
+    b"Open the address that `stage serve` printed, with its token, in a browser on the same "
+    b"machine."
+)
 
 
-def serve(port: Annotated[int, typer.Option(max=65535, help="Port. Default: a free one.")] = 0) -> None:
-    """Local: show the project as a page in a browser on this machine, with a button to start a run."""
+def serve(
+    port: Annotated[int, typer.Option(max=65535, help="Port. Default: a free one.")] = 0,
+) -> None:
+    """Local: show the project as a page in a browser on this machine, with a button to start a
+    run.
+    """
     from sfumato import Project
 
     with explained(
-        ConfigError, lambda error: f"--port {port} cannot be opened ({error}): leave it out for a free port"
+        ConfigError,
+        lambda error: f"--port {port} cannot be opened ({error}): leave it out for a free port",
     ):
         server = Server(port, Project())
-    tell(f"http://{server.hosts[0]}{server.base}\nOpen this address in a browser on this machine, and do not share it")
+    tell(
+        f"http://{server.hosts[0]}{server.base}\nOpen this address in a browser on this machine, "
+        "and do not share it"
+    )
     try:
         server.serve_forever()
     except KeyboardInterrupt:
-        tell("server stopped, with any run that it started. The next run resumes; nothing is charged twice")
+        tell(
+            "server stopped, with any run that it started. The next run resumes; nothing is "
+            "charged twice"
+        )
 
 
 class Server(ThreadingHTTPServer):
-    """Serve this machine only, and run one `dvc repro` at a time. base: prefix of all paths, with the token."""
+    """Serve this machine only, and run one `dvc repro` at a time. base: prefix of all paths, with
+    the token.
+    """
 
     def __init__(self, port: int, project: Any) -> None:
         super().__init__(("127.0.0.1", port), Handler)
@@ -59,7 +80,9 @@ class Server(ThreadingHTTPServer):
         self.starting = Lock()
 
     def stage(self) -> str | None:
-        """Return the running stage, even of another program; "" before or after all stages; None if none runs."""
+        """Return the running stage, even of another program; "" before or after all stages; None if
+        none runs.
+        """
         with suppress(*UNREADABLE):
             for holder in holders():
                 if holder.path.parent == PLAN.absolute() and holder.runs:
@@ -83,7 +106,10 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request. Guarantee: without the token, or under another host's name, nothing is read or started."""
+    """One request.
+
+    Guarantee: without the token, or under another host's name, nothing is read or started.
+    """
 
     server: Server
     timeout = 10  # seconds for a request to arrive
@@ -108,13 +134,19 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(403, CLOSED)
 
     def name(self) -> str | None:
-        """Return the requested path below the token; None without the token, or for a foreign name of this host."""
+        """Return the requested path below the token; None without the token, or for a foreign name
+        of this host.
+        """
         base = self.server.base.encode()
-        if self.headers["Host"] in self.server.hosts and hmac.compare_digest(self.path.encode()[: len(base)], base):
+        if self.headers["Host"] in self.server.hosts and hmac.compare_digest(
+            self.path.encode()[: len(base)], base
+        ):
             return self.path[len(base) :]
         return None
 
-    def answer(self, status: int, content: bytes, kind: str | None = "text/html", **more: str) -> None:
+    def answer(
+        self, status: int, content: bytes, kind: str | None = "text/html", **more: str
+    ) -> None:
         self.send_response(status)
         for key, value in {"Content-Type": f"{kind}; charset=utf-8", **HEADERS, **more}.items():
             self.send_header(key, value)
@@ -127,7 +159,10 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def files() -> dict[str, Path]:
-    """Return the existing files by their names in an address. No request can open any other file."""
+    """Return the existing files by their names in an address.
+
+    No request can open any other file.
+    """
     grids = [ARTIFACTS / "synthesize" / "grid.png", PREVIEW]
     listed = {f"{audience}.html": path for audience, path in PAGES.items()}
     listed["grid.png"] = next(filter(Path.is_file, grids), grids[0])
@@ -141,7 +176,10 @@ def content_of(path: Path, otherwise: Any = None) -> Any:
 
 
 def page(server: Server) -> str:
-    """Return the page as HTML. Raises SfumatoError, or one of UNREADABLE, if the project cannot be read."""
+    """Return the page as HTML.
+
+    Raises SfumatoError, or one of UNREADABLE, if the project cannot be read.
+    """
     from sfumato.planning.estimate import expected_seconds
     from sfumato.privacy.profile import bound_text
     from sfumato.release import card
@@ -152,7 +190,9 @@ def page(server: Server) -> str:
     proposal = content_of(Path(PROPOSAL), {})
     seconds = proposal.get("seconds", {})
     if card_content := content_of(CARD_PATH):
-        seconds = expected_seconds(params, tuple(card_content["shape"]), len(card_content["classes"]), state_dir())
+        seconds = expected_seconds(
+            params, tuple(card_content["shape"]), len(card_content["classes"]), state_dir()
+        )
     report = Path(card.__file__).with_name("report.html").read_text(encoding="utf-8")
     return card.template("serve.html", autoescape=True, bound=bound_text).render(
         server=server,

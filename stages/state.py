@@ -23,7 +23,9 @@ def read_policy() -> Any:
 
 
 def dataset_of_project() -> str | None:
-    """Return the dataset id from the data card or, without one, from params.yaml; None outside a project."""
+    """Return the dataset id from the data card or, without one, from params.yaml; None outside a
+    project.
+    """
     from sfumato.data.cards import read_card
     from sfumato.settings.recipes import load_params
 
@@ -36,15 +38,20 @@ def dataset_of_project() -> str | None:
 
 
 def check_local(option: str, file: Path) -> None:
-    """Raise ConfigError if numbers from real images would be written to an artifact, or to a file in git."""
+    """Raise ConfigError if numbers from real images would be written to an artifact, or to a file
+    in git.
+    """
     for folder in file.absolute().parents:
-        if (folder / "privacy.json").is_file() or folder.resolve() in (ARTIFACTS.resolve(), PUBLIC.resolve()):
+        if (folder / "privacy.json").is_file() or folder.resolve() in (
+            ARTIFACTS.resolve(),
+            PUBLIC.resolve(),
+        ):
             raise ConfigError(
-                f"{option} {file} is in the artifact {folder}, which may be shared. Numbers from real images may not: "
-                "choose another path"
+                f"{option} {file} is in the artifact {folder}, which may be shared. Numbers from "
+                "real images may not: choose another path"
             )
     if in_git(file):
         raise ConfigError(
-            f"{option} {file} would contain numbers from real images, and git would track it: choose a path that git "
-            "ignores, such as evaluation/, or add it to .gitignore"
+            f"{option} {file} would contain numbers from real images, and git would track it: "
+            "choose a path that git ignores, such as evaluation/, or add it to .gitignore"
         )

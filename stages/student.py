@@ -1,4 +1,7 @@
-"""`stage student`: train a network on images drawn from the release's networks. It may be shared with the release."""
+"""`stage student`: train a network on images drawn from the release's networks.
+
+It may be shared with the release.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,9 @@ def network_work(about: Work, block: int) -> int:
     from sfumato.features.public_network import build_network
     from sfumato.planning.work import operations_of
 
-    build = partial(build_network, "residual", about.shape, about.classes, about.params.student.width)
+    build = partial(
+        build_network, "residual", about.shape, about.classes, about.params.student.width
+    )
     return operations_of(build, about.shape)
 
 
@@ -51,7 +56,10 @@ def work(about: Work) -> float:
 
 def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
     if not params.synthesize.stream:
-        yield "student learns from the stream of the release: set synthesize.stream: true, or remove student from run"
+        yield (
+            "student learns from the stream of the release: set synthesize.stream: true, or remove "
+            "student from run"
+        )
 
 
 STAGE = Stage(

@@ -45,10 +45,19 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
     paths = {name: artifact.path for name, artifact in run.inputs.items()}
     priors = run.counts.priors if settings.labels == "prior" else None
     teacher = load_teacher(paths["teacher"]).to(device()) if settings.reads("teacher") else None
-    guide = guide_by(teacher, settings.teacher_guidance) if teacher and settings.teacher_guidance else None
+    guide = (
+        guide_by(teacher, settings.teacher_guidance)
+        if teacher and settings.teacher_guidance
+        else None
+    )
 
     with progress("synthesize") as report:
-        given: dict[str, Any] = {"progress": report, "shape": plan.shape, "guide": guide, "folder": run.out.parent}
+        given: dict[str, Any] = {
+            "progress": report,
+            "shape": plan.shape,
+            "guide": guide,
+            "folder": run.out.parent,
+        }
         drawn = partial(draw_mixture, paths, priors=priors, **given)
         if settings.herding > 1:
             means = load_means("frequency", run.path("frequency"), plan=plan)
@@ -67,15 +76,22 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
             public = read_public_card(PUBLIC / CARD).source
         stream = None
         if settings.stream:
-            stream = asdict(save_networks(directory, paths, settings, varied, priors, plan.seed, teacher))
+            stream = asdict(
+                save_networks(directory, paths, settings, varied, priors, plan.seed, teacher)
+            )
         records = merge_records(inputs)
-        save_release(directory, varied, sources, records, plan, declared_apart(inputs), public, stream)
+        save_release(
+            directory, varied, sources, records, plan, declared_apart(inputs), public, stream
+        )
 
 
 def choose(
     run: StageRun, settings: Synthesize, drawn: Callable[..., Drawn], teacher: TeacherNetwork
 ) -> tuple[Varied, np.ndarray]:
-    """Choose the mixture to release. Returns it, and the source of each of its images in any order."""
+    """Choose the mixture to release.
+
+    Returns it, and the source of each of its images in any order.
+    """
     import numpy as np
     import torch
 
@@ -97,10 +113,14 @@ def choose(
     every = max(1, round(len(images) * ratio / len(chosen)))
     added = torch.from_numpy(public.images[chosen]).permute(0, 3, 1, 2)
     made[WITH] = beside_public(made[WITHOUT], added, chosen_labels, every, plan.seed)
-    images, labels, _ = drawn(settings=alone.model_copy(update={"count": JUDGES}), seed=plan.seed + 1)
+    images, labels, _ = drawn(
+        settings=alone.model_copy(update={"count": JUDGES}), seed=plan.seed + 1
+    )
     private = ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), plan.classes)
     judged = judges(teacher, private, public, plan.seed)
-    agreements = {name: agreement(one, judged, len(plan.classes), plan.seed) for name, one in made.items()}
+    agreements = {
+        name: agreement(one, judged, len(plan.classes), plan.seed) for name, one in made.items()
+    }
     name = chosen_mixture(agreements)
     if name == WITH:
         sources = np.concatenate([sources[::every], np.repeat(PUBLIC_SOURCE, len(chosen))])
@@ -112,7 +132,8 @@ def drawing_work(about: Work, settings: Synthesize) -> float:
     from sfumato.planning.work import WRITTEN
     from sfumato.release.herding import COMPARED_CELLS, TOGETHER
 
-    evaluations = (2 * settings.steps - 1) * (1 + (settings.guidance > 0))  # network passes of Heun's solver
+    # Network passes of Heun's solver
+    evaluations = (2 * settings.steps - 1) * (1 + (settings.guidance > 0))
     cost = 0.0
     if settings.reads("teacher"):
         cost += about.network("teacher") * (1 + settings.distorted + settings.mixed)
@@ -138,28 +159,53 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
     from sfumato.settings.data import SEVERAL
 
     made = params.synthesize
-    varied = made.labels == "uniform" or made.distorted + made.mixed + made.teacher_guidance > 0 or made.herding > 1
+    varied = (
+        made.labels == "uniform"
+        or made.distorted + made.mixed + made.teacher_guidance > 0
+        or made.herding > 1
+    )
     if card.labels == SEVERAL and varied:
-        yield one_label_only("synthesize.labels: uniform, distorted, mixed, herding or teacher_guidance")
+        yield one_label_only(
+            "synthesize.labels: uniform, distorted, mixed, herding or teacher_guidance"
+        )
     if made.teacher_guidance > 0:
         if not {"pretrain", "finetune"} & set(made.sources):
-            yield "synthesize.teacher_guidance requires a diffusion model in synthesize.sources: add one, or remove it"
+            yield (
+                "synthesize.teacher_guidance requires a diffusion model in synthesize.sources: add "
+                "one, or remove it"
+            )
         elif params.model.directory is not None:
-            yield "synthesize.teacher_guidance does not apply to a public model, which draws latents: remove it"
-    if made.choose and not ("select" in made.sources and len(made.sources) > 1 and made.labels == "uniform"):
-        yield "synthesize.choose requires select and another stage in synthesize.sources, and labels: uniform: set them"
+            yield (
+                "synthesize.teacher_guidance does not apply to a public model, which draws "
+                "latents: remove it"
+            )
+    if made.choose and not (
+        "select" in made.sources and len(made.sources) > 1 and made.labels == "uniform"
+    ):
+        yield (
+            "synthesize.choose requires select and another stage in synthesize.sources, and "
+            "labels: uniform: set them"
+        )
     if made.herding > 1 and "select" in made.sources and not made.choose:
-        yield "synthesize.herding chooses among drawn images, and select provides public ones: remove one of them"
+        yield (
+            "synthesize.herding chooses among drawn images, and select provides public ones: "
+            "remove one of them"
+        )
     if made.stream and not made.networks(params.model.directory is not None):
         yield (
-            f"synthesize.stream requires a network of this recipe in synthesize.sources={[*made.sources]}: "
-            "recipients cannot draw on from public images, from a kept population or from a public model. "
-            "Set synthesize.stream: false"
+            "synthesize.stream requires a network of this recipe in "
+            f"synthesize.sources={[*made.sources]}: recipients cannot draw on from public images, "
+            "from a kept population or from a public model. Set synthesize.stream: false"
         )
-    labelled = params.select.by == "teacher" or (params.runs("histogram") and params.histogram.per_class)
+    labelled = params.select.by == "teacher" or (
+        params.runs("histogram") and params.histogram.per_class
+    )
     if "select" in made.sources and not labelled:
         remedy = "set select.by: teacher, or histogram.per_class: true"
-        yield f"synthesize.sources contains select, whose images would keep their public labels: {remedy}"
+        yield (
+            "synthesize.sources contains select, whose images would keep their public labels: "
+            f"{remedy}"
+        )
 
 
 STAGE = Stage(

@@ -38,7 +38,9 @@ def teacher(run: QueryRun, settings: Teacher) -> None:
     for place, part in enumerate(settings.maps):
         if part.network is not None:
             refuse_private_network(part.network, state_dir())
-            names[place] = f"a network of the owner's, declared public, sha256 {part.network.sha256}"
+            names[place] = (
+                f"a network of the owner's, declared public, sha256 {part.network.sha256}"
+            )
     if settings.fitted_on == "public":
         images = load_public(run.path("public"), plan.shape)
     else:
@@ -47,14 +49,19 @@ def teacher(run: QueryRun, settings: Teacher) -> None:
     distributed.agree(features.state_dict().values())
     latents = encoded(run, features.to(device()), encoder_of(features, features.config()))
     size = run.counts.total * plan.mechanism.sample_rate
-    released = f"{settings.steps} steps of a linear classifier on {features.dimension} features ({', '.join(names)})"
+    released = (
+        f"{settings.steps} steps of a linear classifier on {features.dimension} features "
+        f"({', '.join(names)})"
+    )
     sensitivity = "max_norm: the clipped error of one image times its features of norm 1"
     charge = run.open_charge(released, sensitivity, settings.max_norm, latents=latents)
     offsets = None
     if plan.several:
         offsets = run.counts.priors.clamp(0.001, 0.999).logit()  # a noisy share may be 0
     with progress("teacher", clock=False) as report:
-        weights = query_teacher(charge, settings, len(plan.classes), size, covariance, report, offsets)
+        weights = query_teacher(
+            charge, settings, len(plan.classes), size, covariance, report, offsets
+        )
     with run.releasing(charge) as directory:
         save_teacher(TeacherNetwork.of(features, weights, offsets), directory)
         write_card(directory, plan, merge_records(list(run.inputs.values()), [charge.record]))
@@ -89,10 +96,15 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
     from sfumato.features.projection import CLASSIFIER
 
     maps = params.teacher.maps
-    yield from name_problems("teacher.feature", [part.map for part in maps], (CLASSIFIER, *FEATURES, OWN))
+    yield from name_problems(
+        "teacher.feature", [part.map for part in maps], (CLASSIFIER, *FEATURES, OWN)
+    )
     for part in maps:
         if part.network is not None and not part.network.declared_public:
-            yield f"teacher: {part.network.path}: set its declared_public: true if no sensitive image trained it"
+            yield (
+                f"teacher: {part.network.path}: set its declared_public: true if no sensitive "
+                "image trained it"
+            )
 
 
 STAGE = Stage(

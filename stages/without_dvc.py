@@ -1,7 +1,9 @@
-"""`stage run` without DVC: the stages of `dvc.yaml` in order, each one if something of it changed since `dvc.lock`.
+"""`stage run` without DVC: the stages of `dvc.yaml` in order, each one if something of it changed
+since `dvc.lock`.
 
-`dvc.lock` has DVC's own format, so DVC can continue after `dvc commit`, which fills its cache. Here there is no cache:
-an output that is gone is made again, and the release of a query is restored from the state directory.
+`dvc.lock` has DVC's own format, so DVC can continue after `dvc commit`, which fills its cache. Here
+there is no cache: an output that is gone is made again, and the release of a query is restored from
+the state directory.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class Step:
 
 
 def run_in_order(folder: Path, targets: Sequence[str]) -> None:
-    """Run the stages that changed, of these targets and of all that they read; without targets, of all.
+    """Run the stages that changed, of these targets and of all that they read; without targets, of
+    all.
 
     Exits with the code of a command that fails.
     """
@@ -73,11 +76,22 @@ def run_in_order(folder: Path, targets: Sequence[str]) -> None:
 
 
 def read_steps(file: Path) -> dict[str, Step]:
-    """Read the stages of `dvc.yaml`, by name. Raises ConfigError if they use more of DVC than `stage init` writes."""
-    with explained(ConfigError, lambda error: f"{file} cannot be read ({error}): restore it from git"):
+    """Read the stages of `dvc.yaml`, by name.
+
+    Raises ConfigError if they use more of DVC than `stage init` writes.
+    """
+    with explained(
+        ConfigError, lambda error: f"{file} cannot be read ({error}): restore it from git"
+    ):
         stages = dict(read_yaml(file)["stages"])
-        steps = {name: step_of(name, stage) for name, stage in stages.items() if UNDERSTOOD.issuperset(stage)}
-    if strange := [name for name in stages if name not in steps or "${" in json.dumps(stages[name])]:
+        steps = {
+            name: step_of(name, stage)
+            for name, stage in stages.items()
+            if UNDERSTOOD.issuperset(stage)
+        }
+    if strange := [
+        name for name in stages if name not in steps or "${" in json.dumps(stages[name])
+    ]:
         unknown = ", ".join(sorted({*stages[strange[0]]} - UNDERSTOOD)) or "${…}"
         raise ConfigError(
             f"{file}: the stage {strange[0]!r} uses {unknown}, which only DVC understands: "
@@ -102,9 +116,13 @@ def step_of(name: str, stage: Mapping[str, Any]) -> Step:
 
 
 def chosen(steps: Mapping[str, Step], targets: Sequence[str]) -> list[Step]:
-    """Order the targets and all stages that they read, each after those that write what it reads."""
+    """Order the targets and all stages that they read, each after those that write what it
+    reads.
+    """
     if unknown := [name for name in targets if name not in steps]:
-        raise ConfigError(f"there is no stage {unknown[0]!r} in dvc.yaml: {nearest(unknown[0], steps)}")
+        raise ConfigError(
+            f"there is no stage {unknown[0]!r} in dvc.yaml: {nearest(unknown[0], steps)}"
+        )
     writers = {
         name: [
             other.name
@@ -113,7 +131,11 @@ def chosen(steps: Mapping[str, Step], targets: Sequence[str]) -> list[Step]:
         ]
         for name, step in steps.items()
     }
-    with explained(ConfigError, lambda error: f"dvc.yaml: stages read each other: {error}", causes=(CycleError,)):
+    with explained(
+        ConfigError,
+        lambda error: f"dvc.yaml: stages read each other: {error}",
+        causes=(CycleError,),
+    ):
         order = [*TopologicalSorter(writers).static_order()]
     needed = {*(targets or steps)}
     for name in reversed(order):
@@ -123,20 +145,29 @@ def chosen(steps: Mapping[str, Step], targets: Sequence[str]) -> list[Step]:
 
 
 def run_if_changed(folder: Path, step: Step, environment: Mapping[str, str]) -> None:
-    """Run a stage unless `dvc.lock` records its present commands, parameters, inputs and outputs."""
+    """Run a stage unless `dvc.lock` records its present commands, parameters, inputs and
+    outputs.
+    """
     lock = read_lock(folder)
     entry = inputs_of(folder, step)
-    if not step.always_changed and lock["stages"].get(step.name) == entry | outputs_of(folder, step):
+    if not step.always_changed and lock["stages"].get(step.name) == entry | outputs_of(
+        folder, step
+    ):
         return
     for path in {*step.outs} - {*step.persist}:
         remove(folder / path)
     for command in step.commands:
         tell(f"> {command}")
-        code = subprocess.run(command, shell=True, cwd=folder, env=environment, check=False).returncode
+        code = subprocess.run(
+            command, shell=True, cwd=folder, env=environment, check=False
+        ).returncode
         if code:
             raise SystemExit(code % 256)
     if missing := [path for path in step.outs if not (folder / path).exists()]:
-        raise SfumatoError(f"the stage {step.name} ended, and {missing[0]} does not exist: its command must write it")
+        raise SfumatoError(
+            f"the stage {step.name} ended, and {missing[0]} does not exist: its command must "
+            "write it"
+        )
     lock["stages"][step.name] = entry | outputs_of(folder, step)
     replace_file(folder / LOCK, as_yaml(lock, blocks=True).encode())
 
@@ -158,7 +189,9 @@ def inputs_of(folder: Path, step: Step) -> dict[str, Any]:
     if step.params:
         with explained(ConfigError, lambda error: f"{PARAMS} cannot be read: {error}"):
             values = read_yaml(folder / PARAMS)
-            entry["params"] = {PARAMS: {name: values[name] for name in step.params if name in values}}
+            entry["params"] = {
+                PARAMS: {name: values[name] for name in step.params if name in values}
+            }
     return entry
 
 
@@ -173,11 +206,17 @@ def described(folder: Path, path: str) -> dict[str, Any]:
     place = folder / path
     if place.is_file():
         return {"path": path, "hash": "md5", "md5": md5_of(place), "size": place.stat().st_size}
-    files = sorted(file for file in place.rglob("*") if file.is_file() and not str(file).endswith(UNTRACKED))
+    files = sorted(
+        file for file in place.rglob("*") if file.is_file() and not str(file).endswith(UNTRACKED)
+    )
     files = [file for file in files if UNTRACKED[0] not in file.parts]
-    listed = [{"md5": md5_of(file), "relpath": file.relative_to(place).as_posix()} for file in files]
+    listed = [
+        {"md5": md5_of(file), "relpath": file.relative_to(place).as_posix()} for file in files
+    ]
     listed.sort(key=lambda one: one["relpath"])
-    digest = hashlib.md5(json.dumps(listed, sort_keys=True).encode(), usedforsecurity=False).hexdigest()
+    digest = hashlib.md5(
+        json.dumps(listed, sort_keys=True).encode(), usedforsecurity=False
+    ).hexdigest()
     size = sum(file.stat().st_size for file in files)
     return {"path": path, "hash": "md5", "md5": f"{digest}.dir", "size": size, "nfiles": len(files)}
 

@@ -51,19 +51,26 @@ def certificate(common: str, key, issuer: str, issuer_key, purpose=None) -> byte
         .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
         .add_extension(x509.KeyUsage(**usage), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()),
+            critical=False,
+        )
     )
     if not authority:
         built = built.add_extension(x509.ExtendedKeyUsage([purpose]), critical=purpose == STAMPING)
     return built.sign(issuer_key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
-def write_chain(folder: Path, common: str, purpose=SIGNING, kind: str = "P-256") -> tuple[Path, Path]:
+def write_chain(
+    folder: Path, common: str, purpose=SIGNING, kind: str = "P-256"
+) -> tuple[Path, Path]:
     """Write a chain and its key. Returns their paths."""
     above = KEYS["P-256"]()
     key = KEYS[kind]()
     chain, secret = folder / f"{common}.pem", folder / f"{common}.key"
-    chain.write_bytes(certificate(common, key, "CA", above, purpose) + certificate("CA", above, "CA", above))
+    chain.write_bytes(
+        certificate(common, key, "CA", above, purpose) + certificate("CA", above, "CA", above)
+    )
     secret.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     return chain, secret
 
@@ -72,8 +79,9 @@ def time_stamp(folder: Path, chain: Path, key: Path, query: bytes) -> bytes:
     """Answer a query for a time stamp (RFC 3161), as OpenSSL does."""
     (folder / "serial").write_text("01\n")
     (folder / "tsa.cnf").write_text(
-        f"[tsa]\nserial = {folder}/serial\nsigner_digest = sha256\ndigests = sha256, sha384, sha512\n"
-        "default_policy = 1.2.3.4\nordering = yes\ntsa_name = yes\ness_cert_id_chain = no\ness_cert_id_alg = sha256\n"
+        f"[tsa]\nserial = {folder}/serial\nsigner_digest = sha256\ndigests = sha256, sha384, "
+        "sha512\ndefault_policy = 1.2.3.4\nordering = yes\ntsa_name = yes\ness_cert_id_chain = "
+        "no\ness_cert_id_alg = sha256\n"
     )
     (folder / "query").write_bytes(query)
     files = ["-queryfile", folder / "query", "-signer", chain, "-inkey", key, "-chain", chain]

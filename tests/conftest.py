@@ -24,7 +24,9 @@ LONGEST = [
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """No search for garbage among the million objects that are made here and stay: it takes a third of the time."""
+    """No search for garbage among the million objects that are made here and stay: it takes a third
+    of the time.
+    """
     gc.disable()
     try:
         return (yield)
@@ -45,7 +47,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def environment() -> Iterator[MutableMapping[str, str]]:
-    """The real one, for a test to change: afterwards it is as before, and so is the current folder."""
+    """The real one, for a test to change: afterwards it is as before, and so is the current
+    folder.
+    """
     folder = Path.cwd()
     with mock.patch.dict(os.environ):
         yield os.environ
@@ -55,7 +59,9 @@ def environment() -> Iterator[MutableMapping[str, str]]:
 
 @pytest.fixture(autouse=True)
 def one_key(environment: MutableMapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """New datasets of this process get one key: under a random one, a split of few images may leave no hold-out."""
+    """New datasets of this process get one key: under a random one, a split of few images may leave
+    no hold-out.
+    """
 
     def secret_key(state: Path, dataset_id: str) -> bytes:
         with mock.patch.object(os, "urandom", lambda size: bytes(range(size))):
@@ -75,12 +81,16 @@ def here(tmp_path: Path, environment: MutableMapping[str, str]) -> Path:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A function: what `torch.cuda` answers, as on a host with such cards: `cuda(device_count=2)`."""
+    """A function: what `torch.cuda` answers, as on a host with such cards:
+    `cuda(device_count=2)`.
+    """
     import torch
 
     def answer(**answers: object) -> None:
         for name, value in answers.items():
-            monkeypatch.setattr(torch.cuda, name, value if callable(value) else lambda *_, value=value: value)
+            monkeypatch.setattr(
+                torch.cuda, name, value if callable(value) else lambda *_, value=value: value
+            )
 
     return answer
 
@@ -90,7 +100,9 @@ def bfloat16(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """A function: whether the processor has bfloat16 arithmetic."""
     import torch
 
-    return lambda there: monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": there})
+    return lambda there: monkeypatch.setattr(
+        torch.cpu, "get_capabilities", lambda: {"avx512_bf16": there}
+    )
 
 
 @pytest.fixture
@@ -101,7 +113,9 @@ def clip_as_one_matrix(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that was written just now counts as one that no longer changes, so that no test waits."""
+    """A file that was written just now counts as one that no longer changes, so that no test
+    waits.
+    """
     monkeypatch.setattr("sfumato.data.prepare.FRESH", 0.0)
 
 
@@ -112,15 +126,21 @@ def uninstall(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 @pytest.fixture
-def expect_seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], Mapping[str, float]]], None]:
-    """A function: each stage takes as long as this says of the parameters, and nothing is timed on this machine."""
+def expect_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[Callable[[Any], Mapping[str, float]]], None]:
+    """A function: each stage takes as long as this says of the parameters, and nothing is timed on
+    this machine.
+    """
     expected = "sfumato.planning.estimate.expected_seconds"
     return lambda seconds: monkeypatch.setattr(expected, lambda params, *_: seconds(params))
 
 
 @pytest.fixture
 def short_judging(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an evaluation trains for itself hardly learns: the network of its features, and that which tells real."""
+    """What an evaluation trains for itself hardly learns: the network of its features, and that
+    which tells real.
+    """
     from sfumato.evaluation import detector, downstream, extractors
 
     monkeypatch.setattr(downstream, "MIN_STEPS", 2)
@@ -141,7 +161,9 @@ def digits() -> ImageSet:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tiny public models of the classes zero, one and two, by `tiny_diffusers.KINDS`: not to be changed."""
+    """Tiny public models of the classes zero, one and two, by `tiny_diffusers.KINDS`: not to be
+    changed.
+    """
     pytest.importorskip("diffusers")
     pytest.importorskip("transformers")
     from tiny_diffusers import save_references

@@ -10,7 +10,9 @@ from pathlib import Path
 from unittest import mock
 
 # of disks, mounts, networks, limits and memory
-ERRNOS = {code: os.strerror(code) for code in (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT)}
+ERRNOS = {
+    code: os.strerror(code) for code in (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT)
+}
 ERRNOS |= {code: os.strerror(code) for code in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)}
 
 refused: list["Refusal"] = []  # the one at work: a hook can never be taken away
@@ -56,7 +58,9 @@ def failing_opens(text: str, code: int = errno.EIO, after: int = 0) -> Iterator[
 
 @contextmanager
 def failing_reads(text: str, error: type[Exception] = OSError) -> Iterator[None]:
-    """The bytes of such files cannot be read meanwhile, though they open; as the system has it, without their names."""
+    """The bytes of such files cannot be read meanwhile, though they open; as the system has it,
+    without their names.
+    """
 
     class Failing(io.FileIO):
         def fail(self, *_: object) -> bytes:

@@ -1,7 +1,8 @@
-"""Faults in a stage that `forked_stages` runs: a kill, Ctrl-C, no memory or a full disk, at a chosen moment.
+"""Faults in a stage that `forked_stages` runs: a kill, Ctrl-C, no memory or a full disk, at a
+chosen moment.
 
-The environment variable FAULT, which `fault` makes, asks for one. Moments are counted over all stages that see it: each
-entry of the journal has four. The project's code knows nothing of this.
+The environment variable FAULT, which `fault` makes, asks for one. Moments are counted over all
+stages that see it: each entry of the journal has four. The project's code knows nothing of this.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ import safetensors.torch
 from sfumato.storage.journal import Journal
 
 KINDS = ("kill", "interrupt", "memory", "full")
-MOMENTS = ("before", "within", "unanchored", "after")  # of an entry: half of it is written; its head is the old one
+# Of an entry: half of it is written; its head is the old one
+MOMENTS = ("before", "within", "unanchored", "after")
 SIGNALS = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT, "memory": signal.SIGUSR1}
 
 
 def fault(folder: Path, state: Path, kind: str = "", number: int = 0) -> dict[str, str]:
     """The variable for a fault at the moment of this number, counted from 1; at 0 there is none.
 
-    folder: gets the file `moments`, a line for each. While it holds a file `full`, so is the disk of `state`.
+    folder: gets the file `moments`, a line for each. While it holds a file `full`, so is the disk
+    of `state`.
     """
     for name in ("moments", "full"):
         (folder / name).unlink(missing_ok=True)
@@ -38,7 +41,12 @@ def install(folder: str, state: str, kind: str, number: int) -> None:
     if kind == "file":  # counted in file events
         return file_faults.install(folder, number)
     moments, full = Path(folder, "moments"), Path(folder, "full")
-    append, write, flush, save = Journal._append, os.write, os.fsync, safetensors.torch.serialize_file
+    append, write, flush, save = (
+        Journal._append,
+        os.write,
+        os.fsync,
+        safetensors.torch.serialize_file,
+    )
     cut = False  # the next line of the journal
 
     def reached(name: str) -> bool:
@@ -84,13 +92,17 @@ def install(folder: str, state: str, kind: str, number: int) -> None:
         try:
             needs_room(path)
         except OSError as error:  # as it says it
-            raise safetensors.SafetensorError(f"Error while serializing: I/O error: {error}") from error
+            raise safetensors.SafetensorError(
+                f"Error while serializing: I/O error: {error}"
+            ) from error
         save(tensors, path, metadata)
 
     def listen(event: str, about: tuple) -> None:
         if event == "os.rename" and str(about[1]).endswith(".journal") and reached("unanchored"):
             strike()
-        if event == "os.mkdir" or (event == "open" and about[2] & os.O_CREAT and not isinstance(about[0], int)):
+        if event == "os.mkdir" or (
+            event == "open" and about[2] & os.O_CREAT and not isinstance(about[0], int)
+        ):
             path = os.fsdecode(about[0])
             if not os.path.exists(path):
                 needs_room(path)

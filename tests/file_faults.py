@@ -1,10 +1,12 @@
 """A kill, or a power cut, at a chosen file event of a process.
 
-Events are every open for writing, write, flush, rename, removal, new folder and change of mode below one folder. The
-process ends before the event of a chosen number takes place, or in the middle of it if it is a write. Beside the folder
-it leaves two copies of it, as a power cut at that moment could leave the files:
+Events are every open for writing, write, flush, rename, removal, new folder and change of mode
+below one folder. The process ends before the event of a chosen number takes place, or in the middle
+of it if it is a write. Beside the folder it leaves two copies of it, as a power cut at that moment
+could leave the files:
 
-- `<folder>.emptied`: every name is there; a file has the content that was last flushed, and is empty if none was.
+- `<folder>.emptied`: every name is there; a file has the content that was last flushed, and is
+  empty if none was.
 - `<folder>.lost`: a folder has only the names that it had when it was last flushed itself, too.
 """
 
@@ -34,7 +36,8 @@ class Disk:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.contents: dict[int, bytes] = {}  # by inode, as last flushed
-        self.names: dict[int, dict[str, int]] = {}  # of each folder, as last flushed: the inode of each name
+        # Of each folder, as last flushed: the inode of each name
+        self.names: dict[int, dict[str, int]] = {}
         self.modes: dict[int, int] = {}
         self.removed: list[int] = []  # descriptors, so that no inode gets another file
         for path in (folder, *folder.rglob("*")):
@@ -56,7 +59,9 @@ class Disk:
             self.removed.append(os.open(path, os.O_PATH | os.O_NOFOLLOW))
 
     def cut_power(self) -> None:
-        """Write both copies; a copy that would be no other than the files as they are is left out."""
+        """Write both copies; a copy that would be no other than the files as they are is left
+        out.
+        """
         emptied: dict[str, bytes | None] = {}  # None is a folder
         now: dict[str, bytes | None] = {}
         for path in self.folder.rglob("*"):
@@ -89,7 +94,10 @@ class Disk:
 
 
 def install(folder: str, number: int) -> None:
-    """Put the fault into this process, for as long as it lives. At number 0 there is none, and events are counted."""
+    """Put the fault into this process, for as long as it lives.
+
+    At number 0 there is none, and events are counted.
+    """
     prepare.FRESH = 0.0  # so that every run has the same events, however fast the machine is
     disk, seen, over = Disk(Path(folder)), 0, False
     events = Path(folder + "." + EVENTS).open("w", buffering=1)  # noqa: SIM115
@@ -120,7 +128,16 @@ def install(folder: str, number: int) -> None:
             reached("write", path_of(self.fileno()), lambda: io.FileIO.write(self, half))
             return super().write(content)
 
-    def opened(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, closefd=True, opener=None):
+    def opened(
+        file,
+        mode="r",
+        buffering=-1,
+        encoding=None,
+        errors=None,
+        newline=None,
+        closefd=True,
+        opener=None,
+    ):
         if not {*mode} & {*"wax+"} or buffering == 0:
             return plain(file, mode, buffering, encoding, errors, newline, closefd, opener)
         raw = Raw(file, mode.replace("b", "").replace("t", ""), closefd, opener)
@@ -150,7 +167,11 @@ def install(folder: str, number: int) -> None:
     def listen(event: str, about: tuple) -> None:
         if over:
             return
-        if event == "open" and isinstance(about[0], str | bytes | os.PathLike) and about[2] & WRITES:
+        if (
+            event == "open"
+            and isinstance(about[0], str | bytes | os.PathLike)
+            and about[2] & WRITES
+        ):
             reached("open", located(about[0]))
         elif event == "os.rename":
             path = located(about[1], about[3])
@@ -178,7 +199,9 @@ def path_of(descriptor: int) -> str:
 
 
 def located(path: object, folder: int = -1) -> str:
-    """The whole path of what an event is about. folder: the descriptor of the folder that it is in, or -1."""
+    """The whole path of what an event is about. folder: the descriptor of the folder that it is in,
+    or -1.
+    """
     if isinstance(path, int):
         return path_of(path)
     above = path_of(folder) if folder != -1 else os.getcwd()

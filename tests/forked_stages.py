@@ -1,9 +1,11 @@
-"""The programs `stage` and `dvc` by fork, for many small runs: the product's fork server, which has imported all.
+"""The programs `stage` and `dvc` by fork, for many small runs: the product's fork server, which has
+imported all.
 
     python tests/forked_stages.py FOLDER
 
-`client` writes the programs. Beside `stage` and `dvc` there is `module`, which takes Python's words for one:
-`-P -m dvc ...`. Commands run whatever their circumstances, and with the faults that FAULT names.
+`client` writes the programs. Beside `stage` and `dvc` there is `module`, which takes Python's words
+for one: `-P -m dvc ...`. Commands run whatever their circumstances, and with the faults that FAULT
+names.
 """
 
 from __future__ import annotations
@@ -31,7 +33,16 @@ from stages import fork_client
 from stages.fork_server import Request, Server, run_and_end
 
 LIBRARIES = (
-    *("torch", "torchvision", "scipy.stats", "sklearn.datasets", "opacus", "dp_accounting.pld", "yaml", "pandas"),
+    *(
+        "torch",
+        "torchvision",
+        "scipy.stats",
+        "sklearn.datasets",
+        "opacus",
+        "dp_accounting.pld",
+        "yaml",
+        "pandas",
+    ),
     *("PIL.ImageFont", "jinja2", "matplotlib.font_manager", "pyarrow", "rich.table", "rich.tree"),
     *("dvc.cli.parser", "dvc.repo.reproduce", "dvc.stage.run", "dvc.repo.checkout"),
 )
@@ -40,7 +51,10 @@ PROGRAMS = ("stage", "dvc", "module")
 
 
 def client(folder: Path, address: Path) -> Path:
-    """A folder with the programs, to be put first into PATH. The server gets a program's name as the first word."""
+    """A folder with the programs, to be put first into PATH.
+
+    The server gets a program's name as the first word.
+    """
     folder.mkdir()
     for name in PROGRAMS:
         words = [sys.executable, "-IS", fork_client.__file__, str(address), name]
@@ -50,7 +64,10 @@ def client(folder: Path, address: Path) -> Path:
 
 
 def start(address: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start the process that runs stages, with the code that PYTHONPATH names. It ends with this process."""
+    """Start the process that runs stages, with the code that PYTHONPATH names.
+
+    It ends with this process.
+    """
     words = [sys.executable, __file__, str(address.parent)]
     process = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE)
     while not address.exists():
@@ -64,7 +81,9 @@ def end_stages(address: Path, number: int = signal.SIGKILL) -> None:
     """Send a signal to all that runs, and wait, after a kill, until it is gone."""
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(str(address))
-        process, _, _ = struct.unpack("3i", server.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        process, _, _ = struct.unpack(
+            "3i", server.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        )
     running = psutil.Process(process).children()
     for one in running:
         send(one.pid, number)
@@ -99,7 +118,8 @@ def run(request: Request) -> None:
     program = "stages.cli" if name == "stage" else name
     if name == "dvc":
         signal.signal(SIGNALS["memory"], signal.SIG_IGN)
-        logging.getLogger().handlers.clear()  # of a library of ours, which DVC alone does not import
+        # Of a library of ours, which DVC alone does not import
+        logging.getLogger().handlers.clear()
         program = "dvc.cli"
     elif "FAULT" in os.environ:
         install(*json.loads(os.environ["FAULT"]))

@@ -1,4 +1,6 @@
-"""Several processes of one group, as `torchrun` starts them, by fork from a process that has imported the libraries."""
+"""Several processes of one group, as `torchrun` starts them, by fork from a process that has
+imported the libraries.
+"""
 
 import multiprocessing
 import os
@@ -7,21 +9,34 @@ from collections.abc import Callable
 from torch.distributed import TCPStore
 from torch.multiprocessing import start_processes
 
-LIBRARIES = ["torch", "torch.distributed", "scipy.stats", "sklearn.datasets", "opacus", "dp_accounting", "torchvision"]
+LIBRARIES = [
+    "torch",
+    "torch.distributed",
+    "scipy.stats",
+    "sklearn.datasets",
+    "opacus",
+    "dp_accounting",
+    "torchvision",
+]
 
 
 def run_joined(count: int, work: Callable[..., None], *given: object) -> None:
     """Run `work(*given)`, which joins the group, in `count` processes; one alone has no group.
 
-    work: a function of a module. Raises ProcessException where one fails or is killed, after it has ended the others.
+    work: a function of a module. Raises ProcessException where one fails or is killed, after it has
+    ended the others.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(count)}
     group |= {"TORCHELASTIC_RUN_ID": "tests", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     multiprocessing.get_context("forkserver").set_forkserver_preload(LIBRARIES)
-    start_processes(one_of, (group if count > 1 else {}, work, given), nprocs=count, start_method="forkserver")
+    start_processes(
+        one_of, (group if count > 1 else {}, work, given), nprocs=count, start_method="forkserver"
+    )
 
 
-def one_of(rank: int, group: dict[str, str], work: Callable[..., None], given: tuple[object, ...]) -> None:
+def one_of(
+    rank: int, group: dict[str, str], work: Callable[..., None], given: tuple[object, ...]
+) -> None:
     os.environ |= {**group, "RANK": str(rank), "LOCAL_RANK": str(rank)}
     work(*given)

@@ -1,12 +1,14 @@
-"""An NVIDIA card that is not there: what a GPU would refuse, where it would be waited for, what its memory would hold.
+"""An NVIDIA card that is not there: what a GPU would refuse, where it would be waited for, what its
+memory would hold.
 
     with pretended_gpu() as card:
         train(model.to("cuda"))
     assert card.waiting == {"dpsgd/run.py update"}
 
-Tensors of `cuda` are FakeTensors: shapes and types by PyTorch's own rules, which also refuse to mix devices, and no
-numbers. Tensors of the CPU are real. What is copied down from the card is made up. There is one card of compute
-capability 9.0; what its kernels would say, their speed, NCCL and fused optimisers are not there.
+Tensors of `cuda` are FakeTensors: shapes and types by PyTorch's own rules, which also refuse to mix
+devices, and no numbers. Tensors of the CPU are real. What is copied down from the card is made up.
+There is one card of compute capability 9.0; what its kernels would say, their speed, NCCL and fused
+optimisers are not there.
 """
 
 from __future__ import annotations
@@ -32,28 +34,73 @@ from sfumato.runtime import compute
 
 CUDA = torch.device("cuda", 0)
 GIB = 2**30
-LARGE = 4000  # numbers in the larger tensor: more than of one image, by which a network finds the width of its layers
-PRODUCT = tuple(f"{Path(__file__).resolve().parents[1] / folder}/" for folder in ("sfumato", "stages"))
+# Numbers in the larger tensor: more than of one image, by which a network finds the width of its
+# layers
+LARGE = 4000
+PRODUCT = tuple(
+    f"{Path(__file__).resolve().parents[1] / folder}/" for folder in ("sfumato", "stages")
+)
 CPU_GENERATOR = torch.Generator
 aten = torch.ops.aten
 # what a card is for; on real tensors, it idles meanwhile
 PRODUCTS = {
-    *(aten.convolution.default, aten.convolution_backward.default, aten._slow_conv2d_forward.default),
+    *(
+        aten.convolution.default,
+        aten.convolution_backward.default,
+        aten._slow_conv2d_forward.default,
+    ),
     *(aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.mv.default),
 }
 
-# --- autocast, which fake tensors escape: what is on PyTorch's lists and used here ------------------------------------
+# --- autocast, which fake tensors escape: what is on PyTorch's lists and used here ----------------
 
 HALF = {
-    *(F.linear, F.conv2d, torch.conv2d, F.conv_transpose2d, F.scaled_dot_product_attention, torch.einsum),
+    *(
+        F.linear,
+        F.conv2d,
+        torch.conv2d,
+        F.conv_transpose2d,
+        F.scaled_dot_product_attention,
+        torch.einsum,
+    ),
     *(torch.matmul, torch.mm, torch.bmm, torch.mv, torch.addmm, torch.baddbmm),
     *(Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, Tensor.mm, Tensor.bmm, Tensor.mv),
 }
 FULL = {
-    *(F.group_norm, torch.group_norm, F.layer_norm, torch.norm, Tensor.norm, torch.linalg.vector_norm),
-    *(F.cross_entropy, F.nll_loss, F.mse_loss, F.binary_cross_entropy_with_logits, F.softplus, F.cosine_similarity),
-    *(F.softmax, torch.softmax, Tensor.softmax, F.log_softmax, torch.log_softmax, Tensor.log_softmax),
-    *(torch.exp, Tensor.exp, torch.log, Tensor.log, torch.rsqrt, Tensor.rsqrt, torch.reciprocal, Tensor.reciprocal),
+    *(
+        F.group_norm,
+        torch.group_norm,
+        F.layer_norm,
+        torch.norm,
+        Tensor.norm,
+        torch.linalg.vector_norm,
+    ),
+    *(
+        F.cross_entropy,
+        F.nll_loss,
+        F.mse_loss,
+        F.binary_cross_entropy_with_logits,
+        F.softplus,
+        F.cosine_similarity,
+    ),
+    *(
+        F.softmax,
+        torch.softmax,
+        Tensor.softmax,
+        F.log_softmax,
+        torch.log_softmax,
+        Tensor.log_softmax,
+    ),
+    *(
+        torch.exp,
+        Tensor.exp,
+        torch.log,
+        Tensor.log,
+        torch.rsqrt,
+        Tensor.rsqrt,
+        torch.reciprocal,
+        Tensor.reciprocal,
+    ),
     *(torch.pow, Tensor.pow, Tensor.__pow__, Tensor.__rpow__, torch.logsumexp, Tensor.logsumexp),
     *(torch.sum, Tensor.sum, torch.prod, Tensor.prod, torch.cumsum, Tensor.cumsum),
 }
@@ -66,8 +113,12 @@ def on_card(value: Any) -> bool:
 
 
 def autocast_type(function: Any, arguments: Any) -> torch.dtype | None:
-    """The type into which CUDA's autocast brings the arguments of a function; None if it leaves them."""
-    types = {value.dtype for value in tree_leaves(arguments) if on_card(value) and value.dtype in FLOATS}
+    """The type into which CUDA's autocast brings the arguments of a function; None if it leaves
+    them.
+    """
+    types = {
+        value.dtype for value in tree_leaves(arguments) if on_card(value) and value.dtype in FLOATS
+    }
     if not types:
         return None
     if function in HALF:
@@ -77,15 +128,22 @@ def autocast_type(function: Any, arguments: Any) -> torch.dtype | None:
 
 
 class Asked(TorchFunctionMode):
-    """What PyTorch does in C++ before operators are dispatched: it finds the current card, and casts under autocast."""
+    """What PyTorch does in C++ before operators are dispatched: it finds the current card, and
+    casts under autocast.
+    """
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         args = tuple(map(with_index, args))
         kwargs = {name: with_index(value) for name, value in (kwargs or {}).items()}
         if function is torch.tensor and kwargs.get("device") == CUDA:
             kwargs.pop("device")
             return function(*args, **kwargs).to(CUDA)
-        if not torch.is_autocast_enabled("cuda") or (to := autocast_type(function, (args, kwargs))) is None:
+        if (
+            not torch.is_autocast_enabled("cuda")
+            or (to := autocast_type(function, (args, kwargs))) is None
+        ):
             return function(*args, **kwargs)
 
         def cast(value: Any) -> Any:
@@ -103,11 +161,13 @@ def with_index(value: Any) -> Any:
     return CUDA if isinstance(value, str) and value == "cuda" else value
 
 
-# --- operators --------------------------------------------------------------------------------------------------------
+# --- operators ------------------------------------------------------------------------------------
 
 
 def place() -> tuple[str, int] | None:
-    """The innermost line of the product that runs now: its file and function, and its number; None of a test's own."""
+    """The innermost line of the product that runs now: its file and function, and its number; None
+    of a test's own.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -121,9 +181,11 @@ def place() -> tuple[str, int] | None:
 class Card:
     """What a program did with the card.
 
-    waits, copies: how often, by place, line and operation: the program waited for the card; it copied memory up that is
-    not pinned. on_cpu: how often a product or convolution of at least LARGE numbers ran beside the card, by place.
-    held: how many tensors came into its memory. live, peak: bytes of tensors; more than `size` raises OutOfMemoryError.
+    waits, copies: how often, by place, line and operation: the program waited for the card; it
+    copied memory up that is not pinned. on_cpu: how often a product or convolution of at least
+    LARGE numbers ran beside the card, by place.
+    held: how many tensors came into its memory. live, peak: bytes of tensors; more than `size`
+    raises OutOfMemoryError.
     """
 
     def __init__(self, size: int) -> None:
@@ -173,7 +235,9 @@ class Card:
         self.held += 1
         self.peak = max(self.peak, self.live)
         if self.live > self.size:
-            raise torch.cuda.OutOfMemoryError(f"{self.live / GIB:.1f} of {self.size / GIB:.1f} GiB at {place()}")
+            raise torch.cuda.OutOfMemoryError(
+                f"{self.live / GIB:.1f} of {self.size / GIB:.1f} GiB at {place()}"
+            )
 
 
 class Fake(FakeTensorMode):
@@ -182,21 +246,27 @@ class Fake(FakeTensorMode):
 
 
 def of_card(kwargs: dict) -> dict:
-    """Without `dispatch_device`, C++ finds fake tensors on the meta device, and asks for others there."""
+    """Without `dispatch_device`, C++ finds fake tensors on the meta device, and asks for others
+    there.
+    """
     if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta":
         return {**kwargs, "device": CUDA}
     return kwargs
 
 
 class Operators(TorchDispatchMode):
-    """Sends operators to the CPU or to the card, copies between them, and answers for numbers that are not there."""
+    """Sends operators to the CPU or to the card, copies between them, and answers for numbers that
+    are not there.
+    """
 
     def __init__(self, fake: FakeTensorMode, card: Card) -> None:
         super().__init__()
         self.fake, self.card = fake, card
         self.random = CPU_GENERATOR().manual_seed(0)
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = of_card(dict(kwargs or {}))
         tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
         device = kwargs.get("device")
@@ -205,7 +275,9 @@ class Operators(TorchDispatchMode):
             if function in PRODUCTS:
                 self.card.beside(tensors)
             with _disable_current_modes():
-                return function(*args, **{**kwargs, "pin_memory": False} if kwargs.get("pin_memory") else kwargs)
+                return function(
+                    *args, **{**kwargs, "pin_memory": False} if kwargs.get("pin_memory") else kwargs
+                )
         if function in ANSWERS:
             self.card.waited(function._schema.name)
             return ANSWERS[function](*args, **kwargs)
@@ -229,7 +301,9 @@ class Operators(TorchDispatchMode):
         return result
 
     def up(self, values: Any) -> Any:
-        """Real tensors as fake ones of the CPU: only PyTorch may say that they fit to those of the card."""
+        """Real tensors as fake ones of the CPU: only PyTorch may say that they fit to those of the
+        card.
+        """
 
         def one(value: Any) -> Any:
             real = isinstance(value, Tensor) and not isinstance(value, FakeTensor)
@@ -241,12 +315,18 @@ class Operators(TorchDispatchMode):
         """A copy, within the card or from one side to the other."""
         into = function is aten.copy_.default
         target, source = args[:2] if into else (None, args[0])
-        down = on_card(source) and (not on_card(target) if into else not upwards and kwargs.get("device") is not None)
+        down = on_card(source) and (
+            not on_card(target) if into else not upwards and kwargs.get("device") is not None
+        )
         if down:
             self.card.waited("to the CPU")
             made_up = self.made_up(source)
             with _disable_current_modes():
-                return target.copy_(made_up) if into else made_up.to(kwargs.get("dtype") or made_up.dtype)
+                return (
+                    target.copy_(made_up)
+                    if into
+                    else made_up.to(kwargs.get("dtype") or made_up.dtype)
+                )
         asynchronous = getattr(source, "pinned", False) and kwargs.get("non_blocking")
         if not on_card(source) and not asynchronous and source.numel():
             self.card.copied("to the card")
@@ -261,7 +341,10 @@ class Operators(TorchDispatchMode):
             return torch.full(shape, source.dtype == torch.bool, dtype=source.dtype)
 
     def index(self, part: Tensor | None, card: bool) -> Tensor | None:
-        """Numbers of rows, of the card if what they index is. By truths of the card: half of them, made up."""
+        """Numbers of rows, of the card if what they index is.
+
+        By truths of the card: half of them, made up.
+        """
         if isinstance(part, Tensor) and part.dtype == torch.bool and part.ndim > 1:
             raise NotImplementedError("an index by truths of several dimensions")
         if isinstance(part, Tensor) and not isinstance(part, FakeTensor):
@@ -292,17 +375,24 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     aten.equal.default: lambda first, second: False,
     aten.nonzero.default: lambda tensor: integers(tensor, tensor.numel(), tensor.ndim),
     aten.masked_select.default: lambda tensor, mask: tensor.flatten(),
-    aten.bincount.default: lambda tensor, weights=None, minlength=0: integers(tensor, minlength or 10),
+    aten.bincount.default: lambda tensor, weights=None, minlength=0: integers(
+        tensor, minlength or 10
+    ),
     aten._unique2.default: lambda tensor, *how: (
         tensor.flatten()[:10],
         integers(tensor, *tensor.shape),
         integers(tensor, min(10, tensor.numel())),
     ),
 }
-INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
+INDEXING = {
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+}
 
 
-# --- the card ---------------------------------------------------------------------------------------------------------
+# --- the card -------------------------------------------------------------------------------------
 
 
 class Generator(CPU_GENERATOR):
@@ -319,7 +409,9 @@ class Generator(CPU_GENERATOR):
         return self.claimed
 
 
-def apply(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+def apply(
+    module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True
+) -> nn.Module:
     """`nn.Module._apply` with new parameters: a real one cannot become one of the card in place."""
     for part in module.modules():
         for name, value in part._parameters.items():
@@ -367,7 +459,9 @@ def patches(card: Card) -> Iterator[Any]:
 
     def without_dispatch(cls: type, data: Tensor, *about: Any, **options: Any) -> Any:
         """A FakeTensor with `dispatch_device` would have autograd start a thread for each card."""
-        return make(cls, data, *about, **options | ({"dispatch_device": False} if cls is FakeTensor else {}))
+        return make(
+            cls, data, *about, **options | ({"dispatch_device": False} if cls is FakeTensor else {})
+        )
 
     yield mock.patch.object(Tensor, "_make_subclass", staticmethod(without_dispatch))
     yield mock.patch.object(Tensor, "pin_memory", lambda tensor, *device: pinned(tensor))

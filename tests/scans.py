@@ -1,4 +1,6 @@
-"""Scans as hospitals have them, made from digits: NIfTI volumes, BIDS, DICOM series, and the same slices as PNG."""
+"""Scans as hospitals have them, made from digits: NIfTI volumes, BIDS, DICOM series, and the same
+slices as PNG.
+"""
 
 from pathlib import Path
 
@@ -32,14 +34,20 @@ def write_nifti(
     if scale:
         image.header.set_slope_inter(**scale)
     axes = nibabel.orientations.axcodes2ornt(tuple(turned))
-    whole = nibabel.orientations.ornt_transform(nibabel.orientations.axcodes2ornt(tuple("RAS")), axes)
+    whole = nibabel.orientations.ornt_transform(
+        nibabel.orientations.axcodes2ornt(tuple("RAS")), axes
+    )
     file.parent.mkdir(parents=True, exist_ok=True)
     nibabel.save(image.as_reoriented(whole), file)
     return file
 
 
-def write_bids(root: Path, people: int = PEOPLE, head: str = "group", suffixes=("T1w",), **scale) -> Path:
-    """A volume of each suffix for each person, every third in two sessions, and the table of participants."""
+def write_bids(
+    root: Path, people: int = PEOPLE, head: str = "group", suffixes=("T1w",), **scale
+) -> Path:
+    """A volume of each suffix for each person, every third in two sessions, and the table of
+    participants.
+    """
     rows = [f"participant_id\tage\tsex\t{head}"]
     for person in range(people):
         name = f"sub-{person:02}"
@@ -49,7 +57,9 @@ def write_bids(root: Path, people: int = PEOPLE, head: str = "group", suffixes=(
                 words = "_".join([name, *filter(None, [session.strip("/")]), suffix])
                 pictures = phantom(person + PEOPLE * number)
                 write_nifti(root / name / session / "anat" / f"{words}.nii.gz", pictures, **scale)
-        rows.append(f"{name}\t{20 + person}\t{'FM'[person // 2 % 2]}\t{('zero', 'one')[person % 2]}")
+        rows.append(
+            f"{name}\t{20 + person}\t{'FM'[person // 2 % 2]}\t{('zero', 'one')[person % 2]}"
+        )
     (root / "participants.tsv").write_text("\n".join(rows) + "\n")
     (root / "dataset_description.json").write_text('{"Name": "digits", "BIDSVersion": "1.8.0"}')
     (root / "README").write_text("Digits")
@@ -57,7 +67,9 @@ def write_bids(root: Path, people: int = PEOPLE, head: str = "group", suffixes=(
 
 
 def write_pictures(root: Path, pictures: dict[str, tuple[str, str, np.ndarray]]) -> Path:
-    """PNG files, and a table of labels and patients. pictures: by name, the label, the person and the slices."""
+    """PNG files, and a table of labels and patients. pictures: by name, the label, the person and
+    the slices.
+    """
     root.mkdir(parents=True)
     rows = ["file_name,label,patient"]
     for name, (label, person, slices) in pictures.items():
@@ -68,7 +80,9 @@ def write_pictures(root: Path, pictures: dict[str, tuple[str, str, np.ndarray]])
     return root
 
 
-def write_dicom(file: Path, values: np.ndarray, patient: str, series: str = "1.2.3", **more) -> Path:
+def write_dicom(
+    file: Path, values: np.ndarray, patient: str, series: str = "1.2.3", **more
+) -> Path:
     """A DICOM file of one frame, (H, W), or of several, (N, H, W), in 12 bits."""
     meta = FileMetaDataset()
     meta.MediaStorageSOPClassUID, meta.TransferSyntaxUID = CTImageStorage, ExplicitVRLittleEndian
@@ -104,5 +118,7 @@ def write_series(folder: Path, pictures: np.ndarray, patient: str, series: str, 
             **more,
         )
     scout = np.full(pictures.shape[1:], 4095)
-    write_dicom(folder / "SCOUT", scout, patient, series, ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"])
+    write_dicom(
+        folder / "SCOUT", scout, patient, series, ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"]
+    )
     return folder

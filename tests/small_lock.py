@@ -12,7 +12,9 @@ from sfumato.settings.stages import dvc_stages
 
 
 def locked(path: Path, off: Collection[str] = ()) -> dict:
-    """Return the entry of a file or folder. One that is not here gets an md5 of zeros, or the md5 of an empty artifact.
+    """Return the entry of a file or folder.
+
+    One that is not here gets an md5 of zeros, or the md5 of an empty artifact.
 
     off: the queries whose artifacts are empty.
     """
@@ -26,12 +28,22 @@ def locked(path: Path, off: Collection[str] = ()) -> dict:
 
 
 def write_lock() -> None:
-    """Write the lock of every stage whose outputs are here, for tests that run stages without DVC."""
-    save_lock({name for name, (_, _, writes) in dvc_stages().items() if all(Path(path).exists() for path in writes)})
+    """Write the lock of every stage whose outputs are here, for tests that run stages without
+    DVC.
+    """
+    save_lock(
+        {
+            name
+            for name, (_, _, writes) in dvc_stages().items()
+            if all(Path(path).exists() for path in writes)
+        }
+    )
 
 
 def write_lock_of_another_machine(off: Collection[str]) -> None:
-    """Write the lock of a whole run whose artifacts are not here. off: the queries that were off."""
+    """Write the lock of a whole run whose artifacts are not here. off: the queries that were
+    off.
+    """
     save_lock(dvc_stages().keys(), off)
 
 
@@ -40,7 +52,11 @@ def save_lock(names: Collection[str], off: Collection[str] | None = None) -> Non
     stages = {}
     for name, (commands, reads, writes) in dvc_stages().items():
         if writes and name in names:
-            deps = [locked(Path(path), off or ()) for path in reads if off is not None or Path(path).exists()]
+            deps = [
+                locked(Path(path), off or ())
+                for path in reads
+                if off is not None or Path(path).exists()
+            ]
             outs = [locked(Path(path), off or ()) for path in writes]
             stages[name] = {"cmd": commands[0], "deps": deps, "outs": outs}
     LOCK.write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}, sort_keys=False))

@@ -1,4 +1,6 @@
-"""A small U-Net of two resolutions with attention, the names of its query, key and value matrices, and drawing."""
+"""A small U-Net of two resolutions with attention, the names of its query, key and value matrices,
+and drawing.
+"""
 
 from typing import Any
 
@@ -42,4 +44,6 @@ def perturbed(model: UNet, std: float = 0.1) -> UNet:
 
 def network(attention: tuple[int, ...] = (0, 1), seed: int = 0, **options: Any) -> UNet:
     torch.manual_seed(seed)
-    return perturbed(UNet(8, 1, 4, **{"width": 8, "multipliers": (1, 2), "attention": attention, **options}))
+    return perturbed(
+        UNet(8, 1, 4, **{"width": 8, "multipliers": (1, 2), "attention": attention, **options})
+    )

@@ -8,7 +8,8 @@ from safetensors.torch import save_file
 
 from sfumato.settings.queries import OwnNetwork
 
-ARCHITECTURE = "squeezenet1_1"  # the smallest; its last layer is a convolution, and a dropout comes before it
+# The smallest; its last layer is a convolution, and a dropout comes before it
+ARCHITECTURE = "squeezenet1_1"
 
 
 def named(path: Path, **more) -> OwnNetwork:

@@ -18,11 +18,19 @@ def params(**content) -> Params:
 
 
 def card(dataset_id="digits", shape=(1, 8, 8), **more) -> Card:
-    about = {"source": dataset_id, "classes": tuple("0123456789"), "split": "keyed", "version": "v", **more}
+    about = {
+        "source": dataset_id,
+        "classes": tuple("0123456789"),
+        "split": "keyed",
+        "version": "v",
+        **more,
+    }
     return Card(dataset_id=dataset_id, shape=shape, **about)
 
 
 def public_card(classes: str, source="glyphs") -> PublicCard:
     """Of ten images a class. classes: a letter each."""
     images = 10 * len(classes)
-    return PublicCard(enabled=True, source=source, shape=(1, 8, 8), classes=tuple(classes), images=images)
+    return PublicCard(
+        enabled=True, source=source, shape=(1, 8, 8), classes=tuple(classes), images=images
+    )

@@ -1,4 +1,6 @@
-"""A small release of digits and a teacher of theirs, as `stage synthesize` and `stage teacher` write them."""
+"""A small release of digits and a teacher of theirs, as `stage synthesize` and `stage teacher`
+write them.
+"""
 
 import json
 from dataclasses import asdict
@@ -31,7 +33,15 @@ RECORD = small_record(0, Mechanism(noise_multiplier=5), **ABOUT)
 
 
 def write_release(
-    path: Path, digits, sources=("finetune",), about=None, count=40, kinds=None, asked=None, prepared=None, **settings
+    path: Path,
+    digits,
+    sources=("finetune",),
+    about=None,
+    count=40,
+    kinds=None,
+    asked=None,
+    prepared=None,
+    **settings,
 ) -> Path:
     images = torch.from_numpy(digits.images[:count].copy()).permute(0, 3, 1, 2)
     kinds = np.full(count, "plain") if kinds is None else kinds
@@ -61,7 +71,14 @@ def release_plan(digits, about=None, prepared=None, **settings) -> SimpleNamespa
 
 def mean_generator(digits) -> GaussianGenerator:
     """Draw about the mean of each digit, with independent noise."""
-    features = {"shape": (1, 8, 8), "frequencies": 64, "contrasts": 0, "bound": 0.5, "products": 0.5, "flip": False}
+    features = {
+        "shape": (1, 8, 8),
+        "frequencies": 64,
+        "contrasts": 0,
+        "bound": 0.5,
+        "products": 0.5,
+        "flip": False,
+    }
     generator = GaussianGenerator(features, 10, 0)
     images, labels = digits.batch(range(600))
     coefficients = generator.features.coefficients(images)[:, generator.features.chosen]
@@ -100,7 +117,9 @@ def write_teacher(path: Path, digits, flip=False) -> Path:
     return path
 
 
-def write_project(path: Path, digits, *, complete=True, target=10.0, accountant="rdp", **release) -> Path:
+def write_project(
+    path: Path, digits, *, complete=True, target=10.0, accountant="rdp", **release
+) -> Path:
     """Write what `stage egress` reads: a release, its ledger, and the plan with its budget."""
     write_release(path / "artifacts" / "synthesize", digits, **release)
     budget = {
@@ -116,10 +135,14 @@ def write_project(path: Path, digits, *, complete=True, target=10.0, accountant=
     ledger = build_ledger(budget, {RECORD["id"]: RECORD}, [], head=head)
     (path / "ledger.json").write_text(ledger_text(ledger))
     lock = {"path": "ledger.json", "hash": "md5", "md5": md5_of(ledger_text(ledger).encode())}
-    (path / "dvc.lock").write_text(json.dumps({"schema": "2.0", "stages": {"ledger": {"outs": [lock]}}}))
+    (path / "dvc.lock").write_text(
+        json.dumps({"schema": "2.0", "stages": {"ledger": {"outs": [lock]}}})
+    )
     plan = path / "artifacts" / "plan"
     plan.mkdir()
     (plan / "budget.json").write_text(json.dumps(budget | {"target": target}))
     content = {"stage": "synthesize", "enabled": True, "shape": [1, 8, 8], "settings": {}}
-    (plan / "synthesize.yaml").write_text(json.dumps(content | {"revision": STAGES["synthesize"].revision}))
+    (plan / "synthesize.yaml").write_text(
+        json.dumps(content | {"revision": STAGES["synthesize"].revision})
+    )
     return path

@@ -19,14 +19,15 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZE = 317  # of the source: a number to search git for
-# The key of the hold-out. With it the numbers searched for are always the same, and none of them is public by chance,
-# as the 62 classes of glyphs are.
+# The key of the hold-out. With it the numbers searched for are always the same, and none of them is
+# public by chance, as the 62 classes of glyphs are.
 KEY = bytes(range(32))
 SMALL = {
     "recipe": "full",
     "profile": "digits",
     "data": {"dataset_id": "small", "source": "npz", "path": "source.npz"},
-    "privacy": {"epsilon": 1.0, "size_hint": 300, "lifetime_epsilon": "unlimited"},  # a small ε is accounted faster
+    # A small ε is accounted faster
+    "privacy": {"epsilon": 1.0, "size_hint": 300, "lifetime_epsilon": "unlimited"},
     "model": {"width": 16, "multipliers": [1, 1]},
     "public": {"per_class": 4},
     "frequency": {"size": 200},
@@ -46,9 +47,13 @@ SMALL = {
 
 @functools.cache
 def server() -> tuple[psutil.Process, Path]:
-    """A process with this tree's code that runs stages and DVC by fork, a tenth of the time; and its address."""
+    """A process with this tree's code that runs stages and DVC by fork, a tenth of the time; and
+    its address.
+    """
     base = Path(tempfile.mkdtemp(prefix="stages-"))
-    process = forked_stages.start(base / "socket", os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    process = forked_stages.start(
+        base / "socket", os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    )
     atexit.register(lambda: (process.kill(), process.wait(), shutil.rmtree(base)))
     return psutil.Process(process.pid), base / "socket"
 
@@ -86,20 +91,30 @@ class Repository:
     def given(self) -> dict:
         """Folder and environment of a program."""
         path = self.environment["PATH"]
-        return {"cwd": self.path, "env": self.environment | {"PATH": f"{programs()}:{path}" if self.forked else path}}
+        return {
+            "cwd": self.path,
+            "env": self.environment | {"PATH": f"{programs()}:{path}" if self.forked else path},
+        }
 
     def run(self, *words: str) -> tuple[int, str]:
         done = subprocess.run(words, **self.given, capture_output=True, text=True, timeout=1500)
         return done.returncode, done.stdout + done.stderr
 
     def stage(self, command: str, *said: str, code: int = 0) -> str:
-        """Run a command of `stage` that must end with `code` and say all of `said`. Returns what it said."""
+        """Run a command of `stage` that must end with `code` and say all of `said`.
+
+        Returns what it said.
+        """
         found, text = self.run("stage", *command.split())
-        assert found == code and all(words in text for words in said) and "Traceback" not in text, text
+        assert found == code and all(words in text for words in said) and "Traceback" not in text, (
+            text
+        )
         return text
 
     def kill(self, name: str, reached: Callable[[], bool]) -> None:
-        """Start a stage, and kill it when this is reached: by fork too, it is a process of its own."""
+        """Start a stage, and kill it when this is reached: by fork too, it is a process of its
+        own.
+        """
         silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         process = subprocess.Popen(["stage", name], **self.given, **silent)
         while not reached():
@@ -119,7 +134,9 @@ class Repository:
         from sfumato.settings.recipes import overlaid
 
         self.edits = overlaid(self.edits, content)
-        (self.path / "params.yaml").write_text(yaml.safe_dump(overlaid(SMALL, self.edits), sort_keys=False))
+        (self.path / "params.yaml").write_text(
+            yaml.safe_dump(overlaid(SMALL, self.edits), sort_keys=False)
+        )
 
     def opened(self) -> list[str]:
         """The stages of all charges ever opened, in order."""
@@ -135,7 +152,9 @@ class Repository:
         bunch = load_digits()
         images = np.rint(bunch.images[:size] * (255 / 16)).astype(np.uint8)
         classes = np.array([str(i) for i in range(10)])
-        np.savez(self.path / "source.npz", images=images, labels=bunch.target[:size], classes=classes)
+        np.savez(
+            self.path / "source.npz", images=images, labels=bunch.target[:size], classes=classes
+        )
 
 
 def ran(text: str) -> set[str]:
@@ -149,7 +168,11 @@ def make_repository(path: Path, forked: bool = True) -> Repository:
     for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
         shutil.copy(ROOT / name, path / name)
     repository = Repository(path, forked)
-    for words in (["git", "init", "-q"], ["dvc", "init", "-q"], ["dvc", "config", "core.analytics", "false"]):
+    for words in (
+        ["git", "init", "-q"],
+        ["dvc", "init", "-q"],
+        ["dvc", "config", "core.analytics", "false"],
+    ):
         assert repository.run(*words)[0] == 0
     (path / ".git/info/exclude").write_text("/state/\n")
     repository.edit()
@@ -163,5 +186,6 @@ def make_repository(path: Path, forked: bool = True) -> Repository:
 QUERIES = ["central", "count", "finetune", "frequency", "saliency", "teacher"]
 
 
-PREPARED = {"prepare-sensitive", "prepare-public", "plan"}  # which params.yaml re-runs, to the same end
+# Which params.yaml re-runs, to the same end
+PREPARED = {"prepare-sensitive", "prepare-public", "plan"}
 AFTER = {"synthesize", "student", "ledger", "report", "evaluate"}

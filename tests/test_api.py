@@ -1,4 +1,6 @@
-"""`docs/api.md`: its generated parts are those of the code, all parameters are described, and its examples run."""
+"""`docs/api.md`: its generated parts are those of the code, all parameters are described, and its
+examples run.
+"""
 
 import re
 import shutil
@@ -15,11 +17,14 @@ from sfumato.settings.data import Data
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "api.md"
-PLACES = {"/home/me/.local/state/sfumato": "digits-state", "/data/clinic": "images"}  # of the examples, in the test
+# Of the examples, in the test
+PLACES = {"/home/me/.local/state/sfumato": "digits-state", "/data/clinic": "images"}
 
 
 def test_the_page_is_that_of_the_code(generate):
-    assert generate.fresh_pages()[PAGE] == PAGE.read_text(encoding="utf-8"), "run python docs/generate.py"
+    assert generate.fresh_pages()[PAGE] == PAGE.read_text(encoding="utf-8"), (
+        "run python docs/generate.py"
+    )
 
 
 def test_every_parameter_of_a_public_name_is_described(generate):
@@ -29,15 +34,23 @@ def test_every_parameter_of_a_public_name_is_described(generate):
         for section in found
     ]
     assert len(shown) > 40
-    assert [f"{section.name} {row[0]}" for section in shown for row in section.rows if not row[3]] == []
+    assert [
+        f"{section.name} {row[0]}" for section in shown for row in section.rows if not row[3]
+    ] == []
     assert [section.name for section in shown if not section.docstring.prose] == []
 
 
 @pytest.mark.parametrize(
     ("docstring", "expected"),
     [
-        ("Sum.\n\nrows: (B, a), as floats; size: of a batch.", {"rows": "(B, a), as floats", "size": "of a batch."}),
-        ("Sum.\n\na, b: two numbers. Returns c. Raises DataError if not.", {"a": "two numbers.", "b": "two numbers."}),
+        (
+            "Sum.\n\nrows: (B, a), as floats; size: of a batch.",
+            {"rows": "(B, a), as floats", "size": "of a batch."},
+        ),
+        (
+            "Sum.\n\na, b: two numbers. Returns c. Raises DataError if not.",
+            {"a": "two numbers.", "b": "two numbers."},
+        ),
         ("Sum of what `charge: x` gives.", {}),
         (
             "Sum.\n\nArgs:\n    rows: (B, a),\n        as floats.\n    *sizes: of a batch.\n\n"
@@ -58,7 +71,9 @@ def test_a_docstring_is_read_in_its_parts(generate, docstring, expected):
 
 @pytest.fixture
 def project(digits, here, environment):
-    """What the examples name: a release, a teacher, a ledger, a folder of images, a state directory."""
+    """What the examples name: a release, a teacher, a ledger, a folder of images, a state
+    directory.
+    """
     environment["DVC_SITE_CACHE_DIR"] = str(here / "dvc")
     environment["PATH"] = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     write_release(here / "artifacts" / "synthesize", digits)

@@ -1,4 +1,6 @@
-"""The benchmark for GPUs runs anywhere, at small sizes: what it checks about correctness holds, and can fail."""
+"""The benchmark for GPUs runs anywhere, at small sizes: what it checks about correctness holds, and
+can fail.
+"""
 
 import json
 import sys
@@ -15,7 +17,16 @@ def run(environment, tmp_path):
     environment["SFUMATO_DEVICE"] = "cpu"
 
     def on_the_cpu() -> tuple[int, dict]:
-        code = call(gpu.main, "gpu.py", "--device", "cpu", "--small", "--out", str(tmp_path), screen=sys.stdout)
+        code = call(
+            gpu.main,
+            "gpu.py",
+            "--device",
+            "cpu",
+            "--small",
+            "--out",
+            str(tmp_path),
+            screen=sys.stdout,
+        )
         return code, json.loads((tmp_path / "gpu.json").read_text())
 
     return on_the_cpu
@@ -26,17 +37,31 @@ def test_it_runs_without_a_gpu_and_writes_what_it_found(run, tmp_path, capsys):
     assert code == 0, capsys.readouterr().out
     assert all(check["passed"] for check in content["checks"])
     checked = " ".join(check["what"] for check in content["checks"])
-    for what in ("float64 loop", "neither place nor company", "by at most the clip", "goes on", "charged once"):
+    for what in (
+        "float64 loop",
+        "neither place nor company",
+        "by at most the clip",
+        "goes on",
+        "charged once",
+    ):
         assert what in checked
     assert "busy" not in checked  # nothing is asserted of speed here
-    assert {row["part"] for row in content["rows"]} >= {"gradients", "device", "step", "others", "killed"}
+    assert {row["part"] for row in content["rows"]} >= {
+        "gradients",
+        "device",
+        "step",
+        "others",
+        "killed",
+    }
     table = (tmp_path / "gpu.md").read_text()
     assert all(row["what"] in table for row in content["rows"])
 
 
 def test_a_sum_that_is_not_clipped_fails_its_check(monkeypatch, capsys):
     honest = gpu.clipped_gradient_sum
-    monkeypatch.setattr(gpu, "clipped_gradient_sum", lambda *arguments, **options: 3 * honest(*arguments, **options))
+    monkeypatch.setattr(
+        gpu, "clipped_gradient_sum", lambda *arguments, **options: 3 * honest(*arguments, **options)
+    )
     found = gpu.Found(device="cpu", small=True)
     gpu.gradients(found)
     failed = [check["what"] for check in found.checks if not check["passed"]]

@@ -27,7 +27,9 @@ def room(tmp_path) -> Path:
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("sfumato/__init__.py", "__version__ = '9.9'\n")
         archive.writestr(f"{about}/METADATA", METADATA)
-        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr(f"{about}/RECORD", "")
     shutil.copy(SCRIPT, tmp_path / "room")
     files = [wheel, tmp_path / "room" / SCRIPT.name]
@@ -38,8 +40,14 @@ def room(tmp_path) -> Path:
 
 def install(room: Path) -> subprocess.CompletedProcess:
     words = ["sh", SCRIPT.name, "install", "../venv"]
-    environment = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "PIP_INDEX_URL": "http://127.0.0.1:9"}
-    return subprocess.run(words, cwd=room, env=environment, capture_output=True, text=True, check=False)
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "PYTHON": sys.executable,
+        "PIP_INDEX_URL": "http://127.0.0.1:9",
+    }
+    return subprocess.run(
+        words, cwd=room, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def test_an_unchanged_folder_installs_without_an_index(room):

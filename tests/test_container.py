@@ -1,4 +1,6 @@
-"""The container, read as text, since no builder is here: small, without root, nothing private in it, state outside."""
+"""The container, read as text, since no builder is here: small, without root, nothing private in
+it, state outside.
+"""
 
 import re
 from fnmatch import fnmatch
@@ -8,9 +10,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = (ROOT / "Dockerfile").read_text()
-STEPS = [line.split(None, 1) for line in FILE.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
+STEPS = [
+    line.split(None, 1)
+    for line in FILE.replace("\\\n", " ").splitlines()
+    if line and not line.startswith("#")
+]
 FINAL = STEPS[max(i for i, (word, _) in enumerate(STEPS) if word == "FROM") :]
-ALLOWED = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+ALLOWED = [
+    line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")
+]
 
 
 def said(word: str, steps=FINAL) -> list[str]:
@@ -26,14 +34,23 @@ def test_both_stages_start_from_a_slim_python_that_the_package_takes():
 def test_what_runs_is_not_root_and_its_state_is_a_volume():
     (user,), (state,) = said("USER"), said("VOLUME")
     assert [name for name, _ in FINAL][-4:] == ["USER", "VOLUME", "WORKDIR", "CMD"]
-    assert user == "${UID}" and said("ARG") == ["UID=1000"], "a number, by which Kubernetes knows that it is not root"
+    assert user == "${UID}" and said("ARG") == ["UID=1000"], (
+        "a number, by which Kubernetes knows that it is not root"
+    )
     (name,) = re.findall(r"useradd --uid \$\{UID\} --create-home (\w+)", said("RUN")[0])
-    assert f"SFUMATO_STATE={state} " in said("ENV")[0] and f"DVC_SITE_CACHE_DIR={state}/" in said("ENV")[0]
-    assert re.search(rf"install -d -o {name} -g {name} -m 0700 {state} {said('WORKDIR')[0]}", said("RUN")[0])
+    assert (
+        f"SFUMATO_STATE={state} " in said("ENV")[0]
+        and f"DVC_SITE_CACHE_DIR={state}/" in said("ENV")[0]
+    )
+    assert re.search(
+        rf"install -d -o {name} -g {name} -m 0700 {state} {said('WORKDIR')[0]}", said("RUN")[0]
+    )
 
 
 def test_a_stop_reaches_every_process_as_ctrl_c_and_the_first_one_reaps():
-    """DVC ignores it while a stage runs, which ends by itself; without `-g` no stage would get it."""
+    """DVC ignores it while a stage runs, which ends by itself; without `-g` no stage would get
+    it.
+    """
     assert said("ENTRYPOINT") == ['["tini", "-g", "--"]'] and said("STOPSIGNAL") == ["SIGINT"]
     assert re.search(r"apt-get install [^&]*\btini\b", said("RUN")[0])
 
@@ -41,7 +58,9 @@ def test_a_stop_reaches_every_process_as_ctrl_c_and_the_first_one_reaps():
 def test_pytorch_is_the_cpu_s_unless_an_argument_names_another_build():
     (run,), (argument,) = (said(word, STEPS[: -len(FINAL)]) for word in ("RUN", "ARG"))
     assert argument == "TORCH=cpu" and 'https://download.pytorch.org/whl/${TORCH}"' in run
-    assert run.index("download.pytorch.org") < run.index("-c constraints.txt"), "first, or pip takes CUDA's"
+    assert run.index("download.pytorch.org") < run.index("-c constraints.txt"), (
+        "first, or pip takes CUDA's"
+    )
     pinned = re.findall(r"(?m)^torch(?:vision)?==.*", (ROOT / "constraints.txt").read_text())
     assert len(pinned) == 2 and "grep -E '^torch(vision)?=='" in run
 
@@ -49,11 +68,26 @@ def test_pytorch_is_the_cpu_s_unless_an_argument_names_another_build():
 def test_no_layer_keeps_caches():
     for _, run in (step for step in STEPS if step[0] == "RUN"):
         assert run.count("pip install") == run.count("--no-cache-dir")
-        assert ("apt-get" in run) == ("rm -rf /var/lib/apt/lists/*" in run) == ("--no-install-recommends" in run)
+        assert (
+            ("apt-get" in run)
+            == ("rm -rf /var/lib/apt/lists/*" in run)
+            == ("--no-install-recommends" in run)
+        )
 
 
 @pytest.mark.parametrize(
-    "path", [".git", ".sfumato", "artifacts", "data", "evaluation", "metrics.json", "params.yaml", ".venv", "tests"]
+    "path",
+    [
+        ".git",
+        ".sfumato",
+        "artifacts",
+        "data",
+        "evaluation",
+        "metrics.json",
+        "params.yaml",
+        ".venv",
+        "tests",
+    ],
 )
 def test_nothing_private_and_nothing_superfluous_goes_into_it(path):
     assert (ROOT / ".dockerignore").read_text().splitlines()[1] == "*"
@@ -62,9 +96,15 @@ def test_nothing_private_and_nothing_superfluous_goes_into_it(path):
 
 def test_what_it_is_built_from_is_there():
     assert all((ROOT / name).exists() for name in ALLOWED)
-    assert {"constraints.txt", "pyproject.toml", "setup.py", "README.md", "pipelines", "sfumato", "stages"} <= {
-        *ALLOWED
-    }
+    assert {
+        "constraints.txt",
+        "pyproject.toml",
+        "setup.py",
+        "README.md",
+        "pipelines",
+        "sfumato",
+        "stages",
+    } <= {*ALLOWED}
 
 
 def test_the_readme_s_command_mounts_the_volume_reads_the_pictures_only_and_has_no_network():

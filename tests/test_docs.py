@@ -1,4 +1,6 @@
-"""The site made of `docs/`: it builds and names every page; its links, commands and generated tables are right."""
+"""The site made of `docs/`: it builds and names every page; its links, commands and generated
+tables are right.
+"""
 
 import importlib.util
 import re
@@ -32,7 +34,16 @@ def generate():
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    words = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(folder),
+    ]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
@@ -68,21 +79,32 @@ def test_the_navigation_names_every_page_once():
 
     named = list(in_nav(load_config(str(ROOT / "mkdocs.yml"))["nav"]))
     docs = ROOT / "docs"
-    notebooks = {path.relative_to(docs).with_suffix(".md").as_posix() for path in docs.rglob("*.ipynb")}
+    notebooks = {
+        path.relative_to(docs).with_suffix(".md").as_posix() for path in docs.rglob("*.ipynb")
+    }
     assert len(named) == len({*named})
-    cards = {*docs.glob("gallery/*/README.md")}  # of releases: the page of the gallery links to them
+    # Of releases: the page of the gallery links to them
+    cards = {*docs.glob("gallery/*/README.md")}
     pages = {path.relative_to(docs).as_posix() for path in {*docs.rglob("*.md")} - cards}
     assert {*named} == pages | notebooks | GENERATED
 
 
 def test_every_link_of_the_site_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site):
-    pages = {path: Links(path.read_text(encoding="utf-8")) for path in site.rglob("*.html") if path.name != "404.html"}
+    pages = {
+        path: Links(path.read_text(encoding="utf-8"))
+        for path in site.rglob("*.html")
+        if path.name != "404.html"
+    }
     broken, foreign, inner = [], [], 0
     for path, page in pages.items():
         for link in sorted(page.links | page.loaded):
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
-                foreign += [f"{path.name}: {link}"] if link in page.loaded and parts.scheme != "data" else []
+                foreign += (
+                    [f"{path.name}: {link}"]
+                    if link in page.loaded and parts.scheme != "data"
+                    else []
+                )
                 continue
             inner += 1
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
@@ -98,7 +120,11 @@ def commands_in(text):
     for block in re.findall(r"^```sh\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             for part in re.split(r"&&|\|", line.split(" #")[0]):
-                words = shlex.split(part) if "stage " in part and "…" not in part and "<" not in part else []
+                words = (
+                    shlex.split(part)
+                    if "stage " in part and "…" not in part and "<" not in part
+                    else []
+                )
                 if words and words[0] in ("stage", ".venv/bin/stage"):
                     yield words[1:]
 
@@ -115,7 +141,9 @@ def test_every_command_in_the_docs_exists_with_its_options():
             while rest and hasattr(command, "commands"):
                 command = command.commands.get(rest.pop(0))
             options = {
-                name for param in getattr(command, "params", []) for name in (*param.opts, *param.secondary_opts)
+                name
+                for param in getattr(command, "params", [])
+                for name in (*param.opts, *param.secondary_opts)
             }
             unknown = {word.split("=")[0] for word in rest if word.startswith("--")} - options
             seen += 1
@@ -133,8 +161,12 @@ def sections_in(annotation):
 
 
 def sections_below(kinds, name):
-    """The sections that the key `name` of these sections may hold, or None if none of them has such a key."""
-    every = [{field.alias or key: field for key, field in kind.model_fields.items()} for kind in kinds]
+    """The sections that the key `name` of these sections may hold, or None if none of them has such
+    a key.
+    """
+    every = [
+        {field.alias or key: field for key, field in kind.model_fields.items()} for kind in kinds
+    ]
     fields = [fields[name] for fields in every if name in fields]
     return [kind for field in fields for kind in sections_in(field.annotation)] if fields else None
 
@@ -149,7 +181,9 @@ def is_setting(key):
 
 
 def keys_of(values, kinds=(Params,), prefix=""):
-    """The dotted keys of a block of YAML; those of a mapping that holds no section, such as weights, are left out."""
+    """The dotted keys of a block of YAML; those of a mapping that holds no section, such as
+    weights, are left out.
+    """
     for name, inner in values.items():
         yield f"{prefix}{name}"
         below = sections_below(kinds, name)
@@ -159,7 +193,9 @@ def keys_of(values, kinds=(Params,), prefix=""):
 
 def settings_named_in(text):
     """Those in prose, `finetune.steps` or `data.fit: pad`, and those in blocks of a params.yaml."""
-    sections = "|".join(name for name, field in Params.model_fields.items() if any(sections_in(field.annotation)))
+    sections = "|".join(
+        name for name, field in Params.model_fields.items() if any(sections_in(field.annotation))
+    )
     file_names = r"(?!\S*\.(?:csv|json|jsonl|npy|npz|html|png|yaml|py)\b)"
     yield from re.findall(rf"`{file_names}((?:{sections})(?:\.[a-z_]+)+)[`:=]", text)
     for block in re.findall(r"^```yaml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
@@ -173,7 +209,11 @@ def test_every_setting_named_in_the_docs_exists():
     """The changelog and the page on upgrading are left out: they name those that were removed."""
     left_out = {"CHANGELOG.md", "upgrading.md"}
     pages = [page for page in PAGES if page.name not in left_out and "gallery" not in page.parts]
-    named = [(page.name, key) for page in pages for key in settings_named_in(page.read_text(encoding="utf-8"))]
+    named = [
+        (page.name, key)
+        for page in pages
+        for key in settings_named_in(page.read_text(encoding="utf-8"))
+    ]
     assert len(named) > 100 and [(page, key) for page, key in named if not is_setting(key)] == []
 
 
@@ -222,7 +262,11 @@ def unlinked_terms(text):
 
 def test_pages_link_terms_to_the_glossary_at_first_use():
     pages = [page for page in PAGES if page.name not in UNLINKED and "gallery" not in page.parts]
-    wrong = {page.name: found for page in pages if (found := [*unlinked_terms(page.read_text(encoding="utf-8"))])}
+    wrong = {
+        page.name: found
+        for page in pages
+        if (found := [*unlinked_terms(page.read_text(encoding="utf-8"))])
+    }
     assert len(pages) > 15 and wrong == {}
 
 
@@ -302,16 +346,24 @@ def test_the_generated_parts_of_the_reference_are_those_of_the_code(generate):
 
 def test_every_setting_and_every_section_has_a_description(generate):
     assert [row[0] for row in generate.all_rows() if not row[3]] == []
-    assert [name for name, kind in generate.sections().items() if not generate.docstring(kind)] == []
+    assert [
+        name for name, kind in generate.sections().items() if not generate.docstring(kind)
+    ] == []
 
 
-CONTINUES_THE_NAME = r"(of|by|for|from|in|to|as|with|until|at|on|below|above|beside|that|which|than)\b"
+CONTINUES_THE_NAME = (
+    r"(of|by|for|from|in|to|as|with|until|at|on|below|above|beside|that|which|than)\b"
+)
 
 
 def test_a_description_stands_without_its_key(generate):
-    """No description begins with a preposition or a relative pronoun, and each begins with a capital letter."""
+    """No description begins with a preposition or a relative pronoun, and each begins with a
+    capital letter.
+    """
     described = {key: text for key, _, _, text in generate.all_rows()}
-    fragments = {key: text for key, text in described.items() if re.match(CONTINUES_THE_NAME, text.lower())}
+    fragments = {
+        key: text for key, text in described.items() if re.match(CONTINUES_THE_NAME, text.lower())
+    }
     assert len(described) > 150 and not fragments, fragments
     assert {key: text for key, text in described.items() if not text[0].isupper()} == {}
 
@@ -334,21 +386,33 @@ def test_a_description_is_the_comment_on_the_line_or_above_it_or_inherited(gener
 
 
 CLAIMS = re.compile(
-    r"\b(complian\w*|compl(?:y|ies) with|conform(?:s|ity)? (?:to|with)|in conformity|fulfils the)\b", re.I
+    r"\b(complian\w*|compl(?:y|ies) with|conform(?:s|ity)? (?:to|with)|in conformity|fulfils"
+    r" the)\b",
+    re.I,
 )
 
 
 def test_no_page_or_form_claims_that_a_law_or_standard_is_met():
-    forms = [path for kind in ("md", "html", "yaml") for path in (ROOT / "sfumato").rglob(f"*.{kind}")]
-    found = {str(path): CLAIMS.findall(path.read_text(encoding="utf-8")) for path in [*PAGES, *forms]}
+    forms = [
+        path for kind in ("md", "html", "yaml") for path in (ROOT / "sfumato").rglob(f"*.{kind}")
+    ]
+    found = {
+        str(path): CLAIMS.findall(path.read_text(encoding="utf-8")) for path in [*PAGES, *forms]
+    }
     assert len(found) > 40 and {name: words for name, words in found.items() if words} == {}
 
 
 def test_each_mapping_names_clause_and_file():
-    """In the request: a row for each clause of the standards, with the file that holds the material."""
+    """In the request: a row for each clause of the standards, with the file that holds the
+    material.
+    """
     text = (ROOT / "sfumato" / "planning" / "brief.md").read_text(encoding="utf-8")
     tables = re.findall(r'table\(\("(?:clause|part)", "\w+", "file"\), \[(.*?)\n\]\)', text, re.S)
-    rows = [re.findall(r'"((?:[^"\\]|\\.)*)"', line) for table in tables for line in table.strip().splitlines()]
+    rows = [
+        re.findall(r'"((?:[^"\\]|\\.)*)"', line)
+        for table in tables
+        for line in table.strip().splitlines()
+    ]
     assert len(tables) == 2 and len(rows) > 14
     assert all(row[0].strip() and row[-1].strip() for row in rows)
     clauses = [row[0] for row in rows[:9]]

@@ -1,4 +1,6 @@
-"""Each release of the gallery holds by its own ledger, and its pages are of that release and of no other."""
+"""Each release of the gallery holds by its own ledger, and its pages are of that release and of no
+other.
+"""
 
 import contextlib
 import hashlib
@@ -22,18 +24,24 @@ def sha256(path):
 
 
 def test_every_release_has_its_row():
-    assert {*RELEASES} == {path.name for path in GALLERY.iterdir() if path.is_dir()} and len(RELEASES) == 5
+    assert {*RELEASES} == {path.name for path in GALLERY.iterdir() if path.is_dir()} and len(
+        RELEASES
+    ) == 5
     assert sum(file.stat().st_size for file in GALLERY.rglob("*")) < 6_000_000
 
 
 @pytest.mark.parametrize(("name", "epsilon"), RELEASES.items())
-def test_the_ledger_holds_by_the_program_and_at_the_epsilon_that_the_page_states(name, epsilon, here):
+def test_the_ledger_holds_by_the_program_and_at_the_epsilon_that_the_page_states(
+    name, epsilon, here
+):
     from stages.cli import main
 
     for bound, code in ((epsilon, 0), (str(0.9 * float(epsilon)), 3)):
         screen = io.StringIO()
         with contextlib.chdir(GALLERY / name):
-            found = call(main, "stage", "ledger", "check", "--ledger-only", "--epsilon", bound, screen=screen)
+            found = call(
+                main, "stage", "ledger", "check", "--ledger-only", "--epsilon", bound, screen=screen
+            )
         assert found == code, screen.getvalue()
     assert json.loads((GALLERY / name / "card.json").read_text())["epsilon"] <= float(epsilon)
 
@@ -41,7 +49,10 @@ def test_the_ledger_holds_by_the_program_and_at_the_epsilon_that_the_page_states
 @pytest.mark.parametrize("name", RELEASES)
 def test_the_files_are_those_of_the_release_and_of_its_ledger(name):
     folder = GALLERY / name
-    privacy, page = json.loads((folder / "privacy.json").read_text()), (folder / "report.html").read_text()
+    privacy, page = (
+        json.loads((folder / "privacy.json").read_text()),
+        (folder / "report.html").read_text(),
+    )
     for file in ("README.md", "card.json", "grid.png"):
         assert sha256(folder / file) == privacy["files"][file]
     for file in ("privacy.json", "ledger.json"):

@@ -1,10 +1,13 @@
-"""What each stage computes is what it computed: `golden.json` pins it, with the revision of the stage that it is of.
+"""What each stage computes is what it computed: `golden.json` pins it, with the revision of the
+stage that it is of.
 
-A case runs the function of its stage, `stages/<name>.py`, on tiny inputs that no other stage made. Draws, secret or
-public, are fixed, charges add no noise, and nothing runs in bfloat16. Pinned is a summary of every sum that the charge
-releases, of every set of images before it is rounded, and of every array that the stage writes.
+A case runs the function of its stage, `stages/<name>.py`, on tiny inputs that no other stage made.
+Draws, secret or public, are fixed, charges add no noise, and nothing runs in bfloat16. Pinned is a
+summary of every sum that the charge releases, of every set of images before it is rounded, and of
+every array that the stage writes.
 
-`python tests/test_golden.py --write [NAME…]` writes the summaries again, where the revision of the stage was raised.
+`python tests/test_golden.py --write [NAME…]` writes the summaries again, where the revision of the
+stage was raised.
 """
 
 from __future__ import annotations
@@ -75,17 +78,21 @@ from sfumato.training.selection import save_choice
 from stages.runner import QueryRun
 
 GOLDEN = Path(__file__).with_name("golden.json")
-CLASSES, OTHERS = ("0", "1", "2", "3"), ("4", "5", "6", "7", "8")  # of the sensitive and of the public images
+# Of the sensitive and of the public images
+CLASSES, OTHERS = ("0", "1", "2", "3"), ("4", "5", "6", "7", "8")
 COUNT, PUBLIC = 16, 40  # sensitive and public images
-NOISE = 2**-10  # noise multiplier of charges that add none: releases are rounded to less than a millionth
+# Noise multiplier of charges that add none: releases are rounded to less than a millionth
+NOISE = 2**-10
 NETWORK = Model(width=8, multipliers=(1, 2), attention=(1,))
 
-# --- the images -------------------------------------------------------------------------------------------------------
+# --- the images -----------------------------------------------------------------------------------
 
 
 @functools.cache
 def digits(first: int, last: int, colour: bool) -> tuple[np.ndarray, np.ndarray]:
-    """All 8×8 digits from `first` to `last`, (N, 8, 8, C) uint8, and their labels from 0 on, (N,) int64."""
+    """All 8×8 digits from `first` to `last`, (N, 8, 8, C) uint8, and their labels from 0 on, (N,)
+    int64.
+    """
     bunch = load_digits()
     chosen = (bunch.target >= first) & (bunch.target <= last)
     grey = np.rint(bunch.images[chosen] * (255 / 16)).astype(np.uint8)
@@ -105,7 +112,7 @@ def public(shape: Shape) -> ImageSet:
     return ImageSet(images[:PUBLIC], labels[:PUBLIC], OTHERS)
 
 
-# --- the inputs of a stage: by name, what writes a fixed artifact -----------------------------------------------------
+# --- the inputs of a stage: by name, what writes a fixed artifact ---------------------------------
 
 
 def seeded(name: str) -> torch.Generator:
@@ -118,7 +125,9 @@ def normal(name: str, *size: int, scale: float = 1.0) -> Tensor:
 
 @torch.no_grad()
 def filled(network: nn.Module, kind: str = "") -> Any:
-    """The network with weights that follow from their names and shapes, however it starts them; others of each kind."""
+    """The network with weights that follow from their names and shapes, however it starts them;
+    others of each kind.
+    """
     for name, value in network.named_parameters():
         inputs = value[0].numel() if value.ndim > 1 else 25
         centre = value.ndim == 1 and name.endswith("weight")  # 1 for the weights of a norm
@@ -146,7 +155,12 @@ def made_mode(folder: Path, shape: Shape) -> None:
 
 def made_frequency(folder: Path, shape: Shape) -> None:
     features = FourierFeatures(shape, [FeatureMap(), FeatureMap(map="scattering")], 16, seed=3)
-    save_means("frequency", FeatureMeans(normal("frequency", 16, 4, scale=0.1), features), features.arguments, folder)
+    save_means(
+        "frequency",
+        FeatureMeans(normal("frequency", 16, 4, scale=0.1), features),
+        features.arguments,
+        folder,
+    )
 
 
 @torch.no_grad()
@@ -215,7 +229,9 @@ def made_adapters(folder: Path, shape: Shape) -> None:
 
 def made_histogram(folder: Path, shape: Shape, rows: int = 1) -> None:
     np.save(folder / "histogram.npy", normal("histogram", rows, 5, scale=9).double().numpy())
-    write_json(folder / "histogram.json", {"public_classes": OTHERS, "votes": 1, "per_class": rows > 1})
+    write_json(
+        folder / "histogram.json", {"public_classes": OTHERS, "votes": 1, "per_class": rows > 1}
+    )
 
 
 def made_teacher(folder: Path, shape: Shape) -> None:
@@ -226,7 +242,13 @@ def made_embedding(folder: Path, shape: Shape) -> None:
     arguments = arguments_of(build_network("whitened", shape, 4, 4))
     network = filled(ProjectedFeatures(CELLS, shape, 6, arguments))
     about = {"seed": 3, "size": 16, "length_scales": LENGTH_SCALES, "teacher": 0.5}
-    save_means("embedding", FeatureMeans(normal("embedding", 16, 4, scale=0.1), None), about, folder, network)
+    save_means(
+        "embedding",
+        FeatureMeans(normal("embedding", 16, 4, scale=0.1), None),
+        about,
+        folder,
+        network,
+    )
 
 
 def made_selection(folder: Path, shape: Shape, kind: str = "sensitive") -> None:
@@ -243,8 +265,12 @@ def made_saliency(folder: Path, shape: Shape) -> None:
 
 def made_stream(folder: Path, shape: Shape) -> None:
     """A release whose networks draw on."""
-    settings = Synthesize(sources={"auxiliary": 1.0}, count=20, relabel=True, mixed=0.25, stream=True)
-    plan = SimpleNamespace(**vars(release_plan(ImageSet(np.zeros(0), np.zeros(0), CLASSES))) | {"shape": shape})
+    settings = Synthesize(
+        sources={"auxiliary": 1.0}, count=20, relabel=True, mixed=0.25, stream=True
+    )
+    plan = SimpleNamespace(
+        **vars(release_plan(ImageSet(np.zeros(0), np.zeros(0), CLASSES))) | {"shape": shape}
+    )
     plan.settings = settings
     with tempfile.TemporaryDirectory() as place:
         paths = {name: Path(place) / name for name in ("auxiliary", "teacher")}
@@ -267,7 +293,10 @@ MADE: dict[str, Maker] = {
     "moments": made_moments,
     "covariance": made_covariance,
     "public": made_public,
-    **{name: functools.partial(made_drawing, kind=name) for name in ("auxiliary", "refine", "adversarial", "evolve")},
+    **{
+        name: functools.partial(made_drawing, kind=name)
+        for name in ("auxiliary", "refine", "adversarial", "evolve")
+    },
     "histogram": made_histogram,
     "teacher": made_teacher,
     "embedding": made_embedding,
@@ -278,16 +307,16 @@ MADE: dict[str, Maker] = {
     "synthesize": made_stream,
 }
 
-# --- the cases --------------------------------------------------------------------------------------------------------
+# --- the cases ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A stage under some settings.
 
-    given: what writes an input, in place of that of MADE, None for a stage that is switched off; model: keys of the
-    network other than those of NETWORK; tolerance: relative; above 1e-6 where the work itself amplifies the rounding
-    of a processor.
+    given: what writes an input, in place of that of MADE, None for a stage that is switched off;
+    model: keys of the network other than those of NETWORK; tolerance: relative; above 1e-6 where
+    the work itself amplifies the rounding of a processor.
     """
 
     stage: str
@@ -305,7 +334,11 @@ class Case:
 
 def case(stage: str, /, **given: Any) -> Case:
     """given: fields of the case; else settings."""
-    own = {key: given.pop(key) for key in ("colour", "grouped", "group_cap", "given", "tolerance") if key in given}
+    own = {
+        key: given.pop(key)
+        for key in ("colour", "grouped", "group_cap", "given", "tolerance")
+        if key in given
+    }
     return Case(stage=stage, settings=given, **own)
 
 
@@ -313,9 +346,16 @@ def maps(*names: str, **more: Any) -> list[dict]:
     return [{"map": name, **more} for name in names]
 
 
-# tolerances: of sums of a float32 feature, of a gradient through a network, of what principal directions are in
+# tolerances: of sums of a float32 feature, of a gradient through a network, of what principal
+# directions are in
 FEATURE, GRADIENT, DIRECTIONS = 1e-5, 5e-5, 5e-4
-DESCENT = {"tolerance": GRADIENT, "steps": 3, "batch": 12, "microbatch_size": 8, "learning_rate": 1e-3}
+DESCENT = {
+    "tolerance": GRADIENT,
+    "steps": 3,
+    "batch": 12,
+    "microbatch_size": 8,
+    "learning_rate": 1e-3,
+}
 MATCHED = {key: value for key, value in DESCENT.items() if key != "learning_rate"}
 SHORT = {"tolerance": GRADIENT, "steps": 2, "width": 8}
 FITTED = SHORT | {"batch": 16}
@@ -325,14 +365,30 @@ WARM_UP = {"tolerance": GRADIENT, "steps": 3, "batch": 12, "learning_rate": 1e-3
 TIMESTEPS = {"law": "timesteps"}
 CLIPPED = DESCENT | {"max_grad_norm": 0.5}
 EVOLVE = {"rounds": 2, "population": 24, "images": 12}
-AUXILIARY = {"fitted_on": "auxiliary", "max_norm": 0.3, "ridge": 1e-3, "last_rate": 0.2, "momentum": 0.8}
-AUXILIARY |= {"learning_rate": 300.0, "average": 0.34, "feature": "deep-scattering", "tolerance": DIRECTIONS}
+AUXILIARY = {
+    "fitted_on": "auxiliary",
+    "max_norm": 0.3,
+    "ridge": 1e-3,
+    "last_rate": 0.2,
+    "momentum": 0.8,
+}
+AUXILIARY |= {
+    "learning_rate": 300.0,
+    "average": 0.34,
+    "feature": "deep-scattering",
+    "tolerance": DIRECTIONS,
+}
 GAUSSIANS = {"target": "covariance", "images": 10, "tolerance": FEATURE}
 CENTRAL = {"sources": {"central": 1.0}}
-FITTED_IMAGES, EVOLVED = {"sources": {"auxiliary": 1.0, "refine": 2.0}}, {"sources": {"evolve": 1.0}, "part": 2}
+FITTED_IMAGES, EVOLVED = (
+    {"sources": {"auxiliary": 1.0, "refine": 2.0}},
+    {"sources": {"evolve": 1.0}, "part": 2},
+)
 DRAWN = {"count": 8, "tolerance": GRADIENT}
 VARIED = {"relabel": True, "distorted": 0.3, "tolerance": GRADIENT}
-EVERY_MAP = maps("pixels", "scattering", "deep-scattering", "moduli", "tangent", length_scales=[0.7])
+EVERY_MAP = maps(
+    "pixels", "scattering", "deep-scattering", "moduli", "tangent", length_scales=[0.7]
+)
 OTHER_KERNELS = [*maps("pixels", kernel="linear"), *maps("moduli", kernel="squared")]
 MIRRORED_COVARIANCE = functools.partial(made_covariance, flip=True)
 HISTOGRAM_BY_CLASS = functools.partial(made_histogram, rows=4)
@@ -349,9 +405,14 @@ CASES: dict[str, Case] = {
     "central mode": case("central", repeats=2, batch=10, statistic="mode", bins=4),
     "frequency": case("frequency", size=40, tolerance=FEATURE),
     "frequency of groups": case("frequency", size=20, grouped=True, tolerance=FEATURE),
-    "frequency of every map": case("frequency", size=60, features=EVERY_MAP, colour=True, tolerance=FEATURE),
+    "frequency of every map": case(
+        "frequency", size=60, features=EVERY_MAP, colour=True, tolerance=FEATURE
+    ),
     "frequency of blocks": case(
-        "frequency", size=24, features=[*maps("pixels"), {"map": "deep-scattering", "block": 2}], tolerance=FEATURE
+        "frequency",
+        size=24,
+        features=[*maps("pixels"), {"map": "deep-scattering", "block": 2}],
+        tolerance=FEATURE,
     ),
     "frequency of colour-histogram": case(
         "frequency",
@@ -374,69 +435,132 @@ CASES: dict[str, Case] = {
     "evolve": case("evolve", **EVOLVE),
     "evolve in colour": case("evolve", **EVOLVE, colour=True),
     "adversarial": case("adversarial", **MATCHED),
-    "adversarial of groups": case("adversarial", **MATCHED | {"steps": 2}, colour=True, grouped=True),
+    "adversarial of groups": case(
+        "adversarial", **MATCHED | {"steps": 2}, colour=True, grouped=True
+    ),
     "histogram": case("histogram"),
     "histogram by class": case("histogram", per_class=True, votes=2, colour=True),
     "histogram of groups": case("histogram", votes=2, grouped=True),
     "teacher": case("teacher", dimension=4, steps=3, tolerance=DIRECTIONS),
-    "teacher of auxiliary images": case("teacher", **AUXILIARY, dimension=14, steps=3, batch=12, colour=True),
+    "teacher of auxiliary images": case(
+        "teacher", **AUXILIARY, dimension=14, steps=3, batch=12, colour=True
+    ),
     "teacher of patches, mirrored": case(
-        "teacher", feature="patches", flip=True, dimension=6, steps=3, colour=True, tolerance=DIRECTIONS
+        "teacher",
+        feature="patches",
+        flip=True,
+        dimension=6,
+        steps=3,
+        colour=True,
+        tolerance=DIRECTIONS,
     ),
     "teacher of patches beside colour-histogram": case(
-        "teacher", features=maps("patches", "colour-histogram"), dimension=6, steps=3, colour=True, tolerance=DIRECTIONS
+        "teacher",
+        features=maps("patches", "colour-histogram"),
+        dimension=6,
+        steps=3,
+        colour=True,
+        tolerance=DIRECTIONS,
     ),
     "embedding": case("embedding", size=20, learned={"steps": 2}, tolerance=DIRECTIONS),
     "saliency": case("saliency", microbatch_size=8, tolerance=GRADIENT),
     "saliency of groups": case(
-        "saliency", noise_levels=TIMESTEPS, microbatch_size=8, grouped=True, colour=True, tolerance=GRADIENT
+        "saliency",
+        noise_levels=TIMESTEPS,
+        microbatch_size=8,
+        grouped=True,
+        colour=True,
+        tolerance=GRADIENT,
     ),
     "finetune": case("finetune", **CLIPPED, draws=2),
-    "finetune of groups": case("finetune", **CLIPPED, draws=2, grouped=True, group_cap=3, colour=True),
+    "finetune of groups": case(
+        "finetune", **CLIPPED, draws=2, grouped=True, group_cap=3, colour=True
+    ),
     "finetune at timesteps": case("finetune", **CLIPPED, draws=4, noise_levels=TIMESTEPS),
     "finetune of attention": case("finetune", **DESCENT, draws=1, trainable="attention"),
     "finetune of adapters": case("finetune", **DESCENT, draws=1, trainable="attention-lora"),
     "finetune of salient matrices": case("finetune", **DESCENT, draws=1, trainable="salient"),
     "finetune of salient adapters": case("finetune", **DESCENT, draws=1, trainable="salient-lora"),
     "classifier": case("classifier", **SHORT),
-    "classifier, whitened": case("classifier", **SHORT, network="whitened", learning_rate=0.1, colour=True),
+    "classifier, whitened": case(
+        "classifier", **SHORT, network="whitened", learning_rate=0.1, colour=True
+    ),
     "auxiliary": case("auxiliary", **GENERATOR),
     "auxiliary in colour": case("auxiliary", **GENERATOR, colour=True),
     "auxiliary of moments": case("auxiliary", **GENERATOR, target="moments", colour=True),
     "auxiliary of covariances": case("auxiliary", **GAUSSIANS),
     "auxiliary of covariances and details": case(
-        "auxiliary", **GAUSSIANS, details=True, colour=True, given={"covariance": MIRRORED_COVARIANCE}
+        "auxiliary",
+        **GAUSSIANS,
+        details=True,
+        colour=True,
+        given={"covariance": MIRRORED_COVARIANCE},
     ),
     "refine": case("refine", **REFIT, images=10),
     "refine in colour": case("refine", **REFIT, images=10, colour=True),
     "select by votes": case("select", ratio=0.6),
-    "select by votes of each class": case("select", ratio=1.0, given={"histogram": HISTOGRAM_BY_CLASS}),
+    "select by votes of each class": case(
+        "select", ratio=1.0, given={"histogram": HISTOGRAM_BY_CLASS}
+    ),
     "select all": case("select", ratio=1.0, given={"histogram": None}),
     "select by the teacher": case("select", by="teacher", images=12, colour=True),
     "pretrain on central images": case("pretrain", **WARM_UP, phases=[CENTRAL]),
-    "pretrain on modes": case("pretrain", **WARM_UP, phases=[CENTRAL], given={"central": made_mode}),
-    "pretrain on drawn images": case("pretrain", **WARM_UP, phases=[FITTED_IMAGES, EVOLVED], colour=True),
-    "pretrain on public images": case("pretrain", **WARM_UP, phases=[{"sources": {"public": 1.0}, "augment": 2}]),
+    "pretrain on modes": case(
+        "pretrain", **WARM_UP, phases=[CENTRAL], given={"central": made_mode}
+    ),
+    "pretrain on drawn images": case(
+        "pretrain", **WARM_UP, phases=[FITTED_IMAGES, EVOLVED], colour=True
+    ),
+    "pretrain on public images": case(
+        "pretrain", **WARM_UP, phases=[{"sources": {"public": 1.0}, "augment": 2}]
+    ),
     "pretrain on public classes": case(
-        "pretrain", **WARM_UP, phases=[{"sources": {"public": 1.0}}, CENTRAL], given={"select": PUBLIC_CLASSES}
+        "pretrain",
+        **WARM_UP,
+        phases=[{"sources": {"public": 1.0}}, CENTRAL],
+        given={"select": PUBLIC_CLASSES},
     ),
     "pretrain with AMP": case(
         "pretrain",
         **WARM_UP,
         amp={"radius": 0.3},
-        phases=[{"sources": {"auxiliary": 1.0}, "amp": True}, {"sources": {"auxiliary": 1.0}, "amp": {"radius": 9}}],
+        phases=[
+            {"sources": {"auxiliary": 1.0}, "amp": True},
+            {"sources": {"auxiliary": 1.0}, "amp": {"radius": 9}},
+        ],
     ),
     **{
         f"synthesize from {name}": case("synthesize", **DRAWN, steps=3, sources={name: 1.0})
-        for name in ("finetune", "pretrain", "refine", "auxiliary", "evolve", "adversarial", "select")
+        for name in (
+            "finetune",
+            "pretrain",
+            "refine",
+            "auxiliary",
+            "evolve",
+            "adversarial",
+            "select",
+        )
     },
-    "synthesize from adapters": case("synthesize", **DRAWN, steps=3, given={"finetune": made_adapters}),
-    "synthesize with guidance": case("synthesize", **DRAWN, steps=2, guidance=0.7, labels="uniform", colour=True),
-    "synthesize with the teacher's guidance": case("synthesize", **DRAWN, steps=2, teacher_guidance=1.0),
-    "synthesize variants": case(
-        "synthesize", **VARIED, count=30, sources={"auxiliary": 2.0, "refine": 1.0}, mixed=0.2, colour=True
+    "synthesize from adapters": case(
+        "synthesize", **DRAWN, steps=3, given={"finetune": made_adapters}
     ),
-    "synthesize variants in grey": case("synthesize", **VARIED, count=20, sources={"evolve": 1.0}, mixed=0.3),
+    "synthesize with guidance": case(
+        "synthesize", **DRAWN, steps=2, guidance=0.7, labels="uniform", colour=True
+    ),
+    "synthesize with the teacher's guidance": case(
+        "synthesize", **DRAWN, steps=2, teacher_guidance=1.0
+    ),
+    "synthesize variants": case(
+        "synthesize",
+        **VARIED,
+        count=30,
+        sources={"auxiliary": 2.0, "refine": 1.0},
+        mixed=0.2,
+        colour=True,
+    ),
+    "synthesize variants in grey": case(
+        "synthesize", **VARIED, count=20, sources={"evolve": 1.0}, mixed=0.3
+    ),
     "student": case("student", **SHORT),
     "synthesize herded": case("synthesize", **DRAWN, herding=3, sources={"auxiliary": 1.0}),
     "synthesize herded in colour": case(
@@ -445,17 +569,24 @@ CASES: dict[str, Case] = {
 }
 # of a stage that has none, its defaults
 PINNED = {case.stage for case in CASES.values()}
-CASES |= {name: case(name) for name, stage in STAGES.items() if stage.kind is not Kind.LOCAL and name not in PINNED}
-# of a map that has none, its features by the usual kernel; the weights of imagenet come with an extra
+CASES |= {
+    name: case(name)
+    for name, stage in STAGES.items()
+    if stage.kind is not Kind.LOCAL and name not in PINNED
+}
+# of a map that has none, its features by the usual kernel; the weights of imagenet come with an
+# extra
 MAPPED = {each["map"] for case in CASES.values() for each in case.settings.get("features", ())}
 MAPPED |= {"imagenet", "imagenet-middle"}
 CASES |= {
-    f"frequency of {name}": case("frequency", size=24, features=maps(name), colour=True, tolerance=FEATURE)
+    f"frequency of {name}": case(
+        "frequency", size=24, features=maps(name), colour=True, tolerance=FEATURE
+    )
     for name in FEATURES
     if name not in MAPPED
 }
 
-# --- a run whose charge adds no noise ---------------------------------------------------------------------------------
+# --- a run whose charge adds no noise -------------------------------------------------------------
 
 
 class NoNoise(NoiseSource):
@@ -469,15 +600,17 @@ class NoNoise(NoiseSource):
 class SilentRun(QueryRun):
     """A run of any stage on images in memory.
 
-    encoded: what stands for the images where the stage encodes them; seen: what is released, and images before they are
-    rounded, by name.
+    encoded: what stands for the images where the stage encodes them; seen: what is released, and
+    images before they are rounded, by name.
     """
 
     images: ImageSet
     encoded: dict[str, LatentSet] = field(default_factory=dict)
     seen: dict[str, Tensor] = field(default_factory=dict)
 
-    def open_charge(self, released: str, sensitivity: str, max_norm: float, *, latents: str | None = None) -> Charge:
+    def open_charge(
+        self, released: str, sensitivity: str, max_norm: float, *, latents: str | None = None
+    ) -> Charge:
         record = {"id": "0" * 32, "unit": UNITS[self.plan.unit], "adjacency": ADD_OR_REMOVE_ONE}
         record["event"] = self.plan.mechanism.to_json()
         charge = Charge(
@@ -506,14 +639,20 @@ class SilentRun(QueryRun):
             yield directory
 
     def encode(self, _run: Any, function: Callable[[Tensor], Tensor], _encoder: str) -> str:
-        """In the place of `stages.latents.encoded`: without float16, whose rounding would tell processors apart."""
+        """In the place of `stages.latents.encoded`: without float16, whose rounding would tell
+        processors apart.
+        """
         images, labels = self.images.batch(np.arange(len(self.images)))
-        self.encoded["rows"] = LatentSet(rows_alone(function, images).numpy(), labels.numpy(), self.images.groups)
+        self.encoded["rows"] = LatentSet(
+            rows_alone(function, images).numpy(), labels.numpy(), self.images.groups
+        )
         return "rows"
 
     def show(self, images: Tensor) -> Tensor:
         """In the place of `as_bytes`: what is drawn or varied, part by part."""
-        self.seen["drawn"] = torch.cat([*([self.seen["drawn"]] if "drawn" in self.seen else []), images.detach()])
+        self.seen["drawn"] = torch.cat(
+            [*([self.seen["drawn"]] if "drawn" in self.seen else []), images.detach()]
+        )
         return as_bytes(images)
 
 
@@ -548,19 +687,24 @@ def settled(run: SilentRun) -> Iterator[None]:
     begin = Gradients.__init__
 
     def begun(gradients: Gradients, *given: Any, **more: Any) -> None:
-        """After a draw for blank images, by which the precision was chosen when the values were stored."""
+        """After a draw for blank images, by which the precision was chosen when the values were
+        stored.
+        """
         begin(gradients, *given, **more)
         gradients.draw(torch.zeros(gradients.microbatch_size, *gradients.model.shape))
 
     import_all()  # a module that is first imported under a patch would keep the stand-ins
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch, torch.random.fork_rng(devices=[]):
-        for module in [m for name, m in sys.modules.items() if name.split(".")[0] in ("sfumato", "stages")]:
+        for module in [
+            m for name, m in sys.modules.items() if name.split(".")[0] in ("sfumato", "stages")
+        ]:
             for name in stand_ins.keys() & vars(module).keys():
                 patch.setattr(module, name, stand_ins[name])
         patch.setattr(Gradients, "__init__", begun)
         patch.setattr(torch, "autocast", lambda kind, *rest, **more: autocast(kind, enabled=False))
-        patch.setattr("sfumato.queries.feature_means.EMBEDDING_DIMENSION", 8)  # of 40: the last ones are rounding
+        # Of 40: the last ones are rounding
+        patch.setattr("sfumato.queries.feature_means.EMBEDDING_DIMENSION", 8)
         patch.setattr(torch.linalg, "eigh", signed_eigh)
         patch.setattr(torch, "svd_lowrank", signed_svd)
         for name in [name for name in os.environ if name.startswith("SFUMATO_")]:
@@ -596,8 +740,20 @@ def computed(case: Case) -> dict[str, Tensor]:
     kind, images = STAGES[case.stage].settings, sensitive(case)
     settings = kind.model_validate({**case.settings, **({"noise": NOISE} if query else {})})
     rate, uses = settings.sampling(COUNT) if query else (1.0, 1)
-    public_facts = {"dataset_id": "golden", "shape": case.shape, "classes": CLASSES, "size_hint": COUNT}
-    asked = {"stage": case.stage, "enabled": True, "settings": settings, "model": NETWORK, "seed": 7, "delta": 1e-5}
+    public_facts = {
+        "dataset_id": "golden",
+        "shape": case.shape,
+        "classes": CLASSES,
+        "size_hint": COUNT,
+    }
+    asked = {
+        "stage": case.stage,
+        "enabled": True,
+        "settings": settings,
+        "model": NETWORK,
+        "seed": 7,
+        "delta": 1e-5,
+    }
     mechanism = Mechanism(noise_multiplier=NOISE, sample_rate=rate, uses=uses)
     groups = {"unit": GROUP if case.grouped else IMAGE, "group_cap": case.group_cap}
     plan = QueryPlan(**public_facts, **asked, **groups, mechanism=mechanism, digest="")
@@ -622,20 +778,28 @@ def written(directory: Path) -> dict[str, Tensor]:
         if path.suffix == ".npy" and path.name != "kinds.npy":  # words
             found[path.name] = torch.from_numpy(np.load(path))
         elif path.suffix == ".safetensors":
-            tensors = {name: value for name, value in sorted(load_file(path).items()) if not idle(name)}
+            tensors = {
+                name: value for name, value in sorted(load_file(path).items()) if not idle(name)
+            }
             found[path.name] = torch.cat([value.flatten().double() for value in tensors.values()])
         elif path.name in NUMBERS:
-            found[path.name] = torch.tensor([*numbers(json.loads(path.read_text()))], dtype=torch.float64)
+            found[path.name] = torch.tensor(
+                [*numbers(json.loads(path.read_text()))], dtype=torch.float64
+            )
         elif path.suffix == ".csv":
             with path.open(newline="") as file:
-                rows = [[float(row[name]) for name in COLUMNS if name in row] for row in csv.DictReader(file)]
+                rows = [
+                    [float(row[name]) for name in COLUMNS if name in row]
+                    for row in csv.DictReader(file)
+                ]
             found |= {path.name: torch.tensor(rows, dtype=torch.float64)} if any(rows) else {}
     return found
 
 
 def idle(name: str) -> bool:
-    """Whether rounding decides it: a key's offset, whose gradient is zero until Adam enlarges it; a principal direction
-    where features hardly vary. What is seen through it is pinned, among what is released."""
+    """Whether rounding decides it: a key's offset, whose gradient is zero until Adam enlarges it; a
+    principal direction where features hardly vary. What is seen through it is pinned, among what is
+    released."""
     return name.endswith((".k.bias", "directions"))
 
 
@@ -650,7 +814,7 @@ def numbers(content: Any) -> Iterator[float]:
             yield from numbers(value)
 
 
-# --- the summaries ----------------------------------------------------------------------------------------------------
+# --- the summaries --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -665,8 +829,12 @@ class Summary:
     def of(cls, tensor: Tensor) -> Summary:
         flat = tensor.detach().double().flatten()
         places = torch.linspace(0, len(flat) - 1, min(8, len(flat))).long()
-        total, norm, *values = (float(f"{value:.12g}") for value in (flat.sum(), flat.norm(), *flat[places]))
-        return cls(list(tensor.shape), str(tensor.dtype).removeprefix("torch."), total, norm, values)
+        total, norm, *values = (
+            float(f"{value:.12g}") for value in (flat.sum(), flat.norm(), *flat[places])
+        )
+        return cls(
+            list(tensor.shape), str(tensor.dtype).removeprefix("torch."), total, norm, values
+        )
 
     def differences(self, now: Summary, tolerance: float) -> list[str]:
         """What is another now, beyond the tolerance, in words."""
@@ -700,17 +868,26 @@ def read_golden() -> dict[str, dict]:
 def differences(name: str, pinned: dict, found: Mapping[str, Summary]) -> list[str]:
     """What a case computes otherwise than it is pinned, in words."""
     known = {what: Summary(**content) for what, content in pinned["tensors"].items()}
-    gone = [f"{what} is {'gone' if what in known else 'new'}" for what in sorted(known.keys() ^ found.keys())]
+    gone = [
+        f"{what} is {'gone' if what in known else 'new'}"
+        for what in sorted(known.keys() ^ found.keys())
+    ]
     both = [what for what in known if what in found]
     tolerance = CASES[name].tolerance
-    return gone + [f"{what}: {line}" for what in both for line in known[what].differences(found[what], tolerance)]
+    return gone + [
+        f"{what}: {line}"
+        for what in both
+        for line in known[what].differences(found[what], tolerance)
+    ]
 
 
-# --- the tests --------------------------------------------------------------------------------------------------------
+# --- the tests ------------------------------------------------------------------------------------
 
 
 def test_every_case_is_pinned():
-    assert read_golden().keys() == CASES.keys(), "write golden.json again: python tests/test_golden.py --write"
+    assert read_golden().keys() == CASES.keys(), (
+        "write golden.json again: python tests/test_golden.py --write"
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -721,16 +898,21 @@ def test_a_stage_computes_what_it_did_under_its_revision(name):
     raised = revision != pinned["revision"]
     again = "`python tests/test_golden.py --write`"
     assert not (changed and not raised), (
-        f"what {stage} computes has changed ({'; '.join(changed[:4])}): if that is meant, raise its revision in the "
-        f"table of stages and write the golden numbers again with {again}; else mend the change"
+        f"what {stage} computes has changed ({'; '.join(changed[:4])}): if that is meant, raise "
+        f"its revision in the table of stages and write the golden numbers again with {again}; "
+        "else mend the change"
     )
     assert not raised, (
-        f"{stage} has revision {revision}, and golden.json is of {pinned['revision']}: write it with {again}"
+        f"{stage} has revision {revision}, and golden.json is of {pinned['revision']}: write it "
+        f"with {again}"
     )
 
 
 def write(names: list[str]) -> int:
-    """Pin cases anew, all where none is named. A case that changed under the same revision is refused."""
+    """Pin cases anew, all where none is named.
+
+    A case that changed under the same revision is refused.
+    """
     golden, refused = read_golden(), []
     for name in names or CASES:
         found, revision = summaries_of(name), STAGES[CASES[name].stage].revision
@@ -741,11 +923,15 @@ def write(names: list[str]) -> int:
         elif changed or pinned["revision"] != revision:
             tensors = {what: asdict(summary) for what, summary in found.items()}
             golden[name] = {"stage": CASES[name].stage, "revision": revision, "tensors": tensors}
-    GOLDEN.write_text(as_text({name: golden[name] for name in CASES if name in golden}), encoding="utf-8")
+    GOLDEN.write_text(
+        as_text({name: golden[name] for name in CASES if name in golden}), encoding="utf-8"
+    )
     for line in refused:
         print(f"not written, for the revision of its stage was not raised: {line}")
     if refused:
-        print("Where a case itself was changed, and not its stage, remove it from golden.json first.")
+        print(
+            "Where a case itself was changed, and not its stage, remove it from golden.json first."
+        )
     return 1 if refused else 0
 
 
@@ -753,8 +939,14 @@ def as_text(golden: Mapping[str, dict]) -> str:
     """JSON with a line for each tensor."""
     entries = []
     for name, entry in golden.items():
-        lines = [f"   {json.dumps(what)}: {json.dumps(content)}" for what, content in entry["tensors"].items()]
-        head = f' {json.dumps(name)}: {{"stage": {json.dumps(entry["stage"])}, "revision": {entry["revision"]}'
+        lines = [
+            f"   {json.dumps(what)}: {json.dumps(content)}"
+            for what, content in entry["tensors"].items()
+        ]
+        head = (
+            f' {json.dumps(name)}: {{"stage": {json.dumps(entry["stage"])}, "revision": '
+            f"{entry['revision']}"
+        )
         entries.append(head + ', "tensors": {\n' + ",\n".join(lines) + "\n  }}")
     return "{\n" + ",\n".join(entries) + "\n}\n"
 

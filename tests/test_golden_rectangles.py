@@ -15,7 +15,8 @@ from sfumato.data.images import Shape
 from sfumato.settings.stages import QUERIES, STAGES
 
 GOLDEN = Path(__file__).with_name("golden_rectangles.json")
-FIRST = {case.stage: name for name, case in reversed(CASES.items()) if not case.given}  # its first case
+# Its first case
+FIRST = {case.stage: name for name, case in reversed(CASES.items()) if not case.given}
 PINNED = [*(FIRST[query] for query in QUERIES), "central mode", "frequency of blocks"]
 
 
@@ -38,20 +39,30 @@ def released(name: str) -> dict[str, Summary]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(test_golden, "digits", enlarged)
         found = computed(Oblong(**vars(CASES[name])))
-    return {what: Summary.of(tensor) for what, tensor in found.items() if what.startswith("release")}
+    return {
+        what: Summary.of(tensor) for what, tensor in found.items() if what.startswith("release")
+    }
 
 
 def test_every_query_is_pinned():
     pinned = json.loads(GOLDEN.read_text(encoding="utf-8"))
-    assert pinned.keys() == {*PINNED}, "pin what is missing: PYTHONPATH=tests python tests/test_golden_rectangles.py"
+    assert pinned.keys() == {*PINNED}, (
+        "pin what is missing: PYTHONPATH=tests python tests/test_golden_rectangles.py"
+    )
 
 
 @pytest.mark.parametrize("name", PINNED)
 def test_a_query_releases_of_rectangles_what_it_did_under_its_revision(name):
-    pinned, case, found = json.loads(GOLDEN.read_text(encoding="utf-8"))[name], CASES[name], released(name)
+    pinned, case, found = (
+        json.loads(GOLDEN.read_text(encoding="utf-8"))[name],
+        CASES[name],
+        released(name),
+    )
     known = {what: Summary(**content) for what, content in pinned["tensors"].items()}
     assert (known.keys(), STAGES[case.stage].revision) == (found.keys(), pinned["revision"])
-    changed = [line for what in known for line in known[what].differences(found[what], case.tolerance)]
+    changed = [
+        line for what in known for line in known[what].differences(found[what], case.tolerance)
+    ]
     assert not changed, f"what {case.stage} releases has changed: {changed[:4]}"
 
 

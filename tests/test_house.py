@@ -1,4 +1,6 @@
-"""The house: imports point one way, `dvc.yaml` is written from the table of stages, files stay short."""
+"""The house: imports point one way, `dvc.yaml` is written from the table of stages, files stay
+short.
+"""
 
 import ast
 import builtins
@@ -45,7 +47,9 @@ ORDER = [
 
 
 def imported(nodes: Iterable[ast.AST]) -> set[str]:
-    """The names that these statements import, for type checking too, such as `sfumato.data.images.ImageSet`."""
+    """The names that these statements import, for type checking too, such as
+    `sfumato.data.images.ImageSet`.
+    """
     names = set()
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -56,7 +60,9 @@ def imported(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def rooms(tree: ast.AST) -> set[str]:
-    """The rooms that a module imports: `sfumato.data.images` is in `data`, and `sfumato` itself is `__init__`."""
+    """The rooms that a module imports: `sfumato.data.images` is in `data`, and `sfumato` itself is
+    `__init__`.
+    """
     found = set()
     for name in imported(ast.walk(tree)):
         package, _, rest = name.partition(".")
@@ -79,7 +85,9 @@ def room_of(path: Path) -> str:
 
 
 def early(tree: ast.AST) -> Iterator[ast.AST]:
-    """The statements of a module outside functions: an import in a function is how a method reaches a later module."""
+    """The statements of a module outside functions: an import in a function is how a method reaches
+    a later module.
+    """
     for node in ast.iter_child_nodes(tree):
         if not isinstance(node, ast.FunctionDef):
             yield node
@@ -87,11 +95,15 @@ def early(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def arrows(texts: Mapping[str, str]) -> dict[str, set[str]]:
-    """Which of these modules, text by name, each one imports when it is imported, or for type checking."""
+    """Which of these modules, text by name, each one imports when it is imported, or for type
+    checking.
+    """
     found: dict[str, set[str]] = {}
     for module, text in texts.items():
         names = imported(early(ast.parse(text)))
-        found[module] = {name if name in texts else name.rpartition(".")[0] for name in names} & texts.keys()
+        found[module] = {
+            name if name in texts else name.rpartition(".")[0] for name in names
+        } & texts.keys()
     return found
 
 
@@ -122,7 +134,10 @@ def test_imports_point_one_way():
 
 def test_no_modules_import_each_other():
     names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in MODULES}
-    assert circle({name.removesuffix(".__init__"): path.read_text() for path, name in names.items()}) == ()
+    assert (
+        circle({name.removesuffix(".__init__"): path.read_text() for path, name in names.items()})
+        == ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,7 +153,10 @@ def test_no_modules_import_each_other():
     ],
 )
 def test_a_circle_is_seen(line, seen):
-    texts = {"sfumato.data.images": line, "sfumato.data.store": "from sfumato.data.images import ImageSet"}
+    texts = {
+        "sfumato.data.images": line,
+        "sfumato.data.store": "from sfumato.data.images import ImageSet",
+    }
     assert bool(circle(texts)) == seen
 
 
@@ -147,7 +165,10 @@ def test_a_circle_is_seen(line, seen):
     [
         "from sfumato.evaluation.downstream import fit",
         "def late():\n    import sfumato.evaluation.downstream",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from sfumato.evaluation.plots import save",
+        (
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from "
+            "sfumato.evaluation.plots import save"
+        ),
         "from stages.screen import say",
         "import sfumato",
         "from sfumato import __version__",
@@ -166,10 +187,35 @@ def test_dp_sgd_imports_no_text_to_image_model():
 
 
 # what unpickles, or runs what a file holds; calls that do so unless they say otherwise
-RUNS = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "runpy", "jit", "read_pickle", "unsafe_load"}
-RUNS |= {"full_load", "exec_module", "spec_from_file_location", "eval(", "exec(", "compile(", "__import__("}
-SAYS = {"torch.load(": "weights_only=True", "np.load(": "allow_pickle=False", "yaml.load(": "PlainYaml"}
-LOOSENED = re.compile(r"weights_only\W+False|allow_pickle\W+True|use_safetensors\W+False|trust_remote_code")
+RUNS = {
+    "pickle",
+    "cloudpickle",
+    "dill",
+    "joblib",
+    "marshal",
+    "shelve",
+    "runpy",
+    "jit",
+    "read_pickle",
+    "unsafe_load",
+}
+RUNS |= {
+    "full_load",
+    "exec_module",
+    "spec_from_file_location",
+    "eval(",
+    "exec(",
+    "compile(",
+    "__import__(",
+}
+SAYS = {
+    "torch.load(": "weights_only=True",
+    "np.load(": "allow_pickle=False",
+    "yaml.load(": "PlainYaml",
+}
+LOOSENED = re.compile(
+    r"weights_only\W+False|allow_pickle\W+True|use_safetensors\W+False|trust_remote_code"
+)
 
 
 def runs_files(tree: ast.AST) -> list[str]:
@@ -178,21 +224,30 @@ def runs_files(tree: ast.AST) -> list[str]:
     for node in ast.walk(tree):
         text, words = ast.unparse(node), set()
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            words = set(re.findall(r"\w+", text)) | set(re.findall("^from (?:torch|numpy|yaml) import .*load.*", text))
+            words = set(re.findall(r"\w+", text)) | set(
+                re.findall("^from (?:torch|numpy|yaml) import .*load.*", text)
+            )
         elif isinstance(node, ast.Attribute):
             words = {node.attr}
         elif isinstance(node, ast.Call):
             words = {f"{ast.unparse(node.func)}("}
-        unsaid = {word for word in words if word.startswith("from ") or SAYS.get(word, "") not in text}
+        unsaid = {
+            word for word in words if word.startswith("from ") or SAYS.get(word, "") not in text
+        }
         found += [text] if unsaid or words & RUNS else []
     return found
 
 
 def test_nothing_in_a_file_is_run():
-    """Two pickles are read, whose bytes are known; two tables name the modules that are imported."""
+    """Two pickles are read, whose bytes are known; two tables name the modules that are
+    imported.
+    """
     texts = {str(path.relative_to(ROOT)): path.read_text() for path in MODULES}
-    assert {name: found for name, text in texts.items() if (found := runs_files(ast.parse(text)))} == {}
-    pickled = ["sfumato/evaluation/extractors.py", "sfumato/features/efficientnet_lite.py"]  # of a known sha256
+    assert {
+        name: found for name, text in texts.items() if (found := runs_files(ast.parse(text)))
+    } == {}
+    # Of a known sha256
+    pickled = ["sfumato/evaluation/extractors.py", "sfumato/features/efficientnet_lite.py"]
     assert [name for name, text in texts.items() if "torch.load(" in text] == pickled
     by_name = [name for name, text in texts.items() if "import_module(" in text]
     assert by_name == ["sfumato/__init__.py", "sfumato/settings/stages.py", "stages/fork_server.py"]
@@ -219,7 +274,10 @@ def test_nothing_in_a_file_is_run():
 )
 def test_what_could_run_a_file_is_seen(line):
     assert runs_files(ast.parse(line))
-    safe = "torch.load(file, weights_only=True)\nnetwork.eval()\nre.compile('x')\nnp.load(file, allow_pickle=False)"
+    safe = (
+        "torch.load(file, weights_only=True)\nnetwork.eval()\nre.compile('x')\nnp.load(file, "
+        "allow_pickle=False)"
+    )
     assert not runs_files(ast.parse(safe))
 
 
@@ -233,7 +291,9 @@ def test_dvc_yaml_is_written_from_the_table_of_stages():
 
 def test_a_project_of_its_own_gets_the_same_pipeline_but_for_the_code():
     own = yaml.safe_load(dvc_text())["stages"]
-    assert own["plan"]["always_changed"] and not any(str(RECIPES) in stage.get("deps", []) for stage in own.values())
+    assert own["plan"]["always_changed"] and not any(
+        str(RECIPES) in stage.get("deps", []) for stage in own.values()
+    )
     for name, stage in dvc_yaml()["stages"].items():
         assert set(own[name].get("deps", [])) == set(stage.get("deps", [])) - {str(RECIPES)}, name
 
@@ -259,7 +319,9 @@ def test_every_stage_has_its_settings_its_function_and_inputs_that_come_before_i
     assert stage.run is getattr(importlib.import_module(f"stages.{name}"), name)
     before = list(STAGES)[: list(STAGES).index(name)]
     assert set(stage.upstream) <= set(before)
-    assert set(STAGES) == {key for key, field in Params.model_fields.items() if isinstance(field.default, Settings)}
+    assert set(STAGES) == {
+        key for key, field in Params.model_fields.items() if isinstance(field.default, Settings)
+    }
 
 
 def test_recipes_name_their_stages_in_the_order_of_the_table():
@@ -270,30 +332,47 @@ def test_recipes_name_their_stages_in_the_order_of_the_table():
 
 @pytest.mark.parametrize("name", list(STAGES))
 def test_stage_modules_are_thin(name):
-    """They name what they read, call the library and save, and declare their time and what does not fit."""
+    """They name what they read, call the library and save, and declare their time and what does not
+    fit.
+    """
     tree = ast.parse((ROOT / "stages" / f"{name}.py").read_text())
     assert sum(isinstance(node, ast.FunctionDef) for node in ast.walk(tree)) <= 5
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    assert all(ast.unparse(base).endswith("Settings") for node in classes for base in node.bases or [node])
+    assert all(
+        ast.unparse(base).endswith("Settings") for node in classes for base in node.bases or [node]
+    )
 
 
 @pytest.mark.parametrize("name", ["init", "plan", "ledger", "merge"])
 def test_commands_are_thin(name):
     """They parse options, ask and print: the library does the work, for `Project` too."""
     text = (ROOT / "stages" / f"{name}.py").read_text()
-    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    functions = [
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    ]
     assert [
-        node.name for node in functions if node.end_lineno - node.lineno >= 60 or isinstance(node, ast.ClassDef)
+        node.name
+        for node in functions
+        if node.end_lineno - node.lineno >= 60 or isinstance(node, ast.ClassDef)
     ] == []
     assert not re.findall(
-        r"subprocess|shutil|replace_file|write_text|unlink|make_plan|check_ledger|read_artifact", text
+        r"subprocess|shutil|replace_file|write_text|unlink|make_plan|check_ledger|read_artifact",
+        text,
     )
 
 
 def test_the_library_starts_only_dvc_and_git_and_stays_in_the_folder_that_it_is_given():
     """Of two threads, one would work in the folder that the other has changed to."""
-    texts = {str(path.relative_to(ROOT)): path.read_text() for path in MODULES if room_of(path) != "stages"}
-    assert [name for name, text in texts.items() if re.search(r"chdir|[Pp]ath\.cwd|getcwd", text)] == []
+    texts = {
+        str(path.relative_to(ROOT)): path.read_text()
+        for path in MODULES
+        if room_of(path) != "stages"
+    }
+    assert [
+        name for name, text in texts.items() if re.search(r"chdir|[Pp]ath\.cwd|getcwd", text)
+    ] == []
     starting = [name for name, text in texts.items() if "subprocess" in text]
     assert starting == ["sfumato/planning/project.py", "sfumato/storage/state_directory.py"]
 
@@ -306,11 +385,18 @@ def test_only_queries_open_charges():
 
 
 TREES = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in MODULES}
-CLASSES = {node.name: node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+CLASSES = {
+    node.name: node
+    for tree in TREES.values()
+    for node in ast.walk(tree)
+    if isinstance(node, ast.ClassDef)
+}
 
 
 def documented_names(node: ast.AST) -> set[str]:
-    """What a docstring may describe: parameters of a function; those of a class, its attributes, and its bases'."""
+    """What a docstring may describe: parameters of a function; those of a class, its attributes,
+    and its bases'.
+    """
     if not isinstance(node, ast.ClassDef):
         return {arg.arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)}
     bases = {getattr(base, "id", "") for base in node.bases} & set(CLASSES)
@@ -341,7 +427,9 @@ def names_in_section(title: str, node: ast.AST) -> list[str]:
 
 
 def docstring_mistakes(tree: ast.AST) -> list[str]:
-    """Names that a docstring describes and its object lacks, exceptions that do not exist, headers of another form."""
+    """Names that a docstring describes and its object lacks, exceptions that do not exist, headers
+    of another form.
+    """
     wrong = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef | ast.ClassDef) or not ast.get_docstring(node):
@@ -349,7 +437,9 @@ def docstring_mistakes(tree: ast.AST) -> list[str]:
         text = " ".join(ast.get_docstring(node).split())
         described = re.findall(r"(?:^|[.;] )([a-z]\w*(?:, [a-z]\w*)*): ", text)
         described += names_in_section("Args", node)
-        unknown = {name for names in described for name in names.split(", ")} - documented_names(node)
+        unknown = {name for names in described for name in names.split(", ")} - documented_names(
+            node
+        )
         sentences = " ".join(re.findall(r"\bRaises [^.]*", text))
         raised = {*re.findall(r"(?:Raises|or|;) ([A-Z]\w+)", sentences)}
         raised |= {*names_in_section("Raises", node)}
@@ -369,7 +459,13 @@ def test_docstrings_have_one_form_and_describe_what_exists():
 @pytest.mark.parametrize(
     ("docstring", "mistake"),
     [
-        ("What it does.\n\nimages: (B,), by `labels`; size: of a batch. Raises DataError or ValueError.", None),
+        (
+            (
+                "What it does.\n\nimages: (B,), by `labels`; size: of a batch. Raises DataError or "
+                "ValueError."
+            ),
+            None,
+        ),
         ("What it does. image: (B,).", "image"),
         ("What it does.\n\nimages, label: (B,).", "label"),
         ("What it does.\n\nimages: (B,);\nlabel: (B,).", "label"),
@@ -389,24 +485,42 @@ def test_a_docstring_that_describes_what_is_not_there_is_seen(docstring, mistake
 
 
 def test_a_class_may_describe_its_fields_and_those_of_its_base():
-    model = ast.parse('class Model(Denoiser):\n    """Draws.\n\nclasses: of labels; own: a field."""\n    own: int')
+    model = ast.parse(
+        'class Model(Denoiser):\n    """Draws.\n\nclasses: of labels; own: a field."""\n   '
+        " own: int"
+    )
     assert docstring_mistakes(model) == []
     model.body[0].bases = []
     assert docstring_mistakes(model) == ["Model: classes"]
 
 
 # what makes a line hard to read, in all modules together: these numbers only go down
-MOST = {"ternaries": 375, "packed assignments": 27, "functions of more than 60 lines": 0, "constants of two values": 0}
+MOST = {
+    "ternaries": 375,
+    "packed assignments": 27,
+    "functions of more than 60 lines": 0,
+    "constants of two values": 0,
+}
 
 
 def constants_of(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """The names in capitals that a module defines, each with its value as text."""
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        for target in targets if isinstance(node, ast.Assign | ast.AnnAssign) and node.value else ():
-            values = node.value.elts if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple) else []
+        for target in (
+            targets if isinstance(node, ast.Assign | ast.AnnAssign) and node.value else ()
+        ):
+            values = (
+                node.value.elts
+                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+                else []
+            )
             pairs = zip(target.elts, values, strict=False) if values else [(target, node.value)]
-            yield from ((name.id, ast.unparse(value)) for name, value in pairs if getattr(name, "id", "").isupper())
+            yield from (
+                (name.id, ast.unparse(value))
+                for name, value in pairs
+                if getattr(name, "id", "").isupper()
+            )
 
 
 def test_lines_do_not_become_denser():
@@ -425,15 +539,22 @@ def test_lines_do_not_become_denser():
             for node in nodes
         ),
         "functions of more than 60 lines": sum(
-            isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 60 for node in nodes
+            isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 60
+            for node in nodes
         ),
         "constants of two values": len(doubled),
     }
     denser = {name: (count, MOST[name]) for name, count in counts.items() if count > MOST[name]}
-    assert denser == {}, f"of each the count and its most; constants of two values: {', '.join(doubled) or 'none'}"
+    assert denser == {}, (
+        f"of each the count and its most; constants of two values: {', '.join(doubled) or 'none'}"
+    )
 
 
 def test_a_first_run_in_a_clone_meets_no_ledger():
-    """Its charges are in no journal of a newcomer, whose first run would call the odometer incomplete."""
-    listed = subprocess.run(["git", "ls-files", "ledger.json", "dvc.lock"], cwd=ROOT, capture_output=True, text=True)
+    """Its charges are in no journal of a newcomer, whose first run would call the odometer
+    incomplete.
+    """
+    listed = subprocess.run(
+        ["git", "ls-files", "ledger.json", "dvc.lock"], cwd=ROOT, capture_output=True, text=True
+    )
     assert listed.stdout == ""

@@ -1,4 +1,6 @@
-"""Installation: PyTorch's CPU builds without an NVIDIA card, the public index where PyTorch's own does not answer."""
+"""Installation: PyTorch's CPU builds without an NVIDIA card, the public index where PyTorch's own
+does not answer.
+"""
 
 import os
 import re
@@ -36,7 +38,10 @@ def index(tmp_path):
 
 
 def make_install(folder: Path, index: str, *, card: bool = False) -> tuple[list[str], str]:
-    """Run `make install` with an installer that only prints its arguments. Returns its lines and standard error."""
+    """Run `make install` with an installer that only prints its arguments.
+
+    Returns its lines and standard error.
+    """
     project = folder / "project"
     (project / ".venv" / "bin").mkdir(parents=True)
     (project / ".venv" / "bin" / "python").touch()
@@ -50,13 +55,19 @@ def make_install(folder: Path, index: str, *, card: bool = False) -> tuple[list[
         (programs / "nvidia-smi").symlink_to(shutil.which("true"))
     words = ["make", "--silent", "install", "INSTALLER=echo installed", f"TORCH_INDEX={index}"]
     environment = os.environ | {"PATH": str(programs)}
-    done = subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=project, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return [line for line in done.stdout.splitlines() if line.startswith("installed")], done.stderr
 
 
 def test_cpu_builds_have_the_versions_that_the_tests_use():
-    constraints = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    constraints = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    )
     assert dict(BUILDS) == {name: constraints[name] for name in ("torch", "torchvision")}
     assert CPU.splitlines()[-1] == "."
 
@@ -65,7 +76,9 @@ def test_uv_takes_the_cpu_builds_from_the_same_index():
     uv = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]
     (index,) = uv["index"]
     assert index["explicit"] and f"--extra-index-url {index['url']}\n" in CPU
-    assert {source["index"] for name, _ in BUILDS for source in uv["sources"][name]} == {index["name"]}
+    assert {source["index"] for name, _ in BUILDS for source in uv["sources"][name]} == {
+        index["name"]
+    }
 
 
 def test_the_package_itself_names_no_index():

@@ -1,4 +1,6 @@
-"""`requirements.lock` names every package that an installation takes, by exact version and by hashes, and no place."""
+"""`requirements.lock` names every package that an installation takes, by exact version and by
+hashes, and no place.
+"""
 
 import re
 import tomllib
@@ -26,15 +28,20 @@ def pins() -> dict[str, tuple[str, list[str]]]:
 
 
 PINS = pins()
-CONSTRAINTS = (line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
-BOTH = {plain(name): said for name, said in CONSTRAINTS if plain(name) in PINS}  # what the lock names too
+CONSTRAINTS = (
+    line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
+)
+# What the lock names too
+BOTH = {plain(name): said for name, said in CONSTRAINTS if plain(name) in PINS}
 
 
 def test_every_package_has_one_version_and_hashes_that_are_sha256():
     assert len(PINS) > 150
     for name, (wanted, hashes) in PINS.items():
         assert re.fullmatch(r"[0-9][0-9A-Za-z.]*", wanted), name
-        assert hashes and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for one in hashes), name
+        assert hashes and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for one in hashes), (
+            name
+        )
 
 
 def test_no_index_address_or_file_is_named():
@@ -58,7 +65,9 @@ def test_the_lock_and_the_constraints_name_the_same_versions():
 
 
 def test_what_is_installed_here_has_the_versions_of_the_lock():
-    """Of what `constraints.txt` names too: `make install` installs by that, and by the lock with LOCKED=1."""
+    """Of what `constraints.txt` names too: `make install` installs by that, and by the lock with
+    LOCKED=1.
+    """
     here = {}
     for name in BOTH:
         with suppress(PackageNotFoundError):

@@ -1,4 +1,6 @@
-"""The notebooks of `docs/`: each runs from its first cell to its last, and is committed without outputs."""
+"""The notebooks of `docs/`: each runs from its first cell to its last, and is committed without
+outputs.
+"""
 
 import re
 from pathlib import Path
@@ -13,22 +15,34 @@ NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_committed_without_outputs(path):
-    """They would hold numbers of one run, pictures that grow the history, and, of an owner's images, what is local."""
+    """They would hold numbers of one run, pictures that grow the history, and, of an owner's
+    images, what is local.
+    """
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     assert cells and not any(cell.outputs or cell.execution_count for cell in cells)
 
 
 def test_the_first_release_runs_and_teaches_a_network(tmp_path, environment):
-    """Guessing reads 10 % of the digits; 91 % were read in the run that the bound of 60 % was set by."""
+    """Guessing reads 10 % of the digits; 91 % were read in the run that the bound of 60 % was set
+    by.
+    """
     from nbclient import NotebookClient
 
-    for name in ("TMPDIR", "IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+    for name in (
+        "TMPDIR",
+        "IPYTHONDIR",
+        "JUPYTER_CONFIG_DIR",
+        "JUPYTER_DATA_DIR",
+        "JUPYTER_RUNTIME_DIR",
+    ):
         (tmp_path / name).mkdir()
         environment[name] = str(tmp_path / name)
     startup = tmp_path / "IPYTHONDIR" / "profile_default" / "startup"
     startup.mkdir(parents=True)
     # by fork: what the notebook runs imports nothing again
-    (startup / "forked.py").write_text(f"import sys; sys.executable = {str(programs() / 'module')!r}")
+    (startup / "forked.py").write_text(
+        f"import sys; sys.executable = {str(programs() / 'module')!r}"
+    )
     environment["PYTHONPATH"] = str(ROOT)
     environment["OMP_NUM_THREADS"] = "1"
     environment["MPLBACKEND"] = "agg"

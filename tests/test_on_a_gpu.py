@@ -1,7 +1,8 @@
-"""Each part of the pipeline on a pretended GPU: nothing mixes devices, and only known places wait for the card.
+"""Each part of the pipeline on a pretended GPU: nothing mixes devices, and only known places wait
+for the card.
 
-A place that is new here costs speed: the card idles while the program waits. Take the wait away, or add the place to
-the part that has it.
+A place that is new here costs speed: the card idles while the program waits. Take the wait away, or
+add the place to the part that has it.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,13 @@ from sfumato.features import FeatureMeans
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import ProjectedFeatures
 from sfumato.features.public_network import build_network
-from sfumato.features.teacher_network import TeacherNetwork, classify, fit_features, guide_by, relabelled
+from sfumato.features.teacher_network import (
+    TeacherNetwork,
+    classify,
+    fit_features,
+    guide_by,
+    relabelled,
+)
 from sfumato.generators.gaussian import GaussianGenerator
 from sfumato.generators.one_step import fit_generator, new_generator
 from sfumato.privacy.charge import Charge
@@ -65,25 +72,31 @@ CUDA, SHAPE, CLASSES = torch.device("cuda"), (1, 16, 16), 10
 ONE_LEVEL = {"multipliers": (1,), "attention": (0,)}  # of a network whose layers do not matter
 EVEN = torch.full((CLASSES,), 1 / CLASSES).double()
 DRAWN = "privacy/charge.py Charge._noised"  # a sum comes to the CPU, where the noise is made
-TRIED = "features/batch_invariant.py place_matters"  # once before a charge: whether an image's place matters
+# Once before a charge: whether an image's place matters
+TRIED = "features/batch_invariant.py place_matters"
 SUMMED = {"privacy/charge.py Charge.sum", "privacy/rows.py bounded_sum"}
 LABELLED = "features/teacher_network.py probabilities_of"
-SETTLED = {f"generators/network.py {name}.forward" for name in ("Widen", "Residual", "Generator")}  # plain means
+# Plain means
+SETTLED = {f"generators/network.py {name}.forward" for name in ("Widen", "Residual", "Generator")}
 PARTS: dict[str, tuple[Callable[[], object], set[str]]] = {}
 
 
 def part(*waits: str | set[str]) -> Callable[[Callable[[], object]], Callable[[], object]]:
-    """Enter a part into the table. waits: the places that wait for the card, no more and no less."""
+    """Enter a part into the table. waits: the places that wait for the card, no more and no
+    less.
+    """
 
     def entered(function: Callable[[], object]) -> Callable[[], object]:
-        known = {place for entry in waits for place in ({entry} if isinstance(entry, str) else entry)}
+        known = {
+            place for entry in waits for place in ({entry} if isinstance(entry, str) else entry)
+        }
         PARTS[function.__name__] = function, known
         return function
 
     return entered
 
 
-# --- what the parts run on --------------------------------------------------------------------------------------------
+# --- what the parts run on ------------------------------------------------------------------------
 
 
 def images(count: int = 40, shape: Shape = SHAPE) -> ImageSet:
@@ -121,10 +134,12 @@ def latents(features: Any, function: Callable[[Tensor], Tensor]) -> LatentSet:
     return LatentSet(rows.cpu().half().numpy(), drawn.labels)
 
 
-# --- DP-SGD -----------------------------------------------------------------------------------------------------------
+# --- DP-SGD ---------------------------------------------------------------------------------------
 
 
-def gradient_sum_of(model: UNet, *, groups: bool = False, autocast: bool = False, law: Any = None, **more: Any) -> None:
+def gradient_sum_of(
+    model: UNet, *, groups: bool = False, autocast: bool = False, law: Any = None, **more: Any
+) -> None:
     """A sum of clipped gradients in two chunks, the draws of each in two parts."""
     shape, labels_shape = ((6, 4), (6, 4)) if groups else ((6,), (6,))
     shown = torch.rand(*shape, *SHAPE, device=CUDA)
@@ -176,7 +191,9 @@ def dp_sgd_of_several_labels() -> None:
 def dp_sgd_of_adapters() -> None:
     model = unet()
     names = choose_trainable(model, Finetune(trainable="attention-lora"), None, 0)
-    gradient_sum_of(model, autocast=True, parameters={name: model.get_parameter(name) for name in names})
+    gradient_sum_of(
+        model, autocast=True, parameters={name: model.get_parameter(name) for name in names}
+    )
 
 
 def state() -> State:
@@ -184,7 +201,9 @@ def state() -> State:
     return State(unet(**ONE_LEVEL), config, public_batch=40.0, autocast=True)
 
 
-@part(DRAWN, "dpsgd/run.py update", "dpsgd/run.py State.tensors", "dpsgd/trainable.py check_trained")
+@part(
+    DRAWN, "dpsgd/run.py update", "dpsgd/run.py State.tensors", "dpsgd/trainable.py check_trained"
+)
 def dp_sgd_resumed() -> None:
     run = state()
     before = {name: value.to("cpu", copy=True) for name, value in run.model.state_dict().items()}
@@ -199,7 +218,9 @@ def dp_sgd_resumed() -> None:
 def query_of_saliency() -> None:
     model = unet(**ONE_LEVEL)
     parameters = {name: model.get_parameter(name) for name in candidates(model)}
-    query_saliency(charge(images()), Gradients(model, parameters, Saliency(), 1.0, 40.0, autocast=False))
+    query_saliency(
+        charge(images()), Gradients(model, parameters, Saliency(), 1.0, 40.0, autocast=False)
+    )
 
 
 def test_a_step_waits_twice_and_copies_only_the_noise():
@@ -208,15 +229,20 @@ def test_a_step_waits_twice_and_copies_only_the_noise():
         card.waits.clear()
         card.copies.clear()
         step(run, drawn)
-    assert {place: count for (place, _, _), count in card.waits.items()} == {DRAWN: 1, "dpsgd/run.py update": 1}
+    assert {place: count for (place, _, _), count in card.waits.items()} == {
+        DRAWN: 1,
+        "dpsgd/run.py update": 1,
+    }
     assert card.copying == {DRAWN}
 
 
-# --- the rest ---------------------------------------------------------------------------------------------------------
+# --- the rest -------------------------------------------------------------------------------------
 
 
 def fitted(generator: Any, *features: Any, several: bool = False, **more: Any) -> Any:
-    matches = [FeatureMeans(torch.zeros(each.size, CLASSES + several).to(CUDA), each) for each in features]
+    matches = [
+        FeatureMeans(torch.zeros(each.size, CLASSES + several).to(CUDA), each) for each in features
+    ]
     return fit_generator(generator, matches, Auxiliary(steps=2, batch=20), EVEN, 0, **more)
 
 
@@ -226,7 +252,11 @@ def small_generator(shape: Shape = SHAPE, several: bool = False) -> Any:
 
 @part(SETTLED, "generators/one_step.py drawing")
 def fit_to_fourier_features() -> None:
-    chosen = FeatureMap(length_scales=(0.3, 0.1)), FeatureMap(map="scattering"), FeatureMap(map="moduli")
+    chosen = (
+        FeatureMap(length_scales=(0.3, 0.1)),
+        FeatureMap(map="scattering"),
+        FeatureMap(map="moduli"),
+    )
     found = fitted(small_generator(), maps(*chosen))
     assert draw_images(found, 30, EVEN)[0].device.type == "cpu"
 
@@ -234,7 +264,10 @@ def fit_to_fourier_features() -> None:
 @part(SETTLED)
 def fit_to_plain_and_local_maps() -> None:
     plain = FeatureMap(map="tangent", kernel="linear"), FeatureMap(map="moduli", kernel="squared")
-    fitted(small_generator(), maps(*plain, FeatureMap(map="patches"), FeatureMap(kernel="rational-quadratic")))
+    fitted(
+        small_generator(),
+        maps(*plain, FeatureMap(map="patches"), FeatureMap(kernel="rational-quadratic")),
+    )
 
 
 @part(SETTLED, {f"generators/network.py {name}.forward" for name in ("Enlarge", "Level")})
@@ -268,7 +301,7 @@ def drawing_of_gaussians() -> None:
         draw_images(GaussianGenerator(features.arguments, CLASSES, details).to(CUDA), 20)
 
 
-# --- queries ----------------------------------------------------------------------------------------------------------
+# --- queries --------------------------------------------------------------------------------------
 
 
 @part(SUMMED, TRIED)
@@ -280,13 +313,17 @@ def query_of_fourier_features() -> None:
 @part(SUMMED, TRIED)
 def query_of_kept_features() -> None:
     features = maps(FeatureMap(map="deep-scattering")).to(CUDA)
-    query_feature_means(charge(latents(features, features.vectors)), features, CLASSES, 40.0, cached=True)
+    query_feature_means(
+        charge(latents(features, features.vectors)), features, CLASSES, 40.0, cached=True
+    )
 
 
 @part(SUMMED, TRIED)
 def query_of_covariances() -> None:
     shape = (3, 32, 32)
-    query_feature_means(charge(images(shape=shape)), cosine_moments(shape, True).to(CUDA), CLASSES, 40.0)
+    query_feature_means(
+        charge(images(shape=shape)), cosine_moments(shape, True).to(CUDA), CLASSES, 40.0
+    )
 
 
 @part(TRIED, "queries/histogram.py query_histogram")
@@ -295,7 +332,13 @@ def query_of_votes() -> None:
     query_histogram(charge(images()), model, 1, CLASSES)
 
 
-@part(TRIED, SUMMED, LABELLED, "queries/teacher.py query_teacher", "features/teacher_network.py TeacherNetwork.of")
+@part(
+    TRIED,
+    SUMMED,
+    LABELLED,
+    "queries/teacher.py query_teacher",
+    "features/teacher_network.py TeacherNetwork.of",
+)
 def query_of_a_teacher() -> None:
     settings = Teacher(steps=2, dimension=32, feature="deep-scattering")
     features, spread = fit_features(settings, SHAPE, None, images(), 0)
@@ -320,7 +363,9 @@ def query_of_evolution() -> None:
     generator = RendererGenerator("glyphs", SHAPE)
     embedding = embedding_of(Evolve(population=40, images=40), SHAPE, generator, 0).to(CUDA)
     rows = latents(embedding, embedding)
-    query_votes(charge(rows), torch.rand(40, rows.latents.shape[1]), torch.arange(40) % CLASSES, CLASSES)
+    query_votes(
+        charge(rows), torch.rand(40, rows.latents.shape[1]), torch.arange(40) % CLASSES, CLASSES
+    )
 
 
 @part(
@@ -329,7 +374,10 @@ def query_of_evolution() -> None:
     "dpsgd/run.py update",
 )
 def dp_gan() -> None:
-    settings, judge = Adversarial(steps=2, max_grad_norm=1.0), Discriminator(28, 1, CLASSES, 8).to(CUDA)
+    settings, judge = (
+        Adversarial(steps=2, max_grad_norm=1.0),
+        Discriminator(28, 1, CLASSES, 8).to(CUDA),
+    )
     generator, shape = small_generator((1, 28, 28)), (1, 28, 28)
     run = AdversarialState(judge, generator, settings, EVEN, 0, public_batch=40.0, autocast=True)
     drawn = charge(images(shape=shape))
@@ -347,7 +395,7 @@ def test_under_autocast_a_norm_keeps_the_type_of_its_images():
             assert GroupNorm(8).to("cuda")(images).dtype == torch.bfloat16
 
 
-# --- training, drawing, evaluation ------------------------------------------------------------------------------------
+# --- training, drawing, evaluation ----------------------------------------------------------------
 
 
 @part()
@@ -403,7 +451,14 @@ def test_the_steps_of_a_teacher_run_on_the_card():
         settings = Teacher(steps=2, dimension=32, feature="deep-scattering")
         features, spread = fit_features(settings, SHAPE, None, images(300), 0)
         rows = latents(features, features)
-        query_teacher(charge(rows, settings.max_norm), settings, CLASSES, 40.0, spread, lambda done, total: None)
+        query_teacher(
+            charge(rows, settings.max_norm),
+            settings,
+            CLASSES,
+            40.0,
+            spread,
+            lambda done, total: None,
+        )
     assert spread.device.type == "cuda" and not card.on_cpu
 
 

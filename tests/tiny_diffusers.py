@@ -1,4 +1,6 @@
-"""Tiny random text-to-image models in the on-disk layout of `diffusers`, in place of Stable Diffusion and PixArt."""
+"""Tiny random text-to-image models in the on-disk layout of `diffusers`, in place of Stable
+Diffusion and PixArt.
+"""
 
 import json
 from pathlib import Path
@@ -12,7 +14,13 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789()"
 def save_clip_text(directory: Path, width: int) -> None:
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
-    words = [*LETTERS, *(f"{letter}</w>" for letter in LETTERS), "an</w>", "<|startoftext|>", "<|endoftext|>"]
+    words = [
+        *LETTERS,
+        *(f"{letter}</w>" for letter in LETTERS),
+        "an</w>",
+        "<|startoftext|>",
+        "<|endoftext|>",
+    ]
     (directory / "tokenizer").mkdir(parents=True)
     source = directory / "tokenizer"
     (source / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
@@ -33,7 +41,9 @@ def save_t5_text(directory: Path, width: int) -> None:
 
     first = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -2.0), ("▁", -2.0)]
     pieces = [*first, *((letter, -3.0) for letter in LETTERS), ("▁an", -1.0)]
-    T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=64).save_pretrained(directory / "tokenizer")
+    T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=64).save_pretrained(
+        directory / "tokenizer"
+    )
     config = T5Config(
         vocab_size=len(pieces), d_model=width, d_ff=2 * width, d_kv=8, num_layers=1, num_heads=2,
         decoder_start_token_id=0,
@@ -57,10 +67,13 @@ def save_tiny_model(directory: Path, kind: str, width: int = 16) -> Path:
             num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=8, num_layers=2,
             cross_attention_dim=16, sample_size=8, patch_size=2, caption_channels=width, norm_num_groups=4,
         )  # fmt: skip
-        with torch.no_grad():  # the last layer of a fresh one is not zero, but the first scale is small
+        # The last layer of a fresh one is not zero, but the first scale is small
+        with torch.no_grad():
             for parameter in network.parameters():
                 parameter.add_(0.05 * torch.randn_like(parameter))
-        scheduler = diffusers.DPMSolverMultistepScheduler(prediction_type="epsilon", beta_schedule="linear")
+        scheduler = diffusers.DPMSolverMultistepScheduler(
+            prediction_type="epsilon", beta_schedule="linear"
+        )
     else:
         network = diffusers.UNet2DConditionModel(
             sample_size=8, in_channels=4, out_channels=4, block_out_channels=(8, 16), layers_per_block=1,
@@ -68,17 +81,30 @@ def save_tiny_model(directory: Path, kind: str, width: int = 16) -> Path:
             down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
             up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"), use_linear_projection=kind == "unet-v",
         )  # fmt: skip
-        schedule = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012, "steps_offset": 1}
+        schedule = {
+            "beta_schedule": "scaled_linear",
+            "beta_start": 0.00085,
+            "beta_end": 0.012,
+            "steps_offset": 1,
+        }
         if kind == "unet-v":
-            scheduler = diffusers.DDIMScheduler(prediction_type="v_prediction", clip_sample=False, **schedule)
+            scheduler = diffusers.DDIMScheduler(
+                prediction_type="v_prediction", clip_sample=False, **schedule
+            )
         else:
             scheduler = diffusers.PNDMScheduler(skip_prk_steps=True, **schedule)
     part = "transformer" if kind == "transformer" else "unet"
     network.save_pretrained(directory / part)
     scheduler.save_pretrained(directory / "scheduler")
-    text = ("T5Tokenizer", "T5EncoderModel") if kind == "transformer" else ("CLIPTokenizer", "CLIPTextModel")
+    text = (
+        ("T5Tokenizer", "T5EncoderModel")
+        if kind == "transformer"
+        else ("CLIPTokenizer", "CLIPTextModel")
+    )
     index = {
-        "_class_name": "PixArtAlphaPipeline" if kind == "transformer" else "StableDiffusionPipeline",
+        "_class_name": (
+            "PixArtAlphaPipeline" if kind == "transformer" else "StableDiffusionPipeline"
+        ),
         "tokenizer": ["transformers", text[0]],
         "text_encoder": ["transformers", text[1]],
         "vae": ["diffusers", "AutoencoderKL"],
@@ -91,7 +117,9 @@ def save_tiny_model(directory: Path, kind: str, width: int = 16) -> Path:
 
 
 def save_references(root: Path, classes: tuple[str, ...]) -> Path:
-    """A model of each of KINDS under its name, and what `stage pretrain` makes of it under `<kind>-reference`."""
+    """A model of each of KINDS under its name, and what `stage pretrain` makes of it under
+    `<kind>-reference`.
+    """
     from sfumato.settings.training import Model
     from sfumato.text_to_image.reference import save_reference
 
@@ -99,5 +127,7 @@ def save_references(root: Path, classes: tuple[str, ...]) -> Path:
         save_tiny_model(root / kind, kind)
         reference = root / f"{kind}-reference"
         reference.mkdir()
-        save_reference(Model(directory=str(root / kind)), "some", classes, reference, torch.device("cpu"))
+        save_reference(
+            Model(directory=str(root / kind)), "some", classes, reference, torch.device("cpu")
+        )
     return root

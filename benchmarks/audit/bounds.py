@@ -19,11 +19,15 @@ def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[flo
     """
     tail = (1 - confidence) / 2
     low = float(beta.ppf(tail, successes, trials - successes + 1)) if successes else 0.0
-    high = float(beta.ppf(1 - tail, successes + 1, trials - successes)) if successes < trials else 1.0
+    high = (
+        float(beta.ppf(1 - tail, successes + 1, trials - successes)) if successes < trials else 1.0
+    )
     return low, high
 
 
-def gaussian_bounds(hits: int, false_alarms: int, runs: int, confidence: float) -> tuple[float, float]:
+def gaussian_bounds(
+    hits: int, false_alarms: int, runs: int, confidence: float
+) -> tuple[float, float]:
     """Bound μ of a Gaussian mechanism from below and above by one test fixed beforehand.
 
     hits, false_alarms: how often the test answered "in" for `runs` releases with the image, and for
@@ -36,10 +40,14 @@ def gaussian_bounds(hits: int, false_alarms: int, runs: int, confidence: float) 
     each = (1 + confidence) / 2  # both intervals may be wrong
     low_hits, high_hits = clopper_pearson(hits, runs, each)
     low_false, high_false = clopper_pearson(false_alarms, runs, each)
-    return float(norm.ppf(low_hits) - norm.ppf(high_false)), float(norm.ppf(high_hits) - norm.ppf(low_false))
+    return float(norm.ppf(low_hits) - norm.ppf(high_false)), float(
+        norm.ppf(high_hits) - norm.ppf(low_false)
+    )
 
 
-def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+def one_run_p_value(
+    canaries: int, guesses: int, correct: int, epsilon: float, delta: float
+) -> float:
     """Return the most probability that an (ε, δ)-private mechanism gives to so many hits.
 
     Each of `canaries` images was in the set by a fair coin; `guesses` of them were guessed.
@@ -52,7 +60,9 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
     return min(1.0, float(binom.sf(correct - 1, guesses, right)) + 2 * alpha * delta * canaries)
 
 
-def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, confidence: float) -> float:
+def one_run_epsilon(
+    canaries: int, guesses: int, correct: int, delta: float, confidence: float
+) -> float:
     """Return the largest ε that the guesses rule out at this confidence, or 0 if there is none."""
     low, high = 0.0, 50.0
     if one_run_p_value(canaries, guesses, correct, low, delta) > 1 - confidence:
@@ -75,7 +85,9 @@ def least_chance(epsilons: np.ndarray, deltas: np.ndarray) -> Callable[[float], 
     up, down = np.exp(epsilons), np.exp(-epsilons)
 
     def least(chance: float) -> float:
-        return float(np.maximum((chance - deltas) * down, 1 - deltas - up * (1 - chance)).max(initial=0.0))
+        return float(
+            np.maximum((chance - deltas) * down, 1 - deltas - up * (1 - chance)).max(initial=0.0)
+        )
 
     return least
 

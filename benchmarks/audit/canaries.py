@@ -62,7 +62,9 @@ def privacy_curve(steps: int, noise_multiplier: float) -> tuple[float, np.ndarra
     """Compute ε at DELTA, and δ at each of EPSILONS, of DP-SGD by its privacy-loss distribution."""
     mechanism = Mechanism(noise_multiplier=noise_multiplier, sample_rate=SAMPLE_RATE, uses=steps)
     losses = loss_distribution((mechanism.event,), ADD_OR_REMOVE_ONE)
-    return float(losses.get_epsilon(DELTA)), np.array([losses.get_delta(float(value)) for value in EPSILONS])
+    return float(losses.get_epsilon(DELTA)), np.array(
+        [losses.get_delta(float(value)) for value in EPSILONS]
+    )
 
 
 def epsilon_by_curve(steps: int, guesses: int, correct: int, false_alarms: float) -> float:
@@ -79,7 +81,9 @@ def epsilon_by_curve(steps: int, guesses: int, correct: int, false_alarms: float
     return privacy_curve(steps, float(NOISES[refuted]))[0] if refuted < len(NOISES) else 0.0
 
 
-def one_run(target: float, steps: int = 20, confidence: float = 0.95, subject: Subject | None = None) -> OneRun:
+def one_run(
+    target: float, steps: int = 20, confidence: float = 0.95, subject: Subject | None = None
+) -> OneRun:
     """Run DP-SGD calibrated to ε = `target`, and attack it. subject: replacement of its noise only.
 
     Each canary is one white pixel, whose gradient is only that pixel, clipped to the bound. Its
@@ -96,7 +100,9 @@ def one_run(target: float, steps: int = 20, confidence: float = 0.95, subject: S
     seen: list[Tensor] = []
     subject = subject or Subject(name="DP-SGD", max_norm=CLIP, spend=lambda charge: None)
     made = partial(Mechanism, sample_rate=SAMPLE_RATE, uses=steps)
-    enough = smallest_noise(lambda noise: epsilon([made(noise_multiplier=noise).event], DELTA) <= target)
+    enough = smallest_noise(
+        lambda noise: epsilon([made(noise_multiplier=noise).event], DELTA) <= target
+    )
     mechanism = made(noise_multiplier=round_up(enough))
     with opened(images, torch.zeros(len(images), dtype=torch.int64), subject, mechanism) as charge:
         state, watched = trainer(SIDE), Watched(charge, seen.append)
@@ -107,7 +113,9 @@ def one_run(target: float, steps: int = 20, confidence: float = 0.95, subject: S
     right = [guess(scores, inside, number) for number in guesses]
     each = (1 - confidence) / (2 * len(guesses))
     tried = list(zip(guesses, right, strict=True))
-    low_pair = max(one_run_epsilon(count, number, correct, DELTA, 1 - each) for number, correct in tried)
+    low_pair = max(
+        one_run_epsilon(count, number, correct, DELTA, 1 - each) for number, correct in tried
+    )
     low_curve = max(epsilon_by_curve(steps, number, correct, each) for number, correct in tried)
     return OneRun(
         epsilon=target,

@@ -95,10 +95,16 @@ class Bare:
 
 
 @contextmanager
-def opened(images: Tensor, labels: Tensor, subject: Subject, mechanism: Mechanism) -> Iterator[Charge]:
+def opened(
+    images: Tensor, labels: Tensor, subject: Subject, mechanism: Mechanism
+) -> Iterator[Charge]:
     """Open a charge on generated images, in a temporary state directory."""
     with TemporaryDirectory(prefix="audit-") as folder:
-        state, card, source = Path(folder) / "state", Path(folder) / "card.json", Path(folder) / "made.npz"
+        state, card, source = (
+            Path(folder) / "state",
+            Path(folder) / "card.json",
+            Path(folder) / "made.npz",
+        )
         pixels = (images[:, 0] * 255).round().byte().numpy()
         classes = np.array([f"made {i}" for i in range(max(2, int(labels.max()) + 1))])
         np.savez(source, images=pixels, labels=labels.numpy(), classes=classes)
@@ -120,7 +126,9 @@ def opened(images: Tensor, labels: Tensor, subject: Subject, mechanism: Mechanis
             latents=key,
         )
         permission = SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited")
-        yield open_charge(state, public, work, permission, subject.noise() if subject.noise else None)
+        yield open_charge(
+            state, public, work, permission, subject.noise() if subject.noise else None
+        )
 
 
 def stored(images: Tensor) -> Tensor:
@@ -171,7 +179,10 @@ def audit(
                 if run % 100 == 99:
                     progress(without * runs + run + 1, 2 * runs)
     low, high = gaussian_bounds(said[0], said[1], runs, confidence)
-    bits = max(gaussian_bounds(a, b, runs, (1 + confidence) / 2)[0] for a, b in (odd, (runs - odd[0], runs - odd[1])))
+    bits = max(
+        gaussian_bounds(a, b, runs, (1 + confidence) / 2)[0]
+        for a, b in (odd, (runs - odd[0], runs - odd[1]))
+    )
     return Verdict(
         name=subject.name,
         planted=subject.planted,

@@ -30,17 +30,21 @@ CLAIMED = 2.0  # μ of every audited release
 RUN_EPSILONS = (1.0, 3.0, 10.0)
 
 RUNS_HELP = "Releases with the image, and as many without it. Fewer find less."
-CONFIDENCE_HELP = "Of each repeated audit: it raises a false alarm in at most 1 of 1/(1 − confidence)."
+CONFIDENCE_HELP = (
+    "Of each repeated audit: it raises a false alarm in at most 1 of 1/(1 − confidence)."
+)
 
 
 def main(
     parts: Annotated[str, typer.Option(help="Which of repeated, run.")] = ",".join(PARTS),
     runs: Annotated[int, typer.Option(min=100, help=RUNS_HELP)] = 10_000,
     confidence: Annotated[float, typer.Option(min=0.5, max=0.999999, help=CONFIDENCE_HELP)] = 0.999,
-    only: Annotated[str, typer.Option(help="Only the repeated audits with this in their name.")] = "",
-    out: Annotated[Path, typer.Option(help="Directory for audit.csv, audit-run.csv and audit.png.")] = Path(
-        "evaluation/audit"
-    ),
+    only: Annotated[
+        str, typer.Option(help="Only the repeated audits with this in their name.")
+    ] = "",
+    out: Annotated[
+        Path, typer.Option(help="Directory for audit.csv, audit-run.csv and audit.png.")
+    ] = Path("evaluation/audit"),
 ) -> None:
     """Lower bounds on privacy by attack."""
     wanted = parts.split(",")
@@ -59,7 +63,9 @@ def repeated(runs: int, confidence: float, only: str, out: Path) -> list[str]:
     known = subjects()
     every = [s for s in [*known, *planted({s.name: s for s in known})] if only in s.name]
     if not every:
-        raise typer.BadParameter(f"--only {only}: expected a part of one of {', '.join(s.name for s in known)}")
+        raise typer.BadParameter(
+            f"--only {only}: expected a part of one of {', '.join(s.name for s in known)}"
+        )
     found = []
     for subject in every:
         with progress(f"audit of {subject.name}") as report:

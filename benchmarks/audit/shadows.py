@@ -45,7 +45,15 @@ CLASSES = tuple(str(i) for i in range(10))
 STUDENT, STEPS = "cnn", 100  # Classifier of the student, and its gradient steps
 NEIGHBOURS = 5  # Released images that vote for a class
 FALSE_ALARMS = 0.01
-STAGES = ("prepare sensitive", "prepare public", "plan", "count", "frequency", "auxiliary", "synthesize")
+STAGES = (
+    "prepare sensitive",
+    "prepare public",
+    "plan",
+    "count",
+    "frequency",
+    "auxiliary",
+    "synthesize",
+)
 
 
 def coins(pair: int, count: int) -> np.ndarray:
@@ -67,14 +75,18 @@ def params_of(epsilon: float) -> dict:
     }
 
 
-def make(images: np.ndarray, labels: np.ndarray, inside: np.ndarray, epsilon: float, file: Path) -> None:
+def make(
+    images: np.ndarray, labels: np.ndarray, inside: np.ndarray, epsilon: float, file: Path
+) -> None:
     """Release the images inside, and write {"images", "labels", "logits"}.
 
     Logits are the student's, of all images, (N, classes).
     """
     home, work = Path.cwd(), Path(tempfile.mkdtemp(prefix="shadow-"))
     os.environ["SFUMATO_STATE"] = str(work / "state")
-    np.savez(work / "set.npz", images=images[inside], labels=labels[inside], classes=np.array(CLASSES))
+    np.savez(
+        work / "set.npz", images=images[inside], labels=labels[inside], classes=np.array(CLASSES)
+    )
     (work / "params.yaml").write_text(yaml.safe_dump(params_of(epsilon)))
     (work / "pipelines").symlink_to(ROOT / "pipelines")
     os.chdir(work)
@@ -86,7 +98,9 @@ def make(images: np.ndarray, labels: np.ndarray, inside: np.ndarray, epsilon: fl
         schedule = schedule_of(STUDENT, len(released), 1, STEPS)
         student = fit(STUDENT, released, given, len(CLASSES), schedule, seed=0)
         unfinished = file.with_suffix(".part.npz")
-        np.savez_compressed(unfinished, images=released, labels=given, logits=logits(student, images[..., None]))
+        np.savez_compressed(
+            unfinished, images=released, labels=given, logits=logits(student, images[..., None])
+        )
         unfinished.rename(file)
     finally:
         os.chdir(home)
@@ -108,10 +122,15 @@ def lira(scores: np.ndarray, inside: np.ndarray, pair: int) -> np.ndarray:
     Source: Carlini et al. 2022.
     """
     rest = np.arange(len(scores)) != pair
-    shadows, known = scores[rest].reshape(-1, scores.shape[2]), inside[rest].reshape(-1, scores.shape[2])
+    shadows, known = (
+        scores[rest].reshape(-1, scores.shape[2]),
+        inside[rest].reshape(-1, scores.shape[2]),
+    )
     means = [np.where(part, shadows, 0).sum(0) / part.sum(0) for part in (known, ~known)]
     variance = np.square(shadows - np.where(known, means[0], means[1])).mean()
-    return np.asarray(((scores[pair] - means[1]) ** 2 - (scores[pair] - means[0]) ** 2) / (2 * variance))
+    return np.asarray(
+        ((scores[pair] - means[1]) ** 2 - (scores[pair] - means[0]) ** 2) / (2 * variance)
+    )
 
 
 def rmia(scores: np.ndarray, pair: int) -> np.ndarray:
@@ -148,7 +167,9 @@ def most_advantage(epsilon: float) -> float:
 def nearest_class(released: np.ndarray, given: np.ndarray, images: np.ndarray) -> np.ndarray:
     from sklearn.neighbors import KNeighborsClassifier
 
-    model = KNeighborsClassifier(NEIGHBOURS).fit(released.reshape(len(released), -1).astype(float), given)
+    model = KNeighborsClassifier(NEIGHBOURS).fit(
+        released.reshape(len(released), -1).astype(float), given
+    )
     return np.asarray(model.predict(images.reshape(len(images), -1).astype(float)))
 
 
@@ -157,14 +178,25 @@ def mean_and_error(values: list[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
-def attacked(folder: Path, epsilon: float, images: np.ndarray, labels: np.ndarray) -> tuple[list[dict], list[dict]]:
+def attacked(
+    folder: Path, epsilon: float, images: np.ndarray, labels: np.ndarray
+) -> tuple[list[dict], list[dict]]:
     """Build the rows of both tables from the complete pairs in the folder."""
-    kept = [pair for pair in range(1000) if all((folder / f"{pair}-{side}.npz").exists() for side in (0, 1))]
+    kept = [
+        pair
+        for pair in range(1000)
+        if all((folder / f"{pair}-{side}.npz").exists() for side in (0, 1))
+    ]
     files = [[dict(np.load(folder / f"{pair}-{side}.npz")) for side in (0, 1)] for pair in kept]
     first = np.array([coins(pair, len(labels)) for pair in kept])
     inside = np.stack([first, ~first], axis=1)  # (pairs, 2, N)
     scores = np.array([[confidences(file["logits"], labels) for file in pair] for pair in files])
-    about: dict[str, Any] = {"epsilon": epsilon, "delta": DELTA, "releases": 2 * len(kept), "images": len(labels)}
+    about: dict[str, Any] = {
+        "epsilon": epsilon,
+        "delta": DELTA,
+        "releases": 2 * len(kept),
+        "images": len(labels),
+    }
     grid = np.linspace(0, 1, 100_001)
     allowed = {"auc allowed": float(np.trapezoid(most_hits(grid, epsilon), grid))}
     allowed |= {"hits allowed": float(most_hits(np.array([FALSE_ALARMS]), epsilon)[0])}
@@ -172,7 +204,9 @@ def attacked(folder: Path, epsilon: float, images: np.ndarray, labels: np.ndarra
     ways = {"LiRA": lambda i: lira(scores, inside, i), "RMIA": lambda i: rmia(scores, i)}
     for name, way in {**ways, "confidence alone": lambda i: scores[i]}.items():
         each = [
-            np.mean([strength(one, own) for one, own in zip(way(i), inside[i], strict=True)], axis=0)
+            np.mean(
+                [strength(one, own) for one, own in zip(way(i), inside[i], strict=True)], axis=0
+            )
             for i in range(len(kept))
         ]
         auc, hits = (mean_and_error([row[column] for row in each]) for column in (0, 1))
@@ -186,20 +220,35 @@ def attacked(folder: Path, epsilon: float, images: np.ndarray, labels: np.ndarra
     for name, guess in guesses.items():
         # (pairs, 2, N)
         right = np.array([[guess(file) == labels for file in pair] for pair in files])
-        shares = [(part[own].mean(), part[~own].mean()) for part, own in zip(right, inside, strict=True)]
+        shares = [
+            (part[own].mean(), part[~own].mean()) for part, own in zip(right, inside, strict=True)
+        ]
         more, error = mean_and_error([with_it - without for with_it, without in shares])
-        found = {"right inside": np.mean(shares, axis=0)[0], "right outside": np.mean(shares, axis=0)[1]}
-        found |= {"advantage": more, "advantage error": error, "advantage allowed": most_advantage(epsilon)}
+        found = {
+            "right inside": np.mean(shares, axis=0)[0],
+            "right outside": np.mean(shares, axis=0)[1],
+        }
+        found |= {
+            "advantage": more,
+            "advantage error": error,
+            "advantage allowed": most_advantage(epsilon),
+        }
         classes.append(about | {"guess": name} | found)
     return members, classes
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epsilon", type=float, default=10.0)
     parser.add_argument("--pairs", type=int, default=32)
     parser.add_argument("--keep", type=Path, default=Path("evaluation/shadows"))
-    parser.add_argument("--show", action="store_true", help="attack the releases that are there, and write the tables")
+    parser.add_argument(
+        "--show",
+        action="store_true",
+        help="attack the releases that are there, and write the tables",
+    )
     arguments = parser.parse_args()
     keep_freed_memory()
     keep = arguments.keep.resolve()

@@ -61,13 +61,20 @@ class PixelWeights(Denoiser):
     def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
         return torch.rand(n, generator=generator, device=generator.device)
 
-    def per_image_loss(self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
+    def per_image_loss(
+        self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor
+    ) -> Tensor:
         return -self(images, levels, labels)
 
 
 def trainer(side: int = SIDE) -> State:
     """Build DP-SGD of the pixels' weights."""
-    settings = Finetune(draws=DRAWS, max_grad_norm=CLIP, learning_rate=1e-6, microbatch_size=64 if side > SIDE else 4)
+    settings = Finetune(
+        draws=DRAWS,
+        max_grad_norm=CLIP,
+        learning_rate=1e-6,
+        microbatch_size=64 if side > SIDE else 4,
+    )
     return State(PixelWeights(side), settings, public_batch=4.0, autocast=False)
 
 
@@ -110,7 +117,9 @@ def subjects() -> list[Subject]:
 
     def teach(charge: Any) -> object:
         once = SimpleNamespace(sum=charge.sum, uses=1)  # limits the query to one use of the charge
-        return query_teacher(once, teacher, CLASSES, 4.0, torch.eye(SIDE**2), lambda done, total: None)  # type: ignore[arg-type]
+        return query_teacher(
+            once, teacher, CLASSES, 4.0, torch.eye(SIDE**2), lambda done, total: None
+        )  # type: ignore[arg-type]
 
     def mapped(charge: Any, features: FourierFeatures) -> object:
         return query_feature_means(charge, features, CLASSES, 4.0, cached=True)
@@ -124,21 +133,34 @@ def subjects() -> list[Subject]:
     mean, mode = Central(repeats=1), Central(repeats=1, statistic="mode", bins=2)
     return [
         Subject("count", 1.0, lambda charge: query_count(charge, CLASSES)),
-        Subject("central, mean", float(SIDE), lambda charge: query_central(charge, sizes, SHAPE, mean)),
-        Subject("central, mode", float(SIDE), lambda charge: query_central(charge, sizes, SHAPE, mode)),
-        Subject("frequency", 1.0, lambda charge: query_feature_means(charge, fourier, CLASSES, 4.0)),
-        Subject("covariance", 1.0, lambda charge: query_feature_means(charge, cosine, CLASSES, 4.0)),
+        Subject(
+            "central, mean", float(SIDE), lambda charge: query_central(charge, sizes, SHAPE, mean)
+        ),
+        Subject(
+            "central, mode", float(SIDE), lambda charge: query_central(charge, sizes, SHAPE, mode)
+        ),
+        Subject(
+            "frequency", 1.0, lambda charge: query_feature_means(charge, fourier, CLASSES, 4.0)
+        ),
+        Subject(
+            "covariance", 1.0, lambda charge: query_feature_means(charge, cosine, CLASSES, 4.0)
+        ),
         Subject("histogram", 1.0, lambda charge: query_histogram(charge, network, 1)),
         Subject("teacher", 0.5, teach, unit_rows),
         Subject("embedding", 1.0, lambda charge: mapped(charge, fourier), fourier.vectors),
         Subject("moments", 1.0, lambda charge: mapped(charge, moments), encode_moments),
-        Subject("votes (evolve)", 1.0, lambda charge: query_votes(charge, candidates, voted, CLASSES), unit_rows),
+        Subject(
+            "votes (evolve)",
+            1.0,
+            lambda charge: query_votes(charge, candidates, voted, CLASSES),
+            unit_rows,
+        ),
         Subject("saliency", CLIP, salient),
         Subject("step of DP-SGD", CLIP, lambda charge: step(state, charge)),
     ]
 
 
-# --- planted bugs, which an audit must find ---------------------------------------------------------------------------
+# --- planted bugs, which an audit must find -------------------------------------------------------
 
 
 class HalfNoise(NoiseSource):
@@ -174,7 +196,9 @@ def planted(known: Mapping[str, Subject]) -> list[Subject]:
     mean, clips = known["central, mean"].spend, partial(clip_each_draw, trainer())
     return [
         Subject("half the noise", 1.0, count, noise=HalfNoise, planted=True),
-        Subject("noise on one process", float(SIDE), mean, noise=NoiseOfTheFirstProcess, planted=True),
+        Subject(
+            "noise on one process", float(SIDE), mean, noise=NoiseOfTheFirstProcess, planted=True
+        ),
         Subject(f"{DRAWS} clips of one image", CLIP, clips, planted=True),
     ]
 

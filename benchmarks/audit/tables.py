@@ -30,21 +30,55 @@ def runs_csv(rows: Sequence[OneRun]) -> str:
 
 
 def verdict_table(rows: Sequence[Verdict], confidence: float) -> Table:
-    title = f"{rows[0].runs} releases of made images, with and without one of them (confidence {confidence:.1%})"
-    table = Table("release", "claimed μ", "at least", "of this test", "last bits", "off the grid", "", title=title)
+    title = (
+        f"{rows[0].runs} releases of made images, with and without one of them (confidence "
+        f"{confidence:.1%})"
+    )
+    table = Table(
+        "release",
+        "claimed μ",
+        "at least",
+        "of this test",
+        "last bits",
+        "off the grid",
+        "",
+        title=title,
+    )
     for row in rows:
-        numbers = (f"{row.mu:g}", f"{row.low:.3f}", f"{row.high:.3f}", f"{row.low_bits:.3f}", str(row.off_grid))
+        numbers = (
+            f"{row.mu:g}",
+            f"{row.low:.3f}",
+            f"{row.high:.3f}",
+            f"{row.low_bits:.3f}",
+            str(row.off_grid),
+        )
         table.add_row(row.name, *numbers, verdict_of(row))
     return table
 
 
 def run_table(rows: Sequence[OneRun]) -> Table:
-    title = f"One run of DP-SGD with {rows[0].canaries} canaries (confidence {rows[0].confidence:.0%})"
-    columns = "claimed ε", "exact", "at least", "by (ε, δ) alone", "by the curve", "guesses right", "σ", ""
+    title = (
+        f"One run of DP-SGD with {rows[0].canaries} canaries (confidence {rows[0].confidence:.0%})"
+    )
+    columns = (
+        "claimed ε",
+        "exact",
+        "at least",
+        "by (ε, δ) alone",
+        "by the curve",
+        "guesses right",
+        "σ",
+        "",
+    )
     table = Table(*columns, title=title)
     for row in rows:
         proven = [f"{value:.3f}" for value in (row.exact, row.low, row.low_pair, row.low_curve)]
-        numbers = (f"{row.epsilon:g}", *proven, f"{100 * row.right:.1f} %", f"{row.noise_multiplier:g}")
+        numbers = (
+            f"{row.epsilon:g}",
+            *proven,
+            f"{100 * row.right:.1f} %",
+            f"{row.noise_multiplier:g}",
+        )
         table.add_row(*numbers, "REFUTED" if row.alarm else "holds")
     return table
 
@@ -56,7 +90,13 @@ def plot_verdicts(rows: Sequence[Verdict], path: Path) -> None:
     top = 1.15 * max(max(row.low, row.mu) for row in rows)
     for place, row in enumerate(reversed(rows)):
         colour = "#e07a1f" if row.planted else "#253d5b"
-        axes.plot([row.low, min(row.high, top)], [place, place], color=colour, linewidth=5, solid_capstyle="butt")
+        axes.plot(
+            [row.low, min(row.high, top)],
+            [place, place],
+            color=colour,
+            linewidth=5,
+            solid_capstyle="butt",
+        )
     axes.axvline(rows[0].mu, color="black", linewidth=1, linestyle=":")
     axes.set_yticks(range(len(rows)), [row.name for row in reversed(rows)])
     axes.set(xlim=(0, top), xlabel="μ: claimed (dotted), measured (bars); planted bugs orange")

@@ -72,7 +72,9 @@ class Discriminator(Denoiser):
         hidden = self.body(x).flatten(1)
         return self.head(hidden).squeeze(1) + (self.by_label(labels) * hidden).sum(1)
 
-    def per_image_loss(self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
+    def per_image_loss(
+        self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor
+    ) -> Tensor:
         """Compute ln(1 + exp(−target · logit)) of each image, (B,). Shapes as in `Denoiser`."""
         noisy = to_model_range(images) + levels[:, None, None, None] * noise
         return F.softplus(-self.target * self(noisy, levels, labels).float())
@@ -87,7 +89,13 @@ class AdversarialState:
     """
 
     def __init__(
-        self, model: Discriminator, network: Generator, config: Adversarial, priors: Tensor, seed: int, **options: Any
+        self,
+        model: Discriminator,
+        network: Generator,
+        config: Adversarial,
+        priors: Tensor,
+        seed: int,
+        **options: Any,
     ) -> None:
         self.judge = State(model, config, label_dropout=0.0, **options)
         self.judge.optimiser.param_groups[0]["betas"] = config.betas
@@ -104,10 +112,18 @@ class AdversarialState:
     def generated(self, purpose: int) -> tuple[Tensor, Tensor, Draws]:
         """Generate images, (`fakes`, C, H, W), labels and loss draws from public randomness."""
         random = torch.Generator().manual_seed((self.seed << 31) + 2 * self.judge.steps + purpose)
-        labels = balanced_labels(self.config.fakes, self.priors, self.model.classes, random).to(self.device)
-        images = self.network(torch.randn(len(labels), self.network.latent, generator=random).to(self.device), labels)
+        labels = balanced_labels(self.config.fakes, self.priors, self.model.classes, random).to(
+            self.device
+        )
+        images = self.network(
+            torch.randn(len(labels), self.network.latent, generator=random).to(self.device), labels
+        )
         drawn = draw(self.model, images.cpu(), 1, self.config.noise_levels, random)
-        return images, labels, Draws(**{name: value.to(self.device) for name, value in vars(drawn).items()})
+        return (
+            images,
+            labels,
+            Draws(**{name: value.to(self.device) for name, value in vars(drawn).items()}),
+        )
 
     def step(self, charge: Charge) -> dict[str, float]:
         """Run one draw, one release, and one step of each network.
@@ -120,13 +136,19 @@ class AdversarialState:
         # generated images are clipped like real ones, or their half would outweigh the other
         with torch.no_grad():
             fakes = self.generated(0)
-        total = clipped_gradient_sum(self.against, judge.parameters, *fakes, bound, judge.microbatch_size)
+        total = clipped_gradient_sum(
+            self.against, judge.parameters, *fakes, bound, judge.microbatch_size
+        )
         row = update(judge, released, total.float() / self.config.fakes)
 
         # Train the generator to fool the released discriminator.
         images, labels, drawn = self.generated(1)
-        loss = self.model.per_image_loss(images, labels, drawn.levels[:, 0], drawn.noise[:, 0]).mean()
-        self.pupil.descend(parameters_to_vector(torch.autograd.grad(loss, [*self.pupil.parameters.values()])))
+        loss = self.model.per_image_loss(
+            images, labels, drawn.levels[:, 0], drawn.noise[:, 0]
+        ).mean()
+        self.pupil.descend(
+            parameters_to_vector(torch.autograd.grad(loss, [*self.pupil.parameters.values()]))
+        )
         return row
 
     def tensors(self) -> dict[str, Tensor]:
@@ -134,11 +156,15 @@ class AdversarialState:
         tensors = {f"generator.{name}": value for name, value in self.network.state_dict().items()}
         tensors |= {f"generator_{name}": value for name, value in self.pupil.moments().items()}
         tensors["generator_steps"] = torch.tensor(self.pupil.steps)
-        return self.judge.tensors() | {name: value.detach().cpu().clone() for name, value in tensors.items()}
+        return self.judge.tensors() | {
+            name: value.detach().cpu().clone() for name, value in tensors.items()
+        }
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        self.judge.load({name: value for name, value in tensors.items() if not name.startswith("generator")})
+        self.judge.load(
+            {name: value for name, value in tensors.items() if not name.startswith("generator")}
+        )
         for name, value in self.network.state_dict().items():
             value.copy_(tensors[f"generator.{name}"])
         moments = {name: tensors[f"generator_{name}"] for name in self.pupil.moments()}
@@ -148,5 +174,7 @@ class AdversarialState:
         """Return the generator with averaged weights and recomputed normalisation statistics."""
         generator = copy.deepcopy(self.network)
         ema_model(generator, self.pupil.ema.average)
-        recompute_batch_norm(generator, self.config.fakes, self.priors, torch.Generator().manual_seed(self.seed))
+        recompute_batch_norm(
+            generator, self.config.fakes, self.priors, torch.Generator().manual_seed(self.seed)
+        )
         return generator.eval()

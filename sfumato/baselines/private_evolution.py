@@ -80,7 +80,9 @@ class Population(NamedTuple):
     genes: Tensor  # (N, n) float32
 
 
-def first_population(generator: RendererGenerator, labels: Tensor, random: torch.Generator) -> Population:
+def first_population(
+    generator: RendererGenerator, labels: Tensor, random: torch.Generator
+) -> Population:
     """Create new candidates for classes, (N,) int64, equally many of each kind, up to one.
 
     The votes decide which kind fits a class.
@@ -92,7 +94,9 @@ def first_population(generator: RendererGenerator, labels: Tensor, random: torch
     return Population(labels, kinds, generator.draw(len(kinds), random))
 
 
-def parents_of(votes: Tensor, labels: Tensor, wanted: Tensor, threshold: float, random: torch.Generator) -> Tensor:
+def parents_of(
+    votes: Tensor, labels: Tensor, wanted: Tensor, threshold: float, random: torch.Generator
+) -> Tensor:
     """Choose the parent of each next candidate, in proportion to the votes: (n,) int64 below N.
 
     Systematic resampling: each candidate gets its share, up to one. A class without a vote above
@@ -108,13 +112,23 @@ def parents_of(votes: Tensor, labels: Tensor, wanted: Tensor, threshold: float, 
         places = (wanted == label).nonzero().flatten()
         candidates = (labels == label).double()
         strong = torch.where(votes[label] > threshold, votes[label], 0).double() * candidates
-        weights = next((each for each in (strong, candidates) if each.sum() > 0), torch.ones_like(candidates))
-        parents[places] = balanced_labels(len(places), weights / weights.sum(), len(weights), random).sort().values
+        weights = next(
+            (each for each in (strong, candidates) if each.sum() > 0), torch.ones_like(candidates)
+        )
+        parents[places] = (
+            balanced_labels(len(places), weights / weights.sum(), len(weights), random)
+            .sort()
+            .values
+        )
     return parents
 
 
 def descendants(
-    population: Population, parents: Tensor, wanted: Tensor, strength: float, random: torch.Generator
+    population: Population,
+    parents: Tensor,
+    wanted: Tensor,
+    strength: float,
+    random: torch.Generator,
 ) -> Population:
     """Create the next candidates: a copy of each parent, and variations of it."""
     genes = population.genes[parents]
@@ -135,7 +149,9 @@ def on_grid(vectors: Tensor) -> Tensor:
     return (vectors.double() * GRID_STEPS).round().clamp(-BOUND * GRID_STEPS, BOUND * GRID_STEPS)
 
 
-def vote_rows(candidates: Tensor, candidate_labels: Tensor, classes: int, vectors: Tensor, labels: Tensor) -> Rows:
+def vote_rows(
+    candidates: Tensor, candidate_labels: Tensor, classes: int, vectors: Tensor, labels: Tensor
+) -> Rows:
     """Give one vote to the nearest candidate of the image's class: (B, classes) ⊗ (B, N).
 
     A row has norm 1 at most. Distances are sums of whole numbers, exact in any order, so the
@@ -157,7 +173,9 @@ def vote_rows(candidates: Tensor, candidate_labels: Tensor, classes: int, vector
     return Rows(one_hot(labels, classes), votes * (finite & lowest.isfinite())[:, None])
 
 
-def embedding_of(settings: Evolve, shape: Shape, generator: RendererGenerator, seed: int) -> ProjectedFeatures:
+def embedding_of(
+    settings: Evolve, shape: Shape, generator: RendererGenerator, seed: int
+) -> ProjectedFeatures:
     """Build the space of the distances.
 
     Its centre and directions are fitted to new candidates, which are public images.
@@ -205,7 +223,9 @@ def query_evolve(
 
     charge, state, log = resume(open_charge, "evolve", say, "round")
     if state is None:
-        population = first_population(generator, classes_of(settings.population), public_random(seed, "first"))
+        population = first_population(
+            generator, classes_of(settings.population), public_random(seed, "first")
+        )
     else:
         population = Population(**state)
 
@@ -222,7 +242,9 @@ def query_evolve(
         strength = first * (last / first) ** (done / max(charge.uses - 1, 1))
         threshold = settings.threshold * charge.noise_multiplier
         wanted = classes_of(settings.images if charge.used == charge.uses else settings.population)
-        parents = parents_of(votes, population.labels, wanted, threshold, public_random(seed, "parents", done))
+        parents = parents_of(
+            votes, population.labels, wanted, threshold, public_random(seed, "parents", done)
+        )
         chance = public_random(seed, "variation", done)
         log.append({"round": done + 1, "strength": strength, "parents": len(parents.unique())})
         population = descendants(population, parents, wanted, strength, chance)
@@ -240,7 +262,11 @@ def query_votes(charge: Charge, candidates: Tensor, labels: Tensor, classes: int
 
 
 def save_population(
-    generator: RendererGenerator, population: Population, log: list[dict], classes: tuple[str, ...], directory: Path
+    generator: RendererGenerator,
+    population: Population,
+    log: list[dict],
+    classes: tuple[str, ...],
+    directory: Path,
 ) -> None:
     images = generator.images(population.kinds, population.genes)
     save_images(directory, ImageSet(as_uint8(images), population.labels.numpy(), classes))

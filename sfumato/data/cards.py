@@ -1,4 +1,7 @@
-"""The public cards of prepared images, which describe a set without opening it. Imports no array library."""
+"""The public cards of prepared images, which describe a set without opening it.
+
+Imports no array library.
+"""
 
 import json
 from contextlib import AbstractContextManager
@@ -24,8 +27,9 @@ Side = Annotated[int, Field(gt=0, lt=2**16)]  # number of pixels, or of channels
 class Card(Exact):
     """The public facts of a dataset.
 
-    version: the owner's name for this state of the images, or a random name. It does not depend on the images. If it
-    did, equal versions before and after a withdrawal would reveal that the person was not in the set.
+    version: the owner's name for this state of the images, or a random name. It does not depend on
+    the images. If it did, equal versions before and after a withdrawal would reveal that the person
+    was not in the set.
     """
 
     dataset_id: DatasetId
@@ -39,7 +43,10 @@ class Card(Exact):
     labels: Literal["one", "several"] = "one"
 
     def content(self) -> dict:
-        """Return the card as it is written. It leaves out the unit if it is "image", and the labels if it is "one"."""
+        """Return the card as it is written.
+
+        It leaves out the unit if it is "image", and the labels if it is "one".
+        """
         usual = ("unit", IMAGE), ("labels", "one")
         return {key: value for key, value in asdict(self).items() if (key, value) not in usual}
 
@@ -58,7 +65,9 @@ class PublicCard(Exact):
 def card_at(path: Path, what: str, fix: str) -> AbstractContextManager[None]:
     """Raise DataError if the file is missing or is not `what`."""
     missing = f"{path} is missing: {fix} first"
-    return explained(DataError, lambda error: f"{path} is not {what} ({error}): {fix} again", missing=missing)
+    return explained(
+        DataError, lambda error: f"{path} is not {what} ({error}): {fix} again", missing=missing
+    )
 
 
 def read_card(path: Path) -> Card:
@@ -81,7 +90,10 @@ def card_text(content: dict) -> bytes:
 
 
 def write_no_public(out: Path) -> None:
-    """Write the artifact `out` for a public set that no stage reads. It contains only a card, with constant bytes."""
+    """Write the artifact `out` for a public set that no stage reads.
+
+    It contains only a card, with constant bytes.
+    """
     with writing(out, "public", []) as directory:
         (directory / CARD).write_bytes(card_text(asdict(PublicCard(enabled=False))))
 

@@ -1,4 +1,6 @@
-"""Check the size of compressed pixels in DICOM and JPEG 2000 by their own headers, because file headers may lie."""
+"""Check the size of compressed pixels in DICOM and JPEG 2000 by their own headers, because file
+headers may lie.
+"""
 
 import struct
 import zlib
@@ -8,7 +10,8 @@ from sfumato.errors import DataError
 from sfumato.storage.limits import LARGEST_PICTURE, check_picture
 
 JPEG_2000 = b"\xff\x4f\xff\x51"  # markers at the start of a codestream and of its sizes
-NO_FRAME = (0xC4, 0xC8, 0xCC)  # markers in the range of JPEG's frame markers that do not begin a frame
+# Markers in the range of JPEG's frame markers that do not begin a frame
+NO_FRAME = (0xC4, 0xC8, 0xCC)
 JPEG_LS_FRAME = 0xF7
 
 
@@ -21,7 +24,9 @@ def check_codestream(frame: bytes, name: str) -> None:
     elif frame[:2] == b"\xff\xd8":
         place = 2
         while place + 10 <= len(frame) and frame[place] == 0xFF:
-            marker, length, bits, height, width, channels = struct.unpack_from(">BHBHHB", frame, place + 1)
+            marker, length, bits, height, width, channels = struct.unpack_from(
+                ">BHBHHB", frame, place + 1
+            )
             if (0xC0 <= marker <= 0xCF and marker not in NO_FRAME) or marker == JPEG_LS_FRAME:
                 check_picture(name, height, width, channels, -(-bits // 8))
                 return
@@ -29,7 +34,10 @@ def check_codestream(frame: bytes, name: str) -> None:
 
 
 def codestream_of(content: bytes) -> bytes:
-    """Return the JPEG 2000 stream of a file, bare or in boxes. Raises ValueError or struct.error without one."""
+    """Return the JPEG 2000 stream of a file, bare or in boxes.
+
+    Raises ValueError or struct.error without one.
+    """
     place = 0
     while not content.startswith(JPEG_2000, place):
         length, kind = struct.unpack_from(">I4s", content, place)
@@ -46,7 +54,9 @@ def codestream_of(content: bytes) -> bytes:
 
 
 def depth_of(stream: bytes) -> int:
-    """Return the largest number of bits per value in a JPEG 2000 stream, plus one if values are signed."""
+    """Return the largest number of bits per value in a JPEG 2000 stream, plus one if values are
+    signed.
+    """
     (channels,) = struct.unpack_from(">H", stream, 40)
     return max((bits & 127) + 1 + (bits >> 7) for bits in stream[42 : 42 + 3 * channels : 3])
 
@@ -66,11 +76,17 @@ def check_run_lengths(frame: bytes, size: int, name: str) -> None:
                 expanded += (run + 1) % 129
                 start += 1 + (run + 1) % 129
             if expanded > 2 * size + LARGEST_PICTURE // 2**10:
-                raise DataError(f"{name} has pixels in RLE that expand to more than its {size:,}: write it again.")
+                raise DataError(
+                    f"{name} has pixels in RLE that expand to more than its {size:,}: write it "
+                    "again."
+                )
 
 
 def check_deflated(file: BinaryIO, name: str) -> None:
-    """Raise DataError if a deflated DICOM file inflates to more than a picture may have. Leaves `file` at its start."""
+    """Raise DataError if a deflated DICOM file inflates to more than a picture may have.
+
+    Leaves `file` at its start.
+    """
     from pydicom.filereader import read_dataset, read_preamble
     from pydicom.uid import DeflatedExplicitVRLittleEndian
 
@@ -84,14 +100,17 @@ def check_deflated(file: BinaryIO, name: str) -> None:
             size += len(inflater.decompress(content, 2**20))
             if size > LARGEST_PICTURE:
                 raise DataError(
-                    f"{name} inflates to more than {LARGEST_PICTURE:,} bytes: save it smaller, or remove it."
+                    f"{name} inflates to more than {LARGEST_PICTURE:,} bytes: save it smaller, or "
+                    "remove it."
                 )
             content = inflater.unconsumed_tail or file.read(2**16)
     file.seek(0)
 
 
 def check_compressed(data: Any, syntax: Any, size: int, name: str) -> None:
-    """Check the first frame of compressed pixels before it is decoded. size: number of bytes in one of its planes."""
+    """Check the first frame of compressed pixels before it is decoded. size: number of bytes in one
+    of its planes.
+    """
     from pydicom.encaps import get_frame
     from pydicom.uid import RLELossless
 

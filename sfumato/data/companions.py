@@ -17,14 +17,18 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Companions:
-    """The number of pictures that accompany others. It is private. example: names of such a picture and the other."""
+    """The number of pictures that accompany others.
+
+    It is private. example: names of such a picture and the other.
+    """
 
     count: int
     example: tuple[str, str]
 
 
 def companions_in(names: Sequence[str], folders: Sequence[str]) -> Companions | None:
-    """Find pictures whose names differ from another name in the same folder by a word such as mask; None if none do.
+    """Find pictures whose names differ from another name in the same folder by a word such as mask;
+    None if none do.
 
     folders: folder of each picture, in the order of `names`.
     """
@@ -54,7 +58,8 @@ def without(words: re.Pattern[str], own: Words) -> Words:
 
 
 def keys_of(own: Words) -> Iterator[Words]:
-    """Yield the words that the other picture may have if a word is one of COMPANION: all others, or all before it.
+    """Yield the words that the other picture may have if a word is one of COMPANION: all others, or
+    all before it.
 
     A number after such a word counts masks.
     """

@@ -1,4 +1,7 @@
-"""Decode picture files into arrays and fit them to a request, in several threads. The results do not depend on them."""
+"""Decode picture files into arrays and fit them to a request, in several threads.
+
+The results do not depend on them.
+"""
 
 import errno
 import io
@@ -15,7 +18,15 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageMode, ImageOps, UnidentifiedImageError
 
-from sfumato.data.deep import TRANSPARENT, Span, decode_deep, decode_dicom, decode_tiff, is_dicom, readable
+from sfumato.data.deep import (
+    TRANSPARENT,
+    Span,
+    decode_deep,
+    decode_dicom,
+    decode_tiff,
+    is_dicom,
+    readable,
+)
 from sfumato.data.formats import HEAD, AnotherFormat, Format, format_of, link_format
 from sfumato.data.volumes import Slice, decode_slice
 from sfumato.errors import DataError
@@ -23,7 +34,8 @@ from sfumato.storage.files import reading
 from sfumato.storage.limits import check_picture, check_picture_file, room_for_picture
 
 Request = Any  # the class in `sfumato.data.sources.source`, which imports this module
-# Pillow and NumPy release the GIL while they decode and resize. One writing thread cannot use more threads than this.
+# Pillow and NumPy release the GIL while they decode and resize. One writing thread cannot use more
+# threads than this.
 DECODERS = min(16, os.cpu_count() or 1)
 
 
@@ -41,7 +53,10 @@ class Member:
         return self.shard
 
     def opened(self) -> io.BytesIO:
-        """Return its bytes. Raises OSError if some are missing because the file changed since it was listed."""
+        """Return its bytes.
+
+        Raises OSError if some are missing because the file changed since it was listed.
+        """
         check_picture_file(str(self), self.size)
         with reading(self.shard) as file:
             file.seek(self.start)
@@ -58,7 +73,9 @@ PictureFile = Path | Member | Slice
 
 
 def read_whole(path: Path) -> io.BytesIO:
-    """Return all bytes of a file before decoding, because some decoders report a failing read as damage."""
+    """Return all bytes of a file before decoding, because some decoders report a failing read as
+    damage.
+    """
     with reading(path) as file:
         check_picture_file(str(path), os.fstat(file.fileno()).st_size)
         return io.BytesIO(file.read())
@@ -83,7 +100,9 @@ def format_at(file: Path | Member) -> Format | None:
 
 @contextmanager
 def naming_formats(file: Path | Member) -> Iterator[None]:
-    """Raise AnotherFormat instead of a DataError if the file is intact but in an unsupported format."""
+    """Raise AnotherFormat instead of a DataError if the file is intact but in an unsupported
+    format.
+    """
     try:
         yield
     except DataError as error:
@@ -93,7 +112,9 @@ def naming_formats(file: Path | Member) -> Iterator[None]:
 
 
 def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
-    """Convert one image, (H, W, C) uint8, to the channels and the size of `request`, by cropping or padding."""
+    """Convert one image, (H, W, C) uint8, to the channels and the size of `request`, by cropping or
+    padding.
+    """
     height, width, channels = image.shape
     if not height or not width:
         raise DataError(f"{name} has no pixels ({height}×{width}): remove it.")
@@ -114,7 +135,8 @@ def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
 
 
 def decode(path: PictureFile, span: Span | None = None) -> np.ndarray:
-    """Decode a picture file into (H, W, 1) or (H, W, 3) uint8, upright, with transparency over black.
+    """Decode a picture file into (H, W, 1) or (H, W, 3) uint8, upright, with transparency over
+    black.
 
     span: values shown as black and white, for files with more than 8 bits (see `shown`).
     """
@@ -124,23 +146,35 @@ def decode(path: PictureFile, span: Span | None = None) -> np.ndarray:
         return decode_slice(path, span)
     if isinstance(path, Path) and is_dicom(path):
         return decode_dicom(path, span)
-    # Not included: formats that contain programs, such as PostScript; formats whose low bits Pillow silently drops; and
-    # ICO, which Pillow decodes before the size can be checked.
+    # Not included: formats that contain programs, such as PostScript; formats whose low bits Pillow
+    # silently drops; and ICO, which Pillow decodes before the size can be checked.
     formats = "AVIF BMP DIB GIF JPEG JPEG2000 PCX PNG PPM QOI TGA TIFF WEBP"
     Image.init()
-    known = [form for form in formats.split() if form in Image.OPEN]  # formats that this Pillow supports
-    with naming_formats(path), readable(f"{path} cannot be read as an image"), open_picture(path) as file:
+    # Formats that this Pillow supports
+    known = [form for form in formats.split() if form in Image.OPEN]
+    with (
+        naming_formats(path),
+        readable(f"{path} cannot be read as an image"),
+        open_picture(path) as file,
+    ):
         try:
             opened = Image.open(file, formats=known)
         except Image.DecompressionBombError as error:
-            raise DataError(f"{path} is too large ({error}) Save it smaller, or remove it.") from error
+            raise DataError(
+                f"{path} is too large ({error}) Save it smaller, or remove it."
+            ) from error
         except UnidentifiedImageError:
             file.seek(0)
-            if file.read(4) not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):  # instead of Pillow's message
-                raise ValueError("its bytes do not belong to a supported format, such as PNG or DICOM") from None
+            # Instead of Pillow's message
+            if file.read(4) not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
+                raise ValueError(
+                    "its bytes do not belong to a supported format, such as PNG or DICOM"
+                ) from None
             return decode_tiff(file, span, str(path))
         if getattr(opened, "is_animated", False):  # counting many frames would take long
-            raise DataError(f"{path} contains several frames: save the frame to use as a separate picture.")
+            raise DataError(
+                f"{path} contains several frames: save the frame to use as a separate picture."
+            )
         with room_for_picture(str(path), opened.height, opened.width, *pixel_form(opened)):
             if (shown := decode_deep(opened, file, span, str(path))) is not None:
                 return shown
@@ -152,13 +186,16 @@ def pixel_form(opened: Image.Image) -> tuple[int, int]:
     if opened.has_transparency_data or opened.mode == "P":
         return 4, 1
     channels = len(opened.getbands())
-    if any(str(tile.args).endswith("16B") for tile in getattr(opened, "tile", ())):  # Pillow would keep only 8 bits
+    # Pillow would keep only 8 bits
+    if any(str(tile.args).endswith("16B") for tile in getattr(opened, "tile", ())):
         return channels, 2
     return channels, np.dtype(ImageMode.getmode(opened.mode).typestr).itemsize
 
 
 def flattened(picture: Image.Image, name: str) -> np.ndarray:
-    """Convert a picture of 8 bits to (H, W, 1) or (H, W, 3) uint8, upright, with transparency over black."""
+    """Convert a picture of 8 bits to (H, W, 1) or (H, W, 3) uint8, upright, with transparency over
+    black.
+    """
     ImageOps.exif_transpose(picture, in_place=True)
     if picture.has_transparency_data:
         mode = "L" if picture.mode in ("LA", "La", "L", "1") else "RGB"
@@ -172,14 +209,19 @@ def flattened(picture: Image.Image, name: str) -> np.ndarray:
     return np.atleast_3d(np.asarray(picture))
 
 
-def decoded(files: Sequence[PictureFile], request: Request) -> Generator[np.ndarray | DataError, None, None]:
-    """Yield each picture, converted as requested, or the error why it cannot be used, in the order of `files`.
+def decoded(
+    files: Sequence[PictureFile], request: Request
+) -> Generator[np.ndarray | DataError, None, None]:
+    """Yield each picture, converted as requested, or the error why it cannot be used, in the order
+    of `files`.
 
     Raises an error that concerns more than one picture.
     """
     rest = iter(files)
     with ThreadPoolExecutor(DECODERS) as threads:
-        busy = deque(threads.submit(picture_of, file, request) for file in islice(rest, 2 * DECODERS))
+        busy = deque(
+            threads.submit(picture_of, file, request) for file in islice(rest, 2 * DECODERS)
+        )
         while busy:
             picture, converted = busy.popleft().result()
             busy.extend(threads.submit(picture_of, file, request) for file in islice(rest, 1))
@@ -188,7 +230,9 @@ def decoded(files: Sequence[PictureFile], request: Request) -> Generator[np.ndar
 
 
 def picture_of(file: PictureFile, request: Request) -> tuple[np.ndarray | DataError, Counter[str]]:
-    """Return a picture, or the error that concerns only this picture, and counts of its conversions."""
+    """Return a picture, or the error that concerns only this picture, and counts of its
+    conversions.
+    """
     request = replace(request, converted=Counter())
     try:
         return fit(decode(file, request.range), request, str(file)), request.converted

@@ -1,4 +1,6 @@
-"""Decode pictures with more than 8 bits (16-bit and floating point files, DICOM), mapping a public range to 8 bits."""
+"""Decode pictures with more than 8 bits (16-bit and floating point files, DICOM), mapping a public
+range to 8 bits.
+"""
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +15,21 @@ import numpy as np
 from PIL import ImageOps
 from PIL.ExifTags import Base as Tag
 
-from sfumato.data.codestreams import check_codestream, check_compressed, check_deflated, codestream_of, depth_of
+from sfumato.data.codestreams import (
+    check_codestream,
+    check_compressed,
+    check_deflated,
+    codestream_of,
+    depth_of,
+)
 from sfumato.errors import ConfigError, DataError, SfumatoError, explained, lacks_memory, reason_of
 from sfumato.storage.files import reading
-from sfumato.storage.limits import LARGEST_PICTURE, BoundedReader, check_picture_file, room_for_picture
+from sfumato.storage.limits import (
+    LARGEST_PICTURE,
+    BoundedReader,
+    check_picture_file,
+    room_for_picture,
+)
 
 MIN_IS_WHITE = 0
 SIGNED = 2  # SampleFormat of a TIFF
@@ -34,21 +47,22 @@ def shown(
     inverted: bool = False,
     rescale: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Map values to uint8: span[0] and below to black, span[1] and above to white, linear in between.
+    """Map values to uint8: span[0] and below to black, span[1] and above to white, linear in
+    between.
 
     values: (H, W) or (H, W, C);
     alpha: (H, W, 1) in [0, 1], opacity over black;
     inverted: swap black and white;
     rescale: function to apply to the values first, some rows at a time.
 
-    Returns (H, W, C); C is 1 for (H, W). Raises DataError without a span, because it must not be computed from images,
-    and for values that are not finite.
+    Returns (H, W, C); C is 1 for (H, W). Raises DataError without a span, because it must not be
+    computed from images, and for values that are not finite.
     """
     if span is None:
         error = DataError(
-            "{name} has {kind} values: set the values of black and white, such as range: [0, 4095] in `data` for 12 "
-            "bits ({option.range}=0,4095 for a new project). They are public: choose them for the kind of device, not "
-            "from these images.",
+            "{name} has {kind} values: set the values of black and white, such as range: [0, 4095] "
+            "in `data` for 12 bits ({option.range}=0,4095 for a new project). They are public: "
+            "choose them for the kind of device, not from these images.",
             option="range",
             name=name,
             kind=values.dtype,
@@ -77,10 +91,12 @@ def shown(
 
 @contextmanager
 def readable(what: str, fix: str = "repair or remove it") -> Iterator[None]:
-    """Raise DataError for any exception of a decoder about damaged bytes, but not for a failure to read them.
+    """Raise DataError for any exception of a decoder about damaged bytes, but not for a failure to
+    read them.
 
-    An OSError with a number comes from the system: the file is out of reach, or must not be read. An OSError without a
-    number comes from a decoder. EINVAL may come from either, because damaged bytes can contain an invalid offset.
+    An OSError with a number comes from the system: the file is out of reach, or must not be read.
+    An OSError without a number comes from a decoder. EINVAL may come from either, because damaged
+    bytes can contain an invalid offset.
     """
     try:
         yield
@@ -97,13 +113,19 @@ def readable(what: str, fix: str = "repair or remove it") -> Iterator[None]:
 def installed(extra: str, name: str) -> AbstractContextManager[None]:
     """Raise ConfigError if a package that is needed to read the file `name` is missing."""
     fix = f"pip install 'sfumato[{extra}]'"
-    return explained(ConfigError, lambda error: f"{name} cannot be read yet ({error}): {fix}", causes=(ImportError,))
+    return explained(
+        ConfigError,
+        lambda error: f"{name} cannot be read yet ({error}): {fix}",
+        causes=(ImportError,),
+    )
 
 
 def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np.ndarray | None:
-    """Decode a picture with more than 8 bits, converted by `shown` to (H, W, C) uint8; None for other pictures.
+    """Decode a picture with more than 8 bits, converted by `shown` to (H, W, C) uint8; None for
+    other pictures.
 
-    opened: the picture, opened by Pillow from `file`. Pillow would drop bits if its mode has only 8.
+    opened: the picture, opened by Pillow from `file`. Pillow would drop bits if its mode has only
+    8.
     """
     if opened.format == "JPEG2000":
         return decode_jpeg_2000(opened, file, span, name)
@@ -114,11 +136,17 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
     if opened.mode.startswith("I;16") or opened.mode in ("I", "F"):
         ImageOps.exif_transpose(opened, in_place=True)
         values = np.asarray(opened)
-        if opened.format == "TIFF" and opened.mode == "I" and tags.get(Tag.SampleFormat, (1,)) == (1,):
+        if (
+            opened.format == "TIFF"
+            and opened.mode == "I"
+            and tags.get(Tag.SampleFormat, (1,)) == (1,)
+        ):
             values = values.view(np.uint32)  # Pillow reads them as signed
         if opened.mode == "I" and white > 255:
             values = np.rint(values * (white / 65535))
-        return shown(values, span, name, inverted=tags.get(Tag.PhotometricInterpretation) == MIN_IS_WHITE)
+        return shown(
+            values, span, name, inverted=tags.get(Tag.PhotometricInterpretation) == MIN_IS_WHITE
+        )
     deep_png = any(str(tile.args).endswith("16B") for tile in opened.tile)  # WebP has no tiles
     bits = max(tags.get(Tag.BitsPerSample, (white.bit_length(), 16 * deep_png)))
     if opened.format == "TIFF":
@@ -129,7 +157,9 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
     if opened.format == "TIFF":
         return decode_tiff(file, span, name)
     if opened.format != "PNG" or opened.getexif().get(Tag.Orientation, 1) != 1:
-        raise DataError(f"{name} has {bits} bits in {opened.format}: save it as PNG or TIFF, upright.")
+        raise DataError(
+            f"{name} has {bits} bits in {opened.format}: save it as PNG or TIFF, upright."
+        )
     with installed("depth", name):
         from imagecodecs import png_decode
 
@@ -138,23 +168,32 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
 
 
 def check_bands(extra: Sequence[int], name: str) -> None:
-    """Raise DataError if a TIFF has bands that are neither colours nor alpha. extra: its ExtraSamples."""
+    """Raise DataError if a TIFF has bands that are neither colours nor alpha. extra: its
+    ExtraSamples.
+    """
     if UNSPECIFIED in extra:
         raise DataError(
-            f"{name} has {len(extra)} band(s) beside its colours that are not marked as transparency: save it in grey "
-            "or RGB, or mark the band as alpha."
+            f"{name} has {len(extra)} band(s) beside its colours that are not marked as "
+            "transparency: save it in grey or RGB, or mark the band as alpha."
         )
 
 
-def decode_jpeg_2000(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np.ndarray | None:
-    """Decode a JPEG 2000 with more than 8 bits, like `decode_deep`. Raises DataError if it is in colour."""
+def decode_jpeg_2000(
+    opened: Any, file: BinaryIO, span: Span | None, name: str
+) -> np.ndarray | None:
+    """Decode a JPEG 2000 with more than 8 bits, like `decode_deep`.
+
+    Raises DataError if it is in colour.
+    """
     file.seek(0)
     content = file.read()
     stream = codestream_of(content)
     check_codestream(stream, name)
     bits = depth_of(stream)
     if bits > 8 and len(opened.getbands()) > 1:
-        raise DataError(f"{name} has {bits} bits in JPEG 2000, in colour: save it as PNG or TIFF, upright.")
+        raise DataError(
+            f"{name} has {bits} bits in JPEG 2000, in colour: save it as PNG or TIFF, upright."
+        )
     if bits < 9:
         return None
     with installed("depth", name):
@@ -164,21 +203,29 @@ def decode_jpeg_2000(opened: Any, file: BinaryIO, span: Span | None, name: str) 
 
 
 def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
-    """Decode a TIFF in colour, with alpha, or with numbers that Pillow does not support, like `decode_deep`."""
+    """Decode a TIFF in colour, with alpha, or with numbers that Pillow does not support, like
+    `decode_deep`.
+    """
     with installed("depth", name):
         from tifffile import TiffFile
 
-    channels = {0: (1, 2), 1: (1, 2), 2: (3, 4)}  # photometry (0 and 1: grey, 2: colour) -> without and with alpha
+    # Photometry (0 and 1: grey, 2: colour) -> without and with alpha
+    channels = {0: (1, 2), 1: (1, 2), 2: (3, 4)}
     file.seek(0)
     with TiffFile(BytesIO(file.read())) as tiff:
         page: Any = tiff.pages[0]
         check_bands(page.extrasamples, name)
-        plain = len(tiff.pages) == 1 and page.axes in ("YX", "YXS", "SYX")  # rows, columns, channels
+        # Rows, columns, channels
+        plain = len(tiff.pages) == 1 and page.axes in ("YX", "YXS", "SYX")
         plain = plain and page.tags.valueof("Orientation", 1) == 1
         if not plain or page.samplesperpixel not in channels.get(page.photometric, ()):
             held = f"{len(tiff.pages)} frame(s), {page.photometric.name}, of shape {page.shape}"
-            raise DataError(f"{name} contains {held}: save one, upright, in grey or RGB, with alpha or without.")
-        with room_for_picture(name, page.imagelength, page.imagewidth, page.samplesperpixel, page.dtype.itemsize):
+            raise DataError(
+                f"{name} contains {held}: save one, upright, in grey or RGB, with alpha or without."
+            )
+        with room_for_picture(
+            name, page.imagelength, page.imagewidth, page.samplesperpixel, page.dtype.itemsize
+        ):
             values = np.atleast_3d(page.asarray())
     if page.axes == "SYX":
         values = np.moveaxis(values, 0, -1)
@@ -190,8 +237,13 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
     return with_alpha(values, opaque, span, name, page.photometric == MIN_IS_WHITE)
 
 
-def with_alpha(values: np.ndarray, opaque: int, span: Span | None, name: str, inverted: bool = False) -> np.ndarray:
-    """Convert values by `shown`. If they have 2 or 4 channels, the last is alpha, from 0 to `opaque`."""
+def with_alpha(
+    values: np.ndarray, opaque: int, span: Span | None, name: str, inverted: bool = False
+) -> np.ndarray:
+    """Convert values by `shown`.
+
+    If they have 2 or 4 channels, the last is alpha, from 0 to `opaque`.
+    """
     if values.shape[2] % 2:
         return shown(values, span, name, None, inverted)
     return shown(values[..., :-1], span, name, values[..., -1:] / opaque, inverted)
@@ -205,7 +257,10 @@ def is_dicom(path: Path) -> bool:
 
 
 def read_dicom(path: Path, **options: Any) -> Any:
-    """Read a DICOM file as pydicom's dataset. Raises ConfigError without pydicom, DataError if it cannot be read."""
+    """Read a DICOM file as pydicom's dataset.
+
+    Raises ConfigError without pydicom, DataError if it cannot be read.
+    """
     with installed("dicom", str(path)):
         from pydicom import dcmread
 
@@ -216,21 +271,31 @@ def read_dicom(path: Path, **options: Any) -> Any:
 
 
 def decode_dicom(path: Path, span: Span | None, frame: int | None = None) -> np.ndarray:
-    """Decode a DICOM file, or one of its frames, into (H, W, 1) or (H, W, 3) uint8. No header field is returned.
+    """Decode a DICOM file, or one of its frames, into (H, W, 1) or (H, W, 3) uint8.
 
-    Grey values are rescaled as the file states (for CT, to Hounsfield units) and mapped to 8 bits by `span`.
-    MONOCHROME1 is inverted, and padding is black. Raises ConfigError if no installed package can decompress it.
+    No header field is returned.
+
+    Grey values are rescaled as the file states (for CT, to Hounsfield units) and mapped to 8 bits
+    by `span`. MONOCHROME1 is inverted, and padding is black. Raises ConfigError if no installed
+    package can decompress it.
     """
     header = read_dicom(path, stop_before_pixels=True)
     with readable(f"{path} has no readable pixels"):
         frames = int(header.get("NumberOfFrames", 1) or 1)
-        rows, columns, channels = (int(header.get(key, 0) or 0) for key in ("Rows", "Columns", "SamplesPerPixel"))
+        rows, columns, channels = (
+            int(header.get(key, 0) or 0) for key in ("Rows", "Columns", "SamplesPerPixel")
+        )
         itemsize = -(-int(header.get("BitsAllocated", 0) or 0) // 8)
     if frame is not None:
         with room_for_picture(str(path), rows, columns, channels, itemsize):
-            return decode_pixels(with_frame(path, header, frame, rows * columns * channels * itemsize), span, path)
+            return decode_pixels(
+                with_frame(path, header, frame, rows * columns * channels * itemsize), span, path
+            )
     if frames > 1:
-        fix = "set data.volume, such as {step: 1}, to use its frames, or save the one to use as a separate file"
+        fix = (
+            "set data.volume, such as {step: 1}, to use its frames, or save the one to use as a "
+            "separate file"
+        )
         raise DataError(f"{path} contains {frames} frames: {fix}.")
     check_picture_file(str(path), path.stat().st_size)
     with room_for_picture(str(path), rows, columns, channels, itemsize):
@@ -238,32 +303,45 @@ def decode_dicom(path: Path, span: Span | None, frame: int | None = None) -> np.
 
 
 def with_frame(path: Path, header: Any, frame: int, size: int) -> Any:
-    """Return the header with the pixels and the rescale of one frame; others are not read. size: bytes of a frame."""
+    """Return the header with the pixels and the rescale of one frame; others are not read. size:
+    bytes of a frame.
+    """
     from pydicom import dcmread
     from pydicom.datadict import keyword_for_tag
     from pydicom.encaps import encapsulate, get_frame
     from pydicom.uid import DeflatedExplicitVRLittleEndian
 
-    with readable(f"{path} has no readable pixels"), reading(path), BoundedReader(path, LARGEST_PICTURE) as file:
+    with (
+        readable(f"{path} has no readable pixels"),
+        reading(path),
+        BoundedReader(path, LARGEST_PICTURE) as file,
+    ):
         syntax = header.file_meta.TransferSyntaxUID
         if syntax == DeflatedExplicitVRLittleEndian or header.BitsAllocated % 8:
             raise DataError(
-                f"{path} has frames that are deflated, or of single bits: write it plainly, in 8 or 16 bits."
+                f"{path} has frames that are deflated, or of single bits: write it plainly, in 8 "
+                "or 16 bits."
             )
         dcmread(file, stop_before_pixels=True)  # leaves the file at the tag of its pixels
-        form = ("<HHL", "<HHLL")  # the tag and the length, with the kind of the values between them or without
+        # The tag and the length, with the kind of the values between them or without
+        form = ("<HHL", "<HHLL")
         if not syntax.is_little_endian:
             form = (">HHL", ">HHLL")
         head = form[not syntax.is_implicit_VR]
         group, element, *_ = struct.unpack(head, file.read(struct.calcsize(head)))
         if syntax.is_encapsulated:
-            content = encapsulate([get_frame(file, frame, number_of_frames=int(header.NumberOfFrames))])
+            content = encapsulate(
+                [get_frame(file, frame, number_of_frames=int(header.NumberOfFrames))]
+            )
         else:
             file.seek(frame * size, SEEK_CUR)
             content = file.read(size)
         setattr(header, keyword_for_tag((group << 16) + element), content)
         header.NumberOfFrames = 1
-        for groups, place in (("SharedFunctionalGroupsSequence", 0), ("PerFrameFunctionalGroupsSequence", frame)):
+        for groups, place in (
+            ("SharedFunctionalGroupsSequence", 0),
+            ("PerFrameFunctionalGroupsSequence", frame),
+        ):
             if groups in header and "PixelValueTransformationSequence" in header[groups][place]:
                 header.update(header[groups][place].PixelValueTransformationSequence[0])
     return header
@@ -281,7 +359,9 @@ def decode_pixels(data: Any, span: Span | None, path: Path) -> np.ndarray:
     with readable(f"{path} has no readable pixels", fix):
         if syntax and not (decoder := get_decoder(syntax)).is_available:
             others = "; ".join(decoder.missing_dependencies)
-            raise ConfigError(f"{path} is in {syntax.name} ({syntax}): pip install 'sfumato[dicom]' ({others})")
+            raise ConfigError(
+                f"{path} is in {syntax.name} ({syntax}): pip install 'sfumato[dicom]' ({others})"
+            )
         if syntax not in ("", *UncompressedTransferSyntaxes):
             check_compressed(data, syntax, data.Rows * data.Columns, str(path))
         values = data.pixel_array
@@ -291,7 +371,9 @@ def decode_pixels(data: Any, span: Span | None, path: Path) -> np.ndarray:
     if values.dtype == np.uint8 and values.shape[2:] == (3,):
         return np.ascontiguousarray(values)
     if values.shape[2:] != (3,) and (values.ndim != 2 or not kind.startswith("MONOCHROME")):
-        raise DataError(f"{path} is {values.dtype} {kind}, expected MONOCHROME or colour: convert it.")
+        raise DataError(
+            f"{path} is {values.dtype} {kind}, expected MONOCHROME or colour: convert it."
+        )
     rescale = None
     if values.ndim == 2:
         rescale = partial(apply_modality_lut, ds=data)
@@ -300,14 +382,20 @@ def decode_pixels(data: Any, span: Span | None, path: Path) -> np.ndarray:
 
 
 def padding_alpha(data: Any, array: np.ndarray) -> np.ndarray | None:
-    """Return alpha, (H, W, 1), with 0 for padding by PixelPaddingValue and PixelPaddingRangeLimit, or None."""
+    """Return alpha, (H, W, 1), with 0 for padding by PixelPaddingValue and PixelPaddingRangeLimit,
+    or None.
+    """
     padding = data.get("PixelPaddingValue")
     if padding is None or array.ndim > 2:
         return None
-    ends = np.array([padding, data.get("PixelPaddingRangeLimit", padding)]).astype(array.dtype)  # signed if pixels are
+    # Signed if pixels are
+    ends = np.array([padding, data.get("PixelPaddingRangeLimit", padding)]).astype(array.dtype)
     return ((array < ends.min()) | (array > ends.max()))[..., None]
 
 
 def patient_of(path: Path) -> str:
     """Return the PatientID of a DICOM file, or "". It is private."""
-    return str(read_dicom(path, stop_before_pixels=True, specific_tags=["PatientID"]).get("PatientID", "") or "")
+    return str(
+        read_dicom(path, stop_before_pixels=True, specific_tags=["PatientID"]).get("PatientID", "")
+        or ""
+    )

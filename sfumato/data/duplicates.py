@@ -1,4 +1,7 @@
-"""Refuse images that are already counted under another dataset id or in other groups. Their costs would not add up."""
+"""Refuse images that are already counted under another dataset id or in other groups.
+
+Their costs would not add up.
+"""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
@@ -22,16 +25,20 @@ LOOKS_AT_ONCE = 4096  # number of small versions of images that are compared at 
 
 
 def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], origin: dict) -> None:
-    """Raise ConfigError if images or the source in `fresh`, which will replace `home`, are counted under another id.
+    """Raise ConfigError if images or the source in `fresh`, which will replace `home`, are counted
+    under another id.
 
-    Otherwise each odometer would count only a part of the cost. Images of the same stored shape, (C, H, W), are
-    compared byte by byte, and all images by small grey versions, because resized copies may have the same shape.
+    Otherwise each odometer would count only a part of the cost. Images of the same stored shape,
+    (C, H, W), are compared byte by byte, and all images by small grey versions, because resized
+    copies may have the same shape.
     """
     folders = home.parent.iterdir()
     there = {folder for folder in folders if (folder / CARD).exists() or (folder / ORIGIN).exists()}
     for other in sorted(there - {home}):
         file = other / ORIGIN
-        with explained(DataError, lambda e: f"{file} cannot be read ({e}): prepare these images again"):  # noqa: B023
+        with explained(
+            DataError, lambda e: f"{file} cannot be read ({e}): prepare these images again"
+        ):  # noqa: B023
             same = file.is_file() and read_json(file) == origin
         if not same and not (other / CARD).is_file():
             continue  # its images were forgotten, so only its folder is known
@@ -39,30 +46,37 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
             same = len(np.intersect1d(by_content(fresh), by_content(other))) > 0
         if same or resized_copies(fresh, other):
             raise ConfigError(
-                f"data.dataset_id={home.name}: some of these images, or their folder, are already counted as "
-                f"{other.name!r}. Under a second name, their costs would not add up: keep the first name. If these "
-                "images show different people, set data.different_people: true"
+                f"data.dataset_id={home.name}: some of these images, or their folder, are already "
+                f"counted as {other.name!r}. Under a second name, their costs would not add up: "
+                "keep the first name. If these images show different people, set "
+                "data.different_people: true"
             )
 
 
 def by_content(home: Path) -> np.ndarray:
     """Return a hash of each image of a set, (n,) uint64."""
-    every = chain.from_iterable(digests(load_array(home / part / IMAGES)) for part in (SENSITIVE, HOLDOUT))
+    every = chain.from_iterable(
+        digests(load_array(home / part / IMAGES)) for part in (SENSITIVE, HOLDOUT)
+    )
     return np.fromiter((int.from_bytes(value[:8], "big") for value in every), np.uint64)
 
 
 def resized_copies(fresh: Path, other: Path) -> bool:
-    """Return whether a third of a sample of images resemble images of another set, in any size and colour."""
+    """Return whether a third of a sample of images resemble images of another set, in any size and
+    colour.
+    """
     few = np.concatenate([*looks(fresh, 500)])
     nearest = np.zeros(len(few))
     for block in looks(other):
         nearest = np.maximum(nearest, (few @ block.T).max(axis=1))
-    # At least 97 % of resized copies exceed 0.995, but only 10 % of different slices from the same scanner.
+    # At least 97 % of resized copies exceed 0.995, but only 10 % of different slices from the same
+    # scanner.
     return bool((nearest > 0.995).mean() > 1 / 3)
 
 
 def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
-    """Yield small grey versions of the images of both parts, (N, 64), centred, with norm 1 or 0, in batches.
+    """Yield small grey versions of the images of both parts, (N, 64), centred, with norm 1 or 0, in
+    batches.
 
     most: largest number of images of each part, always the same ones.
     """
@@ -73,40 +87,58 @@ def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
         for start in range(0, len(rows), LOOKS_AT_ONCE):
             part = rows[start : start + LOOKS_AT_ONCE]
             greys = (fromarray(np.rint(images[i].mean(axis=2)).astype(np.uint8)) for i in part)
-            few = [np.asarray(grey.resize((8, 8), Resampling.BILINEAR), np.float32).ravel() for grey in greys]
+            few = [
+                np.asarray(grey.resize((8, 8), Resampling.BILINEAR), np.float32).ravel()
+                for grey in greys
+            ]
             small = np.array(few) - np.mean(few, axis=1, keepdims=True)
             yield small / np.maximum(np.linalg.norm(small, axis=1, keepdims=True), 1e-9)
 
 
 def refuse_regrouping(data: Data, home: Path, fresh: Path, journal: Journal) -> None:
-    """Journal that charged images change their groups. Raises ConfigError unless the owner confirmed it."""
+    """Journal that charged images change their groups.
+
+    Raises ConfigError unless the owner confirmed it.
+    """
     if not regrouped(home, fresh, journal.records()):
         return
     if not data.other_groups:
         raise ConfigError(
-            f"data.dataset_id={data.name}: some images that were already charged would be assigned to other groups, or "
-            "this cannot be checked (after a change of data.size, or after `stage forget`). Prepare them as before. If "
-            "the earlier groups were wrong, set data.other_groups: true: the journal stays, and ledgers and reports "
-            "are marked incomplete"
+            f"data.dataset_id={data.name}: some images that were already charged would be assigned "
+            "to other groups, or this cannot be checked (after a change of data.size, or after "
+            "`stage forget`). Prepare them as before. If the earlier groups were wrong, set "
+            "data.other_groups: true: the journal stays, and ledgers and reports are marked "
+            "incomplete"
         )
     journal.append(REGROUP)
 
 
 def regrouped(before: Path, after: Path, spent: Sequence[dict]) -> bool:
-    """Return whether charged images that are in both prepared sets were separated, or joined into one group.
+    """Return whether charged images that are in both prepared sets were separated, or joined into
+    one group.
 
-    Without groups, each image is a group. Returns True if it cannot be decided, because the stored shapes differ or the
-    earlier set is gone. An image with copies in several groups is ignored. spent: records of the charges.
+    Without groups, each image is a group. Returns True if it cannot be decided, because the stored
+    shapes differ or the earlier set is gone. An image with copies in several groups is ignored.
+    spent: records of the charges.
     """
     homes = [home for home in (before, after) if (home / SENSITIVE / IMAGES).is_file()]
-    grouped = any((home / SENSITIVE / GROUPS).exists() for home in homes) or any("group_weight" in r for r in spent)
+    grouped = any((home / SENSITIVE / GROUPS).exists() for home in homes) or any(
+        "group_weight" in r for r in spent
+    )
     if not spent or not grouped:
         return False
-    if len(homes) == 1 or len({load_array(home / SENSITIVE / IMAGES).shape[1:] for home in homes}) > 1:
+    if (
+        len(homes) == 1
+        or len({load_array(home / SENSITIVE / IMAGES).shape[1:] for home in homes}) > 1
+    ):
         return True
     old = placed_digests(before)
     new = placed_digests(after)
-    pairs = {(*old[value], *new[value]) for value in old.keys() & new.keys() if len(old[value]) == len(new[value]) == 1}
+    pairs = {
+        (*old[value], *new[value])
+        for value in old.keys() & new.keys()
+        if len(old[value]) == len(new[value]) == 1
+    }
     return any(len({pair[side] for pair in pairs}) < len(pairs) for side in (0, 1))
 
 

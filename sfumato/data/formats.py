@@ -15,7 +15,10 @@ HEAD = 512  # number of bytes that identify a format
 PICTURES = "convert to PNG or JPEG"
 VOLUME = "save its slices as PNG, with the id of the person in each name"
 FRAMES = "save the frames to use as PNG, with the id of the person in each name"
-ARRAYS = "save each image as PNG, or all in one .npz with the arrays images, labels and classes (np.savez)"
+ARRAYS = (
+    "save each image as PNG, or all in one .npz with the arrays images, labels and classes "
+    "(np.savez)"
+)
 UNPACK = "unpack it, and name the folder of the pictures"
 GET = "run `datalad get .` or `git annex get .` in its repository, and then `git annex unlock .`"
 
@@ -29,29 +32,40 @@ class Format:
 
 
 ANNEX = Format("a link of DataLad or git-annex", GET)
-DVC_CACHE = Format("a link into a cache of DVC", "run `dvc config cache.type copy` and `dvc checkout --relink` there")
+DVC_CACHE = Format(
+    "a link into a cache of DVC",
+    "run `dvc config cache.type copy` and `dvc checkout --relink` there",
+)
 HEIC = Format("HEIC", f"{PICTURES}, for example with `heif-convert`")
 AVIF = Format("AVIF, which this Pillow does not read", PICTURES)
 CAMERA = Format("a raw photograph", PICTURES)
 VIDEO = Format("a video", FRAMES)
 NIFTI = Format(
     "NIfTI",
-    "name it .nii or .nii.gz, and set data.volume and data.groups as `stage init` does; save public slices as PNG",
+    "name it .nii or .nii.gz, and set data.volume and data.groups as `stage init` does; save "
+    "public slices as PNG",
 )
 ZIP = Format("a zip", UNPACK)
 NPZ = Format("an .npz", "name this file instead of its folder")
 TAR = Format("a tar file", UNPACK)  # supported only if the tar file itself is named
-COMPRESSED_TAR = Format("a compressed tar file", "unpack it, or name this file instead of its folder")
+COMPRESSED_TAR = Format(
+    "a compressed tar file", "unpack it, or name this file instead of its folder"
+)
 IDX = Format("an array of MNIST's format", ARRAYS)
 ARROW = Format(
     "a set that Hugging Face's `datasets` saved to disk",
-    "write it as Parquet, one file per split, as with datasets.load_from_disk(FOLDER)['train'].to_parquet("
-    "'train.parquet'), and name the folder of these files",
+    "write it as Parquet, one file per split, as with "
+    "datasets.load_from_disk(FOLDER)['train'].to_parquet('train.parquet'), and name the folder of "
+    "these files",
 )
 # Offset of the bytes, the bytes, and their format
 SIGNATURES: Sequence[tuple[int, bytes, Format]] = (
     (0, b"/annex/objects/", Format("a pointer of git-annex", GET)),
-    (0, b"version https://git-lfs", Format("a pointer of Git LFS", "run `git lfs pull` in its repository")),
+    (
+        0,
+        b"version https://git-lfs",
+        Format("a pointer of Git LFS", "run `git lfs pull` in its repository"),
+    ),
     (0, b"outs:\n- md5:", Format("a pointer of DVC", "run `dvc pull` in its repository")),
     (344, b"n+1\0", NIFTI),
     (344, b"ni1\0", NIFTI),
@@ -111,7 +125,10 @@ def format_of(head: bytes) -> Format | None:
         inner = format_of(inflated(head)) or Format("a gzip file", UNPACK)
         return {TAR: COMPRESSED_TAR}.get(inner, inner)
     if head[4:8] == b"ftyp":
-        brands = [head[8:12], *(head[place : place + 4] for place in range(16, min(head[3], HEAD), 4))]
+        brands = [
+            head[8:12],
+            *(head[place : place + 4] for place in range(16, min(head[3], HEAD), 4)),
+        ]
         known = [BRANDS[brand] for brand in brands if brand in BRANDS]
         if AVIF in known:
             return AVIF
@@ -142,13 +159,19 @@ def link_format(entry: Path) -> Format | None:
 
 
 def sentences(problems: Sequence[DataError]) -> list[str]:
-    """Return one sentence per problem, preceded by one sentence per unsupported format for all its files."""
+    """Return one sentence per problem, preceded by one sentence per unsupported format for all its
+    files.
+    """
     others = [error for error in problems if isinstance(error, AnotherFormat)]
     lines = []
-    for form, alike in groupby(sorted(others, key=lambda error: error.form.name), lambda error: error.form):
+    for form, alike in groupby(
+        sorted(others, key=lambda error: error.form.name), lambda error: error.form
+    ):
         first, *more = alike
         if more:
-            lines.append(f"{1 + len(more)} files are {form.name}, such as {first.file}: {form.way}.")
+            lines.append(
+                f"{1 + len(more)} files are {form.name}, such as {first.file}: {form.way}."
+            )
         else:
             lines.append(str(first))
     return [*lines, *(str(error) for error in problems if not isinstance(error, AnotherFormat))]

@@ -16,17 +16,24 @@ from sfumato.errors import DataError, explained
 from sfumato.settings.data import OUTER, Groups
 from sfumato.storage.documents import read_yaml
 
-ID_WORDS: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # in the form of `plain`
+# In the form of `plain`
+ID_WORDS: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))
 NO_ID = {"", *ID_WORDS["unknown"].split()}
 UNCLEAR = {*ID_WORDS["unclear"].split()}
 STANDS_IN = re.compile(rf"({'|'.join(ID_WORDS['stands_in'].split())})\d{{0,4}}")  # Phantom 3
-NO_DATE = re.compile(r"(19(00|01|70)-1-1|1-1-19(00|01|70)|1111-11-11|11-11-1111|9999-12-31|31-12-9999)[-t0]*")
+NO_DATE = re.compile(
+    r"(19(00|01|70)-1-1|1-1-19(00|01|70)|1111-11-11|11-11-1111|9999-12-31|31-12-9999)[-t0]*"
+)
 # Dates without separators, consecutive digits, and one digit many times
-NO_NUMBER = re.compile(r"19(00|01|70)0101|10?119(00|01|70)|123456(7(8(90?)?)?)?|9{2,}|(?P<digit>\d)(?P=digit){5,}")
+NO_NUMBER = re.compile(
+    r"19(00|01|70)0101|10?119(00|01|70)|123456(7(8(90?)?)?)?|9{2,}|(?P<digit>\d)(?P=digit){5,}"
+)
 # Invisible characters outside of Unicode's categories C
 UNSEEN = re.compile("[\\s\u034f\u115f\u1160\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 # Lower-case letters that look like digits or Latin letters, in lower or upper case
-LOOK_ALIKE = str.maketrans("авекмнорстухіјѕαβεηικμνορτυχζoilıøłđ", "abekmh0pctyx1jsabeh1kmn0ptyxz011101d")
+LOOK_ALIKE = str.maketrans(
+    "авекмнорстухіјѕαβεηικμνορτυχζoilıøłđ", "abekmh0pctyx1jsabeh1kmn0ptyxz011101d"
+)
 
 Ids = list[str | None]
 
@@ -34,7 +41,8 @@ Ids = list[str | None]
 class GroupIndex:
     """An index of the images of each group. groups: (N,) int64, number of each image's group.
 
-    order: (N,), indices of images, sorted by group; starts, sizes: (G,), first position and length of each group in it.
+    order: (N,), indices of images, sorted by group; starts, sizes: (G,), first position and length
+    of each group in it.
     """
 
     def __init__(self, groups: np.ndarray) -> None:
@@ -52,14 +60,16 @@ class GroupIndex:
         return self.order[np.repeat(self.starts[chosen] - before, sizes) + np.arange(sizes.sum())]
 
 
-def ids_of_files(groups: Groups, files: Sequence[Any], root: Path, given: Sequence[str] | None = None) -> Ids:
+def ids_of_files(
+    groups: Groups, files: Sequence[Any], root: Path, given: Sequence[str] | None = None
+) -> Ids:
     """Find the id of each picture by its name, its folder, a table or groups.npy.
 
     files: pictures below `root`, in their order;
     given: ids from a column of a table, if there is one.
 
-    Raises ConfigError if such a column is set and there are no ids from it; DataError if a table cannot be read or does
-    not match the files, and as `checked` does.
+    Raises ConfigError if such a column is set and there are no ids from it; DataError if a table
+    cannot be read or does not match the files, and as `checked` does.
     """
     ids: Sequence[str | None]
     if groups.pattern is not None:
@@ -85,14 +95,17 @@ def ids_of_files(groups: Groups, files: Sequence[Any], root: Path, given: Sequen
 
 
 def ids_in_names(pattern: str, files: Sequence[Any], alone: bool) -> Ids:
-    """Find the id in each name by a pattern. Raises DataError if one has none or, with `alone`, if none has one."""
+    """Find the id in each name by a pattern.
+
+    Raises DataError if one has none or, with `alone`, if none has one.
+    """
     matches = [re.search(pattern, file.name) for file in files]
     missed = [file.name for file, match in zip(files, matches, strict=True) if match is None]
     if missed and (not alone or len(missed) == len(files)):
         error = DataError(
-            "data.groups.pattern={pattern} finds no id in {missed} of {files} file names, as in {example}: change it, "
-            "or set data.groups.alone: true ({option.alone}) to confirm that each such image is the only one of its "
-            "person",
+            "data.groups.pattern={pattern} finds no id in {missed} of {files} file names, as in "
+            "{example}: change it, or set data.groups.alone: true ({option.alone}) to confirm "
+            "that each such image is the only one of its person",
             option="groups",
             pattern=pattern,
             missed=len(missed),
@@ -105,24 +118,36 @@ def ids_in_names(pattern: str, files: Sequence[Any], alone: bool) -> Ids:
 
 
 def ids_of_array(array: np.ndarray, count: int, what: str) -> Ids:
-    """Return the ids in an array of whole numbers or text, one for each of `count` images, in their order."""
+    """Return the ids in an array of whole numbers or text, one for each of `count` images, in their
+    order.
+    """
     if array.dtype.kind not in "iuU" or array.ndim != 1:
         raise DataError(
-            f"{what} is {array.dtype} in {array.ndim} dimensions, expected one dimension of whole numbers or text"
+            f"{what} is {array.dtype} in {array.ndim} dimensions, expected one dimension of whole "
+            "numbers or text"
         )
     if len(array) != count:
-        raise DataError(f"{what} has a different length than the images: expected one id per image, in their order")
+        raise DataError(
+            f"{what} has a different length than the images: expected one id per image, in their "
+            "order"
+        )
     return [str(value) for value in array]
 
 
 def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
-    """Return the ids, with None for images without one. Raises DataError if two ids may belong to one person.
+    """Return the ids, with None for images without one.
 
-    With `groups.alone`, an image without an id is a group by itself. Otherwise a missing id raises DataError, because
-    the image may show anyone.
+    Raises DataError if two ids may belong to one person.
+
+    With `groups.alone`, an image without an id is a group by itself. Otherwise a missing id raises
+    DataError, because the image may show anyone.
     """
     forms = {text: plain(text or "") for text in {*ids}}
-    unclear = {form for form in {*forms.values()} if is_unclear(form, forms.values(), groups.pattern is not None)}
+    unclear = {
+        form
+        for form in {*forms.values()}
+        if is_unclear(form, forms.values(), groups.pattern is not None)
+    }
     known: dict[str, str] = {}
     found: Ids = []
     for number, text in enumerate(ids, 1):
@@ -130,40 +155,45 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
         name = None if forms[text] in NO_ID else text
         if name is None and not groups.alone:
             raise DataError(
-                f"{where} no id: add one, or set data.groups.alone: true to confirm that each such image is the "
-                "only one of its person"
+                f"{where} no id: add one, or set data.groups.alone: true to confirm that each such "
+                "image is the only one of its person"
             )
         if forms[text] in unclear:
             raise DataError(
-                f"{where} an id that often stands for an unknown person or for several (0, 999, anonymized, John Doe, "
-                "1900-01-01): leave it empty if the person is unknown; otherwise use a different id, such as with a "
-                "letter in front"
+                f"{where} an id that often stands for an unknown person or for several (0, 999, "
+                "anonymized, John Doe, 1900-01-01): leave it empty if the person is unknown; "
+                "otherwise use a different id, such as with a letter in front"
             )
-        if name is not None and any(known.setdefault(key, name) != name for key in {spelling(name), in_order(name)}):
+        if name is not None and any(
+            known.setdefault(key, name) != name for key in {spelling(name), in_order(name)}
+        ):
             raise DataError(
-                f"{where} an id that differs from an earlier one only in case, spaces, accents, zeros, dots, the order "
-                "of names, or look-alike or invisible characters. If they are the same person, use one spelling; "
-                "otherwise make the ids clearly different"
+                f"{where} an id that differs from an earlier one only in case, spaces, accents, "
+                "zeros, dots, the order of names, or look-alike or invisible characters. If they "
+                "are the same person, use one spelling; otherwise make the ids clearly different"
             )
         found.append(name)
     for number, name in enumerate(found, 1):
         whole = name and without_part(name)
         if whole and known.get(spelling(whole), name) != name:
             raise DataError(
-                f"data.groups gives image {number}, in the order of classes and names, an id that another id begins "
-                "with or continues, as P12/1 continues P12. If they are the same person, use one id; otherwise make "
-                "the ids clearly different"
+                f"data.groups gives image {number}, in the order of classes and names, an id that "
+                "another id begins with or continues, as P12/1 continues P12. If they are the "
+                "same person, use one id; otherwise make the ids clearly different"
             )
     if len({*found}) == 1 and None not in found:
-        raise DataError("data.groups assigns all images to one person: expected a different id for each person")
+        raise DataError(
+            "data.groups assigns all images to one person: expected a different id for each person"
+        )
     return found
 
 
 def is_unclear(form: str, forms: Collection[str], in_names: bool) -> bool:
-    """Return whether an id, in the form of `plain`, often means an unknown person or several persons.
+    """Return whether an id, in the form of `plain`, often means an unknown person or several
+    persons.
 
-    A number does not if the next number is an id too, and 0 does not if ids are `in_names` of files, which may count
-    from 0.
+    A number does not if the next number is an id too, and 0 does not if ids are `in_names` of
+    files, which may count from 0.
     """
     if NO_NUMBER.fullmatch(form):
         return not {str(int(form) - 1), str(int(form) + 1)} & {*forms}
@@ -173,7 +203,9 @@ def is_unclear(form: str, forms: Collection[str], in_names: bool) -> bool:
 
 
 def in_order(text: str) -> str:
-    """Return the `spelling` of a name with its words sorted, so that Smith John equals John Smith."""
+    """Return the `spelling` of a name with its words sorted, so that Smith John equals John
+    Smith.
+    """
     words = re.split(r"[\s,;^_.-]+", text.strip())
     if all(re.fullmatch(r"[^\W\d_]+", unicodedata.normalize("NFC", word)) for word in words):
         words.sort(key=str.casefold)
@@ -186,12 +218,20 @@ def without_part(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Reduce an id to lower-case letters and digits, with only a minus sign and separators between digits."""
+    """Reduce an id to lower-case letters and digits, with only a minus sign and separators between
+    digits.
+    """
     letters = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", text).casefold())
     seen = (
-        c for c in letters if unicodedata.category(c)[0] != "C" and not UNSEEN.match(c) and not unicodedata.combining(c)
+        c
+        for c in letters
+        if unicodedata.category(c)[0] != "C"
+        and not UNSEEN.match(c)
+        and not unicodedata.combining(c)
     )
-    digits = "".join(str(unicodedata.decimal(c, "-" if unicodedata.category(c) == "Pd" else c)) for c in seen)
+    digits = "".join(
+        str(unicodedata.decimal(c, "-" if unicodedata.category(c) == "Pd" else c)) for c in seen
+    )
     whole = re.sub(r"(?<=\d)\.0+$", "", digits.replace("−", "-"))
     marked = re.sub(r"(?<=\d)[\W_]+(?=\d)|^-(?=\d)", "§", whole)
     return re.sub(r"(?<!\d)0+(?=\d)", "", re.sub(r"[^\w§]|_", "", marked).replace("§", "-"))
@@ -199,17 +239,24 @@ def plain(text: str) -> str:
 
 @functools.cache
 def spelling(text: str) -> str:
-    """Map all spellings of an id to one: `plain`, with one character for all that look alike, and Müller = Mueller."""
-    name = re.sub(r"[^\W\d_]{4,}", lambda word: re.sub("([aou])e|a(?=a)", r"\1", word[0]), plain(text))
+    """Map all spellings of an id to one: `plain`, with one character for all that look alike, and
+    Müller = Mueller.
+    """
+    name = re.sub(
+        r"[^\W\d_]{4,}", lambda word: re.sub("([aou])e|a(?=a)", r"\1", word[0]), plain(text)
+    )
     return re.sub(r"(?<!\d)0+(?=\d)", "", name.translate(LOOK_ALIKE))
 
 
 def refuse_crowd(sizes: np.ndarray, groups: Groups) -> None:
-    """Raise DataError if one id has over 30 images and 10 times the 90th percentile. sizes: (G,), images per id."""
+    """Raise DataError if one id has over 30 images and 10 times the 90th percentile. sizes: (G,),
+    images per id.
+    """
     usual = np.quantile(sizes, 0.9)
     most = sizes.max()
     if most > max(10 * usual, groups.largest or 30):
         raise DataError(
-            f"data.groups assigns {most} images to one id, but at most {usual:g} to nine in ten ids. If the id means "
-            f"unknown, leave it empty; if it is one person, set data.groups.largest: {most}"
+            f"data.groups assigns {most} images to one id, but at most {usual:g} to nine in ten "
+            "ids. If the id means unknown, leave it empty; if it is one person, set "
+            f"data.groups.largest: {most}"
         )

@@ -1,7 +1,7 @@
 """Image sets in memory and on disk.
 
-On disk: `images.npy`, uint8 (N, H, W, C), and `labels.npy`, int64 (N,) or, if images have several labels, uint8
-(N, classes) of 0 and 1. Both are memory-mapped when read.
+On disk: `images.npy`, uint8 (N, H, W, C), and `labels.npy`, int64 (N,) or, if images have several
+labels, uint8 (N, classes) of 0 and 1. Both are memory-mapped when read.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ Shape = tuple[int, int, int]  # channels, height, width
 IMAGES = "images.npy"
 LABELS = "labels.npy"
 GROUPS = "groups.npy"
-COMPARED_FILE = "compared.npy"  # cells of the column `data.compare_by`, in the folder of a hold-out
+COMPARED_FILE = (  # cells of the column `data.compare_by`, in the folder of a hold-out
+    "compared.npy"
+)
 GROUPS_REFUSED = (
-    "contains one id per image (such as a patient), but data.groups does not use it: set data.groups: {array: true} "
-    "and privacy.unit: group. Remove it only if no person has two images"
+    "contains one id per image (such as a patient), but data.groups does not use it: set "
+    "data.groups: {array: true} and privacy.unit: group. Remove it only if no person has two "
+    "images"
 )
 
 
@@ -41,7 +44,8 @@ class ImageSet:
     images: (N, H, W, C) uint8, possibly a memory map;
     labels: (N,) int64 below len(classes), or (N, classes) uint8 of 0 and 1;
     classes: names of the classes;
-    groups: (N,) int64, equal for images of one person; None if each image is its own group. Private;
+    groups: (N,) int64, equal for images of one person; None if each image is its own group.
+    Private;
     compared: (N,) text, cells of the column `data.compare_by` for a hold-out. Local.
     """
 
@@ -61,12 +65,15 @@ class ImageSet:
         return channels, height, width
 
     def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Copy some images and their labels: ((B, C, H, W) float32 in [0, 1], (B,) or (B, classes)).
+        """Copy some images and their labels: ((B, C, H, W) float32 in [0, 1], (B,) or (B,
+        classes)).
 
         indices: (B,) integers.
         """
         indices = np.asarray(indices, dtype=np.int64)
-        images, labels = (torch.from_numpy(np.array(array[indices])) for array in (self.images, self.labels))
+        images, labels = (
+            torch.from_numpy(np.array(array[indices])) for array in (self.images, self.labels)
+        )
         return images.permute(0, 3, 1, 2).contiguous().float().div_(255), labels
 
     def some(self, most: int, seed: int) -> Tensor:
@@ -80,13 +87,20 @@ class ImageSet:
 
 
 class ImageWriter:
-    """Writes images one by one to `images.npy`, `labels.npy` and, if grouped, `groups.npy`, in constant memory.
+    """Writes images one by one to `images.npy`, `labels.npy` and, if grouped, `groups.npy`, in
+    constant memory.
 
-    The files are complete after the context ends. An exception leaves incomplete files, so use a temporary directory.
+    The files are complete after the context ends. An exception leaves incomplete files, so use a
+    temporary directory.
     """
 
     def __init__(
-        self, directory: Path, shape: Shape, classes: tuple[str, ...], grouped: bool = False, several: bool = False
+        self,
+        directory: Path,
+        shape: Shape,
+        classes: tuple[str, ...],
+        grouped: bool = False,
+        several: bool = False,
     ) -> None:
         channels, height, width = shape
         self.row = (height, width, channels)
@@ -99,17 +113,24 @@ class ImageWriter:
         self.write_headers()
 
     def write_headers(self) -> None:
-        # NumPy pads the header, so its length stays the same as the first axis grows, and it can be rewritten in place.
-        files = [(self.images, np.uint8, self.row), (self.labels, *self.label), (self.groups, np.int64, ())]
+        # NumPy pads the header, so its length stays the same as the first axis grows, and it can be
+        # rewritten in place.
+        files = [
+            (self.images, np.uint8, self.row),
+            (self.labels, *self.label),
+            (self.groups, np.int64, ()),
+        ]
         for file, dtype, row in files:
             if file is not None:
                 file.seek(0)
                 write_header(file, np.dtype(dtype), (self.count, *row))
 
     def append(self, image: np.ndarray, label: int | np.ndarray, group: int | None = None) -> None:
-        """Write one image, (H, W, C) uint8, its label or its (classes,) uint8 of 0 and 1, and its group, if any.
+        """Write one image, (H, W, C) uint8, its label or its (classes,) uint8 of 0 and 1, and its
+        group, if any.
 
-        Raises DataError if a shape is wrong. The values of labels are checked when the set is loaded.
+        Raises DataError if a shape is wrong. The values of labels are checked when the set is
+        loaded.
         """
         dtype, shape = self.label
         label = np.asarray(label, dtype)
@@ -150,8 +171,8 @@ def load_images(
 ) -> ImageSet:
     """Load the set in `directory`, memory-mapped read-only and validated.
 
-    shape: expected (C, H, W). Raises DataError if the set is missing or damaged, has a different shape, or does not
-    match `grouped`.
+    shape: expected (C, H, W). Raises DataError if the set is missing or damaged, has a different
+    shape, or does not match `grouped`.
     """
     if (directory / GROUPS).exists() and not grouped:
         raise DataError(f"{directory / GROUPS} {GROUPS_REFUSED}.")
@@ -159,10 +180,16 @@ def load_images(
     check(images, labels, names := tuple(classes), directory)
     height, width, channels = images.shape[1:]
     if shape is not None and (channels, height, width) != tuple(shape):
-        raise DataError(f"{directory / IMAGES} is {images.shape}, expected {shape} (C, H, W) each: run its stage again")
+        raise DataError(
+            f"{directory / IMAGES} is {images.shape}, expected {shape} (C, H, W) each: run its "
+            "stage again"
+        )
     groups = load_array(directory / GROUPS) if grouped else None
     if groups is not None and (groups.dtype != np.int64 or groups.shape != labels.shape[:1]):
-        raise DataError(f"{directory / GROUPS} is {groups.dtype}, of another length than the labels: write all again.")
+        raise DataError(
+            f"{directory / GROUPS} is {groups.dtype}, of another length than the labels: write all "
+            "again."
+        )
     return ImageSet(images, labels, names, groups)
 
 
@@ -174,32 +201,55 @@ def load_array(path: Path) -> np.ndarray:
         return read_array(path)
 
 
-def check(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], directory: Path) -> None:
+def check(
+    images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], directory: Path
+) -> None:
     """Raise DataError unless the arrays are a valid set over `classes`."""
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3) or 0 in images.shape[1:]:
+    if (
+        images.dtype != np.uint8
+        or images.ndim != 4
+        or images.shape[3] not in (1, 3)
+        or 0 in images.shape[1:]
+    ):
         wanted = "uint8 (N, H, W, C) with C 1 or 3"
-        raise DataError(f"{directory / IMAGES} is {images.dtype} {images.shape}, expected {wanted}.")
+        raise DataError(
+            f"{directory / IMAGES} is {images.dtype} {images.shape}, expected {wanted}."
+        )
     if (labels.dtype, labels.shape[1:]) not in ((np.int64, ()), (np.uint8, (len(classes),))):
         wanted = f"int64 (N,), or uint8 (N, {len(classes)}) for several labels"
-        raise DataError(f"{directory / LABELS} is {labels.dtype} {labels.shape}, expected {wanted}.")
+        raise DataError(
+            f"{directory / LABELS} is {labels.dtype} {labels.shape}, expected {wanted}."
+        )
     if len(labels) != len(images):
-        raise DataError(f"{directory} contains {len(images)} images but {len(labels)} labels: write both again.")
+        raise DataError(
+            f"{directory} contains {len(images)} images but {len(labels)} labels: write both again."
+        )
     check_labels(labels, classes, directory / LABELS)
 
 
 def check_labels(labels: np.ndarray, classes: tuple[str, ...], path: Path) -> None:
-    """Raise DataError if a label of the file `path` has no class, or one of several labels is neither 0 nor 1."""
+    """Raise DataError if a label of the file `path` has no class, or one of several labels is
+    neither 0 nor 1.
+    """
     if labels.ndim == 2:
         if labels.size and not (labels.min() >= 0 and labels.max() <= 1):
-            raise DataError(f"{path} has labels other than 0 and 1: write 1 for each label that an image has.")
+            raise DataError(
+                f"{path} has labels other than 0 and 1: write 1 for each label that an image has."
+            )
     elif len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
         known = f"0..{len(classes) - 1} for {len(classes)} classes"
         raise DataError(f"{path} has labels {labels.min()}..{labels.max()}, expected {known}.")
 
 
 def per_class(labels: np.ndarray, classes: int) -> np.ndarray:
-    """Count the images with each label, (classes,) int64. labels: (N,) int64 or, if several, (N, classes) uint8."""
-    return labels.sum(axis=0, dtype=np.int64) if labels.ndim == 2 else np.bincount(labels, minlength=classes)
+    """Count the images with each label, (classes,) int64. labels: (N,) int64 or, if several, (N,
+    classes) uint8.
+    """
+    return (
+        labels.sum(axis=0, dtype=np.int64)
+        if labels.ndim == 2
+        else np.bincount(labels, minlength=classes)
+    )
 
 
 def having(labels: np.ndarray, label: int) -> np.ndarray:
@@ -208,7 +258,9 @@ def having(labels: np.ndarray, label: int) -> np.ndarray:
 
 
 def strata(labels: np.ndarray) -> np.ndarray:
-    """Return the stratum of each image, (N,) int64: its label, or 0 for all if images have several labels."""
+    """Return the stratum of each image, (N,) int64: its label, or 0 for all if images have several
+    labels.
+    """
     return labels if labels.ndim == 1 else np.zeros(len(labels), dtype=np.int64)
 
 
@@ -235,7 +287,9 @@ def as_bytes(images: Tensor) -> Tensor:
 
 
 def as_floats(images: Tensor) -> Tensor:
-    """Convert uint8 to float32 in [0, 1], the inverse of `as_bytes`. float32 is returned unchanged."""
+    """Convert uint8 to float32 in [0, 1], the inverse of `as_bytes`. float32 is returned
+    unchanged.
+    """
     return images.float().div_(255) if images.dtype == torch.uint8 else images.float()
 
 
@@ -249,4 +303,6 @@ def room(count: int, shape: Sequence[int], folder: Path | None = None) -> Tensor
         if hasattr(os, "posix_fallocate"):  # raises OSError now if the disk is full
             os.posix_fallocate(file.fileno(), 0, size)
         file.truncate(size)
-        return torch.from_file(file.name, shared=True, size=size, dtype=torch.uint8).view(count, *shape)
+        return torch.from_file(file.name, shared=True, size=size, dtype=torch.uint8).view(
+            count, *shape
+        )

@@ -1,6 +1,7 @@
 """Find the labels and the ids of persons in a folder, a table, tar files or an archive.
 
-Class names are never guessed: if there are two interpretations, `Unclear` is raised and the owner decides.
+Class names are never guessed: if there are two interpretations, `Unclear` is raised and the owner
+decides.
 """
 
 import re
@@ -32,17 +33,22 @@ from sfumato.settings.options import ALL, Classes
 from sfumato.storage.files import files_in
 
 FOLDERS: dict[str, Any] = {"name": "imagefolder"}  # the layout of class folders
-Layout = tuple[dict[str, Any], Groups | None]  # keys of the Request, and the rule for finding persons' ids
+# Keys of the Request, and the rule for finding persons' ids
+Layout = tuple[dict[str, Any], Groups | None]
 # Names of columns of persons' ids and of labels, in the form of `meaning`
 PERSONS = re.compile(
     r"(anon\w*|study|source|dicom)?(patient(en)?|person|subject|participant|case|individual|donor|volunteer)s?"
     r"(ids?|uid|no|nr|num|number|code|key|name|identifier|pseudonym)?"
     r"|groups?(ids?)?|mrns?|pids?|(medicalrecord|hospital|nhs|mrn)(id|no|nr|number)|ssn"
 )
-LABELLED = re.compile(r"(label|class|classname|category|target|diagnosis|dx|disease|pathology|finding|findinglabel)s?")
-# Matches ids (long, zero-padded, hexadecimal), dates, names of persons ("Smith, John", DICOM's Smith^John) and e-mails
+LABELLED = re.compile(
+    r"(label|class|classname|category|target|diagnosis|dx|disease|pathology|finding|findinglabel)s?"
+)
+# Matches ids (long, zero-padded, hexadecimal), dates, names of persons ("Smith, John", DICOM's
+# Smith^John) and e-mails
 PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,@]", re.IGNORECASE)
-# Classes with few pictures are suspicious: fewer than FEW if there are over MANY classes, otherwise fewer than LEAST
+# Classes with few pictures are suspicious: fewer than FEW if there are over MANY classes, otherwise
+# fewer than LEAST
 MANY = 20
 FEW = 50
 LEAST = 10
@@ -55,11 +61,14 @@ class Unclear(ConfigError):
     undecided = True
 
 
-def layout_of(path: Path, label: str | None, groups: Groups | None = None, classes: Classes | None = None) -> Layout:
-    """Return the keys of a Request for the labels, and the rule for finding persons' ids, if one is found.
+def layout_of(
+    path: Path, label: str | None, groups: Groups | None = None, classes: Classes | None = None
+) -> Layout:
+    """Return the keys of a Request for the labels, and the rule for finding persons' ids, if one is
+    found.
 
-    label: column that the owner named; groups, classes: the owner's options. Raises Unclear if only the owner can
-    decide, and ConfigError if labels are persons' ids.
+    label: column that the owner named; groups, classes: the owner's options. Raises Unclear if only
+    the owner can decide, and ConfigError if labels are persons' ids.
     """
     path = unpacked(path)
     if is_bids(path):
@@ -68,20 +77,26 @@ def layout_of(path: Path, label: str | None, groups: Groups | None = None, class
     named = classes_named(classes)
     if path.suffix == ".npz":
         form, arrays = archive_layout(path)
-        return form | named, groups or (Groups(array=True) if "groups" in arrays else groups_in(arrays))
+        return form | named, groups or (
+            Groups(array=True) if "groups" in arrays else groups_in(arrays)
+        )
     shards = files_in(path, "*.tar")
     if not shards:
         check_forms(path)
     train, _ = split_of(path)
     table = tables.table_of(path) or tables.table_in(train[0])
     if path.is_file() or (table is None and shards):
-        return {"name": "webdataset", "label_column": label} | named, groups or groups_in(tabled.keys_of(path))
+        return {"name": "webdataset", "label_column": label} | named, groups or groups_in(
+            tabled.keys_of(path)
+        )
     if table is None:
         return folder_layout(path, groups, classes)
     heads = tables.heads_of(table)[1]
     groups = groups or groups_in_table(path, heads)
     columns = [name for name in heads if groups is None or name != groups.column]
-    folders = {folder.name for part in train for folder in folders_in(part) if not is_filing(folder.name)}
+    folders = {
+        folder.name for part in train for folder in folders_in(part) if not is_filing(folder.name)
+    }
     several = several_in(table, columns, label) if table.parent == path else None
     if several and (label is not None or len(folders) < 2 or table.name == tables.TABLES[0]):
         return several | named, groups
@@ -90,8 +105,9 @@ def layout_of(path: Path, label: str | None, groups: Groups | None = None, class
         alike = any({*cells_in(table, name)} == folders for name in meant)
         if classes is None and not alike and (meant or several):
             raise Unclear(
-                "both the folders of {path} and {table} could define the classes. Use {option.label_column} COLUMN for "
-                "the table (with several labels, name it labels.csv), or {option.classes} a,b,c or all for the folders",
+                "both the folders of {path} and {table} could define the classes. Use "
+                "{option.label_column} COLUMN for the table (with several labels, name it "
+                "labels.csv), or {option.classes} a,b,c or all for the folders",
                 option="classes",
                 path=path,
                 table=table.name,
@@ -99,7 +115,8 @@ def layout_of(path: Path, label: str | None, groups: Groups | None = None, class
         return folder_layout(path, groups, classes)
     if not columns:
         raise ConfigError(
-            f"{table} has only persons' ids and no labels: add a column of labels, or one folder per class"
+            f"{table} has only persons' ids and no labels: add a column of labels, or one folder "
+            "per class"
         )
     if label is None and tabled.LABEL in meant:
         label = tabled.LABEL
@@ -107,8 +124,8 @@ def layout_of(path: Path, label: str | None, groups: Groups | None = None, class
         label = meant[0]
     if label is None:
         raise Unclear(
-            "{table} has the columns {heads}: choose the one with the labels by {option.label_column}. Its values are "
-            "published",
+            "{table} has the columns {heads}: choose the one with the labels by "
+            "{option.label_column}. Its values are published",
             option="label_column",
             proposed=columns[0] if len(columns) == 1 else None,
             table=table,
@@ -117,12 +134,18 @@ def layout_of(path: Path, label: str | None, groups: Groups | None = None, class
     return FOLDERS | {"label_column": label} | named, groups
 
 
-def bids_layout(path: Path, label: str | None, groups: Groups | None, classes: Classes | None) -> Layout:
-    """Return the layout of BIDS. Raises Unclear if the owner must choose the column with the labels."""
+def bids_layout(
+    path: Path, label: str | None, groups: Groups | None, classes: Classes | None
+) -> Layout:
+    """Return the layout of BIDS.
+
+    Raises Unclear if the owner must choose the column with the labels.
+    """
     persons = Groups(column=PARTICIPANT)
     if groups not in (None, persons):
         raise ConfigError(
-            "{path} is laid out as BIDS, whose subjects are the persons: leave {option.groups} out, or give {persons}",
+            "{path} is laid out as BIDS, whose subjects are the persons: leave {option.groups} "
+            "out, or give {persons}",
             option="groups",
             path=path,
             persons=PARTICIPANT,
@@ -133,8 +156,8 @@ def bids_layout(path: Path, label: str | None, groups: Groups | None, classes: C
         likely = [*label_columns(path)]
     if len(likely) != 1:
         raise Unclear(
-            "{table} has the columns {heads}: choose the one with the labels by {option.label_column}. Its values are "
-            "published",
+            "{table} has the columns {heads}: choose the one with the labels by "
+            "{option.label_column}. Its values are published",
             option="label_column",
             table=participants_of(path),
             heads=", ".join(heads) or "no further ones",
@@ -170,17 +193,23 @@ def first_files(path: Path) -> list[Path]:
 def check_column(label: str | None) -> None:
     if label is not None and PERSONS.fullmatch(meaning(label)):
         raise ConfigError(
-            "{option.label_column}={label} looks like persons' ids, which would be published as class names: name the "
-            "column with the labels, or rename this one",
+            "{option.label_column}={label} looks like persons' ids, which would be published as "
+            "class names: name the column with the labels, or rename this one",
             option="label_column",
             label=label,
         )
 
 
 def check_forms(path: Path) -> None:
-    """Raise AnotherFormat if a file, or one of the first files in a folder, is in an unsupported format."""
+    """Raise AnotherFormat if a file, or one of the first files in a folder, is in an unsupported
+    format.
+    """
     files = first_files(path)
-    forms = {file: form for file in files if not is_volume(file) and (form := format_at(file)) not in (None, TAR)}
+    forms = {
+        file: form
+        for file in files
+        if not is_volume(file) and (form := format_at(file)) not in (None, TAR)
+    }
     pictures = [file for file in files if file not in forms and tabled.is_picture(file)]
     if forms and not pictures:
         file, form = next(iter(forms.items()))
@@ -194,10 +223,11 @@ def cells_in(table: Path, column: str) -> list[str]:
 
 
 def repeated_ids(path: Path, label: str | None) -> str | None:
-    """Return the first column of the table of `path` whose cells repeat as ids of persons do, or None.
+    """Return the first column of the table of `path` whose cells repeat as ids of persons do, or
+    None.
 
-    Cells are like ids because of the column's name, or if most are PERSONAL. In other columns, cells without a letter
-    or a leading zero are ignored, because dates, years and sizes repeat too.
+    Cells are like ids because of the column's name, or if most are PERSONAL. In other columns,
+    cells without a letter or a leading zero are ignored, because dates, years and sizes repeat too.
     """
     path = unpacked(path)
     telling = (
@@ -207,37 +237,56 @@ def repeated_ids(path: Path, label: str | None) -> str | None:
     if table := tables.table_of(path) or tables.table_in(split_of(path)[0][0]):
         for name in tables.heads_of(table)[1]:
             named = re.fullmatch(telling, meaning(name))
-            cells = [cell for cell in cells_in(table, name) if re.search("." if named else r"[^\W\d_]|^0", cell)]
+            cells = [
+                cell
+                for cell in cells_in(table, name)
+                if re.search("." if named else r"[^\W\d_]|^0", cell)
+            ]
             ids = {*cells}
             personal = named or likeness(ids) == 2 or like_people(sorted(ids))
-            if name != label and personal and len(ids) < len(cells) and (named or len(cells) <= LEAST * len(ids)):
+            if (
+                name != label
+                and personal
+                and len(ids) < len(cells)
+                and (named or len(cells) <= LEAST * len(ids))
+            ):
                 return name
     return None
 
 
 def several_in(table: Path, columns: Sequence[str], label: str | None) -> dict[str, Any] | None:
-    """Return the keys of a Request for a table with several labels per picture; None if it has none.
+    """Return the keys of a Request for a table with several labels per picture; None if it has
+    none.
 
-    Such a table has at least two columns of 0 and 1, or a column whose cells list labels, such as "effusion|mass". In
-    the second case, the class names depend on the images, so only the owner may publish them. label: that column, if
-    the owner named it.
+    Such a table has at least two columns of 0 and 1, or a column whose cells list labels, such as
+    "effusion|mass". In the second case, the class names depend on the images, so only the owner may
+    publish them. label: that column, if the owner named it.
     """
     cells = {name: found for name in columns if (found := cells_in(table, name))}
     binary = tuple(name for name, own in cells.items() if {*own} <= {*tabled.VALUES})
-    meant = {name for name in cells if LABELLED.fullmatch(meaning(name))} - ({*binary} - {tabled.LABEL})
+    meant = {name for name in cells if LABELLED.fullmatch(meaning(name))} - (
+        {*binary} - {tabled.LABEL}
+    )
     if label is None and len(binary) > 1 and not meant:
         return FOLDERS | {"several": True, "classes": binary}
     listing = [
-        name for name, own in cells.items() if label in (None, name) and any(tables.BETWEEN in cell for cell in own)
+        name
+        for name, own in cells.items()
+        if label in (None, name) and any(tables.BETWEEN in cell for cell in own)
     ]
     if len(listing) != 1:
         return None
-    names = tabled.classes_in([part for cell in cells[listing[0]] for part in tabled.labels_listed(cell)])
+    names = tabled.classes_in(
+        [part for cell in cells[listing[0]] for part in tabled.labels_listed(cell)]
+    )
     return FOLDERS | {"several": True, "classes": names, "label_column": listing[0]}
 
 
 def groups_in(names: Iterable[str]) -> Groups | None:
-    """Find the column, key or array with persons' ids by its name. Raises Unclear if there are several."""
+    """Find the column, key or array with persons' ids by its name.
+
+    Raises Unclear if there are several.
+    """
     found = [name for name in names if PERSONS.fullmatch(meaning(name))]
     if len(found) > 1:
         raise Unclear(
@@ -249,7 +298,10 @@ def groups_in(names: Iterable[str]) -> Groups | None:
 
 
 def groups_in_table(path: Path, heads: Iterable[str]) -> Groups | None:
-    """Return the column with persons' ids, or else the PatientID for DICOM series. Raises as `groups_in` does."""
+    """Return the column with persons' ids, or else the PatientID for DICOM series.
+
+    Raises as `groups_in` does.
+    """
     found = groups_in(heads)
     if found is None and path.is_dir() and holds_series(first_files(path)):
         return Groups(dicom=True)
@@ -261,24 +313,31 @@ def folder_layout(path: Path, groups: Groups | None, classes: Classes | None) ->
     train, test = split_of(path)
     outer = [folder for part in train + test for folder in folders_in(part)]
     inner = [entry for folder in outer for entry in visible(folder)]
-    first = [file for folder in outer[:10] for file in islice(tabled.files_below(folder), 2)]  # enough to detect DICOM
+    # Enough to detect DICOM
+    first = [file for folder in outer[:10] for file in islice(tabled.files_below(folder), 2)]
     nested = bool(inner) and all(entry.is_dir() and not entry.is_symlink() for entry in inner)
     check_beside(path, train, outer, nested, decided=bool(groups or classes))
     if groups is None and (path / GROUPS).exists():
         groups = Groups(array=True)
-    elif groups is None and 2 * sum(entry.is_file() and is_dicom(entry) for entry in first) > len(first):
+    elif groups is None and 2 * sum(entry.is_file() and is_dicom(entry) for entry in first) > len(
+        first
+    ):
         check_classes_of_dicom(path, outer, decided=classes is not None)
         groups = Groups(dicom=True)
     elif groups is None and nested:
         raise unclear_order(path, outer, inner)
     if groups is None or groups.folder != OUTER:
-        names, held_out = ({folder.name for part in parts for folder in folders_in(part)} for parts in (train, test))
+        names, held_out = (
+            {folder.name for part in parts for folder in folders_in(part)}
+            for parts in (train, test)
+        )
         if classes is None:  # checked before a message contains the name of a folder
             check_names(sorted(names | held_out))
         if classes is None and len(held_out - names) > len(held_out) / 2:
             raise Unclear(
-                "training and test folders in {path} have different names, so they look like persons, not classes: "
-                "name the classes with {option.classes} a,b,c, or use {option.groups}",
+                "training and test folders in {path} have different names, so they look like "
+                "persons, not classes: name the classes with {option.classes} a,b,c, or use "
+                "{option.groups}",
                 option="classes",
                 path=path,
             )
@@ -288,45 +347,63 @@ def folder_layout(path: Path, groups: Groups | None, classes: Classes | None) ->
 
 
 def check_classes_of_dicom(path: Path, outer: Sequence[Path], decided: bool) -> None:
-    """Raise Unclear if each folder of DICOM files is of one patient, so that its name may be a person's."""
+    """Raise Unclear if each folder of DICOM files is of one patient, so that its name may be a
+    person's.
+    """
     headers = [map(dicom_header, first_files(folder)) for folder in outer]
     of_folder = [{header.patient for header in found if header is not None} for found in headers]
     alone = [ids for ids in of_folder if len(ids) == 1]
     if not decided and len(alone) == len(outer) and len(set.union(*alone)) == len(outer) > 1:
         raise Unclear(
-            "each folder in {path} has DICOM files of one patient only, so it may be a person's. Name the classes with "
-            "{option.classes} a,b,c, or list the folders in metadata.csv, with the columns file_name and label",
+            "each folder in {path} has DICOM files of one patient only, so it may be a person's. "
+            "Name the classes with {option.classes} a,b,c, or list the folders in metadata.csv, "
+            "with the columns file_name and label",
             option="classes",
             path=path,
         )
 
 
-def check_beside(path: Path, train: Sequence[Path], outer: Sequence[Path], nested: bool, decided: bool) -> None:
-    """Raise Unclear or ConfigError if a file beside class folders may contain labels and is not read.
+def check_beside(
+    path: Path, train: Sequence[Path], outer: Sequence[Path], nested: bool, decided: bool
+) -> None:
+    """Raise Unclear or ConfigError if a file beside class folders may contain labels and is not
+    read.
 
-    outer: folders that may be classes; nested: whether they contain folders; decided: whether the owner stated what
-    they are.
+    outer: folders that may be classes; nested: whether they contain folders; decided: whether the
+    owner stated what they are.
     """
     few = len({folder.name for folder in outer}) < 2 and not nested
-    beside = dict.fromkeys(entry for folder in (path, *train) for entry in visible(folder) if entry.is_file())
-    readable = [file for file in beside if file.suffix.lower() == ".csv" and tables.names_pictures(file)]
+    beside = dict.fromkeys(
+        entry for folder in (path, *train) for entry in visible(folder) if entry.is_file()
+    )
+    readable = [
+        file for file in beside if file.suffix.lower() == ".csv" and tables.names_pictures(file)
+    ]
     unread = [why for file in beside if (why := why_unread(file, few))]
-    persons = any(PERSONS.fullmatch(meaning(name)) for file in readable for name in tables.heads_of(file)[1])
+    persons = any(
+        PERSONS.fullmatch(meaning(name)) for file in readable for name in tables.heads_of(file)[1]
+    )
     if len(readable) > 1 and (few or nested or persons):
         names = " and ".join(file.name for file in readable[:3])
-        unread.append(f"{path} contains {names}, but only one table is read: join them in metadata.csv, or move others")
+        unread.append(
+            f"{path} contains {names}, but only one table is read: join them in metadata.csv, or "
+            "move others"
+        )
     if unread and few:
         raise ConfigError(unread[0])
     if unread and not decided:
         raise Unclear(
-            "{why}; or use the folders as classes with {option.classes} a,b,c or {option.classes} all",
+            "{why}; or use the folders as classes with {option.classes} a,b,c or "
+            "{option.classes} all",
             option="classes",
             why=unread[0],
         )
 
 
 def why_unread(file: Path, few: bool) -> str | None:
-    """Return why a file beside pictures is not read, and what to do. few: whether there are no class folders."""
+    """Return why a file beside pictures is not read, and what to do. few: whether there are no
+    class folders.
+    """
     suffix = file.suffix.lower()
     try:
         if suffix == ".csv" and few:
@@ -335,9 +412,15 @@ def why_unread(file: Path, few: bool) -> str | None:
             tables.heads_in(file)
     except DataError as error:
         return str(error)
-    listing = suffix in (".txt", ".tsv", ".json", ".xml") and file.stem.casefold() not in ("readme", "license")
+    listing = suffix in (".txt", ".tsv", ".json", ".xml") and file.stem.casefold() not in (
+        "readme",
+        "license",
+    )
     if suffix in (".xls", ".xlsx", ".ods") or (few and listing):
-        return f"{file} is not read: save it as metadata.csv in UTF-8, with a column file_name and a column of labels"
+        return (
+            f"{file} is not read: save it as metadata.csv in UTF-8, with a column file_name and a "
+            "column of labels"
+        )
     if few and suffix in (".zip", ".7z", ".rar", ".gz", ".tgz"):
         return f"{file} is not read beside other files: unpack it in this folder"
     return None
@@ -346,8 +429,8 @@ def why_unread(file: Path, few: bool) -> str | None:
 def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> ConfigError:
     """Return the error that two levels of folders may be <class>/<person>/ or <person>/<class>/.
 
-    The suggested order follows from which names look more like ids. It is not certain, because <name>/<date>/ and
-    <year>/<name>/ look like both.
+    The suggested order follows from which names look more like ids. It is not certain, because
+    <name>/<date>/ and <year>/<name>/ look like both.
     """
     first = {folder.name for folder in outer}
     second = {folder.name for folder in inner}
@@ -358,13 +441,15 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> C
         forms = {1: "class/person", -1: "person/class"}
         proposed = forms.get(int(np.sign(likeness(second) - likeness(first))))
     text = (
-        "{path} has two levels of folders, such as {one}/{other}. State which level is the class with {option.groups} "
-        "class/person or {option.groups} person/class; class names are published"
+        "{path} has two levels of folders, such as {one}/{other}. State which level is the class "
+        "with {option.groups} class/person or {option.groups} person/class; class names are "
+        "published"
     )
     if len(first) > 1 and any(entry.is_dir() for entry in visible(inner[0])):
         return ConfigError(
-            f"{path} has three levels of folders, and only two are supported: move pictures up to <class>/<person>/, "
-            "or list them in metadata.csv with the columns file_name, label and patient"
+            f"{path} has three levels of folders, and only two are supported: move pictures up to "
+            "<class>/<person>/, or list them in metadata.csv with the columns file_name, label "
+            "and patient"
         )
     if len(second) < 3:
         text += "; if {other} is neither, move its pictures up into {one}"
@@ -373,28 +458,37 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> C
     if len(first) == 1:
         text += "; if {one} is neither, name the folder {folder}"
     names = {"one": outer[0].name, "other": inner[0].name}
-    return Unclear(text, option="groups", proposed=proposed, path=path, table=table, folder=outer[0], **names)
+    return Unclear(
+        text, option="groups", proposed=proposed, path=path, table=table, folder=outer[0], **names
+    )
 
 
 def likeness(names: Collection[str]) -> int:
-    """Rate how much names look like ids: 2 if most are PERSONAL, 1 if all contain numbers, otherwise 0."""
+    """Rate how much names look like ids: 2 if most are PERSONAL, 1 if all contain numbers,
+    otherwise 0.
+    """
     if sum(bool(PERSONAL.search(name)) for name in names) > len(names) / 2:
         return 2
     return int(all(re.search(r"\d", name) for name in names))
 
 
 def like_people(names: Sequence[str]) -> bool:
-    """Return whether at least three names are like Tony_Blair or Smith-John, with few repeated words, or like TB."""
+    """Return whether at least three names are like Tony_Blair or Smith-John, with few repeated
+    words, or like TB.
+    """
     if len(names) > 2 and all(re.fullmatch("[A-Z][A-Z]", name) for name in names):
         return True
     words = [re.findall(r"[^\W\d_]+", name) for name in names]
     every = list(chain.from_iterable(words))
     named = all(len(own) > 1 and all(map(str.istitle, own)) for own in words)
-    return named and len(words) > 2 and 2 * sum(every.count(word) > 1 for word in every) < len(every)
+    return (
+        named and len(words) > 2 and 2 * sum(every.count(word) > 1 for word in every) < len(every)
+    )
 
 
 def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
-    """Raise Unclear if names that would be published as class names may be names of persons or of kinds of files.
+    """Raise Unclear if names that would be published as class names may be names of persons or of
+    kinds of files.
 
     counts: number of pictures of each class, if known.
     """
@@ -403,15 +497,19 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
         "two differ only in case or spaces, so they may be the same": len(alike) < len(names),
         "one may mean a missing label": bool(alike & {"nan", "n/a", "na", "null"}),
         "some look like parts of a set or kinds of files": any(map(is_filing, names)),
-        "some look like ids, dates or names of persons": any(map(PERSONAL.search, names)) or like_people(names),
+        "some look like ids, dates or names of persons": (
+            any(map(PERSONAL.search, names)) or like_people(names)
+        ),
         "there are many, and they are numbered": len(names) > MANY and likeness(names) > 0,
-        "each has few pictures, as persons do": np.median(counts or FEW) < (FEW if len(names) > MANY else LEAST),
+        "each has few pictures, as persons do": (
+            np.median(counts or FEW) < (FEW if len(names) > MANY else LEAST)
+        ),
     }
     if why := [reason for reason, holds in reasons.items() if holds]:
         raise Unclear(
-            "the class names found would be published, but {why}. Name the classes with {option.classes} a,b,c, or "
-            "use {option.classes} all to confirm that none of them identifies a person. "
-            "Found {number}: {first}, …",
+            "the class names found would be published, but {why}. Name the classes with "
+            "{option.classes} a,b,c, or use {option.classes} all to confirm that none of them "
+            "identifies a person. Found {number}: {first}, …",
             option="classes",
             why=why[0],
             number=len(names),
@@ -420,15 +518,16 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
 
 
 def check_found(form: dict[str, Any], names: Sequence[str], counts: Sequence[int]) -> None:
-    """Raise Unclear as `check_names` does, or if folders without pictures would be published as classes.
+    """Raise Unclear as `check_names` does, or if folders without pictures would be published as
+    classes.
 
     form: keys of the Request; counts: number of pictures of each class.
     """
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     if form == FOLDERS and empty and any(counts):
         raise Unclear(
-            "folders without pictures ({empty}) would be published as class names: remove them, or use "
-            "{option.classes} all to keep them as classes",
+            "folders without pictures ({empty}) would be published as class names: remove them, or "
+            "use {option.classes} all to keep them as classes",
             option="classes",
             empty=", ".join(empty[:5]),
         )

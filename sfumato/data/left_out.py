@@ -1,4 +1,6 @@
-"""Record the broken pictures that were left out of a prepared set, and check whether they can be read now."""
+"""Record the broken pictures that were left out of a prepared set, and check whether they can be
+read now.
+"""
 
 import json
 from contextlib import closing
@@ -48,7 +50,8 @@ def file_at(path: str, *within: Any) -> PictureFile:
 
 
 def still_broken(home: Path, data: Data) -> bool:
-    """Return whether all pictures left out of the set in `home` are listed, and none of them can be read now.
+    """Return whether all pictures left out of the set in `home` are listed, and none of them can be
+    read now.
 
     Raises FileNotFoundError for a picture that was in a temporary folder.
     """

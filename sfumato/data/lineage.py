@@ -1,10 +1,12 @@
 """Find the records behind public inputs, and public images that are also sensitive.
 
-Public images and models cost nothing, unless they were made from sensitive images. Their `privacy.json` then contains
-the records. Without it, files that were released from this state directory are recognised by their bytes.
+Public images and models cost nothing, unless they were made from sensitive images. Their
+`privacy.json` then contains the records. Without it, files that were released from this state
+directory are recognised by their bytes.
 
-A public image that is also a sensitive or hold-out image has no guarantee. Only exact duplicates in the stored shape
-are found, because copies that were recoloured or compressed with loss have different bytes.
+A public image that is also a sensitive or hold-out image has no guarantee. Only exact duplicates in
+the stored shape are found, because copies that were recoloured or compressed with loss have
+different bytes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,12 +26,15 @@ from sfumato.storage.digest import digest_of, digest_of_file
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import entries_below, files_in, replace_private
 
-RELEASED = "released"  # folder in the state directory with one file per artifact that was released from it
+# Folder in the state directory with one file per artifact that was released from it
+RELEASED = "released"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remembered:
-    """The form of a file in `RELEASED`: the records of a release, and the hashes of its files and images."""
+    """The form of a file in `RELEASED`: the records of a release, and the hashes of its files and
+    images.
+    """
 
     records: dict[str, dict[str, Any]]
     hashes: tuple[str, ...]
@@ -38,24 +43,33 @@ class Remembered:
 def lineage(path: Path, section: str, declared_public: bool, state: Path | None) -> list[Artifact]:
     """Return the releases that the file or folder `path` was made from; none if it is public.
 
-    section: section of the parameters, "public" or "model". Raises ConfigError if there is no privacy.json and the
-    files are not declared public, and DataError if it does not match them.
+    section: section of the parameters, "public" or "model". Raises ConfigError if there is no
+    privacy.json and the files are not declared public, and DataError if it does not match them.
     """
     resolved = path.expanduser().resolve()  # it may be an artifact, or in one
     folders = (folder for folder in (resolved, *resolved.parents) if (folder / PRIVACY).is_file())
     carried = next(map(read_artifact, folders), None)
     if carried is None and not declared_public:
         raise ConfigError(
-            f"{path} has no {PRIVACY}, so its cost is unknown. If nothing in it was made from sensitive images, set "
-            f"{section}.declared_public: true; otherwise name the whole folder that was released, unchanged"
+            f"{path} has no {PRIVACY}, so its cost is unknown. If nothing in it was made from "
+            f"sensitive images, set {section}.declared_public: true; otherwise name the whole "
+            "folder that was released, unchanged"
         )
     return [*filter(None, [carried]), *recognised(state, hashes(path))]
 
 
 def refuse_private_network(network: OwnNetwork, state: Path) -> None:
-    """Raise ConfigError unless the owner's network is declared public and was not released from sensitive images."""
-    if any(found.records for found in lineage(Path(network.path), "network", network.declared_public, state)):
-        raise ConfigError(f"the network {network.path} was released from sensitive images: name one that is public")
+    """Raise ConfigError unless the owner's network is declared public and was not released from
+    sensitive images.
+    """
+    if any(
+        found.records
+        for found in lineage(Path(network.path), "network", network.declared_public, state)
+    ):
+        raise ConfigError(
+            f"the network {network.path} was released from sensitive images: name one that is "
+            "public"
+        )
 
 
 def remember(state: Path, artifacts: Iterable[Artifact], public: Path) -> None:
@@ -69,10 +83,16 @@ def remember(state: Path, artifacts: Iterable[Artifact], public: Path) -> None:
             if (images := artifact.path / IMAGES).is_file():
                 known |= {value.hex() for value in digests(load_array(images))}
                 card = artifact.path / CARD
-                if card.is_file() and not read_json(card)["synthetic"] and (public / IMAGES).is_file():
+                if (
+                    card.is_file()
+                    and not read_json(card)["synthetic"]
+                    and (public / IMAGES).is_file()
+                ):
                     known -= {value.hex() for value in digests(load_array(public / IMAGES))}
             content = {"records": artifact.records, "hashes": sorted(known)}
-            replace_private(state / RELEASED / f"{digest_of(content)[:32]}.json", as_text(content).encode())
+            replace_private(
+                state / RELEASED / f"{digest_of(content)[:32]}.json", as_text(content).encode()
+            )
 
 
 def recognised(state: Path | None, found: Iterable[str]) -> list[Artifact]:
@@ -83,7 +103,10 @@ def recognised(state: Path | None, found: Iterable[str]) -> list[Artifact]:
     wanted = {*found}
     releases = []
     for file in files:
-        why = f"{file} cannot be read ({{}}): restore it, because without it earlier releases are unknown"
+        why = (
+            f"{file} cannot be read ({{}}): restore it, because without it earlier releases are "
+            "unknown"
+        )
         with explained(DataError, why.format, causes=(OSError, ValueError)):
             content = validated(Remembered, read_json(file))
         if not wanted.isdisjoint(content.hashes):
@@ -96,7 +119,9 @@ def hashes(path: Path) -> Iterator[str]:
     path = path.expanduser()
     for file in [path] if path.is_file() else map(Path, entries_below(path)):
         # Files that a copy of a release would contain
-        if file.is_file() and (file == path or file.suffix.lower() in {".safetensors", ".png", ".npz", ".parquet"}):
+        if file.is_file() and (
+            file == path or file.suffix.lower() in {".safetensors", ".png", ".npz", ".parquet"}
+        ):
             yield digest_of_file(file)
 
 
@@ -106,16 +131,20 @@ def refuse_overlap(public: ImageSet, private: Iterable[ImageSet]) -> None:
     if len(found):
         shown = ", ".join(map(str, found[:10])) + (", …" if len(found) > 10 else "")
         raise DataError(
-            f"local, not to be shared: {len(found)} of the {len(public)} public images are sensitive or hold-out "
-            f"images too, byte for byte (public images {shown}). Public images have no guarantee: "
-            "remove them from the public source, or choose another"
+            f"local, not to be shared: {len(found)} of the {len(public)} public images are "
+            f"sensitive or hold-out images too, byte for byte (public images {shown}). Public "
+            "images have no guarantee: remove them from the public source, or choose another"
         )
 
 
 def overlapping(public: ImageSet, private: Iterable[ImageSet]) -> np.ndarray:
-    """Return the ascending indices of public images with the same bytes as a private one, (n,) int64."""
+    """Return the ascending indices of public images with the same bytes as a private one, (n,)
+    int64.
+    """
     known = {digest for image_set in private for digest in digests(image_set.images)}
-    return np.array([i for i, digest in enumerate(digests(public.images)) if digest in known], dtype=np.int64)
+    return np.array(
+        [i for i, digest in enumerate(digests(public.images)) if digest in known], dtype=np.int64
+    )
 
 
 def digests(images: np.ndarray) -> Iterator[bytes]:

@@ -1,8 +1,8 @@
 """Find the part of file names that repeats, as if one person had several images.
 
-A name is a row of columns: its words, its numbers or, if letters and digits are mixed, its chunks. The column that
-makes names unique in a folder counts images, and a person's id repeats in a column before it. The coarsest one is
-proposed.
+A name is a row of columns: its words, its numbers or, if letters and digits are mixed, its chunks.
+The column that makes names unique in a folder counts images, and a person's id repeats in a column
+before it. The coarsest one is proposed.
 """
 
 import re
@@ -25,7 +25,9 @@ SIDE_WORDS = (
     "|lateral|frontal|oblique|anterior|posterior|axial|sagittal|coronal|ax|sag|cor|flair|t[12](ce|c|w|gd)?|adc|dwi|pd"
     "|pre|post|before|after|baseline|followup|front|back|top|bottom|up|down"
 )
-COPY_WORDS = "aug[a-z]*|copy|kopie|copie|copia|[hv]?flip(ped)?|rot(ated?|ation)?|crop(ped)?|orig(inal)?"
+COPY_WORDS = (
+    "aug[a-z]*|copy|kopie|copie|copia|[hv]?flip(ped)?|rot(ated?|ation)?|crop(ped)?|orig(inal)?"
+)
 FILE_WORDS = (
     "train(ing)?|test(ing)?|val(id(ation)?)?|dev|image|img|pic|picture|photo|foto|scan|file|mask|dsc[nf]?|dicom|dcm"
     "|frame|slice|screenshot|capture|untitled|unnamed|sample|bild|pxl|data|dataset|cell|patch|tile|crop|slide|wa"
@@ -38,7 +40,9 @@ PERSON = re.compile(
 )
 DATE = r"(?:19\d|20[0-4])\d[-_.]?(?:0[1-9]|1[0-2])[-_.]?(?:[0-2]\d|3[01])"
 TIME = r"[0-2]\d[-_.:h]?[0-5]\d[-_.:m]?[0-5]\d(?:\d{3})?"
-DATED = re.compile(rf"(?<!\d)(?:{DATE}(?:\D{{0,4}}{TIME})?|[0-3]\d[-_.][0-3]\d[-_.](?:19|20)\d\d)(?!\d)")
+DATED = re.compile(
+    rf"(?<!\d)(?:{DATE}(?:\D{{0,4}}{TIME})?|[0-3]\d[-_.][0-3]\d[-_.](?:19|20)\d\d)(?!\d)"
+)
 WORD = r"[^\W\d_]+"
 ONE_NUMBER = r"\D*\d+"  # a number and the text before it
 SUFFIX = re.compile(r"\.[A-Za-z]\w{0,4}$")
@@ -50,8 +54,8 @@ Ids = Sequence[str | None]
 class Repeats:
     """The reason why several images may show one person. It is private.
 
-    groups: proposed value of `--groups`, or None if uncertain; examples: names of files with their ids; persons: number
-    of persons that the proposal finds.
+    groups: proposed value of `--groups`, or None if uncertain; examples: names of files with their
+    ids; persons: number of persons that the proposal finds.
     """
 
     why: str
@@ -62,7 +66,9 @@ class Repeats:
 
 @dataclass(kw_only=True)
 class Column:
-    """One part of the names. values: value in each name, None if it has no such part; pattern: finds the values."""
+    """One part of the names. values: value in each name, None if it has no such part; pattern:
+    finds the values.
+    """
 
     values: Ids
     pattern: str
@@ -97,11 +103,17 @@ class Column:
 
     @property
     def repeated_hex(self) -> bool:
-        """Return the same if the values are parts of longer hexadecimal ids, in which one digit may be fixed."""
-        return self.kind != "mixed" or self.pairs > self.by_chance(16 ** (min(map(len, self.counts)) - 1))
+        """Return the same if the values are parts of longer hexadecimal ids, in which one digit may
+        be fixed.
+        """
+        return self.kind != "mixed" or self.pairs > self.by_chance(
+            16 ** (min(map(len, self.counts)) - 1)
+        )
 
     def by_chance(self, values: float) -> float:
-        """Return three times the expected number of pairs that share one of this many values by chance."""
+        """Return three times the expected number of pairs that share one of this many values by
+        chance.
+        """
         return 3 * len(self.values) ** 2 / (2 * values)
 
     @cached_property
@@ -115,8 +127,15 @@ class Column:
 
     @property
     def restarts(self) -> bool:
-        """Return whether the values may be a counter from 0 or 1, which repeats when it restarts."""
-        return self.kind == "number" and not self.personal and self.dense and min(map(int, self.counts)) <= 1
+        """Return whether the values may be a counter from 0 or 1, which repeats when it
+        restarts.
+        """
+        return (
+            self.kind == "number"
+            and not self.personal
+            and self.dense
+            and min(map(int, self.counts)) <= 1
+        )
 
     @property
     def of_year(self) -> bool:
@@ -125,7 +144,11 @@ class Column:
     @property
     def sparse(self) -> bool:
         """Return whether the values have the form of ids, not of a counter."""
-        return self.personal or self.kind == "mixed" or (self.kind == "number" and self.span > 20 * len(self.counts))
+        return (
+            self.personal
+            or self.kind == "mixed"
+            or (self.kind == "number" and self.span > 20 * len(self.counts))
+        )
 
     @property
     def proposable(self) -> bool:
@@ -141,7 +164,11 @@ class Column:
         if self.kind != "words":
             return False
         words = [re.findall(WORD, value) for value in self.counts]
-        common = {word for word, count in Counter(w for own in words for w in {*own}).items() if count > len(words) / 2}
+        common = {
+            word
+            for word, count in Counter(w for own in words for w in {*own}).items()
+            if count > len(words) / 2
+        }
         telling = [word for own in words for word in own if word not in common]
         return (
             bool(telling)
@@ -155,8 +182,8 @@ def repeats_in(
 ) -> Repeats | None:
     """Find what repeats in file names, as if one person had several images; None if nothing does.
 
-    A pattern is proposed only if it finds at least FEWEST ids. folders, labels: folder and label of each image, in the
-    order of `names`.
+    A pattern is proposed only if it finds at least FEWEST ids. folders, labels: folder and label of
+    each image, in the order of `names`.
     """
     stems = [SUFFIX.sub("", name) for name in names]
     start = beginning(stems)
@@ -179,12 +206,18 @@ def repeats_in(
         counter, *others = after
         if not counter.restarts and not counter.neutral and counter.repeated:
             candidates.append(counter)
-        candidates += [c for c in others if not c.neutral and c.proposable and c.repeated and c.repeated_hex]
+        candidates += [
+            c for c in others if not c.neutral and c.proposable and c.repeated and c.repeated_hex
+        ]
         candidates += [column for column in ids if column.personal and column not in candidates]
     if not candidates:
         return None
     why = "File names repeat, as if one person had several images"
-    sure = [c for place, c in enumerate(candidates) if c.proposable and not (c.restarts and few(candidates[:place]))]
+    sure = [
+        c
+        for place, c in enumerate(candidates)
+        if c.proposable and not (c.restarts and few(candidates[:place]))
+    ]
     if not sure:
         return Repeats(why=why)
     steady = any(column.kind == "number" and not column.restarts for column in sure)
@@ -195,9 +228,11 @@ def repeats_in(
 
 
 def rivalled(best: Column, others: Sequence[Column]) -> bool:
-    """Return whether another part of the names may be the person's id too, so that only the owner can decide.
+    """Return whether another part of the names may be the person's id too, so that only the owner
+    can decide.
 
-    Examples are a year or a frame number before it, and a counter beside an id that occurs with several numbers.
+    Examples are a year or a frame number before it, and a counter beside an id that occurs with
+    several numbers.
     """
     if best.personal:
         return False
@@ -214,7 +249,9 @@ def crossed(column: Column, other: Column) -> bool:
 
 
 def beginning(stems: Sequence[str]) -> str:
-    """Build a pattern for the start of some names that does not identify persons: dates, sides and views."""
+    """Build a pattern for the start of some names that does not identify persons: dates, sides and
+    views.
+    """
     sides = rf"(?i:{SIDE_WORDS})[-_ ]+(?=\S)"
     words = [match[0].rstrip("-_ ").lower() for stem in stems if (match := re.match(sides, stem))]
     dates = 2 * sum(bool(re.match(rf"{DATE}[-_ ]+\S", stem)) for stem in stems) > len(stems)
@@ -229,12 +266,17 @@ def beginning(stems: Sequence[str]) -> str:
 
 
 def few(columns: Sequence[Column]) -> bool:
-    """Return whether columns have too few values for a proposal. A number after them may restart for each value."""
+    """Return whether columns have too few values for a proposal.
+
+    A number after them may restart for each value.
+    """
     return any(len(column.counts) < 2 * FEWEST and not column.proposable for column in columns)
 
 
 def repeated_folders(folders: Sequence[str], labels: Sequence[Hashable]) -> bool:
-    """Return whether folders that are neither classes nor parts of a set contain several images each."""
+    """Return whether folders that are neither classes nor parts of a set contain several images
+    each.
+    """
     names = [PurePath(folder).name for folder in folders]
     column = Column(values=names, pattern="", kind="words")
     others = [name for name in column.counts if not is_filing(name)]
@@ -242,7 +284,9 @@ def repeated_folders(folders: Sequence[str], labels: Sequence[Hashable]) -> bool
 
 
 def proposed(pattern: str, names: Sequence[str], why: str) -> Repeats:
-    """Return the proposal of a pattern, with two names whose ids differ and the number of ids that it finds."""
+    """Return the proposal of a pattern, with two names whose ids differ and the number of ids that
+    it finds.
+    """
     found = {name: match[1] for name in names if (match := re.search(pattern, name))}
     examples: dict[str, str] = {}
     for name, person in found.items():
@@ -265,16 +309,21 @@ def word_and_number_columns(stems: Sequence[str], named: Sequence[str]) -> Itera
 
 
 def word_column(stems: Sequence[str], named: Sequence[str]) -> Column | None:
-    """Return the first words of each name that may name a person, without words for sides, copies, files and classes.
+    """Return the first words of each name that may name a person, without words for sides, copies,
+    files and classes.
 
     named: words of class names.
     """
     neutral = re.compile(
-        rf"(?:{'|'.join([SIDE_WORDS, COPY_WORDS, FILE_WORDS, SERIES_WORDS, *named])})s?", re.IGNORECASE
+        rf"(?:{'|'.join([SIDE_WORDS, COPY_WORDS, FILE_WORDS, SERIES_WORDS, *named])})s?",
+        re.IGNORECASE,
     )
     every = {word for stem in stems for word in re.findall(WORD, stem)}
-    lettered = sum(len(word) == 1 for word in every) >= FEWEST  # persons or pictures are named a, b, c, ...
-    left_out = sorted({w.lower() for w in every if neutral.fullmatch(w) and not (lettered and len(w) == 1)})
+    # Persons or pictures are named a, b, c, ...
+    lettered = sum(len(word) == 1 for word in every) >= FEWEST
+    left_out = sorted(
+        {w.lower() for w in every if neutral.fullmatch(w) and not (lettered and len(w) == 1)}
+    )
     skipped = f"(?i:{'|'.join(left_out)})(?!{WORD})"
     own = ""
     skip = r"[\W\d_]*"
@@ -288,10 +337,13 @@ def word_column(stems: Sequence[str], named: Sequence[str]) -> Column | None:
     return Column(values=[match and match[1] for match in found], pattern=pattern, kind="words")
 
 
-def number_column(place: int, row: Sequence[re.Match[str] | None], lengths: Sequence[int]) -> Column:
+def number_column(
+    place: int, row: Sequence[re.Match[str] | None], lengths: Sequence[int]
+) -> Column:
     """Return the run of digits at a place in each name, with the text that always precedes it.
 
-    row: match of the run in each name, None if the name has fewer; lengths: number of runs in each name.
+    row: match of the run in each name, None if the name has fewer; lengths: number of runs in each
+    name.
     """
     values = [match and match[0] for match in row]
     heads = [(m.string[: m.start()], length) for m, length in zip(row, lengths, strict=True) if m]
@@ -304,7 +356,8 @@ def number_column(place: int, row: Sequence[re.Match[str] | None], lengths: Sequ
     elif len(glued) == 1 and {*glued} != {""}:
         pattern = rf"{times(ONE_NUMBER, place)}\D*?({WORD}\d+)"
     elif len({*map(int, filter(None, values))}) < len({*values} - {None}):
-        pattern = rf"{times(ONE_NUMBER, place)}\D*0*(\d+)"  # otherwise two ids could differ only in zeros
+        # Otherwise two ids could differ only in zeros
+        pattern = rf"{times(ONE_NUMBER, place)}\D*0*(\d+)"
     else:
         pattern = rf"{times(ONE_NUMBER, place)}\D*(\d+)"
     return Column(
@@ -312,7 +365,9 @@ def number_column(place: int, row: Sequence[re.Match[str] | None], lengths: Sequ
         pattern=pattern,
         kind="number",
         named=all(
-            word and not re.fullmatch(f"{SIDE_WORDS}|{COPY_WORDS}|{FILE_WORDS}", word, re.IGNORECASE) for word in before
+            word
+            and not re.fullmatch(f"{SIDE_WORDS}|{COPY_WORDS}|{FILE_WORDS}", word, re.IGNORECASE)
+            for word in before
         ),
         of_file=all(word and re.fullmatch(FILE_WORDS, word, re.IGNORECASE) for word in before),
         aligned=are_aligned(heads),
@@ -329,7 +384,9 @@ def times(pattern: str, count: int) -> str:
 
 
 def chunk_columns(stems: Sequence[str]) -> list[Column]:
-    """Return the parts between separators if letters and digits are mixed in some, as in hexadecimal ids; else []."""
+    """Return the parts between separators if letters and digits are mixed in some, as in
+    hexadecimal ids; else [].
+    """
     chunks = [re.findall(r"[^\W_]+", stem) for stem in stems]
     rows = [*zip_longest(*chunks)]
     if not any(mixes({*filter(None, values)}) for values in rows):
@@ -348,15 +405,22 @@ def chunk_columns(stems: Sequence[str]) -> list[Column]:
 
 
 def mixes(chunks: set[str]) -> bool:
-    """Return whether letters and digits alternate in many ways, unlike in ids such as P001a or C33P1thin."""
-    forms = {chunk: re.sub(r"\d+", "0", chunk) for chunk in chunks if re.search(rf"\d.*{WORD}|{WORD}.*\d", chunk)}
+    """Return whether letters and digits alternate in many ways, unlike in ids such as P001a or
+    C33P1thin.
+    """
+    forms = {
+        chunk: re.sub(r"\d+", "0", chunk)
+        for chunk in chunks
+        if re.search(rf"\d.*{WORD}|{WORD}.*\d", chunk)
+    }
     common = Counter(forms.values())
     odd = [form for form in forms.values() if common[form] < max(3, len(chunks) / 20)]
     return len({*odd}) >= FEWEST and len(odd) > len(chunks) / 5
 
 
 def are_aligned(heads: Sequence[tuple[str, int]]) -> bool:
-    """Return whether names with more numbers have the same words before a number as names with fewer.
+    """Return whether names with more numbers have the same words before a number as names with
+    fewer.
 
     heads: text before the number, and how many numbers the name has.
     """
@@ -365,35 +429,53 @@ def are_aligned(heads: Sequence[tuple[str, int]]) -> bool:
         words.setdefault(length, set()).add(re.sub(r"\d+", "0", head.lower()))
     parts = [*words.values()]
     return len(parts) < 2 or all(
-        part & {*chain.from_iterable(other for other in parts if other is not part)} for part in parts
+        part & {*chain.from_iterable(other for other in parts if other is not part)}
+        for part in parts
     )
 
 
-def at_first_unique(columns: Sequence[Column], keys: Sequence[Hashable]) -> tuple[list[Column], list[Column]]:
-    """Split the columns at the first one that makes the names in each folder unique. It belongs to the second part."""
+def at_first_unique(
+    columns: Sequence[Column], keys: Sequence[Hashable]
+) -> tuple[list[Column], list[Column]]:
+    """Split the columns at the first one that makes the names in each folder unique.
+
+    It belongs to the second part.
+    """
     for place, column in enumerate(columns):
         numbers: dict[Hashable, int] = {}
-        keys = [numbers.setdefault(pair, len(numbers)) for pair in zip(keys, column.values, strict=True)]
+        keys = [
+            numbers.setdefault(pair, len(numbers)) for pair in zip(keys, column.values, strict=True)
+        ]
         if len(numbers) == len(keys):
             return [*columns[:place]], [*columns[place:]]
     return [*columns], []
 
 
 def is_of_class(column: Column, labels: Sequence[Hashable]) -> bool:
-    """Return whether a column only encodes the class: each value occurs in one class, and each class has one value."""
-    pairs = {(value, label) for value, label in zip(column.values, labels, strict=True) if value is not None}
+    """Return whether a column only encodes the class: each value occurs in one class, and each
+    class has one value.
+    """
+    pairs = {
+        (value, label)
+        for value, label in zip(column.values, labels, strict=True)
+        if value is not None
+    }
     return len(pairs) == len(column.counts) == len({label for _, label in pairs})
 
 
 def is_date(column: Column, dated: Sequence[set[str]]) -> bool:
-    """Return whether the numbers of a column belong to dates or times. dated: such numbers in each name."""
+    """Return whether the numbers of a column belong to dates or times. dated: such numbers in each
+    name.
+    """
     return sum(value in numbers for value, numbers in zip(column.values, dated, strict=True)) > (
         0.9 * column.counts.total()
     )
 
 
 def series_of(stem: str, named: Sequence[str]) -> str:
-    """Return the words for files and classes before the first digit, because a counter may restart for each."""
+    """Return the words for files and classes before the first digit, because a counter may restart
+    for each.
+    """
     head = re.split(r"\d", stem, maxsplit=1)[0].lower()
     known = re.compile("|".join([FILE_WORDS, SERIES_WORDS, *named]))
     return " ".join(word for word in re.findall(WORD, head) if known.fullmatch(word))

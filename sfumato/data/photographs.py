@@ -1,4 +1,6 @@
-"""Find photographs taken in a row, by their times and devices, because they often show one person."""
+"""Find photographs taken in a row, by their times and devices, because they often show one
+person.
+"""
 
 import re
 from collections.abc import Sequence
@@ -20,7 +22,9 @@ SHARE = 0.1  # share of the pictures from which rows are not an accident
 
 
 class Taken(NamedTuple):
-    """The time of a photograph (seconds since 1970), its device, and the last number in its name."""
+    """The time of a photograph (seconds since 1970), its device, and the last number in its
+    name.
+    """
 
     second: float | None
     device: str
@@ -28,11 +32,16 @@ class Taken(NamedTuple):
 
 
 def taken_in_a_row(files: Sequence[Path | Member]) -> bool:
-    """Return whether many photographs were taken within seconds of each other, or in sequence by one device."""
+    """Return whether many photographs were taken within seconds of each other, or in sequence by
+    one device.
+    """
     taken = [taken_at(file) for file in files]
     times = sorted(photograph.second for photograph in taken if photograph.second is not None)
     numbers = {(one.device, one.number) for one in taken if one.device and one.number is not None}
-    following = sum((device, number + 1) in numbers or (device, number - 1) in numbers for device, number in numbers)
+    following = sum(
+        (device, number + 1) in numbers or (device, number - 1) in numbers
+        for device, number in numbers
+    )
     return max(following, near(times, SECONDS)) > max(1, SHARE * len(files))
 
 
@@ -43,11 +52,17 @@ def near(times: Sequence[float], most: float) -> int:
 
 
 def taken_at(file: Path | Member) -> Taken:
-    """Read time and device from EXIF or, without it, from the name. Raises OSError if the file cannot be read."""
+    """Read time and device from EXIF or, without it, from the name.
+
+    Raises OSError if the file cannot be read.
+    """
     tags: dict[int, object] = {}
     with suppress(DataError):  # decoding reports a picture that is too large
         tags = exif_in(open_picture(file))
-    dates = [str(tags.get(tag, "")) for tag in (Base.DateTimeOriginal, Base.DateTimeDigitized, Base.DateTime)]
+    dates = [
+        str(tags.get(tag, ""))
+        for tag in (Base.DateTimeOriginal, Base.DateTimeDigitized, Base.DateTime)
+    ]
     dates += [match[0] for match in DATED.finditer(file.name)]
     numbers = re.findall(r"\d+", file.name)
     return Taken(
@@ -59,14 +74,21 @@ def taken_at(file: Path | Member) -> Taken:
 
 def exif_in(stream: BinaryIO) -> dict[int, object]:
     """Return the EXIF tags of a picture, or none if it is damaged, which decoding reports."""
-    with suppress(Exception), Image.open(stream, formats=["JPEG", "MPO", "PNG", "TIFF", "WEBP"]) as picture:
+    with (
+        suppress(Exception),
+        Image.open(stream, formats=["JPEG", "MPO", "PNG", "TIFF", "WEBP"]) as picture,
+    ):
         exif = picture.getexif()
         return {**exif, **exif.get_ifd(IFD.Exif)}
     return {}
 
 
 def second_of(text: str) -> float | None:
-    """Return the seconds since 1970 of a text with a date and a time, such as 2026:01:31 12:00:05, or None."""
+    """Return the seconds since 1970 of a text with a date and a time, such as 2026:01:31 12:00:05,
+    or None.
+    """
     with suppress(ValueError):
-        return datetime.strptime("".join(re.findall(r"\d", text))[:14].ljust(14, "x"), "%Y%m%d%H%M%S").timestamp()
+        return datetime.strptime(
+            "".join(re.findall(r"\d", text))[:14].ljust(14, "x"), "%Y%m%d%H%M%S"
+        ).timestamp()
     return None

@@ -1,10 +1,12 @@
-"""Copy images from their source: sensitive ones into the private state directory, public ones into an artifact.
+"""Copy images from their source: sensitive ones into the private state directory, public ones into
+an artifact.
 
 Layout of the private part: `<state>/keys/<dataset_id>` (the secret key) and
-`<state>/data/<dataset_id>/{sensitive,holdout,card.json,origin.json}`. Directories have mode 0700, files mode 0600.
-Guarantee: the conversion of an image, and its part, depend only on that image (with groups, on the id of its group;
-of a slice, on its volume, which is one person's), the key and the section `data`; the card does not depend on the
-images, except for their shape if `data` names none.
+`<state>/data/<dataset_id>/{sensitive,holdout,card.json,origin.json}`. Directories have mode 0700,
+files mode 0600.
+Guarantee: the conversion of an image, and its part, depend only on that image (with groups, on the
+id of its group; of a slice, on its volume, which is one person's), the key and the section `data`;
+the card does not depend on the images, except for their shape if `data` names none.
 """
 
 import hashlib
@@ -30,7 +32,13 @@ from sfumato.data.cards import CARD, Card, PublicCard, card_text, dataset_direct
 from sfumato.data.duplicates import ORIGIN, refuse_another_id, refuse_regrouping
 from sfumato.data.groups import GroupIndex, refuse_crowd
 from sfumato.data.images import COMPARED_FILE, ImageSet, ImageWriter, load_images
-from sfumato.data.left_out import LEFT_OUT, LEFT_OUT_FILES, places_left_out, reasons_left_out, still_broken
+from sfumato.data.left_out import (
+    LEFT_OUT,
+    LEFT_OUT_FILES,
+    places_left_out,
+    reasons_left_out,
+    still_broken,
+)
 from sfumato.data.lineage import digests, lineage, recognised, refuse_overlap
 from sfumato.data.rendered import DRAWN
 from sfumato.data.sources import Example, Source, read_public, read_source
@@ -65,17 +73,19 @@ UNNAMED = "unnamed"  # version of the images if data.version is not set
 
 @naming_archives()
 def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
-    """Store the sensitive and hold-out images of the source in `data`; write the public card and return it.
+    """Store the sensitive and hold-out images of the source in `data`; write the public card and
+    return it.
 
-    An older set of the same id is replaced when the new one is complete, unless it was made from the same files with
-    the same settings. The card contains no number of images or groups and no hash, keyed or not. The version is
-    `data.version` or, if it is not set, a random version, which stays the same for this dataset.
+    An older set of the same id is replaced when the new one is complete, unless it was made from
+    the same files with the same settings. The card contains no number of images or groups and no
+    hash, keyed or not. The version is `data.version` or, if it is not set, a random version, which
+    stays the same for this dataset.
 
     state: state directory for the images; card: path of the card.
 
-    Raises ConfigError or DataError (see `sources.read_source`; also if images are counted under another id, or charged
-    images would change their groups), and then leaves the older set and card unchanged; BudgetError if the journal is
-    lost or invalid.
+    Raises ConfigError or DataError (see `sources.read_source`; also if images are counted under
+    another id, or charged images would change their groups), and then leaves the older set and card
+    unchanged; BudgetError if the journal is lost or invalid.
     """
     home = dataset_directory(state, data.name)
     for directory in (state, home.parent, state / "keys"):
@@ -87,7 +97,8 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
         key = secret_key(state, data.name)
         listing = listing_of(data, key)
         if listing is not None and (same := prepared_from(home, listing, data, state)) is not None:
-            kept_fingerprint(state, read_card(home / CARD))  # missing if the last process was killed
+            # Missing if the last process was killed
+            kept_fingerprint(state, read_card(home / CARD))
             replace_file(card, same)
             return json.loads(same)  # type: ignore[no-any-return]
         unnamed = unnamed_version(home)
@@ -108,7 +119,10 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
             )
             if data.version is None:
                 unnamed = public.version
-            origin = {"source": data.source, "path": data.path and str(Path(data.path).expanduser().resolve())}
+            origin = {
+                "source": data.source,
+                "path": data.path and str(Path(data.path).expanduser().resolve()),
+            }
             if not data.different_people:
                 refuse_another_id(home, fresh, image_set.shape, origin)
             refuse_regrouping(data, home, fresh, journal)
@@ -116,7 +130,10 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
             write_local(fresh / CARD, text)
             private = {ORIGIN: json.dumps(origin), LISTING: listing, UNNAMED: unnamed}
             if source.left_out:
-                private |= {LEFT_OUT: reasons_left_out(source), LEFT_OUT_FILES: places_left_out(source)}
+                private |= {
+                    LEFT_OUT: reasons_left_out(source),
+                    LEFT_OUT_FILES: places_left_out(source),
+                }
             for name, content in private.items():
                 if content:
                     write_local(fresh / name, content.encode())
@@ -127,11 +144,16 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
 
 
 def say_converted(source: Source, listed: Path) -> None:
-    """Print how many images were converted in which way, on a terminal only, because numbers of images are private."""
+    """Print how many images were converted in which way, on a terminal only, because numbers of
+    images are private.
+    """
     if source.left_out:
         source.converted[f"left out, as {listed} lists"] = len(source.left_out)
     if source.converted and sys.stderr.isatty():
-        print(", ".join(f"{count} {what}" for what, count in source.converted.items()), file=sys.stderr)
+        print(
+            ", ".join(f"{count} {what}" for what, count in source.converted.items()),
+            file=sys.stderr,
+        )
 
 
 def make_private(directory: Path) -> None:
@@ -141,30 +163,43 @@ def make_private(directory: Path) -> None:
         directory.chmod(0o700)
     except OSError as error:
         raise ConfigError(
-            f"{directory} may be read by others, and this account cannot change that ({error.strerror}): "
-            f"run `chmod 700 {directory}` as its owner, or set SFUMATO_STATE to a folder of your own"
+            f"{directory} may be read by others, and this account cannot change that "
+            f"({error.strerror}): run `chmod 700 {directory}` as its owner, or set SFUMATO_STATE "
+            "to a folder of your own"
         ) from error
 
 
 def listing_of(data: Data, key: bytes) -> str | None:
-    """Compute a keyed digest of everything that determines a prepared set: settings, PREPARE_REVISION and all files.
+    """Compute a keyed digest of everything that determines a prepared set: settings,
+    PREPARE_REVISION and all files.
 
-    A file is identified by its name, size, inode and the times of its last change of content and of status. Programs
-    cannot reset the time of a status change. Returns None without a path, if a file changed just now, or if there is a
-    link.
+    A file is identified by its name, size, inode and the times of its last change of content and of
+    status. Programs cannot reset the time of a status change. Returns None without a path, if a
+    file changed just now, or if there is a link.
     """
     named = [data.path, data.groups.csv] if data.groups is not None else [data.path]
     paths = [Path(name).expanduser().resolve() for name in named if name is not None]
     if data.path is None or not all(path.exists() for path in paths):
         return None
     reading_sensitive()
-    decides = {"data": data.model_dump(mode="json"), "path": str(paths[0]), "revision": PREPARE_REVISION}
+    decides = {
+        "data": data.model_dump(mode="json"),
+        "path": str(paths[0]),
+        "revision": PREPARE_REVISION,
+    }
     mac = hmac.new(key, canonical(decides), "sha256")
     latest = time.time_ns() - int(FRESH * 1e9)
     for name, status in chain.from_iterable(map(statuses, paths)):
         if stat.S_ISLNK(status.st_mode) or max(status.st_ctime_ns, status.st_mtime_ns) > latest:
             return None
-        entry = [name, status.st_mode, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
+        entry = [
+            name,
+            status.st_mode,
+            status.st_size,
+            status.st_ino,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+        ]
         mac.update(json.dumps(entry).encode())
     return mac.hexdigest()
 
@@ -177,7 +212,8 @@ def statuses(path: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def prepared_from(home: Path, listing: str, data: Data, state: Path) -> bytes | None:
-    """Return the card of the set in `home` if it is complete and was made from the files of `listing`, or None.
+    """Return the card of the set in `home` if it is complete and was made from the files of
+    `listing`, or None.
 
     The set is not complete if a picture that was left out can be read now.
     """
@@ -190,7 +226,9 @@ def prepared_from(home: Path, listing: str, data: Data, state: Path) -> bytes | 
 
 
 def unnamed_version(home: Path) -> str | None:
-    """Return the random version of images without `data.version`, even if they were named since; None if none."""
+    """Return the random version of images without `data.version`, even if they were named since;
+    None if none.
+    """
     if (home / UNNAMED).is_file():
         return (home / UNNAMED).read_text(encoding="utf-8")
     version = kept_version(home)
@@ -215,13 +253,17 @@ def prepare_public(
     private: Callable[[], Iterable[ImageSet]] = tuple,
     state: Path | None = None,
 ) -> dict:
-    """Write the public set as the artifact `out`: images, labels, card and picture. Returns the content of its card.
+    """Write the public set as the artifact `out`: images, labels, card and picture.
 
-    Images are converted to `shape`, (C, H, W), one by one, so memory does not grow with their number.
+    Returns the content of its card.
 
-    private: function that opens the sensitive and hold-out images, which must not be among the public ones. It is not
-    called for images that the program draws;
-    state: state directory, which lists earlier releases. A set that was made from one inherits its records.
+    Images are converted to `shape`, (C, H, W), one by one, so memory does not grow with their
+    number.
+
+    private: function that opens the sensitive and hold-out images, which must not be among the
+    public ones. It is not called for images that the program draws;
+    state: state directory, which lists earlier releases. A set that was made from one inherits its
+    records.
 
     Raises ConfigError or DataError, and then leaves `out` unchanged.
     """
@@ -233,23 +275,36 @@ def prepare_public(
             inputs += lineage(Path(public.path), "public", declared, state)
         images = write_public(source, shape, directory)
         if (filled := len(np.unique(images.labels))) < 2:
-            raise DataError(f"public.source={public.source} has images of {filled} class(es): give two or more.")
+            raise DataError(
+                f"public.source={public.source} has images of {filled} class(es): give two or more."
+            )
         if public.source not in DRAWN:
             refuse_overlap(images, private())
             inputs += recognised(state, (value.hex() for value in digests(images.images)))
-        card = PublicCard(enabled=True, source=public.source, shape=shape, classes=source.classes, images=len(images))
+        card = PublicCard(
+            enabled=True,
+            source=public.source,
+            shape=shape,
+            classes=source.classes,
+            images=len(images),
+        )
         (directory / CARD).write_bytes(card_text(asdict(card)))
     return asdict(card)
 
 
 def write_public(source: Source, shape: tuple[int, int, int], directory: Path) -> ImageSet:
-    """Write images, labels and a picture of the first few into `directory`. Returns the set, memory-mapped."""
+    """Write images, labels and a picture of the first few into `directory`.
+
+    Returns the set, memory-mapped.
+    """
     with ImageWriter(directory, shape, source.classes) as writer:
         for image, label in progress(source.train, source.size):
             writer.append(image, label)
     image_set = load_images(directory, source.classes)
     columns = 10
-    shown = np.full((min(len(source.classes), 20), columns, *image_set.images.shape[1:]), 255, np.uint8)
+    shown = np.full(
+        (min(len(source.classes), 20), columns, *image_set.images.shape[1:]), 255, np.uint8
+    )
     for label, row in enumerate(shown):
         first = np.flatnonzero(image_set.labels == label)[:columns]
         row[: len(first)] = image_set.images[first]
@@ -259,8 +314,12 @@ def write_public(source: Source, shape: tuple[int, int, int], directory: Path) -
 
 
 def refuse_sensitive_as_public(data: Data, public: Public) -> None:
-    """Raise ConfigError if the public set is obviously the sensitive one, because public images have no guarantee."""
-    paths = {Path(path).expanduser().resolve() for path in (data.path, public.path) if path is not None}
+    """Raise ConfigError if the public set is obviously the sensitive one, because public images
+    have no guarantee.
+    """
+    paths = {
+        Path(path).expanduser().resolve() for path in (data.path, public.path) if path is not None
+    }
     same_files = len(paths) == 1 and None not in (data.path, public.path)
     if same_files or (public.source == data.source and data.source not in OF_THE_OWNER):
         names = f"public.source={public.source}, public.path={public.path}"
@@ -268,9 +327,11 @@ def refuse_sensitive_as_public(data: Data, public: Public) -> None:
 
 
 def secret_key(state: Path, dataset_id: str) -> bytes:
-    """Return the key of a dataset, which the operating system draws on the first call and which never changes.
+    """Return the key of a dataset, which the operating system draws on the first call and which
+    never changes.
 
-    On the first call, the caller must hold the lock of the dataset. Raises DataError if a key that was used is lost.
+    On the first call, the caller must hold the lock of the dataset. Raises DataError if a key that
+    was used is lost.
     """
     path = state / "keys" / dataset_id
     key = b""
@@ -284,33 +345,49 @@ def secret_key(state: Path, dataset_id: str) -> bytes:
 
 
 def refuse_another_key(path: Path, size: int, journal: Journal) -> None:
-    """Raise DataError if the key that `path` contained was used to split images, or if they may have been charged."""
+    """Raise DataError if the key that `path` contained was used to split images, or if they may
+    have been charged.
+    """
     prepared = (journal.images / CARD).exists() or (journal.images / SENSITIVE).exists()
     if prepared or journal.records() or ADOPT in {entry["kind"] for entry in journal.entries()}:
         raise DataError(
-            f"{path} is missing or damaged ({size} bytes, expected {KEY_BYTES}). It decided which images of "
-            f"{journal.dataset_id!r} are held out: restore it from a backup of the state directory. Without a backup "
-            f"create a new key: `head -c {KEY_BYTES} /dev/urandom > {path}`. The new hold-out will contain images that "
-            "earlier releases were trained on, so never evaluate those releases again"
+            f"{path} is missing or damaged ({size} bytes, expected {KEY_BYTES}). It decided which "
+            f"images of {journal.dataset_id!r} are held out: restore it from a backup of the "
+            f"state directory. Without a backup create a new key: `head -c {KEY_BYTES} "
+            f"/dev/urandom > {path}`. The new hold-out will contain images that earlier releases "
+            "were trained on, so never evaluate those releases again"
         )
 
 
-def split(source: Source, key: bytes, holdout_fraction: float, directory: Path, several: bool = False) -> ImageSet:
-    """Write the source's images into `directory/sensitive` and `directory/holdout`. Returns the sensitive part.
+def split(
+    source: Source, key: bytes, holdout_fraction: float, directory: Path, several: bool = False
+) -> ImageSet:
+    """Write the source's images into `directory/sensitive` and `directory/holdout`.
 
-    The hold-out is an official test split, or is chosen by hashes of images or groups, so that copies stay together.
+    Returns the sensitive part.
+
+    The hold-out is an official test split, or is chosen by hashes of images or groups, so that
+    copies stay together.
     """
     writers: dict[str, ImageWriter] = {}
     parts: list[bool] = []  # whether each image is held out
     grouped = source.groups is not None
     numbers: dict[bytes, int] = {}  # numbers of the groups, in the order of their first image
     with ExitStack() as stack:
-        for held_out, group, (image, label) in progress(assigned(source, key, holdout_fraction), source.size):
+        for held_out, group, (image, label) in progress(
+            assigned(source, key, holdout_fraction), source.size
+        ):
             if not writers:
                 height, width, channels = image.shape
                 for part in (SENSITIVE, HOLDOUT):
                     (directory / part).mkdir(mode=0o700)
-                    writer = ImageWriter(directory / part, (channels, height, width), source.classes, grouped, several)
+                    writer = ImageWriter(
+                        directory / part,
+                        (channels, height, width),
+                        source.classes,
+                        grouped,
+                        several,
+                    )
                     writers[part] = stack.enter_context(writer)
             number = None if group is None else numbers.setdefault(group, len(numbers))
             writers[HOLDOUT if held_out else SENSITIVE].append(image, label, number)
@@ -318,8 +395,9 @@ def split(source: Source, key: bytes, holdout_fraction: float, directory: Path, 
     wanted = (SENSITIVE, HOLDOUT) if holdout_fraction else (SENSITIVE,)
     if empty := [part for part in wanted if not writers or not writers[part].count]:
         raise DataError(
-            f"the split leaves no {empty[0]} image, because identical images (and all images of a person) stay "
-            "together. Add more distinct images, or a hold-out of your own in test/."
+            f"the split leaves no {empty[0]} image, because identical images (and all images of a "
+            "person) stay together. Add more distinct images, or a hold-out of your own in "
+            "test/."
         )
     if source.compared:
         cells = (cell for i, cell in enumerate(source.compared) if i not in source.left_out)
@@ -328,7 +406,9 @@ def split(source: Source, key: bytes, holdout_fraction: float, directory: Path, 
     return load_images(directory / SENSITIVE, source.classes, grouped=grouped)
 
 
-def assigned(source: Source, key: bytes, fraction: float) -> Iterator[tuple[bool, bytes | None, Example]]:
+def assigned(
+    source: Source, key: bytes, fraction: float
+) -> Iterator[tuple[bool, bytes | None, Example]]:
     """Yield (whether it is held out, keyed hash of its group or None, example) for each image."""
     drawn = source.test is None
     examples = chain(zip(repeat(False), source.train), zip(repeat(True), source.test or ()))
@@ -336,14 +416,18 @@ def assigned(source: Source, key: bytes, fraction: float) -> Iterator[tuple[bool
         for in_test, example in examples:
             yield in_test or (drawn and is_held_out(example[0], key, fraction)), None, example
         return
-    names = (name for i, name in enumerate(source.groups) if i not in source.left_out)  # complete when it is read
+    # Complete when it is read
+    names = (name for i, name in enumerate(source.groups) if i not in source.left_out)
     for (in_test, example), name in zip(examples, names, strict=True):
         group = group_hash(name, example[0], key)
         yield in_test or (drawn and is_below(group, fraction)), group, example
 
 
 def group_hash(name: str | None, image: np.ndarray, key: bytes) -> bytes:
-    """Return the HMAC of a group's id. Without an id, return the image's, so that it forms a group with its copies."""
+    """Return the HMAC of a group's id.
+
+    Without an id, return the image's, so that it forms a group with its copies.
+    """
     if name is None:
         return hmac.digest(key, f"alone {image.shape} ".encode() + image.tobytes(), "sha256")
     return hmac.digest(key, f"group {name}".encode(), "sha256")
@@ -352,7 +436,8 @@ def group_hash(name: str | None, image: np.ndarray, key: bytes) -> bytes:
 def is_held_out(image: np.ndarray, key: bytes, fraction: float) -> bool:
     """Return whether HMAC(key, image), as a number in [0, 1), is below `fraction`.
 
-    image: (H, W, C) uint8, as it will be stored. Guarantee: depends on no other image, nor on its own label.
+    image: (H, W, C) uint8, as it will be stored. Guarantee: depends on no other image, nor on its
+    own label.
     """
     digest = hmac.digest(key, f"holdout {image.shape} ".encode() + image.tobytes(), "sha256")
     return is_below(digest, fraction)
@@ -363,16 +448,23 @@ def is_below(digest: bytes, fraction: float) -> bool:
 
 
 def kept_fingerprint(state: Path, card: Card) -> str:
-    """Return the fingerprint of the images that charges draw. It is computed once per preparation and stored."""
+    """Return the fingerprint of the images that charges draw.
+
+    It is computed once per preparation and stored.
+    """
     kept = dataset_directory(state, card.dataset_id) / "fingerprint"
-    if not kept.is_file() or kept.stat().st_size != FINGERPRINT_DIGITS:  # missing, or truncated by a full disk
+    # Missing, or truncated by a full disk
+    if not kept.is_file() or kept.stat().st_size != FINGERPRINT_DIGITS:
         images = load_prepared(state, card, SENSITIVE)
         replace_private(kept, fingerprint(images, secret_key(state, card.dataset_id)).encode())
     return kept.read_text(encoding="utf-8")
 
 
 def fingerprint(image_set: ImageSet, key: bytes) -> str:
-    """Compute HMAC-SHA256 over images, labels and groups, in hexadecimal. It reveals nothing without the key."""
+    """Compute HMAC-SHA256 over images, labels and groups, in hexadecimal.
+
+    It reveals nothing without the key.
+    """
     mac = hmac.new(key, f"fingerprint {image_set.images.shape} ".encode(), hashlib.sha256)
     arrays = [image_set.images, image_set.labels]
     if image_set.groups is not None:
@@ -384,5 +476,9 @@ def fingerprint(image_set: ImageSet, key: bytes) -> str:
 
 
 def progress(items: Iterable, total: int, what: str = "preparing") -> Iterator:
-    """Yield the items, with a progress bar on a terminal only, because a log would reveal how many there are."""
-    yield from track(items, what, total, console=Console(stderr=True), disable=not sys.stderr.isatty())
+    """Yield the items, with a progress bar on a terminal only, because a log would reveal how many
+    there are.
+    """
+    yield from track(
+        items, what, total, console=Console(stderr=True), disable=not sys.stderr.isatty()
+    )

@@ -32,9 +32,9 @@ TAGS = (
 class Header:
     """The place of a DICOM file in its series.
 
-    patient: the PatientID, private; series: equal for the files of one series of one person in one folder, None for a
-    file of its own; position: along the axis of the series, None if the file has none; number: of the instance, 0 if
-    it has none.
+    patient: the PatientID, private; series: equal for the files of one series of one person in one
+    folder, None for a file of its own; position: along the axis of the series, None if the file has
+    none; number: of the instance, 0 if it has none.
     """
 
     patient: str
@@ -67,7 +67,9 @@ def header_of(path: Path) -> Header:
 
 
 def position_of(data: Any) -> float | None:
-    """Return the position of a slice along the normal of its plane, in mm; None if the file does not state it."""
+    """Return the position of a slice along the normal of its plane, in mm; None if the file does
+    not state it.
+    """
     with suppress(ValueError, TypeError):
         place = np.array(data.get("ImagePositionPatient"), float)
         sides = np.array(data.get("ImageOrientationPatient"), float).reshape(2, 3)
@@ -78,7 +80,9 @@ def position_of(data: Any) -> float | None:
 
 
 def holds_series(files: Sequence[Path]) -> bool:
-    """Return whether two files are DICOM of one series, or one has several frames or is a localizer."""
+    """Return whether two files are DICOM of one series, or one has several frames or is a
+    localizer.
+    """
     headers = [header for file in files if (header := dicom_header(file)) is not None]
     largest = max(Counter(header.series for header in headers if header.series).values(), default=0)
     return largest > 1 or any(header.frames > 1 or header.localizer for header in headers)
@@ -90,16 +94,22 @@ def burned_in(files: Iterable[Any]) -> int:
     for file in files:
         with suppress(DataError):
             if isinstance(file, Path) and is_dicom(file):
-                header = read_dicom(file, stop_before_pixels=True, specific_tags=["BurnedInAnnotation"])
+                header = read_dicom(
+                    file, stop_before_pixels=True, specific_tags=["BurnedInAnnotation"]
+                )
                 count += str(header.get("BurnedInAnnotation", "")).strip().upper() == "YES"
     return count
 
 
-def in_slices(files: Sequence[Any], volume: Volume, converted: Counter[str]) -> Iterator[tuple[int, Any]]:
-    """Yield the pictures of some files, each with the number of its file: series after series, each in its order.
+def in_slices(
+    files: Sequence[Any], volume: Volume, converted: Counter[str]
+) -> Iterator[tuple[int, Any]]:
+    """Yield the pictures of some files, each with the number of its file: series after series, each
+    in its order.
 
-    converted: counts the localizers, which are left out. A file that cannot be read is yielded, and its decoding names
-    the reason. Raises DataError if `volume` uses no slice of a series or of a volume.
+    converted: counts the localizers, which are left out. A file that cannot be read is yielded, and
+    its decoding names the reason. Raises DataError if `volume` uses no slice of a series or of a
+    volume.
     """
     series: dict[Any, list[tuple[int, Header]]] = {}
     for number, file in enumerate(files):
@@ -120,7 +130,9 @@ def in_slices(files: Sequence[Any], volume: Volume, converted: Counter[str]) -> 
 
 
 def dicom_header(file: Any) -> Header | None:
-    """Return the header of a DICOM file; None for other files, and for a file that cannot be read."""
+    """Return the header of a DICOM file; None for other files, and for a file that cannot be
+    read.
+    """
     with suppress(DataError):
         if isinstance(file, Path) and not is_volume(file) and is_dicom(file):
             return header_of(file)
@@ -133,22 +145,30 @@ def of_series(
     """Yield the pictures of one series, by position, or by number where a position is missing."""
     first = files[members[0][0]]
     if volume.axis is not None:
-        raise DataError(f"{first} is DICOM, which is shown as it was acquired: remove data.volume.axis.")
+        raise DataError(
+            f"{first} is DICOM, which is shown as it was acquired: remove data.volume.axis."
+        )
     ordered = sorted(members, key=lambda member: member[1].number)
     if all(header.position is not None for _, header in members):
         ordered.sort(key=lambda member: member[1].position or 0.0)
-    pictures = [(number, picture) for number, header in ordered for picture in frames_of(files[number], header)]
+    pictures = [
+        (number, picture)
+        for number, header in ordered
+        for picture in frames_of(files[number], header)
+    ]
     chosen = pictures[volume.selection]
     if not chosen:
         raise DataError(
-            f"{first} is in a series of {len(pictures)} images, and data.volume uses none of them: lower "
-            "data.volume.from, or move the series out of the folder."
+            f"{first} is in a series of {len(pictures)} images, and data.volume uses none of them: "
+            "lower data.volume.from, or move the series out of the folder."
         )
     yield from chosen
 
 
 def frames_of(path: Path, header: Header) -> list[Path] | list[Slice]:
-    """List the frames of a DICOM file; the file itself for one frame, or for more than its size allows."""
+    """List the frames of a DICOM file; the file itself for one frame, or for more than its size
+    allows.
+    """
     most = min(LONGEST_SIDE, path.stat().st_size // SMALLEST_FRAME)
     if header.frames == 1 or header.frames > most:
         return [path]

@@ -1,8 +1,9 @@
-"""Load prepared images, sensitive ones from the state directory and public ones from an artifact; store latents.
+"""Load prepared images, sensitive ones from the state directory and public ones from an artifact;
+store latents.
 
-Latents are the outputs of a public model's frozen encoder for the sensitive images. They are as sensitive as the
-images, so they are stored in the state directory with its modes (0700, 0600), never in an artifact and never tracked by
-DVC.
+Latents are the outputs of a public model's frozen encoder for the sensitive images. They are as
+sensitive as the images, so they are stored in the state directory with its modes (0700, 0600),
+never in an artifact and never tracked by DVC.
 """
 
 import shutil
@@ -14,8 +15,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.data.cards import AGAIN_PUBLIC, CARD, TO_PREPARE, Card, dataset_directory, read_card, read_public_card
-from sfumato.data.images import COMPARED_FILE, ImageSet, load_array, load_images, read_at_once, write_header
+from sfumato.data.cards import (
+    AGAIN_PUBLIC,
+    CARD,
+    TO_PREPARE,
+    Card,
+    dataset_directory,
+    read_card,
+    read_public_card,
+)
+from sfumato.data.images import (
+    COMPARED_FILE,
+    ImageSet,
+    load_array,
+    load_images,
+    read_at_once,
+    write_header,
+)
 from sfumato.errors import DataError, reading_sensitive
 from sfumato.settings.data import GROUP, SEVERAL
 from sfumato.storage.digest import digest_of
@@ -25,38 +41,52 @@ from sfumato.storage.locks import file_lock, holding
 SENSITIVE = "sensitive"
 HOLDOUT = "holdout"
 LATENTS = "latents.npy"
-# Raise this by hand if an encoder (the VAE or a feature map) gives different latents. `tests/test_golden.py` pins maps.
+# Raise this by hand if an encoder (the VAE or a feature map) gives different latents.
+# `tests/test_golden.py` pins maps.
 ENCODING = 1
 
 Encode = Callable[[Tensor], Tensor]  # (B, C, H, W) float32 in [0, 1] -> (B, c, h, w), row by row
 
 
 def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
-    """Load the images of one part, "sensitive" or "holdout", memory-mapped. Raises DataError if the card differs."""
+    """Load the images of one part, "sensitive" or "holdout", memory-mapped.
+
+    Raises DataError if the card differs.
+    """
     home = dataset_directory(state, card.dataset_id)
     if not (home / CARD).is_file():
-        raise DataError(f"no prepared images of {card.dataset_id!r} under {state}: {TO_PREPARE}, or set SFUMATO_STATE")
+        raise DataError(
+            f"no prepared images of {card.dataset_id!r} under {state}: {TO_PREPARE}, or set "
+            "SFUMATO_STATE"
+        )
     if read_card(home / CARD) != card:
-        raise DataError(f"{home} contains other images than the data card describes: {TO_PREPARE} again")
+        raise DataError(
+            f"{home} contains other images than the data card describes: {TO_PREPARE} again"
+        )
     reading_sensitive()
     images = load_images(home / part, card.classes, grouped=card.unit == GROUP, shape=card.shape)
     if (images.labels.ndim == 2) != (card.labels == SEVERAL):
-        raise DataError(f"{home / part} has other labels than the card, labels: {card.labels}: {TO_PREPARE} again")
+        raise DataError(
+            f"{home / part} has other labels than the card, labels: {card.labels}: {TO_PREPARE} "
+            "again"
+        )
     if (home / part / COMPARED_FILE).exists():
         images = replace(images, compared=load_array(home / part / COMPARED_FILE))
     return images
 
 
 def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:
-    """Load the prepared public set, memory-mapped. It does not verify the bytes; `read_artifact` does.
+    """Load the prepared public set, memory-mapped.
+
+    It does not verify the bytes; `read_artifact` does.
 
     Raises DataError if the set is missing or off, or has a different shape (C, H, W).
     """
     card = read_public_card(directory / CARD)
     if not card.enabled:
         raise DataError(
-            f"{directory} contains no public images: add a stage that uses them (classifier or select) to `run`, then "
-            f"{AGAIN_PUBLIC}"
+            f"{directory} contains no public images: add a stage that uses them (classifier or "
+            f"select) to `run`, then {AGAIN_PUBLIC}"
         )
     if card.shape != tuple(shape):
         shapes = f"{card.shape}, the sensitive ones are {tuple(shape)}"
@@ -68,8 +98,8 @@ def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:
 class LatentSet:
     """Labelled latents.
 
-    latents: (N, c, h, w) float16, possibly a memory map; labels, groups: labels and groups of the images, in this
-    order.
+    latents: (N, c, h, w) float16, possibly a memory map; labels, groups: labels and groups of the
+    images, in this order.
     """
 
     latents: np.ndarray
@@ -80,17 +110,23 @@ class LatentSet:
         return len(self.latents)
 
     def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Copy the latents at `indices` and their labels: ((B, c, h, w) float32, labels), like `ImageSet.batch`.
+        """Copy the latents at `indices` and their labels: ((B, c, h, w) float32, labels), like
+        `ImageSet.batch`.
 
-        Numbers that are not finite become zero, because kernels may spread them over the rows of other images.
+        Numbers that are not finite become zero, because kernels may spread them over the rows of
+        other images.
         """
         indices = np.asarray(indices, dtype=np.int64)
-        latents, labels = (torch.from_numpy(np.array(array[indices])) for array in (self.latents, self.labels))
+        latents, labels = (
+            torch.from_numpy(np.array(array[indices])) for array in (self.latents, self.labels)
+        )
         return latents.float().nan_to_num_(0, 0, 0), labels
 
 
 def latents_key(card: Card, encoder: str) -> str:
-    """Return the name under which latents are stored. encoder: sha256 of the VAE, and the image size."""
+    """Return the name under which latents are stored. encoder: sha256 of the VAE, and the image
+    size.
+    """
     what = {"encoder": encoder, "version": card.version, "dtype": "float16"}
     return digest_of({**what, "revision": ENCODING, "torch": torch.__version__})[:32]
 
@@ -104,12 +140,17 @@ def have_latents(state: Path, card: Card, key: str) -> bool:
 
 
 def write_latents(
-    state: Path, card: Card, key: str, encode: Encode, progress: Callable[[int, int], None] | None = None
+    state: Path,
+    card: Card,
+    key: str,
+    encode: Encode,
+    progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Encode all sensitive images, and store the latents under `key`.
 
-    All other latents of this dataset are removed. This is local work, so the caller must journal it first, with
-    `open_local`. progress: called with 1, 2, … 100 of 100, because the number of images is private.
+    All other latents of this dataset are removed. This is local work, so the caller must journal it
+    first, with `open_local`. progress: called with 1, 2, … 100 of 100, because the number of images
+    is private.
     Guarantee: latent i depends only on image i, given that `encode` works row by row.
     """
     images = load_prepared(state, card, SENSITIVE)
@@ -120,7 +161,10 @@ def write_latents(
                 shutil.rmtree(other)
         if home.exists():
             return
-        with replacing_directory(home, private=True) as fresh, open_private(fresh / LATENTS) as file:
+        with (
+            replacing_directory(home, private=True) as fresh,
+            open_private(fresh / LATENTS) as file,
+        ):
             shown = 0
             size = read_at_once(card.shape)
             for start in range(0, len(images), size):
@@ -136,11 +180,16 @@ def write_latents(
 
 
 def load_latents(state: Path, card: Card, key: str) -> LatentSet:
-    """Load the latents under `key` with the labels of the images, memory-mapped. Raises DataError if none exist."""
+    """Load the latents under `key` with the labels of the images, memory-mapped.
+
+    Raises DataError if none exist.
+    """
     images = load_prepared(state, card, SENSITIVE)
     home = latents_directory(state, card, key)
     latents = load_array(home / LATENTS)
     if latents.dtype != np.float16 or len(latents) != len(images):
         again = "remove that directory and run the stage again"
-        raise DataError(f"{home} contains latents of other images than the data card describes: {again}")
+        raise DataError(
+            f"{home} contains latents of other images than the data card describes: {again}"
+        )
     return LatentSet(latents, images.labels, images.groups)

@@ -41,11 +41,14 @@ LOOKED_FOR = ("side", "longer", "proportion", "colour", "in_a_row", "burned_in")
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """The size and form of a set of sensitive images. Private, except for what its owner decides to publish.
+    """The size and form of a set of sensitive images.
+
+    Private, except for what its owner decides to publish.
 
     images, held_out: number of images, and of held-out images;
     side, longer: medians of the shorter and of the longer sides, in pixels;
-    proportion: median of rows divided by columns; 1 if a quarter of the pictures have the other orientation;
+    proportion: median of rows divided by columns; 1 if a quarter of the pictures have the other
+    orientation;
     colour: whether most pictures are in colour;
     groups: rule for finding persons' ids;
     persons, counts: number of persons, and of pictures of each class, that are not held out;
@@ -53,7 +56,8 @@ class Survey:
     repeats: why several images may show one person, if no ids are known;
     companions: pictures that accompany others, such as masks;
     volumes: whether images are slices of NIfTI volumes;
-    localizers, burned_in: numbers of DICOM files that are left out, and whose header states burned-in text;
+    localizers, burned_in: numbers of DICOM files that are left out, and whose header states
+    burned-in text;
     data: keys of the section `data` for the labels.
     """
 
@@ -88,17 +92,21 @@ def survey(
     state: Path | None = None,
     volume: Volume | None = None,
 ) -> Survey:
-    """Survey every picture of a folder, of tar files or of an archive. Sizes and channels may differ.
+    """Survey every picture of a folder, of tar files or of an archive.
 
-    groups, label: rule for finding persons' ids, and column with the labels; None to use what the layout shows;
+    Sizes and channels may differ.
+
+    groups, label: rule for finding persons' ids, and column with the labels; None to use what the
+    layout shows;
     span: values of black and white, for pictures with more than 8 bits;
     classes: class names, or ALL for all that are found;
-    alone: whether images without an id are their persons' only ones; skip: share of the pictures that may be broken;
+    alone: whether images without an id are their persons' only ones; skip: share of the pictures
+    that may be broken;
     state: state directory that caches the results for the next call;
     volume: slices of volumes and series; None to use those that `volume_in` proposes.
 
-    Raises Unclear, before any picture is decoded, if the owner must decide; DataError if a picture has more than 8 bits
-    and there is no `span`, or with every file that cannot be used.
+    Raises Unclear, before any picture is decoded, if the owner must decide; DataError if a picture
+    has more than 8 bits and there is no `span`, or with every file that cannot be used.
     """
     check_there(str(path), groups)
     reading_sensitive()
@@ -119,7 +127,9 @@ def survey(
     check_not_empty(source, path)
     form_and_colour = looked(source, path, (span, skip, slices_of(request)), state)
     in_a_row = form_and_colour.pop("in_a_row")
-    files = {whole_file(file): label for file, label in zip(source.files, source.labels, strict=True)}
+    files = {
+        whole_file(file): label for file, label in zip(source.files, source.labels, strict=True)
+    }
     ids = None if source.groups is None else source.groups[:trained]
     return Survey(
         classes=source.classes,
@@ -130,7 +140,9 @@ def survey(
         counts=tuple(per_class(labels[:trained], len(source.classes)).tolist()),
         largest=tuple(Counter(one for one in ids or () if one is not None).most_common(3)),
         repeats=repeats_of(files, source, path, request.label_column, in_a_row),
-        companions=companions_in([file.name for file in files], [str(file.parent) for file in files]),
+        companions=companions_in(
+            [file.name for file in files], [str(file.parent) for file in files]
+        ),
         volumes=any(isinstance(file, Slice) and file.axis is not None for file in source.files),
         localizers=source.converted[LOCALIZERS],
         data=section_of(request, source.classes, form != FOLDERS),
@@ -139,7 +151,9 @@ def survey(
 
 
 def section_of(request: Request, classes: Sequence[str], other: bool) -> dict[str, Any]:
-    """Return the keys of the section `data` for a request. other: its layout is not one of class folders."""
+    """Return the keys of the section `data` for a request. other: its layout is not one of class
+    folders.
+    """
     data = {
         "source": other and request.name,
         "classes": other and (request.name != "npz" or request.classes) and [*classes],
@@ -162,10 +176,13 @@ def slices_of(request: Request) -> dict[str, Any] | None:
 def check_not_empty(source: Source, path: Path) -> None:
     """Raise DataError if there are no pictures, or none in the folder's own hold-out."""
     if not source.size:
-        raise DataError(f"{path} has {len(source.classes)} classes and no pictures: add pictures of each class.")
+        raise DataError(
+            f"{path} has {len(source.classes)} classes and no pictures: add pictures of each class."
+        )
     if source.test is not None and not source.held_out:
         raise DataError(
-            f"{path} has no pictures in its hold-out: add some, or remove {TEST}/ to have a hold-out drawn."
+            f"{path} has no pictures in its hold-out: add some, or remove {TEST}/ to have a "
+            "hold-out drawn."
         )
 
 
@@ -177,11 +194,18 @@ def whole_file(file: PictureFile) -> Path | Member:
 
 
 def looked(source: Source, path: Path, asked: Any, state: Path | None) -> dict[str, Any]:
-    """Return LOOKED_FOR: what follows from the pictures themselves, such as `side`, and from their headers.
+    """Return LOOKED_FOR: what follows from the pictures themselves, such as `side`, and from their
+    headers.
 
-    They are read from `state` if nothing has changed. asked: options that affect decoding. Raises as decoding does.
+    They are read from `state` if nothing has changed. asked: options that affect decoding. Raises
+    as decoding does.
     """
-    about = [str(path), asked, source.size, [(name, s.st_size, s.st_ino, s.st_ctime_ns) for name, s in statuses(path)]]
+    about = [
+        str(path),
+        asked,
+        source.size,
+        [(name, s.st_size, s.st_ino, s.st_ctime_ns) for name, s in statuses(path)],
+    ]
     key = digest_of(about)
     if state is not None:
         with suppress(*UNREADABLE):
@@ -197,9 +221,16 @@ def looked(source: Source, path: Path, asked: Any, state: Path | None) -> dict[s
     if (low - 1) * (high - 1) <= 0:
         middle = 1.0
     colour = 2 * coloured > len(sides)
-    seen = {"side": int(shorter), "longer": int(longer), "proportion": float(middle), "colour": colour}
+    seen = {
+        "side": int(shorter),
+        "longer": int(longer),
+        "proportion": float(middle),
+        "colour": colour,
+    }
     files = [*dict.fromkeys(map(whole_file, source.files))]
-    seen["in_a_row"] = taken_in_a_row([file for file in files if isinstance(file, Member) or not is_volume(file)])
+    seen["in_a_row"] = taken_in_a_row(
+        [file for file in files if isinstance(file, Member) or not is_volume(file)]
+    )
     seen["burned_in"] = burned_in(files)
     if state is not None:
         with suppress(OSError):
@@ -208,9 +239,14 @@ def looked(source: Source, path: Path, asked: Any, state: Path | None) -> dict[s
 
 
 def repeats_of(
-    files: Mapping[Path | Member, Any], source: Source, path: Path, label: str | None, in_a_row: bool
+    files: Mapping[Path | Member, Any],
+    source: Source,
+    path: Path,
+    label: str | None,
+    in_a_row: bool,
 ) -> Repeats | None:
-    """Find why several images of a source may show one person, from names, a column, folders or photographs.
+    """Find why several images of a source may show one person, from names, a column, folders or
+    photographs.
 
     Returns None if persons are known. files: labels by file; label: column of the labels.
     """
@@ -223,11 +259,18 @@ def repeats_of(
         found = repeats_in([file.name for file in files], folders, labels, source.classes)
     column = repeated_ids(path, label)
     if column and (found is None or found.groups is None):
-        return Repeats(why="Ids in a column repeat, as if one person had several images", groups=column)
+        return Repeats(
+            why="Ids in a column repeat, as if one person had several images", groups=column
+        )
     if found is None and repeated_folders(folders, labels):
-        return Repeats(why="Each folder contains several images, as if each folder belonged to one person")
+        return Repeats(
+            why="Each folder contains several images, as if each folder belonged to one person"
+        )
     if found is None and in_a_row:
         return Repeats(
-            why="Photographs were taken within seconds, or in a row by one device, as if they showed one person"
+            why=(
+                "Photographs were taken within seconds, or in a row by one device, as if they "
+                "showed one person"
+            )
         )
     return found

@@ -1,4 +1,7 @@
-"""Read tables of images: CSV, JSON lines or Parquet. Messages contain the number of a row, but no cell."""
+"""Read tables of images: CSV, JSON lines or Parquet.
+
+Messages contain the number of a row, but no cell.
+"""
 
 import csv
 import io
@@ -17,8 +20,10 @@ from sfumato.storage.files import files_in, reading
 from sfumato.storage.limits import LARGEST_PICTURE, LARGEST_TEXT, LONGEST_ROW, MOST_CELLS, MOST_ROWS
 from sfumato.storage.plain_json import parse_json, read_bytes
 
-METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # names used by Hugging Face's `imagefolder`
-TABLES = ("labels.csv", *METADATA)  # for several labels: one column of 0 and 1 per label, or one column with lists
+# Names used by Hugging Face's `imagefolder`
+METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+# For several labels: one column of 0 and 1 per label, or one column with lists
+TABLES = ("labels.csv", *METADATA)
 BETWEEN = "|"  # separator of labels in a cell
 FILE = "file_name"  # column with the picture's path, relative to the table's folder
 
@@ -32,7 +37,9 @@ def table_in(folder: Path) -> Path | None:
     """
     found = [folder / name for name in METADATA if (folder / name).is_file()]
     if len(found) > 1:
-        raise DataError(f"{folder} contains {' and '.join(file.name for file in found)}: keep one of them.")
+        raise DataError(
+            f"{folder} contains {' and '.join(file.name for file in found)}: keep one of them."
+        )
     found = found or [file for file in files_in(folder, "[!.]*.csv") if names_pictures(file)]
     if len(found) != 1:
         return None
@@ -60,13 +67,16 @@ def meaning(name: str) -> str:
 
 
 def heads_of(table: Path) -> tuple[str, list[str]]:
-    """Return the column with the pictures' names (FILE, or the only one with such a name), and the other columns.
+    """Return the column with the pictures' names (FILE, or the only one with such a name), and the
+    other columns.
 
     Raises DataError as `cells_of` does.
     """
     heads = heads_in(table)  # private: the first line may be a person's row
     naming = r"(file|image|img|picture|photo|scan|bild|datei)s?((file)?(name|path)|id|index|no)?|(relative)?path|idcode"
-    found = [head for head in heads if head == FILE] or [head for head in heads if re.fullmatch(naming, meaning(head))]
+    found = [head for head in heads if head == FILE] or [
+        head for head in heads if re.fullmatch(naming, meaning(head))
+    ]
     if len(found) != 1:
         raise DataError(f"{table} has no column {FILE}: name the columns in its first line")
     return found[0], [name for name in heads if name != found[0]]
@@ -75,54 +85,73 @@ def heads_of(table: Path) -> tuple[str, list[str]]:
 def read_table(table: Path, columns: Sequence[str]) -> Rows:
     """Yield the cells of some columns as text, "" for an empty cell, row by row.
 
-    Raises DataError if the table does not have each of these columns once, or if a row has a different form.
+    Raises DataError if the table does not have each of these columns once, or if a row has a
+    different form.
     """
     heads, rows = cells_of(table)
     if any(heads.count(name) != 1 for name in columns):
         named = " and ".join(columns)
-        raise DataError(f"{table} is not a table with the columns {named}, each once: name them in its first line")
+        raise DataError(
+            f"{table} is not a table with the columns {named}, each once: name them in its first "
+            "line"
+        )
     for number, row in rows:
         if len(row) != len(heads):
             cells = f"{len(row)} cells and {len(heads)} columns"
             raise DataError(f"{table}, row {number}, has {cells}: quote cells with commas")
         texts = [cell_text(row[heads.index(name)]) for name in columns]
         if None in texts:
-            raise DataError(f"{table}, row {number}: a cell is neither text nor a whole number: correct it")
+            raise DataError(
+                f"{table}, row {number}: a cell is neither text nor a whole number: correct it"
+            )
         yield number, texts
 
 
 def rows_by_file(
-    table: Path, columns: Sequence[str], files: Sequence[Path], root: Path, others: Iterable[Path] = ()
+    table: Path,
+    columns: Sequence[str],
+    files: Sequence[Path],
+    root: Path,
+    others: Iterable[Path] = (),
 ) -> dict[Path, list[str]]:
     """Return the cells of each row by its file, in the order of the rows.
 
-    columns: the first contains paths below `root`, or unique file names with or without suffix; the others are
-    returned;
+    columns: the first contains paths below `root`, or unique file names with or without suffix; the
+    others are returned;
     files: files that must each have a row;
     others: files that may have a row, by path.
 
-    Raises as `read_table` does, and DataError for a file without a row, and for a row whose file is unknown, already
-    named, or a link.
+    Raises as `read_table` does, and DataError for a file without a row, and for a row whose file is
+    unknown, already named, or a link.
     """
     counted = Counter(name for file in files for name in names_of(file))
-    known = {plain_path(name): file for file in files for name in names_of(file) if counted[name] == 1}
+    known = {
+        plain_path(name): file for file in files for name in names_of(file) if counted[name] == 1
+    }
     known |= {plain_path(str(file.relative_to(root))): file for file in (*files, *others)}
     found: dict[Path, list[str]] = {}
     for number, (name, *cells) in read_table(table, columns):
         if within := series_in(root / plain_path(name), files):
             if not found.keys().isdisjoint(within):
-                raise DataError(f"{table}, row {number}, names a file a second time: keep one row per file")
+                raise DataError(
+                    f"{table}, row {number}, names a file a second time: keep one row per file"
+                )
             found |= dict.fromkeys(within, cells)
             continue
         if (file := known.get(plain_path(name))) is None:
             fix = "remove it, or correct the path (such as class/picture.png)"
             raise DataError(f"{table}, row {number}, names a file that is not below {root}: {fix}")
         if file in found:
-            raise DataError(f"{table}, row {number}, names a file a second time: keep one row per file")
+            raise DataError(
+                f"{table}, row {number}, names a file a second time: keep one row per file"
+            )
         if not file.is_file() and (form := link_format(file)):
             raise AnotherFormat(str(file), form)
         if not file.is_file() or not file.resolve().is_relative_to(root.resolve()):
-            raise DataError(f"{table}, row {number}, names a link out of {root}, or a pipe: copy the picture there")
+            raise DataError(
+                f"{table}, row {number}, names a link out of {root}, or a pipe: copy the picture "
+                "there"
+            )
         found[file] = cells
     if left := next((path for path in files if path not in found), None):
         raise DataError(f"{table} has no row for {left}: add one row per file")
@@ -140,7 +169,9 @@ def series_in(folder: Path, files: Sequence[Path]) -> list[Path]:
 
 
 def names_of(file: Path) -> set[str]:
-    """Return the names by which a row may name a file: with or without its suffix; for x.nii.gz, also x."""
+    """Return the names by which a row may name a file: with or without its suffix; for x.nii.gz,
+    also x.
+    """
     return {file.name, file.stem, re.sub(r"(?i)\.nii(\.gz)?$", "", file.name)}
 
 
@@ -150,20 +181,29 @@ def plain_path(text: str) -> str:
 
 
 def heads_in(table: Path) -> list[str]:
-    """Return the column names of a table, which is read to its end. Raises DataError if it is not a table."""
+    """Return the column names of a table, which is read to its end.
+
+    Raises DataError if it is not a table.
+    """
     heads, rows = cells_of(table)
     deque(rows, maxlen=0)
     return heads
 
 
 def cells_of(table: Path) -> tuple[list[str], Rows]:
-    """Return the column names, and an iterator over the rows. Raises DataError if it is not a table."""
+    """Return the column names, and an iterator over the rows.
+
+    Raises DataError if it is not a table.
+    """
     rows = checked_rows(table)
     return next(rows)[1], rows
 
 
 def checked_rows(table: Path) -> Rows:
-    """Yield the column names, then the rows. Raises DataError if it is not a table, or has more than MOST_CELLS."""
+    """Yield the column names, then the rows.
+
+    Raises DataError if it is not a table, or has more than MOST_CELLS.
+    """
     forms = {".parquet": "a Parquet table", ".csv": "a regular file of UTF-8 text with commas"}
     form = forms.get(table.suffix, "a regular file of UTF-8 text")
     readers = {".parquet": parquet_rows, ".jsonl": json_rows}
@@ -203,7 +243,9 @@ def lines_of(table: Path, newline: str, between: Sequence[bytes] = ()) -> Iterat
 
 def check_length(characters: int, table: Path) -> None:
     if characters > LONGEST_ROW:
-        raise DataError(f"{table} has a row of more than {LONGEST_ROW:,} characters: write one row per picture.")
+        raise DataError(
+            f"{table} has a row of more than {LONGEST_ROW:,} characters: write one row per picture."
+        )
 
 
 def csv_rows(table: Path) -> Rows:
@@ -254,18 +296,24 @@ def parquet_rows(table: Path) -> Rows:
             yield number, [*row.values()]
 
 
-def records_of(file: Any, columns: Sequence[str], name: str, picture: str | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the rows of an open Parquet file, a few at a time, after checking its metadata against the limits.
+def records_of(
+    file: Any, columns: Sequence[str], name: str, picture: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of an open Parquet file, a few at a time, after checking its metadata against
+    the limits.
 
-    columns: columns to read as cells; picture: column of pictures, which is read row by row. Raises DataError if the
-    table is too large.
+    columns: columns to read as cells; picture: column of pictures, which is read row by row. Raises
+    DataError if the table is too large.
     """
     about = file.metadata
     groups = [about.row_group(i) for i in range(about.num_row_groups)]
     chunks = [group.column(i) for group in groups for i in range(about.num_columns)]
     table = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
     if about.num_rows > MOST_ROWS or sum(chunk.num_values for chunk in table) > MOST_CELLS:
-        raise DataError(f"{name} has more than {MOST_ROWS:,} rows or {MOST_CELLS:,} cells: leave out columns, or rows.")
+        raise DataError(
+            f"{name} has more than {MOST_ROWS:,} rows or {MOST_CELLS:,} cells: leave out columns, "
+            "or rows."
+        )
     rows = 1
     read = [*columns]
     if picture is not None:
@@ -278,7 +326,10 @@ def records_of(file: Any, columns: Sequence[str], name: str, picture: str | None
         for batch in file.iter_batches(rows, columns=read):
             left -= sum(batch.column(column).nbytes for column in columns)
             if left < 0:
-                raise DataError(f"{name} has more than {LARGEST_TEXT:,} bytes beside its pictures: leave out columns.")
+                raise DataError(
+                    f"{name} has more than {LARGEST_TEXT:,} bytes beside its pictures: leave out "
+                    "columns."
+                )
             yield from batch.to_pylist()
     except MemoryError:  # a page can claim any size, so this is not a failure of the machine
         raise ValueError("a page of it claims more than fits into memory") from None
@@ -289,11 +340,15 @@ def check_parquet() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
-        raise ConfigError("Parquet needs pyarrow: pip install 'sfumato[parquet]', or do without") from error
+        raise ConfigError(
+            "Parquet needs pyarrow: pip install 'sfumato[parquet]', or do without"
+        ) from error
 
 
 def cell_text(value: Any) -> str | None:
-    """Convert a cell to text: "" if empty, a list joined by BETWEEN; None if it is neither text nor a whole number."""
+    """Convert a cell to text: "" if empty, a list joined by BETWEEN; None if it is neither text nor
+    a whole number.
+    """
     if isinstance(value, list):
         parts = [text for part in value if (text := cell_text(part)) is not None]
         return BETWEEN.join(parts) if len(parts) == len(value) else None

@@ -1,4 +1,5 @@
-"""Read NIfTI volumes: each slice is an upright picture, and each volume is shown by its own intensities.
+"""Read NIfTI volumes: each slice is an upright picture, and each volume is shown by its own
+intensities.
 
 Guarantee: a slice depends only on its own volume. All slices of a volume belong to one person.
 """
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from sfumato.settings.data import Volume
 
 SUFFIXES = (".nii.gz", ".nii")
-# the axis of an array whose axes lead to the right, to the front and up; of a slice, the first one is its columns
+# the axis of an array whose axes lead to the right, to the front and up; of a slice, the first one
+# is its columns
 AXES = {"sagittal": 0, "coronal": 1, "axial": 2}
 AXIAL = "axial"
 PERCENTILES = (1, 99)  # percentiles of a volume to show as black and white, without a range
@@ -33,7 +35,8 @@ FARTHEST_OFFSET = 2**24  # bytes before the values
 LARGEST_VALUE = 8  # bytes
 MAGIC = (b"n+1", b"n+2")  # starts of the magic of a file with header and values
 only_reader = threading.Lock()
-last_read: dict[Any, Values | DataError] = {}  # the volume that was read last: slices come one after the other
+# The volume that was read last: slices come one after the other
+last_read: dict[Any, Values | DataError] = {}
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,9 @@ def is_volume(path: Path) -> bool:
 
 
 def slices_of(path: Path, volume: Volume) -> list[Slice]:
-    """List the slices of a volume that become pictures. A damaged volume gives one slice; decoding it names the fault.
+    """List the slices of a volume that become pictures.
+
+    A damaged volume gives one slice; decoding it names the fault.
 
     Raises DataError if `volume` uses none.
     """
@@ -89,7 +94,10 @@ def slices_of(path: Path, volume: Volume) -> list[Slice]:
         return [Slice(path, 0, axis)]
     numbers = range(count)[volume.selection]
     if not numbers:
-        raise DataError(f"{path} has {count} {axis} slices, and data.volume uses none of them: lower data.volume.from")
+        raise DataError(
+            f"{path} has {count} {axis} slices, and data.volume uses none of them: lower "
+            "data.volume.from"
+        )
     return [Slice(path, number, axis) for number in numbers]
 
 
@@ -103,11 +111,16 @@ def decode_slice(place: Slice, span: Span | None) -> np.ndarray:
         values = volume_at(place.path, span)
         part = values.stored.take(place.number, AXES[place.axis or AXIAL])
         scaled = part * values.slope + values.intercept
-        return shown(np.where(np.isfinite(scaled), scaled, values.span[0]).T[::-1], values.span, str(place))
+        return shown(
+            np.where(np.isfinite(scaled), scaled, values.span[0]).T[::-1], values.span, str(place)
+        )
 
 
 def volume_at(path: Path, span: Span | None) -> Values:
-    """Return the values of a volume, read once for consecutive slices. Raises DataError if it is damaged."""
+    """Return the values of a volume, read once for consecutive slices.
+
+    Raises DataError if it is damaged.
+    """
     status = path.stat()
     key = path, status.st_mtime_ns, status.st_size, span
     if key not in last_read:
@@ -115,7 +128,8 @@ def volume_at(path: Path, span: Span | None) -> Values:
         try:
             last_read[key] = read_volume(path, span)
         except DataError as error:
-            last_read[key] = error.with_traceback(None)  # a traceback would keep the values in memory
+            # A traceback would keep the values in memory
+            last_read[key] = error.with_traceback(None)
     found = last_read[key]
     if isinstance(found, DataError):
         raise found
@@ -138,26 +152,34 @@ def read_volume(path: Path, span: Span | None) -> Values:
         low, high = sorted((low * slope + intercept, high * slope + intercept))
         if not low < high:
             raise DataError(
-                f"{path} has the same value everywhere: remove it, or replace it by a volume with contrast."
+                f"{path} has the same value everywhere: remove it, or replace it by a volume with "
+                "contrast."
             )
         span = low, high
     return Values(stored, slope, intercept, span)
 
 
 def fill(flat: np.ndarray, file: BinaryIO) -> None:
-    """Read the values of an array. Raises EOFError if the file has fewer: what follows them is not inflated."""
+    """Read the values of an array.
+
+    Raises EOFError if the file has fewer: what follows them is not inflated.
+    """
     room = memoryview(flat.view(np.uint8))  # type: ignore[arg-type]
     place = 0
     while place < len(room):
         count = file.readinto(room[place:])  # type: ignore[attr-defined]
         if not count:
-            raise EOFError(f"it has {place:,} bytes of values, and its header promises {len(room):,}")
+            raise EOFError(
+                f"it has {place:,} bytes of values, and its header promises {len(room):,}"
+            )
         place += count
     file.read(1)  # at the end of a gzip file, its checksum is compared
 
 
 def percentiles(flat: np.ndarray) -> tuple[float, float]:
-    """Return PERCENTILES of the finite values, or the lowest and the highest value if these are equal."""
+    """Return PERCENTILES of the finite values, or the lowest and the highest value if these are
+    equal.
+    """
     finite = flat
     if flat.dtype.kind == "f":
         finite = flat[np.isfinite(flat)]
@@ -175,7 +197,10 @@ def damaged(path: Path) -> Iterator[None]:
     with installed("volumes", str(path)):
         import nibabel
 
-    with readable(f"{path} cannot be read as NIfTI"), nibabel.imageglobals.LoggingOutputSuppressor():
+    with (
+        readable(f"{path} cannot be read as NIfTI"),
+        nibabel.imageglobals.LoggingOutputSuppressor(),
+    ):
         yield
 
 
@@ -205,33 +230,45 @@ def header_of(file: BinaryIO, path: Path) -> Any:
         kind = Nifti2Header
     header = kind(start[: kind.sizeof_hdr])
     if not header["magic"].item().startswith(MAGIC):
-        raise DataError(f"{path} is a header without values, of a pair .hdr and .img: convert the pair to .nii.gz.")
+        raise DataError(
+            f"{path} is a header without values, of a pair .hdr and .img: convert the pair to "
+            ".nii.gz."
+        )
     return header
 
 
 def shape_of(header: Any, path: Path) -> tuple[int, int, int]:
-    """Return the shape of the stored values. Raises DataError unless they are one grey volume within the limits."""
+    """Return the shape of the stored values.
+
+    Raises DataError unless they are one grey volume within the limits.
+    """
     sides = [int(side) for side in header.get_data_shape()]
     kind = header.get_data_dtype()
     offset = header.get_data_offset()
     if math.prod(sides[3:]) > 1:
         many = math.prod(sides[3:])
         raise DataError(
-            f"{path} contains {many} volumes (4-D): save the one to use, or their mean, as a separate file."
+            f"{path} contains {many} volumes (4-D): save the one to use, or their mean, as a "
+            "separate file."
         )
     if kind.kind not in "iuf" or kind.itemsize > LARGEST_VALUE:
         raise DataError(
-            f"{path} has {header.get_value_label('datatype')} values: save it in grey, as float32 or int16."
+            f"{path} has {header.get_value_label('datatype')} values: save it in grey, as float32 "
+            "or int16."
         )
     if not 0 <= offset <= FARTHEST_OFFSET:
-        raise DataError(f"{path} has {offset:,} bytes before its values: save it without extensions.")
+        raise DataError(
+            f"{path} has {offset:,} bytes before its values: save it without extensions."
+        )
     wide, deep, high = [*sides, 1, 1, 1][:3]
     check_volume(str(path), (wide, deep, high), kind.itemsize)
     return wide, deep, high
 
 
 def canonical(values: np.ndarray, header: Any) -> np.ndarray:
-    """Return a view of the values whose axes lead most nearly to the right, to the front and up (RAS+)."""
+    """Return a view of the values whose axes lead most nearly to the right, to the front and up
+    (RAS+).
+    """
     from nibabel import as_closest_canonical
     from nibabel.spatialimages import SpatialImage
 

@@ -66,7 +66,9 @@ class Denoiser(nn.Module):
         """Draw levels by `draw_noise_levels`, or in another form that `per_image_loss` accepts."""
         return draw_noise_levels(law, n, generator)
 
-    def per_image_loss(self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
+    def per_image_loss(
+        self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor
+    ) -> Tensor:
         """Compute the loss of denoising each image, (B,) float32.
 
         images: (B, C, H, W) float32 in [0, 1], or latents;
@@ -77,7 +79,12 @@ class Denoiser(nn.Module):
         raise NotImplementedError
 
     def sampler(
-        self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None, guide: Guide | None
+        self,
+        steps: int,
+        guidance: float,
+        generator: torch.Generator,
+        shape: Sequence[int] | None,
+        guide: Guide | None,
     ) -> Sampler:
         """Return a function that draws at most `at_a_time` images. Arguments as in `drawing`."""
         raise NotImplementedError
@@ -141,13 +148,20 @@ def draw_timesteps(law: TimestepMixture, n: int, generator: torch.Generator, ste
     part = torch.multinomial(weights, n, replacement=True, generator=generator)
     # Floored in float64, the uniform draw stays below 1, so t stays below its upper bound.
     uniform = torch.rand(n, generator=generator, device=device, dtype=torch.float64)
-    return (bounds[part] + uniform * (bounds[part + 1] - bounds[part])).floor().long().clamp(max=steps - 1)
+    return (
+        (bounds[part] + uniform * (bounds[part + 1] - bounds[part]))
+        .floor()
+        .long()
+        .clamp(max=steps - 1)
+    )
 
 
 @functools.cache
 def mixture(law: TimestepMixture, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the weights, (n,), and bounds, (n + 1,) float64, of a law, sent to the device once."""
-    return torch.tensor(law.weights, device=device), torch.tensor(law.bounds, device=device, dtype=torch.float64)
+    return torch.tensor(law.weights, device=device), torch.tensor(
+        law.bounds, device=device, dtype=torch.float64
+    )
 
 
 @functools.cache

@@ -21,11 +21,16 @@ class EMA:
     def update(self, tensors: Mapping[str, Tensor]) -> None:
         self.steps += 1
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
-        get_ema_multi_avg_fn(decay)([*self.average.values()], [tensors[name] for name in self.average], None)
+        get_ema_multi_avg_fn(decay)(
+            [*self.average.values()], [tensors[name] for name in self.average], None
+        )
 
 
 @torch.no_grad()
 def ema_model(model: nn.Module, average: Mapping[str, Tensor]) -> None:
-    """Copy the averaged values into `model`. Parameters that are not in `average` keep their values."""
+    """Copy the averaged values into `model`.
+
+    Parameters that are not in `average` keep their values.
+    """
     for name, value in average.items():
         model.get_parameter(name).copy_(value)

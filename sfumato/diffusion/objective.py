@@ -21,7 +21,9 @@ def to_image_range(x: Tensor) -> Tensor:
     return ((x + 1) / 2).clamp(0, 1)
 
 
-def denoise(network: Network, noisy: Tensor, sigma: Tensor, labels: Tensor, sigma_data: float = 0.5) -> Tensor:
+def denoise(
+    network: Network, noisy: Tensor, sigma: Tensor, labels: Tensor, sigma_data: float = 0.5
+) -> Tensor:
     """Estimate the clean image by D(x; σ) = c_skip·x + c_out·F(c_in·x; ln σ / 4).
 
     noisy: (B, C, H, W), clean image in [-1, 1] plus σ times a standard normal;
@@ -37,7 +39,12 @@ def denoise(network: Network, noisy: Tensor, sigma: Tensor, labels: Tensor, sigm
 
 
 def per_image_loss(
-    network: Network, images: Tensor, labels: Tensor, sigma: Tensor, noise: Tensor, sigma_data: float = 0.5
+    network: Network,
+    images: Tensor,
+    labels: Tensor,
+    sigma: Tensor,
+    noise: Tensor,
+    sigma_data: float = 0.5,
 ) -> Tensor:
     """Compute the weighted denoising error λ(σ)·mean((D(x + σn; σ) − x)²) of each image, (B,).
 
@@ -51,5 +58,7 @@ def per_image_loss(
     """
     clean = to_model_range(images)
     noisy = clean + sigma[:, None, None, None] * noise
-    error = (denoise(network, noisy, sigma, labels, sigma_data) - clean).square().mean(dim=(1, 2, 3))
+    error = (
+        (denoise(network, noisy, sigma, labels, sigma_data) - clean).square().mean(dim=(1, 2, 3))
+    )
     return error * (sigma**2 + sigma_data**2) / (sigma * sigma_data) ** 2

@@ -22,7 +22,8 @@ SIGMA_MAX = 80.0
 def noise_schedule(steps: int) -> Tensor:
     """Return `steps` noise levels, SIGMA_MAX down to SIGMA_MIN, then 0: (steps + 1,) float32."""
     ramp = torch.linspace(0, 1, steps)
-    levels = (SIGMA_MAX ** (1 / 7) + ramp * (SIGMA_MIN ** (1 / 7) - SIGMA_MAX ** (1 / 7))) ** 7.0  # ρ = 7
+    # Ρ = 7
+    levels = (SIGMA_MAX ** (1 / 7) + ramp * (SIGMA_MIN ** (1 / 7) - SIGMA_MAX ** (1 / 7))) ** 7.0
     return torch.cat([levels, torch.zeros(1)])
 
 
@@ -61,7 +62,9 @@ def sample(
     return distributed.all_gather(drawn, len(labels)).cpu()
 
 
-def solve(model: Denoiser, x: Tensor, labels: Tensor, steps: int, guidance: float, guide: Guide | None) -> Tensor:
+def solve(
+    model: Denoiser, x: Tensor, labels: Tensor, steps: int, guidance: float, guide: Guide | None
+) -> Tensor:
     """Solve from `x`, (B, C, H, W) with noise of level SIGMA_MAX, to σ = 0 by Heun's method.
 
     Returns images in about [-1, 1]. For the guide, the variance of the image given its noised form
@@ -75,7 +78,9 @@ def solve(model: Denoiser, x: Tensor, labels: Tensor, steps: int, guidance: floa
 
         clean = with_guidance(denoised, x, labels, model.no_label, guidance)
         if guide is not None:
-            clean = clean + guide(clean, labels, (sigma * model.sigma_data) ** 2 / (sigma**2 + model.sigma_data**2))
+            clean = clean + guide(
+                clean, labels, (sigma * model.sigma_data) ** 2 / (sigma**2 + model.sigma_data**2)
+            )
         return (x - clean) / sigma
 
     for sigma, following in itertools.pairwise(noise_schedule(steps).tolist()):
@@ -89,7 +94,11 @@ def solve(model: Denoiser, x: Tensor, labels: Tensor, steps: int, guidance: floa
 
 
 def with_guidance(
-    network: Callable[[Tensor, Tensor], Tensor], x: Tensor, labels: Tensor, no_label: int, guidance: float
+    network: Callable[[Tensor, Tensor], Tensor],
+    x: Tensor,
+    labels: Tensor,
+    no_label: int,
+    guidance: float,
 ) -> Tensor:
     """Compute D + g·(D − D_unconditional), both in one pass of the network: (x, labels) -> D."""
     if guidance == 0:

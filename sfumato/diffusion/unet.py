@@ -41,7 +41,9 @@ class GroupNorm(nn.Module):
             self.weight = nn.Parameter(torch.ones(channels))
             self.bias = nn.Parameter(torch.zeros(channels))
 
-    def forward(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None
+    ) -> Tensor:
         """Normalise. x: (B, C, H, W); scale, shift: (B, C), for a norm without its own."""
         if scale is None or shift is None:
             scale = self.weight.expand(len(x), -1)
@@ -103,7 +105,8 @@ class Attention(nn.Module):
         """Attend over the pixels. x: (B, C, H, W)."""
         tokens = self.norm(x).flatten(2).transpose(1, 2).contiguous()  # (B, H*W, C)
         projected = (project(tokens) for project in (self.q, self.k, self.v))
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in projected)  # (B, heads, H*W, d)
+        # (B, heads, H*W, d)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in projected)
         if q.is_cuda:  # fused, without a matrix of H*W · H*W scores
             mixed = F.scaled_dot_product_attention(q, k, v)
         # Explicit, because fused attention takes ten times as long on a CPU for so few pixels.
@@ -162,11 +165,16 @@ class UNet(Denoiser):
     ) -> None:
         super().__init__()
         if any(side % unshuffle for side in both_sides(resolution)):
-            raise ConfigError(f"model.unshuffle={unshuffle} does not divide the resolution {resolution}: use 1")
+            raise ConfigError(
+                f"model.unshuffle={unshuffle} does not divide the resolution {resolution}: use 1"
+            )
         if width % 4:
             raise ConfigError(f"model.width={width}: expected a multiple of 4")
         if not set(attention) <= set(range(len(multipliers))):
-            raise ConfigError(f"model.attention={tuple(attention)}: expected levels among 0..{len(multipliers) - 1}")
+            raise ConfigError(
+                f"model.attention={tuple(attention)}: expected levels among "
+                f"0..{len(multipliers) - 1}"
+            )
         if blocks * len(multipliers) > 1000:
             raise ConfigError(f"model.blocks={blocks}: expected 1000 at most over all levels")
         self.resolution = size_of(resolution)
@@ -181,14 +189,20 @@ class UNet(Denoiser):
         self.sigma_data = sigma_data
         self.extra_classes = extra_classes
         embedding = 4 * width
-        self.noise = nn.Sequential(nn.Linear(width, embedding), nn.SiLU(), nn.Linear(embedding, embedding))
+        self.noise = nn.Sequential(
+            nn.Linear(width, embedding), nn.SiLU(), nn.Linear(embedding, embedding)
+        )
         self.label: nn.Linear | nn.Embedding = (
-            nn.Linear(classes + 1, embedding, bias=False) if several else nn.Embedding(classes + 1, embedding)
+            nn.Linear(classes + 1, embedding, bias=False)
+            if several
+            else nn.Embedding(classes + 1, embedding)
         )
         nn.init.normal_(self.label.weight, std=0.5)
 
         folded = channels * unshuffle**2
-        sizes = [(width * multiplier, level in attention) for level, multiplier in enumerate(multipliers)]
+        sizes = [
+            (width * multiplier, level in attention) for level, multiplier in enumerate(multipliers)
+        ]
         levels = [size for size in sizes for _ in range(blocks)]
         current = levels[0][0]
         self.conv_in = nn.Conv2d(folded, current, 3, padding=1)
@@ -196,7 +210,9 @@ class UNet(Denoiser):
         for size, attends in levels:
             self.down.append(Level(current, size, embedding, attends))
             current = size
-        self.middle = nn.ModuleList(Level(current, current, embedding, attends) for attends in (levels[-1][1], False))
+        self.middle = nn.ModuleList(
+            Level(current, current, embedding, attends) for attends in (levels[-1][1], False)
+        )
         self.up = nn.ModuleList()  # the way back, each with the output of its counterpart
         for size, attends in reversed(levels):
             self.up.append(Level(current + size, size, embedding, attends))
@@ -205,13 +221,27 @@ class UNet(Denoiser):
         self.conv_out = nn.Conv2d(current, folded, 3, padding=1)
         zero(self.conv_out)
         if extra_classes:  # created last, so that all other weights have the same initial values
-            self.label = label_table([self.label.weight, 0.5 * torch.randn(extra_classes, embedding)])
+            self.label = label_table(
+                [self.label.weight, 0.5 * torch.randn(extra_classes, embedding)]
+            )
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Arguments that rebuild the network, without extra classes."""
-        names = ("resolution", "channels", "classes", "width", "multipliers", "attention", "blocks", "unshuffle")
-        return {name: getattr(self, name) for name in (*names, "sigma_data", *(["several"] if self.several else []))}
+        names = (
+            "resolution",
+            "channels",
+            "classes",
+            "width",
+            "multipliers",
+            "attention",
+            "blocks",
+            "unshuffle",
+        )
+        return {
+            name: getattr(self, name)
+            for name in (*names, "sigma_data", *(["several"] if self.several else []))
+        }
 
     def forward(self, x: Tensor, c_noise: Tensor, labels: Tensor) -> Tensor:
         """Compute F, (B, C, H, W).
@@ -222,8 +252,10 @@ class UNet(Denoiser):
         """
         if self.several:
             shown = ((labels == 0) | (labels == 1)).all(dim=1, keepdim=True)
-            labels = (label_rows(labels, self.classes) * shown).to(c_noise)  # (B, classes + 1), zeros without a label
-        embedding = F.silu(self.noise(fourier_features(c_noise, self.width)) + self.label(labels))  # (B, E)
+            # (B, classes + 1), zeros without a label
+            labels = (label_rows(labels, self.classes) * shown).to(c_noise)
+        # (B, E)
+        embedding = F.silu(self.noise(fourier_features(c_noise, self.width)) + self.label(labels))
         x = self.conv_in(F.pixel_unshuffle(x, self.unshuffle))
         skips = []
         for index, level in enumerate(self.down):
@@ -240,7 +272,9 @@ class UNet(Denoiser):
             x = level(torch.cat([x, skip.to(x.dtype)], dim=1), embedding)
         return F.pixel_shuffle(self.conv_out(F.silu(self.norm_out(x))), self.unshuffle)
 
-    def per_image_loss(self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
+    def per_image_loss(
+        self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor
+    ) -> Tensor:
         return per_image_loss(self, images, labels, levels, noise, self.sigma_data)
 
     @property
@@ -251,7 +285,12 @@ class UNet(Denoiser):
         return distributed.world_size() * max(1, min(most, pixels // seen))
 
     def sampler(
-        self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None, guide: Guide | None
+        self,
+        steps: int,
+        guidance: float,
+        generator: torch.Generator,
+        shape: Sequence[int] | None,
+        guide: Guide | None,
     ) -> Sampler:
         """Draw images of its own shape, by Heun's solver, in the device's best precision."""
         autocast = distributed.broadcast_object(prefers_bfloat16(self))
@@ -318,7 +357,9 @@ def pairs(width: int, like: Tensor) -> Tensor:
     On a CPU a product with this matrix, and its derivative, is many times faster than sums over 2×2
     windows.
     """
-    return torch.eye(width, dtype=like.dtype, device=like.device).repeat_interleave(2, 0).repeat(2, 1)
+    return (
+        torch.eye(width, dtype=like.dtype, device=like.device).repeat_interleave(2, 0).repeat(2, 1)
+    )
 
 
 def load_model(directory: Path) -> UNet:

@@ -32,7 +32,9 @@ def clipped_sum(rows: Mapping[str, Tensor], max_grad_norm: float) -> Tensor:
         parts = [torch.cat(parts, dim=1)]  # (B, P): ten kernels instead of ten per parameter
     norms = torch.stack([squared_norms(part) for part in parts]).sum(0).sqrt()  # (B,)
     finite = norms.isfinite()  # finite only if all entries are
-    scale = torch.where(finite, ((1 - FLOAT32_SLACK) * max_grad_norm / (norms + 1e-6)).clamp(max=1), 0)
+    scale = torch.where(
+        finite, ((1 - FLOAT32_SLACK) * max_grad_norm / (norms + 1e-6)).clamp(max=1), 0
+    )
     if fused:
         parts[0].masked_fill_(~finite[:, None], 0)
     else:
@@ -40,7 +42,9 @@ def clipped_sum(rows: Mapping[str, Tensor], max_grad_norm: float) -> Tensor:
         for part in parts:
             part.index_fill_(0, dropped, 0)  # zeroed, because infinity · 0 would be NaN
     width = max(1, NUMBERS_AT_ONCE[scale.device.type] // max(1, len(scale)))
-    return torch.cat([scale @ block.double() for part in parts for block in part.split(width, dim=1)])
+    return torch.cat(
+        [scale @ block.double() for part in parts for block in part.split(width, dim=1)]
+    )
 
 
 def one_matrix(device: torch.device) -> bool:
@@ -58,7 +62,8 @@ def squared_norms(part: Tensor) -> Tensor:
     over 10^6 squares would understate the norm.
     """
     whole = part.shape[1] // RUN * RUN
-    runs = torch.linalg.vector_norm(part[:, :whole].unflatten(1, (-1, RUN)), dim=2).double()  # (B, runs)
+    # (B, runs)
+    runs = torch.linalg.vector_norm(part[:, :whole].unflatten(1, (-1, RUN)), dim=2).double()
     rest = torch.linalg.vector_norm(part[:, whole:], dim=1).double()
     return runs.square().sum(1) + rest.square()
 
@@ -66,4 +71,7 @@ def squared_norms(part: Tensor) -> Tensor:
 def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Split a vector of all entries, (P,), into views with the names and shapes of `like`."""
     parts = vector.split([tensor.numel() for tensor in like.values()])
-    return {name: part.view(tensor.shape) for (name, tensor), part in zip(like.items(), parts, strict=True)}
+    return {
+        name: part.view(tensor.shape)
+        for (name, tensor), part in zip(like.items(), parts, strict=True)
+    }

@@ -93,7 +93,10 @@ def per_image_gradients(
     """
     if not model.several:
         labels = model.hidden(labels, (labels < 0) | (labels >= model.classes))
-    labels = model.hidden(labels if labels.ndim == 2 + model.several else labels[:, None], draws.drop)  # (B, K, ...)
+    # (B, K, ...)
+    labels = model.hidden(
+        labels if labels.ndim == 2 + model.several else labels[:, None], draws.drop
+    )
     batch = (per_draw(images, draws), labels, draws.levels, draws.noise)  # each (B, K, ...)
     take = by_layers if model.supports_ghost_layers else by_vmap
     count = draws.levels.shape[1]
@@ -105,7 +108,9 @@ def per_image_gradients(
         for part in zip(*(tensor.split(draws_per_pass, dim=1) for tensor in batch), strict=True):
             share = part[0].shape[1] / count
             for name, value in take(model, parameters, *part).items():
-                total[name] = total[name].add_(value, alpha=share) if name in total else value * share
+                total[name] = (
+                    total[name].add_(value, alpha=share) if name in total else value * share
+                )
     return total
 
 
@@ -122,10 +127,14 @@ class Losses(nn.Module):
 
 def losses_at(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor) -> Tensor:
     """Compute `model.per_image_loss` of a batch with these parameters instead of its own."""
-    return functional_call(Losses(model), {f"model.{name}": value for name, value in parameters.items()}, batch)
+    return functional_call(
+        Losses(model), {f"model.{name}": value for name, value in parameters.items()}, batch
+    )
 
 
-def by_layers(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor) -> dict[str, Tensor]:
+def by_layers(
+    model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor
+) -> dict[str, Tensor]:
     """Compute per-image gradients by splitting one backward pass by image.
 
     No image may affect another in the network. Raises ValueError for parameters that do not belong
@@ -154,7 +163,8 @@ def by_vmap(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor) -
     return {name: rows[name] for name in parameters}
 
 
-@torch.no_grad()  # Without it, weights that are not differentiated would keep a graph of all images.
+# Without it, weights that are not differentiated would keep a graph of all images.
+@torch.no_grad()
 def clipped_gradient_sum(
     model: Denoiser,
     parameters: Mapping[str, Tensor],
@@ -176,14 +186,19 @@ def clipped_gradient_sum(
     L2, whether an image has none, one or all of the labels.
     """
     if len(draws.levels) != len(images):
-        raise ValueError(f"{len(draws.levels)} rows of draws for {len(images)} images: expected one row per image")
+        raise ValueError(
+            f"{len(draws.levels)} rows of draws for {len(images)} images: expected one row per "
+            "image"
+        )
     size = sum(value.numel() for value in parameters.values())
     total = torch.zeros(size, dtype=torch.float64, device=images.device)
     for start in range(0, len(images), microbatch_size):
         # Fill up the last microbatch with copies of its last image, and drop their gradients.
         # Matrix kernels round differently for different sizes, and the gradient of an image must
         # not depend on the number of other images.
-        index = torch.arange(start, start + microbatch_size, device=images.device).clamp(max=len(images) - 1)
+        index = torch.arange(start, start + microbatch_size, device=images.device).clamp(
+            max=len(images) - 1
+        )
         count = min(microbatch_size, len(images) - start)
         batch = images[index], labels[index], draws.rows(index)
         rows = per_image_gradients(model, parameters, *batch, autocast, draws_per_pass)

@@ -29,7 +29,9 @@ class LoraLinear(nn.Linear):
     """A frozen linear layer with weight (m, n), plus an adapter A (m, r), B (r, n)."""
 
     def __init__(self, layer: nn.Linear, a: Tensor, b: Tensor, scale: float) -> None:
-        super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+        super().__init__(
+            layer.in_features, layer.out_features, layer.bias is not None, device="meta"
+        )
         self.weight = layer.requires_grad_(False).weight
         self.bias = layer.bias
         self.train(layer.training)
@@ -41,7 +43,9 @@ class LoraLinear(nn.Linear):
         return super().forward(x) + self.scale * F.linear(F.linear(x, self.B), self.A)
 
 
-def add_lora(model: nn.Module, names: Sequence[str], rank: int, seed: int, scale: float = 1.0) -> None:
+def add_lora(
+    model: nn.Module, names: Sequence[str], rank: int, seed: int, scale: float = 1.0
+) -> None:
     """Add an adapter to each named weight, in place.
 
     A is drawn from N(0, 1) with the public `seed`. B is 0, so the output does not change yet. The
@@ -56,26 +60,39 @@ def add_lora(model: nn.Module, names: Sequence[str], rank: int, seed: int, scale
         path, _, last = name.rpartition(".")
         layer = modules.get(path)
         if layer is None or not path or last != "weight":
-            raise ConfigError(f"{name} is not a weight of a layer of this model, such as middle.0.attention.q.weight")
+            raise ConfigError(
+                f"{name} is not a weight of a layer of this model, such as "
+                "middle.0.attention.q.weight"
+            )
         # A subclass may be used through its weight instead of a call, as in nn.MultiheadAttention.
         # Its adapter would have no effect.
         if type(layer) is not nn.Linear:
-            raise ConfigError(f"{name} belongs to a {type(layer).__name__}: only a plain nn.Linear can be adapted")
+            raise ConfigError(
+                f"{name} belongs to a {type(layer).__name__}: only a plain nn.Linear can be adapted"
+            )
         rows, columns = layer.weight.shape
         if rank > min(rows, columns):
             fix = "raise model.width, or change finetune.trainable"
-            raise ConfigError(f"adapter rank {rank} exceeds min({rows}, {columns}), the shape of {name}: {fix}")
+            raise ConfigError(
+                f"adapter rank {rank} exceeds min({rows}, {columns}), the shape of {name}: {fix}"
+            )
         layers[path] = layer
     public = torch.Generator().manual_seed(seed)
     for path, layer in layers.items():
         weight = layer.weight.detach()
         a = torch.randn(len(weight), rank, generator=public).to(weight)
-        model.set_submodule(path, LoraLinear(layer, a, weight.new_zeros(rank, weight.shape[1]), scale))
+        model.set_submodule(
+            path, LoraLinear(layer, a, weight.new_zeros(rank, weight.shape[1]), scale)
+        )
 
 
 def adapted_layers(model: nn.Module) -> dict[str, LoraLinear]:
     """Return the adapted layers by the name of their weight, in the order of the model."""
-    return {f"{path}.weight": layer for path, layer in model.named_modules() if isinstance(layer, LoraLinear)}
+    return {
+        f"{path}.weight": layer
+        for path, layer in model.named_modules()
+        if isinstance(layer, LoraLinear)
+    }
 
 
 def save_adapter(model: nn.Module, directory: Path, base: Path) -> None:
@@ -83,7 +100,10 @@ def save_adapter(model: nn.Module, directory: Path, base: Path) -> None:
     layers = adapted_layers(model)
     tensors: dict[str, Tensor] = {}
     for name, layer in layers.items():
-        tensors |= {f"{name}.{part}": getattr(layer, part).detach().cpu().contiguous() for part in ("A", "B")}
+        tensors |= {
+            f"{name}.{part}": getattr(layer, part).detach().cpu().contiguous()
+            for part in ("A", "B")
+        }
     first = next(iter(layers.values()))
     content = {"base_sha256": digest_of_file(base), "rank": first.A.shape[1], "scale": first.scale}
     save_tensors(tensors, directory / ADAPTER)
@@ -106,12 +126,23 @@ def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
         matrices = [str(name) for name in content["matrices"]]
         tensors = load_tensors(directory / ADAPTER)
     if (digest := digest_of_file(base)) != expected:
-        wrong = f"were trained on a base with sha256 {expected[:12]}…, not on {base} ({digest[:12]}…)"
-        raise DataError(f"the adapters of {directory} {wrong}: restore that base (`dvc checkout`), or {TUNE_AGAIN}")
+        wrong = (
+            f"were trained on a base with sha256 {expected[:12]}…, not on {base} ({digest[:12]}…)"
+        )
+        raise DataError(
+            f"the adapters of {directory} {wrong}: restore that base (`dvc checkout`), or "
+            f"{TUNE_AGAIN}"
+        )
     if tensors.keys() != {f"{name}.{part}" for name in matrices for part in ("A", "B")}:
-        raise DataError(f"{directory}: {ADAPTER} does not contain what {ADAPTER_CONFIG} lists: {TUNE_AGAIN}")
+        raise DataError(
+            f"{directory}: {ADAPTER} does not contain what {ADAPTER_CONFIG} lists: {TUNE_AGAIN}"
+        )
     misfit = f"{directory} does not fit the model of {base.parent}"
-    with explained(DataError, lambda error: f"{misfit} ({error}): {TUNE_AGAIN}", causes=(AttributeError, RuntimeError)):
+    with explained(
+        DataError,
+        lambda error: f"{misfit} ({error}): {TUNE_AGAIN}",
+        causes=(AttributeError, RuntimeError),
+    ):
         for name in dict.fromkeys(matrices):
             weight = model.get_parameter(name)
             a = tensors[f"{name}.A"].to(weight).view(len(weight), rank)

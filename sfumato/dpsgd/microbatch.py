@@ -14,11 +14,21 @@ from sfumato.runtime import compute, distributed
 # Number of float32 copies of the trained parameters: average, moments, sums, noise
 COPIES = 8
 # Error messages of CUDA, cuBLAS and cuDNN for too little memory, or for a size without a kernel
-DOES_NOT_FIT = ("out of memory", "CUBLAS_STATUS_", "CUDNN_STATUS_", "cuDNN algorithm", "find an engine")
+DOES_NOT_FIT = (
+    "out of memory",
+    "CUBLAS_STATUS_",
+    "CUDNN_STATUS_",
+    "cuDNN algorithm",
+    "find an engine",
+)
 
 
 def choose_microbatch(
-    model: Denoiser, parameters: Mapping[str, Tensor], draws: int, batch: float, wanted: int | None = None
+    model: Denoiser,
+    parameters: Mapping[str, Tensor],
+    draws: int,
+    batch: float,
+    wanted: int | None = None,
 ) -> tuple[int, int]:
     """Choose how many images, and how many of their K draws, to differentiate at a time.
 
@@ -49,7 +59,12 @@ def choose_microbatch(
 
 
 def fitting(
-    model: Denoiser, parameters: Mapping[str, Tensor], draws: int, batch: float, device: torch.device, asked: int | None
+    model: Denoiser,
+    parameters: Mapping[str, Tensor],
+    draws: int,
+    batch: float,
+    device: torch.device,
+    asked: int | None,
 ) -> tuple[int, int]:
     """Estimate the result of `choose_microbatch` from the memory of this device, without a trial.
 
@@ -80,7 +95,11 @@ def fitting(
 
 
 def needed(
-    model: Denoiser, parameters: Mapping[str, Tensor], draws: int, batch: float, wanted: int | None = None
+    model: Denoiser,
+    parameters: Mapping[str, Tensor],
+    draws: int,
+    batch: float,
+    wanted: int | None = None,
 ) -> str:
     """Describe the memory that a step of DP-SGD needs on this machine, in one line.
 
@@ -88,16 +107,23 @@ def needed(
     """
     images, some = fitting(model, parameters, draws, batch, compute.device(), wanted)
     trained = sum(value.numel() for value in parameters.values())
-    network = sum(value.numel() * value.element_size() for value in [*model.parameters(), *model.buffers()])
+    network = sum(
+        value.numel() * value.element_size() for value in [*model.parameters(), *model.buffers()]
+    )
     each = 4 * trained + some * activation_bytes(model, parameters)
     size = (network + 4 * COPIES * trained + images * each) / 2**30
-    return f"about {size:.2f} GiB at float32: {images} images at a time, {some} of {draws} draws of each"
+    return (
+        f"about {size:.2f} GiB at float32: {images} images at a time, {some} of {draws} draws of "
+        "each"
+    )
 
 
 def plain_microbatch(model: Denoiser) -> int:
     """Return how many images fit into memory in a step of ordinary training, at least 1."""
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    return max(1, int(room_on(device_of(parameters), parameters) / activation_bytes(model, parameters)))
+    return max(
+        1, int(room_on(device_of(parameters), parameters) / activation_bytes(model, parameters))
+    )
 
 
 def device_of(parameters: Mapping[str, Tensor]) -> torch.device:
@@ -125,7 +151,11 @@ def activation_bytes(model: Denoiser, parameters: Mapping[str, Tensor]) -> int:
         return tensor
 
     trained = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-    with images.device, torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with (
+        images.device,
+        torch.enable_grad(),
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
         losses_at(model, trained, images, labels, draws.levels[0], draws.noise[0])
     for value in model.parameters():
         kept.pop(value.untyped_storage()._cdata, None)
@@ -136,9 +166,13 @@ def activation_bytes(model: Denoiser, parameters: Mapping[str, Tensor]) -> int:
 def fits(model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws: int) -> bool:
     """Return whether the gradients of this many blank images and draws fit into the GPU."""
     try:
-        clipped_sum(per_image_gradients(model, parameters, *blanks(model, parameters, images, draws)), 1.0)
+        clipped_sum(
+            per_image_gradients(model, parameters, *blanks(model, parameters, images, draws)), 1.0
+        )
     except RuntimeError as error:  # cuDNN and cuBLAS errors have no type of their own
-        if isinstance(error, torch.cuda.OutOfMemoryError) or any(words in str(error) for words in DOES_NOT_FIT):
+        if isinstance(error, torch.cuda.OutOfMemoryError) or any(
+            words in str(error) for words in DOES_NOT_FIT
+        ):
             return False
         raise
     finally:
@@ -146,11 +180,15 @@ def fits(model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws: 
     return True
 
 
-def blanks(model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws: int) -> tuple[Tensor, Tensor, Draws]:
+def blanks(
+    model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws: int
+) -> tuple[Tensor, Tensor, Draws]:
     """Return black images with labels and draws, as arguments for `per_image_gradients`."""
     device = device_of(parameters)
     black = torch.zeros(images, *model.shape, device=device)
     levels = torch.ones(images, draws, dtype=torch.int64, device=device)
     noise = torch.zeros(images, draws, *black.shape[1:], device=device)
-    labels = torch.zeros((images, model.classes) if model.several else images, dtype=torch.int64, device=device)
+    labels = torch.zeros(
+        (images, model.classes) if model.several else images, dtype=torch.int64, device=device
+    )
     return black, labels, Draws(levels=levels, noise=noise, drop=levels.bool())

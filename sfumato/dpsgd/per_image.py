@@ -42,11 +42,14 @@ class PerImage(TorchFunctionMode):
     use_products: see `Convolution`.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], images: int, use_products: bool = False) -> None:
+    def __init__(
+        self, weights: Mapping[str, Tensor], images: int, use_products: bool = False
+    ) -> None:
         super().__init__()
         self.images, self.use_products = images, use_products
         self.rows = {
-            name: weight.detach().expand(images, *weight.shape).requires_grad_() for name, weight in weights.items()
+            name: weight.detach().expand(images, *weight.shape).requires_grad_()
+            for name, weight in weights.items()
         }
         # By id of the tensor: (the tensor, so that its id stays in use; its rows)
         self.of: dict[int, tuple[Tensor, Tensor]] = {}
@@ -57,7 +60,11 @@ class PerImage(TorchFunctionMode):
         return self.of[id(weight)][1] if id(weight) in self.of else None
 
     def __torch_function__(
-        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        function: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         values = [*args, *kwargs.values()]
@@ -74,14 +81,16 @@ class PerImage(TorchFunctionMode):
 
 
 def computed(weight: Tensor) -> Tensor:
-    """Return the weight in autocast's precision, detached, because its gradient goes to its rows."""
+    """Return the weight in autocast's precision, detached, because its gradient goes to its
+    rows.
+    """
     weight, device = weight.detach(), weight.device.type
     if weight.is_meta or not torch.is_autocast_enabled(device):
         return weight
     return weight.to(torch.get_autocast_dtype(device))
 
 
-# --- layers -----------------------------------------------------------------------------------------------------------
+# --- layers ---------------------------------------------------------------------------------------
 
 
 class Layer(torch.autograd.Function):
@@ -89,7 +98,13 @@ class Layer(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, kind: Linear | Convolution, images: int, x: Tensor, weight: Tensor, bias: Tensor | None, *rows: Any
+        ctx: Any,
+        kind: Linear | Convolution,
+        images: int,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        *rows: Any,
     ) -> Tensor:
         """Compute the output.
 
@@ -127,7 +142,11 @@ class Linear:
 
 def by_image(x: Tensor, images: int) -> Tensor:
     """Reshape (K·B, ..., n) to (B, K·..., n)."""
-    return x.reshape(-1, images, x[0].numel() // x.shape[-1], x.shape[-1]).transpose(0, 1).flatten(1, 2)
+    return (
+        x.reshape(-1, images, x[0].numel() // x.shape[-1], x.shape[-1])
+        .transpose(0, 1)
+        .flatten(1, 2)
+    )
 
 
 @dataclass(frozen=True)
@@ -140,7 +159,11 @@ class Convolution:
 
     def to_input(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
         stride, padding, dilation = self.geometry
-        if gradient.device.type == "cpu" and gradient.dtype == torch.bfloat16 and stride == dilation == [1, 1]:
+        if (
+            gradient.device.type == "cpu"
+            and gradient.dtype == torch.bfloat16
+            and stride == dilation == [1, 1]
+        ):
             # The same as a convolution with the mirrored weight, for which oneDNN has a faster
             # kernel.
             margin = [size - 1 - some for size, some in zip(weight.shape[2:], padding, strict=True)]
@@ -161,17 +184,25 @@ class Pointwise(Convolution):
     """A 1×1 convolution, as a matrix product."""
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y = torch.bmm(weight.flatten(1).expand(len(x), -1, -1), x.flatten(2)).unflatten(2, x.shape[2:])
+        y = torch.bmm(weight.flatten(1).expand(len(x), -1, -1), x.flatten(2)).unflatten(
+            2, x.shape[2:]
+        )
         return y if bias is None else y + bias[:, None, None]
 
     def to_input(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        return torch.bmm(weight.flatten(1).t().contiguous().expand(len(x), -1, -1), gradient.flatten(2)).view(x.shape)
+        return torch.bmm(
+            weight.flatten(1).t().contiguous().expand(len(x), -1, -1), gradient.flatten(2)
+        ).view(x.shape)
 
     def to_weights(self, gradient: Tensor, x: Tensor, weight: Tensor, images: int) -> Tensor:
-        return torch.bmm(gradient.flatten(2), x.flatten(2).mT).view(-1, images, *weight.shape).sum(0)
+        return (
+            torch.bmm(gradient.flatten(2), x.flatten(2).mT).view(-1, images, *weight.shape).sum(0)
+        )
 
 
-def grouped_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, images: int) -> Tensor:
+def grouped_weight_gradients(
+    gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, images: int
+) -> Tensor:
     """Compute each image's weight gradient as one group of a grouped convolution.
 
     gradient, x: (K·B, C, H, W). Returns (B, *shape).
@@ -180,14 +211,18 @@ def grouped_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geomet
     wide = max(outputs, CHANNELS_PER_GROUP)
     if wide > outputs:
         gradient = F.pad(gradient, (0, 0, 0, 0, 0, wide - outputs))
-    gradient, x = (value.reshape(-1, images * value.shape[1], *value.shape[2:]) for value in (gradient, x))
+    gradient, x = (
+        value.reshape(-1, images * value.shape[1], *value.shape[2:]) for value in (gradient, x)
+    )
     shape = weight.new_empty(images * wide, *weight.shape[1:])  # only the shape is used
     rows = convolution_backward(gradient, x, shape, geometry, images, [False, True, False])[1]
     assert rows is not None  # requested by the mask
     return rows.unflatten(0, (images, wide))[:, :outputs]
 
 
-def shifted_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, images: int) -> Tensor:
+def shifted_weight_gradients(
+    gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, images: int
+) -> Tensor:
     """Compute `grouped_weight_gradients` by one matrix product per kernel row, faster on a GPU.
 
     The product sums over the zero-padded pixels of all draws of an image, and uses one copy of the
@@ -203,7 +238,9 @@ def shifted_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geomet
 
     lower = tall * (rows - 1) * width  # offset of the last row that the kernel reads
     shifted = x.new_zeros(images, columns, inputs, pixels + lower)
-    canvas = shifted[..., :pixels].unflatten(-1, (draws, height, width))[..., down : down + x.shape[2], :]
+    canvas = shifted[..., :pixels].unflatten(-1, (draws, height, width))[
+        ..., down : down + x.shape[2], :
+    ]
     for column in range(columns):
         left = right - broad * column  # first column of the picture
         shown = slice(max(0, left), left + x.shape[3])
@@ -248,10 +285,12 @@ class Embedding(torch.autograd.Function):
         return None, None, rows.view(ctx.shape)
 
 
-# --- rules: replacements for PyTorch's functions of a trained weight --------------------------------------------------
+# --- rules: replacements for PyTorch's functions of a trained weight ------------------------------
 
 
-def layer(mode: PerImage, kind: Linear | Convolution, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def layer(
+    mode: PerImage, kind: Linear | Convolution, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
     value, offset = computed(weight), None if bias is None else computed(bias)
     rows = mode.rows_of(weight), mode.rows_of(bias)
     return Layer.apply(kind, mode.images, x.to(value.dtype), value, offset, *rows)
@@ -262,19 +301,42 @@ def linear(mode: PerImage, x: Tensor, weight: Tensor, bias: Tensor | None = None
 
 
 def conv2d(
-    mode: PerImage, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride=1, padding=0, dilation=1, groups=1
+    mode: PerImage,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride=1,
+    padding=0,
+    dilation=1,
+    groups=1,
 ) -> Tensor:
     if groups != 1 or isinstance(padding, str):
-        raise NoRuleError("no per-image gradient for a grouped convolution, or for padding given as a word")
-    both = [[value, value] if isinstance(value, int) else list(value) for value in (stride, padding, dilation)]
+        raise NoRuleError(
+            "no per-image gradient for a grouped convolution, or for padding given as a word"
+        )
+    both = [
+        [value, value] if isinstance(value, int) else list(value)
+        for value in (stride, padding, dilation)
+    ]
     geometry: Geometry = (both[0], both[1], both[2])
     single = weight.shape[2:] == (1, 1) and geometry == ([1, 1], [0, 0], [1, 1])
-    return layer(mode, Pointwise(geometry) if single else Convolution(geometry, mode.use_products), x, weight, bias)
+    return layer(
+        mode,
+        Pointwise(geometry) if single else Convolution(geometry, mode.use_products),
+        x,
+        weight,
+        bias,
+    )
 
 
-def embedding(mode: PerImage, index: Tensor, weight: Tensor, padding_idx=None, max_norm=None, **_: Any) -> Tensor:
+def embedding(
+    mode: PerImage, index: Tensor, weight: Tensor, padding_idx=None, max_norm=None, **_: Any
+) -> Tensor:
     if index.ndim != 1 or padding_idx is not None or max_norm is not None:
-        raise NoRuleError("no per-image gradient for an embedding with padding, max_norm or several indices per image")
+        raise NoRuleError(
+            "no per-image gradient for an embedding with padding, max_norm or several indices per "
+            "image"
+        )
     return Embedding.apply(index, weight.detach(), mode.rows_of(weight))
 
 

@@ -45,7 +45,10 @@ class Trained:
     """Weights trained by Adam, their moving average, and Adam's moments."""
 
     def __init__(
-        self, parameters: Mapping[str, Tensor], learning_rate: float, betas: tuple[float, float] = (0.9, 0.999)
+        self,
+        parameters: Mapping[str, Tensor],
+        learning_rate: float,
+        betas: tuple[float, float] = (0.9, 0.999),
     ) -> None:
         self.parameters = dict(parameters)
         self.ema = EMA(self.parameters)
@@ -69,7 +72,9 @@ class Trained:
         for name, value in self.parameters.items():
             state = self.optimiser.state.get(value) or {"step": torch.tensor(0.0)}
             tensors[f"ema.{name}"] = self.ema.average[name]
-            tensors |= {f"{key}.{name}": state.get(key, torch.zeros_like(value)) for key in ADAM_STATE}
+            tensors |= {
+                f"{key}.{name}": state.get(key, torch.zeros_like(value)) for key in ADAM_STATE
+            }
         return tensors
 
     @torch.no_grad()
@@ -78,7 +83,9 @@ class Trained:
         for name, value in self.parameters.items():
             self.ema.average[name].copy_(tensors[f"ema.{name}"])
             adam = {key: tensors[f"{key}.{name}"].clone() for key in ADAM_STATE}
-            self.optimiser.state[value] = {key: part if key == "step" else part.to(value) for key, part in adam.items()}
+            self.optimiser.state[value] = {
+                key: part if key == "step" else part.to(value) for key, part in adam.items()
+            }
         self.ema.steps = steps
 
 
@@ -130,7 +137,14 @@ class Gradients:
     def draw(self, images: Tensor) -> Draws:
         """Draw the secret randomness of a batch."""
         config = self.config
-        return draw(self.model, images, config.draws, config.noise_levels, self.generator, label_dropout=self.dropout)
+        return draw(
+            self.model,
+            images,
+            config.draws,
+            config.noise_levels,
+            self.generator,
+            label_dropout=self.dropout,
+        )
 
 
 class State(Trained, Gradients):
@@ -143,10 +157,21 @@ class State(Trained, Gradients):
 
     config: Finetune | Adversarial
 
-    def __init__(self, model: Denoiser, config: Finetune | Adversarial, *, public_batch: float, **options: Any) -> None:
-        parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    def __init__(
+        self,
+        model: Denoiser,
+        config: Finetune | Adversarial,
+        *,
+        public_batch: float,
+        **options: Any,
+    ) -> None:
+        parameters = {
+            name: value for name, value in model.named_parameters() if value.requires_grad
+        }
         Trained.__init__(self, parameters, config.learning_rate)
-        Gradients.__init__(self, model, parameters, config, config.max_grad_norm, public_batch, **options)
+        Gradients.__init__(
+            self, model, parameters, config, config.max_grad_norm, public_batch, **options
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """Return copies, on the CPU, of everything that a checkpoint needs.
@@ -164,9 +189,16 @@ class State(Trained, Gradients):
         Raises ValueError if they belong to a different model.
         """
         expected = {(name, value.shape) for name, value in self.tensors().items()}
-        if odd := sorted({name for name, _ in expected ^ {(name, value.shape) for name, value in tensors.items()}}):
+        if odd := sorted(
+            {
+                name
+                for name, _ in expected ^ {(name, value.shape) for name, value in tensors.items()}
+            }
+        ):
             named = ", ".join(odd[:5])
-            raise ValueError(f"the checkpoint is for a different model: {named} missing, unknown or misshapen")
+            raise ValueError(
+                f"the checkpoint is for a different model: {named} missing, unknown or misshapen"
+            )
         for name, value in self.parameters.items():
             value.copy_(tensors[f"parameters.{name}"])
         self.load_moments(tensors, int(tensors["step"]))
@@ -225,7 +257,9 @@ def gradient_sum(state: Gradients, charge: Charge) -> Tensor:
     for images, labels in charge.batches(size=4 * size, draws=state.config.draws):
         images, labels = to_device(images, state.device), to_device(labels, state.device)
         draws = state.draw(images)
-        total += clipped_gradient_sum(model, names, images, labels, draws, bound, size, state.autocast, each)
+        total += clipped_gradient_sum(
+            model, names, images, labels, draws, bound, size, state.autocast, each
+        )
     return total
 
 
@@ -242,10 +276,16 @@ def update(state: State, noised: Tensor, public: Tensor | None = None) -> dict[s
     # Both norms in one transfer, to wait for the GPU only once.
     norm, length = torch.stack([torch.linalg.vector_norm(gradient), weights]).cpu().tolist()
     if not math.isfinite(length):
-        fix = "lower learning_rate or max_grad_norm of this stage in params.yaml and run `stage plan`"
+        fix = (
+            "lower learning_rate or max_grad_norm of this stage in params.yaml and run `stage plan`"
+        )
         same = "With the same settings, every run would end like this"
         raise ConfigError(f"weights are not finite after step {state.steps}: {fix}. {same}")
-    return {"step": state.steps, "learning_rate": state.config.learning_rate, "noised_gradient_norm": norm}
+    return {
+        "step": state.steps,
+        "learning_rate": state.config.learning_rate,
+        "noised_gradient_norm": norm,
+    }
 
 
 def step_noise(noise_multiplier: float, weights: int, batch: float) -> float:

@@ -14,7 +14,9 @@ from sfumato.errors import ConfigError, DataError, SfumatoError
 from sfumato.settings.dpsgd import SALIENT, Finetune, Saliency
 from sfumato.storage.files import write_json
 
-ATTENTION = r"(.*\.)?(attention|attn\d*)\."  # names in our U-Net and in public text-to-image models
+ATTENTION = (  # names in our U-Net and in public text-to-image models
+    r"(.*\.)?(attention|attn\d*)\."
+)
 QKV = ATTENTION + r"(to_)?[qkv]\.weight"
 # Values of `trainable` that train adapters and leave the base unchanged
 ADAPTED = ("attention-lora", "salient-lora")
@@ -36,7 +38,9 @@ def how_many(ratio: float, total: int) -> int:
     return max(1, math.floor(ratio * total + 0.5))
 
 
-def choose_trainable(model: Denoiser, settings: Finetune, ranking: Sequence[str] | None, seed: int) -> list[str]:
+def choose_trainable(
+    model: Denoiser, settings: Finetune, ranking: Sequence[str] | None, seed: int
+) -> list[str]:
     """Make exactly the chosen parameters trainable, in place.
 
     Returns their names in the order of the model. `settings.trainable` is one of:
@@ -56,10 +60,16 @@ def choose_trainable(model: Denoiser, settings: Finetune, ranking: Sequence[str]
     everything = [name for name, _ in model.named_parameters()]
     if kind in SALIENT:
         if ranking is None:
-            raise ConfigError(f"finetune.trainable={kind} needs a ranking: switch saliency on (add saliency to run)")
+            raise ConfigError(
+                f"finetune.trainable={kind} needs a ranking: switch saliency on (add saliency to "
+                "run)"
+            )
         selected = ranking[: how_many(settings.ratio, len(ranking))]
         if missing := sorted({*ranking} - {*everything}):
-            raise DataError(f"saliency names {missing[0]}, which is not in this model: run `stage saliency` again")
+            raise DataError(
+                f"saliency names {missing[0]}, which is not in this model: run `stage saliency` "
+                "again"
+            )
         chosen = [name for name in everything if name in selected]
     elif kind == "all":
         chosen = everything
@@ -80,7 +90,9 @@ def choose_trainable(model: Denoiser, settings: Finetune, ranking: Sequence[str]
     return trained
 
 
-def trained_parameters(model: Denoiser, settings: Finetune | Saliency, seed: int) -> dict[str, Tensor]:
+def trained_parameters(
+    model: Denoiser, settings: Finetune | Saliency, seed: int
+) -> dict[str, Tensor]:
     """Prepare `model` in place as a stage does, and return the parameters that it trains.
 
     If there is no ranking yet, the first candidates are used.
@@ -103,22 +115,36 @@ def check_trained(before: Mapping[str, Tensor], model: nn.Module, names: Sequenc
     after = model.state_dict()
     if before.keys() != after.keys() or not set(names) <= after.keys():
         odd = (before.keys() ^ after.keys()) | (set(names) - after.keys())
-        raise SfumatoError(f"{internal}: {min(odd)} is not in the model both before and after training")
-    same = {name for name, value in after.items() if torch.equal(value.to(before[name].device), before[name])}
+        raise SfumatoError(
+            f"{internal}: {min(odd)} is not in the model both before and after training"
+        )
+    same = {
+        name
+        for name, value in after.items()
+        if torch.equal(value.to(before[name].device), before[name])
+    }
     if idle := [name for name in names if name in same]:
-        raise SfumatoError(f"{internal}: {len(idle)} trained parameters did not change, such as {idle[0]}")
+        raise SfumatoError(
+            f"{internal}: {len(idle)} trained parameters did not change, such as {idle[0]}"
+        )
     if moved := sorted(after.keys() - same - set(names)):
-        raise SfumatoError(f"{internal}: {len(moved)} frozen parameters changed, such as {moved[0]}")
+        raise SfumatoError(
+            f"{internal}: {len(moved)} frozen parameters changed, such as {moved[0]}"
+        )
 
 
-def save_trained(model: Denoiser, kind: str, names: Sequence[str], directory: Path, base: Path) -> None:
+def save_trained(
+    model: Denoiser, kind: str, names: Sequence[str], directory: Path, base: Path
+) -> None:
     """Write the trained weights, as adapters or as a whole network, and the list of their names.
 
     kind: value of `finetune.trainable`;
     base: file of the weights before training.
     """
     count = sum(model.get_parameter(name).numel() for name in names)
-    write_json(directory / "trainable.json", {"set": kind, "trained": list(names), "parameters": count})
+    write_json(
+        directory / "trainable.json", {"set": kind, "trained": list(names), "parameters": count}
+    )
     if kind in ADAPTED:
         save_adapter(model, directory, base)
     else:

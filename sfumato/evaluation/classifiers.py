@@ -138,7 +138,11 @@ class PreActivated(nn.Module):
         self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
         self.second_norm = nn.BatchNorm2d(outputs)
         self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if inputs != outputs or stride > 1 else None
+        self.shortcut = (
+            nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            if inputs != outputs or stride > 1
+            else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         active = F.relu(self.first_norm(x))
@@ -200,17 +204,23 @@ def resnext(channels: int, depth: int, cardinality: int, width: int, stride: int
     """
 
     def block(inputs: int, outputs: int, step: int) -> Residual:
-        return Residual(inputs, [(1, 2 * outputs, 1), (3, 2 * outputs, cardinality), (1, outputs, 1)], step)
+        return Residual(
+            inputs, [(1, 2 * outputs, 1), (3, 2 * outputs, cardinality), (1, outputs, 1)], step
+        )
 
     widths = [cardinality * width // 2 * 2**i for i in range(3)]
-    return averaged(*normed(channels, 64, stride), *three_stages(64, widths, (depth - 2) // 9, block)), widths[-1]
+    return averaged(
+        *normed(channels, 64, stride), *three_stages(64, widths, (depth - 2) // 9, block)
+    ), widths[-1]
 
 
 def averaged(*layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
-def normed(inputs: int, outputs: int, stride: int = 1, kernel: int = 3, groups: int = 1) -> list[nn.Module]:
+def normed(
+    inputs: int, outputs: int, stride: int = 1, kernel: int = 3, groups: int = 1
+) -> list[nn.Module]:
     """Return a convolution, its batch norm and a ReLU."""
     convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
     return [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]

@@ -47,9 +47,15 @@ def read_run(folder: Path) -> dict:
 def read_metrics(path: Path) -> dict:
     missing = f"{path} does not exist: run `stage evaluate` there, or leave the folder out"
     again = "run `stage evaluate` again"
-    with explained(DataError, lambda error: f"{path} cannot be read ({error}): {again}", missing=missing):
+    with explained(
+        DataError, lambda error: f"{path} cannot be read ({error}): {again}", missing=missing
+    ):
         content = read_json(path)
-    if not isinstance(content, dict) or content.get("scope") != "local" or not isinstance(content.get("release"), dict):
+    if (
+        not isinstance(content, dict)
+        or content.get("scope") != "local"
+        or not isinstance(content.get("release"), dict)
+    ):
         raise DataError(f"{path} contains no evaluation of a release: {again}")
     return content
 
@@ -58,13 +64,17 @@ def rows_of_experiments(shown: object, state: Path) -> tuple[list[dict], list[st
     """Read rows from `dvc exp show --json`, and list each experiment left out with its reason."""
     rows: dict[tuple[str, str], dict | None] = {}
     left_out = []
-    for name, release, ledger in experiments(shown)[["name", "release", "ledger"]].itertuples(index=False):
+    for name, release, ledger in experiments(shown)[["name", "release", "ledger"]].itertuples(
+        index=False
+    ):
         if pd.isna(release) or pd.isna(ledger):
             left_out.append(f"{name}: it has no ledger or no release")
         elif (release, ledger) not in rows:  # the workspace repeats an experiment or a commit
             kept = find_evaluation(state, release, ledger)
             if kept is None:
-                left_out.append(f"{name}: no local numbers for its release; `stage evaluate` there writes them")
+                left_out.append(
+                    f"{name}: no local numbers for its release; `stage evaluate` there writes them"
+                )
             # DVC shows a ledger without its lists.
             rows[release, ledger] = kept and row_of(name, kept["ledger"], kept)
     return [row for row in rows.values() if row], left_out
@@ -101,13 +111,19 @@ def row_of(name: str, ledger: Mapping, metrics: Mapping) -> dict:
     row["distance"] = fidelity.get("fid", fidelity.get("frechet"))
     row["mind"] = fidelity.get("mind")
     row["space"] = fidelity.get("space") if row["distance"] is not None else None
-    return row | {word: identity.get(key) for key, word in IDENTITY_COLUMNS.items()} | {"problems": problems}
+    return (
+        row
+        | {word: identity.get(key) for key, word in IDENTITY_COLUMNS.items()}
+        | {"problems": problems}
+    )
 
 
 def directory_hash(directory: Path) -> str:
     """Compute the hash that DVC gives a directory, file by file."""
     files = (path for path in directory.rglob("*") if path.is_file())
-    return folder_md5({path.relative_to(directory).as_posix(): md5_of(path.read_bytes()) for path in files})
+    return folder_md5(
+        {path.relative_to(directory).as_posix(): md5_of(path.read_bytes()) for path in files}
+    )
 
 
 def keep_evaluation(state: Path, metrics: Mapping) -> Path:
@@ -126,7 +142,9 @@ def identity(
     extractor: Extractor | None,
     release: Path,
 ) -> dict[str, str]:
-    """Identify the origin of an evaluation's numbers. Evaluations with equal entries can be compared.
+    """Identify the origin of an evaluation's numbers.
+
+    Evaluations with equal entries can be compared.
 
     Digests of real images are keyed, so they reveal nothing.
     """
@@ -166,7 +184,11 @@ def compared(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
     ones), "ledger" if the ledger is invalid.
     """
     runs = pd.DataFrame(rows)
-    warnings = [f"{row['run']}: its ledger is not valid: {problem}" for row in rows for problem in row["problems"]]
+    warnings = [
+        f"{row['run']}: its ledger is not valid: {problem}"
+        for row in rows
+        for problem in row["problems"]
+    ]
     marks = pd.DataFrame(index=runs.index)
     for word in (*IDENTITY_COLUMNS.values(), "delta"):
         counts = runs[word].value_counts(sort=False)  # recorded values only
@@ -180,7 +202,18 @@ def compared(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
     marks["ledger"] = ["ledger" if row["problems"] else "" for row in rows]
     runs["differs"] = [", ".join(filter(None, row)) for row in marks.itertuples(index=False)]
     measured = [column for name in classifiers_of(runs) for column in (name, f"{name}_std")]
-    columns = ["run", "recipe", "target", "epsilon", "delta", *measured, "distance", "mind", "space", "differs"]
+    columns = [
+        "run",
+        "recipe",
+        "target",
+        "epsilon",
+        "delta",
+        *measured,
+        "distance",
+        "mind",
+        "space",
+        "differs",
+    ]
     return runs.sort_values(["recipe", "target", "run"])[columns], warnings
 
 

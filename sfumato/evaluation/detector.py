@@ -42,7 +42,10 @@ def detect(drawn: ImageSet, real: ImageSet) -> Detected | None:
     classes = len(real.classes) if real.labels.ndim == 1 else 1
     pairs = []
     for label in range(classes):
-        a, b = (random.permutation(np.flatnonzero(strata(part.labels) == label)) for part in (drawn, real))
+        a, b = (
+            random.permutation(np.flatnonzero(strata(part.labels) == label))
+            for part in (drawn, real)
+        )
         number = min(len(a), len(b), COMPARED // classes)
         pairs.append(np.stack([a[:number], b[:number]]))
     first, second = map(random.permutation, np.concatenate(pairs, axis=1))
@@ -58,7 +61,9 @@ def detect(drawn: ImageSet, real: ImageSet) -> Detected | None:
     return Detected(float(accuracy), tested, is_drawn, margin)
 
 
-def detections(sets: Mapping[str, ImageSet], train: ImageSet, holdout: ImageSet) -> dict[str, Detected]:
+def detections(
+    sets: Mapping[str, ImageSet], train: ImageSet, holdout: ImageSet
+) -> dict[str, Detected]:
     """Detect each set against the hold-out, and the yardsticks "real" and "blurred".
 
     Both are training images.

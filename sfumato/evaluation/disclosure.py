@@ -31,21 +31,32 @@ MOST_REAL = 20_000
 
 
 def disclosure(
-    generated: ImageSet | None, train: ImageSet, holdout: ImageSet, extractor: Extractor, more: np.ndarray | None = None
+    generated: ImageSet | None,
+    train: ImageSet,
+    holdout: ImageSet,
+    extractor: Extractor,
+    more: np.ndarray | None = None,
 ) -> dict:
     """Run `compare_nearness` on images and return its result.
 
     All images of a person are one unit, at the distance of the nearest image; so are equal images.
-    A large set is sampled at random. generated: released images except public ones, or None; more: (n, H, W, C) uint8,
-    images that recipients may draw from the same networks.
+    A large set is sampled at random. generated: released images except public ones, or None; more:
+    (n, H, W, C) uint8, images that recipients may draw from the same networks.
     """
     if generated is None:
-        return {"sentence": "not tested, because the released images are public: none is made of a training image."}
+        return {
+            "sentence": (
+                "not tested, because the released images are public: none is made of a training "
+                "image."
+            )
+        }
     random = np.random.default_rng(0)
     released = extractor(generated.images[random.permutation(len(generated))[:MOST_RELEASED]])
     if more is not None:
         released = np.concatenate([released, extractor(more)])
-    return compare_sets(lambda real: nearest(extractor(real.images), released)[1], train, holdout, random)
+    return compare_sets(
+        lambda real: nearest(extractor(real.images), released)[1], train, holdout, random
+    )
 
 
 def membership(network: Any, train: ImageSet, holdout: ImageSet) -> dict:
@@ -64,7 +75,10 @@ def membership(network: Any, train: ImageSet, holdout: ImageSet) -> dict:
 
 
 def compare_sets(
-    nearness_of: Callable[[ImageSet], np.ndarray], train: ImageSet, holdout: ImageSet, random: np.random.Generator
+    nearness_of: Callable[[ImageSet], np.ndarray],
+    train: ImageSet,
+    holdout: ImageSet,
+    random: np.random.Generator,
 ) -> dict:
     """Run `compare_nearness` on the units of both sets.
 
@@ -74,12 +88,16 @@ def compare_sets(
     for real in (train, holdout):
         names = np.array([*digests(real.images)]) if real.groups is None else real.groups
         units = np.unique(names, return_inverse=True)[1]
-        drawn = random.permutation(units.max() + 1) < (units.max() + 1) * min(1.0, MOST_REAL / len(real))
+        drawn = random.permutation(units.max() + 1) < (units.max() + 1) * min(
+            1.0, MOST_REAL / len(real)
+        )
         rows = np.flatnonzero(drawn[units])
         least = np.full(len(drawn), np.inf)
         np.minimum.at(least, units[rows], nearness_of(real.take(rows)))
         nearness.append(least[drawn])
-    return compare_nearness(nearness[0], nearness[1], "images" if train.groups is None else "persons")
+    return compare_nearness(
+        nearness[0], nearness[1], "images" if train.groups is None else "persons"
+    )
 
 
 def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict:
@@ -99,20 +117,40 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
     for k in ranks:
         count = int((near < np.sort(strangers)[k - 1]).sum())
         p = min(1.0, len(ranks) * float(hypergeom.cdf(k - 1, n + m, m, count + k - 1)))
-        odds = logit(beta.ppf(MISSED / len(ranks), max(count, 1), k)) - logit(beta.ppf(1 - MISSED, n + 1, m))
+        odds = logit(beta.ppf(MISSED / len(ranks), max(count, 1), k)) - logit(
+            beta.ppf(1 - MISSED, n + 1, m)
+        )
         bound = max(0.0, float(odds)) if count else 0.0
-        tests.append({"near": count, "chance": n * k / (m + 1), "rank": k, "p": p, "epsilon": bound})
+        tests.append(
+            {"near": count, "chance": n * k / (m + 1), "rank": k, "p": p, "epsilon": bound}
+        )
     p = min(test["p"] for test in tests)
     epsilon = max(test["epsilon"] for test in tests)
     rings = p <= FALSE_ALARMS
     unseen = math.ceil(math.log(FALSE_ALARMS / len(ranks)) / math.log(n / (n + m))) - 1
     told = tests[-1]
-    outcome = f"no sign of copying. Up to {grouped(unseen)} copies could go undetected; a larger hold-out detects more"
+    outcome = (
+        f"no sign of copying. Up to {grouped(unseen)} copies could go undetected; a larger "
+        "hold-out detects more"
+    )
     if rings:
         told = min(tests, key=lambda test: test["p"])
-        outcome = "A SIGN OF COPYING. Look at neighbours.png, and do not share the release before you know why"
+        outcome = (
+            "A SIGN OF COPYING. Look at neighbours.png, and do not share the release before you "
+            "know why"
+        )
     share = "the nearest 1 % of strangers" if told["rank"] > 1 else f"all of {grouped(m)} strangers"
     seen = f"{grouped(told['near'])} of {grouped(n)} {unit} are nearer than {share}"
-    sentence = f"{seen}; {told['chance']:.0f} are expected by chance (p = {p:.2g}, ε ≥ {epsilon:.2g}): {outcome}."
-    about = {"units": n, "strangers": m, "rings": rings, "p": p, "epsilon": epsilon, "unseen": unseen}
+    sentence = (
+        f"{seen}; {told['chance']:.0f} are expected by chance (p = {p:.2g}, ε ≥ {epsilon:.2g}): "
+        f"{outcome}."
+    )
+    about = {
+        "units": n,
+        "strangers": m,
+        "rings": rings,
+        "p": p,
+        "epsilon": epsilon,
+        "unseen": unseen,
+    }
     return told | about | {"sentence": sentence}

@@ -40,7 +40,9 @@ def schedule_of(name: str, count: int, epochs: int, steps: int | None = None) ->
     )
 
 
-def fit(name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedule: Schedule, seed: int) -> Classifier:
+def fit(
+    name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedule: Schedule, seed: int
+) -> Classifier:
     """Train classifier `name`, one of CLASSIFIERS; return it in evaluation mode.
 
     images: (N, H, W, C) uint8;
@@ -51,7 +53,9 @@ def fit(name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedul
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = build_classifier(name, (images.shape[3], *images.shape[1:3]), classes).to(device)
-        batches = shuffled_batches(lambda rows: to_tensor(images[rows.numpy()], device), labels, schedule.batch)
+        batches = shuffled_batches(
+            lambda rows: to_tensor(images[rows.numpy()], device), labels, schedule.batch
+        )
         train_supervised(model, batches, schedule)
     return model
 
@@ -99,7 +103,12 @@ class Scored:
 
 
 def evaluate_classifier(
-    name: str, train: ImageSet, holdout: ImageSet, schedule: Schedule, moved: Mapping[str, ImageSet], seed: int
+    name: str,
+    train: ImageSet,
+    holdout: ImageSet,
+    schedule: Schedule,
+    moved: Mapping[str, ImageSet],
+    seed: int,
 ) -> Scored:
     """Train a classifier on `train`; score it on `holdout`, and on `moved`, distorted ones.
 
@@ -109,7 +118,9 @@ def evaluate_classifier(
     return scored_by(lambda part: logits(model, part.images), holdout, moved)
 
 
-def scored_by(scores: Callable[[ImageSet], np.ndarray], holdout: ImageSet, moved: Mapping[str, ImageSet]) -> Scored:
+def scored_by(
+    scores: Callable[[ImageSet], np.ndarray], holdout: ImageSet, moved: Mapping[str, ImageSet]
+) -> Scored:
     """Score a classifier on `holdout`, and on `moved`.
 
     scores: function from a set to (N, classes) logits.
@@ -123,12 +134,17 @@ def scored_by(scores: Callable[[ImageSet], np.ndarray], holdout: ImageSet, moved
     for label in range(len(holdout.classes)):
         of_class = right[holdout.labels == label]
         by_class.append(float(of_class.mean()) if len(of_class) else None)
-    shares = {name: float((scores(part).argmax(axis=1) == part.labels).mean()) for name, part in moved.items()}
+    shares = {
+        name: float((scores(part).argmax(axis=1) == part.labels).mean())
+        for name, part in moved.items()
+    }
     odds = None
     if len(holdout.classes) == 2 and None not in by_class:
         odds = given[:, 1] - given[:, 0]
     calibration = calibration_error(given, holdout.labels)
-    return Scored(float(right.mean()), by_class, shares, right, calibration, odds, holdout.labels == 1)
+    return Scored(
+        float(right.mean()), by_class, shares, right, calibration, odds, holdout.labels == 1
+    )
 
 
 def calibration_error(scores: np.ndarray, labels: np.ndarray) -> float:
@@ -150,7 +166,10 @@ def auroc(scores: np.ndarray, labels: np.ndarray) -> list[float | None]:
     from sklearn.metrics import roc_auc_score
 
     columns = zip(labels.T, scores.T, strict=True)
-    return [float(roc_auc_score(has, given)) if 0 < has.sum() < len(has) else None for has, given in columns]
+    return [
+        float(roc_auc_score(has, given)) if 0 < has.sum() < len(has) else None
+        for has, given in columns
+    ]
 
 
 def mean_of(by_label: Sequence[float | None]) -> float:
@@ -158,7 +177,9 @@ def mean_of(by_label: Sequence[float | None]) -> float:
     return float(np.mean([value for value in by_label if value is not None] or [0.5]))
 
 
-def aggregate(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = None, compared: Cells = None) -> dict:
+def aggregate(
+    scored: Sequence[Scored], classes: Sequence[str], groups: Cells = None, compared: Cells = None
+) -> dict:
     """Average the accuracies of classifiers of several seeds, as shares in [0, 1].
 
     groups: see `bootstrap_interval`; compared: (N,) text, by which "by_column" splits the images.
@@ -168,8 +189,12 @@ def aggregate(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = 
     """
     per_seed = [one.accuracy for one in scored]
     by_class = zip(classes, zip(*(one.by_class for one in scored), strict=True), strict=True)
-    per_class = [{"class": name} | summary(values) for name, values in by_class if values[0] is not None]
-    shifted = {name: float(np.mean([one.shifted[name] for one in scored])) for name in scored[0].shifted}
+    per_class = [
+        {"class": name} | summary(values) for name, values in by_class if values[0] is not None
+    ]
+    shifted = {
+        name: float(np.mean([one.shifted[name] for one in scored])) for name in scored[0].shifted
+    }
     row = summary(per_seed) | {"per_seed": per_seed, "per_class": per_class, "shifted": shifted}
     answers = [one.right for one in scored if one.right is not None]
     if answers:
@@ -220,7 +245,11 @@ def ranked(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = Non
     def numbers(weights: np.ndarray) -> np.ndarray:
         return np.mean([sensitivities(one.odds, second, weights) for one in scored], axis=0)
 
-    drawn = (each for each in resampled(len(second), groups) if each[second].any() and each[~second].any())
+    drawn = (
+        each
+        for each in resampled(len(second), groups)
+        if each[second].any() and each[~second].any()
+    )
     intervals = interval_of([numbers(each) for each in drawn])
     names = ["AUROC", *(f"sensitivity to {name}" for name in classes)]
     rows = zip(names, numbers(np.ones(len(second))).tolist(), intervals, strict=True)
@@ -234,7 +263,8 @@ def sensitivities(odds: Any, second: np.ndarray, weights: np.ndarray) -> list[fl
     """
     from sklearn.metrics import auc, roc_curve
 
-    wrong, right, _ = roc_curve(second, odds, sample_weight=weights)  # shares of each class named the second
+    # Shares of each class named the second
+    wrong, right, _ = roc_curve(second, odds, sample_weight=weights)
     to_first = 1 - wrong[right >= SPECIFICITY - 1e-9].min()
     to_second = right[wrong <= 1 - SPECIFICITY + 1e-9].max()
     return [float(auc(wrong, right)), float(to_first), float(to_second)]
@@ -262,4 +292,7 @@ def by_column(right: np.ndarray, groups: Cells, compared: np.ndarray) -> dict:
 
 def summary(values: Sequence) -> dict[str, float | None]:
     """Return {"mean", "std"}: the sample standard deviation, None for a single value."""
-    return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else None}
+    return {
+        "mean": float(np.mean(values)),
+        "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
+    }

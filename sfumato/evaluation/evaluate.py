@@ -32,9 +32,15 @@ from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import keep_private
 
-LOADERS: dict[str, Callable[[Path], Any]] = {"teacher": load_teacher, "student": load_student_network}
+LOADERS: dict[str, Callable[[Path], Any]] = {
+    "teacher": load_teacher,
+    "student": load_student_network,
+}
 MOST_DRAWN = 10_000  # Images drawn from a release's networks to search for copies
-NOT_BY_CHANCE = "The hold-out was provided, not drawn at random, so it may differ from the training images anyway."
+NOT_BY_CHANCE = (
+    "The hold-out was provided, not drawn at random, so it may differ from the training images "
+    "anyway."
+)
 
 
 def evaluate_folder(
@@ -81,7 +87,9 @@ def evaluate_folder(
         metrics["public_student"] = score_students(public, sets, holdout, plan.settings.seeds)
     if extractor is not None and "disclosure" in chosen:
         progress("copies of training images")
-        metrics["disclosure"] = search_copies(release, synthetic[RELEASE], train, holdout, extractor)
+        metrics["disclosure"] = search_copies(
+            release, synthetic[RELEASE], train, holdout, extractor
+        )
         if card.split == "official":
             metrics["disclosure"]["sentence"] += f" {NOT_BY_CHANCE}"
     metrics |= labelling_of(synthetic, release)
@@ -94,12 +102,16 @@ def evaluate_folder(
         detect(metrics, synthetic, train, holdout, out / "detected.png")
     if extractor is not None:
         progress("plots")
-        plot_neighbours(extractor, synthetic.get(PLAIN, synthetic[RELEASE]), train, out / "neighbours.png")
+        plot_neighbours(
+            extractor, synthetic.get(PLAIN, synthetic[RELEASE]), train, out / "neighbours.png"
+        )
     return metrics
 
 
 def loaded(classifiers: Mapping[str, Path]) -> dict[str, Any]:
-    """Load the released classifiers of these folders that exist and are not empty, by their stages."""
+    """Load the released classifiers of these folders that exist and are not empty, by their
+    stages.
+    """
     return {
         name: LOADERS[name](folder).to(device())
         for name, folder in classifiers.items()
@@ -125,7 +137,9 @@ def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSe
 
 
 def labelling_of(synthetic: Mapping[str, ImageSet], release: Path) -> dict[str, Any]:
-    """Return the mixture that its card states, and the agreement of its labels with the classes requested."""
+    """Return the mixture that its card states, and the agreement of its labels with the classes
+    requested.
+    """
     found = {key: value for key, value in card_of(release).items() if key == "mixture"}
     if PLAIN in synthetic:
         found["agreement"] = requested_agreement(synthetic[RELEASE], release)
@@ -143,7 +157,11 @@ def search_copies(
 
 
 def detect(
-    metrics: dict[str, Any], synthetic: Mapping[str, ImageSet], train: ImageSet, holdout: ImageSet, picture: Path
+    metrics: dict[str, Any],
+    synthetic: Mapping[str, ImageSet],
+    train: ImageSet,
+    holdout: ImageSet,
+    picture: Path,
 ) -> None:
     """Add a detector's accuracy to each set's fidelity, and draw its clearest images."""
     for name, detected in detections(looked_at(synthetic), train, holdout).items():

@@ -59,7 +59,9 @@ class Extractor:
         if (key := digest.hexdigest()) not in self.known:
             features = apply(self.embed, images, self.device, self.batch)
             if not np.isfinite(features).all():
-                raise DataError(f"{self.name} gave features that are not finite: check its weights file.")
+                raise DataError(
+                    f"{self.name} gave features that are not finite: check its weights file."
+                )
             self.known[key] = features
         return self.known[key]
 
@@ -93,7 +95,9 @@ def embedded_extractor(public: ImageSet, name: str) -> Extractor:
     for key, value in sorted(network.state_dict().items()):
         digest.update(key.encode() + value.detach().cpu().contiguous().numpy().tobytes())
     device = next(network.parameters()).device.type
-    unit = float(np.sqrt(np.mean(apply(network.features, public.images[:2000], device) ** 2))) or 1.0
+    unit = (
+        float(np.sqrt(np.mean(apply(network.features, public.images[:2000], device) ** 2))) or 1.0
+    )
     digest.update(repr(unit).encode())
     return Extractor(
         name=f"cnn-{name}-{PENULTIMATE_WIDTH}",
@@ -113,18 +117,25 @@ def own_extractor(settings: OwnNetwork) -> Extractor:
 def inception_extractor(path: Path | None = None) -> Extractor:
     """Build the pooled features of pytorch-fid's Inception.
 
-    path: path of its weights, by default torch.hub's. Raises DataError if they are missing or wrong.
+    path: path of its weights, by default torch.hub's. Raises DataError if they are missing or
+    wrong.
     """
     from pytorch_fid import inception
 
     if path is None:
-        path = Path(torch.hub.get_dir()) / "checkpoints" / inception.FID_WEIGHTS_URL.rsplit("/", 1)[1]
+        path = (
+            Path(torch.hub.get_dir()) / "checkpoints" / inception.FID_WEIGHTS_URL.rsplit("/", 1)[1]
+        )
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
             failed = "the Inception weights could not be downloaded"
             remedy = f"fetch {inception.FID_WEIGHTS_URL} elsewhere and name it in evaluate.weights."
-            with explained(DataError, lambda e: f"{failed} ({e}): {remedy}", causes=(OSError, RuntimeError)):
-                torch.hub.download_url_to_file(inception.FID_WEIGHTS_URL, str(path), hash_prefix=INCEPTION_SHA256)
+            with explained(
+                DataError, lambda e: f"{failed} ({e}): {remedy}", causes=(OSError, RuntimeError)
+            ):
+                torch.hub.download_url_to_file(
+                    inception.FID_WEIGHTS_URL, str(path), hash_prefix=INCEPTION_SHA256
+                )
     if not path.is_file():
         raise DataError(f"evaluate.weights={path} does not exist: name a local weights file.")
     digest = digest_of_file(path)

@@ -24,10 +24,13 @@ def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[s
     copied = distributed.broadcast_object(copies(holdout, train))
     if not copied.any():
         return holdout, []
-    arrays = {name: part[~copied] for name, part in vars(holdout).items() if isinstance(part, np.ndarray)}
+    arrays = {
+        name: part[~copied] for name, part in vars(holdout).items() if isinstance(part, np.ndarray)
+    }
     return replace(holdout, **arrays), [
-        f"{copied.sum()} of {len(holdout)} hold-out images are copies of training images, possibly resized. They are "
-        "left out of all numbers here. Put other pictures into test/, or move all into train/ for a keyed hold-out"
+        f"{copied.sum()} of {len(holdout)} hold-out images are copies of training images, possibly "
+        "resized. They are left out of all numbers here. Put other pictures into test/, or move "
+        "all into train/ for a keyed hold-out"
     ]
 
 
@@ -60,6 +63,9 @@ def unusable(holdout: ImageSet) -> str | None:
     seen = zip(digests(holdout.images), holdout.images, strict=True)
     different = {value for value, image in seen if (image != image[0, 0]).any()}
     if len(different) < 2:
-        return f"the hold-out has {len(holdout)} images, but only {len(different)} are distinct and not blank"
+        return (
+            f"the hold-out has {len(holdout)} images, but only {len(different)} are distinct and "
+            "not blank"
+        )
     one_class = holdout.labels.ndim == 1 and len(np.unique(holdout.labels)) < 2
     return "all images of the hold-out have one class" if one_class else None

@@ -28,7 +28,10 @@ def judges(teacher: TeacherNetwork, drawn: ImageSet, public: ImageSet, seed: int
     """
     some = public.take(np.random.default_rng(seed).permutation(len(public))[:JUDGES])
     equal = ImageSet(some.images, np.arange(len(some)) % len(drawn.classes), drawn.classes)
-    return {name: (one.images, relabelled(teacher, one).labels) for name, one in (("drawn", drawn), ("public", equal))}
+    return {
+        name: (one.images, relabelled(teacher, one).labels)
+        for name, one in (("drawn", drawn), ("public", equal))
+    }
 
 
 def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict[str, float]:
@@ -37,7 +40,14 @@ def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict
     It is the mean over the teacher's labels.
     """
     images = released.images.permute(0, 2, 3, 1).numpy()
-    student = fit("cnn", images, released.labels.numpy(), classes, schedule_of("cnn", len(images), 1, STEPS), seed)
+    student = fit(
+        "cnn",
+        images,
+        released.labels.numpy(),
+        classes,
+        schedule_of("cnn", len(images), 1, STEPS),
+        seed,
+    )
     shares = {}
     for name, (shown, given) in judged.items():
         right = logits(student, shown).argmax(axis=1) == given
@@ -47,7 +57,9 @@ def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict
 
 def chosen_mixture(agreements: Mapping[str, Mapping[str, float]]) -> str:
     """Return WITH if its student agrees at most 2 % less on drawn images, and no less on public."""
-    gained = {judge: agreements[WITH][judge] - agreements[WITHOUT][judge] for judge in ("drawn", "public")}
+    gained = {
+        judge: agreements[WITH][judge] - agreements[WITHOUT][judge] for judge in ("drawn", "public")
+    }
     # two standard errors of JUDGES images
     good = gained["drawn"] >= -0.02 and gained["public"] >= 0
     return WITH if good else WITHOUT

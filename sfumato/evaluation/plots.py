@@ -87,7 +87,10 @@ def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, 
     for side in (axes, right):
         side.tick_params(length=0)
         side.spines[:].set_visible(False)
-    figure.suptitle(f"Synthetic images (blue) that come nearest to a training image (orange)\n{CAPTION}", fontsize=10)
+    figure.suptitle(
+        f"Synthetic images (blue) that come nearest to a training image (orange)\n{CAPTION}",
+        fontsize=10,
+    )
     save(figure, path)
 
 
@@ -109,13 +112,17 @@ def plot_detected(detected: Detected, path: Path) -> None:
         axes.set_title(title, fontsize=9, loc="left")
         axes.set_axis_off()
     share = f"{100 * detected.accuracy:.1f} %, 50 by guessing"
-    figure.suptitle(f"a small network separates released from real images in {share}\n{CAPTION}", fontsize=10)
+    figure.suptitle(
+        f"a small network separates released from real images in {share}\n{CAPTION}", fontsize=10
+    )
     save(figure, path)
 
 
 def framed(image: np.ndarray, scale: int, colour: tuple[int, int, int]) -> np.ndarray:
     """Magnify (H, W, C) uint8, in RGB, in a frame two pixels wide."""
-    larger = np.broadcast_to(image, (*image.shape[:2], 3)).repeat(scale, axis=0).repeat(scale, axis=1)
+    larger = (
+        np.broadcast_to(image, (*image.shape[:2], 3)).repeat(scale, axis=0).repeat(scale, axis=1)
+    )
     tile = np.full((larger.shape[0] + 4, larger.shape[1] + 4, 3), colour, dtype=np.uint8)
     tile[2:-2, 2:-2] = larger
     return tile

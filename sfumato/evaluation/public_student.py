@@ -37,7 +37,10 @@ def public_extractor(settings: Evaluate, warnings: list[str]) -> Extractor | Non
 
 
 def score_students(
-    extractor: Extractor, trained_on: Mapping[str, ImageSet], holdout: ImageSet, seeds: Sequence[int]
+    extractor: Extractor,
+    trained_on: Mapping[str, ImageSet],
+    holdout: ImageSet,
+    seeds: Sequence[int],
 ) -> dict:
     """Score the student trained on `scores.COMPARED` images of each set.
 
@@ -59,7 +62,9 @@ def score_student(extractor: Extractor, train: ImageSet, holdout: ImageSet, seed
     mean = learned.mean(dim=0)
     spread = learned.std(dim=0) + 1e-6
     schedule = Schedule(steps=600, learning_rate=2e-3, weight_decay=1e-2)
-    batches = shuffled_batches(lambda rows: (learned[rows] - mean) / spread, train.labels, schedule.batch)
+    batches = shuffled_batches(
+        lambda rows: (learned[rows] - mean) / spread, train.labels, schedule.batch
+    )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = nn.Linear(learned.shape[1], len(train.classes))

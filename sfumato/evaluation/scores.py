@@ -11,7 +11,14 @@ import numpy as np
 
 from sfumato.data.images import ImageSet, per_class
 from sfumato.errors import DataError
-from sfumato.evaluation.downstream import Scored, aggregate, evaluate_classifier, mean_of, schedule_of, scored_by
+from sfumato.evaluation.downstream import (
+    Scored,
+    aggregate,
+    evaluate_classifier,
+    mean_of,
+    schedule_of,
+    scored_by,
+)
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.holdout import unusable
 from sfumato.evaluation.metrics.fidelity import METRICS, chosen_metrics, fidelity
@@ -53,7 +60,11 @@ def evaluate_release(
     """
     for name, image_set in {**synthetic, "real training": train}.items():
         check_fits(name, image_set, train)
-    warnings = [warning for name, image_set in synthetic.items() for warning in absent_classes(name, image_set)]
+    warnings = [
+        warning
+        for name, image_set in synthetic.items()
+        for warning in absent_classes(name, image_set)
+    ]
     metrics: dict = {"scope": "local", "warnings": warnings}
     if holdout.labels.ndim == 2:
         metrics["measure"] = "AUROC"
@@ -75,7 +86,9 @@ def evaluate_release(
     if len(absent):
         names = ", ".join(repr(train.classes[label]) for label in absent[:5])
         others = " and others" if len(absent) > 5 else ""
-        warnings.append(f"the hold-out has no image of {names}{others}: nothing is measured for these classes")
+        warnings.append(
+            f"the hold-out has no image of {names}{others}: nothing is measured for these classes"
+        )
     assert extractor is not None  # `build_extractor` gives one if metrics need it
     add_fidelity(metrics, looked_at(synthetic), train, holdout, chosen, extractor, progress)
     return metrics
@@ -95,7 +108,9 @@ def add_fidelity(
     searched = extractor(subsample(train, SEARCHED).images)
     fresh = extractor(subsample(holdout).images)
     warn = metrics["warnings"].append
-    compare = functools.partial(fidelity, reference=fresh, extractor=extractor, metrics=chosen, warn=warn)
+    compare = functools.partial(
+        fidelity, reference=fresh, extractor=extractor, metrics=chosen, warn=warn
+    )
     for name, image_set in synthetic.items():
         progress(f"{name}: features and fidelity")
         features = extractor(subsample(image_set).images)
@@ -108,16 +123,27 @@ def add_fidelity(
     metrics.setdefault("real", {})["fidelity"] = compare("real", compared, novel=novel)
     features = extractor(shifted("blurred", subsample(train).images))
     measured = [name for name in chosen if METRICS[name].yardstick]
-    metrics["blurred"] = {"fidelity": compare("blurred", features, metrics=measured, novel=(features, searched, fresh))}
+    metrics["blurred"] = {
+        "fidelity": compare(
+            "blurred", features, metrics=measured, novel=(features, searched, fresh)
+        )
+    }
 
 
 def looked_at(synthetic: Mapping[str, ImageSet]) -> dict[str, ImageSet]:
     """Return the sets to compare with real images. For a release, these are its plain images."""
-    return {name: image_set for name, image_set in synthetic.items() if name != RELEASE or PLAIN not in synthetic}
+    return {
+        name: image_set
+        for name, image_set in synthetic.items()
+        if name != RELEASE or PLAIN not in synthetic
+    }
 
 
 def accuracies(
-    trained_on: Mapping[str, ImageSet], holdout: ImageSet, config: Evaluate, progress: Callable[[str], None]
+    trained_on: Mapping[str, ImageSet],
+    holdout: ImageSet,
+    config: Evaluate,
+    progress: Callable[[str], None],
 ) -> Iterator[tuple[str, str, dict]]:
     """Yield (set, classifier, accuracies over the seeds) of each.
 
@@ -134,10 +160,16 @@ def accuracies(
         name, classifier, seed = task
         if seed == config.seeds[0]:
             progress(f"{name}: {classifier}")
-        return evaluate_classifier(classifier, trained_on[name], holdout, schedules[task[:2]], moved, seed)
+        return evaluate_classifier(
+            classifier, trained_on[name], holdout, schedules[task[:2]], moved, seed
+        )
 
     seeds = dict.fromkeys(trained_on, config.seeds) | {PLAIN: config.seeds[:1]}
-    scored = iter(distributed.map_sharded([(*what, seed) for what in schedules for seed in seeds[what[0]]], train))
+    scored = iter(
+        distributed.map_sharded(
+            [(*what, seed) for what in schedules for seed in seeds[what[0]]], train
+        )
+    )
     for (name, classifier), schedule in schedules.items():
         of_seeds = list(itertools.islice(scored, len(seeds[name])))
         row = aggregate(of_seeds, holdout.classes, holdout.groups, holdout.compared)
@@ -164,7 +196,9 @@ def teacher_accuracy(teacher: TeacherNetwork, holdout: ImageSet) -> dict:
 def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:
     """Raise DataError for fewer than two images, or other classes or shape than `train`."""
     if len(image_set) < 2:
-        raise DataError(f"the {name} set has {len(image_set)} images, evaluation needs two or more: add images.")
+        raise DataError(
+            f"the {name} set has {len(image_set)} images, evaluation needs two or more: add images."
+        )
     same_labels = image_set.labels.shape[1:] == train.labels.shape[1:]
     if image_set.shape != train.shape or image_set.classes != train.classes or not same_labels:
         raise DataError(
@@ -180,8 +214,9 @@ def absent_classes(name: str, image_set: ImageSet) -> Iterator[str]:
     if len(absent):
         more = f" and of {len(absent) - 1} others" if len(absent) > 1 else ""
         yield (
-            f"the {name} set has no image of class {image_set.classes[absent[0]]!r}{more}: no classifier can learn it. "
-            "Raise synthesize.count, or set synthesize.labels: uniform and run `stage synthesize` again"
+            f"the {name} set has no image of class {image_set.classes[absent[0]]!r}{more}: no "
+            "classifier can learn it. Raise synthesize.count, or set synthesize.labels: uniform "
+            "and run `stage synthesize` again"
         )
 
 

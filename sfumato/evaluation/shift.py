@@ -1,4 +1,6 @@
-"""Fixed public distortions of a hold-out, the same for all data sets and not tuned to any result."""
+"""Fixed public distortions of a hold-out, the same for all data sets and not tuned to any
+result.
+"""
 
 import math
 from collections.abc import Callable
@@ -18,7 +20,9 @@ def displaced(images: Tensor, angle: float, part: float) -> Tensor:
     cosine = math.cos(math.radians(angle))
     back = -2 * part
     upright = images.shape[2] / images.shape[3]  # places are in parts of each side
-    place = torch.tensor([[cosine, -sine * upright, back], [sine / upright, cosine, back]], device=images.device)
+    place = torch.tensor(
+        [[cosine, -sine * upright, back], [sine / upright, cosine, back]], device=images.device
+    )
     grid = F.affine_grid(place.expand(len(images), 2, 3), list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
 
@@ -33,5 +37,9 @@ SHIFTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def shifted(name: str, images: np.ndarray) -> np.ndarray:
     """Apply one of SHIFTS to (N, H, W, C) uint8 images; shape and type stay."""
-    rows = apply(lambda part: SHIFTS[name](part).clamp(0, 1).mul(255).round().permute(0, 2, 3, 1), images, "cpu")
+    rows = apply(
+        lambda part: SHIFTS[name](part).clamp(0, 1).mul(255).round().permute(0, 2, 3, 1),
+        images,
+        "cpu",
+    )
     return rows.astype(np.uint8)

@@ -25,14 +25,21 @@ INTERVAL = "95 % interval"
 
 def csv_of(table: pd.DataFrame, numbers: str = ".4f") -> str:
     """Format CSV with a header; a missing value stays empty. numbers: format of floats."""
-    forms = {str(name): numbers if pd.api.types.is_float_dtype(kind) else "" for name, kind in table.dtypes.items()}
+    forms = {
+        str(name): numbers if pd.api.types.is_float_dtype(kind) else ""
+        for name, kind in table.dtypes.items()
+    }
     cells = table.astype(object).where(table.notna(), None)
-    return csv_text((dict(zip(forms, row, strict=True)) for row in cells.itertuples(index=False)), forms)
+    return csv_text(
+        (dict(zip(forms, row, strict=True)) for row in cells.itertuples(index=False)), forms
+    )
 
 
 def tables_of(metrics: Mapping) -> Iterator[Table]:
     """Yield the tables of metrics.json for terminal and page."""
-    by_set = {name: accuracies(values) for name, values in metrics.items() if isinstance(values, dict)}
+    by_set = {
+        name: accuracies(values) for name, values in metrics.items() if isinstance(values, dict)
+    }
     sets = {name: rows for name, rows in by_set.items() if rows}
     if not sets:  # the hold-out is not usable
         return
@@ -44,7 +51,9 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
     for name in filter(metrics.__contains__, HANDED_OUT):
         moved[name] = metrics[name]["shifted"]
         judged[name] = metrics[name]
-        note += f"The {name}, a released classifier, reaches {per_cent(metrics[name]['accuracy'])} %. "
+        note += (
+            f"The {name}, a released classifier, reaches {per_cent(metrics[name]['accuracy'])} %. "
+        )
     rows = ([name, *(percent(values[c]) for c in names)] for name, values in sets.items())
     title = f"{measure[0].upper()}{measure[1:]} on the real hold-out, % (local)"
     yield table_of(title, ["trained on", *names], rows, note.strip())
@@ -55,31 +64,61 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
         rows = ([name, *map(per_cent, shares.values())] for name, shares in moved.items())
         title = f"Accuracy of {names[-1]} on shifted hold-out images, % (local)"
         yield table_of(title, ["trained on", *moved["release"]], rows)
-    rows = ([name, *reliability(row)] for name, row in judged.items() if row.get("per_class"))  # older ones lack it
-    heads = ("classifier", INTERVAL, "worst class", f"its {measure}", "below the mean", "calibration error")
+    # Older ones lack it
+    rows = ([name, *reliability(row)] for name, row in judged.items() if row.get("per_class"))
+    heads = (
+        "classifier",
+        INTERVAL,
+        "worst class",
+        f"its {measure}",
+        "below the mean",
+        "calibration error",
+    )
     note = "Interval: over the hold-out, by person if persons are known. Mean: over the classes."
     yield table_of("How far these can be relied on, % (local)", heads, rows, note)
     yield from detailed_tables(judged, measure)
-    measured = {name: values for name, values in metrics.items() if isinstance(values, dict) and "fidelity" in values}
+    measured = {
+        name: values
+        for name, values in metrics.items()
+        if isinstance(values, dict) and "fidelity" in values
+    }
     compared = pd.DataFrame({name: values["fidelity"] for name, values in measured.items()})
     if len(compared.columns):
         first = compared.iloc[:, 0]
         title = f"Fidelity to the real {first['reference']} images in {first['space']} (local)"
-        keys = [key for key in map(str, first.index) if isinstance(first[key], float) and not key.endswith("_std")]
+        keys = [
+            key
+            for key in map(str, first.index)
+            if isinstance(first[key], float) and not key.endswith("_std")
+        ]
         spreads = compared.reindex([f"{key}_std" for key in keys])
-        rows = ([key.replace("_", " "), *map(number, compared.loc[key], spreads.loc[f"{key}_std"])] for key in keys)
+        rows = (
+            [key.replace("_", " "), *map(number, compared.loc[key], spreads.loc[f"{key}_std"])]
+            for key in keys
+        )
         if keys:  # else only the test for copies was requested
             yield table_of(title, ["metric", *compared.columns], rows)
     if "public_student" in metrics:
-        title = f"A second student, linear on the public network {metrics['public_student']['network']}, % (local)"
+        title = (
+            "A second student, linear on the public network "
+            f"{metrics['public_student']['network']}, % (local)"
+        )
         note = "It was trained on public pictures. Compare these rows with each other only."
         rows = (
-            [name, percent(row), *reliability(row)] for name, row in metrics["public_student"]["trained_on"].items()
+            [name, percent(row), *reliability(row)]
+            for name, row in metrics["public_student"]["trained_on"].items()
         )
-        yield table_of(title, ["trained on", measure, *heads[1:3], f"its {measure}", *heads[4:]], rows, note)
+        yield table_of(
+            title, ["trained on", measure, *heads[1:3], f"its {measure}", *heads[4:]], rows, note
+        )
     balanced = metrics["verdict"]["balanced_accuracy"]
-    rows = ([name, per_cent(share), per_cent(balanced[name])] for name, share in metrics["verdict"]["accuracy"].items())
-    yield table_of("What a classifier can do, % (local)", ["what is used", measure, "mean over classes"], rows)
+    rows = (
+        [name, per_cent(share), per_cent(balanced[name])]
+        for name, share in metrics["verdict"]["accuracy"].items()
+    )
+    yield table_of(
+        "What a classifier can do, % (local)", ["what is used", measure, "mean over classes"], rows
+    )
 
 
 def detailed_tables(judged: Mapping[str, Mapping], measure: str) -> Iterator[Table]:
@@ -89,24 +128,40 @@ def detailed_tables(judged: Mapping[str, Mapping], measure: str) -> Iterator[Tab
     """
     quoted = {name: row["two_classes"] for name, row in judged.items() if "two_classes" in row}
     if quoted:
-        cells = {name: [(per_cent(one["mean"]), interval(one)) for one in each] for name, each in quoted.items()}
+        cells = {
+            name: [(per_cent(one["mean"]), interval(one)) for one in each]
+            for name, each in quoted.items()
+        }
         heads = [head for one in next(iter(quoted.values())) for head in (one["what"], INTERVAL)]
         title = f"AUROC, and sensitivity at {per_cent(SPECIFICITY)} % specificity, % (local)"
-        yield table_of(title, ["classifier", *heads], ([name, *chain(*each)] for name, each in cells.items()))
+        yield table_of(
+            title, ["classifier", *heads], ([name, *chain(*each)] for name, each in cells.items())
+        )
     columns = {name: row["by_column"] for name, row in judged.items() if "by_column" in row}
     if columns:
         rows = (
-            [name, one["group"], str(one["images"]), per_cent(one["mean"]), interval(one), per_cent(column["gap"])]
+            [
+                name,
+                one["group"],
+                str(one["images"]),
+                per_cent(one["mean"]),
+                interval(one),
+                per_cent(column["gap"]),
+            ]
             for name, column in columns.items()
             for one in column["groups"]
         )
         note = f"Groups of fewer than {FEWEST_OF_A_GROUP} images are merged into others, "
         note += "or withheld if these are too few as well."
         title = "Group by group, % (local)"
-        yield table_of(title, ["classifier", "group", "images", measure, INTERVAL, "best to worst"], rows, note)
+        yield table_of(
+            title, ["classifier", "group", "images", measure, INTERVAL, "best to worst"], rows, note
+        )
 
 
-def table_of(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], note: str = "") -> Table:
+def table_of(
+    title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], note: str = ""
+) -> Table:
     return Table(title, tuple(columns), tuple(map(tuple, rows)), note)
 
 
@@ -130,19 +185,25 @@ def short_names(names: list[str]) -> list[str]:
 
 
 def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
-    """Read the results of `stage evaluate` and the noisy pictures for the owner's report, if they exist.
+    """Read the results of `stage evaluate` and the noisy pictures for the owner's report, if they
+    exist.
 
     Raises DataError if they cannot be read.
     """
     numbers = Local()
     again = "run `stage evaluate` again"
     causes = (*UNREADABLE, LookupError, RuntimeError)
-    with explained(DataError, lambda error: f"{metrics} cannot be read ({error!r}): {again}", causes=causes):
+    with explained(
+        DataError, lambda error: f"{metrics} cannot be read ({error!r}): {again}", causes=causes
+    ):
         if metrics.is_file():
             content = read_json(metrics)
             warnings = tuple(map(str, content.get("warnings", ())))
             numbers = Local(content["verdict"]["sentence"], tuple(tables_of(content)), warnings)
-    plots = tuple(picture(path, path.stem, "rests on real images") for path in sorted(evaluation.glob("*.png")))
+    plots = tuple(
+        picture(path, path.stem, "rests on real images")
+        for path in sorted(evaluation.glob("*.png"))
+    )
     pictures: list[Picture] = []
     for stage, what in WORDS["pictures"].items():
         try:
@@ -187,4 +248,8 @@ def percent(row: Mapping) -> str:
     """Format mean ± standard deviation in per cent; only the mean of a single seed."""
     if pd.isna(row["mean"]):
         return "–"
-    return per_cent(row["mean"]) if pd.isna(row["std"]) else f"{per_cent(row['mean'])} ± {per_cent(row['std'])}"
+    return (
+        per_cent(row["mean"])
+        if pd.isna(row["std"])
+        else f"{per_cent(row['mean'])} ± {per_cent(row['std'])}"
+    )

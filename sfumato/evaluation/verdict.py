@@ -16,13 +16,25 @@ import numpy as np
 
 from sfumato.data.images import per_class
 
-# Each level has the smallest learned share, which is a convention, and its sentence. The first level
-# that is reached applies.
+# Each level has the smallest learned share, which is a convention, and its sentence. The first
+# level that is reached applies.
 VERDICT_LEVELS = {
     "good": (0.9, "a classifier learns nearly as much from this release as from the real images"),
-    "fair": (0.5, "a classifier learns much, but not all, of what the real images teach from this release"),
-    "poor": (0.1, "a classifier learns little from this release: do not rely on it without a test on real images"),
-    "useless": (-math.inf, "a classifier learns almost nothing from this release: do not rely on it"),
+    "fair": (
+        0.5,
+        "a classifier learns much, but not all, of what the real images teach from this release",
+    ),
+    "poor": (
+        0.1,
+        (
+            "a classifier learns little from this release: do not rely on it without a test on "
+            "real images"
+        ),
+    ),
+    "useless": (
+        -math.inf,
+        "a classifier learns almost nothing from this release: do not rely on it",
+    ),
 }
 HANDED_OUT = ("teacher", "student")  # Classifiers that may be shared beside the release
 UNJUDGED = "cannot be judged"
@@ -37,15 +49,20 @@ def accuracies(values: Mapping) -> dict[str, dict]:
 def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[str, Any]:
     """Judge the release of an evaluation. The level is "unknown" or UNJUDGED if there is no basis.
 
-    metrics: result of `evaluate_release`, perhaps with some of HANDED_OUT, the "mixture" of its card, and
-    the "agreement" of its labels with the classes requested;
+    metrics: result of `evaluate_release`, perhaps with some of HANDED_OUT, the "mixture" of its
+    card, and the "agreement" of its labels with the classes requested;
     labels: hold-out labels, (N,), or (N, classes): then AUROC replaces both accuracies. Without
     "real", perfect accuracy replaces it. Returns {"level": of VERDICT_LEVELS, "sentence",
     "learned": the part, None if unknown, "accuracy" and "balanced_accuracy": {"chance", "majority
     class", "release", each of HANDED_OUT, "real"}, shares in [0, 1]}.
     """
     if not accuracies(metrics["release"]):
-        empty: dict[str, Any] = {"level": UNJUDGED, "learned": None, "accuracy": {}, "balanced_accuracy": {}}
+        empty: dict[str, Any] = {
+            "level": UNJUDGED,
+            "learned": None,
+            "accuracy": {},
+            "balanced_accuracy": {},
+        }
         return empty | {"sentence": f"{UNJUDGED}: {metrics['warnings'][-1]}."}
     present = per_class(labels, classes)
     rows = guesses(present, labels) | {"release": best(metrics["release"])}
@@ -65,11 +82,16 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dic
     learned = None
     if present.min() < FEWEST_OF_A_CLASS:
         level = UNJUDGED
-        sentence = f"one class has {present.min()} hold-out images, and {FEWEST_OF_A_CLASS} per class are needed. "
+        sentence = (
+            f"one class has {present.min()} hold-out images, and {FEWEST_OF_A_CLASS} per class are "
+            "needed. "
+        )
         sentence += "Hold out more images"
     elif above <= clear:
         level = "unknown"
-        sentence = "classifiers learn nothing from the real images either, so the release cannot be judged"
+        sentence = (
+            "classifiers learn nothing from the real images either, so the release cannot be judged"
+        )
     else:
         learned = (release - chance) / above
         level = level_of(learned) if release - chance > clear else "useless"
@@ -80,12 +102,20 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dic
         parts += remarks(metrics, balanced)
     if metrics.get("mixture"):
         chosen = metrics["mixture"]["chosen"]
-        parts.append(f"It was made {chosen}, by a comparison of classifiers trained on both mixtures")
+        parts.append(
+            f"It was made {chosen}, by a comparison of classifiers trained on both mixtures"
+        )
     said = ". ".join(parts) + "."
     if "disclosure" in metrics:
         said += f" Copies: {metrics['disclosure']['sentence']}"
     accuracy = {name: row["accuracy"] for name, row in rows.items()}
-    return {"level": level, "sentence": said, "learned": learned, "accuracy": accuracy, "balanced_accuracy": balanced}
+    return {
+        "level": level,
+        "sentence": said,
+        "learned": learned,
+        "accuracy": accuracy,
+        "balanced_accuracy": balanced,
+    }
 
 
 def remarks(metrics: Mapping[str, Any], balanced: Mapping[str, float]) -> Iterator[str]:
@@ -105,15 +135,18 @@ def remarks(metrics: Mapping[str, Any], balanced: Mapping[str, float]) -> Iterat
     chance = balanced["chance"]
     if (agreed - chance) / (1 - chance) < VERDICT_LEVELS["poor"][0]:
         yield (
-            f"The labels agree with the classes requested from the generator on {100 * agreed:.0f} % of the images as "
-            f"drawn, where chance gives {100 * chance:.0f} %: the images do not show their labels. "
-            "Hand out the teacher instead"
+            f"The labels agree with the classes requested from the generator on {100 * agreed:.0f} "
+            f"% of the images as drawn, where chance gives {100 * chance:.0f} %: the images do "
+            "not show their labels. Hand out the teacher instead"
         )
     if known > balanced["release"] + 0.02:
         yield f"The {better} is a better classifier: use it if you only need a classifier"
     for name in HANDED_OUT:
         if metrics.get(name, {}).get("membership", {}).get("rings"):
-            yield f"A SIGN THAT THE {name.upper()} REMEMBERS TRAINING IMAGES: find the reason before you share it"
+            yield (
+                f"A SIGN THAT THE {name.upper()} REMEMBERS TRAINING IMAGES: find the reason before "
+                "you share it"
+            )
 
 
 def guesses(present: np.ndarray, labels: np.ndarray) -> dict[str, dict[str, float]]:
@@ -123,7 +156,10 @@ def guesses(present: np.ndarray, labels: np.ndarray) -> dict[str, dict[str, floa
     chance = 1 / max(int((present > 0).sum()), 1)
     return {
         "chance": {"accuracy": 1 / len(present), "balanced_accuracy": chance},
-        "majority class": {"accuracy": float(present.max() / len(labels)), "balanced_accuracy": chance},
+        "majority class": {
+            "accuracy": float(present.max() / len(labels)),
+            "balanced_accuracy": chance,
+        },
     }
 
 
@@ -137,7 +173,9 @@ def auroc_error(having: np.ndarray, count: int) -> float:
     having: images of each label. Source: rank sums.
     """
     both = having[(having > 0) & (having < count)].astype(float)
-    return float(np.sqrt((count + 1) / (12 * both * (count - both))).mean()) if len(both) else math.inf
+    return (
+        float(np.sqrt((count + 1) / (12 * both * (count - both))).mean()) if len(both) else math.inf
+    )
 
 
 def best(values: Mapping[str, Any]) -> dict[str, float]:
@@ -145,5 +183,7 @@ def best(values: Mapping[str, Any]) -> dict[str, float]:
     rows = accuracies(values).values()
     return {
         "accuracy": max(row["mean"] for row in rows),
-        "balanced_accuracy": max(float(np.mean([one["mean"] for one in row["per_class"]])) for row in rows),
+        "balanced_accuracy": max(
+            float(np.mean([one["mean"] for one in row["per_class"]])) for row in rows
+        ),
     }

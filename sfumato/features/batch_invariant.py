@@ -12,13 +12,17 @@ BATCH_SIZE = 64  # Images per batch on a CPU
 
 
 def batch_size(shape: Sequence[int], device: torch.device) -> int:
-    """Return the number of images per batch, by device and shape only: a GPU takes more small ones."""
+    """Return the number of images per batch, by device and shape only: a GPU takes more small
+    ones.
+    """
     if device.type == "cpu":
         return BATCH_SIZE
     return read_at_once(shape)
 
 
-def rows_alone(function: Callable[[Tensor], Tensor], images: Tensor, place_matters: bool = True) -> Tensor:
+def rows_alone(
+    function: Callable[[Tensor], Tensor], images: Tensor, place_matters: bool = True
+) -> Tensor:
     """Apply `function` batch-invariantly: (B, C, H, W) float32 -> (B, d) float32.
 
     Images may have any memory format. An image with any non-finite pixel gives a row of NaN.
@@ -32,7 +36,11 @@ def rows_alone(function: Callable[[Tensor], Tensor], images: Tensor, place_matte
     seats = torch.zeros(size, *images.shape[1:], device=images.device)
     finite = images.flatten(1).isfinite().all(dim=1)
     rows = []
-    with torch.no_grad(), one_thread(), torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+    with (
+        torch.no_grad(),
+        one_thread(),
+        torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True),
+    ):
         for part in torch.where(finite[:, None, None, None], images, 0).split(size):
             seats[: len(part)].copy_(part)
             rows.append(function(seats)[: len(part)].clone())
@@ -47,7 +55,11 @@ def place_matters(function: Callable[[Tensor], Tensor], shape: Shape, device: to
     random = torch.Generator().manual_seed(0)
     size = batch_size(shape, device)
     images = torch.rand(size, *shape, generator=random)
-    with torch.no_grad(), one_thread(), torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+    with (
+        torch.no_grad(),
+        one_thread(),
+        torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True),
+    ):
         first = function(images.to(device))
         for _ in range(4):
             order = torch.randperm(size, generator=random)

@@ -32,12 +32,24 @@ class CosineMoments(nn.Module):
     """
 
     def __init__(
-        self, shape: Shape, frequencies: int, contrasts: int, bound: float, products: float, flip: bool
+        self,
+        shape: Shape,
+        frequencies: int,
+        contrasts: int,
+        bound: float,
+        products: float,
+        flip: bool,
     ) -> None:
         super().__init__()
         channels, height, width = shape
         self.shape: Shape = (channels, height, width)
-        how = {"frequencies": frequencies, "contrasts": contrasts, "bound": bound, "products": products, "flip": flip}
+        how = {
+            "frequencies": frequencies,
+            "contrasts": contrasts,
+            "bound": bound,
+            "products": products,
+            "flip": flip,
+        }
         self.arguments = {"shape": self.shape, **how}
         self.products = products
         self.radius = bound * math.sqrt(math.prod(shape))
@@ -45,11 +57,15 @@ class CosineMoments(nn.Module):
         # brightness, red against blue, green against both: nearly uncorrelated in photographs
         if channels == 3:
             mixing = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 2.0, -1.0]])
-        y, x = torch.meshgrid(torch.arange(height) / height, torch.arange(width) / width, indexing="ij")
+        y, x = torch.meshgrid(
+            torch.arange(height) / height, torch.arange(width) / width, indexing="ij"
+        )
         radius = (y.square() + x.square()).sqrt().flatten()
         order = radius.argsort(stable=True)
         counts = (frequencies, contrasts, contrasts)[:channels]
-        chosen = torch.cat([band * len(radius) + order[:count] for band, count in enumerate(counts)])
+        chosen = torch.cat(
+            [band * len(radius) + order[:count] for band, count in enumerate(counts)]
+        )
         odd = (chosen % width) % 2 == 1  # changes sign in the mirror
         even = torch.ones_like(odd)
         upper = torch.ones(len(chosen), len(chosen), dtype=torch.bool).triu()
@@ -82,7 +98,10 @@ class CosineMoments(nn.Module):
         first, second = self.upper
         doubled = torch.where(first == second, 1.0, math.sqrt(2))
         products = z[:, first] * z[:, second] * doubled
-        return torch.cat([math.sqrt(1 - self.products) * z[:, self.even], math.sqrt(self.products) * products], dim=1)
+        return torch.cat(
+            [math.sqrt(1 - self.products) * z[:, self.even], math.sqrt(self.products) * products],
+            dim=1,
+        )
 
     def moments(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Recover the means of z and z zᵀ, times R and R², from means of rows.

@@ -30,7 +30,12 @@ def imagenet_network(side: int = 224) -> OwnNetwork:
     package = find_spec(PACKAGE)
     if package is None or package.origin is None:
         raise ConfigError(f"the map imagenet needs weights that are not installed: {INSTALL}")
-    about = {"path": str(Path(package.origin).parent / PICKLE), "sha256": SHA256, "architecture": LITE0, "side": side}
+    about = {
+        "path": str(Path(package.origin).parent / PICKLE),
+        "sha256": SHA256,
+        "architecture": LITE0,
+        "side": side,
+    }
     return OwnNetwork(**about, mean=(127 / 255,), std=(128 / 255,), declared_public=True)  # type: ignore[arg-type]
 
 

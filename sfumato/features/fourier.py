@@ -34,7 +34,9 @@ class OfBlocks(nn.Module):
         self.map = build((shape[0], *self.sides))
 
     def forward(self, images: Tensor) -> Tensor:
-        down, across = (-(-seen // side) for seen, side in zip(images.shape[2:], self.sides, strict=True))
+        down, across = (
+            -(-seen // side) for seen, side in zip(images.shape[2:], self.sides, strict=True)
+        )
         return self.map(averaged(images, down, across))  # type: ignore[no-any-return]
 
 
@@ -57,10 +59,19 @@ class FourierFeatures(nn.Module):
     """
 
     def __init__(
-        self, shape: Shape, features: Sequence[FeatureMap], size: int, seed: int, maps: Mapping[str, Any] = FEATURES
+        self,
+        shape: Shape,
+        features: Sequence[FeatureMap],
+        size: int,
+        seed: int,
+        maps: Mapping[str, Any] = FEATURES,
     ) -> None:
         super().__init__()
-        banks = sum(len(feature.length_scales) for feature in features if feature.kernel not in EXPLICIT_KERNELS)
+        banks = sum(
+            len(feature.length_scales)
+            for feature in features
+            if feature.kernel not in EXPLICIT_KERNELS
+        )
         if size % 2 or size < 2 * banks:
             expected = f"an even number, at least two for each of the {banks} length-scales"
             raise ValueError(f"frequency.size={size}: expected {expected}")
@@ -85,7 +96,9 @@ class FourierFeatures(nn.Module):
             columns = []
             for length_scale in feature.length_scales:
                 number = next(shares)
-                omega = torch.randn(width, number, generator=public) / (length_scale * math.sqrt(width))
+                omega = torch.randn(width, number, generator=public) / (
+                    length_scale * math.sqrt(width)
+                )
                 if feature.kernel == "rational-quadratic":
                     omega = omega * torch.empty(number).exponential_(generator=public).sqrt()
                 columns.append(omega)
@@ -94,14 +107,21 @@ class FourierFeatures(nn.Module):
             self.register_buffer(f"omega_{index}", torch.cat(columns, dim=1), persistent=False)
         # squares summing to 1 at most
         self.amplitude = nn.Buffer(torch.cat(amplitudes), persistent=False)
-        self.plain = [index for index, feature in enumerate(features) if feature.kernel in EXPLICIT_KERNELS]
+        self.plain = [
+            index for index, feature in enumerate(features) if feature.kernel in EXPLICIT_KERNELS
+        ]
         self.size = 2 * self.frequencies + sum(self.widths[index] for index in self.plain)
 
     @property
     def arguments(self) -> dict[str, Any]:
         """JSON arguments that rebuild φ from public maps."""
         maps = [feature.model_dump(mode="json") for feature in self.features]
-        return {"shape": self.shape, "size": 2 * self.frequencies or 2, "seed": self.seed, "features": maps}
+        return {
+            "shape": self.shape,
+            "size": 2 * self.frequencies or 2,
+            "seed": self.seed,
+            "features": maps,
+        }
 
     def vectors(self, images: Tensor) -> Tensor:
         """Apply the maps to the images, side by side: (B, Σ d).
@@ -119,7 +139,9 @@ class FourierFeatures(nn.Module):
 
     def block_of(self, images: Tensor) -> int:
         """Return the side of the blocks that the images are means of; 1 for full images."""
-        return max(-(-whole // side) for whole, side in zip(self.shape[1:], images.shape[2:], strict=True))
+        return max(
+            -(-whole // side) for whole, side in zip(self.shape[1:], images.shape[2:], strict=True)
+        )
 
     def active(self, block: int) -> Tensor:
         """Return which cells can be computed from block means, (K,) bool."""
@@ -131,7 +153,9 @@ class FourierFeatures(nn.Module):
     @property
     def omegas(self) -> dict[int, Tensor]:
         """Frequencies of each map that has some, by its place."""
-        return {i: getattr(self, f"omega_{i}") for i in range(len(self.maps)) if i not in self.plain}
+        return {
+            i: getattr(self, f"omega_{i}") for i in range(len(self.maps)) if i not in self.plain
+        }
 
     def phases(self, vectors: Tensor, block: int = 1) -> Tensor:
         """Compute ωᵀ map(x) for all frequencies of all maps: (B, Σ d) -> (B, frequencies).
@@ -164,7 +188,9 @@ class FourierFeatures(nn.Module):
         """Compute φ from an image's `vectors`, in their precision: (B, Σ d) -> (B, K)."""
         phase = self.phases(vectors)
         amplitude = self.amplitude.to(phase)
-        return torch.cat([phase.cos() * amplitude, phase.sin() * amplitude, self.raw_maps(vectors)], dim=1)
+        return torch.cat(
+            [phase.cos() * amplitude, phase.sin() * amplitude, self.raw_maps(vectors)], dim=1
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         return self.from_maps(self.vectors(images))

@@ -46,7 +46,9 @@ class OwnFeatures(nn.Module):
         if not self.file.is_file():
             raise DataError(f"the network {self.file} is missing: {fix}")
         if (digest := digest_of_file(self.file)) != settings.sha256:
-            raise DataError(f"the network {self.file} has sha256 {digest}, expected {settings.sha256}: {fix}")
+            raise DataError(
+                f"the network {self.file} has sha256 {digest}, expected {settings.sha256}: {fix}"
+            )
         self.network = of_architecture(settings, self.file, layers)
         self.mean = nn.Buffer(torch.tensor(settings.mean)[:, None, None], persistent=False)
         self.std = nn.Buffer(torch.tensor(settings.std)[:, None, None], persistent=False)
@@ -62,7 +64,9 @@ class OwnFeatures(nn.Module):
         return self.network(((shown - self.mean) / self.std).to(device())).float().to(images.device)
 
 
-def of_architecture(settings: OwnNetwork, file: Path, layers: Sequence[str]) -> Callable[[Tensor], Tensor]:
+def of_architecture(
+    settings: OwnNetwork, file: Path, layers: Sequence[str]
+) -> Callable[[Tensor], Tensor]:
     """Build the named network with weights from safetensors, without its last linear layer.
 
     With `layers`, it returns their outputs, averaged over places, scaled to norm 1 and
@@ -75,27 +79,44 @@ def of_architecture(settings: OwnNetwork, file: Path, layers: Sequence[str]) -> 
     architecture = settings.architecture
     names = [*models.list_models(models), LITE0]
     if architecture not in names:
-        raise ConfigError(f"torchvision has no classification model {architecture!r}: {nearest(architecture, names)}")
-    network = efficientnet_lite0() if architecture == LITE0 else models.get_model(architecture, weights=None)
+        raise ConfigError(
+            f"torchvision has no classification model {architecture!r}: "
+            f"{nearest(architecture, names)}"
+        )
+    network = (
+        efficientnet_lite0()
+        if architecture == LITE0
+        else models.get_model(architecture, weights=None)
+    )
     last = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)][-1:]
     for name in last:
         network.set_submodule(name, nn.Identity())
     wrong = f"{file} does not contain the weights of a {architecture} as safetensors"
-    with explained(DataError, lambda error: f"{wrong} ({error}): {CONVERT}", causes=(*UNREADABLE, RuntimeError)):
+    with explained(
+        DataError, lambda error: f"{wrong} ({error}): {CONVERT}", causes=(*UNREADABLE, RuntimeError)
+    ):
         tensors = imagenet_weights(file) if settings.sha256 == SHA256 else load_tensors(file)
         left_out = tuple(f"{name}." for name in last)
-        network.load_state_dict({name: value for name, value in tensors.items() if not name.startswith(left_out)})
+        network.load_state_dict(
+            {name: value for name, value in tensors.items() if not name.startswith(left_out)}
+        )
     network = network.eval().requires_grad_(False).to(device())
     if not layers:
         return lambda images: network(images)  # type: ignore[no-any-return]
     extractor = create_feature_extractor(network, [*layers])
-    return lambda images: torch.cat([F.normalize(out.mean((2, 3))) for out in extractor(images).values()], dim=1)
+    return lambda images: torch.cat(
+        [F.normalize(out.mean((2, 3))) for out in extractor(images).values()], dim=1
+    )
 
 
 def check_rows(features: OwnFeatures, shape: Shape, where: torch.device) -> None:
     """Raise DataError unless noise images, reordered, have the same rows after a fresh load."""
     images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0)).to(where)
-    again = rows_alone(OwnFeatures(features.settings, features.layers).to(where), images.flip(0)).flip(0)
+    again = rows_alone(
+        OwnFeatures(features.settings, features.layers).to(where), images.flip(0)
+    ).flip(0)
     if not torch.equal(rows_alone(features, images), again):
-        problem = "returns a different row for an image the second time, or numbers that are not finite"
+        problem = (
+            "returns a different row for an image the second time, or numbers that are not finite"
+        )
         raise DataError(f"the network {features.file} {problem}: name another architecture")

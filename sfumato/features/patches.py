@@ -41,7 +41,9 @@ class Patches(nn.Module):
         self.whiten = nn.Buffer(whiten, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        return torch.cat([self.cells(part) for part in averaged(images, self.block).split(self.batch)])
+        return torch.cat(
+            [self.cells(part) for part in averaged(images, self.block).split(self.batch)]
+        )
 
     def cells(self, images: Tensor) -> Tensor:
         """Compute the row of each image, after averaging."""
@@ -50,10 +52,16 @@ class Patches(nn.Module):
             whitened = F.conv2d(images, self.whiten, stride=self.stride).float()
             responses = F.conv2d(images, self.filters, stride=self.stride)
         size = torch.linalg.vector_norm(whitened, dim=1, keepdim=True) + self.half_norm
-        responses = F.softshrink(responses * (whitened.shape[1] ** 0.5 / size).to(responses), self.threshold)
+        responses = F.softshrink(
+            responses * (whitened.shape[1] ** 0.5 / size).to(responses), self.threshold
+        )
         # Magnitudes and signed responses are the sum and the difference of likeness to a patch and
         # likeness to its negative.
-        return F.adaptive_avg_pool2d(torch.cat([responses.abs(), responses], dim=1), POOLED_CELLS).flatten(1).float()
+        return (
+            F.adaptive_avg_pool2d(torch.cat([responses.abs(), responses], dim=1), POOLED_CELLS)
+            .flatten(1)
+            .float()
+        )
 
 
 @cache

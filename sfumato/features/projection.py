@@ -62,8 +62,12 @@ class SideBySide(nn.Module):
 
     def __init__(self, parts: Sequence[TeacherMap], shape: Shape, network: Any) -> None:
         super().__init__()
-        self.maps = nn.ModuleList([map_of(part.map, shape, part.network or network) for part in parts])
-        self.norms = [math.sqrt(part.weight / sum(other.weight for other in parts)) for part in parts]
+        self.maps = nn.ModuleList(
+            [map_of(part.map, shape, part.network or network) for part in parts]
+        )
+        self.norms = [
+            math.sqrt(part.weight / sum(other.weight for other in parts)) for part in parts
+        ]
         self.to(device_of(self))
         with torch.no_grad():
             blank = self.blocks(torch.zeros(1, *shape, device=device_of(self)))
@@ -76,7 +80,10 @@ class SideBySide(nn.Module):
         blocks = self.blocks(images)
         centres = self.centre.split([block.shape[1] for block in blocks])
         each = zip(self.norms, blocks, centres, strict=True)
-        return torch.cat([norm * nn.functional.normalize(block - centre, dim=1) for norm, block, centre in each], dim=1)
+        return torch.cat(
+            [norm * nn.functional.normalize(block - centre, dim=1) for norm, block, centre in each],
+            dim=1,
+        )
 
 
 class ProjectedFeatures(nn.Module):
@@ -93,11 +100,18 @@ class ProjectedFeatures(nn.Module):
     """
 
     def __init__(
-        self, feature: str | Sequence[Any], shape: Shape, dimension: int, network: Any = None, flip: bool = False
+        self,
+        feature: str | Sequence[Any],
+        shape: Shape,
+        dimension: int,
+        network: Any = None,
+        flip: bool = False,
     ) -> None:
         super().__init__()
         if max(shape) > 2048:
-            raise DataError(f"images of shape {tuple(shape)}: features support at most 2048 pixels per side")
+            raise DataError(
+                f"images of shape {tuple(shape)}: features support at most 2048 pixels per side"
+            )
         self.feature = feature
         self.shape: Shape = (*shape,)
         self.flip = flip
@@ -143,7 +157,9 @@ class ProjectedFeatures(nn.Module):
         if isinstance(self.map, SideBySide):
             blocks = self.map.blocks(as_floats(images[:FEATURE_BATCH].to(device)))
             self.map.centre.copy_(torch.cat(blocks, dim=1).mean(0))
-        seen = torch.cat([self.mapped(as_floats(part.to(device))) for part in images.split(FEATURE_BATCH)])
+        seen = torch.cat(
+            [self.mapped(as_floats(part.to(device))) for part in images.split(FEATURE_BATCH)]
+        )
         mean = seen.mean(0)
         spread = torch.ones_like(mean)
         if isinstance(self.map, (ClassifierFeatures, OwnFeatures)):
@@ -151,12 +167,16 @@ class ProjectedFeatures(nn.Module):
         rows = (seen - mean) / spread
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            _, singular, vectors = torch.svd_lowrank(rows, q=min(self.dimension + 16, *rows.shape), niter=4)
+            _, singular, vectors = torch.svd_lowrank(
+                rows, q=min(self.dimension + 16, *rows.shape), niter=4
+            )
         variances = singular.square()[: self.dimension] / len(rows)
         # A floor on each variance keeps flat directions from being amplified.
         floor = 1e-3 * rows.square().sum() / rows.numel()
         self.mean.copy_(mean)
-        scaled = vectors[:, : self.dimension] * (variances + floor) ** (-power / 2) / spread[:, None]
+        scaled = (
+            vectors[:, : self.dimension] * (variances + floor) ** (-power / 2) / spread[:, None]
+        )
         self.directions.zero_()[:, : scaled.shape[1]] = scaled
         return torch.cat([self.projected(part) for part in seen.split(FEATURE_BATCH)])
 

@@ -20,7 +20,10 @@ def shorter_side(shape: Shape, least: int) -> int:
     """Return the shorter side of images, in pixels. Raises ValueError if it is below `least`."""
     _, height, width = shape
     if min(height, width) < least:
-        raise ValueError(f"images of {height}×{width} are too small for the classifier: the minimum is {least} pixels")
+        raise ValueError(
+            f"images of {height}×{width} are too small for the classifier: the minimum is {least} "
+            "pixels"
+        )
     return min(height, width)
 
 
@@ -35,7 +38,9 @@ class PooledBlock(nn.Module):
         self.second_norm = nn.BatchNorm2d(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.second_norm(self.second(F.relu(self.first_norm(F.max_pool2d(self.first(x), 2))))))
+        return F.relu(
+            self.second_norm(self.second(F.relu(self.first_norm(F.max_pool2d(self.first(x), 2)))))
+        )
 
 
 class Block(PooledBlock):
@@ -72,7 +77,9 @@ class ResNet(nn.Module):
         self.shape, self.classes, self.width = shape, classes, width
         stride = 2 if side >= (16 if channels == 1 else 64) else 1
         self.stem = nn.Sequential(
-            nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+            nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
         )
         side = -(-side // stride)
         depth = width
@@ -158,7 +165,10 @@ class WhitenedCNN(nn.Module):
 
 
 PublicNetwork = ResNet | WhitenedCNN
-NETWORKS: dict[str, type[ResNet] | type[WhitenedCNN]] = {"residual": ResNet, "whitened": WhitenedCNN}
+NETWORKS: dict[str, type[ResNet] | type[WhitenedCNN]] = {
+    "residual": ResNet,
+    "whitened": WhitenedCNN,
+}
 
 
 def build_network(network: str, shape: Shape, classes: int, width: int) -> PublicNetwork:
@@ -168,7 +178,12 @@ def build_network(network: str, shape: Shape, classes: int, width: int) -> Publi
 def arguments_of(model: PublicNetwork) -> dict:
     """Return the arguments of `build_network` that rebuild `model`."""
     name = next(name for name, kind in NETWORKS.items() if isinstance(model, kind))
-    return {"network": name, "shape": list(model.shape), "classes": model.classes, "width": model.width}
+    return {
+        "network": name,
+        "shape": list(model.shape),
+        "classes": model.classes,
+        "width": model.width,
+    }
 
 
 def load_classifier(directory: Path) -> PublicNetwork:

@@ -101,7 +101,10 @@ class DeepScattering(Scattering):
         coarse = averaged(finest, 2).flatten(0, 1)[:, None]
         second = averaged(self.moduli(coarse), 2 ** (self.scales - 1)).reshape(len(images), -1)
         blocks = zeroth, first, second
-        row = torch.cat([weight * unit(block) for weight, block in zip(self.WEIGHTS, blocks, strict=True)], dim=1)
+        row = torch.cat(
+            [weight * unit(block) for weight, block in zip(self.WEIGHTS, blocks, strict=True)],
+            dim=1,
+        )
         return row * math.sqrt(row.shape[1] / sum(weight**2 for weight in self.WEIGHTS))
 
 
@@ -160,7 +163,9 @@ def averaged(planes: Tensor, size: int, across: int = 0) -> Tensor:
 
 def to_root_norm(rows: Tensor, faint: float) -> Tensor:
     """Scale rows r to √d · r / (‖r‖ + faint), (B, d), a norm of about √d unless they are faint."""
-    return rows * (math.sqrt(rows.shape[1]) / (torch.linalg.vector_norm(rows, dim=1, keepdim=True) + faint))
+    return rows * (
+        math.sqrt(rows.shape[1]) / (torch.linalg.vector_norm(rows, dim=1, keepdim=True) + faint)
+    )
 
 
 def unit(rows: Tensor) -> Tensor:
@@ -176,7 +181,9 @@ def morlet(orientations: int) -> Tensor:
     frequency = 0.75 * math.pi
     axis = torch.arange(7, dtype=torch.float32) - 3
     y, x = torch.meshgrid(axis, axis, indexing="ij")
-    angle = torch.arange(orientations, dtype=torch.float32)[:, None, None] * (math.pi / orientations)
+    angle = torch.arange(orientations, dtype=torch.float32)[:, None, None] * (
+        math.pi / orientations
+    )
     along = x * angle.cos() + y * angle.sin()
     across = y * angle.cos() - x * angle.sin()
     envelope = torch.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2))

@@ -50,7 +50,9 @@ class TeacherNetwork(nn.Module):
         return self.features.shape
 
     @classmethod
-    def of(cls, features: ProjectedFeatures, weights: Tensor, offsets: Tensor | None = None) -> Self:
+    def of(
+        cls, features: ProjectedFeatures, weights: Tensor, offsets: Tensor | None = None
+    ) -> Self:
         """Build the teacher from features and released weights, (d, M).
 
         With several labels, offsets are (M,).
@@ -87,7 +89,9 @@ def fit_features(
 
 
 def classify(teacher: Any, images: ImageSet) -> Tensor:
-    """Compute class probabilities of images, (N, classes) float32. teacher: of `probabilities_of`."""
+    """Compute class probabilities of images, (N, classes) float32. teacher: of
+    `probabilities_of`.
+    """
     parts = torch.arange(len(images)).split(FEATURE_BATCH)
     return torch.cat([probabilities_of(teacher, images.batch(part.numpy())[0]) for part in parts])
 
@@ -102,13 +106,17 @@ def probabilities_of(teacher: Any, images: Tensor) -> Tensor:
     shares = torch.sigmoid if teacher.several else partial(torch.softmax, dim=1)
     where = device_of(teacher)
     parts = (as_floats(part).to(where) for part in images.split(FEATURE_BATCH) if len(part))
-    return torch.cat([torch.zeros(0, teacher.classes), *(shares(teacher(part)).cpu() for part in parts)])
+    return torch.cat(
+        [torch.zeros(0, teacher.classes), *(shares(teacher(part)).cpu() for part in parts)]
+    )
 
 
 def relabelled(teacher: TeacherNetwork, images: ImageSet) -> ImageSet:
     """Relabel public or released images by the teacher, keeping the share of each class."""
     seen = classify(teacher, images)
-    offsets = share_offsets(seen, torch.from_numpy(np.bincount(images.labels, minlength=len(images.classes))))
+    offsets = share_offsets(
+        seen, torch.from_numpy(np.bincount(images.labels, minlength=len(images.classes)))
+    )
     return ImageSet(images.images, at_shares(seen, offsets).argmax(dim=1).numpy(), images.classes)
 
 
@@ -134,14 +142,16 @@ def at_shares(probabilities: Tensor, offsets: Tensor) -> Tensor:
     return (probabilities.double().clamp(min=1e-30).log() + offsets).softmax(dim=1)
 
 
-TEMPERATURES = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)  # Of soft labels: below 1, they are surer than the teacher
+# Of soft labels: below 1, they are surer than the teacher
+TEMPERATURES = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)
 
 
 @dataclass(frozen=True)
 class Labelling:
     """Rule by which a teacher labels the images of a release.
 
-    offsets: results of `share_offsets`, (M,), by kind of image; kinds that are missing use the first;
+    offsets: results of `share_offsets`, (M,), by kind of image; kinds that are missing use the
+    first;
     temperature: temperature of the soft labels, one of TEMPERATURES.
     """
 
@@ -154,7 +164,9 @@ class Labelling:
         probabilities: (N, M), the teacher's.
         """
         offsets = self.offsets.get(kind, next(iter(self.offsets.values())))
-        return (at_shares(probabilities, offsets).clamp(min=1e-30).log() / self.temperature).softmax(dim=1)
+        return (
+            at_shares(probabilities, offsets).clamp(min=1e-30).log() / self.temperature
+        ).softmax(dim=1)
 
 
 def best_temperature(shares: Tensor, wanted: Tensor) -> float:
@@ -177,7 +189,9 @@ def share_offsets(probabilities: Tensor, wanted: Tensor) -> Tensor:
     (Saerens et al. 2002).
     """
     offsets = torch.zeros(probabilities.shape[1], dtype=torch.float64)
-    first, second = probabilities.double().clamp(min=1e-30).log().topk(2, dim=1).values.unbind(dim=1)
+    first, second = (
+        probabilities.double().clamp(min=1e-30).log().topk(2, dim=1).values.unbind(dim=1)
+    )
     unit = (first - second).mean()  # typical distance between this teacher's two likeliest classes
     steps = 200
     for step in range(steps):

@@ -52,19 +52,31 @@ class GaussianGenerator(nn.Module):
         for label in labels.unique():
             low[labels == label] += z[labels == label][:, chosen] @ self.factors[label].T
         if len(self.details):
-            rows = (torch.special.ndtr(choice) * len(self.details)).long().clamp(max=len(self.details) - 1)
-            varied = recoloured(self.details[rows].float() / 255, torch.special.ndtr(z[:, -RECOLOURED:]))
+            rows = (
+                (torch.special.ndtr(choice) * len(self.details))
+                .long()
+                .clamp(max=len(self.details) - 1)
+            )
+            varied = recoloured(
+                self.details[rows].float() / 255, torch.special.ndtr(z[:, -RECOLOURED:])
+            )
             coefficients = self.features.coefficients(varied)
         else:
             coefficients = z * self.fine.sqrt()
         return self.features.images(coefficients.index_copy(1, chosen, low)).clamp(0, 1)
 
     def config(self) -> dict[str, Any]:
-        return {"features": self.features.arguments, "classes": self.classes, "details": len(self.details)}
+        return {
+            "features": self.features.arguments,
+            "classes": self.classes,
+            "details": len(self.details),
+        }
 
 
 @torch.no_grad()
-def fit_gaussians(release: FeatureMeans, priors: Tensor, details: Tensor | None = None) -> GaussianGenerator:
+def fit_gaussians(
+    release: FeatureMeans, priors: Tensor, details: Tensor | None = None
+) -> GaussianGenerator:
     """Fit one Gaussian per class to a release of `CosineMoments`, in closed form.
 
     priors: (classes,) public label shares, summing to 1;
@@ -79,7 +91,9 @@ def fit_gaussians(release: FeatureMeans, priors: Tensor, details: Tensor | None 
     deviation = release.deviation
     if deviation is None:
         raise ValueError("the release does not state the deviation of its noise")
-    generator = GaussianGenerator(features.arguments, len(priors), 0 if details is None else len(details))
+    generator = GaussianGenerator(
+        features.arguments, len(priors), 0 if details is None else len(details)
+    )
     # floor: a rare class is treated as a larger one
     shares = priors.double().clamp(min=0.1 / len(priors))[:, None]
     means, seconds = features.moments(release.table.double().T / shares)
@@ -123,7 +137,9 @@ def recoloured(images: Tensor, random: Tensor) -> Tensor:
     images: (B, C, H, W) in [0, 1]; random: (B, RECOLOURED), uniform in [0, 1].
     """
     order, mirrored, inverted, saturation, contrast, gamma = random.T[:, :, None, None, None]
-    orders = torch.tensor(list(itertools.permutations(range(images.shape[1]))), device=images.device)
+    orders = torch.tensor(
+        list(itertools.permutations(range(images.shape[1]))), device=images.device
+    )
     chosen = orders[(order.flatten() * len(orders)).long().clamp(max=len(orders) - 1)]
     images = images.gather(1, chosen[:, :, None, None].expand_as(images))
     images = torch.where(mirrored < 0.5, images.flip(3), images)

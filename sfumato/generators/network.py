@@ -98,7 +98,13 @@ class Generator(nn.Module):
     """
 
     def __init__(
-        self, resolution: Size, channels: int, classes: int, latent: int = 32, width: int = 40, several: bool = False
+        self,
+        resolution: Size,
+        channels: int,
+        classes: int,
+        latent: int = 32,
+        width: int = 40,
+        several: bool = False,
     ) -> None:
         super().__init__()
         self.several = several

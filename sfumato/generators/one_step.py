@@ -35,7 +35,9 @@ DRAWING_BATCH = 1000  # Images of COARSE pixels per side at a time
 PATIENCE = 100  # Number of steps without progress on the held-out cells
 
 
-def new_generator(shape: Shape, classes: int, latent: int, width: int, seed: int, several: bool = False) -> Generator:
+def new_generator(
+    shape: Shape, classes: int, latent: int, width: int, seed: int, several: bool = False
+) -> Generator:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Generator(shape[1:], shape[0], classes, latent, width, several)
@@ -67,20 +69,29 @@ def fit_generator(
     """
     device = compute.device()
     several = row_means is not None
-    matches = [replace(each, table=each.table.to(device), features=each.features.to(device)) for each in releases]
+    matches = [
+        replace(each, table=each.table.to(device), features=each.features.to(device))
+        for each in releases
+    ]
     random = torch.Generator().manual_seed(seed)
     generator.to(device).to(memory_format=torch.channels_last).train()
     average = copy.deepcopy(generator)
     optimizer = torch.optim.Adam(generator.parameters(), lr=config.learning_rate, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: pace(step / config.steps))
     columns = (priors if row_means is None else row_means).to(matches[0].table)
-    levels = [block for block in generator.blocks if any(match.features.active(block).any() for match in matches)]
+    levels = [
+        block
+        for block in generator.blocks
+        if any(match.features.active(block).any() for match in matches)
+    ]
     blocks = block_of_steps([1] if teacher else levels, config.steps)
 
     for step, block in enumerate(blocks):
         if step == 0 or block != blocks[step - 1]:
             stopping = EarlyStopping(matches, seed, block)
-        labels, weights = (to_device(part, device) for part in labels_to_fit(config.batch, priors, several, random))
+        labels, weights = (
+            to_device(part, device) for part in labels_to_fit(config.batch, priors, several, random)
+        )
         z = to_device(torch.randn(config.batch, generator.latent, generator=random), device)
         # bfloat16, if the device has it, covers the network and the phases, not the embedding and
         # the loss.
@@ -110,7 +121,9 @@ def block_of_steps(blocks: Sequence[int], steps: int) -> list[int]:
     """
     coarse = steps if len(blocks) == 1 else round(0.5 * steps)
     finer = range(steps - coarse)
-    return [blocks[0]] * coarse + [blocks[1 + step * (len(blocks) - 1) // len(finer)] for step in finer]
+    return [blocks[0]] * coarse + [
+        blocks[1 + step * (len(blocks) - 1) // len(finer)] for step in finer
+    ]
 
 
 def pace(done: float) -> float:
@@ -148,7 +161,9 @@ def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor)
     unbiased = torch.where(counts > 1, counts / (counts - 1).clamp(min=1), 1.0)
     # the column of a rarer class is mostly noise
     balance = shown / priors.clamp(min=0.1 / len(priors))
-    return (balance * (unbiased * embedding.square().sum(0) - 2 * (embedding * target).sum(0))).sum()
+    return (
+        balance * (unbiased * embedding.square().sum(0) - 2 * (embedding * target).sum(0))
+    ).sum()
 
 
 class EarlyStopping:
@@ -200,7 +215,9 @@ class EarlyStopping:
         self.batches += shown
         part = torch.where(shown, (9 / (self.batches + 9)).clamp(min=1 - self.smooth), 0.0)
         distance = torch.zeros_like(self.least)
-        for match, mean, embedding, unseen in zip(self.matches, self.means, embeddings, self.unseen, strict=True):
+        for match, mean, embedding, unseen in zip(
+            self.matches, self.means, embeddings, self.unseen, strict=True
+        ):
             mean.lerp_(embedding, part.to(mean))
             distance += match.weight * (unseen * (mean.square() - 2 * mean * match.table)).sum(0)
         nearer = ~self.held & (distance < self.least)
@@ -219,11 +236,15 @@ def held_out(features: FourierFeatures, random: torch.Generator) -> Tensor:
     Cosine and sine of a frequency are left out together.
     """
     waves = torch.rand(features.frequencies, generator=random) < 0.2
-    return torch.cat([waves, waves, torch.rand(features.size - 2 * len(waves), generator=random) < 0.2])
+    return torch.cat(
+        [waves, waves, torch.rand(features.size - 2 * len(waves), generator=random) < 0.2]
+    )
 
 
 @torch.no_grad()
-def recompute_batch_norm(generator: Generator, batch: int, priors: Tensor | None, random: torch.Generator) -> None:
+def recompute_batch_norm(
+    generator: Generator, batch: int, priors: Tensor | None, random: torch.Generator
+) -> None:
     """Recompute batch-norm statistics for the current weights: means over 40 batches."""
     device = device_of(generator)
     for norm in generator.modules():
@@ -236,18 +257,29 @@ def recompute_batch_norm(generator: Generator, batch: int, priors: Tensor | None
             labels, _ = labels_to_fit(batch, priors, True, random)
         else:
             labels = balanced_labels(batch, priors, generator.classes, random)
-        generator(torch.randn(batch, generator.latent, generator=random).to(device), labels.to(device))
+        generator(
+            torch.randn(batch, generator.latent, generator=random).to(device), labels.to(device)
+        )
 
 
-def balanced_labels(count: int, priors: Tensor | None, classes: int, random: torch.Generator) -> Tensor:
+def balanced_labels(
+    count: int, priors: Tensor | None, classes: int, random: torch.Generator
+) -> Tensor:
     """Draw `count` labels in random order, each class near its share: (count,) int64.
 
     Uses systematic sampling with one uniform offset, so the numbers are as near to the shares as
     whole numbers allow. priors: (classes,) shares, or None for equal shares.
     """
-    shares = torch.full((classes,), 1 / classes, dtype=torch.float64) if priors is None else priors.double()
+    shares = (
+        torch.full((classes,), 1 / classes, dtype=torch.float64)
+        if priors is None
+        else priors.double()
+    )
     edges = (shares.cumsum(0) / shares.sum())[:-1].contiguous()
-    points = (torch.arange(count, dtype=torch.float64) + torch.rand(1, generator=random, dtype=torch.float64)) / count
+    points = (
+        torch.arange(count, dtype=torch.float64)
+        + torch.rand(1, generator=random, dtype=torch.float64)
+    ) / count
     return torch.searchsorted(edges, points, right=True)[torch.randperm(count, generator=random)]
 
 
@@ -258,10 +290,14 @@ def several_labels(count: int, priors: Tensor, random: torch.Generator) -> Tenso
     allow.
     """
     shares = torch.stack([1 - priors, priors], dim=1)
-    return torch.stack([balanced_labels(count, share, 2, random) for share in shares], dim=1).to(torch.uint8)
+    return torch.stack([balanced_labels(count, share, 2, random) for share in shares], dim=1).to(
+        torch.uint8
+    )
 
 
-def labels_to_draw(model: Any, count: int, priors: Tensor | None, random: torch.Generator) -> Tensor:
+def labels_to_draw(
+    model: Any, count: int, priors: Tensor | None, random: torch.Generator
+) -> Tensor:
     """Draw by `several_labels` if the model takes several labels, otherwise by `balanced_labels`.
 
     Without priors, it always draws by `balanced_labels`.
@@ -271,7 +307,9 @@ def labels_to_draw(model: Any, count: int, priors: Tensor | None, random: torch.
     return balanced_labels(count, priors, model.classes, random)
 
 
-def labels_to_fit(count: int, priors: Tensor, several: bool, random: torch.Generator) -> tuple[Tensor, Tensor]:
+def labels_to_fit(
+    count: int, priors: Tensor, several: bool, random: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Draw each label equally often, so that rare labels are fitted, and weights by column.
 
     With one label per image, labels are (count,) int64, and weights are one-hot rows. With several
@@ -350,4 +388,8 @@ def load_generator(directory: Path) -> OneStep:
 
     Raises DataError if files are missing or damaged.
     """
-    return load_network(directory, built, "auxiliary", GENERATOR_WEIGHTS).to(memory_format=torch.channels_last).eval()
+    return (
+        load_network(directory, built, "auxiliary", GENERATOR_WEIGHTS)
+        .to(memory_format=torch.channels_last)
+        .eval()
+    )

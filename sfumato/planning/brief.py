@@ -1,4 +1,6 @@
-"""Write the page that requests permission to spend ε, from `params.yaml`, the public card and the plan."""
+"""Write the page that requests permission to spend ε, from `params.yaml`, the public card and the
+plan.
+"""
 
 import math
 from collections.abc import Iterator
@@ -28,16 +30,23 @@ ANSWERS = (
 
 
 def write_brief(made: ProjectPlan, folder: Path) -> list[str]:
-    """Write the request as `brief.md` and `brief.html`. Returns the settings that the owner has not answered yet.
+    """Write the request as `brief.md` and `brief.html`.
 
-    Guarantee: no image is read. The page depends on the settings, the public card, and the charges in the journal.
+    Returns the settings that the owner has not answered yet.
+
+    Guarantee: no image is read. The page depends on the settings, the public card, and the charges
+    in the journal.
     """
-    text = template(Path(__file__).with_name(MARKDOWN), autoescape=False, plain=plain).render(facts_of(made))
+    text = template(Path(__file__).with_name(MARKDOWN), autoescape=False, plain=plain).render(
+        facts_of(made)
+    )
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     page = template(Path(__file__).with_name(PAGE), autoescape=True)
     make_folder(folder)
     replace_file(folder / MARKDOWN, text.encode())
-    html = page.render(body=body, dataset=made.card.dataset_id, epsilon=bound_text(made.budget["epsilon"]))
+    html = page.render(
+        body=body, dataset=made.card.dataset_id, epsilon=bound_text(made.budget["epsilon"])
+    )
     replace_file(folder / PAGE, html.encode())
     return [f"release.{key}" for key in ANSWERS if getattr(made.params.release, key) is None]
 
@@ -62,7 +71,8 @@ def facts_of(made: ProjectPlan) -> dict[str, Any]:
         "lifetime": params.privacy.lifetime,
         "answers": list(answers(made)),
         "measurements": [
-            (name, STAGES[name].summary, bound_text(budget["stages"][name]["epsilon"])) for name in made.mechanisms
+            (name, STAGES[name].summary, bound_text(budget["stages"][name]["epsilon"]))
+            for name in made.mechanisms
         ],
         "usefulness": usefulness(made),
         "not_covered": not_covered(by_person),
@@ -91,14 +101,20 @@ def released(made: ProjectPlan) -> dict[str, Any]:
 
 def answers(made: ProjectPlan) -> Iterator[tuple[str, str]]:
     for key in ANSWERS:
-        yield WORDS["about"][key], getattr(made.params.release, key) or f"not answered yet (release.{key})"
+        yield (
+            WORDS["about"][key],
+            getattr(made.params.release, key) or f"not answered yet (release.{key})",
+        )
 
 
 def spent_so_far(made: ProjectPlan) -> str:
     charges = len(made.odometer.opened())
     if not charges:
         return "nothing, according to the journal on this machine"
-    return f"{charges} measurements, according to the journal on this machine; `stage ledger history` lists them"
+    return (
+        f"{charges} measurements, according to the journal on this machine; `stage ledger history` "
+        "lists them"
+    )
 
 
 def usefulness(made: ProjectPlan) -> str:
@@ -109,6 +125,7 @@ def usefulness(made: ProjectPlan) -> str:
         return "Unknown: no public set with several labels per image was measured."
     expected = forecast(kind, params.privacy.size, params.privacy.epsilon, 1.0)
     return (
-        f"{expected.capitalize()} of what a classifier learns from the real images, if the models are trained for as "
-        "long as on the public sets of this forecast. Two of three such sets lay within the range."
+        f"{expected.capitalize()} of what a classifier learns from the real images, if the models "
+        "are trained for as long as on the public sets of this forecast. Two of three such sets "
+        "lay within the range."
     )

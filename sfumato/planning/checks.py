@@ -15,7 +15,9 @@ from sfumato.settings.training import PUBLIC_MODEL
 
 
 def check_consistent(params: Params, card: Card, public: PublicCard | None = None) -> None:
-    """Raise ConfigError if a required stage is off, or if the parameters do not match the images."""
+    """Raise ConfigError if a required stage is off, or if the parameters do not match the
+    images.
+    """
     of_the_stages = (STAGES[name].problems(params, card, public) for name in params.run)
     for problem in chain(
         card_problems(params, card, public),
@@ -33,9 +35,14 @@ def card_problems(params: Params, card: Card, public: PublicCard | None) -> Iter
     data = params.data
     prepare_again = "run `stage prepare sensitive`, or correct params.yaml"
     if card.dataset_id != data.name:
-        yield f"data.dataset_id={data.name!r}, but {card.dataset_id!r} was prepared: {prepare_again}"
+        yield (
+            f"data.dataset_id={data.name!r}, but {card.dataset_id!r} was prepared: {prepare_again}"
+        )
     if public is not None and public.source not in (None, params.public.source):
-        yield f"public.source={params.public.source}, but {public.source} was prepared: run `stage prepare public`"
+        yield (
+            f"public.source={params.public.source}, but {public.source} was prepared: run `stage "
+            "prepare public`"
+        )
     shape = {"size": size_of(card.shape[1:]), "channels": card.shape[0]}
     for key, prepared in {"source": card.source, "labels": card.labels, **shape}.items():
         if (asked := getattr(data, key)) not in (None, prepared):
@@ -43,15 +50,27 @@ def card_problems(params: Params, card: Card, public: PublicCard | None) -> Iter
     privacy = params.privacy
     groups = data.groups
     if groups is not None and privacy.unit != GROUP:
-        remedy = "set privacy.unit: group (and the number of persons as privacy.size_hint), or remove data.groups"
+        remedy = (
+            "set privacy.unit: group (and the number of persons as privacy.size_hint), or remove "
+            "data.groups"
+        )
         yield f"data.groups is set, but privacy.unit={privacy.unit or 'null'}: {remedy}"
     if groups is None and privacy.unit == GROUP:
         remedy = "set it, for example to {pattern: '^(P\\d+)_'}, and run `stage prepare sensitive`"
-        yield f"privacy.unit=group protects all images of a person, but data.groups is missing: {remedy}"
+        yield (
+            "privacy.unit=group protects all images of a person, but data.groups is missing: "
+            f"{remedy}"
+        )
     if card.unit != privacy.protected:
-        yield f"privacy.unit={privacy.protected}, but the images were prepared for one {card.unit}: {prepare_again}"
+        yield (
+            f"privacy.unit={privacy.protected}, but the images were prepared for one {card.unit}: "
+            f"{prepare_again}"
+        )
     if privacy.group_cap is not None and not params.runs("count"):
-        yield "privacy.group_cap gives small groups less weight than privacy.size_hint assumes: add count to run"
+        yield (
+            "privacy.group_cap gives small groups less weight than privacy.size_hint assumes: add "
+            "count to run"
+        )
 
 
 def label_problems(params: Params, card: Card) -> Iterator[str]:
@@ -69,7 +88,10 @@ def missing_stages(params: Params) -> Iterator[str]:
     """Yield each stage that is on and requires a stage that is off."""
     recipe = f"recipe={params.recipe!r}"
     if not params.runs("synthesize"):
-        yield f"{recipe}: run={list(params.run)} does not contain synthesize, so nothing would be released: add it"
+        yield (
+            f"{recipe}: run={list(params.run)} does not contain synthesize, so nothing would be "
+            "released: add it"
+        )
     for name in params.run:
         stage = STAGES[name]
         settings = getattr(params, name)
@@ -78,7 +100,10 @@ def missing_stages(params: Params) -> Iterator[str]:
         way_out = f"change {name}.{settings.chooser}" if settings.chooser else f"remove {name}"
         for other in stage.upstream:
             if not params.runs(other) and other not in stage.optional and settings.reads(other):
-                yield f"{recipe}: {who} requires {other}, which is switched off. Add {other} to run, or {way_out}"
+                yield (
+                    f"{recipe}: {who} requires {other}, which is switched off. Add {other} to run, "
+                    f"or {way_out}"
+                )
 
 
 def source_problems(params: Params) -> Iterator[str]:
@@ -93,8 +118,16 @@ def public_model_problems(params: Params, card: Card) -> Iterator[str]:
     """Yield settings that a public text-to-image model excludes or needs."""
     model = params.model
     _, height, width = card.shape
-    given = ", ".join(f"model.{name}" for name in PUBLIC_MODEL if getattr(model, name) and name != "directory")
+    given = ", ".join(
+        f"model.{name}" for name in PUBLIC_MODEL if getattr(model, name) and name != "directory"
+    )
     if model.directory is None and given:
-        yield f"{given} apply to a public model only, but model.directory is not set: set it, or remove them"
+        yield (
+            f"{given} apply to a public model only, but model.directory is not set: set it, or "
+            "remove them"
+        )
     if model.directory is not None and height != width:
-        yield f"model.directory: a public model draws squares, not {height}×{width}: set data.size to one number"
+        yield (
+            f"model.directory: a public model draws squares, not {height}×{width}: set data.size "
+            "to one number"
+        )

@@ -1,4 +1,6 @@
-"""Create a project from a folder of images: survey it, ask the owner, propose parameters, write the files."""
+"""Create a project from a folder of images: survey it, ask the owner, propose parameters, write the
+files.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,13 @@ if TYPE_CHECKING:
 
 NOTES = {  # comments in `params.yaml`, by the section below them
     "data": "dataset_id is permanent: the odometer counts under this name",
-    "privacy": "epsilon is spent by the first release; privacy.lifetime_epsilon allows further ones",
-    "public": "using them costs no privacy, and no guarantee covers them: none was made from sensitive images",
+    "privacy": (
+        "epsilon is spent by the first release; privacy.lifetime_epsilon allows further ones"
+    ),
+    "public": (
+        "using them costs no privacy, and no guarantee covers them: none was made from sensitive "
+        "images"
+    ),
 }
 
 USUAL_EPSILON = 5.0  # proposed at the prompt, but never used without an answer
@@ -43,8 +50,8 @@ USUAL_EPSILON = 5.0  # proposed at the prompt, but never used without an answer
 class Owner:
     """The owner, who is asked for options that were not given. Without a prompt, defaults are used.
 
-    ask: function that asks a question, given its default and the type of the answer (None for yes or no); None if no
-    one can be asked;
+    ask: function that asks a question, given its default and the type of the answer (None for yes
+    or no); None if no one can be asked;
     see: function that shows a line which only the owner may read;
     spelling: function from the name of an option to its form in this front end.
     """
@@ -56,7 +63,9 @@ class Owner:
     def answer(self, question: str, default: Any, kind: type | None = str) -> Any:
         return default if self.ask is None else self.ask(question, default, kind)
 
-    def number(self, question: str, given: float | None, default: float | None, option: str) -> float:
+    def number(
+        self, question: str, given: float | None, default: float | None, option: str
+    ) -> float:
         if given is None:
             given = self.answer(question, default, float)
         if given is None or not 0 < given < math.inf:
@@ -73,7 +82,8 @@ class Proposed:
     chosen: the chosen proposal;
     seconds: expected seconds of each stage;
     plan: plan of the chosen proposal;
-    counted: whether the published number of images was counted and rounded, instead of given by the owner;
+    counted: whether the published number of images was counted and rounded, instead of given by the
+    owner;
     spelling: see `Owner`.
     """
 
@@ -86,52 +96,75 @@ class Proposed:
     counted: bool
     spelling: Spelling
 
-    def write(self, say: Say, *, force: bool = False, more: Mapping[str, Any] | None = None) -> None:
+    def write(
+        self, say: Say, *, force: bool = False, more: Mapping[str, Any] | None = None
+    ) -> None:
         """Write the files of the project, and create its repository.
 
-        force: replace the files of an earlier project; more: sections to add to the proposed `params.yaml`.
+        force: replace the files of an earlier project; more: sections to add to the proposed
+        `params.yaml`.
         """
         notes = dict(NOTES)
         if self.counted:
-            size = "size_hint, the number of images or persons rounded to one digit, is published with the release"
+            size = (
+                "size_hint, the number of images or persons rounded to one digit, is published "
+                "with the release"
+            )
             notes["privacy"] = f"{size}\n{NOTES['privacy']}"
         content = {**self.chosen.content, **(more or {})}
         files = project_files(content, notes, self.chosen.seconds / 60, workflow_place(self.out))
         write_project(self.out, files, say, force=force)
         seen = self.survey
         shown: dict[str, Any] = {"images": seen.images, "persons": seen.persons}
-        shown |= {"classes": dict(zip(seen.classes, seen.counts, strict=True)), "budget": self.plan.budget}
-        shown |= {"protects": protected(self), "sizes": list(size_rows(self)), "seconds": self.seconds}
+        shown |= {
+            "classes": dict(zip(seen.classes, seen.counts, strict=True)),
+            "budget": self.plan.budget,
+        }
+        shown |= {
+            "protects": protected(self),
+            "sizes": list(size_rows(self)),
+            "seconds": self.seconds,
+        }
         write_local(self.out / PROPOSAL, json.dumps(shown).encode())  # for `stage serve`
 
 
 def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed:
-    """Survey a folder of images, and find parameters for these images, ε and minutes. Writes and spends nothing.
+    """Survey a folder of images, and find parameters for these images, ε and minutes.
 
-    state: the private state directory. Raises ConfigError or DataError, as `survey` does, and if an option does not
-    match the images.
+    Writes and spends nothing.
+
+    state: the private state directory. Raises ConfigError or DataError, as `survey` does, and if an
+    option does not match the images.
     """
     check_places(options)
     if options.epsilon is None and owner.ask is None:
         raise ConfigError(
-            "{option.epsilon} is missing: the owner must choose it, and it has no default (docs: choose ε)",
+            "{option.epsilon} is missing: the owner must choose it, and it has no default (docs: "
+            "choose ε)",
             option="epsilon",
         )
     options, seen = look(options, owner, state)
     if seen.groups is not None and options.one_image_each:
         raise ConfigError(
-            "{option.one_image_each} contradicts {option.groups} (or the folder layout), which assigns several images "
-            "to a person",
+            "{option.one_image_each} contradicts {option.groups} (or the folder layout), which "
+            "assigns several images to a person",
             option="one_image_each",
         )
     check_size(options.size, seen)
     name = choose_name(options.images, options.dataset_id, owner, state)
     if options.epsilon is None:
-        owner.see("ε limits what anyone can learn about one person or image: 1 protects strongly, above 10 hardly.")
-        owner.see("You decide it, and the first run spends it. A smaller ε makes the images less useful.")
+        owner.see(
+            "ε limits what anyone can learn about one person or image: 1 protects strongly, above "
+            "10 hardly."
+        )
+        owner.see(
+            "You decide it, and the first run spends it. A smaller ε makes the images less useful."
+        )
     epsilon = owner.number("Privacy budget ε", options.epsilon, USUAL_EPSILON, "epsilon")
     seen, unit = look_for_persons(seen, options, owner, state)
-    minutes = owner.number("Minutes that a run may take on this machine", options.minutes, 30.0, "minutes")
+    minutes = owner.number(
+        "Minutes that a run may take on this machine", options.minutes, 30.0, "minutes"
+    )
     size_hint = options.size_hint or ask_for_size(seen, owner)
 
     # Imported late because it is slow: pictures that cannot be used are reported first.
@@ -160,7 +193,12 @@ def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed
 
 
 def propose_for(
-    known: Known, sides: Sequence[Size], seen: Survey, options: InitOptions, owner: Owner, state: Path
+    known: Known,
+    sides: Sequence[Size],
+    seen: Survey,
+    options: InitOptions,
+    owner: Owner,
+    state: Path,
 ) -> Proposed:
     """Find a proposal for each size, and the plan of the chosen one."""
     from sfumato.planning import estimate
@@ -169,16 +207,22 @@ def propose_for(
 
     def seconds_of(params: Params) -> dict[str, float | None]:
         shape = (known.channels, *both_sides(params.data.size or known.side))
-        return estimate.expected_seconds(params, shape, len(seen.classes), state, known.public_images)
+        return estimate.expected_seconds(
+            params, shape, len(seen.classes), state, known.public_images
+        )
 
-    chosen, *others = proposals(known, sides, lambda params: {k: v or 0.0 for k, v in seconds_of(params).items()})
+    chosen, *others = proposals(
+        known, sides, lambda params: {k: v or 0.0 for k, v in seconds_of(params).items()}
+    )
     return Proposed(
         out=options.out,
         survey=seen,
         chosen=chosen,
         others=others,
         seconds=seconds_of(chosen.params),
-        plan=make_plan(chosen.params, proposed_card(chosen.params, seen.classes, seen.held_out is not None)),
+        plan=make_plan(
+            chosen.params, proposed_card(chosen.params, seen.classes, seen.held_out is not None)
+        ),
         counted=options.size_hint is None,
         spelling=owner.spelling,
     )
@@ -199,8 +243,8 @@ def check_places(options: InitOptions) -> None:
     out = options.out
     if {*"{}"} & {*str(out)}:
         raise ConfigError(
-            "the path of the project folder, {out}, has braces, which DVC cannot use: run from another folder, or name "
-            "one with {option.out}",
+            "the path of the project folder, {out}, has braces, which DVC cannot use: run from "
+            "another folder, or name one with {option.out}",
             option="out",
             out=out,
         )
@@ -208,25 +252,31 @@ def check_places(options: InitOptions) -> None:
         if images is None:
             continue
         if not images.exists():
-            raise ConfigError("{images} does not exist: name the folder of the images", option=option, images=images)
+            raise ConfigError(
+                "{images} does not exist: name the folder of the images",
+                option=option,
+                images=images,
+            )
         if out == images or out in images.parents or images in out.parents:
             raise ConfigError(
-                "the project folder {out} overlaps {images}, so git would track the images: run from another folder, "
-                "or name one with {option.out}",
+                "the project folder {out} overlaps {images}, so git would track the images: run "
+                "from another folder, or name one with {option.out}",
                 option="out",
                 out=out,
                 images=images,
             )
     if options.public == options.images:
         raise ConfigError(
-            "{option.public} {public} contains the sensitive images: name a folder of public ones, or leave it out",
+            "{option.public} {public} contains the sensitive images: name a folder of public ones, "
+            "or leave it out",
             option="public",
             public=options.public,
         )
     there = [name for name in ("params.yaml", "dvc.yaml") if (out / name).exists()]
     if there and not options.force:
         raise ConfigError(
-            "{out} already contains {there}: name another folder with {option.out}, or use {option.force}",
+            "{out} already contains {there}: name another folder with {option.out}, or use "
+            "{option.force}",
             option="out",
             out=out,
             there=" and ".join(there),
@@ -240,14 +290,18 @@ def check_size(size: Size | None, seen: Survey) -> None:
     rows, columns = both_sides(size)
     if min(rows, columns) > max(seen.side, 8) or max(rows, columns) > max(seen.longer, 8):
         raise ConfigError(
-            "{option.size}={size} is larger than most images, and they are not enlarged: choose a smaller size",
+            "{option.size}={size} is larger than most images, and they are not enlarged: choose a "
+            "smaller size",
             option="size",
             size=rows if rows == columns else f"{rows}x{columns}",
         )
 
 
 def look(options: InitOptions, owner: Owner, state: Path) -> tuple[InitOptions, Survey]:
-    """Survey the images, asking the owner wherever the layout is ambiguous. Answers are added to the options."""
+    """Survey the images, asking the owner wherever the layout is ambiguous.
+
+    Answers are added to the options.
+    """
     while True:
         try:
             seen = survey(
@@ -272,9 +326,15 @@ def look(options: InitOptions, owner: Owner, state: Path) -> tuple[InitOptions, 
 
 
 def ask_about(unclear: SfumatoError, options: InitOptions, owner: Owner) -> InitOptions:
-    """Ask the owner to resolve an ambiguity, until the answer is valid. Returns the options with the answer."""
+    """Ask the owner to resolve an ambiguity, until the answer is valid.
+
+    Returns the options with the answer.
+    """
     questions = {
-        "groups": f"How do I find each image's person? (same syntax as {owner.spelling('groups')}, or `alone`)",
+        "groups": (
+            f"How do I find each image's person? (same syntax as {owner.spelling('groups')}, or "
+            "`alone`)"
+        ),
         "classes": "What are the class names? (a,b,c; or `all` to use all that were found)",
         "label_column": "Which column contains the labels?",
         "range": "Which values are shown as black and white? (such as 0,4095)",
@@ -292,32 +352,49 @@ def ask_about(unclear: SfumatoError, options: InitOptions, owner: Owner) -> Init
 
 
 def confirm_companions(seen: Survey, owner: Owner) -> None:
-    """Raise ConfigError if pictures look like masks or thumbnails of others, unless the owner denies it."""
+    """Raise ConfigError if pictures look like masks or thumbnails of others, unless the owner
+    denies it.
+    """
     if seen.companions is None:
         return
     name, other = seen.companions.example
     every = seen.images + (seen.held_out or 0)
-    text = f"{seen.companions.count} of {every} pictures look like masks, annotations or thumbnails of others, such as "
+    text = (
+        f"{seen.companions.count} of {every} pictures look like masks, annotations or thumbnails "
+        "of others, such as "
+    )
     text += f"{name} of {other}"
     owner.see(text)
     question = "Are they separate pictures, to train on?"
     if owner.ask is None or not owner.answer(question, False, None):
-        raise ConfigError(f"{text}. Move them out of the folder, or rename them if they are separate pictures")
+        raise ConfigError(
+            f"{text}. Move them out of the folder, or rename them if they are separate pictures"
+        )
 
 
 def choose_name(folder: Path, given: str | None, owner: Owner, state: Path) -> str:
-    """Choose the dataset id. Raises ConfigError if images of this folder are already counted under another id."""
+    """Choose the dataset id.
+
+    Raises ConfigError if images of this folder are already counted under another id.
+    """
     origins = sorted((state / "data").glob(f"*/{ORIGIN}"))
-    before = next((file.parent.name for file in origins if read_json(file).get("path") == str(folder)), None)
-    spelled = unicodedata.normalize("NFKD", folder.stem if folder.is_file() else folder.name)  # ö becomes o and a mark
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub("[\u0300-\u036f]", "", spelled)).strip("-._")[:64]
+    before = next(
+        (file.parent.name for file in origins if read_json(file).get("path") == str(folder)), None
+    )
+    # Ö becomes o and a mark
+    spelled = unicodedata.normalize("NFKD", folder.stem if folder.is_file() else folder.name)
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub("[\u0300-\u036f]", "", spelled)).strip("-._")[
+        :64
+    ]
     name = given or owner.answer(
-        "Dataset name (permanent: the privacy budget is counted under it)", before or plain or "images"
+        "Dataset name (permanent: the privacy budget is counted under it)",
+        before or plain or "images",
     )
     if before not in (None, name):
         text = (
-            "{option.dataset_id} {name}: the images in {folder} are already counted as {before!r}. Keep that name, so "
-            "that their costs add up, or move images of other people to another folder"
+            "{option.dataset_id} {name}: the images in {folder} are already counted as {before!r}. "
+            "Keep that name, so that their costs add up, or move images of other people to "
+            "another folder"
         )
         error = ConfigError(text, option="dataset_id", name=name, folder=folder, before=before)
         raise errors.public(error)
@@ -350,8 +427,9 @@ def look_for_persons(
 def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOptions | None:
     """Ask how to find each image's person, and return the options with the answer.
 
-    Returns None if no two images show the same person. If ids seem to repeat, the default is to protect persons; it
-    has a default pattern only if one was found. Raises ConfigError if ids seem to repeat and no one can be asked.
+    Returns None if no two images show the same person. If ids seem to repeat, the default is to
+    protect persons; it has a default pattern only if one was found. Raises ConfigError if ids seem
+    to repeat and no one can be asked.
     """
     likely: bool | None = False
     pattern = None
@@ -360,8 +438,8 @@ def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOpti
         likely = bool(pattern) or None
         if owner.ask is None:
             raise ConfigError(
-                "{why}. Use {option.groups} {way} to protect people, or {option.one_image_each} to confirm that no "
-                "person appears twice",
+                "{why}. Use {option.groups} {way} to protect people, or {option.one_image_each} to "
+                "confirm that no person appears twice",
                 option="groups",
                 why=found.why,
                 way=f"'{pattern}'" if pattern else "with a pattern, a column or a CSV file",
@@ -385,17 +463,25 @@ def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOpti
 
 
 def ask_for_size(seen: Survey, owner: Owner) -> int:
-    """Ask for the rounded number of images, or of persons, that are not held out. It is published."""
+    """Ask for the rounded number of images, or of persons, that are not held out.
+
+    It is published.
+    """
     from sfumato.planning.proposal import rounded_size
 
     what = "sensitive images" if seen.persons is None else "persons"
     units: float = seen.persons or seen.images
     if seen.held_out is None:
         fraction = Data().holdout_fraction
-        owner.see(f"{fraction:.0%} of the {what} are held out to test the release: count the others only.")
+        owner.see(
+            f"{fraction:.0%} of the {what} are held out to test the release: count the others only."
+        )
         units *= 1 - fraction
     return int(
-        owner.answer(f"About how many {what} are there? (published with the release)", rounded_size(round(units)))
+        owner.answer(
+            f"About how many {what} are there? (published with the release)",
+            rounded_size(round(units)),
+        )
     )
 
 
@@ -410,7 +496,10 @@ def understood(seen: Survey) -> Iterator[str]:
     if seen.localizers:
         yield f"         ├─ {seen.localizers} DICOM localizers are left out"
     if seen.burned_in:
-        yield f"         ├─ warning: {seen.burned_in} DICOM files state that text, such as a name, is burned into them"
+        yield (
+            f"         ├─ warning: {seen.burned_in} DICOM files state that text, such as a name, "
+            "is burned into them"
+        )
     for person, count in seen.largest:
         yield f"         ├─ person {person}: {count} images, among the most of any person"
     way = "test/,"
@@ -433,11 +522,17 @@ def summary(made: Proposed) -> Iterator[str]:
     yield f"hold-out {drawn if made.survey.held_out is None else 'test/'}"
     trained = [part.name for part in split_of(Path(str(params.data.path)))[0]]
     if joined := [name for name in trained if {*words_in(name)} & {*VALIDATION}]:
-        yield f"         {', '.join(joined)}/ is added to the training images, because no choice depends on it"
+        yield (
+            f"         {', '.join(joined)}/ is added to the training images, because no choice "
+            "depends on it"
+        )
     yield f"protects {protected(made)}"
     yield f"recipe   {params.recipe}: {made.chosen.row}"
     if params.synthesize.choose:
-        yield "         public images are added if a classifier trained with them agrees with the teacher as well"
+        yield (
+            "         public images are added if a classifier trained with them agrees with the "
+            "teacher as well"
+        )
     more = f" and {len(classes) - 5} more" if len(classes) > 5 else ""
     occurring = ", the labels that occur" if "classes" in made.survey.data else ""
     names = f"its class names ({', '.join(classes[:5])}{more}){occurring}, the shape of its images"
@@ -445,11 +540,16 @@ def summary(made: Proposed) -> Iterator[str]:
     if made.counted:
         what = "persons" if params.privacy.unit == GROUP else "images"
         option = made.spelling("size_hint")
-        yield f"         size_hint is the number of {what}, rounded to one digit. To publish another, use {option}"
+        yield (
+            f"         size_hint is the number of {what}, rounded to one digit. To publish "
+            f"another, use {option}"
+        )
 
 
 def warnings(made: Proposed, state: Path) -> Iterator[str]:
-    """Warn of what weakens the guarantee, must be set before the first run, or was already spent."""
+    """Warn of what weakens the guarantee, must be set before the first run, or was already
+    spent.
+    """
     from sfumato.planning.make import settings_for_ever_lines
     from sfumato.planning.resolve import warnings_of
     from sfumato.privacy.odometer import Odometer
@@ -461,20 +561,31 @@ def warnings(made: Proposed, state: Path) -> Iterator[str]:
     if params.privacy.unit == GROUP:
         yield "the minutes assume one image per person: queries take longer if persons have more"
     if Odometer(state, params.data.name).opened():
-        yield f"warning: dataset {params.data.name!r} already has charges on this machine, which still count"
+        yield (
+            f"warning: dataset {params.data.name!r} already has charges on this machine, which "
+            "still count"
+        )
 
 
 def size_rows(made: Proposed) -> Iterator[list[str]]:
-    """Yield a row per size, the largest first: pixels, minutes, the most minutes that help, usefulness."""
+    """Yield a row per size, the largest first: pixels, minutes, the most minutes that help,
+    usefulness.
+    """
     from sfumato.planning.forecast import forecast
 
-    for one in sorted([made.chosen, *made.others], key=lambda one: both_sides(one.params.data.size or 0), reverse=True):
+    for one in sorted(
+        [made.chosen, *made.others],
+        key=lambda one: both_sides(one.params.data.size or 0),
+        reverse=True,
+    ):
         size = one.params.data.size or 0
         privacy = one.params.privacy
         mark = "proposed " if one is made.chosen else ""
         pixels = f"{size}" if isinstance(size, int) else by(size)
         minutes = f"{one.seconds / 60:.0f}{'' if one.enough else ' at least'}"
-        useful = forecast(one.kind, privacy.size, privacy.epsilon, one.left) if one.kind else "unknown"
+        useful = (
+            forecast(one.kind, privacy.size, privacy.epsilon, one.left) if one.kind else "unknown"
+        )
         yield [mark + pixels, minutes, f"{math.ceil(one.whole)}", useful]
 
 
@@ -485,4 +596,7 @@ def protected(made: Proposed) -> str:
     if params.privacy.unit == IMAGE:
         return "each image (you confirmed that no two images show the same person)"
     groups, alone = map(made.spelling, ("groups", "one_image_each"))
-    return f"each image, but not a person with several (use {groups}, or {alone} if no person has several)"
+    return (
+        f"each image, but not a person with several (use {groups}, or {alone} if no person has "
+        "several)"
+    )

@@ -1,9 +1,10 @@
 """Estimate how long each stage takes on this machine when it is idle.
 
-The estimate is the number of operations of the stage's networks, counted on one blank image, divided by the speed of
-this machine. The speed is measured once per machine with a small reference network, in processor time of one thread, so
-that other programs have little effect. A free stage corrects its estimate by the duration of its last run. Durations of
-queries depend on sensitive draws, so they are not stored.
+The estimate is the number of operations of the stage's networks, counted on one blank image,
+divided by the speed of this machine. The speed is measured once per machine with a small reference
+network, in processor time of one thread, so that other programs have little effect. A free stage
+corrects its estimate by the duration of its last run. Durations of queries depend on sensitive
+draws, so they are not stored.
 """
 
 import json
@@ -32,7 +33,8 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_private
 
 DURATIONS = Path("cache") / "durations.json"  # path in the state directory
-FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")  # commands without a resolved file
+# Commands without a resolved file
+FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")
 START = 8.0  # seconds that DVC, imports and the files of an artifact add to a stage
 
 
@@ -55,18 +57,31 @@ def gain(threads: int) -> float:
 
 @cache
 def operations_per_second() -> float:
-    """Measure the speed of one thread: the best of several passes of a convolution and a matrix product."""
-    layers = [nn.Conv2d(64, 64, 3, padding=1), nn.SiLU(), nn.Flatten(), nn.Linear(64 * 14 * 14, 576)]
-    operations = operations_of(partial(nn.Sequential, *layers), (64, 14, 14))  # counted before the layers are moved
+    """Measure the speed of one thread: the best of several passes of a convolution and a matrix
+    product.
+    """
+    layers = [
+        nn.Conv2d(64, 64, 3, padding=1),
+        nn.SiLU(),
+        nn.Flatten(),
+        nn.Linear(64 * 14 * 14, 576),
+    ]
+    # Counted before the layers are moved
+    operations = operations_of(partial(nn.Sequential, *layers), (64, 14, 14))
     network = nn.Sequential(*layers).to(device())
     images = torch.rand(64, 64, 14, 14, device=device())
-    with torch.no_grad(), torch.autocast(device().type, torch.bfloat16, enabled=fast_bfloat16(device().type)):
+    with (
+        torch.no_grad(),
+        torch.autocast(device().type, torch.bfloat16, enabled=fast_bfloat16(device().type)),
+    ):
         best = min(timeit.repeat(lambda: network(images), timer=now, number=1, repeat=20))
     return len(images) * operations / best
 
 
 class Machine:
-    """The speed of this machine and the last duration of each stage, stored in the state directory."""
+    """The speed of this machine and the last duration of each stage, stored in the state
+    directory.
+    """
 
     def __init__(self, state: Path) -> None:
         name = torch.cuda.get_device_name() if device().type == "cuda" else platform.machine()
@@ -92,16 +107,18 @@ class Machine:
 def expected_seconds(
     params: Params, shape: Shape, classes: int, state: Path, public_images: int = 0
 ) -> dict[str, float | None]:
-    """Estimate the seconds of each stage and of the commands of FRAME, by name; None if nothing is known.
+    """Estimate the seconds of each stage and of the commands of FRAME, by name; None if nothing is
+    known.
 
     The number of images is taken from `privacy.size_hint`, never from a private count.
 
-    shape: (C, H, W) of an image; public_images: number of public images, if a stage reads them; state: the private
-    state directory.
+    shape: (C, H, W) of an image; public_images: number of public images, if a stage reads them;
+    state: the private state directory.
     """
     machine = Machine(state)
     work = Work(params, shape, classes, public_images)
-    expected: dict[str, float | None] = dict.fromkeys(STAGES, 1.0)  # DVC's time for a stage that is off
+    # DVC's time for a stage that is off
+    expected: dict[str, float | None] = dict.fromkeys(STAGES, 1.0)
     with one_thread():  # several threads would wait for each other while other programs run
         for name in filter(params.runs, STAGES):
             seconds = corrected(name, work, machine)
@@ -110,7 +127,9 @@ def expected_seconds(
 
 
 def corrected(name: str, work: Work, machine: Machine) -> float | None:
-    """Estimate a stage's seconds, scaled by the ratio of its last run's duration to the estimate for that run."""
+    """Estimate a stage's seconds, scaled by the ratio of its last run's duration to the estimate
+    for that run.
+    """
     run = machine.content["runs"].get(name, {})
     same_model = run.get("model") in (None, work.params.model.non_default())
     then = None
@@ -125,14 +144,17 @@ def corrected(name: str, work: Work, machine: Machine) -> float | None:
     if then is None:
         return seconds
     before = machine.seconds(then.of(name) or 0.0)
-    if before > 1 and 1 / 4.0 < run["seconds"] / before < 4.0:  # otherwise it was resumed, or other programs ran
+    # Otherwise it was resumed, or other programs ran
+    if before > 1 and 1 / 4.0 < run["seconds"] / before < 4.0:
         return seconds * run["seconds"] / before
     return seconds
 
 
 @contextmanager
 def timed(state: Path, plan: StagePlan[Any]) -> Iterator[None]:
-    """Store the duration of a free stage, to two digits, if it succeeds. Only the first process writes.
+    """Store the duration of a free stage, to two digits, if it succeeds.
+
+    Only the first process writes.
 
     It is stored in the private state directory, with the settings that determine it.
     """

@@ -1,4 +1,5 @@
-"""Plan a project from its folder: read its parameters, its cards, the listing of its images, and the journal.
+"""Plan a project from its folder: read its parameters, its cards, the listing of its images, and
+the journal.
 
 All paths are relative to the project's folder, so threads may plan several projects at once.
 """
@@ -29,7 +30,13 @@ from sfumato.storage.artifacts import merge_records, read_artifact
 
 
 def resolve_project(
-    folder: Path, state: Path, params: Path, *, dry_run: bool = False, say: Say = unsaid, see: Say | None = None
+    folder: Path,
+    state: Path,
+    params: Path,
+    *,
+    dry_run: bool = False,
+    say: Say = unsaid,
+    see: Say | None = None,
 ) -> ProjectPlan:
     """Compute the plan of a project. Writes nothing.
 
@@ -38,29 +45,44 @@ def resolve_project(
     say: function that shows a note;
     see: function that shows a note to the owner only, or None.
 
-    Raises ConfigError, DataError or BudgetError if the project's settings, images and charges do not match.
+    Raises ConfigError, DataError or BudgetError if the project's settings, images and charges do
+    not match.
     """
     if not dry_run and renew(folder / "dvc.yaml"):
-        raise ConfigError("dvc.yaml was written by an older version and has been updated: run `dvc repro` again")
+        raise ConfigError(
+            "dvc.yaml was written by an older version and has been updated: run `dvc repro` again"
+        )
     loaded = load_params(folder / params, folder / RECIPES)
     if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
         check_parquet()  # checked before anything is spent
     prepared = (folder / CARD_PATH).exists()
-    card = read_card(folder / CARD_PATH) if prepared or not dry_run else unprepared(folder, loaded, say)
+    card = (
+        read_card(folder / CARD_PATH)
+        if prepared or not dry_run
+        else unprepared(folder, loaded, say)
+    )
     version = card.version
     if dry_run:
-        version = loaded.data.version or unnamed_version(dataset_directory(state, card.dataset_id)) or version
+        version = (
+            loaded.data.version
+            or unnamed_version(dataset_directory(state, card.dataset_id))
+            or version
+        )
     if version != card.version:
-        say(f"the images are not yet prepared as version {version}: `dvc repro` prepares them first")
+        say(
+            f"the images are not yet prepared as version {version}: `dvc repro` prepares them first"
+        )
         card = replace(card, version=version)
         prepared = False
-    if see is not None and (note := changed_pictures(loaded, state)):  # whether pictures changed is private
+    # Whether pictures changed is private
+    if see is not None and (note := changed_pictures(loaded, state)):
         see(note)
     if loaded.privacy.unit is None and loaded.data.groups is None and card.source in OF_THE_OWNER:
         say(
-            "warning: privacy.unit is not set, so each image is protected separately, and the costs of several images "
-            "of one person add up. If a person can have several, set privacy.unit: group and data.groups. If not, set "
-            "privacy.unit: image, which reports quote as your confirmation"
+            "warning: privacy.unit is not set, so each image is protected separately, and the "
+            "costs of several images of one person add up. If a person can have several, set "
+            "privacy.unit: group and data.groups. If not, set privacy.unit: image, which reports "
+            "quote as your confirmation"
         )
     public = folder / PUBLIC
     public_card = None
@@ -88,10 +110,18 @@ def resolve_project(
 
 
 def unprepared(folder: Path, params: Params, say: Say) -> Card:
-    """Return the card that images in a folder will have. Raises DataError for other sources, to be prepared first."""
+    """Return the card that images in a folder will have.
+
+    Raises DataError for other sources, to be prepared first.
+    """
     reading_sensitive()
     data = params.data
-    if data.source != "imagefolder" or data.path is None or data.size is None or data.channels is None:
+    if (
+        data.source != "imagefolder"
+        or data.path is None
+        or data.size is None
+        or data.channels is None
+    ):
         return read_card(folder / CARD_PATH)
     path = folder / Path(data.path).expanduser()
     classes = data.classes or list_folder(path).classes
@@ -100,7 +130,9 @@ def unprepared(folder: Path, params: Params, say: Say) -> Card:
 
 
 def changed_pictures(params: Params, state: Path) -> str | None:
-    """Return a note if pictures were added or removed since the preparation, which DVC does not notice."""
+    """Return a note if pictures were added or removed since the preparation, which DVC does not
+    notice.
+    """
     file = dataset_directory(state, params.data.name) / LISTING
     if not file.is_file():
         return None
@@ -108,8 +140,9 @@ def changed_pictures(params: Params, state: Path) -> str | None:
     if listing is None or listing == file.read_text(encoding="utf-8"):
         return None
     return (
-        "note: the files of the sensitive images have changed since they were prepared. The release does not change "
-        "until data.version in params.yaml gets a new value; every query then spends again"
+        "note: the files of the sensitive images have changed since they were prepared. The "
+        "release does not change until data.version in params.yaml gets a new value; every query "
+        "then spends again"
     )
 
 

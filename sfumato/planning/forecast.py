@@ -1,8 +1,9 @@
-"""Forecast the usefulness of a release before anything is spent, from results on public images only.
+"""Forecast the usefulness of a release before anything is spent, from results on public images
+only.
 
-The noise affects 500 persons at ε = 1 as much as 50 at ε = 10, so the forecast depends on the product.
-`benchmarks/forecast.py` fits `forecast.yaml` to the results of public sets, as a share of what there is to learn
-(`evaluation.verdict`):
+The noise affects 500 persons at ε = 1 as much as 50 at ε = 10, so the forecast depends on the
+product. `benchmarks/forecast.py` fits `forecast.yaml` to the results of public sets, as a share of
+what there is to learn (`evaluation.verdict`):
 
     logit(learned) = offset of the kind of images + slope · log10(units · ε)
 """
@@ -25,7 +26,9 @@ LINE: dict[str, Any] = dict(read_yaml(Path(__file__).with_name("forecast.yaml"))
 
 
 def kind_of(params: Params, channels: int | None) -> str | None:
-    """Return the kind of public runs that a forecast uses, a key of the offsets; None for several labels."""
+    """Return the kind of public runs that a forecast uses, a key of the offsets; None for several
+    labels.
+    """
     if params.data.labels == SEVERAL:
         return None
     if set(params.synthesize.sources) == {"select"}:
@@ -34,7 +37,8 @@ def kind_of(params: Params, channels: int | None) -> str | None:
 
 
 def kept(grown: float, side: int, largest: int, product: float) -> float:
-    """Return the factor that shorter fits and smaller images apply to a forecast; above 1 if smaller images teach more.
+    """Return the factor that shorter fits and smaller images apply to a forecast; above 1 if
+    smaller images teach more.
 
     grown: length of the fits, from 0, the shortest, to 1, the longest that was measured;
     side: longer side of the images, in pixels;
@@ -64,7 +68,9 @@ def forecast(kind: str, units: int, epsilon: float, left: float) -> str:
     The range widens below FEW_UNITS.
     """
     wide = max(1.0, (FEW_UNITS / units) ** 0.5)
-    low, part, high = (expected_part(kind, units * epsilon, left, sure) for sure in (-wide, 0, wide))
+    low, part, high = (
+        expected_part(kind, units * epsilon, left, sure) for sure in (-wide, 0, wide)
+    )
     return f"{level_of(part)}, {100 * part:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
 
 
@@ -75,8 +81,13 @@ def advice(kind: str, units: int, epsilon: float, what: str) -> str:
     """
     product = units * epsilon
     other = 10 if epsilon < 4 else 1
-    same = f"{units:,} {what} at ε = {epsilon:g} are worth {max(1, round(product / other)):,} at ε = {other}"
-    better = [name for name, (least, _) in VERDICT_LEVELS.items() if least > expected_part(kind, product)]
+    same = (
+        f"{units:,} {what} at ε = {epsilon:g} are worth {max(1, round(product / other)):,} at ε = "
+        f"{other}"
+    )
+    better = [
+        name for name, (least, _) in VERDICT_LEVELS.items() if least > expected_part(kind, product)
+    ]
     if not better:
         return same
     needed = 10 ** ((logit(VERDICT_LEVELS[better[-1]][0]) - LINE["offsets"][kind]) / LINE["slope"])
@@ -90,12 +101,25 @@ def advice(kind: str, units: int, epsilon: float, what: str) -> str:
 def curve(kind: str, product: float) -> dict[str, Any]:
     """Return the data of the forecast's plot; a point is (log10(units · ε), share).
 
-    "line" and "band" contain points, "runs" a (name, point) per public run, and "here" the point of the project.
+    "line" and "band" contain points, "runs" a (name, point) per public run, and "here" the point of
+    the project.
 
     kind: key of the offsets, which selects the public runs; product: units · ε of the project.
     """
     powers = [step / 10 for step in range(15, 66)]
-    low, line, high = ([(x, expected_part(kind, 10**x, sure=sure)) for x in powers] for sure in (-1, 0, 1))
+    low, line, high = (
+        [(x, expected_part(kind, 10**x, sure=sure)) for x in powers] for sure in (-1, 0, 1)
+    )
     here = (math.log10(product), expected_part(kind, product))
-    runs = [(run["name"], (math.log10(run["product"]), run["learned"])) for run in LINE["runs"] if run["kind"] == kind]
-    return {"line": line, "band": high + low[::-1], "runs": runs, "here": here, "levels": VERDICT_LEVELS}
+    runs = [
+        (run["name"], (math.log10(run["product"]), run["learned"]))
+        for run in LINE["runs"]
+        if run["kind"] == kind
+    ]
+    return {
+        "line": line,
+        "band": high + low[::-1],
+        "runs": runs,
+        "here": here,
+        "levels": VERDICT_LEVELS,
+    }

@@ -1,4 +1,7 @@
-"""Delete the private files of a dataset: its copy, caches, checkpoints and kept releases. Its journal is kept."""
+"""Delete the private files of a dataset: its copy, caches, checkpoints and kept releases.
+
+Its journal is kept.
+"""
 
 import re
 import shutil
@@ -24,35 +27,57 @@ from sfumato.storage.locks import file_lock, holding
 FORGOTTEN = "forget"  # purpose of the entry in the journal
 # Kept to detect a second name for the same folder, and a second version of the same images
 STAYS = (ORIGIN, UNNAMED)
-OF_ANY = "withheld output, survey caches"  # deleted for all datasets: a later command may have written them
+# Deleted for all datasets: a later command may have written them
+OF_ANY = "withheld output, survey caches"
 
 
 def datasets(state: Path) -> list[str]:
     """Return the ids of all datasets of a state directory, including forgotten ones."""
-    journals = {path.stem for path in (*state.glob("odometer/*.jsonl"), *state.glob("keys/*.journal"))}
+    journals = {
+        path.stem for path in (*state.glob("odometer/*.jsonl"), *state.glob("keys/*.journal"))
+    }
     return sorted(journals | {path.name for path in state.glob("data/[!.]*")})
 
 
 def private_files(state: Path, dataset_id: str) -> dict[str, list[Path]]:
-    """Return everything that `forget` deletes in the state directory, by kind. The journal may be invalid."""
+    """Return everything that `forget` deletes in the state directory, by kind.
+
+    The journal may be invalid.
+    """
     home = dataset_directory(state, dataset_id)
     unfinished = re.compile(rf"\.{re.escape(dataset_id)}\.(\d+(-\w+)?\.tmp|old)")
     copies = [path for path in home.parent.glob(".*") if unfinished.fullmatch(path.name)]
     evaluations = (state / EVALUATIONS).glob("*")
     named = f'"dataset": "{dataset_id}"'
     return {
-        "private copy": [*(path for path in sorted(home.glob("*")) if path.name not in STAYS), *copies],
+        "private copy": [
+            *(path for path in sorted(home.glob("*")) if path.name not in STAYS),
+            *copies,
+        ],
         "kept releases and checkpoints": runs_of(state, dataset_id),
         "numbers from real images": [
-            file for file in evaluations if is_left_over(file) or named in file.read_text("utf-8", "replace")
+            file
+            for file in evaluations
+            if is_left_over(file) or named in file.read_text("utf-8", "replace")
         ],
-        OF_ANY: [path for name in (LOOKED, "printed.txt", "refused.txt") for path in state.glob(f"*{name}*")],
+        OF_ANY: [
+            path
+            for name in (LOOKED, "printed.txt", "refused.txt")
+            for path in state.glob(f"*{name}*")
+        ],
     }
 
 
 def runs_of(state: Path, dataset_id: str) -> list[Path]:
-    """Return the folders of all runs in the journal, which may be invalid. If it lost entries, add unknown runs."""
-    files = [file for file in (state / "odometer").glob("*") if file.suffix in (".jsonl", ".aside") and file.is_file()]
+    """Return the folders of all runs in the journal, which may be invalid.
+
+    If it lost entries, add unknown runs.
+    """
+    files = [
+        file
+        for file in (state / "odometer").glob("*")
+        if file.suffix in (".jsonl", ".aside") and file.is_file()
+    ]
     texts = {file.name: file.read_text("utf-8", "replace") for file in files}
     own = re.compile(rf"{re.escape(dataset_id)}(\.jsonl|\.\d+\.aside)")
     mine = "".join(text for name, text in texts.items() if own.fullmatch(name))
@@ -62,11 +87,17 @@ def runs_of(state: Path, dataset_id: str) -> list[Path]:
     with suppress(BudgetError):
         lost = bool(odometer.entries()) and not odometer.complete()
     folders = sorted((state / "runs").glob("*"))
-    return [run for run in folders if f'"{run.name}"' in mine or (lost and f'"{run.name}"' not in others)]
+    return [
+        run
+        for run in folders
+        if f'"{run.name}"' in mine or (lost and f'"{run.name}"' not in others)
+    ]
 
 
 def forgotten_on(state: Path, dataset_id: str) -> str | None:
-    """Return the day on which a dataset was forgotten, if its journal is valid and has no later entry."""
+    """Return the day on which a dataset was forgotten, if its journal is valid and has no later
+    entry.
+    """
     with suppress(BudgetError):
         newest = Odometer(state, dataset_id).entries()[-1:]
         if newest and newest[0].get("purpose") == FORGOTTEN:
@@ -75,10 +106,12 @@ def forgotten_on(state: Path, dataset_id: str) -> str | None:
 
 
 def forget(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> str | None:
-    """Delete `private_files`, then the files `here` in a project. The journal is kept, records this, and still counts.
+    """Delete `private_files`, then the files `here` in a project.
 
-    If the process is killed, call the function again. Returns why the journal is invalid, or None; an invalid journal
-    is not changed. Raises BudgetError if another process works with the images.
+    The journal is kept, records this, and still counts.
+
+    If the process is killed, call the function again. Returns why the journal is invalid, or None;
+    an invalid journal is not changed. Raises BudgetError if another process works with the images.
     """
     odometer = Odometer(state, dataset_id)
     home = odometer.images
@@ -87,7 +120,10 @@ def forget(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> str | Non
         locks = [home.with_name(f".{home.name}.lock")]
         locks += [lock for run in runs_of(state, dataset_id) for lock in run.glob("*lock")]
         for lock in locks:
-            held = f"{lock} is locked by another process that works with {dataset_id!r}: wait until it ends, or stop it"
+            held = (
+                f"{lock} is locked by another process that works with {dataset_id!r}: wait until "
+                "it ends, or stop it"
+            )
             with explained(BudgetError, lambda _, held=held: held, causes=(Timeout,)):  # type: ignore[misc]
                 if lock.parent.exists():
                     stack.enter_context(holding(file_lock(lock, blocking=False)))

@@ -32,7 +32,9 @@ class Plan:
 
 
 def stages_before(name: str, params: Params) -> tuple[str, ...]:
-    """Return the stages in `run` that `name` reads, directly or through others, in the order of the table."""
+    """Return the stages in `run` that `name` reads, directly or through others, in the order of the
+    table.
+    """
     direct = [*filter(params.runs, params.inputs_of(name))]
     before = {*direct, *(far for other in direct for far in stages_before(other, params))}
     return tuple(other for other in STAGES if other in before)
@@ -54,8 +56,12 @@ class Past:
     runs: Sequence[Run]
     terms: Mapping[str, object]
 
-    def decide(self, name: str, lineage: Lineage, settings: str, inputs: Sequence[str], made: bool = True) -> Decision:
-        """Decide what a query will do. settings: their digest; made: whether its inputs exist and will not change."""
+    def decide(
+        self, name: str, lineage: Lineage, settings: str, inputs: Sequence[str], made: bool = True
+    ) -> Decision:
+        """Decide what a query will do. settings: their digest; made: whether its inputs exist and
+        will not change.
+        """
         files = [self.artifact(other) / PRIVACY for other in inputs]
         made = made and all(file.is_file() for file in files)
         work = Work(
@@ -76,36 +82,46 @@ class Past:
 
 
 def known_past(state: Path, card: Card, folder: Path, *, declared_size: bool) -> Past:
-    """Return the charges on the images of a card. Charges found only in the project's files were released elsewhere.
+    """Return the charges on the images of a card.
 
-    A record that cannot be read is skipped. The odometer still refuses to spend again on the same work.
+    Charges found only in the project's files were released elsewhere.
+
+    A record that cannot be read is skipped. The odometer still refuses to spend again on the same
+    work.
     """
     version = card.dataset_id, card.version
     journal = Odometer(state, card.dataset_id).charges(card.version)
     ids = {run.record["id"] for run in journal}
     files = [folder / LEDGER, *(folder / ARTIFACTS / name / PRIVACY for name in QUERIES)]
     others = [record for file in files for record in records_in(file) if is_record(record)]
-    others = [r for r in others if r["id"] not in ids and (r["dataset_id"], r["data_version"]) == version]
+    others = [
+        r for r in others if r["id"] not in ids and (r["dataset_id"], r["data_version"]) == version
+    ]
     runs = [*(Run({"record": r, "plan": r["plan"]}, r, end=CLOSE) for r in others), *journal]
     adjacency = ZERO_OUT_ONE if declared_size else ADD_OR_REMOVE_ONE
     return Past(state=state, folder=folder, runs=runs, terms={"adjacency": adjacency})
 
 
 def repeat_count(name: str, params: Params, plan: str, runs: Sequence[Run]) -> int:
-    """Count how often a query was, or will be, paid for again under the plan with the digest `plan`.
+    """Count how often a query was, or will be, paid for again under the plan with the digest
+    `plan`.
 
-    The number in privacy.spend_again is compared with the releases, or with open runs if there are none, so that each
-    request is granted once. It also applies to queries that depend on a named one, because their inputs will change.
+    The number in privacy.spend_again is compared with the releases, or with open runs if there are
+    none, so that each request is granted once. It also applies to queries that depend on a named
+    one, because their inputs will change.
     """
     mine = [run for run in runs if run.opened.get("plan") == plan and run.end != ABANDON]
     done = [run.record.get("again", 0) for run in [run for run in mine if run.end == CLOSE] or mine]
-    wished = sum(params.privacy.spend_again.get(other, 0) for other in (name, *stages_before(name, params)))
+    wished = sum(
+        params.privacy.spend_again.get(other, 0) for other in (name, *stages_before(name, params))
+    )
     last = max(done, default=wished)  # a first release fulfils the request
     return last + (wished > last)
 
 
 def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Decision], set[str]]:
-    """Decide on each query, and find the stages that will run because of changed settings, inputs or no artifact.
+    """Decide on each query, and find the stages that will run because of changed settings, inputs
+    or no artifact.
 
     out: folder of the plan so far. Released queries are restored at once, and do not count as run.
     """
@@ -122,7 +138,9 @@ def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Decision], set[
         if name in made.mechanisms:
             inputs = made.params.inputs_of(name)
             settings = settings_digest(made.files[name])
-            decision = past.decide(name, made.lineage[name], settings, inputs, not coming & {*inputs})
+            decision = past.decide(
+                name, made.lineage[name], settings, inputs, not coming & {*inputs}
+            )
             done = decision.kind == "restore"
             if done:
                 cause = None

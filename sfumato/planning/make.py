@@ -1,4 +1,6 @@
-"""Plan a project from its cards: resolve parameters, calibrate the noise, and list what the next run would spend."""
+"""Plan a project from its cards: resolve parameters, calibrate the noise, and list what the next
+run would spend.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,14 +54,22 @@ class ProjectPlan(Plan):
             ids = ", ".join(sorted({record["dataset_id"] for record in self.inherited}))
             number = len(self.inherited)
             charges = "1 charge" if number == 1 else f"{number} charges"
-            yield f"the budget includes {charges} of an earlier release, which public inputs come from (datasets {ids})"
+            yield (
+                f"the budget includes {charges} of an earlier release, which public inputs come "
+                f"from (datasets {ids})"
+            )
         for warning in warnings_of(self.params, self.budget["delta"], len(self.card.classes)):
             yield f"warning: {warning}"
 
     def spending(self) -> tuple[list[Decision], set[str]]:
-        """Decide on each query, and which stages will run. Raises BudgetError if the journal lacks charges."""
+        """Decide on each query, and which stages will run.
+
+        Raises BudgetError if the journal lacks charges.
+        """
         if self.odometer.head() is not None:
-            check_known(self.odometer, self.card, self.seen, self.params.privacy.lifetime != UNLIMITED)
+            check_known(
+                self.odometer, self.card, self.seen, self.params.privacy.lifetime != UNLIMITED
+            )
         return spending_of(self, self.past, self.past.folder / PLAN)
 
     def seconds(self) -> dict[str, float | None]:
@@ -67,10 +77,14 @@ class ProjectPlan(Plan):
 
         many = self.public.images if self.public else 0
         classes = len(self.card.classes)
-        return estimate.expected_seconds(self.params, self.card.shape, classes, self.past.state, many)
+        return estimate.expected_seconds(
+            self.params, self.card.shape, classes, self.past.state, many
+        )
 
     def check_lifetime(self, spending: Sequence[Decision]) -> None:
-        """Raise BudgetError before the first query if a run would exceed the lifetime budget at a later one."""
+        """Raise BudgetError before the first query if a run would exceed the lifetime budget at a
+        later one.
+        """
         coming = {entry.stage: self.mechanisms[entry.stage] for entry in spending if entry.pays}
         if coming:
             check_lifetime(self.odometer, coming, policy_of(self), self.params.privacy.protected)
@@ -94,13 +108,17 @@ def write_texts(out: Path, texts: Mapping[str, str]) -> None:
 
 
 def risk_line(made: Plan) -> str:
-    """State how often an attacker can be right, and the ε at which the excess over chance is half as large."""
+    """State how often an attacker can be right, and the ε at which the excess over chance is half
+    as large.
+    """
     mechanisms = tuple(made.mechanisms.values())
     adjacency = made.budget["adjacency"]
     one = "person" if made.params.privacy.unit == GROUP else "image"
     guess = best_guess(mechanisms, adjacency)
     half = noise_for_guess(mechanisms, (guess + 0.5) / 2, adjacency)
-    events = [replace(each, noise_multiplier=half * each.noise_multiplier).event for each in mechanisms]
+    events = [
+        replace(each, noise_multiplier=half * each.noise_multiplier).event for each in mechanisms
+    ]
     lower = epsilon(events, made.budget["delta"], made.budget["accountant"], adjacency)
     most = f"at most {percent_up(guess)} % of the time (chance: 50 %), even if they know all others"
     less = f"at ε = {lower:.2g} at most {percent_up((guess + 0.5) / 2)} %"
@@ -108,19 +126,29 @@ def risk_line(made: Plan) -> str:
 
 
 def share_lines(made: Plan, content: Mapping[str, Any], file: Path) -> Iterator[str]:
-    """Yield the stages whose share differs from the requested one, and why. content: content of `file`."""
+    """Yield the stages whose share differs from the requested one, and why. content: content of
+    `file`.
+    """
     apart = []
     for name in made.mechanisms:
         noise = getattr(made.params, name).noise
         share = made.budget["stages"][name]["share"]
         section = content.get(name)
         if noise == REST and isinstance(section, dict) and str(section.get("noise", REST)) != REST:
-            yield f"{name} takes the rest, as in recipe {made.params.recipe}, not the {section['noise']} of {file}"
-        elif isinstance(noise, str) and noise != REST and abs(share - float(noise.rstrip("%")) / 100) > 0.001:
+            yield (
+                f"{name} takes the rest, as in recipe {made.params.recipe}, not the "
+                f"{section['noise']} of {file}"
+            )
+        elif (
+            isinstance(noise, str)
+            and noise != REST
+            and abs(share - float(noise.rstrip("%")) / 100) > 0.001
+        ):
             apart.append(f"{name} {noise}")
     if apart:
         why = (
-            "They differ from the table because a share is fixed at one Rényi order, and the table composes all queries"
+            "They differ from the table because a share is fixed at one Rényi order, and the table "
+            "composes all queries"
         )
         yield f"requested shares: {', '.join(apart)}. {why}"
 
@@ -130,7 +158,10 @@ def spending_lines(made: ProjectPlan, spending: Sequence[Decision]) -> Iterator[
     odometer = made.odometer
     before = {record["stage"] for record in odometer.opened()}
     if not before:
-        yield f"no charge on dataset {odometer.dataset_id!r} so far, according to the journal in {odometer.path.parent}"
+        yield (
+            f"no charge on dataset {odometer.dataset_id!r} so far, according to the journal in "
+            f"{odometer.path.parent}"
+        )
     for entry in spending:
         stage = entry.stage
         cost = f"ε = {made.budget['stages'][stage]['epsilon']:.3f} alone ({made.mechanisms[stage]})"
@@ -146,18 +177,36 @@ def spending_lines(made: ProjectPlan, spending: Sequence[Decision]) -> Iterator[
 
 
 def settings_for_ever_lines(params: Params) -> Iterator[str]:
-    """Yield the free stages that must be set before the first run, because queries depend on them."""
+    """Yield the free stages that must be set before the first run, because queries depend on
+    them.
+    """
     before = {query: stages_before(query, params) for query in QUERIES if params.runs(query)}
     for name in (name for name in STAGES if name not in QUERIES):
         if readers := [query for query, names in before.items() if name in names]:
-            yield f"{name}: decide this before the first run; changing it later spends again on {', '.join(readers)}"
+            yield (
+                f"{name}: decide this before the first run; changing it later spends again on "
+                f"{', '.join(readers)}"
+            )
 
 
 def next_lines(made: Plan, spending: Sequence[Decision]) -> Iterator[str]:
     coming = [entry.stage for entry in spending if entry.pays]
-    costs = ", ".join(f"{name} (ε = {made.budget['stages'][name]['epsilon']:.3f} alone)" for name in coming)
-    granted = [one.stage for one in spending if not one.pays and one.stage in made.params.privacy.spend_again]
+    costs = ", ".join(
+        f"{name} (ε = {made.budget['stages'][name]['epsilon']:.3f} alone)" for name in coming
+    )
+    granted = [
+        one.stage
+        for one in spending
+        if not one.pays and one.stage in made.params.privacy.spend_again
+    ]
     if granted:
         more = ", ".join(f"{name}: {made.lineage[name].again + 1}" for name in granted)
-        yield f"{', '.join(granted)} has been paid for again; to pay once more, set privacy.spend_again: {{{more}}}"
-    yield f"next: `dvc repro` will spend: {costs}" if coming else "next: `dvc repro`, which spends nothing"
+        yield (
+            f"{', '.join(granted)} has been paid for again; to pay once more, set "
+            f"privacy.spend_again: {{{more}}}"
+        )
+    yield (
+        f"next: `dvc repro` will spend: {costs}"
+        if coming
+        else "next: `dvc repro`, which spends nothing"
+    )

@@ -12,12 +12,25 @@ from sfumato.planning.project_files import IGNORED, Say, dvc_content, workflow_t
 from sfumato.privacy.ledger import read_budget
 from sfumato.privacy.resolved import read_stage_plan
 from sfumato.queries.count import read_counts
-from sfumato.queries.merging import check_owner, merge_counts, merge_means, merged_budget, same_settings
+from sfumato.queries.merging import (
+    check_owner,
+    merge_counts,
+    merge_means,
+    merged_budget,
+    same_settings,
+)
 from sfumato.settings.data import IMAGE
 from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stage import ARTIFACTS, LEDGER, PLAN, PUBLIC, Kind
 from sfumato.settings.stages import QUERIES, STAGES
-from sfumato.storage.artifacts import check_out, merge_records, read_artifact, refuse_links, write_empty, writing
+from sfumato.storage.artifacts import (
+    check_out,
+    merge_records,
+    read_artifact,
+    refuse_links,
+    write_empty,
+    writing,
+)
 from sfumato.storage.documents import dataset_name, read_yaml
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, copy_directory
 
@@ -25,40 +38,63 @@ from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, copy_directory
 def merge_projects(
     folders: Sequence[Path], out: Path, say: Say, *, different_people: bool
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """Add up the noisy counts and means of owners with the same settings, and write a project to `out`.
+    """Add up the noisy counts and means of owners with the same settings, and write a project to
+    `out`.
 
-    Each owner's ε stays the same, because no person is among the images of two owners. different_people: the owners'
-    confirmation of this. Returns (merged queries, dataset ids). Raises ConfigError or DataError if merging fails.
+    Each owner's ε stays the same, because no person is among the images of two owners.
+    different_people: the owners' confirmation of this. Returns (merged queries, dataset ids).
+    Raises ConfigError or DataError if merging fails.
     """
-    own_folder = out.resolve() in [folder.resolve() for folder in folders] or (out / "params.yaml").exists()
+    own_folder = (
+        out.resolve() in [folder.resolve() for folder in folders] or (out / "params.yaml").exists()
+    )
     if len(folders) < 2 or own_folder:
-        raise ConfigError(f"name two or more projects, and a different folder without params.yaml as --out, not {out}")
+        raise ConfigError(
+            "name two or more projects, and a different folder without params.yaml as --out, not "
+            f"{out}"
+        )
     for folder in folders:
         refuse_links(folder / ARTIFACTS)
         refuse_links(folder / PUBLIC.parts[0], folder / PUBLIC)
-    for folder, name in itertools.product(folders, STAGES):  # raises ConfigError if a plan is missing or incomplete
+    # Raises ConfigError if a plan is missing or incomplete
+    for folder, name in itertools.product(folders, STAGES):
         read_stage_plan(folder / PLAN / f"{name}.yaml", name)
-    plans = [{name: read_yaml(folder / PLAN / f"{name}.yaml") for name in STAGES} for folder in folders]
+    plans = [
+        {name: read_yaml(folder / PLAN / f"{name}.yaml") for name in STAGES} for folder in folders
+    ]
     first = plans[0]
     queries = same_settings(folders, plans)
-    releases_of = {name: [read_artifact(folder / ARTIFACTS / name, name) for folder in folders] for name in queries}
+    releases_of = {
+        name: [read_artifact(folder / ARTIFACTS / name, name) for folder in folders]
+        for name in queries
+    }
     budgets = [read_budget(folder / PLAN / "budget.json") for folder in folders]
-    releases = zip(*releases_of.values(), strict=True)  # one tuple per query, with the releases of all owners
+    # One tuple per query, with the releases of all owners
+    releases = zip(*releases_of.values(), strict=True)
     owners = [check_owner(*each) for each in zip(folders, plans, budgets, releases, strict=True)]
     apart = sorted(name for names in owners for name in names)
     if len({*apart}) < len(apart):
         raise ConfigError(
-            f"two projects have the same dataset id ({', '.join(apart)}): each owner needs a different one"
+            f"two projects have the same dataset id ({', '.join(apart)}): each owner needs a "
+            "different one"
         )
     if not different_people:
         raise ConfigError(
-            f"the costs of a person in two of {', '.join(apart)} would add up: confirm with --different-people that no "
-            "person is among the images of two owners, or release separately"
+            f"the costs of a person in two of {', '.join(apart)} would add up: confirm with "
+            "--different-people that no person is among the images of two owners, or release "
+            "separately"
         )
-    records = list(merge_records([artifact for each in releases_of.values() for artifact in each]).values())
+    records = list(
+        merge_records([artifact for each in releases_of.values() for artifact in each]).values()
+    )
     if len(units := sorted({record["unit"] for record in records})) > 1:
-        raise ConfigError(f"the owners protect different units ({', '.join(units)}): set the same privacy.unit in all")
-    shared = [name for name, stage in STAGES.items() if stage.public_only and first[name]["enabled"]]
+        raise ConfigError(
+            f"the owners protect different units ({', '.join(units)}): set the same privacy.unit "
+            "in all"
+        )
+    shared = [
+        name for name, stage in STAGES.items() if stage.public_only and first[name]["enabled"]
+    ]
 
     size_hint = sum(plan["count"]["size_hint"] for plan in plans)
     budget = merged_budget(budgets, size_hint, records, apart)
@@ -66,28 +102,47 @@ def merge_projects(
         check_out(out / ARTIFACTS / name, name)
     write_plans(first, "-and-".join(apart)[:64], size_hint, budget, out / PLAN)
     plan = read_stage_plan(out / PLAN / "auxiliary.yaml", "auxiliary")
-    sizes = [read_counts(count, plan.size_hint, len(plan.classes)).total for count in releases_of["count"]]
-    with writing(out / ARTIFACTS / "count", "count", releases_of["count"], apart=apart) as directory:
+    sizes = [
+        read_counts(count, plan.size_hint, len(plan.classes)).total
+        for count in releases_of["count"]
+    ]
+    with writing(
+        out / ARTIFACTS / "count", "count", releases_of["count"], apart=apart
+    ) as directory:
         total = merge_counts(releases_of["count"], directory, plan.several).total
     for name in [name for name in queries if name != "count"]:
         with writing(out / ARTIFACTS / name, name, releases_of[name], apart=apart) as directory:
             merge_means(name, releases_of[name], sizes, total, directory, plan)
     for name in [name for name in QUERIES if name not in queries]:
         write_empty(out / ARTIFACTS / name, name)
-    for path in (*(ARTIFACTS / name for name in shared), PUBLIC):  # inputs of the features, which all owners share
+    # Inputs of the features, which all owners share
+    for path in (*(ARTIFACTS / name for name in shared), PUBLIC):
         if (folders[0] / path).is_dir():
             read_artifact(folders[0] / path, path.name)
             copy_directory(folders[0] / path, out / path)
-    free = [name for name, stage in STAGES.items() if stage.kind is Kind.FREE and name not in shared]
-    limit = {"epsilon": budget["target"], "delta": budget["delta"], "unit": first["count"].get("unit", IMAGE)}
+    free = [
+        name for name, stage in STAGES.items() if stage.kind is Kind.FREE and name not in shared
+    ]
+    limit = {
+        "epsilon": budget["target"],
+        "delta": budget["delta"],
+        "unit": first["count"].get("unit", IMAGE),
+    }
     write_pipeline(out, free, say, **limit)
     return queries, apart
 
 
 def write_plans(
-    plans: Mapping[str, dict[str, Any]], dataset_id: str, size_hint: int, budget: Mapping[str, Any], folder: Path
+    plans: Mapping[str, dict[str, Any]],
+    dataset_id: str,
+    size_hint: int,
+    budget: Mapping[str, Any],
+    folder: Path,
 ) -> None:
-    """Write the plan of the merged project: the first owner's, extended to all owners. No query can run with it."""
+    """Write the plan of the merged project: the first owner's, extended to all owners.
+
+    No query can run with it.
+    """
     texts = {"budget.json": json.dumps(dict(budget), indent=1) + "\n"}
     for name, plan in plans.items():
         merged = {key: value for key, value in plan.items() if key != "about"}
@@ -100,11 +155,21 @@ def write_plans(
 
 
 def write_pipeline(out: Path, free: Sequence[str], say: Say, **limit: Any) -> None:
-    """Write `dvc.yaml` with the free stages; all other results came from the owners. limit: see `workflow_text`."""
-    stages = {name: entry for name, entry in dvc_content()["stages"].items() if name in (*free, "ledger", "report")}
+    """Write `dvc.yaml` with the free stages; all other results came from the owners. limit: see
+    `workflow_text`.
+    """
+    stages = {
+        name: entry
+        for name, entry in dvc_content()["stages"].items()
+        if name in (*free, "ledger", "report")
+    }
     made = {f"{ARTIFACTS}/{name}" for name in stages} | {str(LEDGER)}
     for entry in stages.values():
         entry["deps"] = [path for path in entry["deps"] if path in made or (out / path).exists()]
     text = "# Written by `stage merge`: the free stages, from the noisy sums of all owners.\n"
-    files = {"dvc.yaml": text + as_yaml({"stages": stages}, blocks=True), ".gitignore": IGNORED, ATTRIBUTES: UNTOUCHED}
+    files = {
+        "dvc.yaml": text + as_yaml({"stages": stages}, blocks=True),
+        ".gitignore": IGNORED,
+        ATTRIBUTES: UNTOUCHED,
+    }
     write_project(out, files | {".github/workflows/ledger.yml": workflow_text(**limit)}, say)

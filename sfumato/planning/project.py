@@ -28,16 +28,25 @@ if TYPE_CHECKING:
     from sfumato.privacy.check import Verified
     from sfumato.release.loading import Release
 
-NOISE = ("Running stage", "Updating lock", "To track", "\tgit add", "To enable", "\tdvc config", "Use `dvc push`")
-# Starts a program, with a watcher in its process group. If stdin is closed before it gets a line, because this process
-# has died, the watcher ends the whole group.
+NOISE = (
+    "Running stage",
+    "Updating lock",
+    "To track",
+    "\tgit add",
+    "To enable",
+    "\tdvc config",
+    "Use `dvc push`",
+)
+# Starts a program, with a watcher in its process group. If stdin is closed before it gets a line,
+# because this process has died, the watcher ends the whole group.
 WATCHER = """exec 3<&0
 { read -r line || { kill -INT 0; sleep 2; kill -KILL 0; }; } <&3 >/dev/null 2>&1 &
 exec "$@" 3<&- </dev/null"""
 
 
 class Project:
-    """A folder with `params.yaml` and `dvc.yaml`, with the same stages, ledger and odometer as on the command line.
+    """A folder with `params.yaml` and `dvc.yaml`, with the same stages, ledger and odometer as on
+    the command line.
 
     Threads may work with several projects at once.
 
@@ -50,10 +59,13 @@ class Project:
 
     def __init__(self, folder: str | Path = ".") -> None:
         self.folder = Path(folder).expanduser().resolve()
-        missing = [name for name in ("params.yaml", "dvc.yaml") if not (self.folder / name).is_file()]
+        missing = [
+            name for name in ("params.yaml", "dvc.yaml") if not (self.folder / name).is_file()
+        ]
         if missing:
             raise ConfigError(
-                f"{self.folder} is not a project: {missing[0]} is missing. Create a project with Project.create"
+                f"{self.folder} is not a project: {missing[0]} is missing. Create a project with "
+                "Project.create"
             )
 
     def __repr__(self) -> str:
@@ -65,8 +77,12 @@ class Project:
         return f"<Project {self.folder}: {released}>"
 
     @classmethod
-    def create(cls, folder: str | Path, *, images: str | Path, epsilon: float, **options: Any) -> Project:
-        """Survey a folder of images, choose parameters for them, and write a project. Spends nothing.
+    def create(
+        cls, folder: str | Path, *, images: str | Path, epsilon: float, **options: Any
+    ) -> Project:
+        """Survey a folder of images, choose parameters for them, and write a project.
+
+        Spends nothing.
 
         Prints what was chosen, and what becomes public.
 
@@ -101,9 +117,9 @@ class Project:
         Images that are not prepared yet are prepared first.
 
         Returns:
-            One row per stage that runs, with the columns noise_multiplier, sample_rate, releases, epsilon (of this
-            query only) and share (of the budget), which are empty for a free stage, and minutes. Its `attrs` contain
-            epsilon, delta and target.
+            One row per stage that runs, with the columns noise_multiplier, sample_rate, releases,
+            epsilon (of this query only) and share (of the budget), which are empty for a free
+            stage, and minutes. Its `attrs` contain epsilon, delta and target.
         """
         import pandas
 
@@ -116,14 +132,18 @@ class Project:
         seconds: Any = resolved.seconds()
         budget = resolved.budget
         names = [name for name in seconds if resolved.params.runs(name)]
-        table = pandas.DataFrame.from_dict(budget["stages"], orient="index").rename(columns={"uses": "releases"})
+        table = pandas.DataFrame.from_dict(budget["stages"], orient="index").rename(
+            columns={"uses": "releases"}
+        )
         columns = ["noise_multiplier", "sample_rate", "releases", "epsilon", "share"]
         table = table.reindex(index=names, columns=columns).rename_axis("stage")
         table["minutes"] = pandas.Series(seconds, dtype=float) / 60
         table.attrs = {key: budget[key] for key in ("epsilon", "delta", "target")}
         return table
 
-    def check(self, epsilon: float | None = None, *, delta: float | None = None, unit: str | None = None) -> Verified:
+    def check(
+        self, epsilon: float | None = None, *, delta: float | None = None, unit: str | None = None
+    ) -> Verified:
         """Verify the ledger and the files of the release. Needs no images.
 
         Args:
@@ -170,18 +190,23 @@ class Project:
 
     @property
     def verdict(self) -> dict[str, Any]:
-        """Return the result of the last evaluation: level, sentence and accuracies. It is local: do not share it.
+        """Return the result of the last evaluation: level, sentence and accuracies.
+
+        It is local: do not share it.
 
         Raises:
             DataError: The release was not evaluated.
         """
         metrics = self.folder / "metrics.json"
         if not metrics.is_file():
-            raise DataError(f"{metrics} does not exist: call run() in a project whose `run` contains evaluate")
+            raise DataError(
+                f"{metrics} does not exist: call run() in a project whose `run` contains evaluate"
+            )
         return dict(read_json(metrics)["verdict"])
 
     def report(self) -> Path:
-        """Return the path of the page about the release: its content, its cost, and how much an attacker can learn.
+        """Return the path of the page about the release: its content, its cost, and how much an
+        attacker can learn.
 
         Raises:
             DataError: There is no page yet.
@@ -207,7 +232,8 @@ def is_off(folder: Path, command: str) -> bool:
 
 @contextmanager
 def forking(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Yield an environment whose `stage` runs each command in a fork of one process, which has the libraries.
+    """Yield an environment whose `stage` runs each command in a fork of one process, which has the
+    libraries.
 
     Without such a process, as on systems other than Linux, `stage` is the ordinary program.
     """
@@ -218,7 +244,9 @@ def forking(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
         forked = {**environment, "PATH": os.pathsep.join([f"{place}/bin", environment["PATH"]])}
         words = [sys.executable, "-P", "-m", "stages.fork_server", place]
         pipe = subprocess.PIPE
-        with subprocess.Popen(words, env=forked, start_new_session=True, stdin=pipe, stdout=pipe) as server:
+        with subprocess.Popen(
+            words, env=forked, start_new_session=True, stdin=pipe, stdout=pipe
+        ) as server:
             assert server.stdin is not None and server.stdout is not None
             ready = server.stdout.readline()
             try:
@@ -236,8 +264,9 @@ def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> N
     shown: print its lines, without stages that are off; terminal: leave the terminal to DVC and its
     stages.
 
-    If this process is killed or interrupted, everything that DVC started is interrupted too, and killed 2 seconds
-    later. Entries that an earlier run left in DVC's lock are removed first. Raises the error of the stage that failed.
+    If this process is killed or interrupted, everything that DVC started is interrupted too, and
+    killed 2 seconds later. Entries that an earlier run left in DVC's lock are removed first. Raises
+    the error of the stage that failed.
     """
     release_left(folder)
     with tempfile.TemporaryDirectory() as place:

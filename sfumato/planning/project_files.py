@@ -33,19 +33,25 @@ def unsaid(text: str) -> None:
 
 IGNORED = "/artifacts/\n/data/raw/\n/data/sensitive/\n/data/public/\n/models/\n/evaluation/\n/dvc_plots/\n/.sfumato/\n"
 IGNORED += "/metrics.json\n"
-DVC_HEADERS: dict[str, str] = dict(read_yaml(Path(__file__).with_name("dvc_headers.yaml")))  # comments of `dvc.yaml`
+# Comments of `dvc.yaml`
+DVC_HEADERS: dict[str, str] = dict(read_yaml(Path(__file__).with_name("dvc_headers.yaml")))
 # Files that git tracks in a project; `pipelines` exists if the owner has recipes
 TRACKED = (
-    ".dvc .dvcignore .gitattributes .github .gitignore README.md params.yaml pipelines dvc.yaml dvc.lock ledger.json"
+    ".dvc .dvcignore .gitattributes .github .gitignore README.md params.yaml pipelines dvc.yaml "
+    "dvc.lock ledger.json"
 )
 
 
 def dvc_text(*, clone: bool = False) -> str:
-    return DVC_HEADERS["clone" if clone else "project"] + as_yaml(dvc_content(clone=clone), blocks=True)
+    return DVC_HEADERS["clone" if clone else "project"] + as_yaml(
+        dvc_content(clone=clone), blocks=True
+    )
 
 
 def dvc_content(*, clone: bool = False) -> dict[str, Any]:
-    """Return the content of `dvc.yaml`. clone: for this repository, whose code and recipes are dependencies."""
+    """Return the content of `dvc.yaml`. clone: for this repository, whose code and recipes are
+    dependencies.
+    """
     stages: dict[str, Any] = {}
     for name, (commands, reads, writes) in dvc_stages().items():
         entry: dict[str, Any] = {"cmd": commands[0] if len(commands) == 1 else commands}
@@ -63,14 +69,21 @@ def dvc_content(*, clone: bool = False) -> dict[str, Any]:
                 kept = path in (str(CARD_PATH), str(PLAN))
                 entry.setdefault("outs", []).append({path: {"persist": True}} if kept else path)
         stages[name] = entry
-    shares = {"template": "bar_horizontal", "x": "share", "y": "stage", "title": "Share of the privacy budget"}
+    shares = {
+        "template": "bar_horizontal",
+        "x": "share",
+        "y": "stage",
+        "title": "Share of the privacy budget",
+    }
     spent = {"x": "step", "y": "epsilon", "title": "Privacy spent by DP-SGD"}
     plots = [{f"{PLAN}/budget.csv": shares}, {f"{ARTIFACTS}/finetune/log.csv": spent}]
     return {"stages": stages, "plots": [*plots, f"{ARTIFACTS}/synthesize/grid.png"]}
 
 
 def renew(file: Path) -> bool:
-    """Rewrite a project's `dvc.yaml` if it lists stages of an older version. Stages that the owner added are kept.
+    """Rewrite a project's `dvc.yaml` if it lists stages of an older version.
+
+    Stages that the owner added are kept.
 
     Returns whether it was rewritten.
     """
@@ -80,10 +93,18 @@ def renew(file: Path) -> bool:
     if not text.startswith("# Written by `stage init`"):
         return False
     causes = (yaml.YAMLError, AttributeError, RecursionError)
-    with explained(ConfigError, lambda error: f"{file} cannot be read ({error}): restore it from git", causes=causes):
+    with explained(
+        ConfigError,
+        lambda error: f"{file} cannot be read ({error}): restore it from git",
+        causes=causes,
+    ):
         stages = yaml.safe_load(text).get("stages") or {}
     made = dvc_content()
-    ours = {name for name, entry in stages.items() if str(entry.get("cmd", "")).strip("['").startswith("stage ")}
+    ours = {
+        name
+        for name, entry in stages.items()
+        if str(entry.get("cmd", "")).strip("['").startswith("stage ")
+    }
     if not ours - set(made["stages"]):
         return False
     made["stages"] |= {name: entry for name, entry in stages.items() if name not in ours}
@@ -94,7 +115,10 @@ def renew(file: Path) -> bool:
 def params_text(content: Mapping[str, Any], notes: Mapping[str, str]) -> str:
     """Return the text of `params.yaml`, one paragraph per section. notes: comments by section."""
     lines = [
-        "# Written by `stage init`. Keys that are missing here come from the recipe, then from the defaults:",
+        (
+            "# Written by `stage init`. Keys that are missing here come from the recipe, then from "
+            "the defaults:"
+        ),
         "# `stage recipe show` prints every parameter, `stage recipe list` the recipes.",
     ]
     for key, value in content.items():
@@ -108,7 +132,8 @@ def params_text(content: Mapping[str, Any], notes: Mapping[str, str]) -> str:
 class WorkflowPlace:
     """Place of the workflow that checks the ledger.
 
-    path: path from the project's folder; directory: path of the project in its repository, or "" for the root.
+    path: path from the project's folder; directory: path of the project in its repository, or ""
+    for the root.
     """
 
     path: str = ".github/workflows/ledger.yml"
@@ -116,7 +141,9 @@ class WorkflowPlace:
 
 
 def workflow_place(out: Path) -> WorkflowPlace:
-    """Find where GitHub reads the workflow of a project in `out`: only in the root of its repository."""
+    """Find where GitHub reads the workflow of a project in `out`: only in the root of its
+    repository.
+    """
     there = next(folder for folder in (out, *out.parents) if folder.exists())
     code, text = git("-C", str(there), "rev-parse", "--show-toplevel")
     root = Path(text.rstrip("\n"))
@@ -132,8 +159,18 @@ def project_files(
 ) -> dict[str, str]:
     from sfumato.privacy.accountant import default_delta
 
-    privacy = {"unit": IMAGE, "delta": default_delta(content["privacy"]["size_hint"]), **content["privacy"]}
-    facts = {**content, **content["data"], **privacy, "minutes": minutes, "version": version("sfumato")}
+    privacy = {
+        "unit": IMAGE,
+        "delta": default_delta(content["privacy"]["size_hint"]),
+        **content["privacy"],
+    }
+    facts = {
+        **content,
+        **content["data"],
+        **privacy,
+        "minutes": minutes,
+        "version": version("sfumato"),
+    }
     tracked = TRACKED.replace(" pipelines", "")
     if workflow.directory:
         tracked = tracked.replace(".github", workflow.path)
@@ -143,8 +180,12 @@ def project_files(
         "dvc.yaml": dvc_text(),
         ".gitignore": IGNORED,
         ATTRIBUTES: UNTOUCHED,
-        "README.md": Path(__file__).with_name("project_readme.md").read_text("utf-8").format(**facts),
-        workflow.path: workflow_text(privacy["epsilon"], privacy["delta"], privacy["unit"], workflow.directory),
+        "README.md": (
+            Path(__file__).with_name("project_readme.md").read_text("utf-8").format(**facts)
+        ),
+        workflow.path: workflow_text(
+            privacy["epsilon"], privacy["delta"], privacy["unit"], workflow.directory
+        ),
     }
 
 
@@ -161,7 +202,10 @@ def write_project(out: Path, files: Mapping[str, str], say: Say, *, force: bool 
             continue
         replace_file(path, text.encode())
         if name.startswith("../"):
-            say(f"{name} is outside the project: GitHub reads workflows only in the repository's root. Commit it too")
+            say(
+                f"{name} is outside the project: GitHub reads workflows only in the repository's "
+                "root. Commit it too"
+            )
     begin_repository(out, say)
 
 
@@ -169,7 +213,10 @@ def begin_repository(out: Path, say: Say) -> None:
     """Create a git repository, if there is none, and DVC's folder in it."""
     has_git = shutil.which("git") is not None
     if not has_git:
-        say("git is not installed: the project has no history, so others cannot check its ledger. Install git")
+        say(
+            "git is not installed: the project has no history, so others cannot check its ledger. "
+            "Install git"
+        )
     elif git("-C", str(out), "rev-parse", "--git-dir")[0] != 0:
         git("init", "-q", str(out))
     if (out / ".dvc").is_dir():
@@ -178,24 +225,32 @@ def begin_repository(out: Path, say: Say) -> None:
 
     logging.getLogger("dvc").setLevel(logging.WARNING)  # hides its greeting
     inside = has_git and not (out / ".git").exists()  # the project is a subfolder of a repository
-    failed = explained(ConfigError, lambda error: f"`dvc init` failed in {out}: {error}", causes=(Exception,))
+    failed = explained(
+        ConfigError, lambda error: f"`dvc init` failed in {out}: {error}", causes=(Exception,)
+    )
     with failed, Repo.init(str(out), no_scm=not has_git, subdir=inside) as repo:
         with repo.config.edit("repo") as config:
-            config["core"] |= {"analytics": False, "check_update": False}  # both contact DVC's makers
-        # By default, any account may write into DVC's index, and `dvc checkout` runs code that is pickled there.
+            # Both contact DVC's makers
+            config["core"] |= {"analytics": False, "check_update": False}
+        # By default, any account may write into DVC's index, and `dvc checkout` runs code that is
+        # pickled there.
         with repo.config.edit("local") as config:
             config["core"]["site_cache_dir"] = str(state_dir() / DVC_INDEX)
 
 
 def workflow_text(epsilon: float, delta: float, unit: str, directory: str = "") -> str:
-    """Return the workflow that checks the ledger on every push. directory: of the project in its repository."""
+    """Return the workflow that checks the ledger on every push. directory: of the project in its
+    repository.
+    """
     from sfumato.privacy.profile import bound_text
 
     text = Path(__file__).with_name("project_workflow.yaml").read_text("utf-8")
     place = ""
     if directory:
         place = f"defaults:\n  run:\n    working-directory: {json.dumps(directory)}\n"
-    return text.format(epsilon=epsilon, delta=delta, unit=unit, shown=bound_text(delta, 3), place=place)
+    return text.format(
+        epsilon=epsilon, delta=delta, unit=unit, shown=bound_text(delta, 3), place=place
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Propose parameters for a folder of images, an ε and a number of minutes.
 
-The rules are in the table `proposals.yaml`. They use public values only: the shape of the images, their classes and
-rounded number, ε, and the minutes that `planning/estimate.py` expects.
+The rules are in the table `proposals.yaml`. They use public values only: the shape of the images,
+their classes and rounded number, ε, and the minutes that `planning/estimate.py` expects.
 """
 
 import math
@@ -45,13 +45,15 @@ class Known:
     epsilon: float
     minutes: float
     unit: str | None = None  # privacy.unit
-    data: Mapping[str, Any] = field(default_factory=dict)  # further keys of the section, such as range
+    # Further keys of the section, such as range
+    data: Mapping[str, Any] = field(default_factory=dict)
     fit: str = "crop"
     groups: Groups | None = None  # rule for finding persons' ids
     public: str | None = None  # folder of public images
     public_images: int = 0  # number of public images
     evaluate: bool = True  # whether to evaluate the release on real images
-    sided: bool = False  # whether classes may be mirror images of each other, such as left and right hands
+    # Whether classes may be mirror images of each other, such as left and right hands
+    sided: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,9 @@ class Proposal:
 
 
 def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> Card:
-    """Return the card of images that are not prepared yet. official: whether they include a hold-out."""
+    """Return the card of images that are not prepared yet. official: whether they include a
+    hold-out.
+    """
     data = params.data
     return Card(
         dataset_id=data.name,
@@ -90,13 +94,18 @@ def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> C
 
 
 def sizes_of(side: int, longer: int, proportion: float) -> tuple[Size, ...]:
-    """Return the sizes to which images may be resized, the largest first. Only the smallest may enlarge images.
+    """Return the sizes to which images may be resized, the largest first.
 
-    The longer side of a size is in the table, and the shorter one is a multiple of 4 pixels, at least 8.
+    Only the smallest may enlarge images.
 
-    side, longer: medians of the shorter and longer sides, in pixels; proportion: rows divided by columns.
+    The longer side of a size is in the table, and the shorter one is a multiple of 4 pixels, at
+    least 8.
+
+    side, longer: medians of the shorter and longer sides, in pixels; proportion: rows divided by
+    columns.
     """
-    quarter = max(1, round(4 * min(proportion, 1 / proportion))) / 4  # shorter side / longer side; 1 if nearly square
+    # Shorter side / longer side; 1 if nearly square
+    quarter = max(1, round(4 * min(proportion, 1 / proportion))) / 4
     most = min(side / quarter, longer)
     sides = [each for each in PROPOSALS["sides"] if each <= most] or [min(PROPOSALS["sides"])]
     sizes = []
@@ -118,14 +127,19 @@ def rounded_size(count: int) -> int:
 
 
 def propose(known: Known, seconds: Seconds) -> Proposal:
-    """Propose parameters for `known` at its size. seconds: function that estimates each stage on this machine.
+    """Propose parameters for `known` at its size. seconds: function that estimates each stage on
+    this machine.
 
     Raises ConfigError if no row of the table fits.
     """
     row = row_for(known)
     budget = 60 * known.minutes * PROPOSALS["reserve"]
     longest = proposal(replace(known, minutes=math.inf), row, [row["params"]], 1.0, seconds)
-    whole = min(longest.seconds, (longest.seconds - longest.judging) / (1 - JUDGING)) / 60 / PROPOSALS["reserve"]
+    whole = (
+        min(longest.seconds, (longest.seconds - longest.judging) / (1 - JUDGING))
+        / 60
+        / PROPOSALS["reserve"]
+    )
     overlays = [row["params"]]
     for lighter in [{}, *row.get("lighter", [])]:
         overlays.append(lighter)
@@ -133,14 +147,18 @@ def propose(known: Known, seconds: Seconds) -> Proposal:
         if at(0.0).seconds <= budget:
             break
     parts = [step / 128 for step in range(129)]  # between the first and the last numbers of the row
-    return replace(at(parts[bisect(parts[1:], budget, key=lambda part: at(part).seconds)]), whole=whole)
+    return replace(
+        at(parts[bisect(parts[1:], budget, key=lambda part: at(part).seconds)]), whole=whole
+    )
 
 
 def proposals(known: Known, sides: Sequence[Size], seconds: Seconds) -> list[Proposal]:
-    """Make a proposal for each size that the table has a row for. The chosen one is first, then the others by size.
+    """Make a proposal for each size that the table has a row for.
 
-    It is the largest size that fits the minutes and is at least 90 % as useful as the best one, otherwise the smallest
-    size. Raises ConfigError if the table has no row for any size.
+    The chosen one is first, then the others by size.
+
+    It is the largest size that fits the minutes and is at least 90 % as useful as the best one,
+    otherwise the smallest size. Raises ConfigError if the table has no row for any size.
     """
     ordered = sorted(sides, key=both_sides, reverse=True)
     by_size = []
@@ -153,7 +171,10 @@ def proposals(known: Known, sides: Sequence[Size], seconds: Seconds) -> list[Pro
         row_for(replace(known, side=ordered[0]))  # raises
     longer = [max(both_sides(one.params.data.size or 0)) for one in by_size]
     about = max(longer[0], known.longer), known.epsilon * known.size_hint
-    by_size = [replace(one, left=kept(one.grown, side, *about)) for one, side in zip(by_size, longer, strict=True)]
+    by_size = [
+        replace(one, left=kept(one.grown, side, *about))
+        for one, side in zip(by_size, longer, strict=True)
+    ]
     best = max((one.left for one in by_size if one.enough), default=0.0)
     worth = (one for one in by_size if one.enough and one.left >= 0.9 * best)
     chosen = next(worth, by_size[-1])
@@ -172,19 +193,34 @@ def row_for(known: Known) -> Mapping[str, Any]:
     kind = f"{colour} images of {by(known.side)}"
     if known.public:
         kind += " with public images"
-    raise ConfigError(f"no recipe is proposed for {kind}: choose one of `stage recipe list`, and write params.yaml")
+    raise ConfigError(
+        f"no recipe is proposed for {kind}: choose one of `stage recipe list`, and write "
+        "params.yaml"
+    )
 
 
-def proposal(known: Known, row: Mapping[str, Any], overlays: list, part: float, seconds: Seconds) -> Proposal:
+def proposal(
+    known: Known, row: Mapping[str, Any], overlays: list, part: float, seconds: Seconds
+) -> Proposal:
     """Interpolate between the first and the last numbers of a row. part: position, from 0 to 1."""
-    data: dict[str, Any] = {"dataset_id": known.dataset_id, "source": "imagefolder", "path": known.path}
+    data: dict[str, Any] = {
+        "dataset_id": known.dataset_id,
+        "source": "imagefolder",
+        "path": known.path,
+    }
     data |= {"size": known.side, "channels": known.channels, **known.data}
     if known.fit != Data().fit:
         data["fit"] = known.fit
     if known.groups is not None:
         data["groups"] = known.groups.model_dump(exclude_defaults=True)
     privacy = {"epsilon": known.epsilon, "size_hint": known.size_hint, "accountant": "exact"}
-    content: dict[str, Any] = {"recipe": None, "profile": None, "seed": 0, "data": data, "privacy": privacy}
+    content: dict[str, Any] = {
+        "recipe": None,
+        "profile": None,
+        "seed": 0,
+        "data": data,
+        "privacy": privacy,
+    }
     if known.unit is not None:
         content["privacy"]["unit"] = known.unit
     if known.public is not None:
@@ -208,7 +244,10 @@ def proposal(known: Known, row: Mapping[str, Any], overlays: list, part: float, 
         content = overlaid(content, value)
     drawn: dict[str, Any] = {"mark": "files"}  # a new project: no digest of a release is known yet
     if beside:
-        content = overlaid(content, {"select": {"images": max(2, int(known.public_images * PROPOSALS["beside_part"]))}})
+        content = overlaid(
+            content,
+            {"select": {"images": max(2, int(known.public_images * PROPOSALS["beside_part"]))}},
+        )
     elif "select" in runs:
         most = max(2, int(known.public_images * PROPOSALS["public_part"]))
         drawn["count"] = min(content["synthesize"]["count"], most)
@@ -228,19 +267,30 @@ def proposal(known: Known, row: Mapping[str, Any], overlays: list, part: float, 
         expected = seconds(params)
     total = sum(expected.values())
     enough = total <= 60 * known.minutes
-    return Proposal(content, params, row["name"], part, total, expected.get("evaluate", 0.0), enough)
+    return Proposal(
+        content, params, row["name"], part, total, expected.get("evaluate", 0.0), enough
+    )
 
 
-def for_so_many(content: dict[str, Any], product: float, row: Mapping[str, Any], runs: Sequence[str]) -> dict[str, Any]:
-    """Adapt the shares and the teacher's constants to `product`, the number of images or persons times ε."""
+def for_so_many(
+    content: dict[str, Any], product: float, row: Mapping[str, Any], runs: Sequence[str]
+) -> dict[str, Any]:
+    """Adapt the shares and the teacher's constants to `product`, the number of images or persons
+    times ε.
+    """
     if row.get("tuned_at"):
         effective = product / row["tuned_at"]
         rules = at_effective_epsilon(content["recipe"], effective)
-        content = overlaid(content, {name: section for name, section in rules.items() if name in runs})
+        content = overlaid(
+            content, {name: section for name, section in rules.items() if name in runs}
+        )
         teacher = content["teacher"]
         most = teacher.get("dimension", TEACHER_CONSTANTS["auxiliary"]["dimension"][0])
         fewer = {"dimension": min(most, int(few("dimension", product)))}
-        content = overlaid(content, {"teacher": {"ridge": float(f"{few('ridge', effective):.2g}"), **teacher, **fewer}})
+        content = overlaid(
+            content,
+            {"teacher": {"ridge": float(f"{few('ridge', effective):.2g}"), **teacher, **fewer}},
+        )
     share = max(float(content["count"]["noise"].rstrip("%")), few("count", product))
     return overlaid(content, {"count": {"noise": f"{share:.2g}%"}})
 
@@ -253,7 +303,10 @@ def few(what: str, product: float) -> float:
 
 
 def at_effective_epsilon(recipe: str, epsilon: float) -> dict[str, Any]:
-    """Return a recipe's shares and teacher's constants at `epsilon`. Below 1, the teacher learns more slowly."""
+    """Return a recipe's shares and teacher's constants at `epsilon`.
+
+    Below 1, the teacher learns more slowly.
+    """
     content = read_overlay(recipes_at(RECIPES), recipe, "recipe")
     sections: dict[str, Any] = {}
     for name, section in content.items():
@@ -263,5 +316,9 @@ def at_effective_epsilon(recipe: str, epsilon: float) -> dict[str, Any]:
         return sections
     rules = Teacher.constants(str(content["teacher"].get("fitted_on", "public")), epsilon)
     rules["learning_rate"] *= min(epsilon, 1.0) ** 0.6  # fitted to brain MRI at ε = 1 and 10
-    plain = {key: float(f"{value:.3g}") for key, value in rules.items() if key in ("learning_rate", "max_norm")}
+    plain = {
+        key: float(f"{value:.3g}")
+        for key, value in rules.items()
+        if key in ("learning_rate", "max_norm")
+    }
     return {**sections, "teacher": {**plain, "steps": rules["steps"]}}

@@ -44,7 +44,10 @@ if TYPE_CHECKING:
 
 
 def noise_requests(params: Params) -> dict[str, NoiseRequest]:
-    """Return what each query in `run` requests of the budget. Raises ConfigError unless exactly one takes the rest."""
+    """Return what each query in `run` requests of the budget.
+
+    Raises ConfigError unless exactly one takes the rest.
+    """
     asks = {}
     rests = []
     for name in filter(params.runs, QUERIES):
@@ -57,17 +60,29 @@ def noise_requests(params: Params) -> dict[str, NoiseRequest]:
             share = float(settings.noise.rstrip("%")) / 100
         else:
             multiplier = settings.noise
-        asks[name] = NoiseRequest(sample_rate=rate, uses=uses, noise_multiplier=multiplier, share=share)
+        asks[name] = NoiseRequest(
+            sample_rate=rate, uses=uses, noise_multiplier=multiplier, share=share
+        )
     if len(rests) != 1:
-        named = f"found {', '.join(rests) or 'none'}. Queries switched on: {', '.join(asks) or 'none'}"
-        raise ConfigError(f"recipe={params.recipe!r}: exactly one stage must have noise: rest, {named}")
+        named = (
+            f"found {', '.join(rests) or 'none'}. Queries switched on: {', '.join(asks) or 'none'}"
+        )
+        raise ConfigError(
+            f"recipe={params.recipe!r}: exactly one stage must have noise: rest, {named}"
+        )
     return asks
 
 
 def make_plan(
-    params: Params, card: Card, public: PublicCard | None = None, runs: Sequence[Run] = (), records: Sequence[dict] = ()
+    params: Params,
+    card: Card,
+    public: PublicCard | None = None,
+    runs: Sequence[Run] = (),
+    records: Sequence[dict] = (),
 ) -> Plan:
-    """Resolve all parameters. If the budget cannot be met, raises BudgetError with the stage and the excess.
+    """Resolve all parameters.
+
+    If the budget cannot be met, raises BudgetError with the stage and the excess.
 
     public: card of the public set, if a stage reads it;
     runs: earlier runs on these images (see `Past`);
@@ -76,11 +91,17 @@ def make_plan(
     check_consistent(params, card, public)
     privacy = params.privacy
     delta = checked_delta(privacy.delta, privacy.size, "privacy.")
-    brought = inherited_events(records, privacy.epsilon, delta, privacy.protected, privacy.accountant)
+    brought = inherited_events(
+        records, privacy.epsilon, delta, privacy.protected, privacy.accountant
+    )
     adjacency = ADD_OR_REMOVE_ONE
-    if privacy.declared_size and not any(record["adjacency"] == ADD_OR_REMOVE_ONE for record in records):
+    if privacy.declared_size and not any(
+        record["adjacency"] == ADD_OR_REMOVE_ONE for record in records
+    ):
         adjacency = ZERO_OUT_ONE
-    mechanisms = calibrate(noise_requests(params), privacy.epsilon, delta, privacy.accountant, adjacency, brought)
+    mechanisms = calibrate(
+        noise_requests(params), privacy.epsilon, delta, privacy.accountant, adjacency, brought
+    )
     shares = shares_of_rdp({name: [m.event] for name, m in mechanisms.items()}, delta)
     every = [*brought, *(m.event for m in mechanisms.values())]
     budget = {
@@ -92,11 +113,20 @@ def make_plan(
         "target": privacy.epsilon,
         "epsilon": epsilon(every, delta, privacy.accountant, adjacency),
         "stages": {
-            name: vars(m) | {"epsilon": epsilon([m.event], delta, privacy.accountant, adjacency), "share": shares[name]}
+            name: (
+                vars(m)
+                | {
+                    "epsilon": epsilon([m.event], delta, privacy.accountant, adjacency),
+                    "share": shares[name],
+                }
+            )
             for name, m in mechanisms.items()
         },
     }
-    files = {name: stage_file(stage, params, card, mechanisms.get(name)) for name, stage in STAGES.items()}
+    files = {
+        name: stage_file(stage, params, card, mechanisms.get(name))
+        for name, stage in STAGES.items()
+    }
     lineage = {}
     for name in mechanisms:
         digest = plan_digest(name, params, files, public)
@@ -107,65 +137,103 @@ def make_plan(
     return Plan(params, files, mechanisms, budget, lineage)
 
 
-def plan_digest(name: str, params: Params, files: Mapping[str, dict], public: PublicCard | None) -> str:
+def plan_digest(
+    name: str, params: Params, files: Mapping[str, dict], public: PublicCard | None
+) -> str:
     """Compute the digest of the settings of a stage and of all stages before it.
 
-    If one of them reads the public set, its card is included. Revisions of earlier free stages are not included,
-    because a change in free code must not cause new spending.
+    If one of them reads the public set, its card is included. Revisions of earlier free stages are
+    not included, because a change in free code must not cause new spending.
     """
     stages = (*stages_before(name, params), name)
     reads = any("public" in params.inputs_of(n) for n in stages)
-    first = {n: {**files[n], "revision": 1} for n in stages if n not in QUERIES and "revision" in files[n]}
+    first = {
+        n: {**files[n], "revision": 1}
+        for n in stages
+        if n not in QUERIES and "revision" in files[n]
+    }
     settings = {n: settings_digest(first.get(n, files[n])) for n in stages}
-    return digest_of({"settings": settings, "public": asdict(public) if reads and public is not None else None})
+    return digest_of(
+        {"settings": settings, "public": asdict(public) if reads and public is not None else None}
+    )
 
 
 def inherited_events(
     records: Sequence[dict], target: float, delta: float, unit: str = IMAGE, accountant: str = "rdp"
 ) -> list[DpEvent]:
-    """Return the mechanisms of the inputs' records. Raises BudgetError if they are invalid or cost too much."""
+    """Return the mechanisms of the inputs' records.
+
+    Raises BudgetError if they are invalid or cost too much.
+    """
     problems = [problem for record in records for problem in record_problems("record", record)] or [
         f"{record['id'][:8]} is of the unit {record['unit']!r}, not {UNITS[unit]!r}"
         for record in records
         if record["unit"] != UNITS[unit]
     ]
     if problems:
-        raise BudgetError(f"the records of public images or the public model cannot be counted: {problems[0]}")
+        raise BudgetError(
+            f"the records of public images or the public model cannot be counted: {problems[0]}"
+        )
     events = [event_of(record) for record in records]
     if (spent := epsilon(events, delta, accountant)) >= target:
-        cause = f"public images or the public model were made from sensitive images, at a cost of ε = {spent:.4g}"
-        raise BudgetError(f"privacy.epsilon={target:g}: {cause}. Raise privacy.epsilon, or use others")
+        cause = (
+            "public images or the public model were made from sensitive images, at a cost of ε = "
+            f"{spent:.4g}"
+        )
+        raise BudgetError(
+            f"privacy.epsilon={target:g}: {cause}. Raise privacy.epsilon, or use others"
+        )
     return events
 
 
 def warnings_of(params: Params, delta: float, classes: int) -> Iterator[str]:
-    """Yield a sentence for each setting that is allowed but weakens the guarantee or hides the class counts."""
+    """Yield a sentence for each setting that is allowed but weakens the guarantee or hides the
+    class counts.
+    """
     hint = params.privacy.size
     if params.privacy.epsilon > 20:
-        yield f"privacy.epsilon={params.privacy.epsilon:g}: above 20 the guarantee is almost meaningless"
+        yield (
+            f"privacy.epsilon={params.privacy.epsilon:g}: above 20 the guarantee is almost "
+            "meaningless"
+        )
     if params.privacy.delta is None and delta == LARGEST_DELTA:
-        yield f"privacy.size_hint={hint}: δ = {delta:g} is the largest allowed; so few units cannot be protected well"
+        yield (
+            f"privacy.size_hint={hint}: δ = {delta:g} is the largest allowed; so few units cannot "
+            "be protected well"
+        )
     if not params.privacy.declared_size and float(f"{hint:.1e}") != hint:
-        remedy = f"round it, such as to {float(f'{hint:.1e}'):.0f}, or set privacy.declared_size: true if it is public"
+        remedy = (
+            f"round it, such as to {float(f'{hint:.1e}'):.0f}, or set privacy.declared_size: true "
+            "if it is public"
+        )
         yield f"privacy.size_hint={hint} looks like an exact count, which is private: {remedy}"
     noise = params.count.noise
     usual = hint / classes
     if params.runs("count") and not isinstance(noise, str) and noise > 0.1 * usual:
         remedy = "set a share, such as count.noise: 1%, before the first release"
-        yield f"count.noise={noise:g} is large for the number of images of a class, about {usual:.3g}: {remedy}"
+        yield (
+            f"count.noise={noise:g} is large for the number of images of a class, about "
+            f"{usual:.3g}: {remedy}"
+        )
 
 
 def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | None) -> dict:
     """Return everything that one stage may depend on: its revision and non-default settings."""
     enabled = params.runs(stage.name)
     content: dict[str, Any] = {"stage": stage.name, "revision": stage.revision, "enabled": enabled}
-    content |= {"dataset_id": card.dataset_id, "shape": list(card.shape), "classes": list(card.classes)}
+    content |= {
+        "dataset_id": card.dataset_id,
+        "shape": list(card.shape),
+        "classes": list(card.classes),
+    }
     content |= {"size_hint": params.privacy.size, "settings": {}}
     if card.labels == SEVERAL:
         content["labels"] = SEVERAL
     if enabled:
         settings = getattr(params, stage.name)
-        content["settings"] = settings.model_dump(mode="json", exclude={"noise"}, exclude_defaults=True)
+        content["settings"] = settings.model_dump(
+            mode="json", exclude={"noise"}, exclude_defaults=True
+        )
     if enabled and stage.seeded:
         content["seed"] = params.seed
     if enabled and stage.shows_epsilon:
@@ -174,8 +242,11 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
         content["model"] = params.model.non_default()
     if enabled and stage.owned and (about := params.release.model_dump(exclude_none=True)):
         content["about"] = about
-    if enabled and stage.name in ("teacher", "synthesize", "student"):  # their cards state how pictures were prepared
-        if prepared := params.data.model_dump(mode="json", include={"fit", "range"}, exclude_defaults=True):
+    # Their cards state how pictures were prepared
+    if enabled and stage.name in ("teacher", "synthesize", "student"):
+        if prepared := params.data.model_dump(
+            mode="json", include={"fit", "range"}, exclude_defaults=True
+        ):
             content["prepared"] = prepared
         if by_line(params.privacy.accountant) == EXACT:
             content["accountant"] = EXACT
@@ -185,7 +256,9 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
             content |= {"unit": GROUP, "group_cap": params.privacy.group_cap or 1}
     # A stage that reads only the public set does not get these.
     private = ("dataset_id", "classes", "size_hint", "labels")
-    return {key: value for key, value in content.items() if not stage.public_only or key not in private}
+    return {
+        key: value for key, value in content.items() if not stage.public_only or key not in private
+    }
 
 
 def policy_of(plan: Plan) -> SpendingPolicy:
@@ -201,16 +274,33 @@ def policy_of(plan: Plan) -> SpendingPolicy:
 
 
 def plan_texts(plan: Plan, before: Path | None = None) -> dict[str, str]:
-    """Return the text of each file by name, deterministically. A file in `before` with equal content keeps its text."""
+    """Return the text of each file by name, deterministically.
+
+    A file in `before` with equal content keeps its text.
+    """
     texts = {
-        file: (before / file).read_text("utf-8") if before and holds(before / file, content) else as_yaml(content)
+        file: (
+            (before / file).read_text("utf-8")
+            if before and holds(before / file, content)
+            else as_yaml(content)
+        )
         for file, content in ((f"{stage}.yaml", content) for stage, content in plan.files.items())
     }
     texts["budget.json"] = json.dumps(plan.budget, indent=1) + "\n"
-    rows = [row | {"stage": name, "epsilon_alone": row["epsilon"]} for name, row in plan.budget["stages"].items()]
-    texts["budget.csv"] = csv_text(rows, {"stage": "", "epsilon_alone": ".6g", "share": ".6g"})  # for `dvc plots`
-    permission = {key: value for key, value in vars(policy_of(plan)).items() if key != "one_image_each" or value}
+    rows = [
+        row | {"stage": name, "epsilon_alone": row["epsilon"]}
+        for name, row in plan.budget["stages"].items()
+    ]
+    # For `dvc plots`
+    texts["budget.csv"] = csv_text(rows, {"stage": "", "epsilon_alone": ".6g", "share": ".6g"})
+    permission = {
+        key: value
+        for key, value in vars(policy_of(plan)).items()
+        if key != "one_image_each" or value
+    }
     texts["permission.json"] = json.dumps(permission, indent=1) + "\n"
-    lineage = {name: {k: v for k, v in asdict(entry).items() if v} for name, entry in plan.lineage.items()}
+    lineage = {
+        name: {k: v for k, v in asdict(entry).items() if v} for name, entry in plan.lineage.items()
+    }
     texts[LINEAGE] = json.dumps(lineage, indent=1) + "\n"
     return texts

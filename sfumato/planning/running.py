@@ -16,7 +16,9 @@ SERVER_SKEW = 60.0  # seconds by which the clock of a file server may be behind
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """A program in DVC's lock: its process number, its command, a path that it uses, and the lock's last change."""
+    """A program in DVC's lock: its process number, its command, a path that it uses, and the lock's
+    last change.
+    """
 
     process: int
     command: str
@@ -27,9 +29,10 @@ class Holder:
     def runs(self) -> bool:
         """Return whether it still runs, as far as the system shows.
 
-        After a reboot or in another container, its number may belong to a different program. Such a program started
-        after the lock was written, or has a different command. Only the last words of the two commands are compared,
-        because DVC's lock records DVC's own command without the interpreter.
+        After a reboot or in another container, its number may belong to a different program. Such a
+        program started after the lock was written, or has a different command. Only the last words
+        of the two commands are compared, because DVC's lock records DVC's own command without the
+        interpreter.
         """
         import psutil
 
@@ -43,19 +46,29 @@ class Holder:
 
 
 def holders(folder: Path = Path()) -> list[Holder]:
-    """List the processes that DVC's lock of a project names. Raises one of UNREADABLE if there is no readable lock."""
+    """List the processes that DVC's lock of a project names.
+
+    Raises one of UNREADABLE if there is no readable lock.
+    """
     lock = folder / RUNNING
     written = lock.stat().st_mtime
     content = read_json(lock)
     named = [(path, one) for path, readers in content.get("read", {}).items() for one in readers]
     named += content.get("write", {}).items()
-    return [Holder(process=one["pid"], command=one["cmd"], path=Path(path), written=written) for path, one in named]
+    return [
+        Holder(process=one["pid"], command=one["cmd"], path=Path(path), written=written)
+        for path, one in named
+    ]
 
 
 def release_left(folder: Path) -> None:
-    """Remove DVC's lock if none of its programs runs. DVC does not if another program has their number now."""
+    """Remove DVC's lock if none of its programs runs.
+
+    DVC does not if another program has their number now.
+    """
     lock = folder / RUNNING
     if lock.exists():
-        with suppress(*UNREADABLE, Timeout), FileLock(lock.with_suffix(".lock"), timeout=3):  # DVC's, while it writes
+        # DVC's, while it writes
+        with suppress(*UNREADABLE, Timeout), FileLock(lock.with_suffix(".lock"), timeout=3):
             if not any(holder.runs for holder in holders(folder)):
                 lock.unlink()

@@ -1,4 +1,6 @@
-"""Estimate the work of the stages in operations of their networks, each counted once on one blank image."""
+"""Estimate the work of the stages in operations of their networks, each counted once on one blank
+image.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _counted: dict[str, int] = {}
 
 
 class Count(TorchDispatchMode):
-    """Counts operations of convolutions and matrix products, and converts the cost of other calls into operations."""
+    """Counts operations of convolutions and matrix products, and converts the cost of other calls
+    into operations.
+    """
 
     operations = 0
 
@@ -34,7 +38,9 @@ class Count(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         self.operations += CALL
         if not func.is_view:
-            self.operations += WRITTEN * sum(one.numel() for one in tree_leaves(out) if isinstance(one, Tensor))
+            self.operations += WRITTEN * sum(
+                one.numel() for one in tree_leaves(out) if isinstance(one, Tensor)
+            )
         if (count := flop_registry.get(func._overloadpacket)) is not None:
             self.operations += count(*args, **(kwargs or {}), out_val=out)
         return out
@@ -73,7 +79,9 @@ class Work:
         return 4 * (self.classes + WRITTEN)
 
     def network(self, stage: str, block: int = 1) -> int:
-        """Count the operations for one image in a stage's network. block: side of the pixel blocks that it uses."""
+        """Count the operations for one image in a stage's network. block: side of the pixel blocks
+        that it uses.
+        """
         count = STAGES[stage].network_work
         if count is None:
             raise ValueError(f"{stage} makes no network")
@@ -86,7 +94,8 @@ class Work:
         return size * sample_rate * draws
 
     def of(self, name: str) -> float | None:
-        """Estimate the operations of a stage; None if its time is unknown until it has run, as with a public model.
+        """Estimate the operations of a stage; None if its time is unknown until it has run, as with
+        a public model.
 
         A query that declares no work reads each image that it draws once.
         """

@@ -100,13 +100,17 @@ def checked_delta(delta: float | None, size_hint: int, section: str = "") -> flo
     """
     if type(size_hint) is not int or not FEWEST_UNITS <= size_hint <= MOST_UNITS:
         limits = f"{FEWEST_UNITS} to {MOST_UNITS:g}"
-        raise ConfigError(f"{section}size_hint={size_hint!r}: give a whole number of units from {limits}")
+        raise ConfigError(
+            f"{section}size_hint={size_hint!r}: give a whole number of units from {limits}"
+        )
     chosen = default_delta(size_hint) if delta is None else delta
     named = f"{section}delta={delta!r}"
     if not is_positive(chosen):
         raise ConfigError(f"{named} must be a probability above 0. Raise it, or leave it out")
     if chosen > 1 / size_hint:
-        above = f"1/{section}size_hint={1 / size_hint:.3g}, so it would allow an image to be published"
+        above = (
+            f"1/{section}size_hint={1 / size_hint:.3g}, so it would allow an image to be published"
+        )
         raise ConfigError(f"{named} is above {above}. Lower it, or leave it out")
     if chosen > LARGEST_DELTA:
         above = f"{LARGEST_DELTA:g}: with that probability there is no guarantee"
@@ -124,7 +128,9 @@ def conversion(order: float, delta: float, classic: bool = False) -> float:
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
-def epsilon_and_order(curve: np.ndarray, delta: float, classic: bool = False) -> tuple[float, float]:
+def epsilon_and_order(
+    curve: np.ndarray, delta: float, classic: bool = False
+) -> tuple[float, float]:
     """Return the smallest epsilon over ORDERS and its order. curve: RDP at each of ORDERS."""
     values = curve + np.array([conversion(a, delta, classic) for a in ORDERS])
     best = int(np.argmin(values))
@@ -132,7 +138,10 @@ def epsilon_and_order(curve: np.ndarray, delta: float, classic: bool = False) ->
 
 
 def epsilon(
-    events: Iterable[DpEvent], delta: float, accountant: str = "rdp", adjacency: str = ADD_OR_REMOVE_ONE
+    events: Iterable[DpEvent],
+    delta: float,
+    accountant: str = "rdp",
+    adjacency: str = ADD_OR_REMOVE_ONE,
 ) -> float:
     """Compute epsilon of the composition of all events at `delta`.
 
@@ -152,7 +161,8 @@ def epsilon(
     Source:
         Balle & Wang 2018, theorem 8, and Dong, Roth & Su 2022, corollary 2, for the closed form.
     """
-    # Sorted, so that the result does not depend on the order of the events, not even in its last bits.
+    # Sorted, so that the result does not depend on the order of the events, not even in its last
+    # bits.
     events = sorted(events, key=repr)
     if not events:
         return 0.0
@@ -161,7 +171,8 @@ def epsilon(
     if not 0 < delta < 1:
         raise BudgetError(f"delta={delta} must lie in (0, 1)")
     if accountant in ("pld", EXACT):
-        # Above LARGEST_PLD, the distribution takes gigabytes and minutes. Rényi's bound is still valid.
+        # Above LARGEST_PLD, the distribution takes gigabytes and minutes. Rényi's bound is still
+        # valid.
         if (bound := epsilon(events, delta, "rdp", adjacency)) > LARGEST_PLD:
             return bound
         if accountant == EXACT and math.isfinite(square := math.fsum(map(squared_mu, events))):
@@ -172,7 +183,9 @@ def epsilon(
                 return float(get_epsilon_gaussian(1 / math.sqrt(square), delta)) + ROOT_ERROR
         return float(loss_distribution(tuple(events), adjacency).get_epsilon(delta))
     if accountant not in ACCOUNTANTS:
-        raise BudgetError(f"accountant={accountant!r} is unknown: expected one of {', '.join(ACCOUNTANTS)}")
+        raise BudgetError(
+            f"accountant={accountant!r} is unknown: expected one of {', '.join(ACCOUNTANTS)}"
+        )
     # Zeroing an image and removing it lead to the same pair of Gaussians, and so to the same curve.
     return epsilon_and_order(rdp_curve(events), delta, accountant == "rdp_classic")[0]
 
@@ -207,7 +220,9 @@ def round_up(value: float, digits: int = 4) -> float:
     return float(f"{rounded:.{digits}g}")
 
 
-def smallest_noise(fits, low: float = 0.05, high: float = MOST_NOISE, tolerance: float = 1e-5) -> float:
+def smallest_noise(
+    fits, low: float = 0.05, high: float = MOST_NOISE, tolerance: float = 1e-5
+) -> float:
     """Find the smallest noise multiplier for which the monotone `fits(sigma)` is true, or inf."""
     if not fits(high):
         return math.inf
@@ -236,7 +251,9 @@ class NoiseRequest:
     share: float | None = None
 
     def with_noise(self, noise_multiplier: float) -> Mechanism:
-        return Mechanism(noise_multiplier=noise_multiplier, sample_rate=self.sample_rate, uses=self.uses)
+        return Mechanism(
+            noise_multiplier=noise_multiplier, sample_rate=self.sample_rate, uses=self.uses
+        )
 
 
 def reference_order(ask: NoiseRequest, target: float, delta: float) -> float:
@@ -248,10 +265,13 @@ def reference_order(ask: NoiseRequest, target: float, delta: float) -> float:
     known = [
         order
         for order in ORDERS
-        if target > conversion(order, delta) and math.isfinite(_mechanism_rdp(ask.with_noise(MOST_NOISE), order))
+        if target > conversion(order, delta)
+        and math.isfinite(_mechanism_rdp(ask.with_noise(MOST_NOISE), order))
     ]
     if not known:
-        raise BudgetError(f"privacy.epsilon={target:g} cannot be met at delta={delta:.3g}: raise privacy.epsilon")
+        raise BudgetError(
+            f"privacy.epsilon={target:g} cannot be met at delta={delta:.3g}: raise privacy.epsilon"
+        )
     return max(known, key=lambda order: (target - conversion(order, delta)) / order)
 
 
@@ -282,15 +302,22 @@ def calibrate(
     Raises:
         BudgetError: The budget cannot be met. The message names the stage that costs most.
     """
-    given = {name: ask.noise_multiplier for name, ask in asks.items() if ask.noise_multiplier is not None}
+    given = {
+        name: ask.noise_multiplier for name, ask in asks.items() if ask.noise_multiplier is not None
+    }
     fixed = {name: asks[name].with_noise(noise) for name, noise in given.items()}
     shares = {name: ask.share for name, ask in asks.items() if ask.share is not None}
     rests = [name for name in asks if name not in fixed and name not in shares]
     if len(rests) != 1:
-        raise BudgetError(f"exactly one stage must have noise: rest, not {len(rests)} ({', '.join(rests) or 'none'})")
+        raise BudgetError(
+            f"exactly one stage must have noise: rest, not {len(rests)} "
+            f"({', '.join(rests) or 'none'})"
+        )
     rest = rests[0]
     if (shared := sum(shares.values())) >= 1:
-        raise BudgetError(f"the shares of {', '.join(shares)} add up to {shared:.0%}: nothing is left for {rest}")
+        raise BudgetError(
+            f"the shares of {', '.join(shares)} add up to {shared:.0%}: nothing is left for {rest}"
+        )
 
     def with_found(name: str, noise: float) -> Mechanism:
         if not math.isfinite(noise):
@@ -299,7 +326,9 @@ def calibrate(
 
     solved = dict(fixed)
     for name, share in shares.items():
-        solved[name] = with_found(name, noise_of_share(asks[name], share, target, delta, accountant))
+        solved[name] = with_found(
+            name, noise_of_share(asks[name], share, target, delta, accountant)
+        )
 
     best_noise = noise_of_rest(asks[rest], solved, before, target, delta)
     others = [*before, *(m.event for m in solved.values())]
@@ -308,20 +337,28 @@ def calibrate(
         return epsilon([*others, asks[rest].with_noise(noise).event], delta, accountant, adjacency)
 
     if accountant == EXACT:
-        enough = min(1.1 * best_noise, MOST_NOISE)  # Rényi's bound needs more noise than the exact ε
-        best_noise = smallest_noise(lambda noise: total(round_up(noise)) <= target, high=enough, tolerance=1e-4)
+        # Rényi's bound needs more noise than the exact ε
+        enough = min(1.1 * best_noise, MOST_NOISE)
+        best_noise = smallest_noise(
+            lambda noise: total(round_up(noise)) <= target, high=enough, tolerance=1e-4
+        )
     solved[rest] = with_found(rest, best_noise)
     if accountant == "pld":
         around = {"low": best_noise / 2, "high": best_noise * 1.1, "tolerance": 2e-4}
-        solved[rest] = with_found(rest, smallest_noise(lambda noise: total(noise) <= target, **around))
+        solved[rest] = with_found(
+            rest, smallest_noise(lambda noise: total(noise) <= target, **around)
+        )
     return {name: solved[name] for name in asks}
 
 
-def noise_of_share(ask: NoiseRequest, share: float, target: float, delta: float, accountant: str) -> float:
+def noise_of_share(
+    ask: NoiseRequest, share: float, target: float, delta: float, accountant: str
+) -> float:
     """Return the noise multiplier at which a stage uses a share of the whole budget."""
     order = reference_order(ask, target, delta)
     whole = target - conversion(order, delta)
-    if accountant == EXACT:  # at this order, the RDP of a single Gaussian that exactly meets the target
+    # At this order, the RDP of a single Gaussian that exactly meets the target
+    if accountant == EXACT:
         from dp_accounting.gaussian_mechanism import get_sigma_gaussian
 
         whole = order / 2 / get_sigma_gaussian(target, delta) ** 2
@@ -329,7 +366,11 @@ def noise_of_share(ask: NoiseRequest, share: float, target: float, delta: float,
 
 
 def noise_of_rest(
-    ask: NoiseRequest, solved: Mapping[str, Mechanism], before: Sequence[DpEvent], target: float, delta: float
+    ask: NoiseRequest,
+    solved: Mapping[str, Mechanism],
+    before: Sequence[DpEvent],
+    target: float,
+    delta: float,
 ) -> float:
     """Return the smallest noise multiplier over all orders at which all stages meet the target."""
     taken = dict(zip(ORDERS, rdp_curve(before), strict=True))
@@ -348,21 +389,27 @@ def _fits(ask: NoiseRequest, order: float, most: float, noise: float) -> bool:
     return _mechanism_rdp(ask.with_noise(noise), order) <= most
 
 
-def _infeasible(fixed: Mapping[str, Mechanism], rest: str, target: float, delta: float, accountant: str) -> str:
+def _infeasible(
+    fixed: Mapping[str, Mechanism], rest: str, target: float, delta: float, accountant: str
+) -> str:
     if not fixed:
         return (
-            f"privacy.epsilon={target:g} cannot be met at delta={delta:.3g}, however much noise {rest} adds. "
-            "Raise privacy.epsilon, or lower the shares"
+            f"privacy.epsilon={target:g} cannot be met at delta={delta:.3g}, however much noise "
+            f"{rest} adds. Raise privacy.epsilon, or lower the shares"
         )
     alone = {name: epsilon([m.event], delta, accountant) for name, m in fixed.items()}
     most = max(alone, key=lambda name: alone[name])
     together = epsilon([m.event for m in fixed.values()], delta, accountant)
     excess = ""
     if together > target:
-        excess = f"; the stages of fixed noise cost {together:.4g} together, {together - target:.3g} too much"
+        excess = (
+            f"; the stages of fixed noise cost {together:.4g} together, {together - target:.3g} "
+            "too much"
+        )
     return (
-        f"privacy.epsilon={target:g} cannot be met: {most} alone costs {alone[most]:.4g} ({fixed[most]}){excess}. "
-        f"Raise {most}.noise, give it as a share such as '5%', or drop {most} (take it out of run)"
+        f"privacy.epsilon={target:g} cannot be met: {most} alone costs {alone[most]:.4g} "
+        f"({fixed[most]}){excess}. Raise {most}.noise, give it as a share such as '5%', or drop "
+        f"{most} (take it out of run)"
     )
 
 

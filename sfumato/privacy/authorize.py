@@ -86,17 +86,22 @@ class AlreadyReleasedError(BudgetError):
     note: private sentence if the images have changed since, or empty.
     """
 
-    def __init__(self, run: Run, work: ChargeRequest, digest: str | None, problem: str = "", note: str = "") -> None:
+    def __init__(
+        self, run: Run, work: ChargeRequest, digest: str | None, problem: str = "", note: str = ""
+    ) -> None:
         self.run_id = run.id
         self.record_id = run.record["id"]  # id in the ledger
         self.digest = digest
         self.problem = problem
         self.pay = work.pay
         self.note = note
-        kept = f"A copy is kept: if the artifact is missing or damaged, `stage {work.stage}` restores it"
+        kept = (
+            f"A copy is kept: if the artifact is missing or damaged, `stage {work.stage}` "
+            "restores it"
+        )
         super().__init__(
-            f"{work.stage}: already released as {self.record_id} for dataset {run.record['dataset_id']!r} under this "
-            f"plan. {problem or kept}"
+            f"{work.stage}: already released as {self.record_id} for dataset "
+            f"{run.record['dataset_id']!r} under this plan. {problem or kept}"
         )
 
 
@@ -105,9 +110,14 @@ class RefusedElsewhereError(BudgetError):
 
 
 def open_charge(
-    state: Path, card: Card, work: ChargeRequest, permission: SpendingPolicy, noise: NoiseSource | None = None
+    state: Path,
+    card: Card,
+    work: ChargeRequest,
+    permission: SpendingPolicy,
+    noise: NoiseSource | None = None,
 ) -> Charge:
-    """Open a charge for `work` in the first process, with `open_alone`, and share it with the others.
+    """Open a charge for `work` in the first process, with `open_alone`, and share it with the
+    others.
 
     The other processes get their share after the charge is journalled. With many processes this is
     a collective call. If the first process raises an error, the others raise RefusedElsewhereError.
@@ -140,10 +150,13 @@ def open_share(state: Path, card: Card, work: ChargeRequest, share: dict | None)
     odometer = Odometer(state, card.dataset_id)
     if record["id"] not in odometer.known():
         raise BudgetError(
-            f"{work.stage}: {odometer.path} lacks the charge {record['id'][:8]} that the first process opened: "
-            "all processes must use the same state directory, on a shared file system"
+            f"{work.stage}: {odometer.path} lacks the charge {record['id'][:8]} that the first "
+            "process opened: all processes must use the same state directory, on a shared file "
+            "system"
         )
-    return WorkerCharge(record, images_of(state, card, work), run=Path(share["run"]), used=share["used"])
+    return WorkerCharge(
+        record, images_of(state, card, work), run=Path(share["run"]), used=share["used"]
+    )
 
 
 def images_of(state: Path, card: Card, work: ChargeRequest) -> ImageSet | LatentSet:
@@ -151,17 +164,29 @@ def images_of(state: Path, card: Card, work: ChargeRequest) -> ImageSet | Latent
 
     Raises BudgetError if they were not prepared for the unit that the charge protects.
     """
-    if card.unit != work.unit or work.unit not in UNITS or not (work.group_cap == 1 or work.unit == GROUP):
+    if (
+        card.unit != work.unit
+        or work.unit not in UNITS
+        or not (work.group_cap == 1 or work.unit == GROUP)
+    ):
         raise BudgetError(
-            f"{work.stage}: the plan protects one {work.unit} (privacy.unit), and dataset {card.dataset_id!r} was "
-            f"prepared for one {card.unit} (data.groups): make them agree, and run `stage prepare sensitive` and "
-            "`stage plan`"
+            f"{work.stage}: the plan protects one {work.unit} (privacy.unit), and dataset "
+            f"{card.dataset_id!r} was prepared for one {card.unit} (data.groups): make them "
+            "agree, and run `stage prepare sensitive` and `stage plan`"
         )
-    return load_latents(state, card, work.latents) if work.latents else load_prepared(state, card, SENSITIVE)
+    return (
+        load_latents(state, card, work.latents)
+        if work.latents
+        else load_prepared(state, card, SENSITIVE)
+    )
 
 
 def open_alone(
-    state: Path, card: Card, work: ChargeRequest, permission: SpendingPolicy, noise: NoiseSource | None = None
+    state: Path,
+    card: Card,
+    work: ChargeRequest,
+    permission: SpendingPolicy,
+    noise: NoiseSource | None = None,
 ) -> Charge:
     """Open a charge for `work` on the images of `card`, or refuse it.
 
@@ -185,7 +210,10 @@ def open_alone(
         runs = odometer.charges(card.version)
         record = new_record(card, work, permission, noise.label)
         # The terms that must not change if a run resumes.
-        terms = {key: record.get(key) for key in ("event", "max_norm", "adjacency", "unit", "group_weight")}
+        terms = {
+            key: record.get(key)
+            for key in ("event", "max_norm", "adjacency", "unit", "group_weight")
+        }
         decision = decide(state, work, runs, prepared, terms, noise.label)
         refuse_released(decision, work, prepared)
         if (left_open := decision.run) is None:
@@ -193,7 +221,10 @@ def open_alone(
         run = state / "runs" / (left_open.id if left_open else record["id"])
         for folder in (run.parent, run):
             make_folder(folder, 0o700)
-        held = f"{work.stage}: run {run.name} is locked by another process: wait until it ends, or stop it"
+        held = (
+            f"{work.stage}: run {run.name} is locked by another process: wait until it ends, or "
+            "stop it"
+        )
         with explained(BudgetError, lambda _: held, causes=(Timeout,)):
             stack.enter_context(holding(file_lock(run / "lock", blocking=False)))
         if left_open is None:
@@ -228,8 +259,8 @@ def refuse_released(decision: Decision, work: ChargeRequest, prepared: str) -> N
     if run is None or run.end != CLOSE:
         return
     changed = (
-        "The images have changed since then. If an image was withdrawn, make a new release, by a new data.version or "
-        f"{work.pay}"
+        "The images have changed since then. If an image was withdrawn, make a new release, by a "
+        f"new data.version or {work.pay}"
     )
     note = changed if run.drew_others(prepared) else ""
     raise AlreadyReleasedError(run, work, run.released, decision.problem, note)
@@ -243,7 +274,9 @@ def refuse_kept(odometer: Odometer, kept: Path, run: Run, work: ChargeRequest) -
         raise AlreadyReleasedError(run, work, digest)
 
 
-def open_local(state: Path, card: Card, purpose: str, *, everywhere: bool = False) -> tuple[ImageSet, ImageSet]:
+def open_local(
+    state: Path, card: Card, purpose: str, *, everywhere: bool = False
+) -> tuple[ImageSet, ImageSet]:
     """Open the sensitive and the hold-out images for work outside the guarantee.
 
     Its results must be local. From this call until the process ends, `stage forget` refuses to run,
@@ -285,7 +318,9 @@ def ensure_latents(
     return distributed.broadcast_object(key)  # the other processes wait until the latents exist
 
 
-def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, noise_source: str) -> dict:
+def new_record(
+    card: Card, work: ChargeRequest, permission: SpendingPolicy, noise_source: str
+) -> dict:
     packages = ("sfumato", "torch", "numpy", "dp-accounting", "randomgen")
     record = {
         "id": secrets.token_hex(16),
@@ -308,9 +343,12 @@ def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, nois
     }
     if work.unit == GROUP:
         record["sensitivity"] = (
-            work.sensitivity + "; of a group the mean over its images, which is no longer than that of one"
+            work.sensitivity
+            + "; of a group the mean over its images, which is no longer than that of one"
         )
-        record["group_weight"] = "mean" if work.group_cap == 1 else f"capped at {work.group_cap} images"
+        record["group_weight"] = (
+            "mean" if work.group_cap == 1 else f"capped at {work.group_cap} images"
+        )
     if work.unit == IMAGE and permission.one_image_each:
         record["claim"] = "no two images are of one person, says the owner"
     return record

@@ -36,8 +36,8 @@ def check_norm(stage: str, max_norm: float) -> None:
     """Raise BudgetError for a bound at which rounding would lose the noise."""
     if not is_positive(max_norm) or not SMALLEST_NORM <= max_norm <= LARGEST_NORM:
         raise BudgetError(
-            f"{stage}: max_norm={max_norm!r} must be a number from {SMALLEST_NORM:g} to {LARGEST_NORM:g}: "
-            "beyond this range, rounding could hide the noise"
+            f"{stage}: max_norm={max_norm!r} must be a number from {SMALLEST_NORM:g} to "
+            f"{LARGEST_NORM:g}: beyond this range, rounding could hide the noise"
         )
 
 
@@ -129,11 +129,15 @@ class Charge:
                 "a further draw needs a new charge"
             )
         if self._drawn:
-            raise BudgetError(f"{self.record['stage']}: the last draw was not released: one draw, one release")
+            raise BudgetError(
+                f"{self.record['stage']}: the last draw was not released: one draw, one release"
+            )
         self._drawn = True
         return self._pieces(self.used, size, draws, labels_only)
 
-    def _pieces(self, use: int, size: int, draws: int | None, labels_only: bool) -> Iterator[tuple[Tensor, ...]]:
+    def _pieces(
+        self, use: int, size: int, draws: int | None, labels_only: bool
+    ) -> Iterator[tuple[Tensor, ...]]:
         """Read this process's part of the draw for one use, piece by piece.
 
         No piece can be read after the draw is released.
@@ -141,8 +145,12 @@ class Charge:
         for chosen, weights in self._draw(draws):
             for piece in (slice(start, start + size) for start in range(0, len(chosen), size)):
                 if not self._drawn or self.used != use:
-                    raise BudgetError(f"{self.record['stage']}: this draw was released: no more of it can be read")
-                yield self._read(chosen[piece], None if weights is None else weights[piece], labels_only)
+                    raise BudgetError(
+                        f"{self.record['stage']}: this draw was released: no more of it can be read"
+                    )
+                yield self._read(
+                    chosen[piece], None if weights is None else weights[piece], labels_only
+                )
 
     def _draw(self, draws: int | None) -> Iterator[Drawn]:
         """Draw one sample in blocks of image indices, (n,).
@@ -154,20 +162,29 @@ class Charge:
         generator = self._noise.generator
         groups = self._groups
         if groups is None:
-            for chosen in poisson_blocks(self._noise.generator, len(self._images), self.sample_rate):
+            for chosen in poisson_blocks(
+                self._noise.generator, len(self._images), self.sample_rate
+            ):
                 yield chosen, None
             return
         for chosen in poisson_blocks(generator, len(groups), self.sample_rate):
             if draws is None:
                 sizes = groups.sizes[chosen]
-                yield groups.images_of(chosen), np.repeat(group_weights(sizes, self._group_cap), sizes)
+                yield (
+                    groups.images_of(chosen),
+                    np.repeat(group_weights(sizes, self._group_cap), sizes),
+                )
                 continue
             if self._group_cap > 1:
-                chosen = chosen[generator.random(len(chosen)) * self._group_cap < groups.sizes[chosen]]
+                chosen = chosen[
+                    generator.random(len(chosen)) * self._group_cap < groups.sizes[chosen]
+                ]
             picks = group_picks(generator, groups.sizes[chosen], draws)
             yield groups.order[groups.starts[chosen][:, None] + picks], None
 
-    def _read(self, chosen: np.ndarray, weights: np.ndarray | None, labels_only: bool) -> tuple[Tensor, ...]:
+    def _read(
+        self, chosen: np.ndarray, weights: np.ndarray | None, labels_only: bool
+    ) -> tuple[Tensor, ...]:
         indices = chosen.flatten()
         if labels_only:
             labels = torch.from_numpy(np.array(self._images.labels[indices]))
@@ -209,9 +226,13 @@ class Charge:
         trial = rows_of(images, labels)
         form = form_of(trial, len(labels))
         if form_of(alone, 1) != form:
-            raise ConfigError("the form of a row changes with the batch: return the same form for one image")
+            raise ConfigError(
+                "the form of a row changes with the batch: return the same form for one image"
+            )
         self.check_alike([part for part in trial if part is not None])
-        total = bounded_sum(Rows(trial.left[:0], None if trial.right is None else trial.right[:0]), max_norm)
+        total = bounded_sum(
+            Rows(trial.left[:0], None if trial.right is None else trial.right[:0]), max_norm
+        )
         for images, labels, *weights in self.batches(size, labels_only=labels_only):
             count = len(labels)
             rows = in_form(rows_of(images, labels), count, form)
@@ -225,7 +246,10 @@ class Charge:
         """
         images, none = self._images.batch(np.zeros(0, dtype=np.int64))
         labels = torch.arange(PROBES) if none.ndim == 1 else none.new_ones(PROBES, *none.shape[1:])
-        return torch.rand(PROBES, *images.shape[1:], generator=torch.Generator().manual_seed(0)), labels
+        return (
+            torch.rand(PROBES, *images.shape[1:], generator=torch.Generator().manual_seed(0)),
+            labels,
+        )
 
     def release(self, total: Tensor, max_norm: float, *, integer: bool = False) -> Tensor:
         """Return `total` + N(0, (noise_multiplier · max_norm)² I), rounded to a public grid.
@@ -246,7 +270,9 @@ class Charge:
         """
         self._check_owner()
         if self._closed:
-            raise BudgetError(f"{self.record['stage']}: the charge is closed: nothing more can be released")
+            raise BudgetError(
+                f"{self.record['stage']}: the charge is closed: nothing more can be released"
+            )
         if not self._drawn:
             raise BudgetError(f"{self.record['stage']}: nothing was drawn for this release")
         self.check_norm(max_norm)
@@ -294,7 +320,9 @@ class Charge:
     def _check_owner(self) -> None:
         """Raise BudgetError in a forked process, which would count its own uses of one charge."""
         if os.getpid() != self._process:
-            raise BudgetError(f"{self.record['stage']}: the charge was opened by another process: open one here")
+            raise BudgetError(
+                f"{self.record['stage']}: the charge was opened by another process: open one here"
+            )
 
     def __reduce__(self):  # also called by `copy`
         raise TypeError("a charge cannot be saved, copied or sent: its uses are counted once")

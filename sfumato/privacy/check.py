@@ -35,7 +35,13 @@ from sfumato.privacy.record import record_problems
 from sfumato.privacy.resolved import read_stage_plan
 from sfumato.settings.stage import ARTIFACTS, LOCK, PLAN, PUBLIC
 from sfumato.settings.stages import QUERIES, STAGES
-from sfumato.storage.artifacts import Artifact, as_text, declared_apart, empty_content, read_artifact
+from sfumato.storage.artifacts import (
+    Artifact,
+    as_text,
+    declared_apart,
+    empty_content,
+    read_artifact,
+)
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import MergeConflict, read_yaml, validated
 
@@ -90,20 +96,22 @@ def verify(
     beside = [path.parent / name for name in PROJECT_FILES if os.path.lexists(path.parent / name)]
     if ledger_only and artifacts:
         raise ConfigError(
-            "{option.ledger_only} compares the ledger with no run, so it excludes {option.artifacts}: use one of them",
+            "{option.ledger_only} compares the ledger with no run, so it excludes "
+            "{option.artifacts}: use one of them",
             option="ledger_only",
         )
     if ledger_only and beside:
         raise ConfigError(
-            "{path} belongs to a project, because {file} exists: leave out {option.ledger_only}, which is for a ledger "
-            "without its project",
+            "{path} belongs to a project, because {file} exists: leave out {option.ledger_only}, "
+            "which is for a ledger without its project",
             option="ledger_only",
             file=beside[0],
             path=path,
         )
     if all_opinions and find_spec("opacus") is None:
         raise ConfigError(
-            "{option.opinions} all needs Opacus, which is not installed: pip install opacus, or leave it out",
+            "{option.opinions} all needs Opacus, which is not installed: pip install opacus, or "
+            "leave it out",
             option="opinions",
         )
     ledger = read_ledger(path)
@@ -120,12 +128,17 @@ def verify(
     parts = of_one_person(ledger["records"], apart)
     dearest = max(parts.values(), key=lambda part: compose(part, at)["epsilon"]["rdp"])
     if all_opinions:
-        opinions = kept_opinions(dearest, at, by, state)  # takes seconds, so only for a valid ledger
+        # Takes seconds, so only for a valid ledger
+        opinions = kept_opinions(dearest, at, by, state)
     else:
         opinions = own_opinions(dearest, at, by)
     if problems := disagreements(opinions, by):
         raise LedgerError(path, problems)
-    each = {name: compose(part, at, accountant=by)["epsilon"][by] for name, part in parts.items() if apart}
+    each = {
+        name: compose(part, at, accountant=by)["epsilon"][by]
+        for name, part in parts.items()
+        if apart
+    }
     return Verified(ledger=ledger, epsilon=spent, delta=at, opinions=opinions, apart=each)
 
 
@@ -141,7 +154,11 @@ def check_bounds(limit: float | None, delta: float | None, unit: str | None) -> 
 
 
 def check_ledger(
-    ledger: Mapping, *, limit: float | None = None, delta: float | None = None, unit: str | None = None
+    ledger: Mapping,
+    *,
+    limit: float | None = None,
+    delta: float | None = None,
+    unit: str | None = None,
 ) -> tuple[float, list[str]]:
     """Recompute epsilon from the records, and list every reason why the ledger is invalid.
 
@@ -156,7 +173,10 @@ def check_ledger(
     """
     if problems := malformed(ledger):
         return math.inf, problems
-    if digest_of({key: value for key, value in ledger.items() if key != "digest"}) != ledger["digest"]:
+    if (
+        digest_of({key: value for key, value in ledger.items() if key != "digest"})
+        != ledger["digest"]
+    ):
         problems.append("its digest does not match its content: it was edited")
     if delta is None:
         delta = ledger["delta"]
@@ -167,7 +187,9 @@ def check_ledger(
     except ConfigError as error:
         return math.inf, [*problems, str(error)]
     if accountant not in ACCOUNTANTS:
-        problems.append(f"accountant={accountant!r} is unknown: expected one of {', '.join(ACCOUNTANTS)}")
+        problems.append(
+            f"accountant={accountant!r} is unknown: expected one of {', '.join(ACCOUNTANTS)}"
+        )
     records = ledger["records"]
     for number, record in enumerate(records):
         problems += record_problems(f"record {number}", record)
@@ -177,7 +199,10 @@ def check_ledger(
         return math.inf, problems
     units = {record["unit"] for record in records}
     if len(units) > 1:
-        problems.append(f"its records are of different units ({', '.join(sorted(units))}), which cannot be composed")
+        problems.append(
+            f"its records are of different units ({', '.join(sorted(units))}), which cannot be "
+            "composed"
+        )
     elif unit is not None and units - {UNITS[unit]}:
         problems.append(f"its privacy unit is {units.pop()}, expected {UNITS[unit]}")
     if problems:
@@ -186,7 +211,8 @@ def check_ledger(
     apart = tuple(ledger.get("apart", ()))
     if apart and without_records(records, apart):
         problems.append(
-            f"it declares that {', '.join(apart)} share no person, but does not have records of each of them"
+            f"it declares that {', '.join(apart)} share no person, but does not have records of "
+            "each of them"
         )
         return math.inf, problems
     stored = compose(records, ledger["delta"], apart, accountant)
@@ -209,15 +235,22 @@ def stated_problems(ledger: Mapping, computed: Mapping) -> list[str]:
     """
     problems = []
     if ledger["adjacency"] != computed["adjacency"]:
-        problems.append(f"its adjacency is {ledger['adjacency']!r}, but its records come to {computed['adjacency']!r}")
+        problems.append(
+            f"its adjacency is {ledger['adjacency']!r}, but its records come to "
+            f"{computed['adjacency']!r}"
+        )
     for name, cost in computed["epsilon"].items():
         said = ledger["epsilon"].get(name, math.nan)
         if differs(said, cost):
             problems.append(f"its epsilon ({name}) is {said}, but its records come to {cost:.6g}")
     if others := sorted(ledger["epsilon"].keys() - computed["epsilon"].keys()):
-        problems.append(f"it states an epsilon for an unknown accountant ({', '.join(others)}): it was edited")
+        problems.append(
+            f"it states an epsilon for an unknown accountant ({', '.join(others)}): it was edited"
+        )
     if listed(ledger["stages"]) != listed(computed["stages"]):
-        problems.append("its table of stages does not list the records it contains: one was added or removed")
+        problems.append(
+            "its table of stages does not list the records it contains: one was added or removed"
+        )
     for name, line in ledger["stages"].items():
         # An earlier version may have had a stage that no longer exists.
         of_records = computed["stages"].get(name, {"epsilon": 0.0, "share": 0.0})
@@ -243,7 +276,12 @@ def odometer_problems(ledger: Mapping) -> list[str]:
     try:
         others = [{"id": None, "event": event} for event in said["others"]]
         line = odometer_line(
-            ledger["records"], others, ledger["delta"], said["dataset_id"], said["head"], ledger["accountant"]
+            ledger["records"],
+            others,
+            ledger["delta"],
+            said["dataset_id"],
+            said["head"],
+            ledger["accountant"],
         )
     except BudgetError as error:
         return [f"its odometer cannot be read ({error})"]
@@ -255,9 +293,16 @@ def odometer_problems(ledger: Mapping) -> list[str]:
     if said["complete"] is not line["complete"] or not (
         said["head"] is None or re.fullmatch("[0-9a-f]{64}", said["head"])
     ):
-        problems.append("its odometer is marked as complete, but does not have a valid head of a journal")
-    if said["dataset_id"] not in {record["dataset_id"] for record in ledger["records"]} and ledger["records"]:
-        problems.append(f"its odometer is for {said['dataset_id']!r}, but it contains no record of that dataset")
+        problems.append(
+            "its odometer is marked as complete, but does not have a valid head of a journal"
+        )
+    if (
+        said["dataset_id"] not in {record["dataset_id"] for record in ledger["records"]}
+        and ledger["records"]
+    ):
+        problems.append(
+            f"its odometer is for {said['dataset_id']!r}, but it contains no record of that dataset"
+        )
     return problems
 
 
@@ -321,17 +366,22 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
         stages = read_lock(lock)
     except FileNotFoundError:
         return [
-            f"{lock} does not exist: restore it from git, or run `dvc repro`; to check a ledger without its project, "
-            "use `stage ledger check --ledger-only`"
+            f"{lock} does not exist: restore it from git, or run `dvc repro`; to check a ledger "
+            "without its project, use `stage ledger check --ledger-only`"
         ]
     except MergeConflict:
         take = f"`git checkout HEAD -- {ledger_path} {lock}` takes your side of both files"
-        return [f"{lock} cannot be read: it contains both sides of a merge conflict. {take}; then run `dvc repro`"]
+        return [
+            f"{lock} cannot be read: it contains both sides of a merge conflict. {take}; then run "
+            "`dvc repro`"
+        ]
     except (OSError, ValueError) as error:
         return [f"{lock} cannot be read ({error})"]
     name = ledger_path.name
     outs = [out for stage in stages for out in stage.outs]
-    inputs = [file for stage in stages if name in {out.place for out in stage.outs} for file in stage.deps]
+    inputs = [
+        file for stage in stages if name in {out.place for out in stage.outs} for file in stage.deps
+    ]
     query_of = {str(ARTIFACTS / stage): stage for stage in QUERIES}
     problems = []
     found: dict[str, set[str]] = defaultdict(set)  # all md5 values of each path
@@ -341,11 +391,16 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
             problems.append(f"{lock} gives no md5 of {file.place}: run `dvc repro`")
     written = [out for out in outs if out.place == name]
     if not written:
-        problems.append(f"{lock} does not list {name}: the pipeline that wrote it never finished (`dvc repro`)")
+        problems.append(
+            f"{lock} does not list {name}: the pipeline that wrote it never finished (`dvc repro`)"
+        )
     elif len(written) > 1:
         problems.append(f"{lock} lists {name} as written by two stages: an entry was added")
     elif written[0].md5 != md5_of(ledger_path.read_bytes()):
-        problems.append(f"{lock} has a different md5 for {name}: one of the two was edited, or belongs to another run")
+        problems.append(
+            f"{lock} has a different md5 for {name}: one of the two was edited, or belongs to "
+            "another run"
+        )
     for place in sorted({out.place for out in outs if len(found[out.place]) > 1}):
         stale = f"{name} was written before {place} changed (`dvc repro`), or an entry was edited"
         problems.append(f"{lock} has two md5 for {place}: {stale}")
@@ -371,7 +426,9 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
     with suppress(OSError, ValueError):
         outs = [Path(out.place) for stage in read_lock(project / LOCK) for out in stage.outs]
         # DVC keeps the entries of stages that no longer exist.
-        paths |= {project / path for path in outs if path.parent == ARTIFACTS and path.name in STAGES}
+        paths |= {
+            project / path for path in outs if path.parent == ARTIFACTS and path.name in STAGES
+        }
     if (project / PUBLIC / "privacy.json").is_file():
         paths.add(project / PUBLIC)  # an earlier release may be among the public images
     problems = []
@@ -383,24 +440,44 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
         except SfumatoError as error:
             problems.append(str(error))
             continue
-        unknown = [key for key, record in artifacts[path.name].records.items() if listed_records.get(key) != record]
-        problems += [f"{path} depends on charge {key[:8]}, which the ledger does not contain" for key in unknown]
+        unknown = [
+            key
+            for key, record in artifacts[path.name].records.items()
+            if listed_records.get(key) != record
+        ]
+        problems += [
+            f"{path} depends on charge {key[:8]}, which the ledger does not contain"
+            for key in unknown
+        ]
     if declared_apart(list(artifacts.values())) != tuple(ledger.get("apart", ())):
-        problems.append("its declaration of owners without common people differs from that in its artifacts")
+        problems.append(
+            "its declaration of owners without common people differs from that in its artifacts"
+        )
     for name, artifact in artifacts.items():
         if name not in STAGES or not artifact.enabled:
             continue
-        charged = {record["stage"] for record in artifact.records.values() if isinstance(record, dict)}
+        charged = {
+            record["stage"] for record in artifact.records.values() if isinstance(record, dict)
+        }
         if name in QUERIES and name not in charged:
-            problems.append(f"{artifact.path} contains no record of its own charge: its privacy.json was edited")
+            problems.append(
+                f"{artifact.path} contains no record of its own charge: its privacy.json was edited"
+            )
         try:
-            settings = read_stage_plan(project / PLAN / f"{name}.yaml", name, extra="ignore").settings
+            settings = read_stage_plan(
+                project / PLAN / f"{name}.yaml", name, extra="ignore"
+            ).settings
         except SfumatoError as error:
             problems.append(str(error))
             continue
-        for other in (other for other in STAGES[name].inputs if other in artifacts and settings.reads(other)):
+        for other in (
+            other for other in STAGES[name].inputs if other in artifacts and settings.reads(other)
+        ):
             if not artifacts[other].records.keys() <= artifact.records.keys():
-                problems.append(f"{artifact.path} lacks records of {other}, from which it was made: one was removed")
+                problems.append(
+                    f"{artifact.path} lacks records of {other}, from which it was made: one was "
+                    "removed"
+                )
     return problems
 
 

@@ -30,7 +30,9 @@ def save_checkpoint(run: Path, uses: int, state: dict[str, Tensor], log: list[di
     return digest
 
 
-def load_checkpoint(run: Path, uses: int, digest: str | None) -> tuple[dict[str, Tensor], list[dict]] | None:
+def load_checkpoint(
+    run: Path, uses: int, digest: str | None
+) -> tuple[dict[str, Tensor], list[dict]] | None:
     """Load the state and the log after `uses` releases of this run.
 
     Returns None if the file is missing or damaged, or if it belongs to another run or step or has a
@@ -44,7 +46,8 @@ def load_checkpoint(run: Path, uses: int, digest: str | None) -> tuple[dict[str,
             metadata = file.metadata() or {}
             if metadata.get("run") != run.name or metadata.get("uses") != str(uses):
                 return None
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            # Noqa: SIM118 (not a dict)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
             return tensors, json.loads(metadata["log"])
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         if is_failure(error):  # The checkpoint may still exist, so the query must not pay again.

@@ -21,8 +21,8 @@ Outcome = Literal["restore", "go on", "pay"]
 # Folder of the release in a run's directory. It gets this name when it is complete.
 RELEASED = "released"
 OTHER_BYTES = (
-    "an earlier free stage was rerun and produced different bytes. Restore the old ones (`git checkout` dvc.lock, "
-    "`dvc checkout`)"
+    "an earlier free stage was rerun and produced different bytes. Restore the old ones (`git "
+    "checkout` dvc.lock, `dvc checkout`)"
 )
 
 
@@ -49,7 +49,9 @@ class Work(Lineage):
     @property
     def digest(self) -> str:
         """Digest of the settings and inputs. The same digest means the same work."""
-        return digest_of({"settings": self.settings, "again": self.again, "inputs": sorted(self.inputs or ())})
+        return digest_of(
+            {"settings": self.settings, "again": self.again, "inputs": sorted(self.inputs or ())}
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +81,15 @@ class Decision:
             return "not released yet"
         if self.kind == "restore":
             released = f"already released as {self.run.record['id']}"
-            return f"{released}. {self.problem}" if self.problem else f"{released}; it is not charged again"
-        return self.problem or f"resumes at no further cost, if the images are the same (run {self.run.id[:8]})"
+            return (
+                f"{released}. {self.problem}"
+                if self.problem
+                else f"{released}; it is not charged again"
+            )
+        return (
+            self.problem
+            or f"resumes at no further cost, if the images are the same (run {self.run.id[:8]})"
+        )
 
 
 def decide(
@@ -99,8 +108,12 @@ def decide(
     if last := last_for(work, [run for run in runs if run.end == CLOSE]):
         run, same_inputs = last
         problem = restoring_problem(state, work, run, same_inputs)
-        return Decision(stage=work.stage, kind="restore", run=run, same_inputs=same_inputs, problem=problem)
-    left_open = [run for run in runs if run.end is None and run.record["noise_source"] == noise_source]
+        return Decision(
+            stage=work.stage, kind="restore", run=run, same_inputs=same_inputs, problem=problem
+        )
+    left_open = [
+        run for run in runs if run.end is None and run.record["noise_source"] == noise_source
+    ]
     if (last := last_for(work, left_open)) is None:
         return Decision(stage=work.stage, kind="pay")
     run = last[0]
@@ -110,7 +123,9 @@ def decide(
         kind = "restore"
     elif run.uses and load_checkpoint(home, run.uses, run.checkpoint) is None:
         kind = "pay"
-    return Decision(stage=work.stage, kind=kind, run=run, problem=resuming_problem(work, *last, prepared, terms))
+    return Decision(
+        stage=work.stage, kind=kind, run=run, problem=resuming_problem(work, *last, prepared, terms)
+    )
 
 
 def last_for(work: Work, runs: Sequence[Run]) -> tuple[Run, bool] | None:
@@ -135,21 +150,39 @@ def restoring_problem(state: Path, work: Work, run: Run, same_inputs: bool) -> s
     trained = work.stage in STAGES and STAGES[work.stage].network
     if same_inputs or (not trained and all(own_record(kept, record) for record in work.rests_on)):
         return ""
-    return f"Its inputs have changed: {OTHER_BYTES}, or pay for a release from the new ones by {work.pay}"
+    return (
+        f"Its inputs have changed: {OTHER_BYTES}, or pay for a release from the new ones by "
+        f"{work.pay}"
+    )
 
 
-def resuming_problem(work: Work, run: Run, same_inputs: bool, prepared: str | None, terms: Mapping[str, object]) -> str:
+def resuming_problem(
+    work: Work, run: Run, same_inputs: bool, prepared: str | None, terms: Mapping[str, object]
+) -> str:
     """Return why an open run must not resume, or an empty string.
 
     It resumes only with the same inputs, images and mechanism.
     """
-    other = [f"{key}={run.record.get(key)}" for key, value in terms.items() if run.record.get(key) != value]
+    other = [
+        f"{key}={run.record.get(key)}"
+        for key, value in terms.items()
+        if run.record.get(key) != value
+    ]
     if not same_inputs:
         why, cure = "under this plan with different inputs", OTHER_BYTES
     elif prepared is not None and run.drew_others(prepared):
-        why, cure = "on other images than the prepared ones", "prepare those again, or set another data.version"
+        why, cure = (
+            "on other images than the prepared ones",
+            "prepare those again, or set another data.version",
+        )
     elif other:
-        why, cure = f"with another mechanism ({', '.join(other)})", "restore the settings of that run"
+        why, cure = (
+            f"with another mechanism ({', '.join(other)})",
+            "restore the settings of that run",
+        )
     else:
         return ""
-    return f"{work.stage}: run {run.id[:8]} was started {why} and never finished: {cure}, or pay again by {work.pay}"
+    return (
+        f"{work.stage}: run {run.id[:8]} was started {why} and never finished: {cure}, or pay "
+        f"again by {work.pay}"
+    )

@@ -15,7 +15,8 @@ from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.fields import is_positive
 
 if TYPE_CHECKING:
-    # Imported for types only: the import takes a second, and stages without a charge do not need it.
+    # Imported for types only: the import takes a second, and stages without a charge do not need
+    # it.
     from dp_accounting import DpEvent
 
 SECRET = "os-entropy, AES counter"  # Noise source of a valid record
@@ -28,7 +29,10 @@ MOST_USES = 10**9  # Largest number of uses of one mechanism
 LOWEST, HIGHEST = 1e-100, 1e100
 # Names of the units in records
 UNITS = {IMAGE: "one (image, label)", GROUP: "all (image, label) of one group"}
-PROTECTED = {UNITS[IMAGE]: "one image with its label", UNITS[GROUP]: "all images of one person with their labels"}
+PROTECTED = {
+    UNITS[IMAGE]: "one image with its label",
+    UNITS[GROUP]: "all images of one person with their labels",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +53,11 @@ class Mechanism:
     def __post_init__(self) -> None:
         _number(self.noise_multiplier, "noise_multiplier")
         _number(self.sample_rate, "sample_rate", high=1)
-        if not is_positive(self.uses) or not 1 <= self.uses <= MOST_USES or self.uses != int(self.uses):
+        if (
+            not is_positive(self.uses)
+            or not 1 <= self.uses <= MOST_USES
+            or self.uses != int(self.uses)
+        ):
             raise BudgetError(f"uses={self.uses} must be a whole number from 1 to {MOST_USES:,}")
 
     @classmethod
@@ -66,7 +74,10 @@ class Mechanism:
         if is_form(inner, "SelfComposed", "count", "event"):
             uses, inner = inner["count"], inner["event"]
         if is_form(inner, "PoissonSampled", "sampling_probability", "event"):
-            rate, inner = _number(inner["sampling_probability"], "sampling_probability", high=1), inner["event"]
+            rate, inner = (
+                _number(inner["sampling_probability"], "sampling_probability", high=1),
+                inner["event"],
+            )
         if not is_form(inner, "Gaussian", "noise_multiplier") or type(uses) is not int:
             raise BudgetError(f"{str(data)[:120]} is not a mechanism that a ledger can contain")
         noise = _number(inner["noise_multiplier"], "noise_multiplier")
@@ -75,8 +86,16 @@ class Mechanism:
     def to_json(self) -> dict:
         found = {"type": "Gaussian", "noise_multiplier": float(self.noise_multiplier)}
         if self.sample_rate < 1:
-            found = {"type": "PoissonSampled", "sampling_probability": float(self.sample_rate), "event": found}
-        return found if self.uses == 1 else {"type": "SelfComposed", "count": int(self.uses), "event": found}
+            found = {
+                "type": "PoissonSampled",
+                "sampling_probability": float(self.sample_rate),
+                "event": found,
+            }
+        return (
+            found
+            if self.uses == 1
+            else {"type": "SelfComposed", "count": int(self.uses), "event": found}
+        )
 
     @property
     def event(self) -> DpEvent:
@@ -99,7 +118,9 @@ def event_of(record: Mapping) -> DpEvent:
 
 
 def common_adjacency(records: Iterable[Mapping]) -> str:
-    """Return the adjacency that is valid for all records: add-or-remove-one if any record has it."""
+    """Return the adjacency that is valid for all records: add-or-remove-one if any record has
+    it.
+    """
     adjacencies = {record["adjacency"] for record in records}
     return ZERO_OUT_ONE if adjacencies == {ZERO_OUT_ONE} else ADD_OR_REMOVE_ONE
 
@@ -111,5 +132,8 @@ def is_form(data: object, kind: str, *keys: str) -> TypeGuard[dict]:
 
 def _number(value: object, name: str, high: float = HIGHEST) -> float:
     if not is_positive(value) or not LOWEST <= value <= high:
-        raise BudgetError(f"{name}={value!r} of a mechanism gives no guarantee: it is outside [{LOWEST:g}, {high:g}]")
+        raise BudgetError(
+            f"{name}={value!r} of a mechanism gives no guarantee: it is outside [{LOWEST:g}, "
+            f"{high:g}]"
+        )
     return float(value)

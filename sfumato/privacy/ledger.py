@@ -77,14 +77,18 @@ def of_one_person(records: Sequence[dict], apart: Sequence[str] = ()) -> dict[st
     """Return the records that can depend on one person, for each data set of `apart`.
 
     For a person in one of these data sets, these are its records, and the records of all data sets
-    that are not in `apart`, which may contain anyone. Without `apart`, returns all records under "".
+    that are not in `apart`, which may contain anyone. Without `apart`, returns all records under
+    "".
 
     Guarantee: if a person is in at most one set of `apart`, only these records depend on that
     person.
     """
     if not apart:
         return {"": list(records)}
-    return {name: [r for r in records if r["dataset_id"] == name or r["dataset_id"] not in apart] for name in apart}
+    return {
+        name: [r for r in records if r["dataset_id"] == name or r["dataset_id"] not in apart]
+        for name in apart
+    }
 
 
 def without_records(records: Sequence[dict], apart: Sequence[str]) -> bool:
@@ -93,7 +97,11 @@ def without_records(records: Sequence[dict], apart: Sequence[str]) -> bool:
 
 
 def spent_on_one(
-    records: Sequence[dict], delta: float, accountant: str, adjacency: str, apart: Sequence[str] = ()
+    records: Sequence[dict],
+    delta: float,
+    accountant: str,
+    adjacency: str,
+    apart: Sequence[str] = (),
 ) -> float:
     """Return epsilon for one person: the largest over the data sets of `apart`."""
     parts = of_one_person(records, apart).values()
@@ -105,7 +113,9 @@ def by_line(accountant: str) -> str:
     return EXACT if accountant == EXACT else "rdp"
 
 
-def compose(records: Sequence[dict], delta: float, apart: Sequence[str] = (), accountant: str = "rdp") -> dict:
+def compose(
+    records: Sequence[dict], delta: float, apart: Sequence[str] = (), accountant: str = "rdp"
+) -> dict:
     """Compute the cost of the records, in total and by stage.
 
     `epsilon` of the result contains the total by every accountant, and `stages` each stage's own
@@ -114,15 +124,22 @@ def compose(records: Sequence[dict], delta: float, apart: Sequence[str] = (), ac
     different privacy units, which cannot be composed.
     """
     if len(units := {record["unit"] for record in records}) > 1:
-        raise BudgetError(f"records of different units ({', '.join(sorted(units))}) cannot be composed")
+        raise BudgetError(
+            f"records of different units ({', '.join(sorted(units))}) cannot be composed"
+        )
     adjacency = common_adjacency(records)  # a Gaussian sum costs the same under both
     parts = of_one_person(records, apart).values()
     dearest = max(parts, key=lambda part: epsilon(map(event_of, part), delta, "rdp", adjacency))
-    shares = shares_of_rdp({n: [event_of(r) for r in dearest if r["stage"] == n] for n in QUERIES}, delta)
+    shares = shares_of_rdp(
+        {n: [event_of(r) for r in dearest if r["stage"] == n] for n in QUERIES}, delta
+    )
     by_stage = {name: [record for record in records if record["stage"] == name] for name in QUERIES}
     return {
         "adjacency": adjacency,
-        "epsilon": {name: spent_on_one(records, delta, name, adjacency, apart) for name in {*BOUNDS, accountant}},
+        "epsilon": {
+            name: spent_on_one(records, delta, name, adjacency, apart)
+            for name in {*BOUNDS, accountant}
+        },
         "stages": {
             name: {
                 "epsilon": spent_on_one(charged, delta, by_line(accountant), adjacency, apart),
@@ -135,7 +152,12 @@ def compose(records: Sequence[dict], delta: float, apart: Sequence[str] = (), ac
 
 
 def odometer_line(
-    records: Sequence[dict], journal: Sequence[dict], delta: float, dataset_id: str, head: str | None, accountant: str
+    records: Sequence[dict],
+    journal: Sequence[dict],
+    delta: float,
+    dataset_id: str,
+    head: str | None,
+    accountant: str,
 ) -> dict:
     """Compute the odometer's line, which composes every charge ever opened on a dataset.
 
@@ -144,8 +166,12 @@ def odometer_line(
     depend on. head: head of the journal, or None if the journal lacks a known charge; the line is
     then marked incomplete.
     """
-    released = {record["id"]: record["event"] for record in records if record["dataset_id"] == dataset_id}
-    others = sorted((record["event"] for record in journal if record["id"] not in released), key=canonical)
+    released = {
+        record["id"]: record["event"] for record in records if record["dataset_id"] == dataset_id
+    }
+    others = sorted(
+        (record["event"] for record in journal if record["id"] not in released), key=canonical
+    )
     events = [Mechanism.from_json(event).event for event in (*released.values(), *others)]
     spent = epsilon(events, delta, by_line(accountant))
     line = {"dataset_id": dataset_id, "charges": len(events), "epsilon": spent, "others": others}
@@ -201,11 +227,14 @@ def read_ledger(path: Path) -> dict:
         ledger = read_json(path)
     keys = {*ledger, "apart"} if isinstance(ledger, dict) else set()
     if keys != KEYS:
-        raise BudgetError(f"{path} is not a ledger: missing {sorted(KEYS - keys)}, unknown {sorted(keys - KEYS)}")
+        raise BudgetError(
+            f"{path} is not a ledger: missing {sorted(KEYS - keys)}, unknown {sorted(keys - KEYS)}"
+        )
     if ledger["schema"] == 4:
         raise BudgetError(
-            f"{path} has schema 4, of version 0.2. Commit {LAST_OF_SCHEMA_4} is the last that reads it: run "
-            "`dvc repro` once with that commit, which keeps all releases and spends nothing, then upgrade."
+            f"{path} has schema 4, of version 0.2. Commit {LAST_OF_SCHEMA_4} is the last that "
+            "reads it: run `dvc repro` once with that commit, which keeps all releases and "
+            "spends nothing, then upgrade."
         )
     if ledger["schema"] != 5 or not isinstance(ledger["records"], list):
         raise BudgetError(f"{path} has schema {ledger['schema']!r}, this version reads 5: {write}")
@@ -215,9 +244,14 @@ def read_ledger(path: Path) -> dict:
 def unreadable(path: Path, error: Exception) -> str:
     """Describe why a ledger cannot be read, and what to do."""
     if isinstance(error, MergeConflict):
-        take = f"take one side of it and of {LOCK} (`git checkout HEAD -- {path} {LOCK}` takes yours)"
+        take = (
+            f"take one side of it and of {LOCK} (`git checkout HEAD -- {path} {LOCK}` takes yours)"
+        )
         return f"{path} contains both sides of a merge conflict: {take}, and then run `dvc repro`"
-    return f"{path} is truncated or not JSON ({error}): restore it from git, or run `stage ledger write`"
+    return (
+        f"{path} is truncated or not JSON ({error}): restore it from git, or run `stage ledger "
+        "write`"
+    )
 
 
 def by_id(ledger: Mapping) -> dict[str, dict]:
@@ -230,7 +264,11 @@ def by_id(ledger: Mapping) -> dict[str, dict]:
         records = list(records.values())
     if not isinstance(records, list):
         return {}
-    named = (record for record in records if isinstance(record, dict) and isinstance(record.get("id"), str))
+    named = (
+        record
+        for record in records
+        if isinstance(record, dict) and isinstance(record.get("id"), str)
+    )
     return {record["id"]: record for record in named}
 
 
@@ -245,6 +283,10 @@ def seen_of(ledger: Mapping, dataset_id: str) -> set[str]:
     """Return the journal head and the record ids that a ledger contains for a dataset."""
     seen = {key for key, record in by_id(ledger).items() if record.get("dataset_id") == dataset_id}
     odometer = ledger.get("odometer")
-    if isinstance(odometer, Mapping) and odometer.get("dataset_id") == dataset_id and odometer.get("head"):
+    if (
+        isinstance(odometer, Mapping)
+        and odometer.get("dataset_id") == dataset_id
+        and odometer.get("head")
+    ):
         seen.add(str(odometer["head"]))
     return seen

@@ -52,7 +52,9 @@ class NoiseSource:
         return torch.from_numpy(np.asarray(self.generator.standard_normal(shape) * std))
 
     def __reduce__(self):  # also called by `copy`
-        raise TypeError("a noise source cannot be saved, copied or sent: its stream must never be used twice")
+        raise TypeError(
+            "a noise source cannot be saved, copied or sent: its stream must never be used twice"
+        )
 
 
 def rounded(noisy: torch.Tensor, grid: float) -> torch.Tensor:

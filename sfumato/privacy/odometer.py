@@ -88,7 +88,13 @@ class Odometer(Journal):
         for entry in self.entries():
             if entry["kind"] == REGROUP and UNITS[GROUP] in spent:
                 return True
-            found = entry["records"] if entry["kind"] == ADOPT else [entry["record"]] if "record" in entry else []
+            found = (
+                entry["records"]
+                if entry["kind"] == ADOPT
+                else [entry["record"]]
+                if "record" in entry
+                else []
+            )
             spent |= {record["unit"] for record in found}
         return bool(spent - {UNITS[unit]})
 
@@ -133,7 +139,11 @@ class Odometer(Journal):
                     found += adopted if isinstance(adopted, list) else [None]
                 salvaged = [record for record in found if is_record(record)]
                 lost += len(found) - len(salvaged)
-            new = {record["id"]: record for record in [*salvaged, *records] if record["id"] not in known}
+            new = {
+                record["id"]: record
+                for record in [*salvaged, *records]
+                if record["id"] not in known
+            }
             self.append(ADOPT, records=list(new.values()), seen=sorted({*seen, *new} - known))
             return len(new), lost
 

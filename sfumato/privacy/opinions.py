@@ -23,7 +23,15 @@ from pathlib import Path
 import numpy as np
 
 from sfumato.errors import UNREADABLE
-from sfumato.privacy.accountant import ACCOUNTANTS, EXACT, LARGEST_PLD, ORDERS, epsilon, epsilon_and_order, rdp_curve
+from sfumato.privacy.accountant import (
+    ACCOUNTANTS,
+    EXACT,
+    LARGEST_PLD,
+    ORDERS,
+    epsilon,
+    epsilon_and_order,
+    rdp_curve,
+)
 from sfumato.privacy.events import Mechanism, common_adjacency, event_of
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json, validated
@@ -55,7 +63,9 @@ class Opinion:
         return "n/a" if self.epsilon is None else f"{self.epsilon:.4f}"
 
 
-def own_opinions(records: Sequence[Mapping], delta: float, accountant: str = "rdp") -> dict[str, Opinion]:
+def own_opinions(
+    records: Sequence[Mapping], delta: float, accountant: str = "rdp"
+) -> dict[str, Opinion]:
     """Compute epsilon of the records at `delta` by our four accountants.
 
     accountant: accountant of the ledger.
@@ -70,7 +80,9 @@ def own_opinions(records: Sequence[Mapping], delta: float, accountant: str = "rd
     return opinions
 
 
-def all_opinions(records: Sequence[Mapping], delta: float, accountant: str = "rdp") -> dict[str, Opinion]:
+def all_opinions(
+    records: Sequence[Mapping], delta: float, accountant: str = "rdp"
+) -> dict[str, Opinion]:
     """Compute epsilon of the records at `delta` by every accountant: our four, then Opacus' two.
 
     accountant: accountant of the ledger.
@@ -80,20 +92,30 @@ def all_opinions(records: Sequence[Mapping], delta: float, accountant: str = "rd
     parts = [Mechanism.from_json(record["event"]) for record in records]
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # Opacus warns about orders at the end of a list
-        opinions |= {"Opacus RDP": opacus_rdp(parts, delta), "Opacus PRV": opacus_prv(parts, delta, bounds["pld"])}
+        opinions |= {
+            "Opacus RDP": opacus_rdp(parts, delta),
+            "Opacus PRV": opacus_prv(parts, delta, bounds["pld"]),
+        }
     if accountant == EXACT:
         opinions["Opacus PRV"] = replace(opinions["Opacus PRV"], kind=EXACT, ours=bounds[EXACT])
     return opinions
 
 
-def kept_opinions(records: Sequence[Mapping], delta: float, accountant: str, state: Path | None) -> dict[str, Opinion]:
+def kept_opinions(
+    records: Sequence[Mapping], delta: float, accountant: str, state: Path | None
+) -> dict[str, Opinion]:
     """Return `all_opinions`, from the cache if the same records were checked here before.
 
     The cache avoids importing Opacus, which is slow. It is kept in the private state directory
     only, so that the author of a ledger cannot supply its opinions.
     """
     versions = [version(name) for name in ("sfumato", "opacus", "dp-accounting")]
-    about = {"records": list(records), "delta": delta, "accountant": accountant, "versions": versions}
+    about = {
+        "records": list(records),
+        "delta": delta,
+        "accountant": accountant,
+        "versions": versions,
+    }
     if state is None or not state.is_dir():
         return all_opinions(records, delta, accountant)
     file = state / "cache/opinions" / f"{digest_of(about)}.json"
@@ -113,7 +135,8 @@ def disagreements(opinions: Mapping[str, Opinion], accountant: str) -> list[str]
     """
     kinds = {"pld": ("pld",), EXACT: (EXACT, "rdp")}.get(accountant, ("rdp",))
     return [
-        f"{name} comes to epsilon={opinion}, but {opinion.kind} comes to {opinion.ours:.4f}: one of the two is wrong"
+        f"{name} comes to epsilon={opinion}, but {opinion.kind} comes to {opinion.ours:.4f}: one "
+        "of the two is wrong"
         for name, opinion in opinions.items()
         if opinion.kind in kinds and opinion.disagrees
     ]
@@ -124,7 +147,10 @@ def opacus_rdp(parts: Sequence[Mechanism], delta: float) -> Opinion:
     from opacus.accountants.analysis.rdp import compute_rdp
 
     theirs = np.full(len(ORDERS), np.inf)
-    terms = [{"q": one.sample_rate, "noise_multiplier": one.noise_multiplier, "steps": one.uses} for one in parts]
+    terms = [
+        {"q": one.sample_rate, "noise_multiplier": one.noise_multiplier, "steps": one.uses}
+        for one in parts
+    ]
     for i, order in enumerate(ORDERS):
         # Below 2, Opacus sums long series; above 1024, its binomial coefficients overflow.
         if 2 <= order <= 1024:
@@ -133,7 +159,10 @@ def opacus_rdp(parts: Sequence[Mechanism], delta: float) -> Opinion:
     finite = np.isfinite(theirs)
     if not finite.any():
         return Opinion(None, "rdp", math.inf)
-    curves = (np.where(finite, curve, np.inf) for curve in (theirs, rdp_curve(part.event for part in parts)))
+    curves = (
+        np.where(finite, curve, np.inf)
+        for curve in (theirs, rdp_curve(part.event for part in parts))
+    )
     spent, ours = (epsilon_and_order(curve, delta)[0] for curve in curves)
     return Opinion(spent, "rdp", ours)
 

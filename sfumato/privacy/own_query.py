@@ -18,8 +18,9 @@ from sfumato.privacy.rows import Rows, form_of
 from sfumato.settings.stages import STAGES
 
 FAILED = (
-    "rows failed on drawn images: this use is spent and releases nothing; the next use may start. The reason is not "
-    "shown, because it could identify people in the set: reproduce the failure with public images"
+    "rows failed on drawn images: this use is spent and releases nothing; the next use may start. "
+    "The reason is not shown, because it could identify people in the set: reproduce the failure "
+    "with public images"
 )
 
 
@@ -34,7 +35,13 @@ class OwnCharge:
         """Public record of this charge in the odometer."""
         return self._charge.record
 
-    def sum(self, rows: Callable[[Tensor, Tensor], Tensor], max_norm: float | None = None, *, size: int = 1) -> Tensor:
+    def sum(
+        self,
+        rows: Callable[[Tensor, Tensor], Tensor],
+        max_norm: float | None = None,
+        *,
+        size: int = 1,
+    ) -> Tensor:
         """Release the noisy sum of the rows of all images in a new draw. Spends one use.
 
         Args:
@@ -68,7 +75,9 @@ class OwnCharge:
         bound = charge.record["max_norm"] if max_norm is None else max_norm
         charge.check_norm(bound)
         if type(size) is not int or size < 1:
-            raise ConfigError(f"{name}: size={size!r} is not a number of images: give a whole number from 1 on")
+            raise ConfigError(
+                f"{name}: size={size!r} is not a number of images: give a whole number from 1 on"
+            )
 
         def guarded(images: Tensor, labels: Tensor) -> Rows:
             try:
@@ -76,7 +85,9 @@ class OwnCharge:
             except Exception as error:
                 if charge.drawing:
                     raise DataError(f"{name}: {FAILED}") from None
-                raise ConfigError(f"{name}: rows fails on public noise, no use is lost ({error!r}): fix it") from error
+                raise ConfigError(
+                    f"{name}: rows fails on public noise, no use is lost ({error!r}): fix it"
+                ) from error
 
         check_repeats(name, guarded, *charge.probe())
         try:
@@ -85,15 +96,20 @@ class OwnCharge:
             charge.end_use()
 
 
-def check_repeats(name: str, rows: Callable[[Tensor, Tensor], Rows], images: Tensor, labels: Tensor) -> None:
+def check_repeats(
+    name: str, rows: Callable[[Tensor, Tensor], Rows], images: Tensor, labels: Tensor
+) -> None:
     """Raise ConfigError if two calls return different rows for one image of public noise."""
     first, second = (rows(images[:1], labels[:1]) for _ in range(2))
     alike = form_of(first, 1) == form_of(second, 1)
-    if not alike or not torch.allclose(first.left.double(), second.left.double(), rtol=1e-3, equal_nan=True):
+    if not alike or not torch.allclose(
+        first.left.double(), second.left.double(), rtol=1e-3, equal_nan=True
+    ):
         raise ConfigError(
-            f"{name}: rows returned two different rows for one image of public noise; no use is lost. It remembers "
-            "earlier images or draws random numbers, so one image could change the rows of others, which the noise "
-            "does not cover: compute each row from its own image only"
+            f"{name}: rows returned two different rows for one image of public noise; no use is "
+            "lost. It remembers earlier images or draws random numbers, so one image could "
+            "change the rows of others, which the noise does not cover: compute each row from "
+            "its own image only"
         )
 
 
@@ -141,8 +157,12 @@ def open_charge(
         different rows for one image of public noise, but cannot detect any other memory.
     """
     if not isinstance(name, str) or name in STAGES or not name.isidentifier() or len(name) > 64:
-        raise ConfigError(f"name={name!r}: give a word that is not the name of a stage, such as 'edges'")
-    policy = authorize.SpendingPolicy(delta=checked_delta(delta, size_hint), lifetime_epsilon=lifetime_epsilon)
+        raise ConfigError(
+            f"name={name!r}: give a word that is not the name of a stage, such as 'edges'"
+        )
+    policy = authorize.SpendingPolicy(
+        delta=checked_delta(delta, size_hint), lifetime_epsilon=lifetime_epsilon
+    )
     check_norm(name, max_norm)
     public = read_card(Path(card))
     once = secrets.token_hex(16)  # makes each call different work

@@ -1,4 +1,6 @@
-"""Check permissions of the owner: the lifetime budget, and a journal that contains every known charge."""
+"""Check permissions of the owner: the lifetime budget, and a journal that contains every known
+charge.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,13 @@ class SpendingPolicy(Exact):
     def __post_init__(self) -> None:
         limit = self.lifetime_epsilon
         if limit != UNLIMITED and not is_positive(limit):
-            raise BudgetError(f"lifetime_epsilon={limit!r} is not a budget: expected a number or {UNLIMITED!r}")
+            raise BudgetError(
+                f"lifetime_epsilon={limit!r} is not a budget: expected a number or {UNLIMITED!r}"
+            )
         if not 0 < self.delta <= LARGEST_DELTA:
-            raise BudgetError(f"delta={self.delta:g} must lie in (0, {LARGEST_DELTA:g}]: plan with a smaller one")
+            raise BudgetError(
+                f"delta={self.delta:g} must lie in (0, {LARGEST_DELTA:g}]: plan with a smaller one"
+            )
 
     @property
     def adjacency(self) -> str:
@@ -58,14 +64,18 @@ def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: 
     if missing and (card.source in OF_THE_OWNER or bounded):
         raise BudgetError(
             f"{odometer.path} lacks {min(missing)[:8]}, which a ledger or a release of dataset "
-            f"{card.dataset_id!r} names: the journal is an older copy or a different one, so past spending is unknown. "
-            "Restore the newest state directory, or run `stage ledger adopt`: it counts the charges in ledger.json and "
-            "in the releases, and marks the odometer permanently as incomplete"
+            f"{card.dataset_id!r} names: the journal is an older copy or a different one, so past "
+            "spending is unknown. Restore the newest state directory, or run `stage ledger "
+            "adopt`: it counts the charges in ledger.json and in the releases, and marks the "
+            "odometer permanently as incomplete"
         )
 
 
-def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permission: SpendingPolicy, unit: str) -> None:
-    """Raise BudgetError if all charges and the `coming` ones exceed the lifetime budget of one `unit`.
+def check_lifetime(
+    odometer: Odometer, coming: Mapping[str, Mechanism], permission: SpendingPolicy, unit: str
+) -> None:
+    """Raise BudgetError if all charges and the `coming` ones exceed the lifetime budget of one
+    `unit`.
 
     coming: mechanisms of the next run, by stage.
     """
@@ -76,9 +86,10 @@ def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permissi
 
     if odometer.spent_otherwise(unit):
         raise BudgetError(
-            f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} cannot be guaranteed: budget was spent under "
-            f"another privacy unit or earlier groups, and cannot be bounded for one {unit} now. Prepare the images as "
-            f"before, or set privacy.lifetime_epsilon: {UNLIMITED}, if the owner of the images agrees"
+            f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} cannot be guaranteed: "
+            "budget was spent under another privacy unit or earlier groups, and cannot be "
+            f"bounded for one {unit} now. Prepare the images as before, or set "
+            f"privacy.lifetime_epsilon: {UNLIMITED}, if the owner of the images agrees"
         )
 
     def cost(events: Iterable[DpEvent]) -> float:
@@ -93,14 +104,22 @@ def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permissi
         by_stage.setdefault(record["stage"], []).append(event)
     lower = ""
     if cost(spent) < 0.99 * limit:  # some budget is left
-        lower = f"; or set a smaller privacy.epsilon for this plan, and privacy.lifetime_epsilon: {limit:g}"
-    past = ", ".join(f"{name} {cost(events):.3g} ({len(events)} ×)" for name, events in by_stage.items())
-    future = ", ".join(f"{name} {cost([mechanism.event]):.3g}" for name, mechanism in coming.items())
+        lower = (
+            "; or set a smaller privacy.epsilon for this plan, and privacy.lifetime_epsilon: "
+            f"{limit:g}"
+        )
+    past = ", ".join(
+        f"{name} {cost(events):.3g} ({len(events)} ×)" for name, events in by_stage.items()
+    )
+    future = ", ".join(
+        f"{name} {cost([mechanism.event]):.3g}" for name, mechanism in coming.items()
+    )
     raise BudgetError(
-        f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} would be exceeded: ε = {cost(spent):.4g} is spent"
-        f"{f' on {past}' if past else ''}; the next run ({future}) would bring it to {total:.4g} "
-        f"(each ε alone; δ = {bound_text(permission.delta, 3)}; `stage ledger history` lists all charges). You can "
-        "keep the old release (undo the edit, or `git checkout` the params.yaml and dvc.lock of that release); "
-        f"or raise privacy.lifetime_epsilon to {math.ceil(total * 100) / 100:g}, if the owner of the images agrees"
-        + lower
+        f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} would be exceeded: ε = "
+        f"{cost(spent):.4g} is spent{f' on {past}' if past else ''}; the next run ({future}) "
+        f"would bring it to {total:.4g} (each ε alone; δ = {bound_text(permission.delta, 3)}; "
+        "`stage ledger history` lists all charges). You can keep the old release (undo the edit, "
+        "or `git checkout` the params.yaml and dvc.lock of that release); or raise "
+        f"privacy.lifetime_epsilon to {math.ceil(total * 100) / 100:g}, if the owner of the "
+        "images agrees" + lower
     )

@@ -61,7 +61,9 @@ def privacy_profile(events: Iterable[DpEvent], adjacency: str = ADD_OR_REMOVE_ON
     curve = rdp_curve(events)
     distribution = loss_distribution(tuple(events), adjacency)
     by_losses = np.array([distribution.get_delta(float(e)) for e in EPSILONS])
-    deltas = np.minimum(deltas_of_rdp(curve), np.where(np.isfinite(by_losses) & (by_losses >= 0), by_losses, 1.0))
+    deltas = np.minimum(
+        deltas_of_rdp(curve), np.where(np.isfinite(by_losses) & (by_losses >= 0), by_losses, 1.0)
+    )
     return Profile(EPSILONS, np.minimum.accumulate(deltas), advantage_of_rdp(curve))
 
 
@@ -103,7 +105,9 @@ def membership_advantage(profile: Profile) -> float:
 
 
 @lru_cache(maxsize=512)  # Plans of one process often have the same mechanisms
-def best_guess(mechanisms: tuple[Mechanism, ...], adjacency: str = ADD_OR_REMOVE_ONE, noise: float = 1.0) -> float:
+def best_guess(
+    mechanisms: tuple[Mechanism, ...], adjacency: str = ADD_OR_REMOVE_ONE, noise: float = 1.0
+) -> float:
     """Return the largest probability of a right answer to "was this image used?" at even odds.
 
     The result lies in [1/2, 1]. It takes a tenth of a second, because it uses a coarser
@@ -111,7 +115,9 @@ def best_guess(mechanisms: tuple[Mechanism, ...], adjacency: str = ADD_OR_REMOVE
 
     Guarantee: no test does better, whatever else is known.
     """
-    events = [replace(one, noise_multiplier=one.noise_multiplier * noise).event for one in mechanisms]
+    events = [
+        replace(one, noise_multiplier=one.noise_multiplier * noise).event for one in mechanisms
+    ]
     from dp_accounting import ComposedDpEvent
     from dp_accounting.pld import PLDAccountant
 
@@ -121,12 +127,16 @@ def best_guess(mechanisms: tuple[Mechanism, ...], adjacency: str = ADD_OR_REMOVE
     return float((1 + advantage) / 2)
 
 
-def noise_for_guess(mechanisms: tuple[Mechanism, ...], guess: float, adjacency: str = ADD_OR_REMOVE_ONE) -> float:
+def noise_for_guess(
+    mechanisms: tuple[Mechanism, ...], guess: float, adjacency: str = ADD_OR_REMOVE_ONE
+) -> float:
     """Find the factor of all noise multipliers, within 1 %, at which `best_guess` falls to `guess`.
 
     `guess` must be above 1/2.
     """
-    steps = bisect_left(range(2000), True, key=lambda i: best_guess(mechanisms, adjacency, 1.01**i) <= guess)
+    steps = bisect_left(
+        range(2000), True, key=lambda i: best_guess(mechanisms, adjacency, 1.01**i) <= guess
+    )
     return float(1.01**steps)
 
 
@@ -141,7 +151,9 @@ def true_positive_rate(profile: Profile, false_positive_rate: float = 0.01) -> f
         raise BudgetError(f"false_positive_rate={false_positive_rate} must lie in [0, 1]")
     forward = np.exp(profile.epsilons) * false_positive_rate + profile.deltas
     backward = 1 - np.exp(-profile.epsilons) * (1 - profile.deltas - false_positive_rate)
-    most = min(1.0, forward.min(), backward.min(), false_positive_rate + membership_advantage(profile))
+    most = min(
+        1.0, forward.min(), backward.min(), false_positive_rate + membership_advantage(profile)
+    )
     return float(max(false_positive_rate, most))
 
 

@@ -9,13 +9,27 @@ from sfumato.data.lineage import remember
 from sfumato.errors import UNREADABLE, BudgetError, explained, passing_over
 from sfumato.privacy.check import LedgerError, check_ledger, read_lock
 from sfumato.privacy.decision import RELEASED
-from sfumato.privacy.ledger import build_ledger, by_id, ledger_text, read_budget, records_in, seen_of, unreadable
+from sfumato.privacy.ledger import (
+    build_ledger,
+    by_id,
+    ledger_text,
+    read_budget,
+    records_in,
+    seen_of,
+    unreadable,
+)
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.record import record_problems
 from sfumato.settings.recipes import load_params
 from sfumato.settings.stage import ARTIFACTS, CARD_PATH, LEDGER, LOCK, PLAN, PUBLIC, RECIPES
 from sfumato.settings.stages import QUERIES
-from sfumato.storage.artifacts import PRIVACY, Artifact, declared_apart, merge_records, read_artifact
+from sfumato.storage.artifacts import (
+    PRIVACY,
+    Artifact,
+    declared_apart,
+    merge_records,
+    read_artifact,
+)
 from sfumato.storage.documents import parse_json, read_json, read_text
 from sfumato.storage.files import replace_file
 from sfumato.storage.journal import REGROUP
@@ -32,9 +46,9 @@ def ledgers(folder: Path) -> list[dict]:
     if code == REFUSED and (folder / ".git").exists():
         place = folder.resolve()
         raise BudgetError(
-            f"git refuses the repository {place}, because another account owns it, so the last committed {LEDGER} is "
-            "unknown: work as its owner or, if you trust everyone who can write there, run `git config --global --add "
-            f"safe.directory {place}`"
+            f"git refuses the repository {place}, because another account owns it, so the last "
+            f"committed {LEDGER} is unknown: work as its owner or, if you trust everyone who can "
+            f"write there, run `git config --global --add safe.directory {place}`"
         )
     with explained(BudgetError, lambda error: unreadable(file, error)):
         texts = []
@@ -74,7 +88,9 @@ def cached(folder: Path) -> Iterator[Path]:
         hashes = [out.md5 for stage in read_lock(folder / LOCK) for out in stage.outs]
     for md5 in hashes:
         with passing_over(*UNREADABLE):  # not an artifact, or not in the cache
-            of_files = {entry["relpath"]: entry["md5"] for entry in read_json(cache / md5[:2] / md5[2:])}
+            of_files = {
+                entry["relpath"]: entry["md5"] for entry in read_json(cache / md5[:2] / md5[2:])
+            }
             yield cache / of_files[PRIVACY][:2] / of_files[PRIVACY][2:]
 
 
@@ -87,17 +103,24 @@ def seen_in_project(dataset_id: str, folder: Path, state: Path) -> set[str]:
     return seen_in_ledgers(dataset_id, folder) | seen_of({"records": list(records)}, dataset_id)
 
 
-def write_ledger(folder: Path, state: Path, out: Path, say: Callable[[str], None]) -> tuple[dict, float]:
+def write_ledger(
+    folder: Path, state: Path, out: Path, say: Callable[[str], None]
+) -> tuple[dict, float]:
     """Compose, check and write the ledger of the release and all queries.
 
     Returns (ledger, ε). Raises LedgerError if the ledger is not valid.
     """
     budget = read_budget(folder / PLAN / "budget.json")
-    artifacts = [read_artifact(folder / ARTIFACTS / stage, stage) for stage in ("synthesize", *QUERIES)]
+    artifacts = [
+        read_artifact(folder / ARTIFACTS / stage, stage) for stage in ("synthesize", *QUERIES)
+    ]
     records = merge_records(artifacts)
     apart = declared_apart(artifacts)
     if apart and not (folder / CARD_PATH).exists():  # a project made by `stage merge`
-        say(f"note: {', '.join(apart)} have their own journals: charges opened elsewhere are not included here")
+        say(
+            f"note: {', '.join(apart)} have their own journals: charges opened elsewhere are not "
+            "included here"
+        )
         ledger = build_ledger(budget, records, [], apart=apart)
         return ledger, save_ledger(ledger, artifacts, folder, state, out)
     odometer = Odometer(state, read_card(folder / CARD_PATH).dataset_id)
@@ -113,7 +136,9 @@ def write_ledger(folder: Path, state: Path, out: Path, say: Callable[[str], None
         gap = str(error)
     if gap:
         say(f"note: the odometer is incomplete: {gap}")
-    ledger = build_ledger(budget, records, journal, dataset_id=odometer.dataset_id, head=head, apart=apart)
+    ledger = build_ledger(
+        budget, records, journal, dataset_id=odometer.dataset_id, head=head, apart=apart
+    )
     spent = save_ledger(ledger, artifacts, folder, state, out)
     # Keep copies of the releases in this ledger, to restore them at no cost. Also keep copies that
     # no ledger has contained yet: they are paid for, and the pipeline may have been killed before
@@ -132,10 +157,15 @@ def gap_in(odometer: Odometer, records: Mapping[str, dict], earlier: set[str]) -
     earlier: heads and record ids that ledgers name.
     """
     mine = odometer.dataset_id
-    others = {record["unit"] for record in odometer.opened()} - {record["unit"] for record in records.values()}
+    others = {record["unit"] for record in odometer.opened()} - {
+        record["unit"] for record in records.values()
+    }
     named = earlier | seen_of({"records": list(records.values())}, mine)
     if others and records:
-        return f"{odometer.path} mixes privacy units ({', '.join(sorted(others))}), which cannot be composed"
+        return (
+            f"{odometer.path} mixes privacy units ({', '.join(sorted(others))}), which cannot be "
+            "composed"
+        )
     if odometer.complete() and not named - odometer.known():
         return None
     if REGROUP in {entry["kind"] for entry in odometer.entries()}:
@@ -145,7 +175,9 @@ def gap_in(odometer: Odometer, records: Mapping[str, dict], earlier: set[str]) -
     return f"{odometer.path} was never begun"
 
 
-def save_ledger(ledger: dict, artifacts: Sequence[Artifact], folder: Path, state: Path, out: Path) -> float:
+def save_ledger(
+    ledger: dict, artifacts: Sequence[Artifact], folder: Path, state: Path, out: Path
+) -> float:
     """Check a ledger, write it, and record its artifacts as released. Returns its epsilon."""
     spent, problems = check_ledger(ledger)
     if problems:
@@ -155,7 +187,9 @@ def save_ledger(ledger: dict, artifacts: Sequence[Artifact], folder: Path, state
     return spent
 
 
-def adopt_charges(folder: Path, state: Path, say: Callable[[str], None]) -> tuple[Odometer, int, int]:
+def adopt_charges(
+    folder: Path, state: Path, say: Callable[[str], None]
+) -> tuple[Odometer, int, int]:
     """Add all charges named in the project to the journal, and replace the journal if it is lost.
 
     Returns (odometer, number of added charges, number of unreadable entries of the old journal).
@@ -165,7 +199,11 @@ def adopt_charges(folder: Path, state: Path, say: Callable[[str], None]) -> tupl
     else:  # `stage prepare sensitive` writes the card, and needs a journal first
         named = load_params(folder / "params.yaml", folder / RECIPES).data.name
     odometer = Odometer(state, named)
-    here = [record for record in known_records(folder, state).values() if record.get("dataset_id") == named]
+    here = [
+        record
+        for record in known_records(folder, state).values()
+        if record.get("dataset_id") == named
+    ]
     whole = [record for record in here if not record_problems("record", record)]
     for record in here:
         if record not in whole:

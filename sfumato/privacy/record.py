@@ -67,8 +67,15 @@ def record_problems(place: str, record: object) -> list[str]:
     if record["adjacency"] not in ADJACENCIES:
         problems.append(f"{name} has adjacency {record['adjacency']!r}, which is unknown")
     grouped = record["unit"] == UNITS[GROUP]
-    if record["unit"] not in UNITS.values() or grouped != ("group_weight" in record) or (grouped and "claim" in record):
-        problems.append(f"{name} has the unit {record['unit']!r}, which is unknown or contradicts its other fields")
+    if (
+        record["unit"] not in UNITS.values()
+        or grouped != ("group_weight" in record)
+        or (grouped and "claim" in record)
+    ):
+        problems.append(
+            f"{name} has the unit {record['unit']!r}, which is unknown or contradicts its other "
+            "fields"
+        )
     if record["noise_source"] != SECRET:
         seeded = f"a seeded noise source ({record['noise_source']})"
         problems.append(f"{name} ({record['stage']}) used {seeded}: no privacy guarantee")

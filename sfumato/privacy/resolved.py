@@ -78,7 +78,9 @@ class StagePlan(Resolved, Generic[S]):
     def network(self) -> Model:
         """Parameters of the network, for a stage that trains it."""
         if self.model is None:
-            raise ConfigError(f"the plan of {self.stage} contains no network: run `stage plan` again")
+            raise ConfigError(
+                f"the plan of {self.stage} contains no network: run `stage plan` again"
+            )
         return self.model
 
 
@@ -117,7 +119,9 @@ def read_lineage(folder: Path, stage: str) -> Lineage:
 
     Raises ConfigError if it is missing.
     """
-    with explained(ConfigError, lambda error: f"{folder / LINEAGE} cannot be read ({error}): run `stage plan`"):
+    with explained(
+        ConfigError, lambda error: f"{folder / LINEAGE} cannot be read ({error}): run `stage plan`"
+    ):
         return validated(dict[str, Lineage], read_json(folder / LINEAGE))[stage]
 
 
@@ -127,7 +131,13 @@ def settings_digest(content: Mapping[str, Any]) -> str:
     Defaults are left out, so that a new option does not change the digest of older plans. Fields
     that affect no result are left out too.
     """
-    decides = deepcopy({key: value for key, value in content.items() if key not in ("again", "prepared", "accountant")})
+    decides = deepcopy(
+        {
+            key: value
+            for key, value in content.items()
+            if key not in ("again", "prepared", "accountant")
+        }
+    )
     settings = decides.get("settings", {})
     for holder in (settings, *settings.get("features", ())):
         # The network is identified by its sha256, so the file may be moved.
@@ -136,7 +146,9 @@ def settings_digest(content: Mapping[str, Any]) -> str:
     return digest_of(decides)
 
 
-def read_stage_plan(path: Path, stage: str, extra: Literal["forbid", "ignore"] = "forbid") -> StagePlan[Any]:
+def read_stage_plan(
+    path: Path, stage: str, extra: Literal["forbid", "ignore"] = "forbid"
+) -> StagePlan[Any]:
     """Read the plan of `stage`. Returns a QueryPlan if the stage spends.
 
     extra: whether to ignore or refuse settings that no longer exist. Raises ConfigError if the file
@@ -147,10 +159,14 @@ def read_stage_plan(path: Path, stage: str, extra: Literal["forbid", "ignore"] =
         content = read_yaml(path)
     if not isinstance(content, dict) or content.get("stage") != stage:
         raise ConfigError(f"{path} is not a resolved configuration of `{stage}`: run `stage plan`")
-    with explained(ConfigError, lambda error: f"{path} cannot be used ({error}): run `stage plan` again"):
+    with explained(
+        ConfigError, lambda error: f"{path} cannot be used ({error}): run `stage plan` again"
+    ):
         file = validated(ResolvedFile, content)
         if file.revision != STAGES[stage].revision:
-            raise ValueError(f"it is of revision {file.revision} of {stage}, now {STAGES[stage].revision}")
+            raise ValueError(
+                f"it is of revision {file.revision} of {stage}, now {STAGES[stage].revision}"
+            )
         fields: dict[str, Any] = vars(file) | {
             "settings": STAGES[stage].settings.model_validate(file.settings, extra=extra),
             "digest": settings_digest(content),

@@ -18,7 +18,11 @@ def resume(
     """
     while (charge := open_charge()).used > 0:
         short = charge.run.name[:8]
-        saved = load_checkpoint(charge.run, charge.used, charge.checkpoint) if distributed.is_main() else None
+        saved = (
+            load_checkpoint(charge.run, charge.used, charge.checkpoint)
+            if distributed.is_main()
+            else None
+        )
         if saved := distributed.broadcast_object(saved):
             say(f"{stage}: resuming run {short} after {unit} {charge.used}: no further charge")
             return charge, *saved

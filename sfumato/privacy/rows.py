@@ -67,10 +67,21 @@ def form_of(rows: Rows, count: int) -> Form:
     for part in parts:
         if not isinstance(part, Tensor):
             raise ConfigError(f"rows are of type {type(part).__name__}: return a tensor, (B, K)")
-        if part.layout != torch.strided or part.is_nested or part.is_meta or part.is_quantized or part.is_complex():
-            raise ConfigError(f"rows are {part.dtype}, {part.layout} on {part.device}: return real numbers, dense")
+        if (
+            part.layout != torch.strided
+            or part.is_nested
+            or part.is_meta
+            or part.is_quantized
+            or part.is_complex()
+        ):
+            raise ConfigError(
+                f"rows are {part.dtype}, {part.layout} on {part.device}: return real numbers, dense"
+            )
         if part.ndim != 2 or len(part) != count or part.shape[1] == 0:
-            raise ConfigError(f"rows of {count} images are {tuple(part.shape)}: return ({count}, K), one row per image")
+            raise ConfigError(
+                f"rows of {count} images are {tuple(part.shape)}: return ({count}, K), one row per "
+                "image"
+            )
     return tuple((part.shape[1], part.dtype, part.device) for part in parts)
 
 
@@ -82,7 +93,9 @@ def in_form(rows: Rows, count: int, form: Form) -> Rows:
     with suppress(ConfigError):
         if form_of(rows, count) == form:
             return rows
-    return Rows(*(torch.zeros(count, width, dtype=dtype, device=device) for width, dtype, device in form))
+    return Rows(
+        *(torch.zeros(count, width, dtype=dtype, device=device) for width, dtype, device in form)
+    )
 
 
 def bounded_sum(rows: Rows, max_norm: float, weights: Tensor | None = None) -> Tensor:
@@ -102,14 +115,18 @@ def bounded_sum(rows: Rows, max_norm: float, weights: Tensor | None = None) -> T
         from the norm.
     """
     parts = [part.detach().to(torch.float64, copy=True) for part in rows if part is not None]
-    sound = torch.stack([torch.linalg.vector_norm(part, math.inf, dim=1) <= HIGHEST for part in parts]).all(dim=0)
+    sound = torch.stack(
+        [torch.linalg.vector_norm(part, math.inf, dim=1) <= HIGHEST for part in parts]
+    ).all(dim=0)
     broken = (~sound).nonzero().flatten()
     for part, given in zip(parts, (part for part in rows if part is not None), strict=True):
         if given.dtype == torch.float64:  # no other type has such small entries
             part.masked_fill_(part.abs() < LOWEST, 0)
         part.index_fill_(0, broken, 0)  # zeroed, because infinity · 0 would be NaN
     norms = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in parts]).prod(dim=0)
-    scale = torch.where(norms > max_norm, (1 - FLOAT64_SLACK) * max_norm / norms.clamp(min=max_norm), 1.0)
+    scale = torch.where(
+        norms > max_norm, (1 - FLOAT64_SLACK) * max_norm / norms.clamp(min=max_norm), 1.0
+    )
     if weights is not None:
         scale = scale * weights.to(scale)
     # The scale multiplies the narrower part, or, as one number per image, no part at all.

@@ -24,10 +24,14 @@ def poisson_draw(generator: np.random.Generator, size: int, sample_rate: float) 
     if sample_rate >= 1 or not size:
         return np.arange(size, dtype=np.int64)
     drawn = generator.binomial(size, sample_rate)
-    return np.sort(generator.choice(size, size=drawn, replace=False, shuffle=False)).astype(np.int64)
+    return np.sort(generator.choice(size, size=drawn, replace=False, shuffle=False)).astype(
+        np.int64
+    )
 
 
-def poisson_blocks(generator: np.random.Generator, size: int, sample_rate: float) -> Iterator[np.ndarray]:
+def poisson_blocks(
+    generator: np.random.Generator, size: int, sample_rate: float
+) -> Iterator[np.ndarray]:
     """Draw one Poisson sample from `size` units, in non-empty blocks of ascending indices.
 
     The sample is drawn segment by segment. Units of different segments enter independently, so the

@@ -32,8 +32,10 @@ def mode_rows(images: Tensor, labels: Tensor, classes: int, bins: int) -> Rows:
     """
     rows = images.flatten(1)
     finite = rows.isfinite().all(dim=1)
-    bin_of = (torch.where(finite[:, None], rows, 0.0).clamp(0, 1) * bins).long().clamp(max=bins - 1)  # (B, d')
-    bits = (bin_of[:, None] == torch.arange(bins, device=rows.device)[:, None]).flatten(1).double()  # (B, bins·d')
+    # (B, d')
+    bin_of = (torch.where(finite[:, None], rows, 0.0).clamp(0, 1) * bins).long().clamp(max=bins - 1)
+    # (B, bins·d')
+    bits = (bin_of[:, None] == torch.arange(bins, device=rows.device)[:, None]).flatten(1).double()
     return Rows(one_hot(labels, classes) * finite[:, None], bits)
 
 

@@ -44,7 +44,13 @@ def query_count(charge: Charge, classes: int) -> Tensor:
 
     An image adds 1 to its class. `public_counts` turns the result into denominators and priors.
     """
-    return charge.sum(lambda _, labels: Rows(one_hot(labels, classes)), 1.0, size=4096, integer=True, labels_only=True)
+    return charge.sum(
+        lambda _, labels: Rows(one_hot(labels, classes)),
+        1.0,
+        size=4096,
+        integer=True,
+        labels_only=True,
+    )
 
 
 def several_bound(classes: int) -> float:
@@ -63,13 +69,17 @@ def several_rows(labels: Tensor, classes: int) -> Tensor:
     Guarantee: an image with k labels has a row of norm √(k + 2), so none is longer than
     `several_bound`.
     """
-    return torch.cat([(labels == 1).double(), torch.ones(len(labels), 1), label_rows(labels, classes)], dim=1)
+    return torch.cat(
+        [(labels == 1).double(), torch.ones(len(labels), 1), label_rows(labels, classes)], dim=1
+    )
 
 
 def query_several(charge: Charge, classes: int) -> Tensor:
     """Release the noisy sum of `several_rows`, (2·classes + 2,) float64."""
     bound = several_bound(classes)
-    return charge.sum(lambda _, labels: Rows(several_rows(labels, classes)), bound, size=4096, labels_only=True)
+    return charge.sum(
+        lambda _, labels: Rows(several_rows(labels, classes)), bound, size=4096, labels_only=True
+    )
 
 
 def public_several(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
@@ -81,7 +91,9 @@ def public_several(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
     floor = max(1.0, noise_multiplier * several_bound(classes))
     total = max(noisy[classes].item(), floor)
     shares = (noisy / total).clamp(0, 1)
-    return PublicCounts(total, noisy[:classes].clamp(min=floor), shares[:classes], shares[classes + 1 :])
+    return PublicCounts(
+        total, noisy[:classes].clamp(min=floor), shares[:classes], shares[classes + 1 :]
+    )
 
 
 def public_counts(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
@@ -101,7 +113,11 @@ def public_counts(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
 
 
 def save_counts(counts: PublicCounts, noisy: Tensor, directory: Path) -> None:
-    content = {"total": counts.total, "per_class": counts.per_class.tolist(), "priors": counts.priors.tolist()}
+    content = {
+        "total": counts.total,
+        "per_class": counts.per_class.tolist(),
+        "priors": counts.priors.tolist(),
+    }
     content["noisy"] = noisy.tolist()
     if counts.row_means is not None:
         content["row_means"] = counts.row_means.tolist()
@@ -112,8 +128,13 @@ def read_counts(count: Artifact, size_hint: int, classes: int) -> PublicCounts:
     """Read the noisy counts; if counting is off, split the public size hint equally."""
     if not count.enabled:
         even = torch.full((classes,), 1 / classes).double()
-        return PublicCounts(float(size_hint), torch.full((classes,), size_hint / classes).double(), even)
-    with explained(DataError, lambda error: f"{count.path} contains no counts ({error}): run `stage count` again"):
+        return PublicCounts(
+            float(size_hint), torch.full((classes,), size_hint / classes).double(), even
+        )
+    with explained(
+        DataError,
+        lambda error: f"{count.path} contains no counts ({error}): run `stage count` again",
+    ):
         counts = validated(Counts, read_json(count.path / "counts.json"))
         if {len(counts.per_class), len(counts.priors)} != {classes}:
             raise ValueError(f"not of {classes} classes")

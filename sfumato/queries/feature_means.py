@@ -26,7 +26,13 @@ from sfumato.features.batch_invariant import place_matters, rows_alone
 from sfumato.features.cosine import CosineMoments
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.own_network import OwnFeatures, check_rows
-from sfumato.features.projection import CELLS, CLASSIFIER, ClassifierFeatures, ProjectedFeatures, ScaleToSqrtD
+from sfumato.features.projection import (
+    CELLS,
+    CLASSIFIER,
+    ClassifierFeatures,
+    ProjectedFeatures,
+    ScaleToSqrtD,
+)
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
 from sfumato.features.teacher_network import FITTED, TeacherNetwork, relabelled
 from sfumato.privacy.resolved import StagePlan
@@ -51,7 +57,8 @@ TEACHER = 0.5  # Share of the teacher's features in the squared norm of `embeddi
 LEARNED = Classifier(network="whitened", width=32, learning_rate=0.1)  # Network of `embedding`
 EMBEDDING_DIMENSION = 512  # Number of principal directions of its features
 
-Features = FourierFeatures | CosineMoments  # φ: (B, C, H, W) float32 in [0, 1] -> (B, K) float32, of norm 1 at most
+# Φ: (B, C, H, W) float32 in [0, 1] -> (B, K) float32, of norm 1 at most
+Features = FourierFeatures | CosineMoments
 
 
 @torch.no_grad()
@@ -95,7 +102,9 @@ def cosine_moments(shape: Shape, flip: bool) -> CosineMoments:
     return CosineMoments(shape, **COSINE, flip=flip)  # type: ignore[arg-type]
 
 
-def moment_features(network: PublicNetwork, feature: str = CLASSIFIER, squares: float = SQUARES) -> FourierFeatures:
+def moment_features(
+    network: PublicNetwork, feature: str = CLASSIFIER, squares: float = SQUARES
+) -> FourierFeatures:
     """Build the map of a public network's features and their squares: (B, C, H, W) -> (B, K).
 
     K is twice the number of features. Features are scaled to norm √(1 − s) and their squares to √s,
@@ -111,7 +120,11 @@ def moment_features(network: PublicNetwork, feature: str = CLASSIFIER, squares: 
 
 
 def train_feature_network(
-    images: ImageSet, teacher: TeacherNetwork, steps: int, seed: int, report: Callable[[int, int], None]
+    images: ImageSet,
+    teacher: TeacherNetwork,
+    steps: int,
+    seed: int,
+    report: Callable[[int, int], None],
 ) -> ProjectedFeatures:
     """Train a feature map on the generator's `images`, labelled by the teacher. Spends nothing."""
     how = LEARNED.model_copy(update={"steps": steps})
@@ -137,7 +150,10 @@ def learned_features(
     share: share of the teacher's features in the squared norm.
     """
     maps = {"teacher": (teacher, share), "network": (network, 1 - share)}
-    features = [FeatureMap(map=name, length_scales=length_scales, weight=part) for name, (_, part) in maps.items()]
+    features = [
+        FeatureMap(map=name, length_scales=length_scales, weight=part)
+        for name, (_, part) in maps.items()
+    ]
     makers = {name: lambda shape, seen=seen: ScaleToSqrtD(seen) for name, (seen, _) in maps.items()}
     return FourierFeatures((*teacher.shape,), features, size, seed, makers)  # type: ignore[arg-type]
 
@@ -185,7 +201,9 @@ class AboutMoments(About):
     squares: Annotated[float, Field(ge=0, lt=1)]
 
     def rebuild(self, folder: Path, teacher: ProjectedFeatures | None) -> FourierFeatures:
-        return moment_features(load_network(folder, build_network, "moments").eval(), self.feature, self.squares)
+        return moment_features(
+            load_network(folder, build_network, "moments").eval(), self.feature, self.squares
+        )
 
 
 class AboutLearned(About):
@@ -198,7 +216,9 @@ class AboutLearned(About):
         if teacher is None:
             raise ValueError("these features need the teacher's features")
         network = load_network(folder, ProjectedFeatures, "embedding").eval()
-        return learned_features(teacher, network, self.size, self.seed, self.length_scales, self.teacher)
+        return learned_features(
+            teacher, network, self.size, self.seed, self.length_scales, self.teacher
+        )
 
 
 KIND_OF: dict[str, type[About]] = {  # Form of features.json, by stage
@@ -238,13 +258,18 @@ def load_means(
     missing or invalid, or do not match each other or `plan`.
     """
     kind = KIND_OF[stage]
-    with explained(DataError, lambda error: f"{folder} has no {kind.tensor} ({error!r}): run `stage {stage}` again"):
+    with explained(
+        DataError,
+        lambda error: f"{folder} has no {kind.tensor} ({error!r}): run `stage {stage}` again",
+    ):
         about = validated(kind, read_json(folder / "features.json"))
         table = load_tensors(folder / f"{kind.tensor}.safetensors")[kind.tensor]
         shape = getattr(about, "shape", plan.shape)
         # Checked before memory is allocated
         if getattr(about, "size", 0) > len(table) or shape != plan.shape:
-            raise ValueError(f"features.json is for images of {shape}, or has more rows than the release")
+            raise ValueError(
+                f"features.json is for images of {shape}, or has more rows than the release"
+            )
         features = about.rebuild(folder, teacher)
         expected = (features.size, len(plan.classes) + plan.several)
         if table.shape != expected or table.dtype != torch.float32 or features.shape != plan.shape:
@@ -260,13 +285,17 @@ def encoder_of(map: nn.Module, arguments: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def encoding_alone(function: Callable[[Tensor], Tensor], shape: Shape, where: torch.device) -> Encode:
+def encoding_alone(
+    function: Callable[[Tensor], Tensor], shape: Shape, where: torch.device
+) -> Encode:
     """Build the encoder of a map on device `where`, from images (B, C, H, W) to rows (B, d).
 
     Guarantee: a row is a function of its image only.
     """
     owner = getattr(function, "__self__", function)  # the module, or the object whose method it is
-    networks = [part for part in getattr(owner, "modules", tuple)() if isinstance(part, OwnFeatures)]
+    networks = [
+        part for part in getattr(owner, "modules", tuple)() if isinstance(part, OwnFeatures)
+    ]
     for network in networks:
         check_rows(network, shape, where)
     matters = bool(networks) or place_matters(function, shape, where)

@@ -32,14 +32,21 @@ def vote_rows(logits: Tensor, labels: Tensor, votes: int, classes: int | None = 
     Returns (B, classes or 1) ⊗ (B, P), whole numbers, of norm √votes.
     """
     finite = logits.isfinite().all(dim=1)
-    likeliest = torch.where(finite[:, None], logits, 0).argsort(dim=1, descending=True, stable=True)[:, :votes]
-    ballots = torch.zeros_like(logits, dtype=torch.float64).scatter_(1, likeliest, 1) * finite[:, None]  # (B, P)
+    likeliest = torch.where(finite[:, None], logits, 0).argsort(
+        dim=1, descending=True, stable=True
+    )[:, :votes]
+    # (B, P)
+    ballots = (
+        torch.zeros_like(logits, dtype=torch.float64).scatter_(1, likeliest, 1) * finite[:, None]
+    )
     if classes is None:
         return Rows(torch.ones_like(ballots[:, :1]), ballots)
     return Rows(one_hot(labels, classes), ballots)
 
 
-def query_histogram(charge: Charge, model: PublicNetwork, votes: int, classes: int | None = None) -> Tensor:
+def query_histogram(
+    charge: Charge, model: PublicNetwork, votes: int, classes: int | None = None
+) -> Tensor:
     """Release noisy votes for every public class.
 
     The charge covers one Gaussian, possibly over a Poisson draw. The logits of an image depend on
@@ -54,9 +61,14 @@ def query_histogram(charge: Charge, model: PublicNetwork, votes: int, classes: i
     training mode, or if `votes` exceeds the number of public classes.
     """
     if model.training:
-        raise ValueError("the classifier is in training mode, where images change each other's logits: call eval()")
+        raise ValueError(
+            "the classifier is in training mode, where images change each other's logits: call "
+            "eval()"
+        )
     if not 1 <= votes <= model.classes:
-        raise ValueError(f"histogram.votes={votes}: expected 1 to {model.classes}, the number of public classes")
+        raise ValueError(
+            f"histogram.votes={votes}: expected 1 to {model.classes}, the number of public classes"
+        )
     device = model.head.weight.device
     matters = place_matters(model, model.shape, device)
 

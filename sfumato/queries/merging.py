@@ -31,7 +31,9 @@ from sfumato.storage.documents import read_json, validated
 MERGED = ("count", "frequency", "moments", "covariance")
 
 
-def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, dict[str, Any]]]) -> list[str]:
+def same_settings(
+    folders: Sequence[Path], plans: Sequence[Mapping[str, dict[str, Any]]]
+) -> list[str]:
     """Return the queries that ran, if the plans agree.
 
     Raises ConfigError if a query cannot be merged, or public settings of the plans differ.
@@ -42,7 +44,9 @@ def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, dict[str
         why = "its steps, draws or features depend on earlier releases of one owner"
         raise ConfigError(f"releases of {name} cannot be added up, because {why}: {way}")
     if "count" not in queries:
-        raise ConfigError("count is not in `run`: without noisy counts the means of two owners have no weights")
+        raise ConfigError(
+            "count is not in `run`: without noisy counts the means of two owners have no weights"
+        )
     # Fields that may differ
     theirs = {"dataset_id", "size_hint", "mechanism", "delta", "about", "again"}
     for folder, plan in zip(folders[1:], plans[1:], strict=True):
@@ -51,14 +55,20 @@ def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, dict[str
             other = plan[name]
             for key in sorted((first.keys() | other.keys()) - theirs):
                 if first.get(key) != other.get(key):
-                    both = f"{folder} and {folders[0]} differ in {name}.{key}: {other.get(key)} and {first.get(key)}"
+                    both = (
+                        f"{folder} and {folders[0]} differ in {name}.{key}: {other.get(key)} and "
+                        f"{first.get(key)}"
+                    )
                     what = "all settings except data.dataset_id, privacy.size_hint and ε"
                     raise ConfigError(f"{both}. Owners must agree on {what} before they spend")
     return queries
 
 
 def check_owner(
-    folder: Path, plans: Mapping[str, dict[str, Any]], budget: Mapping[str, Any], queries: Sequence[Artifact]
+    folder: Path,
+    plans: Mapping[str, dict[str, Any]],
+    budget: Mapping[str, Any],
+    queries: Sequence[Artifact],
 ) -> tuple[str, ...]:
     """Check one owner's releases, and return the ids of the data sets that they were made from.
 
@@ -66,36 +76,58 @@ def check_owner(
     BudgetError if the plan and the releases do not match.
     """
     records = merge_records(queries)
-    problems = [problem for key, record in records.items() for problem in record_problems(key, record)]
+    problems = [
+        problem for key, record in records.items() for problem in record_problems(key, record)
+    ]
     hint = budget["size_hint"]
     delta = checked_delta(budget["delta"], hint)
     for name, plan in plans.items():
-        if plan.get("delta", delta) != delta or (plan.get("dataset_id") and plan.get("size_hint") != hint):
-            problems.append(f"its plan of {name} differs from its budget in size_hint or δ: run `stage plan`")
-        if not STAGES[name].public_only and plan.get("dataset_id") != plans["count"].get("dataset_id"):
-            problems.append(f"its plans of {name} and count are for different data sets: run `stage plan`")
+        if plan.get("delta", delta) != delta or (
+            plan.get("dataset_id") and plan.get("size_hint") != hint
+        ):
+            problems.append(
+                f"its plan of {name} differs from its budget in size_hint or δ: run `stage plan`"
+            )
+        if not STAGES[name].public_only and plan.get("dataset_id") != plans["count"].get(
+            "dataset_id"
+        ):
+            problems.append(
+                f"its plans of {name} and count are for different data sets: run `stage plan`"
+            )
     apart = queries[0].apart
     owners = apart or (plans["count"].get("dataset_id", ""),)
     for query in queries if not problems else ():
         released = [record for record in query.records.values() if record["stage"] == query.stage]
         planned = Mechanism(**plans[query.stage]["mechanism"]).to_json()
         if query.apart != apart or len(apart) == 1:
-            problems.append(f"{query.path} and {queries[0].path} differ in which data sets share no person")
+            problems.append(
+                f"{query.path} and {queries[0].path} differ in which data sets share no person"
+            )
         elif not query.enabled or {record["dataset_id"] for record in released} != {*owners}:
-            problems.append(f"{query.path} contains no release of its own: run `stage {query.stage}` there")
+            problems.append(
+                f"{query.path} contains no release of its own: run `stage {query.stage}` there"
+            )
         elif not apart and any(record["event"] != planned for record in released):
-            problems.append(f"{query.path} was not released by the mechanism of its plan: run `stage plan`")
+            problems.append(
+                f"{query.path} was not released by the mechanism of its plan: run `stage plan`"
+            )
     if problems:
         raise DataError(f"{folder} cannot be merged: {problems[0]}")
     every = [*records.values()]
     spent = spent_on_one(every, delta, budget["accountant"], common_adjacency(every), apart)
     if spent > budget["target"] * (1 + TOLERANCE):
-        raise BudgetError(f"{folder} spent ε = {spent:.4g}, above the target of its budget.json, {budget['target']:g}")
+        raise BudgetError(
+            f"{folder} spent ε = {spent:.4g}, above the target of its budget.json, "
+            f"{budget['target']:g}"
+        )
     return owners
 
 
 def merged_budget(
-    budgets: Sequence[Mapping[str, Any]], size_hint: int, records: Sequence[dict], apart: Sequence[str]
+    budgets: Sequence[Mapping[str, Any]],
+    size_hint: int,
+    records: Sequence[dict],
+    apart: Sequence[str],
 ) -> dict[str, Any]:
     """Compute the merged budget at the smallest δ of all owners.
 
@@ -104,15 +136,25 @@ def merged_budget(
     """
     recipe, *others = {budget["recipe"] for budget in budgets}
     if others:
-        raise ConfigError("the owners have different recipes: they must agree on one before they spend")
+        raise ConfigError(
+            "the owners have different recipes: they must agree on one before they spend"
+        )
     accountant = min((budget["accountant"] for budget in budgets), key=ACCOUNTANTS.index)
     delta = checked_delta(min(budget["delta"] for budget in budgets), size_hint)
     spent = spent_on_one(records, delta, accountant, common_adjacency(records), apart)
     target = max(*(budget["target"] for budget in budgets), round_up(spent))
-    return {"recipe": recipe, "accountant": accountant, "delta": delta, "size_hint": size_hint, "target": target}
+    return {
+        "recipe": recipe,
+        "accountant": accountant,
+        "delta": delta,
+        "size_hint": size_hint,
+        "target": target,
+    }
 
 
-def merge_counts(counts: Sequence[Artifact], directory: Path, several: bool = False) -> PublicCounts:
+def merge_counts(
+    counts: Sequence[Artifact], directory: Path, several: bool = False
+) -> PublicCounts:
     """Add up the noisy counts of all owners, and write them as `count` does.
 
     The result has the same distribution as one owner's release over all images, with the sum of all
@@ -120,12 +162,16 @@ def merge_counts(counts: Sequence[Artifact], directory: Path, several: bool = Fa
     """
     noisy = torch.zeros(1, dtype=torch.float64)
     for count in counts:
-        with explained(DataError, lambda e: f"{count.path} contains no counts ({e!r}): run `stage count` again"):  # noqa: B023
+        with explained(
+            DataError, lambda e: f"{count.path} contains no counts ({e!r}): run `stage count` again"
+        ):  # noqa: B023
             one = validated(Counts, read_json(count.path / "counts.json"))
             if len(one.noisy) != len(one.per_class) * (1 + several) + 2 * several:
                 raise ValueError(f"{len(one.noisy)} noisy numbers for {len(one.per_class)} classes")
             noisy = noisy + torch.tensor(one.noisy, dtype=torch.float64)
-    charges = [r["event"] for count in counts for r in count.records.values() if r["stage"] == "count"]
+    charges = [
+        r["event"] for count in counts for r in count.records.values() if r["stage"] == "count"
+    ]
     sigmas = [Mechanism.from_json(event).noise_multiplier for event in charges]
     merged = (public_several if several else public_counts)(noisy, math.hypot(*sigmas))
     save_counts(merged, noisy, directory)
@@ -133,7 +179,12 @@ def merge_counts(counts: Sequence[Artifact], directory: Path, several: bool = Fa
 
 
 def merge_means(
-    stage: str, releases: Sequence[Artifact], sizes: Sequence[float], size: float, directory: Path, plan: StagePlan
+    stage: str,
+    releases: Sequence[Artifact],
+    sizes: Sequence[float],
+    size: float,
+    directory: Path,
+    plan: StagePlan,
 ) -> FeatureMeans:
     """Add up all owners' noisy sums, divide them by `size`, and write the means as the query does.
 
@@ -148,15 +199,29 @@ def merge_means(
     # All other files define the features.
     varying = {f"{KIND_OF[stage].tensor}.safetensors", "features.json", PRIVACY}
     maps = [
-        {f.name: digest_of_file(f) for f in one.path.iterdir() if f.name not in varying and f.is_file()}
+        {
+            f.name: digest_of_file(f)
+            for f in one.path.iterdir()
+            if f.name not in varying and f.is_file()
+        }
         for one in releases
     ]
     for i, release in enumerate(releases):
         if maps[i] != maps[0] or {**about[i], "deviation": 0} != {**about[0], "deviation": 0}:
-            fix = "use the same settings, seed and public network (one owner sends artifacts/classifier to the others)"
-            raise ConfigError(f"{release.path} and {releases[0].path} are means of different features: {fix}")
-    table = sum((m.table.double() * n for m, n in zip(means, sizes, strict=True)), torch.zeros(1)) / size
-    deviations = [m.deviation * n for m, n in zip(means, sizes, strict=True) if m.deviation is not None]
+            fix = (
+                "use the same settings, seed and public network (one owner sends "
+                "artifacts/classifier to the others)"
+            )
+            raise ConfigError(
+                f"{release.path} and {releases[0].path} are means of different features: {fix}"
+            )
+    table = (
+        sum((m.table.double() * n for m, n in zip(means, sizes, strict=True)), torch.zeros(1))
+        / size
+    )
+    deviations = [
+        m.deviation * n for m, n in zip(means, sizes, strict=True) if m.deviation is not None
+    ]
     deviation = math.hypot(*deviations) / size if len(deviations) == len(means) else None
     for name in maps[0]:
         shutil.copyfile(releases[0].path / name, directory / name)

@@ -35,7 +35,9 @@ def query_saliency(charge: Charge, gradients: Gradients) -> dict[str, Tensor]:
     """
     total = gradient_sum(gradients, charge).cpu()
     released = charge.release(total, max_norm=gradients.max_norm).double() / gradients.public_batch
-    return {name: part.flatten() for name, part in unflatten(released, gradients.parameters).items()}
+    return {
+        name: part.flatten() for name, part in unflatten(released, gradients.parameters).items()
+    }
 
 
 def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> pd.DataFrame:
@@ -50,7 +52,9 @@ def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> pd.Data
     Source: DP-SAPF Eq. 8 and Algorithm 1 for the raw norm.
     """
     norms = [float(torch.linalg.vector_norm(vector.double())) for vector in released.values()]
-    table = pd.DataFrame({"name": list(released), "size": list(map(len, released.values())), "raw_norm": norms})
+    table = pd.DataFrame(
+        {"name": list(released), "size": list(map(len, released.values())), "raw_norm": norms}
+    )
     table["debiased"] = table["raw_norm"] ** 2 - table["size"] * noise_std**2
     for rank, score in (("rank", "debiased"), ("raw_rank", "raw_norm")):
         table[rank] = table[score].rank(method="first", ascending=False).astype(int)
@@ -59,8 +63,17 @@ def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> pd.Data
 
 def save_ranking(table: pd.DataFrame, noise_std: float, directory: Path) -> None:
     """Write the table, and the lists of candidates by either norm, the most salient first."""
-    columns = {"matrix": "", "size": "", "raw_norm": ".6g", "debiased": ".6g", "rank": "", "raw_rank": ""}
-    rows: list[Any] = table.assign(matrix=table["name"].str.removesuffix(".weight")).to_dict("records")
+    columns = {
+        "matrix": "",
+        "size": "",
+        "raw_norm": ".6g",
+        "debiased": ".6g",
+        "rank": "",
+        "raw_rank": "",
+    }
+    rows: list[Any] = table.assign(matrix=table["name"].str.removesuffix(".weight")).to_dict(
+        "records"
+    )
     (directory / "saliency.csv").write_text(csv_text(rows, columns), encoding="utf-8")
     orders = {"debiased": table.sort_values("rank"), "raw": table.sort_values("raw_rank")}
     ranked = {key: [[name] for name in order["name"]] for key, order in orders.items()}
@@ -73,5 +86,7 @@ def read_ranking(saliency: Artifact | None) -> list[str] | None:
     if saliency is None or not saliency.enabled:
         return None
     file = saliency.path / "saliency.json"
-    with explained(DataError, lambda error: f"{file} cannot be read ({error}): run `stage saliency` again"):
+    with explained(
+        DataError, lambda error: f"{file} cannot be read ({error}): run `stage saliency` again"
+    ):
         return [str(name) for (name,) in read_json(file)["ranked"]["debiased"]]

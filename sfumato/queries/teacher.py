@@ -13,7 +13,9 @@ from sfumato.privacy.rows import Rows, one_hot
 from sfumato.settings.queries import Teacher
 
 
-def error_rows(weights: Tensor, rows: Tensor, labels: Tensor, offsets: Tensor | None = None) -> Rows:
+def error_rows(
+    weights: Tensor, rows: Tensor, labels: Tensor, offsets: Tensor | None = None
+) -> Rows:
     """Compute ψ(x) ⊗ (onehot(y) − p(x)), (B, d) ⊗ (B, M).
 
     This is the negative gradient of the softmax loss. The norm of a row equals the norm of the
@@ -65,14 +67,22 @@ def query_teacher(
     averaged = 0
     precondition = torch.eye(len(covariance), dtype=torch.float64, device=device)
     if settings.ridge is not None:
-        precondition = settings.ridge * torch.linalg.inv(covariance.double() + settings.ridge * precondition)
+        precondition = settings.ridge * torch.linalg.inv(
+            covariance.double() + settings.ridge * precondition
+        )
     if offsets is not None:
         offsets = torch.as_tensor(offsets, device=device)
     for step in range(charge.uses):
-        released = charge.sum(partial(error_rows, weights, offsets=offsets), settings.max_norm, size=4096)
-        velocity = settings.momentum * velocity + precondition @ (to_device(released, device) / public_size)
+        released = charge.sum(
+            partial(error_rows, weights, offsets=offsets), settings.max_norm, size=4096
+        )
+        velocity = settings.momentum * velocity + precondition @ (
+            to_device(released, device) / public_size
+        )
         done = step / charge.uses
-        weights = weights + settings.learning_rate * (1 - (1 - settings.last_rate) * done) * velocity
+        weights = (
+            weights + settings.learning_rate * (1 - (1 - settings.last_rate) * done) * velocity
+        )
         if step >= math.floor((1 - settings.average) * charge.uses):
             averaged += 1
             mean += (weights - mean) / averaged

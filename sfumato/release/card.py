@@ -16,10 +16,21 @@ from sfumato.release.exports import PUBLIC_SOURCE
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.release import Synthesize
 
-WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
-PREPARED = {"upright": "by EXIF", "transparent": "over black", "fit": "crop", "range": None, "filter": "lanczos"}
+WORDS: dict[str, Any] = yaml.safe_load(
+    Path(__file__).with_name("words.yaml").read_text(encoding="utf-8")
+)
+PREPARED = {
+    "upright": "by EXIF",
+    "transparent": "over black",
+    "fit": "crop",
+    "range": None,
+    "filter": "lanczos",
+}
 ASKED_LABELS = "asked.npy"  # In a release with the labels of a teacher
-UNCHANGED = {"plain": "as a model drew it", "public": "a public image, privately selected and labelled"}
+UNCHANGED = {
+    "plain": "as a model drew it",
+    "public": "a public image, privately selected and labelled",
+}
 # With several labels: one column per label, one row per image, in the order of the arrays
 LABEL_TABLE = "labels.csv"
 
@@ -56,20 +67,29 @@ def dataset_card(
         drawn=drawn,
         mixture=card.get("mixture"),
         stream=card.get("stream"),
-        coarse="auxiliary" in drawn and any(record["stage"] == "covariance" for record in records.values()),
-        changed=[(WORDS["kinds"][name], number) for name, number in kinds.items() if name in WORDS["kinds"]],
+        coarse="auxiliary" in drawn
+        and any(record["stage"] == "covariance" for record in records.values()),
+        changed=[
+            (WORDS["kinds"][name], number)
+            for name, number in kinds.items()
+            if name in WORDS["kinds"]
+        ],
         kinds=kinds,
         claim=claims.pop() if len(claims) == 1 else "",
         owners=card.get("apart", ()),
         together=bound_text(cost_of(plan, records)["epsilon"]),
         classes=[(str(label), name, str(number)) for label, (name, number) in numbers],
-        about=[(word, plan.about[key]) for key, word in WORDS["about"].items() if key in plan.about],
+        about=[
+            (word, plan.about[key]) for key, word in WORDS["about"].items() if key in plan.about
+        ],
         prepared=card["prepared"],
         licence=WORDS["licences"].get(public_source, ""),
     )
 
 
-def privacy_facts(plan: StagePlan[Any], records: Mapping[str, dict], cost: Mapping[str, Any]) -> dict[str, Any]:
+def privacy_facts(
+    plan: StagePlan[Any], records: Mapping[str, dict], cost: Mapping[str, Any]
+) -> dict[str, Any]:
     """Collect what a card for people states about all charges behind a release.
 
     cost: result of `cost_of`, with or without more.
@@ -89,13 +109,21 @@ def privacy_facts(plan: StagePlan[Any], records: Mapping[str, dict], cost: Mappi
 
 def template(name: str | Path, **given: Any) -> Template:
     """Load a template of this folder, or at a path. given: `autoescape`, and filters by name."""
-    layout: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
-    environment = Environment(autoescape=given.pop("autoescape"), undefined=StrictUndefined, **layout)
+    layout: dict[str, Any] = {
+        "trim_blocks": True,
+        "lstrip_blocks": True,
+        "keep_trailing_newline": True,
+    }
+    environment = Environment(
+        autoescape=given.pop("autoescape"), undefined=StrictUndefined, **layout
+    )
     environment.filters |= given
     return environment.from_string((Path(__file__).parent / name).read_text(encoding="utf-8"))
 
 
-def cost_of(plan: StagePlan[Any], records: Mapping[str, dict], apart: Sequence[str] = ()) -> dict[str, Any]:
+def cost_of(
+    plan: StagePlan[Any], records: Mapping[str, dict], apart: Sequence[str] = ()
+) -> dict[str, Any]:
     """Compute the cost of all charges behind a release, for one person, by the plan's accountant.
 
     Epsilon is at the delta of the plan, or the default one. Returns epsilon, delta, their
@@ -111,20 +139,27 @@ def cost_of(plan: StagePlan[Any], records: Mapping[str, dict], apart: Sequence[s
 def data_dictionary(card: Mapping[str, Any], several: bool) -> dict[str, tuple[str, str, str]]:
     """Return meaning, type and values of each column of a table of labels, by its name."""
     classes = card["classes"]
-    meanings = {"file_name": ("name of the picture", "string", f"000001.png to {card['images']:06d}.png")}
+    meanings = {
+        "file_name": ("name of the picture", "string", f"000001.png to {card['images']:06d}.png")
+    }
     if several:
         flag = ("whether the picture has this label", "integer", "0 no; 1 yes")
         meanings |= {f"label {name}": flag for name in classes}
     else:
         meanings["label"] = ("number of the class", "integer", f"0 to {len(classes) - 1}")
         meanings["class"] = ("name of the class", "string", "; ".join(classes))
-    kinds = "; ".join(f"{kind}: {(UNCHANGED | WORDS['kinds'])[kind]}" for kind in card.get("kinds", ("plain",)))
+    kinds = "; ".join(
+        f"{kind}: {(UNCHANGED | WORDS['kinds'])[kind]}" for kind in card.get("kinds", ("plain",))
+    )
     return meanings | {"kind": ("how the picture was made", "string", kinds)}
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    lines += [f"| {' | '.join(plain(cell) if not cell.startswith('`') else cell for cell in row)} |" for row in rows]
+    lines += [
+        f"| {' | '.join(plain(cell) if not cell.startswith('`') else cell for cell in row)} |"
+        for row in rows
+    ]
     return "\n".join(lines)
 
 

@@ -45,7 +45,9 @@ def check_card(
     if len({*classes}) < len(classes):
         raise ValueError("it names a class twice")
     if images.dtype != np.uint8 or images.ndim != 4:
-        raise ValueError(f"images.npy is {images.dtype} {images.shape}, expected uint8 (N, H, W, C)")
+        raise ValueError(
+            f"images.npy is {images.dtype} {images.shape}, expected uint8 (N, H, W, C)"
+        )
     if 0 in images.shape[1:]:
         raise ValueError(f"images.npy has the shape {images.shape}, which leaves no pixels")
     check_picture("images.npy", *images.shape[1:])
@@ -58,18 +60,27 @@ def check_card(
         whole = f"{len(images)} images in {len(classes)} classes"
         raise ValueError(f"labels.npy is {labels.dtype} {labels.shape}, for {whole}")
     if labels.size and not 0 <= labels.min() <= labels.max() < most:
-        raise ValueError(f"labels.npy contains the label {labels.max()}, and it names {len(classes)} classes")
+        raise ValueError(
+            f"labels.npy contains the label {labels.max()}, and it names {len(classes)} classes"
+        )
     if kinds.dtype.kind != "U" or kinds.shape != (len(images),):
         raise ValueError(f"kinds.npy is {kinds.dtype} {kinds.shape}, for {len(images)} images")
     public = int(np.count_nonzero(kinds == PUBLIC_KIND))
     sources = card.get("sources", {})
     if sources and sum(sources.values()) != len(images):
-        raise ValueError(f"its sources drew {sum(sources.values())} images, and images.npy contains {len(images)}")
+        raise ValueError(
+            f"its sources drew {sum(sources.values())} images, and images.npy contains "
+            f"{len(images)}"
+        )
     if sources and public > sources.get(PUBLIC_SOURCE, 0):
-        raise ValueError(f"kinds.npy calls {public} images public, its sources {sources.get(PUBLIC_SOURCE, 0)}")
+        raise ValueError(
+            f"kinds.npy calls {public} images public, its sources {sources.get(PUBLIC_SOURCE, 0)}"
+        )
     number = {name: int(np.count_nonzero(kinds == name)) for name in card.get("kinds", ("plain",))}
     if sum(number.values()) != len(images):
-        raise ValueError(f"kinds.npy names kinds that it does not state, which are {', '.join(number)}")
+        raise ValueError(
+            f"kinds.npy names kinds that it does not state, which are {', '.join(number)}"
+        )
     found = {
         "images": len(images),
         "shape": [images.shape[3], *images.shape[1:3]],
@@ -78,13 +89,20 @@ def check_card(
         "apart": sorted(apart),
     }
     if sources:
-        found |= {"synthetic": PUBLIC_SOURCE not in sources, "digital_source_type": source_type(sources)}
+        found |= {
+            "synthetic": PUBLIC_SOURCE not in sources,
+            "digital_source_type": source_type(sources),
+        }
     for name, value in found.items():
         if card.get(name, value) != value:
-            raise ValueError(f"it states {name}={card[name]!r}, and the files beside it have {value!r}")
+            raise ValueError(
+                f"it states {name}={card[name]!r}, and the files beside it have {value!r}"
+            )
 
 
-def known_cost(card: Mapping[str, Any], records: Mapping[str, dict], apart: Sequence[str] = ()) -> dict[str, Any]:
+def known_cost(
+    card: Mapping[str, Any], records: Mapping[str, dict], apart: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return the cost of a release: ε at its card's δ, recomputed if the accountant is installed.
 
     If the card states an `exact` ε, which is smaller than Rényi's, the result is that ε. Raises
@@ -95,7 +113,12 @@ def known_cost(card: Mapping[str, Any], records: Mapping[str, dict], apart: Sequ
             raise ValueError(f"it states {name}={card[name]!r}, which is not a bound")
     delta = card["delta"]
     units = sorted({record["unit"] for record in records.values()})
-    cost = {"epsilon": card["epsilon"], "delta": delta, "adjacency": card["adjacency"], "units": units}
+    cost = {
+        "epsilon": card["epsilon"],
+        "delta": delta,
+        "adjacency": card["adjacency"],
+        "units": units,
+    }
     try:
         from sfumato.privacy.accountant import EXACT, LARGEST_DELTA
         from sfumato.privacy.check import TOLERANCE
@@ -105,16 +128,29 @@ def known_cost(card: Mapping[str, Any], records: Mapping[str, dict], apart: Sequ
     except ImportError:  # only NumPy is installed
         return cost | {"basis": STATED}
     rows = list(records.values())
-    if problems := [problem for key, row in records.items() for problem in record_problems(f"record {key[:8]}", row)]:
+    if problems := [
+        problem
+        for key, row in records.items()
+        for problem in record_problems(f"record {key[:8]}", row)
+    ]:
         raise ValueError(problems[0])
     if len(units) > 1:
-        raise ValueError(f"its records are of different units ({', '.join(units)}), which cannot be composed")
+        raise ValueError(
+            f"its records are of different units ({', '.join(units)}), which cannot be composed"
+        )
     if apart and without_records(rows, apart):
-        raise ValueError(f"it declares that {', '.join(apart)} share no person, but lacks records of some of them")
+        raise ValueError(
+            f"it declares that {', '.join(apart)} share no person, but lacks records of some of "
+            "them"
+        )
     if (adjacency := common_adjacency(rows)) != card["adjacency"]:
-        raise ValueError(f"it states adjacency={card['adjacency']!r}, and its records are valid for {adjacency}")
+        raise ValueError(
+            f"it states adjacency={card['adjacency']!r}, and its records are valid for {adjacency}"
+        )
     if not 0 < delta <= LARGEST_DELTA:
-        raise ValueError(f"it states delta={delta:g}, and above {LARGEST_DELTA:g} there is no guarantee")
+        raise ValueError(
+            f"it states delta={delta:g}, and above {LARGEST_DELTA:g} there is no guarantee"
+        )
     for accountant in ("rdp", EXACT):
         spent = spent_on_one(rows, delta, accountant, adjacency, apart)
         if card["epsilon"] >= spent - TOLERANCE * max(1.0, spent):

@@ -16,7 +16,14 @@ from sfumato.release.card_check import PUBLIC_KIND
 from sfumato.release.exports import SHARD, mark_of
 from sfumato.release.loading import Release, load_release
 from sfumato.release.pattern import add_pattern, pattern_key
-from sfumato.release.report import grouped, not_covered, report_page, what_it_cost, what_it_means, what_was_released
+from sfumato.release.report import (
+    grouped,
+    not_covered,
+    report_page,
+    what_it_cost,
+    what_it_means,
+    what_was_released,
+)
 from sfumato.release.signing import Signing, png_signer
 from sfumato.release.verify import MANIFEST, results_of
 from sfumato.settings.stage import ARTIFACTS, LEDGER, PLAN, PUBLIC
@@ -50,8 +57,8 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
     dataset = verified.ledger["odometer"]["dataset_id"]
     if not verified.ledger["odometer"]["complete"]:
         raise BudgetError(
-            f"{path} has an incomplete odometer: more may have been spent on dataset {dataset!r} than it lists. "
-            "Restore the newest state directory and run `stage ledger write`"
+            f"{path} has an incomplete odometer: more may have been spent on dataset {dataset!r} "
+            "than it lists. Restore the newest state directory and run `stage ledger write`"
         )
     place = project / ARTIFACTS / "synthesize"
     page = report_page(place, path)  # refuses a local release
@@ -76,37 +83,52 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
             text = template(form, autoescape=False, plain=plain).render(facts)
             (directory / name).write_text(text, encoding="utf-8")
         files = sorted(directory.iterdir())
-        listed = {file.name: {"bytes": file.stat().st_size, "sha256": digest_of_file(file)} for file in files}
+        listed = {
+            file.name: {"bytes": file.stat().st_size, "sha256": digest_of_file(file)}
+            for file in files
+        }
         write_json(directory / MANIFEST, listed, sort_keys=True)
         if failed := [text for passed, text in results_of(directory) if passed is False]:
-            raise DataError(f"{folder} was not written, because {VERIFY.name} would refuse it: {failed[0]}")
+            raise DataError(
+                f"{folder} was not written, because {VERIFY.name} would refuse it: {failed[0]}"
+            )
         return digest_of_file(directory / MANIFEST)
 
 
 def check_folder(folder: Path, project: Path) -> None:
     """Raise ConfigError if the folder is not empty, or is among the project's artifacts."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ConfigError(f"{folder} is a file or a folder with files: name a folder that is empty or does not exist")
+        raise ConfigError(
+            f"{folder} is a file or a folder with files: name a folder that is empty or does not "
+            "exist"
+        )
     for inside in (project / ARTIFACTS, project / PUBLIC):
         if inside.resolve() in (folder, *folder.parents):
-            raise ConfigError(f"{folder} lies in {inside}, which stages replace: name a folder outside it")
+            raise ConfigError(
+                f"{folder} lies in {inside}, which stages replace: name a folder outside it"
+            )
 
 
 def file_name(number: int) -> str:
     return f"{number + 1:06d}.png"
 
 
-def write_pictures(directory: Path, release: Release, card: Mapping[str, Any], sign: Callable[[bytes], bytes]) -> None:
+def write_pictures(
+    directory: Path, release: Release, card: Mapping[str, Any], sign: Callable[[bytes], bytes]
+) -> None:
     """Write PNGs into plain zip archives. Unsigned, the same release always gives the same bytes.
 
-    card: the package's; where it states a pattern that the release's does not, drawn pictures get it.
+    card: the package's; where it states a pattern that the release's does not, drawn pictures get
+    it.
     """
     mark = mark_of(card["sources"])
     lacking = "pattern" in card and "pattern" not in release.card
     archives = min(MOST_ARCHIVES, -(-release.images.nbytes // SHARD))
     edges = np.linspace(0, len(release), archives + 1).astype(int)
     for number, (start, stop) in enumerate(itertools.pairwise(edges), 1):
-        with zipfile.ZipFile(directory / f"images-{number:02d}.zip", "w", zipfile.ZIP_STORED) as archive:
+        with zipfile.ZipFile(
+            directory / f"images-{number:02d}.zip", "w", zipfile.ZIP_STORED
+        ) as archive:
             for i in range(start, stop):
                 image = release.images[i : i + 1]
                 if lacking and release.kinds[i] != PUBLIC_KIND:
@@ -128,8 +150,12 @@ def write_tables(directory: Path, release: Release) -> None:
             row |= {"label": label, "class": release.classes[label]}
         rows.append(row)
     meanings = data_dictionary(release.card, several)
-    described = [dict(zip(COLUMNS, (name, *about), strict=True)) for name, about in meanings.items()]
-    (directory / "labels.csv").write_text(csv_text(rows, dict.fromkeys(meanings, "")), encoding="utf-8")
+    described = [
+        dict(zip(COLUMNS, (name, *about), strict=True)) for name, about in meanings.items()
+    ]
+    (directory / "labels.csv").write_text(
+        csv_text(rows, dict.fromkeys(meanings, "")), encoding="utf-8"
+    )
     (directory / "dictionary.csv").write_text(csv_text(described, COLUMNS), encoding="utf-8")
 
 

@@ -61,7 +61,10 @@ def mark_of(sources: Collection[str]) -> Mark:
         return Mark(None, "A public image, privately selected and labelled. Not generated.")
     text = "AI-generated image. Drawn by a model that was trained with differential privacy."
     if PUBLIC_SOURCE in sources:
-        text = "From a set of AI-generated images and of public images, privately selected and labelled."
+        text = (
+            "From a set of AI-generated images and of public images, privately selected and "
+            "labelled."
+        )
     return Mark(source_type(sources), text)
 
 
@@ -72,7 +75,9 @@ def save_npz(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark
     """
     archive = io.BytesIO()
     classes = np.array(image_set.classes, dtype=np.str_)
-    np.savez_compressed(archive, images=image_set.images, labels=image_set.labels, classes=classes, kinds=kinds)
+    np.savez_compressed(
+        archive, images=image_set.images, labels=image_set.labels, classes=classes, kinds=kinds
+    )
     if mark.everywhere:
         with zipfile.ZipFile(archive, "a") as opened:
             opened.comment = mark.xmp.encode()
@@ -104,7 +109,10 @@ def save_webdataset(directory: Path, image_set: ImageSet, kinds: np.ndarray, mar
                 else:
                     about |= {"label": int(label), "class": image_set.classes[label]}
                 picture = png_bytes(image_set.images[i], mark.xmp)
-                for end, content in (("png", picture), ("json", json.dumps(about, ensure_ascii=False).encode())):
+                for end, content in (
+                    ("png", picture),
+                    ("json", json.dumps(about, ensure_ascii=False).encode()),
+                ):
                     entry = tarfile.TarInfo(f"{i:08d}.{end}")
                     entry.size = len(content)
                     file.addfile(entry, io.BytesIO(content))
@@ -130,18 +138,26 @@ def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: 
         number = pyarrow.list_(number)
         feature = {"feature": feature, "_type": "Sequence"}
         labels = [np.flatnonzero(row).tolist() for row in image_set.labels]
-    features = {"image": {"_type": "Image"}, "kind": {"dtype": "string", "_type": "Value"}, name: feature}
+    features = {
+        "image": {"_type": "Image"},
+        "kind": {"dtype": "string", "_type": "Value"},
+        name: feature,
+    }
     image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
     schema = pyarrow.schema(
         [("image", image), (name, number), ("kind", pyarrow.string())],
-        metadata={"huggingface": json.dumps({"info": {"features": features}}, ensure_ascii=False)} | mark.metadata,
+        metadata={"huggingface": json.dumps({"info": {"features": features}}, ensure_ascii=False)}
+        | mark.metadata,
     )
     (directory / PARQUET).parent.mkdir(parents=True, exist_ok=True)
     files = shards(image_set)
     for shard, places in enumerate(files):
         path = directory / PARQUET_FILES.replace("*", f"train-{shard:05d}-of-{len(files):05d}")
         # No compression, because PNGs are already compressed.
-        with path.open("wb") as file, parquet.ParquetWriter(file, schema, compression="none") as writer:
+        with (
+            path.open("wb") as file,
+            parquet.ParquetWriter(file, schema, compression="none") as writer,
+        ):
             for start in range(places.start, places.stop, ROWS_PER_GROUP):
                 rows = []
                 for i in range(start, min(start + ROWS_PER_GROUP, places.stop)):
@@ -162,7 +178,9 @@ def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, ma
     if image_set.labels.ndim == 2:
         columns = ("file_name", "kind", *classes)
     rows = []
-    for i, (image, label) in enumerate(zip(image_set.images, image_set.labels.tolist(), strict=True)):
+    for i, (image, label) in enumerate(
+        zip(image_set.images, image_set.labels.tolist(), strict=True)
+    ):
         name = f"{i:06d}.png"
         if image_set.labels.ndim == 2:
             row = dict(zip(classes, label, strict=True))
@@ -173,7 +191,9 @@ def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, ma
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(png_bytes(image, mark.xmp))
         rows.append(row | {"file_name": name, "kind": str(kinds[i])})
-    replace_file(directory / PNG / "metadata.csv", csv_text(rows, dict.fromkeys(columns, "")).encode())
+    replace_file(
+        directory / PNG / "metadata.csv", csv_text(rows, dict.fromkeys(columns, "")).encode()
+    )
 
 
 def folder_names(classes: Sequence[str]) -> tuple[str, ...]:

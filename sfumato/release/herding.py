@@ -39,14 +39,18 @@ def draw_herded(
     more = settings.model_copy(update={"count": settings.count * settings.herding})
     images, labels, sources = drawn(settings=more, seed=seed)
     if teacher is not None and settings.relabel:
-        pictures = ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), (*map(str, range(teacher.classes)),))
+        pictures = ImageSet(
+            images.permute(0, 2, 3, 1).numpy(), labels.numpy(), (*map(str, range(teacher.classes)),)
+        )
         labels = torch.from_numpy(relabelled(teacher, pictures).labels)
     rows = herded(images, labels, means, priors, settings.count)
     rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
     return images[rows], labels[rows], sources[rows.numpy()]
 
 
-def herded(images: Tensor, labels: Tensor, means: FeatureMeans, priors: Tensor, number: int) -> Tensor:
+def herded(
+    images: Tensor, labels: Tensor, means: FeatureMeans, priors: Tensor, number: int
+) -> Tensor:
     """Choose the rows of the images to keep, (number,) int64, class by class.
 
     The same share of each class is kept, to within one image.
@@ -57,7 +61,9 @@ def herded(images: Tensor, labels: Tensor, means: FeatureMeans, priors: Tensor, 
     priors: (classes,); a class with 0 keeps its first images.
     """
     features = means.features.to(device())
-    cells = torch.randperm(features.size, generator=torch.Generator().manual_seed(features.seed))[:COMPARED_CELLS]
+    cells = torch.randperm(features.size, generator=torch.Generator().manual_seed(features.seed))[
+        :COMPARED_CELLS
+    ]
     ends = labels.bincount(minlength=len(priors)).cumsum(0) * number // len(labels)
     kept = []
     for label, wanted in enumerate(ends.diff(prepend=torch.zeros(1, dtype=torch.int64)).tolist()):
@@ -65,7 +71,9 @@ def herded(images: Tensor, labels: Tensor, means: FeatureMeans, priors: Tensor, 
         if wanted and priors[label] > 0:
             target = (means.table[cells, label] / priors[label]).to(device())
             for part, share in zip(among.split(TOGETHER), shares(wanted, len(among)), strict=True):
-                kept.append(part[nearest_mean(rows_of(features, images[part], cells), target, share)])
+                kept.append(
+                    part[nearest_mean(rows_of(features, images[part], cells), target, share)]
+                )
         else:
             kept.append(among[:wanted])
     return torch.cat(kept)

@@ -59,11 +59,16 @@ class Release:
         shape = f"{len(self)} images of {height}×{width}×{channels} ({kinds})"
         classes = f"{len(self.classes)} classes: {', '.join(self.classes)}"
         units = " and ".join(self.cost["units"])
-        cost = f"ε = {self.cost['epsilon']:.4g} at δ = {self.cost['delta']:.3g}, for {units}, {self.cost['basis']}"
+        cost = (
+            f"ε = {self.cost['epsilon']:.4g} at δ = {self.cost['delta']:.3g}, for {units}, "
+            f"{self.cost['basis']}"
+        )
         return f"<Release {self.path}: {shape}\n {classes}\n {cost}>"
 
     def prepare(self, picture: str | Path | np.ndarray) -> np.ndarray:
-        """Rotate, crop and resize a picture like the images of the release. Returns (H, W, C) uint8.
+        """Rotate, crop and resize a picture like the images of the release.
+
+        Returns (H, W, C) uint8.
 
         Args:
             picture: A file, or (H, W, C) uint8 of any size.
@@ -101,14 +106,23 @@ class Release:
             import yaml
 
             from sfumato.data.images import ImageSet
-            from sfumato.release.exports import PARQUET_FILES, PNG, mark_of, save_parquet, save_png_folders
+            from sfumato.release.exports import (
+                PARQUET_FILES,
+                PNG,
+                mark_of,
+                save_parquet,
+                save_png_folders,
+            )
             from sfumato.storage.documents import parse_yaml
 
         folder = Path(path)
         if folder.exists() and any(folder.iterdir()):
             raise DataError(f"{folder} is not empty: name another folder")
         readme = self.path / "README.md"
-        with explained(DataError, lambda error: f"{readme} has no front matter ({error!r}): fetch the release again"):
+        with explained(
+            DataError,
+            lambda error: f"{readme} has no front matter ({error!r}): fetch the release again",
+        ):
             _, front, text = read_text(readme).split("---\n", 2)
             said = dict(parse_yaml(front))
         images = ImageSet(self.images, self.labels, self.classes)
@@ -144,7 +158,9 @@ def prepared(card: dict[str, Any], picture: str | Path | np.ndarray) -> np.ndarr
     """Prepare a picture as described in `card`, (H, W, C) uint8, by the same functions."""
     from sfumato.data.decoding import decode, fit  # needs only Pillow
 
-    with explained(DataError, lambda _: "card.json lacks how pictures were prepared: an older version wrote it"):
+    with explained(
+        DataError, lambda _: "card.json lacks how pictures were prepared: an older version wrote it"
+    ):
         made = card["prepared"]
     channels, height, width = card["shape"]
     pad = made["fit"] == "pad"
@@ -174,7 +190,9 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
         inside = folder / "artifacts/synthesize"
         if inside.is_dir():
             raise DataError(f"{folder} is a project: name its release, {inside}")
-        raise DataError(f"{folder} is not a release: {file.name} is missing. Name the folder that contains it")
+        raise DataError(
+            f"{folder} is not a release: {file.name} is missing. Name the folder that contains it"
+        )
     fetch = "fetch the release again"
     with explained(DataError, lambda error: f"{file} cannot be read ({error!r}): {fetch}"):
         content = read_json(file)
@@ -186,27 +204,43 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
         stage = content["stage"]
         released = stage == "synthesize" and content["enabled"] and not content["local"]
     if not released:
-        raise DataError(f"{folder} is the artifact of `{stage}`, not a release: name the artifact of `synthesize`")
+        raise DataError(
+            f"{folder} is the artifact of `{stage}`, not a release: name the artifact of "
+            "`synthesize`"
+        )
     if outside := [name for name in files if Path(name).is_absolute() or ".." in Path(name).parts]:
-        raise DataError(f"{file} lists {outside[0][:80]!r}, which lies outside of {folder}: {fetch}")
+        raise DataError(
+            f"{file} lists {outside[0][:80]!r}, which lies outside of {folder}: {fetch}"
+        )
     for name in ("images.npy", "labels.npy", "card.json"):
         if name not in files or not (folder / name).is_file():
             raise DataError(f"{folder / name} is missing: {fetch}")
     for name, sha256 in files.items():
-        if name != ATTRIBUTES and (folder / name).is_file() and digest_of_file(folder / name) != sha256:
-            raise DataError(f"{folder / name} no longer has the bytes that {file.name} lists: {fetch}")
+        if (
+            name != ATTRIBUTES
+            and (folder / name).is_file()
+            and digest_of_file(folder / name) != sha256
+        ):
+            raise DataError(
+                f"{folder / name} no longer has the bytes that {file.name} lists: {fetch}"
+            )
     with explained(DataError, lambda error: f"{folder} cannot be read ({error!r}): {fetch}"):
         card = dict(read_json(folder / "card.json"))
         images, labels = (read_array(folder / name) for name in ("images.npy", "labels.npy"))
         kind = np.full(len(images), "plain")  # version 0.2 wrote no kinds
         if KINDS_FILE in files:
             kind = read_array(folder / KINDS_FILE)
-    with explained(DataError, lambda error: f"{folder / 'card.json'} does not fit the release ({error}): {fetch}"):
+    with explained(
+        DataError,
+        lambda error: f"{folder / 'card.json'} does not fit the release ({error}): {fetch}",
+    ):
         check_card(card, images, labels, kind, records, apart)
         cost = known_cost(card, records, apart)
         card.setdefault("kinds", {"plain": len(images)})
     if missing := {*(kinds or ())} - {*card["kinds"]}:
-        raise DataError(f"{folder} contains no images of kind {min(missing)}: kinds={', '.join(card['kinds'])}")
+        raise DataError(
+            f"{folder} contains no images of kind {min(missing)}: kinds={', '.join(card['kinds'])}"
+        )
     if kinds is not None:
         images, labels, kind = (array[np.isin(kind, [*kinds])] for array in (images, labels, kind))
     return Release(images, labels, kind, tuple(card["classes"]), card, records, folder, cost)

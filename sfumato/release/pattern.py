@@ -33,7 +33,9 @@ def pattern_key(dataset: str, seed: int) -> str:
 def blocks_of(images: np.ndarray) -> np.ndarray:
     """Cut (N, H, W) into (N, h, w, 64): the full blocks, from the upper left."""
     height, width = (side // BLOCK for side in images.shape[1:])
-    whole = images[:, : height * BLOCK, : width * BLOCK].reshape(len(images), height, BLOCK, width, BLOCK)
+    whole = images[:, : height * BLOCK, : width * BLOCK].reshape(
+        len(images), height, BLOCK, width, BLOCK
+    )
     return whole.swapaxes(2, 3).reshape(len(images), height, width, BLOCK**2)
 
 
@@ -59,7 +61,9 @@ def add_pattern(images: np.ndarray, key: str) -> np.ndarray:
     odd = STEP * (signs[cells] < 0)
     lacking = (odd + 2 * STEP * np.round((before - odd) / (2 * STEP)) - before)[..., None]
     moves = np.sign(lacking * BASIS)
-    free = np.where(moves > 0, blocks_of(images.max(axis=3)) < 255, blocks_of(images.min(axis=3)) > 0)
+    free = np.where(
+        moves > 0, blocks_of(images.max(axis=3)) < 255, blocks_of(images.min(axis=3)) > 0
+    )
     order = np.argsort(-np.abs(BASIS), kind="stable")
     gains = (np.abs(BASIS) * free)[..., order]
     moves[..., order] *= (gains.cumsum(axis=3) - gains / 2 <= np.abs(lacking)) * (gains > 0)
@@ -85,7 +89,9 @@ def pattern_score(images: np.ndarray, key: str) -> float:
     return float(signs @ weights / max(float(np.linalg.norm(weights)), 1e-9))
 
 
-def released_score(files: Sequence[Path], shape: tuple[int, int, int], key: str) -> tuple[int, float]:
+def released_score(
+    files: Sequence[Path], shape: tuple[int, int, int], key: str
+) -> tuple[int, float]:
     """Return how many pictures can be compared with the release, and their score together.
 
     shape: (C, H, W) of the release. A picture that was made smaller or larger in the same
@@ -96,11 +102,13 @@ def released_score(files: Sequence[Path], shape: tuple[int, int, int], key: str)
     for file in files:
         image = decode(file)
         if image.shape[2] == channels and image.shape[0] * width == image.shape[1] * height:
-            resized = Image.fromarray(image.squeeze()).resize((width, height), Image.Resampling.LANCZOS)
+            resized = Image.fromarray(image.squeeze()).resize(
+                (width, height), Image.Resampling.LANCZOS
+            )
             images.append(np.asarray(resized).reshape(height, width, channels))
     if not images:
         raise DataError(
-            f"none of {len(files)} pictures has the proportions of the release, {width}×{height} pixels, and as many "
-            f"colours ({channels}): name whole pictures"
+            f"none of {len(files)} pictures has the proportions of the release, {width}×{height} "
+            f"pixels, and as many colours ({channels}): name whole pictures"
         )
     return len(images), pattern_score(np.stack(images), key)

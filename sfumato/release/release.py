@@ -42,7 +42,9 @@ def save_release(
     stream: entry of the card on the networks beside it.
     """
     drawn = dict(sorted(Counter(sources.tolist()).items()))
-    released = ImageSet(varied.images.permute(0, 2, 3, 1).numpy(), varied.labels.numpy(), plan.classes)
+    released = ImageSet(
+        varied.images.permute(0, 2, 3, 1).numpy(), varied.labels.numpy(), plan.classes
+    )
     mark = replace(mark_of(drawn), everywhere=plan.settings.mark != "pictures")
     pattern = mark_pixels(released, varied.kinds, plan)
     save_images(directory, released)
@@ -51,12 +53,16 @@ def save_release(
             file.write(mark.xmp.encode())
     if plan.several:
         rows = [dict(zip(plan.classes, row, strict=True)) for row in released.labels.tolist()]
-        (directory / LABEL_TABLE).write_text(csv_text(rows, dict.fromkeys(plan.classes, "")), encoding="utf-8")
+        (directory / LABEL_TABLE).write_text(
+            csv_text(rows, dict.fromkeys(plan.classes, "")), encoding="utf-8"
+        )
     np.save(directory / KINDS_FILE, varied.kinds)
     if varied.asked is not None:
         np.save(directory / ASKED_LABELS, varied.asked.numpy(), allow_pickle=False)
     unchanged = np.isin(varied.kinds, (PLAIN, FROM_PUBLIC))
-    shown = sorted_examples(varied.images, varied.labels, len(plan.classes), SHOWN_PER_CLASS, unchanged)
+    shown = sorted_examples(
+        varied.images, varied.labels, len(plan.classes), SHOWN_PER_CLASS, unchanged
+    )
     save_pictures(directory, shown, plan.classes, mark.xmp)
     for form in plan.settings.export:
         EXPORTS[form](directory, released, varied.kinds, mark)
@@ -97,7 +103,11 @@ def save_pictures(directory: Path, shown: torch.Tensor, classes: Sequence[str], 
     """Save the first images of all classes as one grid, and of each class as a larger one."""
     save_png(directory / "grid.png", named_grid(shown, classes, SHOWN_PER_CLASS, ENLARGED), xmp)
     for name, part in zip(folder_names(classes), shown.split(SHOWN_PER_CLASS), strict=True):
-        save_png(directory / "classes" / f"{name}.png", to_grid(part, SHOWN_PER_CLASS // 2, 2 * ENLARGED), xmp)
+        save_png(
+            directory / "classes" / f"{name}.png",
+            to_grid(part, SHOWN_PER_CLASS // 2, 2 * ENLARGED),
+            xmp,
+        )
 
 
 MOST_PREVIEWED = 20  # classes
@@ -116,7 +126,9 @@ def save_preview(path: Path, drawn: ImageSet, source: str) -> None:
     save_png(path, named_grid(shown, names, columns, ENLARGED), mark_of([source]).xmp)
 
 
-def mark_pixels(released: ImageSet, kinds: np.ndarray, plan: StagePlan[Synthesize]) -> dict[str, str]:
+def mark_pixels(
+    released: ImageSet, kinds: np.ndarray, plan: StagePlan[Synthesize]
+) -> dict[str, str]:
     """Add the pattern, if requested, to all images except public ones, in place.
 
     Returns the entry for the card.

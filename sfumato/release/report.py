@@ -16,7 +16,14 @@ from sfumato.data.images import per_class
 from sfumato.errors import UNREADABLE, BudgetError, DataError, explained
 from sfumato.privacy.accountant import round_up
 from sfumato.privacy.check import check_ledger
-from sfumato.privacy.events import PROTECTED, UNITS, ZERO_OUT_ONE, Mechanism, common_adjacency, event_of
+from sfumato.privacy.events import (
+    PROTECTED,
+    UNITS,
+    ZERO_OUT_ONE,
+    Mechanism,
+    common_adjacency,
+    event_of,
+)
 from sfumato.privacy.ledger import by_id, compose, of_one_person, read_ledger, spent_on_one
 from sfumato.privacy.profile import (
     Profile,
@@ -126,12 +133,17 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
     with explained(DataError, lambda error: f"{shown} ({error!r}): run `stage synthesize` again"):
         card = read_json(artifact.path / "card.json")
         labels = read_array(artifact.path / "labels.npy")
-        counted = zip(card["classes"], per_class(labels, len(card["classes"])).tolist(), strict=True)
+        counted = zip(
+            card["classes"], per_class(labels, len(card["classes"])).tolist(), strict=True
+        )
         classes = [(label, name, grouped(n)) for label, (name, n) in enumerate(counted)]
         channels, height, width = card["shape"]
         public = PUBLIC_SOURCE in card["sources"]
         only_public = {*card["sources"]} == {PUBLIC_SOURCE}
-        kinds = {"synthetic images": not only_public, "public images, privately selected and labelled": public}
+        kinds = {
+            "synthetic images": not only_public,
+            "public images, privately selected and labelled": public,
+        }
         number = grouped(len(card["classes"]))
         return {
             "images": grouped(card["images"]),
@@ -140,12 +152,22 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
             "classes": classes[:100],
             "class_count": number,
             "several": labels.ndim == 2,
-            "in_classes": f"in {number} classes" if labels.ndim == 1 else f"with any number of {number} labels each",
-            "sources": [(name, grouped(number)) for name, number in sorted(card["sources"].items())],
+            "in_classes": (
+                f"in {number} classes"
+                if labels.ndim == 1
+                else f"with any number of {number} labels each"
+            ),
+            "sources": [
+                (name, grouped(number)) for name, number in sorted(card["sources"].items())
+            ],
             "public_images": public,
             "only_public": only_public,
             "kind": " and ".join(kind for kind, present in kinds.items() if present),
-            "about": {key: str(text) for key, text in card.get("about", {}).items() if key in WORDS["about"]},
+            "about": {
+                key: str(text)
+                for key, text in card.get("about", {}).items()
+                if key in WORDS["about"]
+            },
             "kinds": [(name, grouped(number)) for name, number in card["kinds"].items()],
             "grid": picture(artifact.path / "grid.png", "", "Ten released images of each class"),
         }
@@ -168,7 +190,11 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         charges = []
         for record in map(by_id(ledger).__getitem__, entry["records"]):
             one = Mechanism.from_json(record["event"])
-            sums = {"sigma": f"{one.noise_multiplier:g}", "rate": f"{one.sample_rate:.4g}", "uses": grouped(one.uses)}
+            sums = {
+                "sigma": f"{one.noise_multiplier:g}",
+                "rate": f"{one.sample_rate:.4g}",
+                "uses": grouped(one.uses),
+            }
             charges.append({"released": record["released"], **sums})
         share = 100 * entry["share"]
         tint = 1 + sum(other["share"] > entry["share"] for other in spending.values())
@@ -179,7 +205,11 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
     first: dict = next(iter(records), {})
     unit = first.get("unit", UNITS[IMAGE])
     claims = {record.get("claim") for record in records}
-    names = {"rdp": "Rényi", "rdp_classic": "Rényi, older conversion", "pld": "privacy-loss distribution"}
+    names = {
+        "rdp": "Rényi",
+        "rdp_classic": "Rényi, older conversion",
+        "pld": "privacy-loss distribution",
+    }
     return {
         "dataset": ", ".join(sorted({record["dataset_id"] for record in records})),
         "unit": PROTECTED[unit],
@@ -195,10 +225,14 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         # A larger factor does not help a reader, but the ceilings on an attacker do.
         "factor": bound_text(math.exp(spent), 3) if spent <= math.log(10) else "",
         "accountant": names.get(ledger["accountant"], ledger["accountant"]),
-        "accountants": [(name, bound_text(value)) for name, value in sorted(composed["epsilon"].items())],
+        "accountants": [
+            (name, bound_text(value)) for name, value in sorted(composed["epsilon"].items())
+        ],
         "stages": rows,
         "public_images": any(record["stage"] == "histogram" for record in records),
-        "owners": [(owner, cost_of(part)) for owner, part in of_one_person(records, apart).items() if apart],
+        "owners": [
+            (owner, cost_of(part)) for owner, part in of_one_person(records, apart).items() if apart
+        ],
         "together": cost_of(records),
     }
 
@@ -209,11 +243,15 @@ def what_it_means(ledger: Mapping) -> dict[str, Any]:
     With several owners, each is the largest over the owners.
     """
     parts = of_one_person(ledger["records"], ledger.get("apart", ())).values()
-    return attack_bounds([privacy_profile(map(event_of, part), ledger["adjacency"]) for part in parts])
+    return attack_bounds(
+        [privacy_profile(map(event_of, part), ledger["adjacency"]) for part in parts]
+    )
 
 
 def attack_bounds(profiles: Sequence[Profile]) -> dict[str, Any]:
-    """Compute the ceilings on an attacker for the worst profile, as percentages rounded up, and a word for them."""
+    """Compute the ceilings on an attacker for the worst profile, as percentages rounded up, and a
+    word for them.
+    """
     advantage = max(map(membership_advantage, profiles))
     hits = max(true_positive_rate(profile, false_positive_rate=0.01) for profile in profiles)
     largest = {"strong": 0.1, "limited": 0.5, "weak": 1.0}  # advantage
@@ -227,13 +265,28 @@ def what_to_check(artifact: Artifact, ledger: Mapping, path: Path) -> dict[str, 
     listed = read_json(artifact.path / PRIVACY)["files"]
     top = [(name, sha) for name, sha in sorted(listed.items()) if "/" not in name]
     folders = sorted({name.split("/")[0] for name in listed if "/" in name})
-    records = sorted(ledger["records"], key=lambda record: (QUERIES.index(record["stage"]), record["id"]))
-    versions = {(package, str(version)) for record in records for package, version in record["versions"].items()}
+    records = sorted(
+        ledger["records"], key=lambda record: (QUERIES.index(record["stage"]), record["id"])
+    )
+    versions = {
+        (package, str(version))
+        for record in records
+        for package, version in record["versions"].items()
+    }
     return {
-        "files": [*top, (PRIVACY, digest_of_file(artifact.path / PRIVACY)), (path.name, digest_of_file(path))],
-        "folders": [(folder, grouped(sum(name.startswith(f"{folder}/") for name in listed))) for folder in folders],
+        "files": [
+            *top,
+            (PRIVACY, digest_of_file(artifact.path / PRIVACY)),
+            (path.name, digest_of_file(path)),
+        ],
+        "folders": [
+            (folder, grouped(sum(name.startswith(f"{folder}/") for name in listed)))
+            for folder in folders
+        ],
         "versions": sorted(versions),
-        "charges": [(record["id"], record["stage"], day_of(record), record["plan"]) for record in records],
+        "charges": [
+            (record["id"], record["stage"], day_of(record), record["plan"]) for record in records
+        ],
         "digest": ledger["digest"],
     }
 
@@ -242,7 +295,9 @@ def day_of(record: Mapping) -> str:
     return datetime.fromtimestamp(record["time"], UTC).strftime("%Y-%m-%d")
 
 
-def summary_lines(release: Path, ledger: Path, report: Path, verdict: str, tracked: str) -> list[str]:
+def summary_lines(
+    release: Path, ledger: Path, report: Path, verdict: str, tracked: str
+) -> list[str]:
     """Render the last page in the terminal after a run.
 
     report: folder of the public report; tracked: description of what git tracks.
@@ -254,8 +309,13 @@ def summary_lines(release: Path, ledger: Path, report: Path, verdict: str, track
     text = template("summary.md", autoescape=False).render(
         shown=what_was_released(artifact),
         places={"release": release, "report": report, "ledger": ledger},
-        classifiers={name: folder for name, folder in folders.items() if (folder / "card.json").is_file()},
-        cost=f"ε = {bound_text(spent)} of {content['target']:g} at δ = {bound_text(content['delta'], 3)}",
+        classifiers={
+            name: folder for name, folder in folders.items() if (folder / "card.json").is_file()
+        },
+        cost=(
+            f"ε = {bound_text(spent)} of {content['target']:g} at δ = "
+            f"{bound_text(content['delta'], 3)}"
+        ),
         units=sorted({PROTECTED[record["unit"]] for record in content["records"]}),
         dataset=content["odometer"]["dataset_id"],
         verdict=verdict,
@@ -265,8 +325,13 @@ def summary_lines(release: Path, ledger: Path, report: Path, verdict: str, track
 
 
 def picture(path: Path, title: str, caption: str) -> Picture:
-    with explained(DataError, lambda error: f"{path} cannot be shown ({error}): run the stage that writes it again"):
-        return Picture(title, caption, f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}")
+    with explained(
+        DataError,
+        lambda error: f"{path} cannot be shown ({error}): run the stage that writes it again",
+    ):
+        return Picture(
+            title, caption, f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+        )
 
 
 def grouped(value: int) -> str:

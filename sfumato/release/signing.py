@@ -33,7 +33,10 @@ def c2pa() -> Any:
 
 
 def algorithm_of(key: bytes) -> str:
-    """Return C2PA's name of the algorithm for a private key in PEM. Raises ValueError for others."""
+    """Return C2PA's name of the algorithm for a private key in PEM.
+
+    Raises ValueError for others.
+    """
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -66,7 +69,11 @@ class Signing:
 def png_signer(signing: Signing, mark: Mark) -> Callable[[bytes], bytes]:
     """Return a function that adds a signed manifest to a PNG. Raises ConfigError if that fails."""
     library = c2pa()
-    action = {"action": "c2pa.created", "digitalSourceType": mark.source_type, "description": mark.description}
+    action = {
+        "action": "c2pa.created",
+        "digitalSourceType": mark.source_type,
+        "description": mark.description,
+    }
     manifest = {
         "claim_generator_info": [{"name": "sfumato", "version": version("sfumato")}],
         "format": MEDIA_TYPE,
@@ -76,14 +83,17 @@ def png_signer(signing: Signing, mark: Mark) -> Callable[[bytes], bytes]:
 
     def cannot(error: Exception) -> str:
         return (
-            f"{signing.certificate} and {signing.key} cannot sign pictures ({error}): expected a chain of certificates "
-            "for C2PA claims and its private key, both in PEM, and a time service that answers, if one is named"
+            f"{signing.certificate} and {signing.key} cannot sign pictures ({error}): expected a "
+            "chain of certificates for C2PA claims and its private key, both in PEM, and a time "
+            "service that answers, if one is named"
         )
 
     def sign(picture: bytes) -> bytes:
         signed = io.BytesIO()
         with explained(ConfigError, cannot, causes=(library.C2paError,)):
-            library.Builder(json.dumps(manifest), context).sign(signer, MEDIA_TYPE, io.BytesIO(picture), signed)
+            library.Builder(json.dumps(manifest), context).sign(
+                signer, MEDIA_TYPE, io.BytesIO(picture), signed
+            )
         return signed.getvalue()
 
     with explained(ConfigError, cannot, causes=(OSError, ValueError, TypeError, library.C2paError)):
@@ -95,7 +105,9 @@ def png_signer(signing: Signing, mark: Mark) -> Callable[[bytes], bytes]:
 
 
 def signature_in(picture: Path) -> str:
-    """Describe the signed metadata of a picture: who signed it and when, or why it has none that is valid."""
+    """Describe the signed metadata of a picture: who signed it and when, or why it has none that is
+    valid.
+    """
     try:
         library = c2pa()
     except ConfigError as error:
@@ -111,4 +123,6 @@ def signature_in(picture: Path) -> str:
     if reader.get_validation_state() == "Invalid":
         return "invalid: the picture was changed after it was signed"
     time = about.get("time", "no time stamp")
-    return escaped(f"{SIGNED_BY} {about['common_name']}, {about['issuer']}; {time}; the issuer was not checked")
+    return escaped(
+        f"{SIGNED_BY} {about['common_name']}, {about['issuer']}; {time}; the issuer was not checked"
+    )

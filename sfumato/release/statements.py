@@ -32,9 +32,20 @@ TURTLE = "healthdcat.ttl"
 # statements of the owner that a file needs, by their keys in `release`
 NEEDS = {
     REGISTRY: ("owner", "owner_type", "purpose", "region"),
-    TURTLE: ("owner", "contact", "purpose", "legal_basis", "url", "health_category", "access_body", "access_url"),
+    TURTLE: (
+        "owner",
+        "contact",
+        "purpose",
+        "legal_basis",
+        "url",
+        "health_category",
+        "access_body",
+        "access_url",
+    ),
 }
-FORMS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+FORMS: dict[str, Any] = yaml.safe_load(
+    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+)
 
 
 def write_statements(release: Path, ledger: Path, directory: Path) -> dict[str, list[str]]:
@@ -50,23 +61,41 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> dict[str, 
     if not content["records"]:
         return {}
     facts = facts_of(artifact, content, spent)
-    files = read_json(artifact.path / PRIVACY)["files"] | {PRIVACY: digest_of_file(artifact.path / PRIVACY)}
+    files = read_json(artifact.path / PRIVACY)["files"] | {
+        PRIVACY: digest_of_file(artifact.path / PRIVACY)
+    }
     base = facts.get("url", f"../{release.name}").rstrip("/")  # default: the pipeline's layout
     other = "application/octet-stream"
     distribution = [
-        {"name": name, "sha256": sha256, "base": base, "format": FORMS["formats"].get(PurePath(name).suffix, other)}
+        {
+            "name": name,
+            "sha256": sha256,
+            "base": base,
+            "format": FORMS["formats"].get(PurePath(name).suffix, other),
+        }
         for name, sha256 in sorted(files.items())
         if not name.startswith("png/")
     ]
-    record = filled(FORMS["croissant"], facts | {"distribution": [filled(FORMS["file"], one) for one in distribution]})
+    record = filled(
+        FORMS["croissant"],
+        facts | {"distribution": [filled(FORMS["file"], one) for one in distribution]},
+    )
     if PARQUET in files and LABEL_TABLE not in files:  # the table has one column of labels
         record["recordSet"].append(filled(FORMS["table"], {"parquet": PARQUET}))
-    (directory / CROISSANT).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    missing = {name: [f"release.{key}" for key in keys if key not in facts] for name, keys in NEEDS.items()}
+    (directory / CROISSANT).write_text(
+        json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+    missing = {
+        name: [f"release.{key}" for key in keys if key not in facts] for name, keys in NEEDS.items()
+    }
     if not missing[REGISTRY]:
-        (directory / REGISTRY).write_text(as_yaml(filled(FORMS["registry"], facts)), encoding="utf-8")
+        (directory / REGISTRY).write_text(
+            as_yaml(filled(FORMS["registry"], facts)), encoding="utf-8"
+        )
     if not missing[TURTLE]:
-        write_catalogue(directory, facts | catalogue_facts(facts, read_json(artifact.path / "card.json"), files))
+        write_catalogue(
+            directory, facts | catalogue_facts(facts, read_json(artifact.path / "card.json"), files)
+        )
     if "health_category" not in facts:  # a catalogue of health data was not asked for
         missing[TURTLE] = []
     return {name: keys for name, keys in missing.items() if keys}
@@ -78,11 +107,18 @@ def write_catalogue(directory: Path, facts: Mapping[str, Any]) -> None:
 
     text = json.dumps(filled(FORMS["healthdcat"], facts), indent=1, ensure_ascii=False) + "\n"
     (directory / CATALOGUE).write_text(text, encoding="utf-8")
-    Graph().parse(data=text, format="json-ld").serialize(directory / TURTLE, format="turtle", encoding="utf-8")
+    Graph().parse(data=text, format="json-ld").serialize(
+        directory / TURTLE, format="turtle", encoding="utf-8"
+    )
 
 
-def catalogue_facts(facts: Mapping[str, Any], card: Mapping[str, Any], files: Collection[str]) -> dict[str, Any]:
-    """Collect the further facts of the catalogue's entry. Addresses are escaped, so each is one IRI."""
+def catalogue_facts(
+    facts: Mapping[str, Any], card: Mapping[str, Any], files: Collection[str]
+) -> dict[str, Any]:
+    """Collect the further facts of the catalogue's entry.
+
+    Addresses are escaped, so each is one IRI.
+    """
     web = {key: quote(facts[key], safe=":/?#@!$&'()*+,;=%~") for key in ("url", "access_url")}
     columns = {
         name: {"meaning": f"{meaning}: {values}", "type": kind}
@@ -94,7 +130,10 @@ def catalogue_facts(facts: Mapping[str, Any], card: Mapping[str, Any], files: Co
         "holder": facts.get("controller", facts["owner"]),
         ("records", "individuals")[facts["grouped"]]: size,
         "columns": [
-            filled(FORMS["column"], {"column": f"{web['url']}#column-{number:03d}", "name": name} | about)
+            filled(
+                FORMS["column"],
+                {"column": f"{web['url']}#column-{number:03d}", "name": name} | about,
+            )
             for number, (name, about) in enumerate(columns.items(), 1)
         ],
     }
@@ -129,7 +168,11 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
     creator = {"@type": "sc:Organization", "name": publisher}
     if "@" in about.get("contact", ""):
         creator["email"] = about["contact"]
-    public = ["the fact that the set exists", "its class names and the shape of its images", "all settings"]
+    public = [
+        "the fact that the set exists",
+        "its class names and the shape of its images",
+        "all settings",
+    ]
     if cost["declared"]:
         public.append("the number of images, by the owner's declaration")
     gaps = [f"The guarantee does not cover {gap}." for gap in not_covered(cost["grouped"])]
@@ -140,9 +183,18 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
         "version": version("sfumato"),
         "publisher": publisher,
         "creator": creator if "owner" in about else None,
-        "slug": re.sub(r"[^a-z0-9]+", "-", f"{publisher} {cost['dataset']} {day[:4]}".lower()).strip("-"),
-        "class_names": [{"classes/label": i, "classes/name": name} for i, name in enumerate(card["classes"])],
-        "limitations": ["Made to train classifiers; images and labels were not checked by hand.", *gaps],
+        "slug": (
+            re.sub(r"[^a-z0-9]+", "-", f"{publisher} {cost['dataset']} {day[:4]}".lower()).strip(
+                "-"
+            )
+        ),
+        "class_names": [
+            {"classes/label": i, "classes/name": name} for i, name in enumerate(card["classes"])
+        ],
+        "limitations": [
+            "Made to train classifiers; images and labels were not checked by hand.",
+            *gaps,
+        ],
         "use_cases": [about["purpose"]] if "purpose" in about else None,
         "queries": ", ".join(row["stage"] for row in cost["stages"]),
         "epsilon": round_up(spent, 4),
@@ -173,5 +225,11 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
 
 def mechanism_line(record: Mapping) -> str:
     one = Mechanism.from_json(record["event"])
-    noise = f"noise multiplier {one.noise_multiplier:g}, sample rate {one.sample_rate:.4g}, releases {one.uses}"
-    return f"- {record['stage']}: {record['released']}. Gaussian, {noise}; sensitivity {record['sensitivity']}."
+    noise = (
+        f"noise multiplier {one.noise_multiplier:g}, sample rate {one.sample_rate:.4g}, releases "
+        f"{one.uses}"
+    )
+    return (
+        f"- {record['stage']}: {record['released']}. Gaussian, {noise}; sensitivity "
+        f"{record['sensitivity']}."
+    )

@@ -22,7 +22,13 @@ from sfumato.data.images import Shape, as_bytes, as_floats
 from sfumato.dpsgd.lora import ADAPTER, ADAPTER_CONFIG
 from sfumato.errors import ConfigError, DataError, explained
 from sfumato.features.batch_invariant import one_thread
-from sfumato.features.teacher_network import Labelling, TeacherNetwork, guide_by, load_teacher, probabilities_of
+from sfumato.features.teacher_network import (
+    Labelling,
+    TeacherNetwork,
+    guide_by,
+    load_teacher,
+    probabilities_of,
+)
 from sfumato.generators.one_step import GENERATOR_WEIGHTS
 from sfumato.release.exports import mark_of
 from sfumato.release.loading import Release, load_release
@@ -94,7 +100,8 @@ def save_networks(
     drawn = {"steps", "guidance", "teacher_guidance", "relabel", "mixed"}
     return Recipe(
         seed=seed,
-        settings=settings.model_dump(mode="json", include=drawn, exclude_defaults=True) | {"sources": sources},
+        settings=settings.model_dump(mode="json", include=drawn, exclude_defaults=True)
+        | {"sources": sources},
         priors=shares,
         offsets={kind: offsets.tolist() for kind, offsets in labelling.offsets.items()},
         temperature=labelling.temperature,
@@ -118,7 +125,9 @@ class Batch(NamedTuple):
 class Stream(IterableDataset[Batch]):
     """Batches without end; `stream` describes them."""
 
-    def __init__(self, release: Release, recipe: Recipe, batch: int, seed: int, augment: bool) -> None:
+    def __init__(
+        self, release: Release, recipe: Recipe, batch: int, seed: int, augment: bool
+    ) -> None:
         """Load the networks of a release that was checked."""
         super().__init__()
         folder = release.path / SHIPPED
@@ -131,7 +140,10 @@ class Stream(IterableDataset[Batch]):
             self.teacher = load_teacher(folder / "teacher").to(device())
         self.labelling: Labelling | None = None
         if recipe.offsets:
-            offsets = {kind: torch.tensor(each, dtype=torch.float64) for kind, each in recipe.offsets.items()}
+            offsets = {
+                kind: torch.tensor(each, dtype=torch.float64)
+                for kind, each in recipe.offsets.items()
+            }
             self.labelling = Labelling(offsets, recipe.temperature)
         self.priors: Tensor | None = None
         if recipe.priors:
@@ -147,9 +159,15 @@ class Stream(IterableDataset[Batch]):
         self.seed = seed
         self.augment = augment
         numbers = {len(each) for each in (*recipe.offsets.values(), recipe.priors or self.classes)}
-        networks = {(tuple(model.shape), model.classes) for model in (*self.models.values(), self.teacher) if model}
+        networks = {
+            (tuple(model.shape), model.classes)
+            for model in (*self.models.values(), self.teacher)
+            if model
+        }
         if numbers != {len(self.classes)} or networks != {(self.shape, len(self.classes))}:
-            raise ValueError(f"it is not of {len(self.classes)} classes and images of {self.shape} throughout")
+            raise ValueError(
+                f"it is not of {len(self.classes)} classes and images of {self.shape} throughout"
+            )
 
     def __iter__(self) -> Iterator[Batch]:
         """Draw batch after batch. The workers of a `DataLoader` share them, in the same order."""
@@ -189,10 +207,14 @@ class Stream(IterableDataset[Batch]):
         sampler: dict[str, Any] = {}
         if self.settings.teacher_guidance and self.teacher is not None:
             sampler["guide"] = guide_by(self.teacher, self.settings.teacher_guidance)
-        return parts_of(self.models[name], count, self.priors, seed, self.settings, spread=spread, **sampler)
+        return parts_of(
+            self.models[name], count, self.priors, seed, self.settings, spread=spread, **sampler
+        )
 
     def labels_of(self, images: Tensor, requested: Tensor) -> Tensor:
-        """Label images as drawn, (B, classes): by the teacher, or as requested if it labels none."""
+        """Label images as drawn, (B, classes): by the teacher, or as requested if it labels
+        none.
+        """
         if self.teacher is None or not self.settings.relabel:
             if requested.ndim == 1:
                 requested = F.one_hot(requested, len(self.classes))
@@ -208,13 +230,17 @@ class Stream(IterableDataset[Batch]):
         if self.labelling is None or self.teacher is None or plain == self.batch:
             return
         vary_parts(images, plain, 0, labels, random)
-        labels[plain:] = self.labelling.soft(probabilities_of(self.teacher, images[plain:]), BLENDED)
+        labels[plain:] = self.labelling.soft(
+            probabilities_of(self.teacher, images[plain:]), BLENDED
+        )
 
 
 def further_images(path: Path, number: int) -> np.ndarray:
     """Draw so many images of a release's stream as they are: (number, H, W, C) uint8."""
     batches = itertools.islice(stream(path, 500, augment=False), -(-number // 500))
-    return np.concatenate([as_bytes(images).permute(0, 2, 3, 1).numpy() for images, _, _ in batches])[:number]
+    return np.concatenate(
+        [as_bytes(images).permute(0, 2, 3, 1).numpy() for images, _, _ in batches]
+    )[:number]
 
 
 def surest(labels: Tensor, number: int) -> Tensor:
@@ -237,18 +263,21 @@ def view(images: Tensor, mirrored: bool, random: torch.Generator) -> Tensor:
     """
     images = shift_and_mirror(images, mirrored, random)
     one_each = len(images), 1, 1, 1
-    images = images.lerp(blurred(images), uniform(random, -1, 1, *one_each).clamp(min=0))  # half of them
+    # Half of them
+    images = images.lerp(blurred(images), uniform(random, -1, 1, *one_each).clamp(min=0))
     return images.clamp(0, 1) ** uniform(random, -GAMMA, GAMMA, *one_each).exp()
 
 
-def stream(path: str | Path, batch: int = 128, seed: int | None = None, augment: bool = True) -> Stream:
+def stream(
+    path: str | Path, batch: int = 128, seed: int | None = None, augment: bool = True
+) -> Stream:
     """Draw batches of labelled images from a release without end.
 
     No batch repeats. The least sure fifth of each class is left out. Latent numbers spread more the
     longer one draws. Labels are the teacher's probabilities of the images before they are shifted,
-    mirrored, blurred and relit; a blend is labelled after blending. One seed gives the same batches on
-    one kind of processor and version of PyTorch, for any number of threads and workers. On a GPU,
-    use no workers.
+    mirrored, blurred and relit; a blend is labelled after blending. One seed gives the same batches
+    on one kind of processor and version of PyTorch, for any number of threads and workers. On a
+    GPU, use no workers.
 
     Args:
         path: Folder of the release.
@@ -273,10 +302,17 @@ def stream(path: str | Path, batch: int = 128, seed: int | None = None, augment:
     fetch = "fetch the release again"
     below = f"{SHIPPED}/"
     files: Mapping[str, str] = read_json(folder / PRIVACY)["files"]
-    listed = {name.removeprefix(below): sha256 for name, sha256 in files.items() if name.startswith(below)}
+    listed = {
+        name.removeprefix(below): sha256 for name, sha256 in files.items() if name.startswith(below)
+    }
     for problem in changed_files(folder / SHIPPED, listed):
-        raise DataError(f"the networks in {folder / SHIPPED} are damaged ({problem}): fetch the release again")
-    with explained(DataError, lambda error: f"{folder / 'card.json'}: its entry stream is wrong ({error}): {fetch}"):
+        raise DataError(
+            f"the networks in {folder / SHIPPED} are damaged ({problem}): fetch the release again"
+        )
+    with explained(
+        DataError,
+        lambda error: f"{folder / 'card.json'}: its entry stream is wrong ({error}): {fetch}",
+    ):
         recipe = validated(Recipe, release.card["stream"])
         if seed is None:
             seed = recipe.seed

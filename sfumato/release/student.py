@@ -1,4 +1,6 @@
-"""The student: a network that learned from what a release's networks draw, for its recipients. It is free.
+"""The student: a network that learned from what a release's networks draw, for its recipients.
+
+It is free.
 
 import sfumato
 student = sfumato.load_student("artifacts/student")
@@ -39,7 +41,10 @@ class StudentNetwork(nn.Module):
 
 
 def train_student(
-    release: Path, settings: Student, seed: int, progress: Callable[[int, int], None] = lambda done, total: None
+    release: Path,
+    settings: Student,
+    seed: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> StudentNetwork:
     """Train a network on the stream of a release, with its soft labels.
 
@@ -58,7 +63,11 @@ def train_student(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = StudentNetwork(
-            drawn.several, network="residual", shape=drawn.shape, classes=len(drawn.classes), width=settings.width
+            drawn.several,
+            network="residual",
+            shape=drawn.shape,
+            classes=len(drawn.classes),
+            width=settings.width,
         )
         batches = ((images, labels) for images, labels, _ in drawn)
         train_supervised(network.to(device()), batches, schedule, progress)

@@ -8,11 +8,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.data.images import LABELS, as_bytes, as_floats, having, load_array, load_images, per_class, room
+from sfumato.data.images import (
+    LABELS,
+    as_bytes,
+    as_floats,
+    having,
+    load_array,
+    load_images,
+    per_class,
+    room,
+)
 from sfumato.data.store import load_public
 from sfumato.diffusion.denoiser import Denoiser, Guide, Progress
 from sfumato.errors import DataError
-from sfumato.generators.one_step import DRAWING_BATCH, OneStep, balanced_labels, drawing, labels_to_draw, load_generator
+from sfumato.generators.one_step import (
+    DRAWING_BATCH,
+    OneStep,
+    balanced_labels,
+    drawing,
+    labels_to_draw,
+    load_generator,
+)
 from sfumato.release.synthesizer import load_start, load_synthesizer
 from sfumato.runtime.compute import device
 from sfumato.settings.release import Synthesize
@@ -28,12 +44,18 @@ Drawn = tuple[Tensor, Tensor, np.ndarray]
 Parts = tuple[Iterator[Tensor], Tensor]
 
 
-def kept_images(directory: Path, count: int, priors: Tensor | None, seed: int, shape: Sequence[int] | None) -> Parts:
+def kept_images(
+    directory: Path, count: int, priors: Tensor | None, seed: int, shape: Sequence[int] | None
+) -> Parts:
     """Choose `count` images of an artifact at random. A class with too few images repeats them.
 
     A class without images is left out.
     """
-    classes = len(priors) if priors is not None else int(load_array(directory / LABELS).max(initial=0)) + 1
+    classes = (
+        len(priors)
+        if priors is not None
+        else int(load_array(directory / LABELS).max(initial=0)) + 1
+    )
     population = load_images(directory, map(str, range(classes)), shape=shape)  # type: ignore[arg-type]
     shares = torch.ones(classes).double() if priors is None else priors.double()
     shares = shares * torch.from_numpy(per_class(population.labels, classes) > 0)
@@ -49,7 +71,11 @@ def kept_images(directory: Path, count: int, priors: Tensor | None, seed: int, s
 
 
 def chosen_images(
-    paths: Mapping[str, Path], count: int, priors: Tensor | None, seed: int, shape: Sequence[int] | None
+    paths: Mapping[str, Path],
+    count: int,
+    priors: Tensor | None,
+    seed: int,
+    shape: Sequence[int] | None,
 ) -> Parts:
     """Take `count` public images that the teacher chose with most confidence.
 
@@ -57,14 +83,16 @@ def chosen_images(
     """
     public = load_public(paths["public"], (*shape,))  # type: ignore[misc]
     images, labels, _ = public_training_set(public, paths["select"], None)
-    wanted = balanced_labels(count, priors, int(labels.max()) + 1, torch.Generator().manual_seed(seed))
+    wanted = balanced_labels(
+        count, priors, int(labels.max()) + 1, torch.Generator().manual_seed(seed)
+    )
     rows = []
     for label, number in enumerate(wanted.bincount().tolist()):
         of_class = (labels == label).nonzero().flatten()
         if len(of_class) < number:
             raise DataError(
-                f"the release asks for {number} images of class {label}, and {paths['select']} has {len(of_class)}: "
-                "lower synthesize.count, or raise select.images"
+                f"the release asks for {number} images of class {label}, and {paths['select']} has "
+                f"{len(of_class)}: lower synthesize.count, or raise select.images"
             )
         rows.append(of_class[:number])
     chosen = torch.cat(rows)
@@ -79,7 +107,9 @@ def model_of(name: str, paths: Mapping[str, Path]) -> OneStep | Denoiser:
     if STAGES[name].gives == "generator":
         return load_generator(paths[name]).to(device())
     start = paths["pretrain"]
-    return (load_start(start) if name == "pretrain" else load_synthesizer(paths[name], start)).to(device())
+    return (load_start(start) if name == "pretrain" else load_synthesizer(paths[name], start)).to(
+        device()
+    )
 
 
 def parts_of(
@@ -138,7 +168,10 @@ def draw_mixture(
 
 
 def mixed(
-    drawn_from: Callable[[str, int, int], Parts], settings: Synthesize, seed: int, folder: Path | None = None
+    drawn_from: Callable[[str, int, int], Parts],
+    settings: Synthesize,
+    seed: int,
+    folder: Path | None = None,
 ) -> Drawn:
     """Draw each source's part by weight, and shuffle all, as `draw_mixture` returns them.
 
@@ -146,7 +179,8 @@ def mixed(
     """
     whole = sum(settings.sources.values())
     numbers: dict[str, int] = {
-        name: int(settings.count * weight / whole) for name, weight in sorted(settings.sources.items())
+        name: int(settings.count * weight / whole)
+        for name, weight in sorted(settings.sources.items())
     }
     numbers[max(numbers, key=lambda name: numbers[name])] += settings.count - sum(numbers.values())
     order = torch.randperm(settings.count, generator=torch.Generator().manual_seed(seed))
@@ -161,7 +195,9 @@ def mixed(
         labels.append(of_source)
         for part in parts:
             if not part.isfinite().all():
-                raise DataError(f"the model of {name} drew pixels that are not finite: run this stage again")
+                raise DataError(
+                    f"the model of {name} drew pixels that are not finite: run this stage again"
+                )
             if images is None:
                 images = room(settings.count, part.shape[1:], folder)
             images[places[done : done + len(part)]] = as_bytes(part)

@@ -39,7 +39,9 @@ def start_file(pretrain: Path) -> Path:
 
 
 class WithoutInitialValues(TorchFunctionMode):
-    """Skip the initialisation of weights, which would import PyTorch's compiler for seconds on the meta device."""
+    """Skip the initialisation of weights, which would import PyTorch's compiler for seconds on the
+    meta device.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", "") == "torch.nn.init":

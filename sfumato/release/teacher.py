@@ -57,8 +57,12 @@ class ReleasedClassifier:
         channels, *sides = self.card["shape"]
         if images.dtype != np.uint8 or images.shape[1:] != (*sides, channels):
             asked = f"uint8 (N, {sides[0]}, {sides[1]}, {channels})"
-            raise DataError(f"images are {images.dtype} {images.shape}, and the classifier takes {asked}")
-        return probabilities_of(self.network, torch.tensor(images).permute(0, 3, 1, 2).float() / 255).numpy()
+            raise DataError(
+                f"images are {images.dtype} {images.shape}, and the classifier takes {asked}"
+            )
+        return probabilities_of(
+            self.network, torch.tensor(images).permute(0, 3, 1, 2).float() / 255
+        ).numpy()
 
 
 def load_teacher(path: str | Path) -> ReleasedClassifier:
@@ -100,11 +104,15 @@ def write_card(
 ) -> None:
     """Write the cards of a classifier, for programs and people.
 
-    records: every charge that it depends on, by id; form: template of the card for people; apart: see
-    `Artifact`.
+    records: every charge that it depends on, by id; form: template of the card for people; apart:
+    see `Artifact`.
     """
     channels, height, width = plan.shape
-    card = {"shape": list(plan.shape), "classes": list(plan.classes), "prepared": PREPARED | plan.prepared}
+    card = {
+        "shape": list(plan.shape),
+        "classes": list(plan.classes),
+        "prepared": PREPARED | plan.prepared,
+    }
     card |= cost_of(plan, records, apart)
     write_json(directory / "card.json", card, ensure_ascii=False)
     text = template(form, autoescape=False, plain=plain).render(

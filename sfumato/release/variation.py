@@ -57,7 +57,8 @@ def vary(
     seed: int,
     public: np.ndarray | bool = False,
 ) -> Varied:
-    """Distort or blend some of the images, as in `settings`; with `relabel`, let the teacher label all.
+    """Distort or blend some of the images, as in `settings`; with `relabel`, let the teacher label
+    all.
 
     The teacher keeps the requested shares of labels.
 
@@ -75,7 +76,11 @@ def vary(
     parts = dict(zip(KINDS, (plain, distorted, blended), strict=False))
     if settings.relabel and teacher is not None and teacher.several:
         vary_parts(images, plain, distorted, None, random)
-        places = probabilities_of(teacher, images).argsort(dim=0, descending=True, stable=True).argsort(dim=0)
+        places = (
+            probabilities_of(teacher, images)
+            .argsort(dim=0, descending=True, stable=True)
+            .argsort(dim=0)
+        )
         # Each label keeps its number of images: those with the highest probabilities.
         labels = (places < labels.sum(dim=0)).to(torch.uint8)
     elif settings.relabel and teacher is not None:
@@ -107,7 +112,9 @@ def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, se
     kinds = np.concatenate([varied.kinds[::every], np.repeat(FROM_PUBLIC, len(images))])
     drawn = torch.from_numpy(np.flatnonzero((kinds == PLAIN) | (kinds == FROM_PUBLIC)))
     mixed = torch.randperm(len(drawn), generator=torch.Generator().manual_seed(seed))
-    order = torch.cat([drawn[mixed], torch.from_numpy(np.flatnonzero((kinds != PLAIN) & (kinds != FROM_PUBLIC)))])
+    order = torch.cat(
+        [drawn[mixed], torch.from_numpy(np.flatnonzero((kinds != PLAIN) & (kinds != FROM_PUBLIC)))]
+    )
     return replace(
         varied,
         images=torch.cat([varied.images[::every], images])[order],
@@ -118,7 +125,11 @@ def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, se
 
 
 def vary_parts(
-    images: Tensor, plain: int, distorted: int, probabilities: Tensor | None, random: torch.Generator
+    images: Tensor,
+    plain: int,
+    distorted: int,
+    probabilities: Tensor | None,
+    random: torch.Generator,
 ) -> None:
     """Blend the last images with earlier ones, and distort those after the plain ones, in place."""
     end = plain + distorted
@@ -126,7 +137,9 @@ def vary_parts(
         weights, partners = blend_partners(probabilities, end, random)
         for rows in torch.arange(end, len(images)).split(VARIED_BATCH):
             weight = weights[rows - end, None, None, None]
-            mixed = weight * as_floats(images[rows]) + (1 - weight) * as_floats(images[partners[rows - end]])
+            mixed = weight * as_floats(images[rows]) + (1 - weight) * as_floats(
+                images[partners[rows - end]]
+            )
             images[rows] = as_bytes(mixed)
     for rows in torch.arange(plain, end).split(VARIED_BATCH):
         images[rows] = as_bytes(distort(as_floats(images[rows]), random))
@@ -146,8 +159,12 @@ def distort(images: Tensor, random: torch.Generator) -> Tensor:
     number, _, height, width = images.shape
     linear = torch.eye(2) + 0.12 * uniform(random, -1, 1, number, 2, 2)  # sides and slants
     affine = torch.cat([linear, 0.06 * uniform(random, -1, 1, number, 2, 1)], dim=2)
-    bent = torch.randn(number, 2, 5, 5, generator=random) * (0.1 * uniform(random, 0, 1, number, 1, 1, 1))
-    field = F.interpolate(bent, (height, width), mode="bicubic", align_corners=True).permute(0, 2, 3, 1)
+    bent = torch.randn(number, 2, 5, 5, generator=random) * (
+        0.1 * uniform(random, 0, 1, number, 1, 1, 1)
+    )
+    field = F.interpolate(bent, (height, width), mode="bicubic", align_corners=True).permute(
+        0, 2, 3, 1
+    )
     grid = F.affine_grid(affine, list(images.shape), align_corners=False) + field
     warped = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
     contrast = uniform(random, 0, 0.6, number, 1, 1, 1)
@@ -161,7 +178,9 @@ def texture(number: int, height: int, width: int, random: torch.Generator) -> Te
     Half of the stripes are upright or level, and half are slanted.
     """
     one_each = number, 1, 1, 1
-    down, across = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
+    down, across = torch.meshgrid(
+        torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij"
+    )
     slanted = uniform(random, 0, math.pi, *one_each)
     upright = (slanted / (math.pi / 2)).round() * (math.pi / 2)
     angle = torch.where(uniform(random, 0, 1, *one_each) < 0.5, upright, slanted)
@@ -183,7 +202,9 @@ def blurred(images: Tensor) -> Tensor:
     return F.avg_pool2d(F.pad(images, (reach,) * 4, mode="replicate"), 2 * reach + 1, stride=1)
 
 
-def blend_partners(probabilities: Tensor, end: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
+def blend_partners(
+    probabilities: Tensor, end: int, random: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Choose weights and earlier partners for the images from place `end` on, (B,) each.
 
     The partner belongs to a class that the teacher confuses with the image's, drawn by its
@@ -198,5 +219,7 @@ def blend_partners(probabilities: Tensor, end: int, random: torch.Generator) -> 
         of_class = (classes == label).nonzero().flatten()
         requested = second == label
         if len(of_class):
-            partner[requested] = of_class[torch.randint(len(of_class), (int(requested.sum()),), generator=random)]
+            partner[requested] = of_class[
+                torch.randint(len(of_class), (int(requested.sum()),), generator=random)
+            ]
     return uniform(random, *BLEND, len(blended)), partner

@@ -48,7 +48,10 @@ def no_cuda() -> str:
         usable = torch.cuda.is_available() and torch.cuda.device_count() > 0
     if usable:
         return ""
-    built = f"torch {torch.__version__} {'finds no GPU' if torch.version.cuda else 'was built without CUDA'}"
+    built = (
+        f"torch {torch.__version__} "
+        f"{'finds no GPU' if torch.version.cuda else 'was built without CUDA'}"
+    )
     said = " ".join(str(caught[0].message).split("\n")[0].split()) if caught else ""
     if said:
         print(f"no GPU is used: {said}", file=sys.stderr)
@@ -57,7 +60,10 @@ def no_cuda() -> str:
 
 def device_of(module: nn.Module) -> torch.device:
     """Return the device of a module; the CPU if it has no numbers."""
-    return next((part.device for part in itertools.chain(module.parameters(), module.buffers())), torch.device("cpu"))
+    return next(
+        (part.device for part in itertools.chain(module.parameters(), module.buffers())),
+        torch.device("cpu"),
+    )
 
 
 def keep_freed_memory() -> None:
@@ -81,7 +87,10 @@ def fast_bfloat16(device: str) -> bool:
 def prefers_bfloat16(model: nn.Module) -> bool:
     """Return whether a free stage computes in bfloat16, by device and network size only."""
     parameters = list(model.parameters())
-    return fast_bfloat16(parameters[0].device.type) and sum(value.numel() for value in parameters) >= LARGE_NETWORK
+    return (
+        fast_bfloat16(parameters[0].device.type)
+        and sum(value.numel() for value in parameters) >= LARGE_NETWORK
+    )
 
 
 @contextmanager

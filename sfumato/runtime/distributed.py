@@ -39,7 +39,10 @@ def join() -> None:
         if (count := int(os.environ["LOCAL_WORLD_SIZE"])) > cards:
             if place > 0:
                 raise SystemExit(0)
-            raise ConfigError(f"SFUMATO_LAUNCH starts {count} processes for {cards} GPUs: use --nproc-per-node={cards}")
+            raise ConfigError(
+                f"SFUMATO_LAUNCH starts {count} processes for {cards} GPUs: use "
+                f"--nproc-per-node={cards}"
+            )
         torch.cuda.set_device(place)
     # The others may wait long while the first process encodes or trains.
     dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=timedelta(hours=24))
@@ -92,7 +95,9 @@ def check_alike(parts: Sequence[Tensor]) -> None:
     """Raise ConfigError in all processes unless all have the same parts, up to rounding."""
     if world_size() > 1:
         mine = [part.detach().cpu().double() for part in parts]
-        pairs = [(part, broadcast(part.clone(memory_format=torch.contiguous_format))) for part in mine]
+        pairs = [
+            (part, broadcast(part.clone(memory_format=torch.contiguous_format))) for part in mine
+        ]
         # The tolerance covers different processors, but not different precisions.
         _refuse_unless(all(torch.allclose(a, b, 1e-5, 1e-5, equal_nan=True) for a, b in pairs))
 
@@ -100,13 +105,17 @@ def check_alike(parts: Sequence[Tensor]) -> None:
 def _refuse_unless(same: bool) -> None:
     if not all_min(same):
         raise ConfigError(
-            "the processes compute different numbers, so their sum would not be valid for one query: "
-            "start them on machines of one kind with the same installation, or run without SFUMATO_LAUNCH"
+            "the processes compute different numbers, so their sum would not be valid for one "
+            "query: start them on machines of one kind with the same installation, or run without "
+            "SFUMATO_LAUNCH"
         )
 
 
 def reduce_sum(part: Tensor) -> Tensor:
-    """Return the sum over all processes in the first one. The results in the others are undefined."""
+    """Return the sum over all processes in the first one.
+
+    The results in the others are undefined.
+    """
     if world_size() > 1:
         part = part.detach().clone()
         dist.reduce(part, dst=0)
@@ -114,7 +123,10 @@ def reduce_sum(part: Tensor) -> Tensor:
 
 
 def map_sharded(tasks: Sequence[T], work: Callable[[T], R]) -> list[R]:
-    """Apply `work` to each task, shared between the processes. Returns all results, in order, in each."""
+    """Apply `work` to each task, shared between the processes.
+
+    Returns all results, in order, in each.
+    """
     mine = [work(task) for task in tasks[rank() :: world_size()]]
     if world_size() == 1:
         return mine

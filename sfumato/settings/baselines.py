@@ -16,9 +16,12 @@ class Evolve(QuerySettings):
     releases: ClassVar[str] = "rounds"
     generator: ClassVar[str] = "glyphs"  # Renderer whose parameters vary
     feature: ClassVar[str] = "pixels"  # Space of the distances
-    dimension: ClassVar[int] = 256  # Maximum number of principal directions of the features, unscaled
-    threshold: ClassVar[float] = 1.0  # Votes are set to 0 up to this many standard deviations of the noise
-    variation: ClassVar[tuple[float, float]] = (0.3, 0.05)  # Change of genes in the first and in the last round
+    # Maximum number of principal directions of the features, unscaled
+    dimension: ClassVar[int] = 256
+    # Votes are set to 0 up to this many standard deviations of the noise
+    threshold: ClassVar[float] = 1.0
+    # Change of genes in the first and in the last round
+    variation: ClassVar[tuple[float, float]] = (0.3, 0.05)
     noise: Noise = 20.0
     rounds: Positive = 10  # Number T of rounds; each is one release
     population: Positive = 620  # Number of candidates for all classes together
@@ -26,7 +29,9 @@ class Evolve(QuerySettings):
 
 
 class Adversarial(QuerySettings):
-    """A discriminator trained by DP-SGD, and a generator that learns from it at no further cost (DP-GAN)."""
+    """A discriminator trained by DP-SGD, and a generator that learns from it at no further cost
+    (DP-GAN).
+    """
 
     releases: ClassVar[str] = "steps"
     draws: ClassVar[int] = 1  # Noise levels per image
@@ -45,5 +50,6 @@ class Adversarial(QuerySettings):
     steps: Positive = 300  # Training steps of each network; each is one release
     batch: Positive = 500  # Expected images per step: sample_rate = batch / size_hint
     max_grad_norm: Norm = 1.0  # L2 clip C of one image's gradient
-    microbatch_size: Positive | None = machine(None)  # Images whose gradients are computed at once; None: as fits
+    # Images whose gradients are computed at once; None: as fits
+    microbatch_size: Positive | None = machine(None)
     checkpoint_every: Positive = machine(10)  # Training steps from one checkpoint to the next

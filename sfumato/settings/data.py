@@ -3,7 +3,14 @@
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    field_validator,
+    model_validator,
+)
 
 from sfumato.errors import ConfigError
 from sfumato.settings.fields import Fraction, Part, Positive, Size, Strict
@@ -21,7 +28,10 @@ SEVERAL: Literal["several"] = "several"
 
 def rising(span: tuple[float, float] | None) -> tuple[float, float] | None:
     if span is not None and not span[0] < span[1]:
-        raise ValueError(f"{list(span)} is not a range: expected the value of black, then a larger value of white")
+        raise ValueError(
+            f"{list(span)} is not a range: expected the value of black, then a larger value of "
+            "white"
+        )
     return span
 
 
@@ -29,7 +39,10 @@ Range = Annotated[tuple[FiniteFloat, FiniteFloat] | None, AfterValidator(rising)
 
 
 class Groups(Strict):
-    """Rule for finding the id of each image's person: exactly one of seven ways. Ids are never written."""
+    """Rule for finding the id of each image's person: exactly one of seven ways.
+
+    Ids are never written.
+    """
 
     # Path of a table with the columns file (the path below data.path) and group (the person's id)
     csv: str | None = None
@@ -60,7 +73,9 @@ class Groups(Strict):
         ways = ("csv", "pattern", "folder", "array", "dicom", "volume", "column")
         number = sum(bool(getattr(self, way)) for way in ways)
         if number != 1:
-            raise ValueError(f"{number} ways to find ids are set: expected one of {', '.join(ways)}")
+            raise ValueError(
+                f"{number} ways to find ids are set: expected one of {', '.join(ways)}"
+            )
         return self
 
     @property
@@ -72,7 +87,10 @@ class Groups(Strict):
             "folder": folder,
             "array": "`groups` beside the images",
             "dicom": "DICOM's PatientID",
-            "volume": "volume: each counts as one person, so a person with several volumes is not protected as a whole",
+            "volume": (
+                "volume: each counts as one person, so a person with several volumes is not "
+                "protected as a whole"
+            ),
         }
         alone = "; each image without an id counts as one person" if self.alone else ""
         return ways.get(way, f"{way} {value}") + alone
@@ -85,12 +103,16 @@ class Groups(Strict):
         except re.error as error:
             raise ValueError(f"not a regular expression ({error})") from error
         if groups != 1:
-            raise ValueError(f"{groups} groups in parentheses: expected one, around the id, as in '^(P\\d+)_'")
+            raise ValueError(
+                f"{groups} groups in parentheses: expected one, around the id, as in '^(P\\d+)_'"
+            )
         return value
 
 
 class Volume(Strict):
-    """Slices that become images: of NIfTI volumes, and of DICOM series and files with several frames."""
+    """Slices that become images: of NIfTI volumes, and of DICOM series and files with several
+    frames.
+    """
 
     model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
 
@@ -124,7 +146,8 @@ class Data(Strict):
     path: str | None = None
     # Stored size in pixels: the side of a square, or [rows, columns]; None: as in the source
     size: Size | None = None
-    channels: Literal[1, 3] | None = None  # Number of channels: 1 grey, 3 colour; None: as in the source
+    # Number of channels: 1 grey, 3 colour; None: as in the source
+    channels: Literal[1, 3] | None = None
     # Pixel values stored as black and as white. Required for files with more than 8 bits: 16-bit
     # pictures, and DICOM in the units after its rescale, such as Hounsfield units
     range: Range = None
@@ -179,31 +202,38 @@ class Data(Strict):
             given = getattr(self, setting) != type(self).model_fields[setting].default
             if given and self.source not in takers:
                 raise ValueError(
-                    f"data.{setting} applies only to data.source {', '.join(takers)}, not to {self.source}: remove it"
+                    f"data.{setting} applies only to data.source {', '.join(takers)}, not to "
+                    f"{self.source}: remove it"
                 )
         if self.volume is not None and self.groups is None:
             raise ValueError(
-                "data.volume is set, but data.groups is missing, and all slices of a volume belong to one person: set "
-                "data.groups (of DICOM, {dicom: true}; if no person has two volumes, {volume: true})"
+                "data.volume is set, but data.groups is missing, and all slices of a volume belong "
+                "to one person: set data.groups (of DICOM, {dicom: true}; if no person has two "
+                "volumes, {volume: true})"
             )
         if self.groups is not None and self.labels == SEVERAL and self.groups.folder:
             raise ValueError(
-                "data.groups.folder does not apply with data.labels: several: use column, csv, pattern, array or dicom"
+                "data.groups.folder does not apply with data.labels: several: use column, csv, "
+                "pattern, array or dicom"
             )
         tabled = self.label_column is not None or self.source == "webdataset"
         if self.groups is not None and tabled and (self.groups.folder or self.groups.array):
             raise ValueError(
-                "data.groups.folder and array do not apply if labels come from a table or from webdataset: use column, "
-                "pattern, csv or dicom"
+                "data.groups.folder and array do not apply if labels come from a table or from "
+                "webdataset: use column, pattern, csv or dicom"
             )
         return self
 
     @property
     def name(self) -> str:
-        """Return the id under which the odometer counts. Raises ConfigError for your own files without one."""
+        """Return the id under which the odometer counts.
+
+        Raises ConfigError for your own files without one.
+        """
         if self.dataset_id is None and self.source in OF_THE_OWNER:
             raise ConfigError(
-                "data.dataset_id is missing: choose a permanent name for these images, such as clinic-2026"
+                "data.dataset_id is missing: choose a permanent name for these images, such as "
+                "clinic-2026"
             )
         return self.dataset_id or self.source
 

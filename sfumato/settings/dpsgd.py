@@ -14,7 +14,8 @@ class Saliency(QuerySettings):
     noise: Noise = "2%"
     max_norm: Norm = 1.0  # L2 clip C_s of one image's gradient over all candidate matrices
     noise_levels: NoiseLevels = LogNormal()  # Distribution of the noise levels
-    microbatch_size: Positive | None = machine(None)  # Images whose gradients are computed at once; None: as fits
+    # Images whose gradients are computed at once; None: as fits
+    microbatch_size: Positive | None = machine(None)
 
 
 SALIENT = ("salient", "salient-lora")  # values of `trainable` that need the saliency query
@@ -25,16 +26,19 @@ class Finetune(QuerySettings):
 
     chooser: ClassVar[str] = "trainable"
     releases: ClassVar[str] = "steps"
-    ratio: ClassVar[float] = 0.3  # Share c of candidate matrices to train, for salient and salient-lora
+    # Share c of candidate matrices to train, for salient and salient-lora
+    ratio: ClassVar[float] = 0.3
     rank: ClassVar[int] = 4  # Rank r of the adapters
     noise: Noise = REST
     steps: Positive = 2100  # Training steps; each is one release
     batch: Positive = 4096  # Expected images per step: sample_rate = batch / size_hint
     learning_rate: LearningRate = 3e-4  # Learning rate of Adam
     max_grad_norm: Norm = 1e-3  # L2 clip C of one image's gradient
-    draws: Draws = 32  # Number K of noise levels per image; their gradients are averaged before the clip
+    # Number K of noise levels per image; their gradients are averaged before the clip
+    draws: Draws = 32
     noise_levels: NoiseLevels = LogNormal()  # Distribution of the noise levels
-    microbatch_size: Positive | None = machine(None)  # Images whose gradients are computed at once; None: as fits
+    # Images whose gradients are computed at once; None: as fits
+    microbatch_size: Positive | None = machine(None)
     checkpoint_every: Positive = machine(10)  # Training steps from one checkpoint to the next
     # Weights to train; `saliency` chooses the salient ones
     trainable: Literal["all", "attention", "attention-lora", "salient", "salient-lora"] = "all"

@@ -26,7 +26,8 @@ class Evaluate(Settings):
     # `inception` is downloaded, `pixels` compares small pictures, which is fast and serves the
     # test for copies
     extractor: Literal["embedded", "inception", "pixels"] = "embedded"
-    network: OwnNetwork | None = None  # Network of your own for the feature space, instead of `extractor`
+    # Network of your own for the feature space, instead of `extractor`
+    network: OwnNetwork | None = None
     weights: str | None = None  # Path of Inception's weights; None: downloaded by pytorch-fid
     # Metrics to compute (see Fidelity numbers); None: all that the extractor supports; []: none
     fidelity: tuple[str, ...] | None = None

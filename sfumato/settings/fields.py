@@ -1,4 +1,6 @@
-"""Types of settings: numbers in a range, frozen models that refuse unknown keys, and machine settings."""
+"""Types of settings: numbers in a range, frozen models that refuse unknown keys, and machine
+settings.
+"""
 
 import os
 import sys
@@ -15,11 +17,17 @@ REST = "rest"
 
 def is_positive(value: object) -> TypeGuard[float]:
     """Return whether this is a finite number above 0."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and 0 < value <= sys.float_info.max
+    )
 
 
 def size_of(sides: int | Sequence[int]) -> int | tuple[int, int]:
-    """Return a size as settings and networks use it: one number for squares, otherwise (rows, columns)."""
+    """Return a size as settings and networks use it: one number for squares, otherwise (rows,
+    columns).
+    """
     rows, columns = both_sides(sides)
     if rows == columns:
         return rows
@@ -58,7 +66,8 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 Part = Annotated[Fraction, BeforeValidator(part_of)]
 Share = Annotated[float, Field(ge=1e-4, le=1)]
 
-# Machine settings change only speed, so no plan contains them. A stage reads them from its environment.
+# Machine settings change only speed, so no plan contains them. A stage reads them from its
+# environment.
 MACHINE = {"microbatch_size": "SFUMATO_MICROBATCH", "checkpoint_every": "SFUMATO_CHECKPOINT_EVERY"}
 
 
@@ -72,19 +81,27 @@ class Strict(BaseModel):
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the models in the type of a field: the type itself, or the members of a list or choice."""
+    """Yield the models in the type of a field: the type itself, or the members of a list or
+    choice.
+    """
     for kind in (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             yield kind
 
 
 class Settings(Strict):
-    """The parameters of one stage of `sfumato.settings.stages`. A stage runs if `Params.run` names it."""
+    """The parameters of one stage of `sfumato.settings.stages`.
+
+    A stage runs if `Params.run` names it.
+    """
 
     chooser: ClassVar[str] = ""  # key that decides which inputs are read, if there is one
 
     def on_this_machine(self) -> Self:
-        """Return a copy with the environment's machine settings. Raises ConfigError for one that is not a number."""
+        """Return a copy with the environment's machine settings.
+
+        Raises ConfigError for one that is not a number.
+        """
         set_here = {}
         for key, variable in MACHINE.items():
             if key in type(self).model_fields and (text := os.environ.get(variable)):

@@ -10,19 +10,27 @@ from sfumato.settings.fields import REST, Settings, is_positive
 
 
 def parse_noise(value: object) -> object:
-    """Parse a noise in one of three forms: a multiplier (5.0), a share of the budget ("3%"), or "rest"."""
+    """Parse a noise in one of three forms: a multiplier (5.0), a share of the budget ("3%"), or
+    "rest".
+    """
     if isinstance(value, str) and value != REST:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", value)
         if not match or not 0 < float(match[1]) < 100:
-            raise ValueError(f"{value!r} is not a noise: expected a multiplier (5.0), a share ('3%') or 'rest'")
+            raise ValueError(
+                f"{value!r} is not a noise: expected a multiplier (5.0), a share ('3%') or 'rest'"
+            )
         return f"{float(match[1]):g}%"
     if isinstance(value, (int, float)) and not isinstance(value, bool) and not 1e-4 <= value <= 1e7:
-        raise ValueError(f"the noise multiplier {value} is out of range: expected 0.0001 to 10 million")
+        raise ValueError(
+            f"the noise multiplier {value} is out of range: expected 0.0001 to 10 million"
+        )
     return value
 
 
 def at_epsilon(epsilon: float, table: dict[Any, float]) -> float:
-    """Interpolate a number that depends on ε: linear in ln ε between entries, constant beyond them."""
+    """Interpolate a number that depends on ε: linear in ln ε between entries, constant beyond
+    them.
+    """
     import numpy as np  # slow: not for `stage --help`
 
     for key in table:
@@ -35,25 +43,35 @@ def at_epsilon(epsilon: float, table: dict[Any, float]) -> float:
 
 
 def noise_at(epsilon: float, table: dict[Any, Any]) -> str:
-    """Resolve a share that depends on ε: {1: "30%", 10: "5%"} is a power of ε between its ends. Raises ValueError."""
+    """Resolve a share that depends on ε: {1: "30%", 10: "5%"} is a power of ε between its ends.
+
+    Raises ValueError.
+    """
     logarithms = {}
     for key, value in table.items():
         share = parse_noise(value)
         if not isinstance(share, str) or share == REST:
-            raise ValueError(f"{key}: {value} is not an entry by ε: expected a positive ε and a share, such as 1: 30%")
+            raise ValueError(
+                f"{key}: {value} is not an entry by ε: expected a positive ε and a share, such as "
+                "1: 30%"
+            )
         logarithms[key] = math.log(float(share[:-1]))
     return f"{math.exp(at_epsilon(epsilon, logarithms)):.4g}%"
 
 
 def weights_at(epsilon: float, sources: dict[str, Any]) -> dict[str, Any]:
-    """Resolve weights that depend on ε: {1: 2, 10: 0} is 2 at ε = 1 and 0 from ε = 10 on. Raises ValueError."""
+    """Resolve weights that depend on ε: {1: 2, 10: 0} is 2 at ε = 1 and 0 from ε = 10 on.
+
+    Raises ValueError.
+    """
     weights = {}
     for name, weight in sources.items():
         if isinstance(weight, dict):
             for key, value in weight.items():
                 if value != 0 and not is_positive(value):
                     raise ValueError(
-                        f"{key}: {value} is not an entry by ε: expected a positive ε and a weight of at least 0"
+                        f"{key}: {value} is not an entry by ε: expected a positive ε and a weight "
+                        "of at least 0"
                     )
             weight = round(at_epsilon(epsilon, weight), 4)
             if weight == 0:
@@ -68,7 +86,8 @@ Noise = Annotated[float | str, BeforeValidator(parse_noise)]
 class QuerySettings(Settings):
     """The parameters of a query. The plan resolves `noise`; the query never reads it.
 
-    `batch` is the expected number of images in a draw. If it is missing or None, all images are drawn.
+    `batch` is the expected number of images in a draw. If it is missing or None, all images are
+    drawn.
     """
 
     releases: ClassVar[str] = ""  # key with the number of releases, if there can be several

@@ -30,17 +30,23 @@ class TimestepMixture(NoiseLaw):
     """t from Σ wᵢ U{lᵢ..uᵢ} over T = 1000 linear steps, mapped to σ (DP-Diffusion §3.3)."""
 
     law: Literal["timesteps"] = "timesteps"
-    weights: Annotated[tuple[Scale, ...], Field(min_length=1)] = (0.05, 0.9, 0.05)  # Weight wᵢ of each range
+    # Weight wᵢ of each range
+    weights: Annotated[tuple[Scale, ...], Field(min_length=1)] = (0.05, 0.9, 0.05)
     # Ends of the ranges: rising integers from 0 to 1000, one more than `weights`
     bounds: Annotated[tuple[int, ...], Field(min_length=2)] = (0, 200, 800, 1000)
 
     @model_validator(mode="after")
     def one_more_bound_than_weights(self) -> Self:
         rising = all(a < b for a, b in zip(self.bounds, self.bounds[1:], strict=False))
-        if len(self.bounds) != len(self.weights) + 1 or not rising or self.bounds[0] < 0 or self.bounds[-1] > 1000:
+        if (
+            len(self.bounds) != len(self.weights) + 1
+            or not rising
+            or self.bounds[0] < 0
+            or self.bounds[-1] > 1000
+        ):
             raise ValueError(
-                f"bounds={list(self.bounds)}: expected {len(self.weights) + 1} rising integers from 0 to 1000, one "
-                "more than the number of weights"
+                f"bounds={list(self.bounds)}: expected {len(self.weights) + 1} rising integers "
+                "from 0 to 1000, one more than the number of weights"
             )
         return self
 

@@ -6,7 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic.dataclasses import dataclass
 
 from sfumato.errors import ConfigError
@@ -18,7 +25,9 @@ Classes = tuple[str, ...] | Literal["all"]
 
 
 def parse_groups(text: str) -> Groups:
-    """Parse the rule for finding persons' ids: a CSV file, a column, the order of folders, or a pattern."""
+    """Parse the rule for finding persons' ids: a CSV file, a column, the order of folders, or a
+    pattern.
+    """
     if text == "class/person":
         return Groups(folder=True)
     if text == "person/class":
@@ -31,13 +40,18 @@ def parse_groups(text: str) -> Groups:
 
 
 def parse_classes(text: str) -> Classes:
-    """Parse class names from a line of CSV. A name that contains a comma must be in double quotes."""
+    """Parse class names from a line of CSV.
+
+    A name that contains a comma must be in double quotes.
+    """
     if text == ALL:
         return ALL
     try:
         (names,) = csv.reader([text], skipinitialspace=True, strict=True)
     except csv.Error as error:
-        raise ValueError(f"{error}. Give a,b,c, and a name with a comma in double quotes") from error
+        raise ValueError(
+            f"{error}. Give a,b,c, and a name with a comma in double quotes"
+        ) from error
     return tuple(name.strip() for name in names)
 
 
@@ -51,14 +65,18 @@ def parse_range(text: str) -> tuple[float, float]:
 
 
 def parse_volume(text: str) -> Volume:
-    """Parse which slices become images: keys and values with commas between them, as in axis=axial,from=30."""
+    """Parse which slices become images: keys and values with commas between them, as in
+    axis=axial,from=30.
+    """
     pairs = [pair.partition("=") for pair in text.replace(" ", "").split(",")]
     try:
         return Volume.model_validate({key: value for key, _, value in pairs})
     except ValidationError as error:
         key = error.errors()[0]["loc"][0]
         reason = "give some of axis, from, to, step and suffix, as in axis=axial,from=30"
-        raise ValueError(f"{key} is unknown, or has another value than expected: {reason}") from error
+        raise ValueError(
+            f"{key} is unknown, or has another value than expected: {reason}"
+        ) from error
 
 
 SIZES = "expected 8 pixels per side or more, such as 64 or 192x256"
@@ -106,7 +124,9 @@ Place = Annotated[Path, AfterValidator(absolute)]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT_OPTIONS)
 class InitOptions:
-    """An owner's choices for a folder of images and its project. An option that is None is asked or proposed.
+    """An owner's choices for a folder of images and its project.
+
+    An option that is None is asked or proposed.
 
     Raises:
         ConfigError: A value is not valid.
@@ -114,7 +134,8 @@ class InitOptions:
 
     images: Place
     epsilon: float | None = None
-    groups: Annotated[Groups | None, from_text(parse_groups)] = None  # rule for finding persons' ids
+    # Rule for finding persons' ids
+    groups: Annotated[Groups | None, from_text(parse_groups)] = None
     alone: bool = False  # confirmation that an image without an id is its person's only one
     one_image_each: bool = False  # confirmation that no person has two images
     range: Annotated[Range, from_text(parse_range)] = None  # values shown as black and white
@@ -145,4 +166,6 @@ class InitOptions:
                 raise TypeError(f"{name!r} is not an option of a new project") from error
             text = f"{{option.{name}}}={{given}}: {{reason}}"
             given = values.kwargs.get(name)
-            raise ConfigError(text, option=str(name), given=given, reason=reason_of_invalid(error)) from error
+            raise ConfigError(
+                text, option=str(name), given=given, reason=reason_of_invalid(error)
+            ) from error

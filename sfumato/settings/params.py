@@ -34,7 +34,9 @@ class Common(Strict):
     @model_validator(mode="before")
     @classmethod
     def by_epsilon(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Resolve the settings that depend on ε, before validation: constants of the teacher, shares and weights."""
+        """Resolve the settings that depend on ε, before validation: constants of the teacher,
+        shares and weights.
+        """
         privacy = values.get("privacy", {})
         epsilon = privacy.get("epsilon", Privacy().epsilon) if isinstance(privacy, dict) else None
         if not is_positive(epsilon):
@@ -68,14 +70,19 @@ class Common(Strict):
     def spends_on_queries(self) -> Self:
         for name in self.privacy.spend_again:
             if name not in QUERIES:
-                raise ValueError(f"privacy.spend_again: {name!r} is not a query, and only queries spend: remove it")
+                raise ValueError(
+                    f"privacy.spend_again: {name!r} is not a query, and only queries spend: "
+                    "remove it"
+                )
         return self
 
     def runs(self, stage: str) -> bool:
         return stage in self.run
 
     def inputs_of(self, stage: str) -> list[str]:
-        """Return the inputs that a stage reads with its settings, whether they are on or off, including "public"."""
+        """Return the inputs that a stage reads with its settings, whether they are on or off,
+        including "public".
+        """
         return [*filter(getattr(self, stage).reads, STAGES[stage].inputs)]
 
     @property
@@ -98,6 +105,9 @@ else:
     Params = create_model(
         "Params",
         __base__=Common,
-        __doc__="The parameters in `params.yaml`, completed by the recipe, the profile and the defaults.",
+        __doc__=(
+            "The parameters in `params.yaml`, completed by the recipe, the profile and the "
+            "defaults."
+        ),
         **{name: (stage.settings, stage.settings()) for name, stage in STAGES.items()},
     )

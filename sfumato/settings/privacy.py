@@ -57,13 +57,17 @@ class Privacy(Strict):
     @classmethod
     def once_each(cls, value: object) -> object:
         if value is True:
-            raise ValueError("expected queries and how often to pay for each again, such as {count: 1}")
+            raise ValueError(
+                "expected queries and how often to pay for each again, such as {count: 1}"
+            )
         return dict.fromkeys(value, 1) if isinstance(value, (list, tuple)) else value or {}
 
     @model_validator(mode="after")
     def cap_of_groups(self) -> Self:
         if self.group_cap is not None and self.unit != GROUP:
-            raise ValueError(f"group_cap={self.group_cap} requires unit: group: set it, or remove group_cap")
+            raise ValueError(
+                f"group_cap={self.group_cap} requires unit: group: set it, or remove group_cap"
+            )
         return self
 
     @property
@@ -75,8 +79,8 @@ class Privacy(Strict):
         """Return `size_hint`. Raises ConfigError if it is missing."""
         if self.size_hint is None:
             raise ConfigError(
-                "privacy.size_hint is missing: set it to a public, rounded number of sensitive images (of persons with "
-                "unit: group), such as 50000"
+                "privacy.size_hint is missing: set it to a public, rounded number of sensitive "
+                "images (of persons with unit: group), such as 50000"
             )
         return self.size_hint
 

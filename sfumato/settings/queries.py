@@ -20,10 +20,12 @@ class Central(QuerySettings):
 
     releases: ClassVar[str] = "repeats"
     noise: Noise = 5.0
-    statistic: Literal["mean", "mode"] = "mean"  # Statistic per class: mean, or mode (each pixel's fullest bin)
+    # Statistic per class: mean, or mode (each pixel's fullest bin)
+    statistic: Literal["mean", "mode"] = "mean"
     repeats: Positive = 5  # Central images per class; each set of them is one release
     batch: Positive = 6000  # Expected images per release: sample_rate = batch / size_hint
-    max_norm: Norm | None = None  # L2 clip of an image; None: √(number of pixel values), the maximum
+    # L2 clip of an image; None: √(number of pixel values), the maximum
+    max_norm: Norm | None = None
     # Histogram bins of a pixel, for the statistic `mode`: 2 suits grey images, 16 colour
     bins: Annotated[int, Field(ge=2, le=256)] = 2
 
@@ -46,7 +48,8 @@ class Frequency(QuerySettings):
     """Noisy joint random-Fourier embedding of images and labels (FETA-Pro Algorithm 1, DP-MERF)."""
 
     noise: Noise = 7.4
-    size: Annotated[int, Field(ge=2, le=10**7, multiple_of=2)] = 10_000  # Number K of random features
+    # Number K of random features
+    size: Annotated[int, Field(ge=2, le=10**7, multiple_of=2)] = 10_000
     # Public maps, whose features are concatenated
     features: Annotated[tuple[FeatureMap, ...], Field(min_length=1)] = (FeatureMap(),)
 
@@ -55,39 +58,51 @@ class Covariance(QuerySettings):
     """Noisy means and covariances, by class, of the images' low frequencies (cosine transform)."""
 
     noise: Noise = 10.0
-    flip: bool = False  # Average each image with its mirror image, as suits photographs: halves the dimension
+    # Average each image with its mirror image, as suits photographs: halves the dimension
+    flip: bool = False
 
 
 class Moments(QuerySettings):
-    """Noisy means, by class, of a public network's features of the images and of their squares (DP-MEPF)."""
+    """Noisy means, by class, of a public network's features of the images and of their squares
+    (DP-MEPF).
+    """
 
     noise: Noise = 20.0
 
 
 class Histogram(QuerySettings):
-    """Noisy counts of the sensitive images by their most likely public classes (RPGen stage 1, PrivImage)."""
+    """Noisy counts of the sensitive images by their most likely public classes (RPGen stage 1,
+    PrivImage).
+    """
 
     noise: Noise = 50.0
-    votes: Positive = 1  # Number of public classes that an image votes for, most likely first: Δ = √votes
-    per_class: bool = False  # Release one histogram per sensitive class (PrivImage), not one for all (RPGen)
+    # Number of public classes that an image votes for, most likely first: Δ = √votes
+    votes: Positive = 1
+    # Release one histogram per sensitive class (PrivImage), not one for all (RPGen)
+    per_class: bool = False
 
 
 CONVERT = (
-    "a file that contains its own network, such as TorchScript, is a program, and programs are not run. Set "
-    "`architecture` to a classification model of torchvision, and save its weights as safetensors (docs/howto.md "
-    "shows how)"
+    "a file that contains its own network, such as TorchScript, is a program, and programs are not "
+    "run. Set `architecture` to a classification model of torchvision, and save its weights as "
+    "safetensors (docs/howto.md shows how)"
 )
 
 
 class OwnNetwork(Strict):
-    """A classification model of torchvision by name, with weights in safetensors. No code in the file is run."""
+    """A classification model of torchvision by name, with weights in safetensors.
+
+    No code in the file is run.
+    """
 
     path: str  # Path of the weights, a safetensors file
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # Expected sha256 of the file, 64 hexadecimal digits
+    # Expected sha256 of the file, 64 hexadecimal digits
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     # Name of a classification model of torchvision, such as resnet18, or efficientnet_lite0. Its
     # last linear layer is left out
     architecture: str
-    side: Annotated[int, Field(gt=0, le=2048)] | None = None  # Side in pixels that images are resized to; None: as is
+    # Side in pixels that images are resized to; None: as is
+    side: Annotated[int, Field(gt=0, le=2048)] | None = None
     channels: Literal[1, 3] = 3  # Channels that the network expects; a grey image is repeated
     # Mean to subtract from the pixels, which range from 0 to 1: one number, or one per channel
     mean: tuple[float, ...] = (0.0,)
@@ -127,7 +142,12 @@ class TeacherMap(Strict):
 
 # Defaults of `Teacher` for ε up to 1 and for ε of at least 10; a power of ε in between
 TEACHER_CONSTANTS: dict[str, dict[str, tuple[float, float]]] = {
-    "public": {"dimension": (256, 512), "power": (0.8, 0.5), "steps": (25, 40), "learning_rate": (12.0, 60.0)},
+    "public": {
+        "dimension": (256, 512),
+        "power": (0.8, 0.5),
+        "steps": (25, 40),
+        "learning_rate": (12.0, 60.0),
+    },
     "auxiliary": {
         "dimension": (1024, 1024),
         "power": (0.5, 0.5),
@@ -145,8 +165,9 @@ TEACHER_CONSTANTS: dict[str, dict[str, tuple[float, float]]] = {
 class Teacher(QuerySettings):
     """A linear classifier on public features, trained by noisy gradient steps.
 
-    Use few steps with a high learning rate: each step releases as many numbers as the classifier has weights. Keys that
-    are left out follow from `fitted_on` and privacy.epsilon; the defaults below are for `fitted_on: public` and ε = 10.
+    Use few steps with a high learning rate: each step releases as many numbers as the classifier
+    has weights. Keys that are left out follow from `fitted_on` and privacy.epsilon; the defaults
+    below are for `fitted_on: public` and ε = 10.
     """
 
     chooser: ClassVar[str] = "feature"
@@ -159,9 +180,11 @@ class Teacher(QuerySettings):
     network: OwnNetwork | None = None  # Network of the feature `own`
     features: tuple[TeacherMap, ...] = ()  # Several maps, concatenated, instead of `feature`
     flip: bool = False  # Give an image and its mirror image the same features, as suits photographs
-    fitted_on: Literal["public", "auxiliary"] = "public"  # Images whose principal directions span the features
+    # Images whose principal directions span the features
+    fitted_on: Literal["public", "auxiliary"] = "public"
     dimension: Positive = 512  # Maximum feature dimension
-    power: Annotated[float, Field(ge=0, le=1)] = 0.5  # Power p: each direction is scaled by variance^(−p/2)
+    # Power p: each direction is scaled by variance^(−p/2)
+    power: Annotated[float, Field(ge=0, le=1)] = 0.5
     steps: Positive = 40  # Gradient steps; each is one release
     # Expected images per step: sample_rate = batch / size_hint; None: all images, sample_rate 1
     batch: Positive | None = None
@@ -170,20 +193,25 @@ class Teacher(QuerySettings):
     momentum: Fraction = 0.9  # Momentum of the gradient steps
     # L2 clip C of an image's errors, whose norm is at most √2 with one label per image
     max_norm: Annotated[Norm, Field(le=1.4143)] = 1.4142
-    ridge: PositiveFloat | None = None  # Ridge λ of the preconditioner λ(covariance + λ)⁻¹; None: no preconditioner
+    # Ridge λ of the preconditioner λ(covariance + λ)⁻¹; None: no preconditioner
+    ridge: PositiveFloat | None = None
     # Share of all steps: the result is the average of the weights after each of the last ones
     average: Share = 0.5
 
     @model_validator(mode="before")
     @classmethod
     def a_list_takes_the_place_of_the_feature(cls, given: Any) -> Any:
-        """Remove `feature` if `features` is given. A list of one map becomes `feature`, with the same digest."""
+        """Remove `feature` if `features` is given.
+
+        A list of one map becomes `feature`, with the same digest.
+        """
         listed = isinstance(given, dict) and given.get("features")
         if not isinstance(listed, (list, tuple)) or not listed:
             return given
         if given.get("network") is not None:
             raise ValueError(
-                "teacher.network belongs to teacher.feature: with teacher.features, set `network` in the map's entry"
+                "teacher.network belongs to teacher.feature: with teacher.features, set `network` "
+                "in the map's entry"
             )
         rest = {key: value for key, value in given.items() if key != "feature"}
         if len(listed) > 1:
@@ -195,7 +223,8 @@ class Teacher(QuerySettings):
     def own_feature_has_a_network(self) -> Self:
         if any((part.map == "own") != (part.network is not None) for part in self.maps):
             raise ValueError(
-                "teacher: the map `own` requires a network, and no other map takes one: set both, or neither"
+                "teacher: the map `own` requires a network, and no other map takes one: set both, "
+                "or neither"
             )
         return self
 
@@ -206,11 +235,15 @@ class Teacher(QuerySettings):
 
     @classmethod
     def constants(cls, fitted_on: str, epsilon: float) -> dict[str, float]:
-        """Return the settings that depend on ε: a·(b/a)^log10(ε) of TEACHER_CONSTANTS, with ε clamped to 1..10."""
+        """Return the settings that depend on ε: a·(b/a)^log10(ε) of TEACHER_CONSTANTS, with ε
+        clamped to 1..10.
+        """
         power = math.log10(min(max(epsilon, 1.0), 10.0))
         ends = TEACHER_CONSTANTS.get(fitted_on, {})
         constants = {name: low * (high / low) ** power for name, (low, high) in ends.items()}
-        return constants | {name: round(constants[name]) for name in ("dimension", "steps") if name in constants}
+        return constants | {
+            name: round(constants[name]) for name in ("dimension", "steps") if name in constants
+        }
 
     def reads(self, name: str) -> bool:
         if name in ("public", "auxiliary"):
@@ -225,11 +258,14 @@ class Learned(Strict):
 
 
 class Embedding(QuerySettings):
-    """Noisy joint Fourier embedding like `frequency`, of features that were learned from earlier releases.
+    """Noisy joint Fourier embedding like `frequency`, of features that were learned from earlier
+    releases.
 
-    Some of the features are the teacher's. The others come from a network trained on the generator's images.
+    Some of the features are the teacher's. The others come from a network trained on the
+    generator's images.
     """
 
     noise: Noise = "2%"
-    size: Annotated[int, Field(ge=8, le=10**7, multiple_of=2)] = 10_000  # Number K of random features
+    # Number K of random features
+    size: Annotated[int, Field(ge=8, le=10**7, multiple_of=2)] = 10_000
     learned: Learned = Learned()  # Network trained on the generator's images

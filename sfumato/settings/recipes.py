@@ -1,4 +1,7 @@
-"""Merge the layers of parameters: defaults < profile < recipe < `params.yaml`. All of them are public."""
+"""Merge the layers of parameters: defaults < profile < recipe < `params.yaml`.
+
+All of them are public.
+"""
 
 import difflib
 import re
@@ -18,7 +21,9 @@ from sfumato.storage import documents
 
 
 def recipes_at(folder: Path) -> Path:
-    """Return `folder`, or the package's recipes if it is the missing `pipelines` folder of a project."""
+    """Return `folder`, or the package's recipes if it is the missing `pipelines` folder of a
+    project.
+    """
     package = Path(__file__).resolve().parents[1]
     for parent in (package, package.parent):  # installed, or a clone
         if folder.name == RECIPES.name and not folder.is_dir():
@@ -29,8 +34,9 @@ def recipes_at(folder: Path) -> Path:
 def load_params(path: Path, recipes: Path, recipe: str | None = None) -> Params:
     """Merge all layers of parameters, and validate them.
 
-    recipes: folder of the recipes (see `recipes_at`); recipe: recipe to use instead of the one in the file `path`.
-    Raises ConfigError with the key and its value or, for an unknown key, the nearest known key.
+    recipes: folder of the recipes (see `recipes_at`); recipe: recipe to use instead of the one in
+    the file `path`. Raises ConfigError with the key and its value or, for an unknown key, the
+    nearest known key.
     """
     content = read_yaml(path)
     if recipe is not None:
@@ -39,7 +45,10 @@ def load_params(path: Path, recipes: Path, recipe: str | None = None) -> Params:
 
 
 def params_of(content: dict[str, Any], path: Path, recipes: Path = RECIPES) -> Params:
-    """Merge and validate the content of a `params.yaml`. path: its name in messages. Raises like `load_params`."""
+    """Merge and validate the content of a `params.yaml`. path: its name in messages.
+
+    Raises like `load_params`.
+    """
     recipes = recipes_at(recipes)
     merged: dict[str, Any] = {}
     for kind, folder in {"profile": recipes / "profiles", "recipe": recipes}.items():
@@ -47,18 +56,25 @@ def params_of(content: dict[str, Any], path: Path, recipes: Path = RECIPES) -> P
             overlay = read_overlay(folder, name, kind)
             validate(overlay, folder / f"{name}.yaml")
             merged = overlaid(merged, overlay)
-    validate({key: value for key, value in content.items() if key not in ("recipe", "profile")}, path)
-    return validate(restore_rest(merged, overlaid(drop_unlimited_lifetime(merged, content), content)), path)
+    validate(
+        {key: value for key, value in content.items() if key not in ("recipe", "profile")}, path
+    )
+    return validate(
+        restore_rest(merged, overlaid(drop_unlimited_lifetime(merged, content), content)), path
+    )
 
 
 def restore_rest(recipe: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Restore `rest` to the recipe's query if a share in `params.yaml` replaced it and no other query has it.
+    """Restore `rest` to the recipe's query if a share in `params.yaml` replaced it and no other
+    query has it.
 
     The share may have been meant for another recipe. A noise multiplier is never replaced.
     """
 
     def resting(content: Mapping[str, Any]) -> list[str]:
-        return [name for name in values.get("run", ()) if content.get(name, {}).get("noise") == REST]
+        return [
+            name for name in values.get("run", ()) if content.get(name, {}).get("noise") == REST
+        ]
 
     named = resting(recipe)
     if resting(values) or len(named) != 1 or not str(values[named[0]]["noise"]).endswith("%"):
@@ -74,7 +90,10 @@ def drop_unlimited_lifetime(merged: dict[str, Any], content: Mapping[str, Any]) 
     same = all(named.get(key, data.get(key)) == data.get(key) for key in ("source", "path"))
     if same or privacy.get("lifetime_epsilon") != UNLIMITED:
         return merged
-    return {**merged, "privacy": {key: value for key, value in privacy.items() if key != "lifetime_epsilon"}}
+    return {
+        **merged,
+        "privacy": {key: value for key, value in privacy.items() if key != "lifetime_epsilon"},
+    }
 
 
 def read_overlay(folder: Path, name: object, kind: str) -> dict:
@@ -96,7 +115,9 @@ def read_yaml(path: Path) -> dict:
 
 
 def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `over` into `under` key by key at every depth; lists, `sources` and `noise_levels` are replaced."""
+    """Merge `over` into `under` key by key at every depth; lists, `sources` and `noise_levels` are
+    replaced.
+    """
     result = dict(under)
     for key, value in over.items():
         whole = key in ("sources", "noise_levels") or not isinstance(result.get(key), Mapping)
@@ -112,7 +133,8 @@ def validate(values: dict, path: Path) -> Params:
         for key in {*MACHINE, "chunk"} & section.keys():
             instead = f"{MACHINE.get(key, 'SFUMATO_MICROBATCH')}={section[key]}"
             raise ConfigError(
-                f"{path}: {stage}.{key} was removed: delete it, and set the environment variable {instead}"
+                f"{path}: {stage}.{key} was removed: delete it, and set the environment variable "
+                f"{instead}"
             )
     refuse_truth_values(Params, values, path)
     try:
@@ -130,7 +152,9 @@ def validate(values: dict, path: Path) -> Params:
         elif first["type"] == "extra_forbidden":
             near = difflib.get_close_matches(key, sorted(all_keys(Params)), 1, cutoff=0.4)
             meant = "".join(f": did you mean {name!r}?" for name in near) or "."
-            problem = f"unknown key {key!r}{meant} For keys of earlier versions, see docs/upgrading.md"
+            problem = (
+                f"unknown key {key!r}{meant} For keys of earlier versions, see docs/upgrading.md"
+            )
         else:
             problem = f"{key}={first['input']!r} is not valid: {reason}" if key else reason
             if first["type"] == "string_type":
@@ -139,7 +163,9 @@ def validate(values: dict, path: Path) -> Params:
 
 
 def refuse_truth_values(model: type[BaseModel], values: Mapping[str, Any], path: Path) -> None:
-    """Raise ConfigError for true or false in place of a number or text, which Python would read as 1 or 0."""
+    """Raise ConfigError for true or false in place of a number or text, which Python would read as
+    1 or 0.
+    """
     for key in values.keys() & model.model_fields.keys():
         value = values[key]
         kind = model.model_fields[key].annotation
@@ -147,7 +173,10 @@ def refuse_truth_values(model: type[BaseModel], values: Mapping[str, Any], path:
             refuse_truth_values(inner, value, path)
         several = value if isinstance(value, list) else [value]
         if bool not in (kind, *get_args(kind)) and any(isinstance(one, bool) for one in several):
-            text = f"{key} is true or false (or yes, no, on, off): write a number, or put the text in quotes"
+            text = (
+                f"{key} is true or false (or yes, no, on, off): write a number, or put the text in "
+                "quotes"
+            )
             raise ConfigError(f"{path}: {text}")
 
 
@@ -161,7 +190,14 @@ def all_keys(model: type[BaseModel], prefix: str = "") -> set[str]:
 
 
 def as_yaml(content: Mapping[str, Any], *, blocks: bool = False) -> str:
-    """Return the text of a YAML file. blocks: one line per entry of a list or of an inner mapping."""
+    """Return the text of a YAML file. blocks: one line per entry of a list or of an inner
+    mapping.
+    """
     flow = False if blocks else None
-    options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": flow, "width": 120}
+    options: dict[str, Any] = {
+        "sort_keys": False,
+        "allow_unicode": True,
+        "default_flow_style": flow,
+        "width": 120,
+    }
     return yaml.dump(dict(content), Dumper=documents.QuotingYaml, **options)

@@ -1,4 +1,6 @@
-"""The sections `release` and `synthesize`: statements of the owner about the release, and its content."""
+"""The sections `release` and `synthesize`: statements of the owner about the release, and its
+content.
+"""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -21,9 +23,12 @@ Line = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\r\n]+$")
 
 
 class Release(Strict):
-    """Statements of the owner about the release, each one line of at most 500 characters. They become public.
+    """Statements of the owner about the release, each one line of at most 500 characters.
 
-    The release's cards and reports quote them. No query depends on them, so changing them costs nothing.
+    They become public.
+
+    The release's cards and reports quote them. No query depends on them, so changing them costs
+    nothing.
     """
 
     owner: Line | None = None  # Publisher of the set
@@ -40,13 +45,15 @@ class Release(Strict):
     incident_contact: Line | None = None  # Address for reports of a suspected breach
     region: Line | None = None  # Region that the images describe, or whose laws apply
     sector: Sector | None = None  # Sector in which the publisher works
-    licence: Line | None = None  # SPDX identifier in lower case, as dataset hubs use it, such as cc-by-4.0
+    # SPDX identifier in lower case, as dataset hubs use it, such as cc-by-4.0
+    licence: Line | None = None
     # Web address of the folder where the set will be published
     url: Web | None = None
     # Category of the real images in the EU's health catalogue, for healthdcat.ttl, such as EHRS
     # (from health records) or MRMR (from medical registries)
     health_category: HealthCategory | None = None
-    access_body: Line | None = None  # Health data access body that decides on access to the real images
+    # Health data access body that decides on access to the real images
+    access_body: Line | None = None
     access_url: Web | None = None  # Its web address, where access is requested
 
 
@@ -81,12 +88,13 @@ class Synthesize(Settings):
     # all
     herding: Positive = 1
     relabel: bool = False  # Release the teacher's labels instead of those requested from the models
-    distorted: Fraction = 0.0  # Share of the images to warp, texture and relight; requires `relabel`
+    # Share of the images to warp, texture and relight; requires `relabel`
+    distorted: Fraction = 0.0
     # Share of the images to blend with images of another class, one that the teacher confuses with
     # theirs; requires `relabel`
     mixed: Fraction = 0.0
-    # Images among which the teacher's labels keep the requested shares, with `relabel`: `plain` ones
-    # together, whose rule then labels the others too, or `each` kind by itself
+    # Images among which the teacher's labels keep the requested shares, with `relabel`: `plain`
+    # ones together, whose rule then labels the others too, or `each` kind by itself
     shares: Literal["plain", "each"] = "plain"
     # Add the networks that the images are drawn from, and the teacher, so that recipients draw on
     # without end (`sfumato.stream`); requires a source that is a network of the recipe's own
@@ -102,16 +110,21 @@ class Synthesize(Settings):
     def some_stay_plain(self) -> Self:
         if self.distorted + self.mixed >= 1:
             raise ValueError(
-                f"distorted={self.distorted:g} and mixed={self.mixed:g} leave no plain image: expected a sum below 1"
+                f"distorted={self.distorted:g} and mixed={self.mixed:g} leave no plain image: "
+                "expected a sum below 1"
             )
         if (self.mixed > 0 or self.distorted > 0) and not self.relabel:
-            raise ValueError("distorted and mixed images can only have the teacher's labels: set relabel: true")
+            raise ValueError(
+                "distorted and mixed images can only have the teacher's labels: set relabel: true"
+            )
         return self
 
     def networks(self, public_model: bool) -> dict[str, float]:
-        """Return the sources that recipients may draw from, with their weights: networks of the recipe's own.
+        """Return the sources that recipients may draw from, with their weights: networks of the
+        recipe's own.
 
-        public_model: whether the diffusion model is a public one, which has a licence and a size of its own.
+        public_model: whether the diffusion model is a public one, which has a licence and a size of
+        its own.
         """
         others = {"select", *(name for name, stage in STAGES.items() if stage.gives == "images")}
         if public_model:
@@ -119,7 +132,10 @@ class Synthesize(Settings):
         return {name: weight for name, weight in self.sources.items() if name not in others}
 
     def reads(self, name: str) -> bool:
-        """Return whether it reads this input. LoRA adapters need `pretrain`, and `select` needs the public set."""
+        """Return whether it reads this input.
+
+        LoRA adapters need `pretrain`, and `select` needs the public set.
+        """
         if name == "teacher":
             return self.relabel or self.choose or self.teacher_guidance > 0
         if name == "frequency":

@@ -1,7 +1,13 @@
-"""Parse shares such as 1%. Imports nothing, so that importing it for a command's options is fast."""
+"""Parse shares such as 1%.
+
+Imports nothing, so that importing it for a command's options is fast.
+"""
 
 
 def part_of(value: object) -> float:
-    """Parse a share, which may have a percent sign: "1%" is 0.01. Raises ValueError for other text."""
+    """Parse a share, which may have a percent sign: "1%" is 0.01.
+
+    Raises ValueError for other text.
+    """
     text = str(value)
     return float(text[:-1]) / 100 if text.endswith("%") else float(text)

@@ -10,7 +10,8 @@ OWNERS = ("groups", "labels", "label_column", "skip", "compare_by", "volume")
 class SourceKind:
     """Properties of a source, which are known before its files are read.
 
-    reader: "module:function" in sfumato/data/sources, from a Request and the folder of downloads to a Source;
+    reader: "module:function" in sfumato/data/sources, from a Request and the folder of downloads to
+    a Source;
     sections: sections of the parameters that may name it;
     takes: settings in OWNERS that it supports, none for a published set.
     """
@@ -27,7 +28,9 @@ SOURCES = {
     "cifar10": SourceKind("cifar:read_cifar", ("data", "public")),
     "imagefolder": SourceKind("imagefolder:read_imagefolder", ("data", "public"), takes=OWNERS),
     "npz": SourceKind("npz:read_npz", ("data", "public"), takes=("groups", "labels")),
-    "webdataset": SourceKind("imagefolder:read_imagefolder", ("data",), takes=("groups", "label_column", "skip")),
+    "webdataset": SourceKind(
+        "imagefolder:read_imagefolder", ("data",), takes=("groups", "label_column", "skip")
+    ),
     "glyphs": SourceKind("drawn:read_drawn", ("public",)),
     "procedural": SourceKind("drawn:read_drawn", ("public",)),
     "photos": SourceKind("drawn:read_drawn", ("public",)),

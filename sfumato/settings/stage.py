@@ -22,7 +22,8 @@ PUBLIC = Path("data/public")  # the public image set, called "public" among the 
 LEDGER = Path("ledger.json")
 LOCK = Path("dvc.lock")
 RECIPES = Path("pipelines")
-PROPOSAL = "evaluation/proposal.json"  # the survey and the proposal of `stage init`, which are local
+# The survey and the proposal of `stage init`, which are local
+PROPOSAL = "evaluation/proposal.json"
 
 
 class Kind(StrEnum):
@@ -42,8 +43,9 @@ def unknown_name(key: str, name: str, known: Iterable[str]) -> str:
 
 def one_label_only(what: str) -> str:
     return (
-        f"{what} requires one label per image, but data.labels=several: remove it; use recipe: dp-merf, dp-mepf or "
-        "feta-pro-f, or prepare the images with one label each (data.labels: one)"
+        f"{what} requires one label per image, but data.labels=several: remove it; use recipe: "
+        "dp-merf, dp-mepf or feta-pro-f, or prepare the images with one label each (data.labels: "
+        "one)"
     )
 
 
@@ -53,14 +55,18 @@ def nothing(*_: Any) -> Sequence[Any]:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage that the plan resolves. Its module, `stages/<name>.py`, ends with its declaration, `STAGE`.
+    """A stage that the plan resolves.
+
+    Its module, `stages/<name>.py`, ends with its declaration, `STAGE`.
 
     Args:
         settings_in: Class of its settings as `module:class`, imported on first use.
-        run: Function of the stage. Takes a `StageRun`, or a `QueryRun` for a query, and the settings.
-        revision: Number to raise by hand whenever the same settings would give different results. Plans and records
-            contain it. A raised revision reruns the stage. A query then spends again, as do the queries that read it.
-            A free stage never spends. `tests/test_golden.py` pins the results of each revision.
+        run: Function of the stage. Takes a `StageRun`, or a `QueryRun` for a query, and the
+            settings.
+        revision: Number to raise by hand whenever the same settings would give different results.
+            Plans and records contain it. A raised revision reruns the stage. A query then spends
+            again, as do the queries that read it. A free stage never spends. `tests/test_golden.py`
+            pins the results of each revision.
         inputs: Stages whose artifacts it reads, and "public" for the public set.
         optional: Inputs that may be off.
         seeded: Draws public randomness from `seed`.
@@ -71,16 +77,19 @@ class Stage:
         one_process: A query that refuses to run in more than one process.
         several_labels: Accepts images with several labels each.
         beside: Further input files.
-        gives: Content of its artifact that `synthesize` may draw from: a "generator", or "images" to choose from.
-        network_work: Function from a `Work` and the side of a pixel block to the operations for one image in the
-            stage's network, which reads or draws such blocks.
-        work: Function from a `Work` to the operations of the stage. Without it, a query is assumed to read each image
-            that it draws once, and the time of a free stage is unknown until it has run.
-        problems: Function from `Params`, the `Card` of the images and the `PublicCard`, which may be None, to an
-            iterator of settings that do not match.
-        remarks: Function from a `Plan` to an iterator of sentences for the owner, shown before a query spends.
-        inherited: Function from the project's folder, `Params` and the state directory to the earlier releases that
-            its public inputs were made from.
+        gives: Content of its artifact that `synthesize` may draw from: a "generator", or "images"
+            to choose from.
+        network_work: Function from a `Work` and the side of a pixel block to the operations for one
+            image in the stage's network, which reads or draws such blocks.
+        work: Function from a `Work` to the operations of the stage. Without it, a query is assumed
+            to read each image that it draws once, and the time of a free stage is unknown until it
+            has run.
+        problems: Function from `Params`, the `Card` of the images and the `PublicCard`, which may
+            be None, to an iterator of settings that do not match.
+        remarks: Function from a `Plan` to an iterator of sentences for the owner, shown before a
+            query spends.
+        inherited: Function from the project's folder, `Params` and the state directory to the
+            earlier releases that its public inputs were made from.
     """
 
     name: str
@@ -122,7 +131,9 @@ class Stage:
 
     @property
     def public_only(self) -> bool:
-        """True if its result depends only on the public set, so that it can be shared between sensitive sets."""
+        """True if its result depends only on the public set, so that it can be shared between
+        sensitive sets.
+        """
         return self.inputs == ("public",)
 
 

@@ -1,6 +1,7 @@
 """The stages of the pipeline, collected from their modules in the order in which they run.
 
-The `stage` program, the parameters, the plan, the ledger, `dvc.yaml` and the docs are made from this table.
+The `stage` program, the parameters, the plan, the ledger, `dvc.yaml` and the docs are made from
+this table.
 """
 
 from collections.abc import Iterator
@@ -9,9 +10,21 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from sfumato.settings.stage import ARTIFACTS, CARD_PATH, FREE, LEDGER, LOCAL, PLAN, PUBLIC, QUERY, RECIPES, Stage
+from sfumato.settings.stage import (
+    ARTIFACTS,
+    CARD_PATH,
+    FREE,
+    LEDGER,
+    LOCAL,
+    PLAN,
+    PUBLIC,
+    QUERY,
+    RECIPES,
+    Stage,
+)
 
-# Methods of papers, for comparison: their modules, recipes and `sfumato/baselines` may be deleted together
+# Methods of papers, for comparison: their modules, recipes and `sfumato/baselines` may be deleted
+# together
 BASELINES = ("evolve", "adversarial")
 NAMES = (
     *("count", "central", "frequency", "classifier", "moments", "covariance", "auxiliary"),
@@ -45,10 +58,11 @@ QUERIES = tuple(name for name, stage in STAGES.items() if stage.kind is QUERY)
 
 
 def dvc_stages() -> dict[str, tuple[list[str], list[str], list[str]]]:
-    """Return the commands, dependencies and outputs of every stage of the repository, by DVC's names.
+    """Return the commands, dependencies and outputs of every stage of the repository, by DVC's
+    names.
 
-    Guarantee: no dependency or output contains sensitive, hold-out or latent bytes, or numbers measured on them. DVC
-    writes the hashes of dependencies and outputs into git.
+    Guarantee: no dependency or output contains sensitive, hold-out or latent bytes, or numbers
+    measured on them. DVC writes the hashes of dependencies and outputs into git.
     """
     params = Path("params.yaml")
     cards = [PUBLIC / "card.json", PUBLIC / "privacy.json"]
@@ -67,6 +81,17 @@ def dvc_stages() -> dict[str, tuple[list[str], list[str], list[str]]]:
             stages[name] = ([f"stage {name}", "stage report --audience owner"], reads, [])
         else:
             stages[name] = ([f"stage {name}"], reads, [ARTIFACTS / name])
-    stages["ledger"] = (["stage ledger write"], [PLAN / "budget.json", CARD_PATH, *charged], [LEDGER])
-    stages["report"] = (["stage report"], [ARTIFACTS / "synthesize", LEDGER], [ARTIFACTS / "report"])
-    return {name: (lines, [*map(str, reads)], [*map(str, writes)]) for name, (lines, reads, writes) in stages.items()}
+    stages["ledger"] = (
+        ["stage ledger write"],
+        [PLAN / "budget.json", CARD_PATH, *charged],
+        [LEDGER],
+    )
+    stages["report"] = (
+        ["stage report"],
+        [ARTIFACTS / "synthesize", LEDGER],
+        [ARTIFACTS / "report"],
+    )
+    return {
+        name: (lines, [*map(str, reads)], [*map(str, writes)])
+        for name, (lines, reads, writes) in stages.items()
+    }

@@ -5,7 +5,15 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from sfumato.settings.baselines import Warming
-from sfumato.settings.fields import LearningRate, Positive, Scale, Settings, Share, Strict, is_positive
+from sfumato.settings.fields import (
+    LearningRate,
+    Positive,
+    Scale,
+    Settings,
+    Share,
+    Strict,
+    is_positive,
+)
 
 
 class Classifier(Settings):
@@ -19,18 +27,21 @@ class Classifier(Settings):
     network: Literal["residual", "whitened"] = "residual"
     width: Positive = 32  # Channels of the first layer; later layers have more
     steps: Positive = 1500  # Gradient steps
-    learning_rate: LearningRate = 0.01  # Peak learning rate of a one-cycle schedule; 0.1 suits the whitened network
+    # Peak learning rate of a one-cycle schedule; 0.1 suits the whitened network
+    learning_rate: LearningRate = 0.01
 
 
 class Select(Settings):
     """Selection of public images, for the warm-up or for the release.
 
-    Selection by votes keeps all images of the public classes with the most votes (RPGen stage 1, PrivImage). Selection
-    by the teacher keeps, for each sensitive class, the images that the teacher labels with most confidence.
+    Selection by votes keeps all images of the public classes with the most votes (RPGen stage 1,
+    PrivImage). Selection by the teacher keeps, for each sensitive class, the images that the
+    teacher labels with most confidence.
     """
 
     chooser: ClassVar[str] = "by"
-    by: Literal["votes", "teacher"] = "votes"  # Criterion: `votes` of `histogram`, or labels by `teacher`
+    # Criterion: `votes` of `histogram`, or labels by `teacher`
+    by: Literal["votes", "teacher"] = "votes"
     # Share of the public classes to keep, at least one class, for selection by votes; 1: all
     # classes, without a histogram
     ratio: Share = 0.05
@@ -57,7 +68,8 @@ class Auxiliary(Fit):
     width: Positive = 40  # Channels at half resolution
     # Release that the generator's images match; `covariance` fits Gaussians instead of a network
     target: Literal["frequency", "moments", "covariance"] = "frequency"
-    details: bool = False  # Add fine detail from public images to the Gaussians; requires `target: covariance`
+    # Add fine detail from public images to the Gaussians; requires `target: covariance`
+    details: bool = False
 
     def reads(self, name: str) -> bool:
         if name == "public":
@@ -68,13 +80,16 @@ class Auxiliary(Fit):
     def details_of_gaussians(self) -> Self:
         if self.details and self.target != "covariance":
             raise ValueError(
-                f"auxiliary.details requires auxiliary.target: covariance, not {self.target}: set details: false"
+                f"auxiliary.details requires auxiliary.target: covariance, not {self.target}: set "
+                "details: false"
             )
         return self
 
 
 class Student(Settings):
-    """A network trained on images that the release's networks draw, with soft labels (`sfumato.stream`)."""
+    """A network trained on images that the release's networks draw, with soft labels
+    (`sfumato.stream`).
+    """
 
     batch: ClassVar[int] = 128  # Images per step
     learning_rate: ClassVar[float] = 0.01  # Peak of a one-cycle schedule
@@ -94,7 +109,8 @@ class Refine(Fit):
 class Model(Strict):
     """The class-conditional U-Net, or a public text-to-image model.
 
-    Setting `directory` selects a public model; the keys from `width` to `unshuffle` then have no effect.
+    Setting `directory` selects a public model; the keys from `width` to `unshuffle` then have no
+    effect.
     """
 
     label_dropout: ClassVar[float] = 0.1  # Share of images shown without label in training
@@ -116,7 +132,8 @@ class Model(Strict):
     # Template of the class prompts, with {class}, {article} or {number}; None: chosen by
     # data.dataset_id
     prompt: str | None = None
-    prompts: dict[str, str] = Field(default={})  # Complete prompts by class name, instead of the template
+    # Complete prompts by class name, instead of the template
+    prompts: dict[str, str] = Field(default={})
     # Owner's confirmation that a model without a privacy.json was not made from sensitive images
     declared_public: bool = False
 
@@ -133,30 +150,40 @@ PUBLIC_MODEL = ("directory", "sha256", "image_size", "prompt", "prompts")  # key
 
 
 class Amp(Strict):
-    """Adversarial model perturbation (RPGen stage 2): take gradients at the worst weights nearby. Radius 0: off."""
+    """Adversarial model perturbation (RPGen stage 2): take gradients at the worst weights nearby.
+
+    Radius 0: off.
+    """
 
     rate: ClassVar[float] = 0.4  # Rate η₁ of the ascent
     steps: ClassVar[int] = 1  # Steps of the ascent
 
-    radius: Annotated[float, Field(ge=0, le=1e5)] = 0.2  # Largest L2 norm γ of the perturbation of all weights
+    # Largest L2 norm γ of the perturbation of all weights
+    radius: Annotated[float, Field(ge=0, le=1e5)] = 0.2
 
 
 class Phase(Strict):
     """One phase of the warm-up: denoising training on released or public images."""
 
     # Sources of the training images, each with its sampling weight
-    sources: Annotated[dict[Literal["central", "auxiliary", "refine", Warming, "public"], Scale], Field(min_length=1)]
+    sources: Annotated[
+        dict[Literal["central", "auxiliary", "refine", Warming, "public"], Scale],
+        Field(min_length=1),
+    ]
     # Gradient steps of Adam. A recipe may give `part` instead, the phase's share of
     # `pretrain.steps`
     steps: Positive
     batch: Positive = 64  # Images per step
     learning_rate: LearningRate = 3e-4  # Learning rate of Adam
     augment: Annotated[int, Field(ge=0, le=14)] = 0  # RandAugment operations per image
-    amp: Amp | None = None  # Adversarial model perturbation; `amp: true` stands for `pretrain.amp`; None: off
+    # Adversarial model perturbation; `amp: true` stands for `pretrain.amp`; None: off
+    amp: Amp | None = None
 
 
 class Pretrain(Settings):
-    """The curriculum: phases of training before DP-SGD. The `part` of a phase is its share of `steps`.
+    """The curriculum: phases of training before DP-SGD.
+
+    The `part` of a phase is its share of `steps`.
 
     The batch size and the learning rate apply to every phase that does not set its own.
     """
@@ -171,11 +198,18 @@ class Pretrain(Settings):
     @model_validator(mode="before")
     @classmethod
     def fill_phases(cls, values: Any) -> Any:
-        """Give each phase its steps, batch and learning rate, so that the resolved plan is complete."""
+        """Give each phase its steps, batch and learning rate, so that the resolved plan is
+        complete.
+        """
         phases = values.get("phases") if isinstance(values, dict) else None
-        if not isinstance(phases, (list, tuple)) or not all(isinstance(phase, dict) for phase in phases):
+        if not isinstance(phases, (list, tuple)) or not all(
+            isinstance(phase, dict) for phase in phases
+        ):
             return values
-        common = {key: values.get(key, cls.model_fields[key].default) for key in ("steps", "batch", "learning_rate")}
+        common = {
+            key: values.get(key, cls.model_fields[key].default)
+            for key in ("steps", "batch", "learning_rate")
+        }
         parts = [("part", phase.get("part", 1)) for phase in phases]
         for name, number in [("pretrain.steps", common["steps"]), *parts]:
             if not is_positive(number):
@@ -184,7 +218,11 @@ class Pretrain(Settings):
         filled = []
         for phase in phases:
             steps = max(1, round(common["steps"] * phase.get("part", 1) / (whole or 1)))
-            phase = {**common, "steps": steps, **{key: value for key, value in phase.items() if key != "part"}}
+            phase = {
+                **common,
+                "steps": steps,
+                **{key: value for key, value in phase.items() if key != "part"},
+            }
             if phase.get("amp") is True:
                 phase["amp"] = values.get("amp", {})
             elif phase.get("amp") is False:

@@ -33,7 +33,11 @@ def log_access(state: Path, **fields: object) -> None:
 
     The actor is $SFUMATO_ACTOR, which anyone may set, or the account, which the system names.
     """
-    who = {"time": int(time.time()), "actor": os.environ.get(ACTOR) or account(), "account": account()}
+    who = {
+        "time": int(time.time()),
+        "actor": os.environ.get(ACTOR) or account(),
+        "account": account(),
+    }
     descriptor = os.open(state / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         # the line end comes first: a killed write spoils no other line

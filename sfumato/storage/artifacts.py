@@ -52,19 +52,27 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
     file = path / PRIVACY
     if not file.is_file():
         wanted = {"public": "prepare public"}.get(stage or path.name, stage or path.name)
-        raise DataError(f"{path} is not an artifact: {PRIVACY} is missing. Run `stage {wanted}` first, or name another")
-    with explained(DataError, lambda error: f"{file} cannot be read ({error}). {mended(path.name)}"):
+        raise DataError(
+            f"{path} is not an artifact: {PRIVACY} is missing. Run `stage {wanted}` first, or name "
+            "another"
+        )
+    with explained(
+        DataError, lambda error: f"{file} cannot be read ({error}). {mended(path.name)}"
+    ):
         said = validated(Privacy, read_json(file))
         if odd := [key for key, record in said.records.items() if record.get("id") != key]:
             raise ValueError(f"the record {odd[0][:32]!r} has another id")
     artifact = Artifact(path, said.stage, said.records, said.local, said.enabled, said.apart)
     if stage is not None and artifact.stage != stage:
-        raise DataError(f"{path} was written by `{artifact.stage}`, not by `{stage}`: name another directory")
+        raise DataError(
+            f"{path} was written by `{artifact.stage}`, not by `{stage}`: name another directory"
+        )
     if problems := changed_files(path, said.files):
         raise DataError(f"{path}: {problems[0]}. {mended(artifact.stage)}")
     if artifact.local and not allow_local:
         raise DataError(
-            f"{path} is local: it contains numbers from real images without noise, so no release may use it"
+            f"{path} is local: it contains numbers from real images without noise, so no release "
+            "may use it"
         )
     return artifact
 
@@ -74,7 +82,10 @@ def read_kept(path: Path, stage: str, digest: str | None, pay: str) -> str:
 
     Raises DataError if it differs from what was released.
     """
-    cure = f"restore it from a backup, or the artifact by `dvc checkout`; or pay for the release again by {pay}"
+    cure = (
+        "restore it from a backup, or the artifact by `dvc checkout`; or pay for the release "
+        f"again by {pay}"
+    )
     why = f"the kept copy of {stage}"
     causes = (DataError, OSError)
     with explained(DataError, lambda error: f"{why}: {error}. You can {cure}", causes=causes):
@@ -93,10 +104,14 @@ def refuse_links(*folders: Path) -> None:
 
 
 def mended(stage: str) -> str:
-    """Describe how to replace an invalid artifact. DVC does not verify read-only files of its cache."""
+    """Describe how to replace an invalid artifact.
+
+    DVC does not verify read-only files of its cache.
+    """
     return (
-        "Run `chmod -R u+w .dvc/cache` and `dvc repro`: DVC then verifies its cache and rebuilds what is damaged. A "
-        f"query restores its kept release at no cost; without DVC, run `stage {stage}`"
+        "Run `chmod -R u+w .dvc/cache` and `dvc repro`: DVC then verifies its cache and rebuilds "
+        "what is damaged. A query restores its kept release at no cost; without DVC, run `stage "
+        f"{stage}`"
     )
 
 
@@ -123,8 +138,15 @@ def changed_files(path: Path, files: dict[str, str]) -> list[str]:
     below = map(Path, entries_below(path))
     present = {p.relative_to(path).as_posix() for p in below if p.is_file()} - {PRIVACY}
     problems = [f"{name} is missing" for name in sorted(files.keys() - present)]
-    problems += [f"{name} is not among the files that {PRIVACY} lists" for name in sorted(present - files.keys())]
-    changed = [name for name in sorted(files.keys() & present) if digest_of_file(path / name) != files[name]]
+    problems += [
+        f"{name} is not among the files that {PRIVACY} lists"
+        for name in sorted(present - files.keys())
+    ]
+    changed = [
+        name
+        for name in sorted(files.keys() & present)
+        if digest_of_file(path / name) != files[name]
+    ]
     return problems + [f"{name} no longer has the bytes that {PRIVACY} lists" for name in changed]
 
 
@@ -137,7 +159,10 @@ def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> dict[
     for artifact in inputs:
         for key, record in artifact.records.items():
             if merged.setdefault(key, record) != record:
-                raise DataError(f"record {key} of {artifact.path} differs from the same one elsewhere: one was edited")
+                raise DataError(
+                    f"record {key} of {artifact.path} differs from the same one elsewhere: one was "
+                    "edited"
+                )
     return dict(sorted(merged.items()))
 
 
@@ -172,7 +197,9 @@ def writing(
         content = empty_content(stage) | {
             "enabled": True,
             "local": local or any(artifact.local for artifact in inputs),
-            "files": {file.relative_to(directory).as_posix(): digest_of_file(file) for file in written},
+            "files": {
+                file.relative_to(directory).as_posix(): digest_of_file(file) for file in written
+            },
             "records": merge_records(inputs, records),
         }
         if apart := apart or declared_apart(inputs):
@@ -188,7 +215,14 @@ def write_empty(out: Path, stage: str) -> None:
 
 
 def empty_content(stage: str) -> dict:
-    return {"schema": 1, "stage": stage, "enabled": False, "local": False, "files": {}, "records": {}}
+    return {
+        "schema": 1,
+        "stage": stage,
+        "enabled": False,
+        "local": False,
+        "files": {},
+        "records": {},
+    }
 
 
 def as_text(content: dict) -> str:
@@ -206,4 +240,6 @@ def check_out(out: Path, stage: str) -> None:
     with passing_over(*UNREADABLE):
         writer = read_json(out / PRIVACY).get("stage")
     if writer != stage:
-        raise ConfigError(f"--out {out} is not an artifact of `{stage}`: remove it, or name another folder")
+        raise ConfigError(
+            f"--out {out} is not an artifact of `{stage}`: remove it, or name another folder"
+        )

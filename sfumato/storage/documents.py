@@ -56,7 +56,9 @@ class PlainYaml(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[
         # Octal, 1_000, 1:30 and 0b1 are text or other numbers in YAML 1.2.
         if re.fullmatch(r"[-+]?0[0-9b_].*|.*[_:].*", node.value):
             unsure = "is one number to some programs, and text or another to others"
-            raise ValueError(f"{node.value} {unsure}: write 8, 1000 or 90, or in quotes '{node.value}'")
+            raise ValueError(
+                f"{node.value} {unsure}: write 8, 1000 or 90, or in quotes '{node.value}'"
+            )
         return getattr(self, f"construct_yaml_{node.tag.rpartition(':')[2]}")(node)
 
 
@@ -84,11 +86,20 @@ def parse_yaml(text: str) -> Any:
         for event in yaml.parse(text, PlainYaml):  # checked before a tree is built
             if isinstance(event, yaml.AliasEvent):
                 raise ValueError("an alias (*name) may expand to any size: write out its value")
-            level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            level += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+                event, yaml.CollectionEndEvent
+            )
             if level > DEEPEST:
                 raise ValueError(f"it is nested more than {DEEPEST} deep")
         content = yaml.load(text, PlainYaml)
-    except (yaml.YAMLError, TypeError, AttributeError, IndexError, KeyError, OverflowError) as error:
+    except (
+        yaml.YAMLError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        KeyError,
+        OverflowError,
+    ) as error:
         # PyYAML's own errors, and errors that its constructors raise for a wrong tag or an invalid
         # date.
         raise ValueError(str(error) or type(error).__name__) from error
@@ -120,7 +131,10 @@ def dataset_name(name: str) -> str:
     """
     # `keys/<id>.journal` is beside the key `keys/<id>`.
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) or name.endswith(".journal"):
-        rule = "1 to 64 letters, digits, dots, underscores or hyphens, a letter or digit first, not ending in .journal"
+        rule = (
+            "1 to 64 letters, digits, dots, underscores or hyphens, a letter or digit first, not "
+            "ending in .journal"
+        )
         raise ValueError(f"{name[:80]!r} is not a valid dataset id: give {rule}")
     return name
 

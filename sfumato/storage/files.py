@@ -1,4 +1,6 @@
-"""Write files under a temporary name, then rename them, so that no reader or kill finds half of one."""
+"""Write files under a temporary name, then rename them, so that no reader or kill finds half of
+one.
+"""
 
 import csv
 import glob
@@ -257,7 +259,9 @@ def copy_directory(source: Path, target: Path) -> None:
         try:
             shutil.copytree(source, temporary, dirs_exist_ok=True)
         except shutil.Error as error:  # its argument is a list of files and their errors
-            raise OSError(f"{source} cannot be copied to {target}: {error.args[0][0][-1]}") from error
+            raise OSError(
+                f"{source} cannot be copied to {target}: {error.args[0][0][-1]}"
+            ) from error
 
 
 def sync(path: Path) -> None:

@@ -74,7 +74,8 @@ def unused(state: Path, dataset_id: str) -> Iterator[None]:
             except Timeout as error:
                 user = file.stem.rpartition(" ")[0]
                 raise BudgetError(
-                    f"dataset {dataset_id!r} is in use by {user}: wait until that process ends, or stop it"
+                    f"dataset {dataset_id!r} is in use by {user}: wait until that process ends, or "
+                    "stop it"
                 ) from error
             file.unlink(missing_ok=True)  # its process was killed
         yield

@@ -32,8 +32,9 @@ GENESIS = "genesis"  # First entry, or first chained entry of a journal from bef
 ADOPT = "adopt"
 REGROUP = "regroup"  # Images with past spending were prepared again in other groups
 WAY_OUT = (
-    "what was spent is unknown, so nothing more can be spent. Restore it from a backup of the whole state directory, "
-    "or run `stage ledger adopt`, which counts what can be read and marks the odometer as incomplete"
+    "what was spent is unknown, so nothing more can be spent. Restore it from a backup of the "
+    "whole state directory, or run `stage ledger adopt`, which counts what can be read and marks "
+    "the odometer as incomplete"
 )
 
 
@@ -97,7 +98,10 @@ class Journal:
             return []
         entries = self._checked(*self._secrets())
         if self._aside() and ADOPT not in {entry["kind"] for entry in entries}:
-            raise BudgetError(f"{self.path} is incomplete, because `stage ledger adopt` was interrupted: run it again")
+            raise BudgetError(
+                f"{self.path} is incomplete, because `stage ledger adopt` was interrupted: run it "
+                "again"
+            )
         return entries
 
     def records(self) -> list[dict]:
@@ -106,7 +110,9 @@ class Journal:
         return [record for records in found for record in records if record is not None]
 
     def head(self) -> str | None:
-        """Return the head of the newest entry, which covers all entries; None if it was never begun."""
+        """Return the head of the newest entry, which covers all entries; None if it was never
+        begun.
+        """
         entries = self.entries()
         return entries[-1]["head"] if entries else None
 
@@ -156,7 +162,11 @@ class Journal:
     def _aside(self) -> list[Path]:
         """Return the journals of this dataset that were set aside, oldest first."""
         name = re.compile(rf"{re.escape(self.dataset_id)}\.\d+\.aside")
-        return sorted(path for path in self.path.parent.glob("*.aside") if name.fullmatch(path.name) and path.is_file())
+        return sorted(
+            path
+            for path in self.path.parent.glob("*.aside")
+            if name.fullmatch(path.name) and path.is_file()
+        )
 
     def _never_begun(self, lines: list[str]) -> bool:
         """Return whether these lines are a journal whose first `begin` was killed early.
@@ -182,7 +192,9 @@ class Journal:
         broken = f"{self.anchor} cannot be read"
         if not self.anchor.exists() and any('"head"' in line for line in self.lines()):
             raise self._unchecked()
-        with explained(BudgetError, lambda error: f"{broken} ({error!r}): {WAY_OUT}", missing=missing):
+        with explained(
+            BudgetError, lambda error: f"{broken} ({error!r}): {WAY_OUT}", missing=missing
+        ):
             content = read_json(self.anchor)
             return bytes.fromhex(content["salt"]), str(content["head"])
 
@@ -199,20 +211,32 @@ class Journal:
             head = link(salt, head, entry)
             chained = chained or entry["kind"] == GENESIS or "head" in entry
             if chained and not hmac.compare_digest(head.encode(), str(entry.get("head")).encode()):
-                raise BudgetError(f"{self.path}, line {number}, does not follow from the lines before it: {WAY_OUT}")
+                raise BudgetError(
+                    f"{self.path}, line {number}, does not follow from the lines before it: "
+                    f"{WAY_OUT}"
+                )
             found.append(entry)
         if not any(entry.get("head") == newest for entry in found):
-            raise BudgetError(f"{self.path} is older than {self.anchor.name}, its last entries are gone: {WAY_OUT}")
+            raise BudgetError(
+                f"{self.path} is older than {self.anchor.name}, its last entries are gone: "
+                f"{WAY_OUT}"
+            )
         return found
 
     def _missing(self) -> BudgetError:
-        return BudgetError(f"{self.path} is missing, and {self.dataset_id!r} was prepared here: {WAY_OUT}")
+        return BudgetError(
+            f"{self.path} is missing, and {self.dataset_id!r} was prepared here: {WAY_OUT}"
+        )
 
     def _unchecked(self) -> BudgetError:
-        return BudgetError(f"{self.anchor} is missing, without which {self.path} cannot be checked: {WAY_OUT}")
+        return BudgetError(
+            f"{self.anchor} is missing, without which {self.path} cannot be checked: {WAY_OUT}"
+        )
 
     def _parsed(self, line: str, number: int) -> dict:
-        with explained(BudgetError, lambda _: f"{self.path}, line {number}, cannot be read: {WAY_OUT}"):
+        with explained(
+            BudgetError, lambda _: f"{self.path}, line {number}, cannot be read: {WAY_OUT}"
+        ):
             entry = parse_json(line)
             return {**entry, "kind": str(entry["kind"])}
 
@@ -242,7 +266,8 @@ class Journal:
                 whole = False
             if not whole:
                 raise BudgetError(
-                    f"{self.path} could not be written completely: free space on its disk, and run the command again"
+                    f"{self.path} could not be written completely: free space on its disk, and run "
+                    "the command again"
                 )
             if not content:
                 sync(self.path.parent)  # the folder contains the name of a new journal

@@ -46,14 +46,17 @@ def check_picture(name: str, height: int, width: int, channels: int = 1, itemsiz
     size = height * width * channels * itemsize
     if size > LARGEST_PICTURE or max(height, width) > LONGEST_SIDE:
         raise DataError(
-            f"{name} has {height}×{width} pixels, {size:,} bytes when decoded: expected sides of at most "
-            f"{LONGEST_SIDE:,} pixels and {LARGEST_PICTURE:,} bytes. Save it smaller, or remove it."
+            f"{name} has {height}×{width} pixels, {size:,} bytes when decoded: expected sides of "
+            f"at most {LONGEST_SIDE:,} pixels and {LARGEST_PICTURE:,} bytes. Save it smaller, or "
+            "remove it."
         )
     return size
 
 
 @contextmanager
-def room_for_picture(name: str, height: int, width: int, channels: int = 1, itemsize: int = 1) -> Iterator[None]:
+def room_for_picture(
+    name: str, height: int, width: int, channels: int = 1, itemsize: int = 1
+) -> Iterator[None]:
     """Check a picture's header by `check_picture`; wait while another large one is decoded."""
     if check_picture(name, height, width, channels, itemsize) <= LARGE_PICTURE:
         yield
@@ -66,18 +69,21 @@ def check_picture_file(name: str, size: int) -> None:
     """Raise DataError if the file of a picture has more bytes than a picture may have pixels."""
     if size > LARGEST_PICTURE:
         raise DataError(
-            f"{name} has {size:,} bytes, expected at most {LARGEST_PICTURE:,} per picture: save it smaller, "
-            "or remove it."
+            f"{name} has {size:,} bytes, expected at most {LARGEST_PICTURE:,} per picture: save it "
+            "smaller, or remove it."
         )
 
 
 def check_volume(name: str, shape: tuple[int, int, int], itemsize: int) -> None:
-    """Raise DataError unless the values of a volume have at least one and at most LARGEST_VOLUME bytes."""
+    """Raise DataError unless the values of a volume have at least one and at most LARGEST_VOLUME
+    bytes.
+    """
     size = math.prod(shape) * itemsize
     if not (min(shape) > 0 and max(shape) <= LONGEST_SIDE and size <= LARGEST_VOLUME):
         raise DataError(
-            f"{name} has {'×'.join(map(str, shape))} values, {size:,} bytes when read: expected sides of 1 to "
-            f"{LONGEST_SIDE:,} and at most {LARGEST_VOLUME:,} bytes. Save it smaller, or remove it."
+            f"{name} has {'×'.join(map(str, shape))} values, {size:,} bytes when read: expected "
+            f"sides of 1 to {LONGEST_SIDE:,} and at most {LARGEST_VOLUME:,} bytes. Save it "
+            "smaller, or remove it."
         )
 
 
@@ -102,9 +108,10 @@ class Allowance:
         """Raise DataError if this many bytes exceed the remainder."""
         if size > self.left:
             raise DataError(
-                f"{self.path} expands to more than {self.limit:,} bytes. It may take {EXPANSION} times its own size "
-                f"({LARGEST_PICTURE:,} bytes if that is more), and what is free in {self.folder}. "
-                "If its content is as expected, unpack it by hand and name the folder."
+                f"{self.path} expands to more than {self.limit:,} bytes. It may take {EXPANSION} "
+                f"times its own size ({LARGEST_PICTURE:,} bytes if that is more), and what is "
+                f"free in {self.folder}. If its content is as expected, unpack it by hand and "
+                "name the folder."
             )
 
 

@@ -34,8 +34,9 @@ def holding(lock: FileLock) -> Iterator[None]:
         if error.errno not in NO_LOCKS:
             raise
         raise ConfigError(
-            f"{lock.lock_file} cannot be locked ({error.strerror}): its file system has no locks, so two processes "
-            "could spend at once. Set SFUMATO_STATE to a folder on a file system that supports locks"
+            f"{lock.lock_file} cannot be locked ({error.strerror}): its file system has no locks, "
+            "so two processes could spend at once. Set SFUMATO_STATE to a folder on a file "
+            "system that supports locks"
         ) from error
     try:
         yield

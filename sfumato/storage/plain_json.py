@@ -24,7 +24,9 @@ def read_text(path: Path, largest: int = LARGEST_TEXT) -> str:
     """
     text = read_bytes(path, largest).decode("utf-8")
     if "\n>>>>>>> " in text and re.search("^<<<<<<< ", text, re.MULTILINE):
-        raise MergeConflict("it contains both sides of a merge conflict, between <<<<<<< and >>>>>>>")
+        raise MergeConflict(
+            "it contains both sides of a merge conflict, between <<<<<<< and >>>>>>>"
+        )
     return text
 
 
@@ -58,7 +60,13 @@ def parse_json(text: str, *, infinite: bool = False) -> Any:
 
     check_values(text)
     try:
-        content = json.loads(text, parse_int=integer, parse_float=number, parse_constant=number, object_pairs_hook=once)
+        content = json.loads(
+            text,
+            parse_int=integer,
+            parse_float=number,
+            parse_constant=number,
+            object_pairs_hook=once,
+        )
     except RecursionError as error:
         raise ValueError(f"it is nested more than {DEEPEST} deep") from error
     check_plain(content)

@@ -20,7 +20,18 @@ def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = 48) -> np
     images: (N, C, H, W) float, clamped to [0, 1], NaN shown black;
     smallest: least pixels per side after magnification.
     """
-    array = torch.as_tensor(images).detach().float().cpu().nan_to_num(0.0).clamp(0, 1).mul(255).round().byte().numpy()
+    array = (
+        torch.as_tensor(images)
+        .detach()
+        .float()
+        .cpu()
+        .nan_to_num(0.0)
+        .clamp(0, 1)
+        .mul(255)
+        .round()
+        .byte()
+        .numpy()
+    )
     count, channels, height, width = array.shape
     factor = max(1, math.ceil(smallest / min(height, width)))
     # (N, fH, fW, C)
@@ -29,7 +40,9 @@ def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = 48) -> np
     columns = max(1, min(columns, count))
     gap = 2  # pixels between images
     rows = math.ceil(count / columns)
-    grid = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap, channels), 255, dtype=np.uint8)
+    grid = np.full(
+        (rows * (height + gap) + gap, columns * (width + gap) + gap, channels), 255, dtype=np.uint8
+    )
     for i, image in enumerate(array):
         top = gap + i // columns * (height + gap)
         left = gap + i % columns * (width + gap)
@@ -46,10 +59,14 @@ def named_grid(images: Tensor, names: Sequence[str], columns: int, smallest: int
     letters = 18  # pixels
     font = ImageFont.load_default(letters)
     width = int(max(map(font.getlength, names))) + letters
-    canvas = Image.fromarray(np.pad(grid, ((0, 0), (width, 0), (0, 0)), constant_values=255).squeeze())
+    canvas = Image.fromarray(
+        np.pad(grid, ((0, 0), (width, 0), (0, 0)), constant_values=255).squeeze()
+    )
     for row, name in enumerate(names):
         middle = (row + 0.5) * len(grid) / len(names)
-        ImageDraw.Draw(canvas).text((letters // 2, middle), name, 0 if canvas.mode == "L" else "black", font, "lm")
+        ImageDraw.Draw(canvas).text(
+            (letters // 2, middle), name, 0 if canvas.mode == "L" else "black", font, "lm"
+        )
     return np.asarray(canvas)
 
 

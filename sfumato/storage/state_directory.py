@@ -11,7 +11,8 @@ from sfumato.errors import ConfigError
 
 # Options that keep git from running programs of a repository
 CAUTION = ("-c", "safe.bareRepository=explicit", "-c", "core.fsmonitor=false")
-# Variables that a git hook sets. With them, git would use another repository and not check its owner.
+# Variables that a git hook sets. With them, git would use another repository and not check its
+# owner.
 NAMING_A_REPOSITORY = (
     *("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE"),
     *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE"),
@@ -28,15 +29,19 @@ def state_dir() -> Path:
     named = os.environ.get("SFUMATO_STATE")
     path = Path(named or user_state_path("sfumato"))
     if named and not path.is_absolute():
-        raise ConfigError(f"SFUMATO_STATE={named} is relative, so the odometer would vary: give the whole path")
+        raise ConfigError(
+            f"SFUMATO_STATE={named} is relative, so the odometer would vary: give the whole path"
+        )
     if path.exists() and not path.is_dir():
         raise ConfigError(f"the state directory {path} is a file: name a folder in SFUMATO_STATE")
     if in_git(path / "keys"):
         remedy = (
-            "ignore it (a line in .gitignore), or set SFUMATO_STATE to a place outside the repository; only the latter "
-            "helps if another account owns the repository"
+            "ignore it (a line in .gitignore), or set SFUMATO_STATE to a place outside the "
+            "repository; only the latter helps if another account owns the repository"
         )
-        raise ConfigError(f"git would track the state directory {path}, with real images and keys: {remedy}")
+        raise ConfigError(
+            f"git would track the state directory {path}, with real images and keys: {remedy}"
+        )
     return path
 
 
@@ -46,12 +51,19 @@ def git(*words: str) -> tuple[int, str]:
     The code is 127 without git, and REFUSED for the repository of another account. A repository can
     name programs, which git would run as this account (CVE-2022-24765): git's own safeguard stays.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in NAMING_A_REPOSITORY}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in NAMING_A_REPOSITORY
+    }
     # Otherwise a program of the repository could fetch a missing file.
     environment["GIT_ALLOW_PROTOCOL"] = "none"
     try:
         done = subprocess.run(
-            ["git", *CAUTION, *words], capture_output=True, errors="replace", check=False, timeout=60, env=environment
+            ["git", *CAUTION, *words],
+            capture_output=True,
+            errors="replace",
+            check=False,
+            timeout=60,
+            env=environment,
         )
     except OSError:
         return 127, ""

@@ -21,7 +21,9 @@ LARGEST_HEADER = 2**24  # Bytes of a list of tensors: 100 for each
 Network = TypeVar("Network", bound=nn.Module)
 
 
-def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+def save_tensors(
+    tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None
+) -> None:
     """Write tensors as safetensors.
 
     Raises OSError if they cannot be written, or the disk is full.
@@ -32,9 +34,13 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, 
         raise OSError(f"{path}: {error}") from error
 
 
-def save_network(model: nn.Module, arguments: Mapping[str, Any], directory: Path, weights: str = WEIGHTS) -> None:
+def save_network(
+    model: nn.Module, arguments: Mapping[str, Any], directory: Path, weights: str = WEIGHTS
+) -> None:
     """Write the weights and the arguments, each under a temporary name first."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    tensors = {
+        name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()
+    }
     write_json(directory / CONFIG, arguments, indent=2, sort_keys=True)
     with replacing(directory / weights) as temporary:
         save_tensors(tensors, temporary)
@@ -77,7 +83,9 @@ class Room(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
-def load_network(directory: Path, build: Callable[..., Network], stage: str, weights: str = WEIGHTS) -> Network:
+def load_network(
+    directory: Path, build: Callable[..., Network], stage: str, weights: str = WEIGHTS
+) -> Network:
     """Load the network that `save_network` wrote.
 
     build: constructor; stage: stage that writes the network. Raises DataError if the files do not
@@ -85,10 +93,15 @@ def load_network(directory: Path, build: Callable[..., Network], stage: str, wei
     """
     for name in (CONFIG, weights):
         if not (directory / name).is_file():
-            raise DataError(f"{directory} contains no network: {name} is missing. Run `stage {stage}`")
+            raise DataError(
+                f"{directory} contains no network: {name} is missing. Run `stage {stage}`"
+            )
     with explained(
         DataError,
-        lambda error: f"{directory}: {CONFIG} and {weights} do not fit together ({error}): run `stage {stage}` again",
+        lambda error: (
+            f"{directory}: {CONFIG} and {weights} do not fit together ({error}): run `stage "
+            f"{stage}` again"
+        ),
         causes=(*UNREADABLE, RuntimeError),
     ):
         with Room(2**27 + sum(file.stat().st_size for file in directory.iterdir())):

@@ -26,12 +26,14 @@ KNOWN = {  # classes that this package can load, by part
 MODEL_PARTS = (*KNOWN, "scheduler")
 # all others have config.json
 CONFIG_OF = {"tokenizer": "tokenizer_config.json", "scheduler": "scheduler_config.json"}
-WEIGHTS_OF = {"text_encoder": "model"} | dict.fromkeys(("vae", "unet", "transformer"), "diffusion_pytorch_model")
+WEIGHTS_OF = {"text_encoder": "model"} | dict.fromkeys(
+    ("vae", "unet", "transformer"), "diffusion_pytorch_model"
+)
 HUB = "hub:"
 AGAIN = "download the model again"
 LAYOUT = (
-    "expected a directory as diffusers saves it, with model_index.json, tokenizer, text_encoder, vae, scheduler, "
-    "and unet or transformer"
+    "expected a directory as diffusers saves it, with model_index.json, tokenizer, text_encoder, "
+    "vae, scheduler, and unet or transformer"
 )
 
 
@@ -100,7 +102,9 @@ def locate(directory: str) -> Path:
     require_library()
     match = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", directory)
     if not match:
-        raise ConfigError(f"model.directory={directory}: expected hub:owner/name or hub:owner/name@revision")
+        raise ConfigError(
+            f"model.directory={directory}: expected hub:owner/name or hub:owner/name@revision"
+        )
     from huggingface_hub import snapshot_download
 
     parts = [INDEX, "tokenizer/*.txt", "tokenizer/*.model"]
@@ -109,7 +113,9 @@ def locate(directory: str) -> Path:
     failed = f"model.directory={directory} cannot be downloaded from the hub"
     fix = "download it elsewhere and name the directory"
     # The type of the error depends on what fails: network, name, permission.
-    with explained(ConfigError, lambda error: f"{failed} ({reason_of(error)}): {fix}", causes=(Exception,)):
+    with explained(
+        ConfigError, lambda error: f"{failed} ({reason_of(error)}): {fix}", causes=(Exception,)
+    ):
         return Path(snapshot_download(match[1], revision=match[2], allow_patterns=parts))
 
 
@@ -125,41 +131,62 @@ def read_model_directory(directory: str) -> ModelDirectory:
     """
     path = locate(directory)
     named = {part: value for part, value in read_json(path / INDEX).items() if part in MODEL_PARTS}
-    classes = {k: str(v[1]) for k, v in named.items() if isinstance(v, list) and len(v) == 2 and v[1]}
+    classes = {
+        k: str(v[1]) for k, v in named.items() if isinstance(v, list) and len(v) == 2 and v[1]
+    }
     others = classes.keys() - {"unet", "transformer"}
     if len(others) < len(MODEL_PARTS) - 2 or len(classes) - len(others) != 1:
         raise DataError(f"{path / INDEX} names {', '.join(classes) or 'no part'}: {LAYOUT}")
     for part, name in classes.items():
         # other schedulers may run programs
         if not (name in KNOWN[part] if part in KNOWN else name.endswith("Scheduler")):
-            expected = f"{' or '.join(KNOWN.get(part, ['a scheduler']))}, as in Stable Diffusion 1.x and 2.x or PixArt"
-            raise DataError(f"{path}: the {part} is a {name}, which is not supported: expected {expected}")
-    configs = {part: read_json(path / part / CONFIG_OF.get(part, "config.json")) for part in classes}
+            expected = (
+                f"{' or '.join(KNOWN.get(part, ['a scheduler']))}, as in Stable Diffusion 1.x and "
+                "2.x or PixArt"
+            )
+            raise DataError(
+                f"{path}: the {part} is a {name}, which is not supported: expected {expected}"
+            )
+    configs = {
+        part: read_json(path / part / CONFIG_OF.get(part, "config.json")) for part in classes
+    }
     for part in classes:
         part_files(path, part)
         if (path / part / "adapter_config.json").exists() or names_code(configs[part]):
-            raise DataError(f"{path / part} names code or adapters beside its weights: expected plain weights")
+            raise DataError(
+                f"{path / part} names code or adapters beside its weights: expected plain weights"
+            )
     model = ModelDirectory(path=path, classes=classes, configs=configs)
     lacking = f"{path}: the config.json of vae and {model.denoiser} lack"
     with explained(DataError, lambda error: f"{lacking} {error}: {AGAIN}"):
         _ = model.factor, model.multiple, model.image_size
     if model.prediction not in ("epsilon", "v_prediction"):
-        raise DataError(f"{path}: prediction_type is {model.prediction!r}, expected epsilon or v_prediction")
+        raise DataError(
+            f"{path}: prediction_type is {model.prediction!r}, expected epsilon or v_prediction"
+        )
     return model
 
 
 def names_code(config: Any) -> bool:
-    """Return whether a config makes `transformers` download or run code, such as kernels or classes."""
+    """Return whether a config makes `transformers` download or run code, such as kernels or
+    classes.
+    """
     if not isinstance(config, dict):
         return False
     attention = {config.get("attn_implementation"), config.get("_attn_implementation")}
-    here = bool({"auto_map", "quantization_config"} & config.keys()) or not attention <= {None, "eager", "sdpa"}
+    here = bool({"auto_map", "quantization_config"} & config.keys()) or not attention <= {
+        None,
+        "eager",
+        "sdpa",
+    }
     return here or any(map(names_code, config.values()))
 
 
 def read_json(path: Path) -> dict[str, Any]:
     missing = f"{path} is missing: {LAYOUT}; {AGAIN}"
-    with explained(DataError, lambda error: f"{path} cannot be read ({error}): {AGAIN}", missing=missing):
+    with explained(
+        DataError, lambda error: f"{path} cannot be read ({error}): {AGAIN}", missing=missing
+    ):
         content = documents.read_json(path, infinite=True)
     if not isinstance(content, dict):
         raise DataError(f"{path} must contain a JSON object: {AGAIN}")
@@ -178,7 +205,10 @@ def weights_of(path: Path, part: str) -> tuple[Path, str]:
             if (directory / name).is_file():
                 return directory / name, variant
     wrong = f"{directory} contains no weights: {stem}.safetensors is missing"
-    raise DataError(f"{wrong}. Pickles (.bin, .ckpt) may run any program: use safetensors files, or convert them")
+    raise DataError(
+        f"{wrong}. Pickles (.bin, .ckpt) may run any program: use safetensors files, or convert "
+        "them"
+    )
 
 
 def part_files(path: Path, part: str) -> list[Path]:
@@ -189,14 +219,18 @@ def part_files(path: Path, part: str) -> list[Path]:
     directory = path / part
     files = {directory / CONFIG_OF.get(part, "config.json")}
     if part == "tokenizer":
-        files |= {file for file in directory.iterdir() if file.suffix in (".json", ".txt", ".model")}
+        files |= {
+            file for file in directory.iterdir() if file.suffix in (".json", ".txt", ".model")
+        }
     if part in WEIGHTS_OF:
         weights, _ = weights_of(path, part)
         files.add(weights)
         shards = read_json(weights).get("weight_map") if weights.suffix == ".json" else None
         for name in map(str, shards.values()) if isinstance(shards, dict) else ():
             if not re.fullmatch(r"[\w.-]+\.safetensors", name):
-                raise DataError(f"{weights} names {name!r}, which is not a safetensors file beside it: {AGAIN}")
+                raise DataError(
+                    f"{weights} names {name!r}, which is not a safetensors file beside it: {AGAIN}"
+                )
             files.add(directory / name)
     for file in sorted(files):
         if not file.is_file():
@@ -219,5 +253,8 @@ def choose_image_size(model: ModelDirectory, settings: Model) -> int:
     if size % multiple:
         lower = max(multiple, size // multiple * multiple)
         fits = f"take multiples of {multiple}, such as {lower} or {lower + multiple}"
-        raise ConfigError(f"model.image_size={size} does not fit {model.path}: its VAE and {model.denoiser} {fits}")
+        raise ConfigError(
+            f"model.image_size={size} does not fit {model.path}: its VAE and {model.denoiser} "
+            f"{fits}"
+        )
     return size

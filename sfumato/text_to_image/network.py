@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sfumato.diffusion.denoiser import TIMESTEPS, Denoiser, Guide, Sampler, draw_noise_levels, draw_timesteps
+from sfumato.diffusion.denoiser import (
+    TIMESTEPS,
+    Denoiser,
+    Guide,
+    Sampler,
+    draw_noise_levels,
+    draw_timesteps,
+)
 from sfumato.diffusion.sampler import with_guidance
 from sfumato.errors import UNREADABLE, DataError, explained
 from sfumato.runtime import distributed
@@ -18,7 +25,13 @@ from sfumato.settings.noise_levels import NoiseLevels, TimestepMixture
 from sfumato.settings.training import Model
 from sfumato.storage.weights import load_tensors, save_tensors
 from sfumato.text_to_image.directory import ModelDirectory, choose_image_size, read_model_directory
-from sfumato.text_to_image.parts import LONGEST_T5, build_network, load_part, make_differentiable, make_scheduler
+from sfumato.text_to_image.parts import (
+    LONGEST_T5,
+    build_network,
+    load_part,
+    make_differentiable,
+    make_scheduler,
+)
 from sfumato.text_to_image.reference import CONFIG, PROMPTS, load_codec, read_reference, referred
 
 TRAINED = "trained.safetensors"
@@ -52,9 +65,16 @@ class LatentDiffusion(Denoiser):
     ) -> None:
         super().__init__()
         self.is_transformer = model.denoiser == "transformer"
-        expected = network.config.caption_channels if self.is_transformer else network.config.cross_attention_dim
+        expected = (
+            network.config.caption_channels
+            if self.is_transformer
+            else network.config.cross_attention_dim
+        )
         if isinstance(expected, int) and prompts.shape[2] != expected:
-            given = f"its text encoder returns {prompts.shape[2]} numbers per token, its {model.denoiser} expects"
+            given = (
+                f"its text encoder returns {prompts.shape[2]} numbers per token, its "
+                f"{model.denoiser} expects"
+            )
             wrong = "the parts are of different models. Download the model again"
             raise DataError(f"{model.path}: {given} {expected}: {wrong}")
         make_differentiable(network)
@@ -86,10 +106,14 @@ class LatentDiffusion(Denoiser):
             mask = None if self.mask is None else self.mask[labels].to(x.dtype)
             more = {"encoder_attention_mask": mask, "added_cond_kwargs": sizes}
         context = self.prompts[labels]  # (B, tokens, D)
-        output = self.network(x, timestep=timesteps, encoder_hidden_states=context, return_dict=False, **more)[0]
+        output = self.network(
+            x, timestep=timesteps, encoder_hidden_states=context, return_dict=False, **more
+        )[0]
         return output[:, : self.channels]  # some models also predict a variance, unused here
 
-    def per_image_loss(self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
+    def per_image_loss(
+        self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor
+    ) -> Tensor:
         """Compute the mean squared error of the model's own prediction, (B,) float32.
 
         x_t = √ᾱ·x + √(1 − ᾱ)·ε; the target is ε, or v = √ᾱ·ε − √(1 − ᾱ)·x.
@@ -99,7 +123,9 @@ class LatentDiffusion(Denoiser):
         alphas_cumprod = self.alphas_cumprod[levels][:, None, None, None]
         image_scale = alphas_cumprod.sqrt()
         noise_scale = (1 - alphas_cumprod).sqrt()
-        target = noise if self.prediction == "epsilon" else image_scale * noise - noise_scale * images
+        target = (
+            noise if self.prediction == "epsilon" else image_scale * noise - noise_scale * images
+        )
         output = self(image_scale * images + noise_scale * noise, levels, labels).float()
         return (output - target).square().mean(dim=(1, 2, 3))
 
@@ -114,11 +140,20 @@ class LatentDiffusion(Denoiser):
             return draw_timesteps(law, n, generator, steps)
         sigma = draw_noise_levels(law, n, generator)
         # Levels rise with the timestep.
-        levels = ((1 - self.alphas_cumprod) / self.alphas_cumprod.clamp(min=1e-12)).sqrt().to(sigma.device)
+        levels = (
+            ((1 - self.alphas_cumprod) / self.alphas_cumprod.clamp(min=1e-12))
+            .sqrt()
+            .to(sigma.device)
+        )
         return torch.searchsorted(levels, sigma).clamp(max=steps - 1)
 
     def sampler(
-        self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None, guide: Guide | None
+        self,
+        steps: int,
+        guidance: float,
+        generator: torch.Generator,
+        shape: Sequence[int] | None,
+        guide: Guide | None,
     ) -> Sampler:
         """Draw images by the library's sampler, decoded and resized to `shape`.
 
@@ -140,7 +175,13 @@ class LatentDiffusion(Denoiser):
 
     @torch.no_grad()
     def sample_latents(
-        self, scheduler: Any, labels: Tensor, steps: int, guidance: float, generator: torch.Generator, autocast: bool
+        self,
+        scheduler: Any,
+        labels: Tensor,
+        steps: int,
+        guidance: float,
+        generator: torch.Generator,
+        autocast: bool,
     ) -> Tensor:
         """Draw one latent per label, by a scheduler of `diffusers`.
 
@@ -157,14 +198,20 @@ class LatentDiffusion(Denoiser):
         # size.
         start = torch.stack([torch.randn(self.shape, generator=generator) for _ in labels])
         x = start.to(device) * float(scheduler.init_noise_sigma)
-        draws = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
+        draws = (
+            {"generator": generator}
+            if "generator" in inspect.signature(scheduler.step).parameters
+            else {}
+        )
         for t in scheduler.timesteps:
 
             def predict(x: Tensor, labels: Tensor, t: Tensor = t) -> Tensor:
                 return self(x, t.expand(len(x)), labels)
 
             with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-                output = with_guidance(predict, scheduler.scale_model_input(x, t), labels, self.classes, guidance)
+                output = with_guidance(
+                    predict, scheduler.scale_model_input(x, t), labels, self.classes, guidance
+                )
             x = scheduler.step(output.float(), t, x, return_dict=False, **draws)[0]
         return x
 
@@ -182,13 +229,17 @@ def load_latent(directory: Path) -> LatentDiffusion:
     reference = read_reference(directory)
     model = referred(reference, "denoiser", "scheduler")
     file = directory / PROMPTS
-    with explained(DataError, lambda error: f"{file} cannot be read ({error}): run `stage pretrain` again"):
+    with explained(
+        DataError, lambda error: f"{file} cannot be read ({error}): run `stage pretrain` again"
+    ):
         tensors = load_tensors(file)
         prompts = tensors["embeddings"]
     network = load_part(model, model.denoiser)
     alphas_cumprod = make_scheduler(model).alphas_cumprod
     image_size = int(reference["image_size"])
-    denoiser = LatentDiffusion(model, network, prompts, tensors.get("mask"), alphas_cumprod, image_size, directory)
+    denoiser = LatentDiffusion(
+        model, network, prompts, tensors.get("mask"), alphas_cumprod, image_size, directory
+    )
     denoiser.encoder = f"{reference['parts']['vae']['sha256']} at {image_size}"
     return denoiser
 
@@ -206,7 +257,9 @@ def outline(settings: Model, classes: int) -> LatentDiffusion:
         network = build_network(model).to("meta")
         prompts = torch.empty(classes + 1, tokens, width)
         mask = torch.ones(classes + 1, tokens, dtype=torch.bool)
-        return LatentDiffusion(model, network, prompts, mask, torch.empty(TIMESTEPS), image_size).requires_grad_(False)
+        return LatentDiffusion(
+            model, network, prompts, mask, torch.empty(TIMESTEPS), image_size
+        ).requires_grad_(False)
 
 
 def load_trained(directory: Path) -> LatentDiffusion:
@@ -218,7 +271,9 @@ def load_trained(directory: Path) -> LatentDiffusion:
     file = directory / TRAINED
     what = f"{file} cannot be read, or does not fit the model"
     again = "run `stage finetune` again"
-    with explained(DataError, lambda error: f"{what} ({error}): {again}", causes=(*UNREADABLE, RuntimeError)):
+    with explained(
+        DataError, lambda error: f"{what} ({error}): {again}", causes=(*UNREADABLE, RuntimeError)
+    ):
         tensors = load_tensors(file)
         model.load_state_dict(tensors, strict=False)
         if unknown := tensors.keys() - model.state_dict().keys():

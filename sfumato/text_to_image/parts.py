@@ -11,7 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.errors import DataError, explained
-from sfumato.text_to_image.directory import AGAIN, WEIGHTS_OF, ModelDirectory, reason_of, require_library, weights_of
+from sfumato.text_to_image.directory import (
+    AGAIN,
+    WEIGHTS_OF,
+    ModelDirectory,
+    reason_of,
+    require_library,
+    weights_of,
+)
 
 DECODED = {"cpu": 1, "cuda": 2**20}  # Pixels at a time, at least one image: 3 GiB
 LONGEST_T5 = 120  # Tokens; class prompts are far shorter, and masked tokens only cost time
@@ -28,7 +35,10 @@ def class_named(name: str) -> Any:
         library.utils.logging.disable_progress_bar()
     kind = getattr(diffusers, name, None) or getattr(transformers, name, None)
     if kind is None:
-        raise DataError(f"the installed diffusers and transformers have no {name}, which the model needs: update them")
+        raise DataError(
+            f"the installed diffusers and transformers have no {name}, which the model needs: "
+            "update them"
+        )
     return kind
 
 
@@ -44,10 +54,14 @@ def load_part(model: ModelDirectory, part: str) -> Any:
         options |= {"use_safetensors": True, "torch_dtype": torch.float32, "variant": variant}
     failed = f"{model.path / part} cannot be loaded as {model.classes[part]}"
     # The type of the error depends on what is wrong with the files.
-    with explained(DataError, lambda error: f"{failed} ({reason_of(error)}): {AGAIN}", causes=(Exception,)):
+    with explained(
+        DataError, lambda error: f"{failed} ({reason_of(error)}): {AGAIN}", causes=(Exception,)
+    ):
         loaded = kind.from_pretrained(str(model.path / part), **options)
     if isinstance(loaded, nn.Module):
-        if odd := [name for name, value in loaded.named_parameters() if value.device.type == "meta"]:
+        if odd := [
+            name for name, value in loaded.named_parameters() if value.device.type == "meta"
+        ]:
             raise DataError(f"{model.path / part} lacks the weights of {odd[0]}: {AGAIN}")
         loaded.eval().requires_grad_(False)
     return loaded
@@ -77,7 +91,11 @@ class PlainAttention:
         q, k, v = (
             # (B, heads, n or m, D/heads)
             project(tokens).unflatten(-1, (attn.heads, -1)).transpose(1, 2)
-            for project, tokens in ((attn.to_q, hidden_states), (attn.to_k, context), (attn.to_v, context))
+            for project, tokens in (
+                (attn.to_q, hidden_states),
+                (attn.to_k, context),
+                (attn.to_v, context),
+            )
         )
         bias = None if attention_mask is None else attention_mask[:, None]  # (B, 1, 1, m)
         if torch.is_grad_enabled():
@@ -90,7 +108,10 @@ class PlainAttention:
             if bias is not None:
                 bias = bias.to(q.dtype)
             mixed = F.scaled_dot_product_attention(q, k, v, bias, scale=attn.scale)
-        return attn.to_out[1](attn.to_out[0](mixed.transpose(1, 2).flatten(2))) / attn.rescale_output_factor
+        return (
+            attn.to_out[1](attn.to_out[0](mixed.transpose(1, 2).flatten(2)))
+            / attn.rescale_output_factor
+        )
 
 
 class GroupNorm(nn.GroupNorm):
@@ -155,7 +176,15 @@ def make_differentiable(network: Any) -> None:
     Raises DataError if that is impossible.
     """
     # Attributes of an unsupported attention.
-    unsupported = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "add_k_proj", "residual_connection")
+    unsupported = (
+        "group_norm",
+        "spatial_norm",
+        "norm_q",
+        "norm_k",
+        "norm_cross",
+        "add_k_proj",
+        "residual_connection",
+    )
     # Replacements with the same weights and another forward pass.
     kinds: dict[type, type] = {nn.GroupNorm: GroupNorm, nn.LayerNorm: LayerNorm, nn.SiLU: CheapSiLU}
     for path, module in network.named_modules():
@@ -170,7 +199,9 @@ def make_differentiable(network: Any) -> None:
 
 
 @torch.no_grad()
-def embed_prompts(model: ModelDirectory, prompts: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor | None]:
+def embed_prompts(
+    model: ModelDirectory, prompts: Sequence[str], device: torch.device
+) -> tuple[Tensor, Tensor | None]:
     """Embed each prompt and, last, the empty one; return embeddings and masks, on the CPU.
 
     A mask marks the real tokens; a U-Net has none. Returns ((len(prompts) + 1, tokens, D) float32,
@@ -186,11 +217,18 @@ def embed_prompts(model: ModelDirectory, prompts: Sequence[str], device: torch.d
         text = prompt.lower().strip() if masked else prompt
         if len(tokenizer(text).input_ids) > length:
             fix = "shorten it (model.prompt, model.prompts)"
-            raise DataError(f"the prompt {prompt[:60]!r}… has more than the {length} tokens of this model: {fix}")
-        tokens = tokenizer(text, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
+            raise DataError(
+                f"the prompt {prompt[:60]!r}… has more than the {length} tokens of this model: "
+                f"{fix}"
+            )
+        tokens = tokenizer(
+            text, padding="max_length", max_length=length, truncation=True, return_tensors="pt"
+        )
         attends = masked or getattr(encoder.config, "use_attention_mask", False)
         attended = tokens.attention_mask.to(device) if attends else None
-        rows.append(encoder(tokens.input_ids.to(device), attention_mask=attended)[0][0].float().cpu())
+        rows.append(
+            encoder(tokens.input_ids.to(device), attention_mask=attended)[0][0].float().cpu()
+        )
         masks.append(tokens.attention_mask[0].bool())
     return torch.stack(rows), torch.stack(masks) if masked else None
 
@@ -225,7 +263,10 @@ class LatentCodec:
         """Decode (B, c, h, w) to (B, C, H, W) float32 in [0, 1], on the CPU. shape: (C, H, W)."""
         channels, height, _ = shape
         size = max(1, DECODED[self.device.type] // self.image_size**2)
-        rows = [self.vae.decode(part / self.scale).sample.float() for part in latents.to(self.device).split(size)]
+        rows = [
+            self.vae.decode(part / self.scale).sample.float()
+            for part in latents.to(self.device).split(size)
+        ]
         images = ((torch.cat(rows) + 1) / 2).clamp(0, 1)
         return resize(with_channels(images, channels), height).cpu()
 
@@ -253,5 +294,7 @@ def make_scheduler(model: ModelDirectory) -> Any:
     alphas_cumprod = getattr(scheduler, "alphas_cumprod", None)
     if not isinstance(alphas_cumprod, Tensor) or alphas_cumprod.ndim != 1:
         wrong = f"{type(scheduler).__name__} has no discrete noise schedule (alphas_cumprod)"
-        raise DataError(f"{model.path / 'scheduler'}: {wrong}: flow-matching models are not supported")
+        raise DataError(
+            f"{model.path / 'scheduler'}: {wrong}: flow-matching models are not supported"
+        )
     return scheduler

@@ -17,7 +17,12 @@ from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json
 from sfumato.storage.weights import save_tensors
-from sfumato.text_to_image.directory import ModelDirectory, choose_image_size, part_digest, read_model_directory
+from sfumato.text_to_image.directory import (
+    ModelDirectory,
+    choose_image_size,
+    part_digest,
+    read_model_directory,
+)
 from sfumato.text_to_image.parts import LatentCodec, embed_prompts, make_scheduler
 
 CONFIG = "config.json"
@@ -29,7 +34,10 @@ TEMPLATE = "An image of {article} {class}"
 PROMPTS_OF: dict[str, str | dict[str, str]] = {
     "celeba": "An image of {article} {class} face",
     "octmnist": "An optical coherence tomography (OCT) image for retinal disease {number}",
-    "camelyon": {"normal": "A normal lymph node image", "tumor": "A lymph node histopathology image"},
+    "camelyon": {
+        "normal": "A normal lymph node image",
+        "tumor": "A lymph node histopathology image",
+    },
 }  # Source: DP-SAPF Table 14
 
 
@@ -70,7 +78,9 @@ def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list
         fields = {"class": words, "article": article, "number": str(number)}
         prompts.append(model.prompts.get(name) or whole.get(name) or template.format(**fields))
     if len(classes) > 1 and (same := [prompt for prompt in prompts if prompts.count(prompt) > 1]):
-        raise ConfigError(f"two classes share the prompt {same[0]!r}: put {{class}} into model.prompt")
+        raise ConfigError(
+            f"two classes share the prompt {same[0]!r}: put {{class}} into model.prompt"
+        )
     return prompts
 
 
@@ -99,7 +109,9 @@ def save_reference(
         "kind": KIND,
         "directory": settings.directory,
         "sha256": digest,
-        "parts": {part: {"class": model.classes[part], "sha256": sha256} for part, sha256 in parts.items()},
+        "parts": {
+            part: {"class": model.classes[part], "sha256": sha256} for part, sha256 in parts.items()
+        },
         "prediction": model.prediction,
         "image_size": image_size,
         "prompts": dict(zip(classes, texts, strict=True)),
@@ -115,7 +127,10 @@ def save_reference(
 def read_reference(directory: Path) -> dict[str, Any]:
     """Read `config.json` of a reference. Raises DataError if it cannot be used."""
     file = directory / CONFIG
-    with explained(DataError, lambda error: f"{file} refers to no public model ({error}): run `stage pretrain` again"):
+    with explained(
+        DataError,
+        lambda error: f"{file} refers to no public model ({error}): run `stage pretrain` again",
+    ):
         content = read_json(file)
         _ = content["directory"], int(content["image_size"])
         _ = [(part["class"], part["sha256"]) for part in content["parts"].values()]
@@ -133,7 +148,9 @@ def referred(reference: Mapping[str, Any], *parts: str) -> ModelDirectory:
             part = model.denoiser
         if part_digest(model.path, part) != reference["parts"].get(part, {}).get("sha256"):
             fix = "restore that model, or run `stage pretrain` on this one"
-            raise DataError(f"{model.path / part} no longer has the bytes that `stage pretrain` read: {fix}")
+            raise DataError(
+                f"{model.path / part} no longer has the bytes that `stage pretrain` read: {fix}"
+            )
     return model
 
 

@@ -16,7 +16,9 @@ from sfumato.runtime import distributed
 from sfumato.settings.training import Amp
 
 
-def amp_gradient(parameters: Iterable[Tensor], losses: Callable[[], Iterable[Tensor]], amp: Amp | None) -> Tensor:
+def amp_gradient(
+    parameters: Iterable[Tensor], losses: Callable[[], Iterable[Tensor]], amp: Amp | None
+) -> Tensor:
     """Set the parameters' `.grad` to ∇L(θ + Δ*), and return L(θ + Δ*).
 
     Δ* roughly maximises L within ‖Δ‖₂ ≤ γ. On return, and on an exception, θ is restored exactly.
@@ -37,13 +39,18 @@ def amp_gradient(parameters: Iterable[Tensor], losses: Callable[[], Iterable[Ten
     try:
         for _ in range(amp.steps):
             perturbation = ascend(perturbation, slope(parameters, losses)[1], amp)
-            put(parameters, [weight + delta for weight, delta in zip(weights, perturbation, strict=True)])
+            put(
+                parameters,
+                [weight + delta for weight, delta in zip(weights, perturbation, strict=True)],
+            )
         return descend(parameters, losses)
     finally:
         put(parameters, weights)  # restored from the copy: θ + Δ − Δ is not θ in floating point
 
 
-def slope(parameters: Sequence[Tensor], losses: Callable[[], Iterable[Tensor]]) -> tuple[Tensor, list[Tensor]]:
+def slope(
+    parameters: Sequence[Tensor], losses: Callable[[], Iterable[Tensor]]
+) -> tuple[Tensor, list[Tensor]]:
     """Compute the loss and its gradient by parameter, summed over all processes.
 
     A parameter that the loss does not use gets zeros.
@@ -71,7 +78,10 @@ def ascend(perturbation: Sequence[Tensor], gradient: Sequence[Tensor], amp: Amp)
     raised = [delta + amp.rate * slope for delta, slope in zip(perturbation, gradient, strict=True)]
     norm = torch.stack([torch.linalg.vector_norm(delta) for delta in raised]).norm()
     shrink = (amp.radius / norm).clamp(max=1)  # γ/0 is inf, so 1
-    return [torch.where(norm.isfinite(), new * shrink, old) for new, old in zip(raised, perturbation, strict=True)]
+    return [
+        torch.where(norm.isfinite(), new * shrink, old)
+        for new, old in zip(raised, perturbation, strict=True)
+    ]
 
 
 @torch.no_grad()

@@ -86,7 +86,9 @@ def warm_up(
             batches = ahead(batches)
         for step, batch in enumerate(batches, start=1):
             # Each step of Adam uses the gradient here or at the worst weights nearby.
-            parts = (to_device(distributed.local_shard(tensor), device).split(most) for tensor in batch)
+            parts = (
+                to_device(distributed.local_shard(tensor), device).split(most) for tensor in batch
+            )
             mean = functools.partial(mean_loss, model, autocast=fast, size=phase.batch)
             # batches of at most `most` images
             losses = functools.partial(map, mean, [*zip(*parts, strict=True)])
@@ -130,7 +132,9 @@ def mean_loss(model: UNet, batch: Sequence[Tensor], autocast: bool, size: int) -
         return model.per_image_loss(images, labels, sigma, noise).sum() / size
 
 
-def mixed_batch(phase: Phase, sources: Sources, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def mixed_batch(
+    phase: Phase, sources: Sources, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Draw `phase.batch` images with replacement, from sources by weight.
 
     Returns float32 in [0, 1] and labels.

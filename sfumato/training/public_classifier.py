@@ -20,7 +20,10 @@ from sfumato.training.supervised import Schedule, accuracy, train_supervised
 
 
 def train_public_classifier(
-    images: ImageSet, settings: Classifier, seed: int, progress: Callable[[int, int], None] = lambda done, total: None
+    images: ImageSet,
+    settings: Classifier,
+    seed: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[PublicNetwork, float]:
     """Train on a random part of the public images, and measure the accuracy on the rest.
 

@@ -80,14 +80,25 @@ def read_votes(histogram: Path, public: Sequence[str], classes: int) -> tuple[np
     Raises DataError for votes of other classes.
     """
     votes = load_array(histogram / "histogram.npy")
-    with explained(DataError, lambda error: f"{histogram} has no votes ({error!r}): run `stage histogram` again"):
+    with explained(
+        DataError,
+        lambda error: f"{histogram} has no votes ({error!r}): run `stage histogram` again",
+    ):
         about = read_json(histogram / "histogram.json")
         per_class = bool(about["per_class"])
         counted = tuple(about["public_classes"])
     numbers = votes.dtype.kind == "f" and bool(np.isfinite(votes).all())
-    if not numbers or counted != tuple(public) or votes.shape != (classes if per_class else 1, len(public)):
-        problem = "counted votes for different classes than the public set has, or contains no numbers"
-        raise DataError(f"{histogram} {problem}: run `stage classifier` and `stage histogram` again")
+    if (
+        not numbers
+        or counted != tuple(public)
+        or votes.shape != (classes if per_class else 1, len(public))
+    ):
+        problem = (
+            "counted votes for different classes than the public set has, or contains no numbers"
+        )
+        raise DataError(
+            f"{histogram} {problem}: run `stage classifier` and `stage histogram` again"
+        )
     return votes, per_class
 
 
@@ -108,15 +119,29 @@ def save_selection(
     for rank, (choice, name) in enumerate(zip(kept, chosen, strict=True), start=1):
         votes = None if math.isnan(choice.votes) else choice.votes
         became = sensitive[choice.row] if sensitive else name
-        rows.append({"public_class": name, "noisy_count": votes, "rank": rank, "relabelled_as": became})
+        rows.append(
+            {"public_class": name, "noisy_count": votes, "rank": rank, "relabelled_as": became}
+        )
     columns = {"public_class": "", "noisy_count": ".2f", "rank": "", "relabelled_as": ""}
     (directory / "selection.csv").write_text(csv_text(rows, columns), encoding="utf-8")
-    save_choice(directory, indices, labels, "sensitive" if sensitive else "public", sensitive or chosen, chosen)
+    save_choice(
+        directory,
+        indices,
+        labels,
+        "sensitive" if sensitive else "public",
+        sensitive or chosen,
+        chosen,
+    )
     save_png(directory / "selection.png", example_grid(images, kept))
 
 
 def save_choice(
-    directory: Path, indices: np.ndarray, labels: np.ndarray, kind: str, classes: Sequence[str], kept: Sequence[str]
+    directory: Path,
+    indices: np.ndarray,
+    labels: np.ndarray,
+    kind: str,
+    classes: Sequence[str],
+    kept: Sequence[str],
 ) -> None:
     """Write the chosen images and their labels.
 
@@ -157,7 +182,12 @@ def surest(probabilities: np.ndarray, per_class: int) -> tuple[np.ndarray, np.nd
 
 
 def save_surest(
-    directory: Path, images: ImageSet, sure: np.ndarray, indices: np.ndarray, labels: np.ndarray, names: Sequence[str]
+    directory: Path,
+    images: ImageSet,
+    sure: np.ndarray,
+    indices: np.ndarray,
+    labels: np.ndarray,
+    names: Sequence[str],
 ) -> None:
     """Write the chosen images and labels, and the teacher's confidence and origin by class."""
     save_choice(directory, indices, labels, "sensitive", names, names)
@@ -165,9 +195,18 @@ def save_surest(
     for label, name in enumerate(names):
         chosen = indices[labels == label]
         counts = np.bincount(images.labels[chosen], minlength=len(images.classes))
-        common = [images.classes[i] for i in np.argsort(-counts, kind="stable")[:EXAMPLES] if counts[i]]
+        common = [
+            images.classes[i] for i in np.argsort(-counts, kind="stable")[:EXAMPLES] if counts[i]
+        ]
         least = sure[chosen, label].min()
-        rows.append({"class": name, "images": len(chosen), "least_sure": least, "most_frequent": " ".join(common)})
+        rows.append(
+            {
+                "class": name,
+                "images": len(chosen),
+                "least_sure": least,
+                "most_frequent": " ".join(common),
+            }
+        )
     columns = {"class": "", "images": "", "least_sure": ".3f", "most_frequent": ""}
     (directory / "selection.csv").write_text(csv_text(rows, columns), encoding="utf-8")
     shown = np.concatenate([indices[labels == label][:12] for label in range(len(names))])
@@ -183,6 +222,8 @@ def example_grid(images: ImageSet, kept: Sequence[Kept]) -> np.ndarray:
     cells = np.ones((len(kept[:60]) * EXAMPLES, *images.shape), dtype=np.float32)
     for place, choice in enumerate(kept[:60]):
         members = np.flatnonzero(images.labels == choice.public)
-        some = members[np.linspace(0, len(members) - 1, min(EXAMPLES, len(members))).astype(np.int64)]
+        some = members[
+            np.linspace(0, len(members) - 1, min(EXAMPLES, len(members))).astype(np.int64)
+        ]
         cells[place * EXAMPLES : place * EXAMPLES + len(some)] = images.batch(some)[0].numpy()
     return to_grid(cells, EXAMPLES)

@@ -89,13 +89,16 @@ def shift_and_mirror(images: Tensor, mirror: bool, random: torch.Generator | Non
     """
     count, _, height, width = images.shape
     rows, columns = (  # (B, H), (B, W): source of each pixel
-        (torch.arange(size) - torch.randint(-(size // SHIFT), size // SHIFT + 1, (count, 1), generator=random)).clamp(
-            0, size - 1
-        )
+        (
+            torch.arange(size)
+            - torch.randint(-(size // SHIFT), size // SHIFT + 1, (count, 1), generator=random)
+        ).clamp(0, size - 1)
         for size in (height, width)
     )
     if mirror:
-        columns = torch.where(torch.rand(count, 1, generator=random) < 0.5, columns.flip(1), columns)
+        columns = torch.where(
+            torch.rand(count, 1, generator=random) < 0.5, columns.flip(1), columns
+        )
     rows, columns = (to_device(part, images.device) for part in (rows, columns))
     shifted = images.gather(2, rows[:, None, :, None].expand(images.shape))
     return shifted.gather(3, columns[:, None, None, :].expand(images.shape))
@@ -108,14 +111,18 @@ def to_tensor(images: np.ndarray, device: str) -> Tensor:
 
 
 @torch.no_grad()
-def apply(function: Callable[[Tensor], Tensor], images: np.ndarray, device: str, size: int = 1000) -> np.ndarray:
+def apply(
+    function: Callable[[Tensor], Tensor], images: np.ndarray, device: str, size: int = 1000
+) -> np.ndarray:
     """Apply `function` to (N, H, W, C) uint8 images in batches; return one float32 array.
 
     size: images per batch, fewer if they are large, which bounds the memory.
     """
     size = min(size, max(1, 1000 * 64 * 64 // (images.shape[1] * images.shape[2])))
     parts = [images[start : start + size] for start in range(0, len(images), size)]
-    return np.concatenate([function(to_tensor(part, device)).float().cpu().numpy() for part in parts])
+    return np.concatenate(
+        [function(to_tensor(part, device)).float().cpu().numpy() for part in parts]
+    )
 
 
 def logits(model: nn.Module, images: np.ndarray) -> np.ndarray:

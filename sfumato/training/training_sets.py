@@ -53,8 +53,15 @@ def load_central(directory: Path, shape: Shape) -> tuple[Tensor, Tensor]:
     released = torch.from_numpy(np.array(load_array(file)))
     if released.dtype != torch.float32 or not released.isfinite().all():
         raise DataError(f"{file} contains no finite float32 numbers: run `stage central` again")
-    if released.ndim != (6 if file.stem == "mode" else 5) or released.shape[-3:] != shape or 0 in released.shape:
-        raise DataError(f"{file} is {(*released.shape,)}, of other images than {shape}: run `stage central` again")
+    if (
+        released.ndim != (6 if file.stem == "mode" else 5)
+        or released.shape[-3:] != shape
+        or 0 in released.shape
+    ):
+        raise DataError(
+            f"{file} is {(*released.shape,)}, of other images than {shape}: run `stage central` "
+            "again"
+        )
     if file.stem == "mode":
         released = (released.argmax(dim=2).float() + 0.5) / released.shape[2]
     repeats, classes = released.shape[:2]
@@ -62,7 +69,9 @@ def load_central(directory: Path, shape: Shape) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(images), torch.arange(classes).repeat(repeats)
 
 
-def public_training_set(public: ImageSet, selection: Path, classes: int | None) -> tuple[MappedImages, Tensor, int]:
+def public_training_set(
+    public: ImageSet, selection: Path, classes: int | None
+) -> tuple[MappedImages, Tensor, int]:
     """Return the selected images (memory-mapped), their labels, and the number of extra classes.
 
     selection: directory that `stage select` wrote;
@@ -79,21 +88,31 @@ def public_training_set(public: ImageSet, selection: Path, classes: int | None) 
         kept = len(about["classes"])
     classes = classes or kept
     arrays = []
-    for name, end in (("indices.npy", len(public)), ("labels.npy", classes if relabelled else kept)):
+    for name, end in (
+        ("indices.npy", len(public)),
+        ("labels.npy", classes if relabelled else kept),
+    ):
         array = np.array(load_array(selection / name))
         if array.dtype != np.int64 or array.ndim != 1:
-            raise DataError(f"{selection / name} is {array.dtype} {array.shape}, expected int64 (n,): {SELECT_AGAIN}")
+            raise DataError(
+                f"{selection / name} is {array.dtype} {array.shape}, expected int64 (n,): "
+                f"{SELECT_AGAIN}"
+            )
         if len(array) and not (array.min() >= 0 and array.max() < end):
             raise DataError(
-                f"{selection / name} contains values {array.min()} to {array.max()}, expected 0 to {end - 1}: it is "
-                f"damaged or was made from another public set, {SELECT_AGAIN}"
+                f"{selection / name} contains values {array.min()} to {array.max()}, expected 0 to "
+                f"{end - 1}: it is damaged or was made from another public set, {SELECT_AGAIN}"
             )
         arrays.append(array)
     rows, labels = arrays
     if not len(rows):
-        raise DataError(f"{selection} keeps no image: raise select.ratio, or prepare more public images")
+        raise DataError(
+            f"{selection} keeps no image: raise select.ratio, or prepare more public images"
+        )
     if len(rows) != len(labels):
-        raise DataError(f"{selection} has {len(rows)} indices but {len(labels)} labels: {SELECT_AGAIN}")
+        raise DataError(
+            f"{selection} has {len(rows)} indices but {len(labels)} labels: {SELECT_AGAIN}"
+        )
     images = MappedImages(public.images, rows)
     if relabelled:
         return images, torch.from_numpy(labels), 0

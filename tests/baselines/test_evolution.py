@@ -1,4 +1,6 @@
-"""What is free in Private Evolution: genes are images, parents come by their votes, children vary around them."""
+"""What is free in Private Evolution: genes are images, parents come by their votes, children vary
+around them.
+"""
 
 import pytest
 import torch
@@ -26,7 +28,12 @@ def test_equal_genes_are_equal_images_and_a_small_step_is_a_small_change(generat
     kinds = torch.arange(20) % generator.kinds
     genes = generator.draw(len(kinds), chance())
     images = generator.images(kinds, genes)
-    assert images.shape == (20, 1, 8, 8) and images.min() >= 0 and images.max() <= 1 and images.std() > 0.05
+    assert (
+        images.shape == (20, 1, 8, 8)
+        and images.min() >= 0
+        and images.max() <= 1
+        and images.std() > 0.05
+    )
     assert torch.equal(images, generator.images(kinds, genes))
     moves = [
         float((generator.images(kinds, varied(genes, strength, chance(1))) - images).abs().mean())
@@ -62,15 +69,21 @@ def test_a_class_whose_votes_are_all_below_the_threshold_keeps_its_candidates_al
     votes, labels = torch.full((2, 6), -3.0), torch.tensor([0, 0, 0, 1, 1, 1])
     found = parents_of(votes, labels, torch.tensor([0] * 6 + [1] * 3), 1.0, chance())
     assert found.bincount(minlength=6).tolist() == [2, 2, 2, 1, 1, 1]
-    lone = parents_of(votes, torch.zeros(6, dtype=torch.int64), torch.ones(6, dtype=torch.int64), 1.0, chance())
+    lone = parents_of(
+        votes, torch.zeros(6, dtype=torch.int64), torch.ones(6, dtype=torch.int64), 1.0, chance()
+    )
     assert lone.sort().values.tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_of_each_parent_the_first_child_is_itself_in_every_class(generator):
     kinds = torch.arange(4) % generator.kinds
-    population = Population(torch.zeros(4, dtype=torch.int64), kinds, generator.draw(len(kinds), chance()))
+    population = Population(
+        torch.zeros(4, dtype=torch.int64), kinds, generator.draw(len(kinds), chance())
+    )
     parents, wanted = torch.tensor([2, 2, 2, 0, 2]), torch.tensor([0, 0, 0, 0, 1])
     next_ones = descendants(population, parents, wanted, 0.3, chance(1))
     assert torch.equal(next_ones.kinds, kinds[parents]) and torch.equal(next_ones.labels, wanted)
-    same = [torch.equal(next_ones.genes[i], population.genes[p]) for i, p in enumerate(parents.tolist())]
+    same = [
+        torch.equal(next_ones.genes[i], population.genes[p]) for i, p in enumerate(parents.tolist())
+    ]
     assert same == [True, False, False, True, True]

@@ -1,4 +1,6 @@
-"""The baselines may be deleted: nothing but their rows in the table of stages, and their settings, leads to them."""
+"""The baselines may be deleted: nothing but their rows in the table of stages, and their settings,
+leads to them.
+"""
 
 import ast
 import re
@@ -26,13 +28,20 @@ MODULES = {
 
 def test_only_their_own_stages_import_the_baselines():
     """The text of `import` and of names given to `import_module`."""
-    assert {name for name, text in MODULES.items() if re.search(r"sfumato(\.| import )baselines", text)} == OWN
+    assert {
+        name for name, text in MODULES.items() if re.search(r"sfumato(\.| import )baselines", text)
+    } == OWN
 
 
 def test_only_settings_and_their_stages_read_the_settings_of_baselines():
-    readers = {name for name, text in MODULES.items() if re.search(r"settings(\.| import )baselines", text)}
-    assert {name for name in readers - OWN if not name.startswith("sfumato/settings/")} == {"sfumato/dpsgd/run.py"}
-    assert re.search(r"^    from sfumato.settings.baselines", MODULES["sfumato/dpsgd/run.py"], re.M)  # types only
+    readers = {
+        name for name, text in MODULES.items() if re.search(r"settings(\.| import )baselines", text)
+    }
+    assert {name for name in readers - OWN if not name.startswith("sfumato/settings/")} == {
+        "sfumato/dpsgd/run.py"
+    }
+    # Types only
+    assert re.search(r"^    from sfumato.settings.baselines", MODULES["sfumato/dpsgd/run.py"], re.M)
 
 
 def names_in(text: str) -> set[str]:
@@ -62,12 +71,16 @@ def test_no_other_settings_have_an_option_that_only_a_baseline_reads():
     assert len(models) > 25
     others = {kind for kind in models if kind.__module__ != "sfumato.settings.baselines"}
     assert {kind.__module__ for kind in models - others} == {"sfumato.settings.baselines"}
-    assert {f"{kind.__name__}.{key}" for kind in others for key in kind.model_fields if key not in named} == set()
+    assert {
+        f"{kind.__name__}.{key}" for kind in others for key in kind.model_fields if key not in named
+    } == set()
 
 
 def test_without_the_baselines_all_other_recipes_load_and_all_other_stages_are_there(tmp_path):
     for folder in ("sfumato", "stages", "pipelines"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
     shutil.rmtree(tmp_path / "sfumato/baselines")
     for name in OWN:
         (tmp_path / name).unlink()
@@ -78,7 +91,9 @@ def test_without_the_baselines_all_other_recipes_load_and_all_other_stages_are_t
     whole = table.read_text()
     table.write_text(re.sub(r"^BASELINES = .*", "BASELINES = ()", whole, flags=re.M))
     (tmp_path / "none.yaml").write_text("{}\n")
-    done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=tmp_path, env={"PYTHONPATH": "."}, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT], cwd=tmp_path, env={"PYTHONPATH": "."}, capture_output=True
+    )
     assert done.returncode == 0, done.stderr.decode()
     commands = set(done.stdout.decode().split())
     assert not NAMES & commands and {"init", "plan", "finetune", "synthesize"} <= commands

@@ -1,4 +1,6 @@
-"""The audit finds planted bugs and raises no alarm where there is none; its bounds are those of closed forms."""
+"""The audit finds planted bugs and raises no alarm where there is none; its bounds are those of
+closed forms.
+"""
 
 import subprocess
 import sys
@@ -33,11 +35,16 @@ SURE = 0.99999  # one false alarm in 100 000 audits
 def test_the_interval_is_the_exact_one():
     assert clopper_pearson(0, 10, 0.95) == (0.0, pytest.approx(0.30850, abs=1e-5))
     assert clopper_pearson(10, 10, 0.95) == (pytest.approx(0.69150, abs=1e-5), 1.0)
-    assert clopper_pearson(3, 20, 0.9) == (pytest.approx(0.04217, abs=1e-4), pytest.approx(0.34366, abs=1e-4))
+    assert clopper_pearson(3, 20, 0.9) == (
+        pytest.approx(0.04217, abs=1e-4),
+        pytest.approx(0.34366, abs=1e-4),
+    )
 
 
 def test_the_bounds_of_mu_hold_the_truth_and_close_in_on_it():
-    """Exact shares of a Gaussian of μ = 1.5 at half the distance: no sampling, so no false alarm."""
+    """Exact shares of a Gaussian of μ = 1.5 at half the distance: no sampling, so no false
+    alarm.
+    """
     widths = []
     for runs in (1000, 10_000, 100_000):
         hits, false = (round(runs * float(norm.cdf(x))) for x in (0.75, -0.75))
@@ -45,12 +52,19 @@ def test_the_bounds_of_mu_hold_the_truth_and_close_in_on_it():
         assert low < 1.5 < high
         widths.append(high - low)
     assert widths[0] > 2 * widths[1] > 4 * widths[2]
-    assert gaussian_bounds(1000, 0, 1000, 0.999)[1] == float("inf") and gaussian_bounds(0, 1000, 1000, 0.9)[0] < 0
+    assert (
+        gaussian_bounds(1000, 0, 1000, 0.999)[1] == float("inf")
+        and gaussian_bounds(0, 1000, 1000, 0.9)[0] < 0
+    )
 
 
 def test_the_bound_of_one_run_is_that_of_coins_without_delta():
-    """With δ = 0, right guesses are at most coins of e^ε/(1 + e^ε); a δ only ever weakens what is proven."""
-    assert one_run_p_value(100, 50, 40, 1.0, 0.0) == pytest.approx(binom.sf(39, 50, np.e / (1 + np.e)))
+    """With δ = 0, right guesses are at most coins of e^ε/(1 + e^ε); a δ only ever weakens what is
+    proven.
+    """
+    assert one_run_p_value(100, 50, 40, 1.0, 0.0) == pytest.approx(
+        binom.sf(39, 50, np.e / (1 + np.e))
+    )
     assert one_run_p_value(100, 50, 40, 1.0, 1e-3) > one_run_p_value(100, 50, 40, 1.0, 0.0)
     proven = [one_run_epsilon(1000, 200, right, 1e-5, 0.95) for right in (100, 140, 180, 200)]
     assert proven[0] == 0.0 and proven == sorted(proven) and proven[-1] > 3
@@ -61,14 +75,20 @@ def test_the_bound_of_one_run_is_that_of_coins_without_delta():
 def gaussian_curve(mu: float) -> tuple[np.ndarray, np.ndarray]:
     """ε, and the δ of the Gaussian mechanism that is μ-GDP at each. Source: Balle and Wang 2018."""
     epsilons = np.arange(0, 12, 0.25)
-    return epsilons, norm.cdf(mu / 2 - epsilons / mu) - np.exp(epsilons) * norm.cdf(-mu / 2 - epsilons / mu)
+    return epsilons, norm.cdf(mu / 2 - epsilons / mu) - np.exp(epsilons) * norm.cdf(
+        -mu / 2 - epsilons / mu
+    )
 
 
-def most_likely(canaries: int, guesses: int, correct: int, epsilons: np.ndarray, deltas: np.ndarray) -> float:
-    """The largest chance of at least `correct` right guesses, by a linear program over the chances of each number.
+def most_likely(
+    canaries: int, guesses: int, correct: int, epsilons: np.ndarray, deltas: np.ndarray
+) -> float:
+    """The largest chance of at least `correct` right guesses, by a linear program over the chances
+    of each number.
 
-    For each j, what is right with at least j right is at most f̄ of what is wrong with at least j − 1, and f̄ is the
-    least of the lines that (ε, δ) draws: at most e^ε of it plus δ, and so of the opposite event.
+    For each j, what is right with at least j right is at most f̄ of what is wrong with at least j −
+    1, and f̄ is the least of the lines that (ε, δ) draws: at most e^ε of it plus δ, and so of the
+    opposite event.
     """
     number = np.arange(guesses + 1)
     rows, limits = [np.ones(guesses + 1)], [1.0]
@@ -78,7 +98,9 @@ def most_likely(canaries: int, guesses: int, correct: int, epsilons: np.ndarray,
         for epsilon, delta in zip(epsilons, deltas, strict=True):
             rows += [right - np.exp(epsilon) * wrong, right - np.exp(-epsilon) * wrong]
             limits += [delta, 1 - np.exp(-epsilon) * (1 - delta)]
-    found = linprog(-(number >= correct).astype(float), A_ub=np.array(rows), b_ub=limits, bounds=(0, 1))
+    found = linprog(
+        -(number >= correct).astype(float), A_ub=np.array(rows), b_ub=limits, bounds=(0, 1)
+    )
     return float(-found.fun)
 
 
@@ -88,12 +110,16 @@ def test_the_f_dp_bound_of_one_run_is_that_of_a_linear_program(mu, case):
     chance = most_likely(*case, *gaussian_curve(mu))
     least = least_chance(*gaussian_curve(mu))
     assert 0.001 < chance < 0.9
-    assert refutes_f_dp(*case, least, chance * 1.001) and not refutes_f_dp(*case, least, chance * 0.999)
+    assert refutes_f_dp(*case, least, chance * 1.001) and not refutes_f_dp(
+        *case, least, chance * 0.999
+    )
 
 
 @pytest.mark.parametrize("mu", [0.3, 1.0])
 def test_the_f_dp_bound_refutes_no_true_claim_more_often_than_allowed(mu):
-    """The best guesser of independent Gaussian canaries is right Φ(μ/2) of the time: exact, no sampling."""
+    """The best guesser of independent Gaussian canaries is right Φ(μ/2) of the time: exact, no
+    sampling.
+    """
     curve = least_chance(*gaussian_curve(mu))
     refuted = [correct for correct in range(201) if refutes_f_dp(200, 200, correct, curve, 0.05)]
     assert refuted == list(range(refuted[0], 201))
@@ -104,7 +130,9 @@ def test_the_f_dp_bound_grants_what_coins_do_and_proves_more_than_the_pair_of_a_
     pure = least_chance(np.array([1.0]), np.array([0.0]))
     assert pure(0.3) == pytest.approx(0.3 / np.e) and pure(0.9) == pytest.approx(1 - 0.1 * np.e)
     coins = float(binom.sf(84, 100, np.e / (1 + np.e)))
-    assert not refutes_f_dp(100, 100, 85, pure, coins) and refutes_f_dp(100, 100, 85, pure, 2 * coins)
+    assert not refutes_f_dp(100, 100, 85, pure, coins) and refutes_f_dp(
+        100, 100, 85, pure, 2 * coins
+    )
     curve = gaussian_curve(1.55)
     epsilon, delta = curve[0][28], curve[1][28]
     assert epsilon == 7 and delta < 3e-5 and one_run_p_value(1024, 1024, 1017, epsilon, delta) > 0.9
@@ -112,8 +140,15 @@ def test_the_f_dp_bound_grants_what_coins_do_and_proves_more_than_the_pair_of_a_
 
 
 def test_guesses_are_the_surest():
-    scores, inside = np.array([3.0, -2.0, 0.1, 9.0, -5.0, 0.0]), np.array([True, False, True, False, False, True])
-    assert guess(scores, inside, 4) == 3 and guess(scores, inside, 2) == 1 and guess(scores, inside, 6) == 4
+    scores, inside = (
+        np.array([3.0, -2.0, 0.1, 9.0, -5.0, 0.0]),
+        np.array([True, False, True, False, False, True]),
+    )
+    assert (
+        guess(scores, inside, 4) == 3
+        and guess(scores, inside, 2) == 1
+        and guess(scores, inside, 6) == 4
+    )
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -146,19 +181,34 @@ def test_one_run_proves_no_more_than_is_true_and_finds_missing_noise():
     honest = one_run(3.0, steps=2, confidence=SURE)
     assert not honest.alarm and honest.low <= honest.exact <= 3.0 and 0.5 < honest.right < 0.85
     assert honest.low == max(honest.low_pair, honest.low_curve)
-    without = Subject(name="none", max_norm=CLIP, spend=lambda charge: None, noise=NoiseOfTheFirstProcess)
+    without = Subject(
+        name="none", max_norm=CLIP, spend=lambda charge: None, noise=NoiseOfTheFirstProcess
+    )
     found = one_run(3.0, steps=2, subject=without)
     assert found.right > honest.right and found.low_pair > honest.low_pair + 0.5
 
 
-def test_the_script_writes_a_table_and_a_plot_and_fails_if_a_claim_is_refuted(tmp_path, monkeypatch):
+def test_the_script_writes_a_table_and_a_plot_and_fails_if_a_claim_is_refuted(
+    tmp_path, monkeypatch
+):
     assert run.repeated(400, 0.99, "half the noise", tmp_path) == []  # planted, and found
     row = pd.read_csv(tmp_path / "audit.csv").iloc[0]
     assert row["verdict"] == "planted, found" and row["low"] > 2
     assert (tmp_path / "audit.png").stat().st_size > 1000
-    words = ["--runs", "100", "--only", "half the noise", "--confidence", "0.9", "--parts", "repeated"]
+    words = [
+        "--runs",
+        "100",
+        "--only",
+        "half the noise",
+        "--confidence",
+        "0.9",
+        "--parts",
+        "repeated",
+    ]
     script = Path(run.__file__)
-    done = subprocess.run([sys.executable, script, *words, "--out", tmp_path], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, script, *words, "--out", tmp_path], capture_output=True, text=True
+    )
     assert done.returncode == 0 and "planted" in done.stdout, done.stderr
     monkeypatch.setattr(run, "repeated", lambda *_: ["count: REFUTED"])
     with pytest.raises(typer.Exit) as end:

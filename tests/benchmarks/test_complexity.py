@@ -31,20 +31,26 @@ def pattern_entropy(plane):
 
 def test_texture_is_the_entropy_of_local_patterns():
     images = RNG.integers(0, 6, size=(4, 7, 9, 1)).astype(np.uint8)
-    assert texture_complexity(images) == pytest.approx([pattern_entropy(image[..., 0].astype(int)) for image in images])
+    assert texture_complexity(images) == pytest.approx(
+        [pattern_entropy(image[..., 0].astype(int)) for image in images]
+    )
 
 
 def test_smooth_images_are_simpler_than_busy_ones():
     ramp = np.tile(np.arange(0, 240, 15), (16, 1)).astype(np.uint8)[None, ..., None]
     noise = RNG.integers(0, 256, size=(1, 16, 16, 1)).astype(np.uint8)
-    blank, smooth, busy = (texture_complexity(images)[0] for images in (np.full_like(ramp, 7), ramp, noise))
+    blank, smooth, busy = (
+        texture_complexity(images)[0] for images in (np.full_like(ramp, 7), ramp, noise)
+    )
     assert blank == 0 and smooth < 0.1 < 1.5 < busy
 
 
 def test_colour_is_read_as_luminance():
     colour = np.zeros((1, 4, 4, 3), dtype=np.uint8)
     colour[..., 1] = 100
-    assert (grey(colour) == 59).all() and (grey(np.full((1, 4, 4, 3), 77, dtype=np.uint8)) == 77).all()
+    assert (grey(colour) == 59).all() and (
+        grey(np.full((1, 4, 4, 3), 77, dtype=np.uint8)) == 77
+    ).all()
     assert complexity(colour) == {"entropy": 0.0, "texture_complexity": 0.0, "images": 1}
 
 

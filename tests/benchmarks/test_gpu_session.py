@@ -1,4 +1,6 @@
-"""The measuring script for a borrowed GPU: what it finds is on disk at once, and it ends in time."""
+"""The measuring script for a borrowed GPU: what it finds is on disk at once, and it ends in
+time.
+"""
 
 import json
 import os
@@ -17,7 +19,9 @@ BENCHMARKS = Path(gpu_session.__file__).parent
 
 @pytest.fixture
 def run(environment, tmp_path):
-    """Run the program on the CPU at small sizes; its exit code and the lines on disk after that of the machine."""
+    """Run the program on the CPU at small sizes; its exit code and the lines on disk after that of
+    the machine.
+    """
 
     environment["SFUMATO_DEVICE"] = "cpu"
 
@@ -51,7 +55,9 @@ def test_a_part_that_outlasts_the_seconds_is_cut_off_and_what_it_found_stays(run
             except Exception:
                 pytest.fail("a part took the end of the seconds for a failure of its own")
 
-    monkeypatch.setattr(gpu_session, "PARTS", {"endless": (endless, 0), "late": (gpu_session.ceilings, 10)})
+    monkeypatch.setattr(
+        gpu_session, "PARTS", {"endless": (endless, 0), "late": (gpu_session.ceilings, 10)}
+    )
     start = time.perf_counter()
     code, found = run("--seconds", "5")
     assert code == 0 and time.perf_counter() - start < 5
@@ -81,7 +87,9 @@ def test_a_part_that_breaks_does_not_take_the_others_along(run, monkeypatch):
     def fine(found):
         found.row("fine", "a thing", 1.0, "")
 
-    monkeypatch.setattr(gpu_session, "PARTS", {"broken": (broken, 0), "missing": (missing, 0), "fine": (fine, 0)})
+    monkeypatch.setattr(
+        gpu_session, "PARTS", {"broken": (broken, 0), "missing": (missing, 0), "fine": (fine, 0)}
+    )
     code, found = run()
     assert code == 1 and not found[0]["passed"]
     assert found[1]["skipped"] == "missing" and found[2]["part"] == "fine"

@@ -1,7 +1,7 @@
 """Short forms of two scripts.
 
-`benchmarks/kills.py`: a fault at every moment of the journal's entries, each kind in turn. `benchmarks/file_kills.py`:
-a kill and a power cut at the file events that decide.
+`benchmarks/kills.py`: a fault at every moment of the journal's entries, each kind in turn.
+`benchmarks/file_kills.py`: a kill and a power cut at the file events that decide.
 """
 
 import shutil
@@ -15,7 +15,10 @@ from sfumato.settings.stages import STAGES
 
 
 def as_dvc_does(project: Project, **more: str) -> tuple[int, str]:
-    """The plan, and the query unless it has ended well. A fault comes after the plan, which writes no entry."""
+    """The plan, and the query unless it has ended well.
+
+    A fault comes after the plan, which writes no entry.
+    """
     artifact = project.home / "artifacts" / project.query
     code, said = (0, "") if more else project.run("stage", "plan")
     if code == 0 and not (artifact / "privacy.json").exists():

@@ -1,5 +1,6 @@
-"""Many damaged files, each read by what reads it: one of our own errors, or what it says is true. By the generator of
-`benchmarks/malformed.py`, which also runs the program itself."""
+"""Many damaged files, each read by what reads it: one of our own errors, or what it says is true.
+
+By the generator of `benchmarks/malformed.py`, which also runs the program itself."""
 
 import gzip
 import importlib.util
@@ -34,12 +35,24 @@ malformed = importlib.util.module_from_spec(SPEC)
 sys.modules[SPEC.name] = malformed  # where its dataclasses look
 SPEC.loader.exec_module(malformed)
 
-CARD = {"dataset_id": "own", "source": "npz", "shape": [1, 8, 8], "classes": ["a", "b"], "split": "keyed"}
+CARD = {
+    "dataset_id": "own",
+    "source": "npz",
+    "shape": [1, 8, 8],
+    "classes": ["a", "b"],
+    "split": "keyed",
+}
 BUDGET = {"recipe": "r", "accountant": "rdp", "delta": 1e-4, "size_hint": 100, "target": 10.0}
 PLAN = {
     "stage": "count",
     "enabled": True,
-    **{"dataset_id": "own", "shape": [1, 8, 8], "classes": ["a", "b"], "size_hint": 100, "settings": {}},
+    **{
+        "dataset_id": "own",
+        "shape": [1, 8, 8],
+        "classes": ["a", "b"],
+        "size_hint": 100,
+        "settings": {},
+    },
     "mechanism": vars(Mechanism(noise_multiplier=3.0)),
 }
 
@@ -103,7 +116,10 @@ def test_a_damaged_file_is_read_as_it_is_or_refused_in_one_sentence(tmp_path, na
     whole = make(path)
     path.write_bytes(whole)
     read(path)
-    refused, own = 0, (SfumatoError, ValueError) if name == "weights.safetensors" else (SfumatoError,)
+    refused, own = (
+        0,
+        (SfumatoError, ValueError) if name == "weights.safetensors" else (SfumatoError,),
+    )
     for number in range(60):
         chance = random.Random(number)
         path.write_bytes(chance.choice(malformed.DAMAGES)(whole, chance))
@@ -134,13 +150,17 @@ BOMBS = (
 )
 
 
-@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the memory of a process is read from /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/io").exists(), reason="the memory of a process is read from /proc"
+)
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_ends_in_an_error_of_ours_within_2_gb(tmp_path, name):
     assert malformed.explode(name, tmp_path) == []
 
 
-@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the memory of a process is read from /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/io").exists(), reason="the memory of a process is read from /proc"
+)
 def test_what_a_bomb_must_not_do_is_found(tmp_path, monkeypatch):
     def in_vain(folder):
         def take():

@@ -7,7 +7,9 @@ from sfumato.data.images import ImageSet
 
 
 def sets(seed: int, copied: int) -> tuple[ImageSet, ImageSet, ImageSet]:
-    """A release, of which so many images are copies of sensitive ones, the sensitive set and the hold-out."""
+    """A release, of which so many images are copies of sensitive ones, the sensitive set and the
+    hold-out.
+    """
     random, classes = np.random.default_rng(seed), ("a", "b")
     images = [random.integers(0, 256, (300, 6, 6, 1), dtype=np.uint8) for _ in range(3)]
     labels = [random.integers(0, 2, 300) for _ in range(3)]
@@ -19,7 +21,9 @@ def test_membership_is_found_where_images_were_copied_and_not_where_they_were_dr
     copied = membership(*sets(0, 150))
     assert copied[0].low > 0.6 and copied[0].hits > 0.4 and "tells" in copied[0].outcome
     alike = membership(*sets(1, 0))  # fixed seed
-    assert [attack.outcome for attack in alike] == ["finds nothing"] * 2 and all(a.low < 0.5 < a.high for a in alike)
+    assert [attack.outcome for attack in alike] == ["finds nothing"] * 2 and all(
+        a.low < 0.5 < a.high for a in alike
+    )
 
 
 def test_a_class_that_the_release_lacks_stops_no_attack():

@@ -31,8 +31,12 @@ def sets(digits):
 
 def test_a_smaller_subset_is_part_of_a_larger_one(sets):
     train = sets[0]
-    small, large = ({image.tobytes() for image in subset(train, count).images} for count in (50, 300))
-    assert len(subset(train, 50)) == 50 and small < large and len(subset(train, 10**6)) == len(train)
+    small, large = (
+        {image.tobytes() for image in subset(train, count).images} for count in (50, 300)
+    )
+    assert (
+        len(subset(train, 50)) == 50 and small < large and len(subset(train, 10**6)) == len(train)
+    )
 
 
 def test_an_ensemble_averages_the_probabilities_of_its_members(sets, monkeypatch):
@@ -62,7 +66,9 @@ def test_settings_rank_alike_on_two_halves_of_the_same_digits(sets):
 
 
 def test_agreement_is_that_of_ranks():
-    rows = [{"synthetic": s, "real": r} for s, r in ((0.1, 0.5), (0.2, 0.6), (0.9, 0.7), (0.5, 0.9))]
+    rows = [
+        {"synthetic": s, "real": r} for s, r in ((0.1, 0.5), (0.2, 0.6), (0.9, 0.7), (0.5, 0.9))
+    ]
     found = agreement(rows, "real")
     assert found["spearman"] == pytest.approx(0.8) and found["kendall"] == pytest.approx(4 / 6)
     assert found["chosen"] == 2 and found["rank"] == 2 and found["regret"] == pytest.approx(0.2)
@@ -76,8 +82,14 @@ def test_the_images_that_rank_the_settings_are_not_trained_on(sets, monkeypatch)
     monkeypatch.setattr(protocol, "fit", lambda name, images, *rest, **_: trained.append(images))
     monkeypatch.setattr(protocol, "accuracy", lambda model, part: scored.append(part) or 0.5)
     model_selection([Setting(classifier="lr", rate=1, weight_decay=0)], [QUICK], synthetic, holdout)
-    learnt, judged = ({image.tobytes() for image in images} for images in (trained[0], scored[0].images))
-    assert not learnt & judged and len(trained[0]) + len(scored[0]) == len(synthetic) and scored[1] is holdout
+    learnt, judged = (
+        {image.tobytes() for image in images} for images in (trained[0], scored[0].images)
+    )
+    assert (
+        not learnt & judged
+        and len(trained[0]) + len(scored[0]) == len(synthetic)
+        and scored[1] is holdout
+    )
 
 
 def test_the_script_writes_numbers_tables_and_a_plot(here, digits):
@@ -92,13 +104,25 @@ def test_the_script_writes_numbers_tables_and_a_plot(here, digits):
     app = typer.Typer()
     app.command()(utility.main)
     words = "--steps 8 --sizes 60,200 --classifiers lr --ensemble 2 --grid-classifiers lr,mlp"
-    done = CliRunner().invoke(app, [*words.split(), "--rates", "0.1,1", "--weight-decays", "0", "--retrain"])
+    done = CliRunner().invoke(
+        app, [*words.split(), "--rates", "0.1,1", "--weight-decays", "0", "--retrain"]
+    )
     assert done.exit_code == 0, done.output
     found = json.loads(Path("evaluation/utility.json").read_text())
-    assert [row["images"] for row in found["sizes"]["lr"]] == [60, 200] and found["ensemble"]["lr"]["members"] == 2
+    assert [row["images"] for row in found["sizes"]["lr"]] == [60, 200] and found["ensemble"]["lr"][
+        "members"
+    ] == 2
     assert len(found["selection"]["settings"]) == 4 and "spearman_retrained" in found["selection"]
-    assert Path("evaluation/utility.csv").read_text().splitlines()[0] == "classifier,images,members,accuracy,std"
-    assert Path("evaluation/selection.csv").exists() and Path("evaluation/utility.png").stat().st_size > 1000
+    assert (
+        Path("evaluation/utility.csv").read_text().splitlines()[0]
+        == "classifier,images,members,accuracy,std"
+    )
+    assert (
+        Path("evaluation/selection.csv").exists()
+        and Path("evaluation/utility.png").stat().st_size > 1000
+    )
     assert {path.stat().st_mode & 0o777 for path in Path("evaluation").iterdir()} == {0o600}
-    journal = [json.loads(line) for line in Path("state/odometer/digits.jsonl").read_text().splitlines()]
+    journal = [
+        json.loads(line) for line in Path("state/odometer/digits.jsonl").read_text().splitlines()
+    ]
     assert [entry.get("purpose") for entry in journal[1:]] == ["utility"]

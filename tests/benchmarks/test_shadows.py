@@ -1,4 +1,6 @@
-"""Attacks on releases of halves: they find what was planted, nothing where there is nothing, and bounds are exact."""
+"""Attacks on releases of halves: they find what was planted, nothing where there is nothing, and
+bounds are exact.
+"""
 
 import numpy as np
 import pytest
@@ -44,7 +46,9 @@ def test_lira_is_the_ratio_of_two_gaussians_fitted_to_the_other_pairs(inside):
     residuals = [others[known[:, i], i] - others[known[:, i], i].mean() for i in range(IMAGES)]
     residuals += [others[~known[:, i], i] - others[~known[:, i], i].mean() for i in range(IMAGES)]
     spread = np.concatenate(residuals).std()
-    expected = norm.logpdf(scores[0, 1, image], means[0], spread) - norm.logpdf(scores[0, 1, image], means[1], spread)
+    expected = norm.logpdf(scores[0, 1, image], means[0], spread) - norm.logpdf(
+        scores[0, 1, image], means[1], spread
+    )
     assert lira(scores, inside, 0)[1, image] == pytest.approx(expected)
 
 
@@ -57,12 +61,16 @@ def test_rmia_divides_by_the_mean_chance_in_the_other_pairs(inside):
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0])
 def test_what_a_guarantee_allows_is_the_worst_of_all_its_mechanisms(epsilon):
-    """Of randomised response that fails with probability δ: its two rates of hits lie on the bound."""
+    """Of randomised response that fails with probability δ: its two rates of hits lie on the
+    bound.
+    """
     right = np.exp(epsilon) / (1 + np.exp(epsilon))
     alarms, hits = (1 - DELTA) * (1 - right), DELTA + (1 - DELTA) * right
     assert most_hits(np.array([alarms, 0.0, 1.0]), epsilon) == pytest.approx([hits, DELTA, 1.0])
     grid = np.linspace(0, 1, 100_001)
-    assert most_advantage(epsilon) == pytest.approx((most_hits(grid, epsilon) - grid).max(), abs=1e-4)
+    assert most_advantage(epsilon) == pytest.approx(
+        (most_hits(grid, epsilon) - grid).max(), abs=1e-4
+    )
     assert most_advantage(epsilon) == pytest.approx(hits - alarms)
 
 
@@ -72,7 +80,9 @@ def test_the_two_releases_of_a_pair_count_once():
 
 @pytest.mark.parametrize("leak", [0.0, 3.0])
 def test_the_attacks_find_what_the_student_remembers_and_nothing_else(tmp_path, leak):
-    """False alarm of the silent case: an AUC or advantage of 5 standard errors, below 1 in 100 000."""
+    """False alarm of the silent case: an AUC or advantage of 5 standard errors, below 1 in 100
+    000.
+    """
     random = np.random.default_rng(1)
     labels = random.integers(0, len(CLASSES), IMAGES)
     images = random.integers(0, 256, (IMAGES, 8, 8), dtype=np.uint8)
@@ -84,7 +94,12 @@ def test_the_attacks_find_what_the_student_remembers_and_nothing_else(tmp_path, 
             released, given = images, random.permutation(labels)
             if leak:
                 released, given = images[own], labels[own]
-            np.savez(tmp_path / f"{pair}-{side}.npz", images=released[..., None], labels=given, logits=logits)
+            np.savez(
+                tmp_path / f"{pair}-{side}.npz",
+                images=released[..., None],
+                labels=given,
+                logits=logits,
+            )
     members, classes = attacked(tmp_path, 1.0, images, labels)
     assert members[0]["releases"] == 2 * PAIRS and members[0]["images"] == IMAGES
     found = [(row["auc"] - 0.5, row["auc error"]) for row in members]

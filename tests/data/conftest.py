@@ -1,4 +1,6 @@
-"""What all tests of data share: archives are unpacked into a state directory that no other test knows."""
+"""What all tests of data share: archives are unpacked into a state directory that no other test
+knows.
+"""
 
 from collections.abc import MutableMapping
 
@@ -6,5 +8,7 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def own_state(tmp_path_factory: pytest.TempPathFactory, environment: MutableMapping[str, str]) -> None:
+def own_state(
+    tmp_path_factory: pytest.TempPathFactory, environment: MutableMapping[str, str]
+) -> None:
     environment["SFUMATO_STATE"] = str(tmp_path_factory.mktemp("state"))

@@ -5,8 +5,22 @@ import pytest
 from sfumato.data.companions import companions_in
 
 PAIRS = {  # the name of a picture, and of what accompanies it
-    "x1.png": ["x1_segmentation.png", "x1_mask.png", "x1-mask.png", "x1_seg.png", "x1_gt.png", "x1.label.png"],
-    "x2.jpg": ["x2_thumb.jpg", "x2_overlay.png", "x2_heatmap.png", "x2_heat_map.png", "mask_x2.png", "x2Mask.png"],
+    "x1.png": [
+        "x1_segmentation.png",
+        "x1_mask.png",
+        "x1-mask.png",
+        "x1_seg.png",
+        "x1_gt.png",
+        "x1.label.png",
+    ],
+    "x2.jpg": [
+        "x2_thumb.jpg",
+        "x2_overlay.png",
+        "x2_heatmap.png",
+        "x2_heat_map.png",
+        "mask_x2.png",
+        "x2Mask.png",
+    ],
     "benign (3).png": ["benign (3)_mask.png", "benign (3)_mask_1.png"],
     "img_4.png": ["mask_4.png", "4_annotations.png", "4_ground_truth.png"],
     "ISIC_0000005.jpg": ["ISIC_0000005_superpixels.png", "ISIC_0000005_Segmentation.png"],

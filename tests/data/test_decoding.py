@@ -18,7 +18,9 @@ def test_a_fully_transparent_picture_is_refused_and_a_partly_transparent_one_is_
     assert decode(tmp_path / "part.png").max() == 200
 
 
-@pytest.mark.parametrize("form", ["AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PCX", "PNG", "PPM", "TGA", "TIFF", "WEBP"])
+@pytest.mark.parametrize(
+    "form", ["AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PCX", "PNG", "PPM", "TGA", "TIFF", "WEBP"]
+)
 def test_each_form_of_a_plain_picture_is_read(tmp_path, form):
     Image.init()
     if form not in Image.SAVE:
@@ -29,7 +31,9 @@ def test_each_form_of_a_plain_picture_is_read(tmp_path, form):
 
 
 def test_an_icon_is_refused_because_pillow_decodes_it_unchecked(tmp_path):
-    """Its header may state 16 pixels a side and its picture 13,000: 646 MB of memory before the size is known."""
+    """Its header may state 16 pixels a side and its picture 13,000: 646 MB of memory before the
+    size is known.
+    """
     Image.new("L", (16, 16), 200).save(tmp_path / "x.ico")
     with pytest.raises(DataError, match="is an icon"):
         decode(tmp_path / "x.ico")

@@ -1,4 +1,6 @@
-"""Decoding in several threads: the same pictures, order and messages, and an end when anything goes wrong."""
+"""Decoding in several threads: the same pictures, order and messages, and an end when anything goes
+wrong.
+"""
 
 import errno
 import threading
@@ -21,7 +23,9 @@ REQUEST = {"section": "data", "name": "imagefolder", "path": None, "size": (6, 6
 
 
 def pictures(root: Path, broken=()) -> list[Path]:
-    """90 pictures of 30 persons in three classes, some in colour and some in other proportions; `broken` are none."""
+    """90 pictures of 30 persons in three classes, some in colour and some in other proportions;
+    `broken` are none.
+    """
     for i in range(90):
         file = root / "abc"[i // 30] / f"P{i % 30:02}_{i}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -29,14 +33,26 @@ def pictures(root: Path, broken=()) -> list[Path]:
             file.write_bytes(b"no picture")
         else:
             shape = (8, 8 + i % 3, 3)[: 2 + i % 2]
-            Image.fromarray(np.random.default_rng(i).integers(0, 256, shape, dtype=np.uint8)).save(file)
+            Image.fromarray(np.random.default_rng(i).integers(0, 256, shape, dtype=np.uint8)).save(
+                file
+            )
     return sorted(root.glob("*/*"))
 
 
-@pytest.mark.parametrize("skip, broken", [("5%", (0, 44, 89)), ("1%", (3, 50, 88)), (0.0, ()), ("5%", (7,))])
-def test_a_set_is_the_same_byte_by_byte_whatever_the_number_of_threads(tmp_path, monkeypatch, skip, broken):
+@pytest.mark.parametrize(
+    "skip, broken", [("5%", (0, 44, 89)), ("1%", (3, 50, 88)), (0.0, ()), ("5%", (7,))]
+)
+def test_a_set_is_the_same_byte_by_byte_whatever_the_number_of_threads(
+    tmp_path, monkeypatch, skip, broken
+):
     pictures(tmp_path / "in", broken)
-    ways = {"size": 6, "channels": 1, "skip": skip, "version": "one", "groups": Groups(pattern=r"(P\d+)_")}
+    ways = {
+        "size": 6,
+        "channels": 1,
+        "skip": skip,
+        "version": "one",
+        "groups": Groups(pattern=r"(P\d+)_"),
+    }
     data = Data(dataset_id="set", source="imagefolder", path=str(tmp_path / "in"), **ways)
     outcomes = []
     for threads in (1, 2, 4):
@@ -66,7 +82,12 @@ def test_conversions_are_counted_once(tmp_path, monkeypatch):
         request = Request(**REQUEST)
         assert len([*decoded(files, request)]) == 90
         counted.append(dict(request.converted))
-    assert counted[0] == counted[1] == counted[2] == {"colour pictures made grey": 45, "cropped to the middle": 60}
+    assert (
+        counted[0]
+        == counted[1]
+        == counted[2]
+        == {"colour pictures made grey": 45, "cropped to the middle": 60}
+    )
 
 
 def test_a_file_that_may_not_be_read_is_not_called_a_broken_picture(tmp_path, monkeypatch):

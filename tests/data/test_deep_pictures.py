@@ -1,4 +1,6 @@
-"""What clinics bring: 12 bits, DICOM with patients, MedMNIST's files, pictures that are not square."""
+"""What clinics bring: 12 bits, DICOM with patients, MedMNIST's files, pictures that are not
+square.
+"""
 
 import re
 from pathlib import Path
@@ -25,10 +27,15 @@ from sfumato.settings.data import Data, Groups
 RAMP = np.arange(4096, dtype=np.uint16).reshape(64, 64)  # all levels of 12 bits
 
 
-def dicom(file: Path, values: np.ndarray, patient: str = "", kind: str = "MONOCHROME2", **more) -> Path:
+def dicom(
+    file: Path, values: np.ndarray, patient: str = "", kind: str = "MONOCHROME2", **more
+) -> Path:
     """A DICOM file of 12 bits, as a scanner writes it."""
     meta = FileMetaDataset()
-    meta.MediaStorageSOPClassUID, meta.TransferSyntaxUID = SecondaryCaptureImageStorage, ExplicitVRLittleEndian
+    meta.MediaStorageSOPClassUID, meta.TransferSyntaxUID = (
+        SecondaryCaptureImageStorage,
+        ExplicitVRLittleEndian,
+    )
     meta.MediaStorageSOPInstanceUID = "1.2.3"
     data = FileDataset(str(file), {}, file_meta=meta, preamble=b"\0" * 128)
     data.PatientID, data.PhotometricInterpretation, data.SamplesPerPixel = patient, kind, 1
@@ -48,8 +55,12 @@ def compressed(file: Path, syntax: pydicom.uid.UID) -> Path:
     data = dcmread(dicom(file, RAMP))
     encoders = {
         pydicom.uid.JPEGLSLossless: imagecodecs.jpegls_encode,
-        pydicom.uid.JPEG2000Lossless: lambda values: imagecodecs.jpeg2k_encode(values, codecformat="j2k", level=0),
-        pydicom.uid.JPEGLosslessSV1: lambda values: imagecodecs.ljpeg_encode(values, bitspersample=16),
+        pydicom.uid.JPEG2000Lossless: lambda values: imagecodecs.jpeg2k_encode(
+            values, codecformat="j2k", level=0
+        ),
+        pydicom.uid.JPEGLosslessSV1: lambda values: imagecodecs.ljpeg_encode(
+            values, bitspersample=16
+        ),
     }
     if syntax in encoders:
         data.PixelData = encapsulate([encoders[syntax](RAMP)])
@@ -70,7 +81,11 @@ def test_a_ramp_of_12_bits_keeps_256_levels(tmp_path, suffix):
     dicom(file, RAMP) if suffix == "dcm" else Image.fromarray(RAMP).save(file)
     shown = decode(file, span=(0, 4095))
     assert shown.dtype == np.uint8 and shown.shape == (64, 64, 1) and len(np.unique(shown)) == 256
-    assert shown[0, 0] == 0 and shown[-1, -1] == 255 and (np.diff(shown.flatten().astype(int)) >= 0).all()
+    assert (
+        shown[0, 0] == 0
+        and shown[-1, -1] == 255
+        and (np.diff(shown.flatten().astype(int)) >= 0).all()
+    )
     with pytest.raises(DataError, match=r"range: \[0, 4095\].*choose them for the kind of device"):
         decode(file)
 
@@ -86,13 +101,21 @@ def test_values_beyond_the_range_are_black_and_white_and_nan_is_refused(tmp_path
         Data(dataset_id="clinic", range=(5, 5))
 
 
-def test_dicom_is_rescaled_inverted_and_refused_by_frames_by_damage_and_without_pydicom(tmp_path, uninstall):
+def test_dicom_is_rescaled_inverted_and_refused_by_frames_by_damage_and_without_pydicom(
+    tmp_path, uninstall
+):
     hounsfield = dicom(tmp_path / "ct.dcm", RAMP, RescaleSlope=1, RescaleIntercept=-1024)
-    assert decode(hounsfield, span=(-1024, 3071))[-1, -1] == 255 and decode(hounsfield, span=(0, 1))[0, 0] == 0
+    assert (
+        decode(hounsfield, span=(-1024, 3071))[-1, -1] == 255
+        and decode(hounsfield, span=(0, 1))[0, 0] == 0
+    )
     inverted = dicom(tmp_path / "xray.dcm", RAMP, kind="MONOCHROME1")
     assert decode(inverted, span=(0, 4095))[0, 0] == 255
     with pytest.raises(DataError, match="2 frames"):
-        decode(dicom(tmp_path / "film.dcm", np.concatenate([RAMP, RAMP]), NumberOfFrames=2, Rows=64), span=(0, 4095))
+        decode(
+            dicom(tmp_path / "film.dcm", np.concatenate([RAMP, RAMP]), NumberOfFrames=2, Rows=64),
+            span=(0, 4095),
+        )
     broken = dicom(tmp_path / "broken.dcm", RAMP, patient="Smith")
     broken.write_bytes(broken.read_bytes()[:2000])
     with pytest.raises(DataError, match="repair or remove") as error:
@@ -112,24 +135,48 @@ def test_dicom_is_known_by_its_bytes(name, tmp_path):
 
 
 def test_padding_is_black_in_either_photometry_and_by_a_range(tmp_path):
-    corner = np.where(np.arange(64) < 8, 4095, RAMP // 2)  # padding is the highest value, beside half of the levels
+    # Padding is the highest value, beside half of the levels
+    corner = np.where(np.arange(64) < 8, 4095, RAMP // 2)
     for kind in ("MONOCHROME1", "MONOCHROME2"):
-        shown = decode(dicom(tmp_path / kind, corner, kind=kind, PixelPaddingValue=4095), span=(0, 4095))
+        shown = decode(
+            dicom(tmp_path / kind, corner, kind=kind, PixelPaddingValue=4095), span=(0, 4095)
+        )
         plain = decode(dicom(tmp_path / "plain", corner, kind=kind), span=(0, 4095))
-        assert not shown[:, :8].any() and np.array_equal(shown[:, 8:], plain[:, 8:]) and plain[:, 8:].any()
-    ranged = dicom(tmp_path / "range", RAMP, kind="MONOCHROME1", PixelPaddingValue=0, PixelPaddingRangeLimit=99)
-    assert not decode(ranged, span=(0, 4095)).flatten()[:100].any() and decode(ranged, span=(0, 4095)).flatten()[100]
+        assert (
+            not shown[:, :8].any()
+            and np.array_equal(shown[:, 8:], plain[:, 8:])
+            and plain[:, 8:].any()
+        )
+    ranged = dicom(
+        tmp_path / "range", RAMP, kind="MONOCHROME1", PixelPaddingValue=0, PixelPaddingRangeLimit=99
+    )
+    assert (
+        not decode(ranged, span=(0, 4095)).flatten()[:100].any()
+        and decode(ranged, span=(0, 4095)).flatten()[100]
+    )
     signed = np.where(np.arange(64) < 8, -2000, RAMP).astype(np.int16)
-    file = dicom(tmp_path / "signed", signed, kind="MONOCHROME1", PixelRepresentation=1, BitsStored=16, HighBit=15)
+    file = dicom(
+        tmp_path / "signed",
+        signed,
+        kind="MONOCHROME1",
+        PixelRepresentation=1,
+        BitsStored=16,
+        HighBit=15,
+    )
     data = dcmread(file)
     data.add_new("PixelPaddingValue", "US", 63536)  # -2000, in the type that some devices write
     data.save_as(file)
     assert not decode(file, span=(0, 4095))[:, :8].any()
 
 
-@pytest.mark.parametrize("element, kind", [("FloatPixelData", "<f4"), ("DoubleFloatPixelData", "<f8")])
+@pytest.mark.parametrize(
+    "element, kind", [("FloatPixelData", "<f4"), ("DoubleFloatPixelData", "<f8")]
+)
 def test_pixels_of_floating_point_are_shown(element, kind, tmp_path):
-    more = {element: (RAMP / 4095).astype(kind).tobytes(), "BitsAllocated": 32 if kind == "<f4" else 64}
+    more = {
+        element: (RAMP / 4095).astype(kind).tobytes(),
+        "BitsAllocated": 32 if kind == "<f4" else 64,
+    }
     file = dicom(tmp_path / "map.dcm", RAMP.astype(np.float32), **more)
     data = dcmread(file)
     for name in ("BitsStored", "HighBit", "PixelRepresentation"):  # which such files do not have
@@ -141,20 +188,35 @@ def test_pixels_of_floating_point_are_shown(element, kind, tmp_path):
 def test_a_table_of_the_modality_is_followed(tmp_path):
     file = dicom(tmp_path / "table.dcm", RAMP)
     data, table = dcmread(file), Dataset()
-    table.LUTDescriptor, table.ModalityLUTType, table.LUTData = [4096, 0, 16], "US", [*range(4095, -1, -1)]
+    table.LUTDescriptor, table.ModalityLUTType, table.LUTData = (
+        [4096, 0, 16],
+        "US",
+        [*range(4095, -1, -1)],
+    )
     table["LUTDescriptor"].VR, table["LUTData"].VR = "US", "US"
     data.ModalityLUTSequence = [table]
     data.save_as(file)
-    assert np.array_equal(decode(file, span=(0, 4095))[..., 0], np.rint(255 * (RAMP[::-1, ::-1] / 4095)))
+    assert np.array_equal(
+        decode(file, span=(0, 4095))[..., 0], np.rint(255 * (RAMP[::-1, ::-1] / 4095))
+    )
 
 
-@pytest.mark.parametrize("syntax", ["JPEGLSLossless", "JPEG2000Lossless", "RLELossless", "JPEGLosslessSV1"])
-def test_compressed_pixels_are_decoded_and_without_a_decoder_the_syntax_is_named(syntax, tmp_path, monkeypatch):
-    file, uid = compressed(tmp_path / "scan", getattr(pydicom.uid, syntax)), getattr(pydicom.uid, syntax)
+@pytest.mark.parametrize(
+    "syntax", ["JPEGLSLossless", "JPEG2000Lossless", "RLELossless", "JPEGLosslessSV1"]
+)
+def test_compressed_pixels_are_decoded_and_without_a_decoder_the_syntax_is_named(
+    syntax, tmp_path, monkeypatch
+):
+    file, uid = (
+        compressed(tmp_path / "scan", getattr(pydicom.uid, syntax)),
+        getattr(pydicom.uid, syntax),
+    )
     shown = decode(file, span=(0, 4095))
     assert len(np.unique(shown)) > 200 and shown.shape == (64, 64, 1)
     monkeypatch.setattr(get_decoder(uid), "_available", {})
-    with pytest.raises(ConfigError, match=re.escape(f"{uid.name} ({uid})") + r".*sfumato\[dicom\]") as error:
+    with pytest.raises(
+        ConfigError, match=re.escape(f"{uid.name} ({uid})") + r".*sfumato\[dicom\]"
+    ) as error:
         decode(file, span=(0, 4095))
     assert "remove" not in str(error.value)
     data = dcmread(file)
@@ -167,10 +229,16 @@ def test_compressed_pixels_are_decoded_and_without_a_decoder_the_syntax_is_named
 
 def test_patients_of_dicom_are_the_groups_and_init_finds_them_and_none_may_be_missing(tmp_path):
     for i in range(9):  # files without suffix, of five patients with one or two scans each
-        dicom(tmp_path / ("ill" if i % 2 else "well") / f"IM{i:04d}", RAMP // (1 + i % 3), f"patient {i // 2}")
+        dicom(
+            tmp_path / ("ill" if i % 2 else "well") / f"IM{i:04d}",
+            RAMP // (1 + i % 3),
+            f"patient {i // 2}",
+        )
     ways = {"path": str(tmp_path), "source": "imagefolder", "range": (0, 4095), "size": 16}
     source = read(**ways, groups=Groups(dicom=True))
-    assert source.classes == ("ill", "well") and len({*source.groups}) == 5 and len(source.groups) == 9
+    assert (
+        source.classes == ("ill", "well") and len({*source.groups}) == 5 and len(source.groups) == 9
+    )
     images = [image for image, _ in source.train]
     assert {image.shape for image in images} == {(16, 16, 1)}
     found = survey(tmp_path, span=(0, 4095), classes=ALL)
@@ -186,7 +254,11 @@ def test_patients_of_dicom_are_the_groups_and_init_finds_them_and_none_may_be_mi
 
 def test_one_stray_file_among_dicom_is_named_and_may_be_left_out(tmp_path):
     for i in range(9):
-        dicom(tmp_path / "in" / ("ill" if i % 2 else "well") / f"1.2.{i}", RAMP // (1 + i), f"patient {i // 2}")
+        dicom(
+            tmp_path / "in" / ("ill" if i % 2 else "well") / f"1.2.{i}",
+            RAMP // (1 + i),
+            f"patient {i // 2}",
+        )
     dicom(tmp_path / "in/DICOMDIR", RAMP)  # the index that devices write beside the pictures
     ways = {"span": (0, 4095), "classes": ALL}
     assert survey(tmp_path / "in", **ways).groups == Groups(dicom=True)
@@ -211,7 +283,9 @@ def test_other_proportions_are_cropped_or_padded(tmp_path):
     ways = {"path": str(tmp_path), "source": "imagefolder"}
     (cropped, _), *_ = read(**ways, size=10).train
     (padded, _), *_ = read(**ways, size=30, fit="pad").train
-    assert (cropped == 200).all() and (padded[:10] == 0).all() and (padded[10:20, 10:20] == 200).all()
+    assert (
+        (cropped == 200).all() and (padded[:10] == 0).all() and (padded[10:20, 10:20] == 200).all()
+    )
 
 
 @pytest.mark.parametrize("column", [False, True])
@@ -225,10 +299,17 @@ def test_a_file_of_medmnist_brings_its_hold_out(tmp_path, column):
     ways = {"path": str(tmp_path / "mnist.npz"), "source": "npz"}
     source = read(**ways, classes=("well", "ill"))
     assert [label for _, label in source.train] == [i % 2 for i in range(8)] + [0, 1, 0]
-    assert source.test is not None and len(list(source.test)) == 4 and source.classes == ("well", "ill")
+    assert (
+        source.test is not None
+        and len(list(source.test)) == 4
+        and source.classes == ("well", "ill")
+    )
     with pytest.raises(DataError, match=r"named classes: .*data\.classes"):
         read(**ways)
-    for wrong, message in ((np.zeros((8, 14), np.uint8), r"8, 14\).*labels: several"), (np.full((8, 1), 2), r"0\.\.1")):
+    for wrong, message in (
+        (np.zeros((8, 14), np.uint8), r"8, 14\).*labels: several"),
+        (np.full((8, 1), 2), r"0\.\.1"),
+    ):
         np.savez(tmp_path / "mnist.npz", **arrays | {"train_labels": wrong})
         with pytest.raises(DataError, match=message):
             read(**ways, classes=("well", "ill"))

@@ -1,4 +1,6 @@
-"""A disk, a mount or a limit that fails for a while: no picture, table or person is missing because of it."""
+"""A disk, a mount or a limit that fails for a while: no picture, table or person is missing because
+of it.
+"""
 
 import errno
 import itertools
@@ -31,7 +33,9 @@ from sfumato.storage.documents import read_json
 
 @dataclass(frozen=True)
 class Case:
-    """A sensitive source of 40 images, three of them broken where some may be, and what of it fails."""
+    """A sensitive source of 40 images, three of them broken where some may be, and what of it
+    fails.
+    """
 
     settings: Data
     fails: str  # in the path of what cannot be opened
@@ -49,9 +53,16 @@ def one_folder(root: Path) -> Case:
 
 def with_table(root: Path) -> Case:
     place = folder(root / "in")
-    rows = [f"{file.parent.name}/{file.name},{file.parent.name}" for file in sorted(place.glob("*/*.png"))]
+    rows = [
+        f"{file.parent.name}/{file.name},{file.parent.name}"
+        for file in sorted(place.glob("*/*.png"))
+    ]
     (place / "labels_of_all.csv").write_text("\n".join(["file_name,label", *rows]))
-    return Case(data(place, skip="10%", label_column="label", classes=("cat", "dog")), "dog/04_P0.png", after=1)
+    return Case(
+        data(place, skip="10%", label_column="label", classes=("cat", "dog")),
+        "dog/04_P0.png",
+        after=1,
+    )
 
 
 def the_table(root: Path) -> Case:
@@ -73,7 +84,11 @@ def tar(root: Path) -> Case:
             archive.add(file, f"{number:02}.png")
             archive.add(root / "label", f"{number:02}.cls")
     settings = Data(
-        dataset_id="pets", source="webdataset", path=str(root / "set.tar"), classes=("cat", "dog"), skip="10%"
+        dataset_id="pets",
+        source="webdataset",
+        path=str(root / "set.tar"),
+        classes=("cat", "dog"),
+        skip="10%",
     )
     return Case(settings, "set.tar", after=20)
 
@@ -104,32 +119,57 @@ def parquet(root: Path) -> Case:
     image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
     columns = {"image": pyarrow.array(cells, image), "label": [file.parent.name for file in files]}
     write_table(pyarrow.table(columns), root / "set.parquet")
-    return Case(data(root / "set.parquet", skip="10%", label_column="label", classes=("cat", "dog")), "set.parquet")
+    return Case(
+        data(root / "set.parquet", skip="10%", label_column="label", classes=("cat", "dog")),
+        "set.parquet",
+    )
 
 
 def npz(root: Path) -> Case:
     labels = np.arange(40) % 2
     images = np.arange(40 * 9, dtype=np.uint8).reshape(40, 3, 3)
     np.savez(root / "set.npz", images=images, labels=labels, classes=np.array(["a", "b"]))
-    return Case(Data(dataset_id="pets", source="npz", path=str(root / "set.npz")), "set.npz", images=40)
+    return Case(
+        Data(dataset_id="pets", source="npz", path=str(root / "set.npz")), "set.npz", images=40
+    )
 
 
 def dicoms(root: Path) -> Case:
     for i in range(40):
-        dicom(root / "in" / ("ill" if i % 2 else "well") / f"IM{i:04d}", RAMP // (1 + i), f"patient {i // 2}")
+        dicom(
+            root / "in" / ("ill" if i % 2 else "well") / f"IM{i:04d}",
+            RAMP // (1 + i),
+            f"patient {i // 2}",
+        )
     settings = data(root / "in", skip="10%", range=(0, 4095), groups=Groups(dicom=True))
     return Case(settings, "ill/IM0005", after=2, images=40)
 
 
 def idx(root: Path) -> Case:
-    for split, name, shape in itertools.product(("train", "t10k"), ("images-idx3", "labels-idx1"), [(20, 28, 28)]):
-        array = np.arange(20 * 28 * 28, dtype=np.uint8).reshape(shape) if "images" in name else np.arange(20) % 10
+    for split, name, shape in itertools.product(
+        ("train", "t10k"), ("images-idx3", "labels-idx1"), [(20, 28, 28)]
+    ):
+        array = (
+            np.arange(20 * 28 * 28, dtype=np.uint8).reshape(shape)
+            if "images" in name
+            else np.arange(20) % 10
+        )
         header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
         (root / f"{split}-{name}-ubyte").write_bytes(header + array.astype(np.uint8).tobytes())
     return Case(Data(dataset_id="pets", source="mnist", path=str(root)), "train-labels", images=40)
 
 
-CASES = [class_folders, one_folder, with_table, the_table, strays, tar, the_tar, zipped, out_of_a_zip]
+CASES = [
+    class_folders,
+    one_folder,
+    with_table,
+    the_table,
+    strays,
+    tar,
+    the_tar,
+    zipped,
+    out_of_a_zip,
+]
 CASES += [parquet, npz, dicoms, idx]
 
 
@@ -158,7 +198,9 @@ def test_what_cannot_be_opened_for_a_while_is_not_left_out(tmp_path, settled, ma
     assert prepare(case.settings, tmp_path) == case.images
 
 
-@pytest.mark.parametrize("make", [make for make in CASES if make not in (one_folder, tar, out_of_a_zip, parquet)])
+@pytest.mark.parametrize(
+    "make", [make for make in CASES if make not in (one_folder, tar, out_of_a_zip, parquet)]
+)
 @pytest.mark.parametrize("kind", [OSError, MemoryError])
 def test_what_opens_and_cannot_be_read_is_not_left_out(tmp_path, settled, make, kind):
     case = make(tmp_path)
@@ -195,7 +237,11 @@ def test_a_file_that_vanished_is_not_left_out(tmp_path):
     files = sorted(folder(tmp_path, broken=()).glob("*/*.png"))
     files[3].unlink()
     with pytest.raises(FileNotFoundError):
-        list(decoded(files, Request(section="data", name="imagefolder", path=str(tmp_path), skip=0.5)))
+        list(
+            decoded(
+                files, Request(section="data", name="imagefolder", path=str(tmp_path), skip=0.5)
+            )
+        )
 
 
 def test_a_shard_cut_while_it_is_read_loses_no_picture(tmp_path):
@@ -209,16 +255,20 @@ def test_a_shard_cut_while_it_is_read_loses_no_picture(tmp_path):
 
 def test_no_memory_for_a_picture_names_it_and_is_no_damage(tmp_path, monkeypatch):
     file = next(folder(tmp_path, broken=()).glob("*/*.png"))
-    for lacking in (MemoryError(), OSError("out of memory error when reading image file")):  # Pillow's own words
+    # Pillow's own words
+    for lacking in (MemoryError(), OSError("out of memory error when reading image file")):
         monkeypatch.setattr(
-            "PIL.PngImagePlugin.PngImageFile.load", lambda *_, lacking=lacking: (_ for _ in ()).throw(lacking)
+            "PIL.PngImagePlugin.PngImageFile.load",
+            lambda *_, lacking=lacking: (_ for _ in ()).throw(lacking),
         )
         with pytest.raises(MemoryError, match=file.name):
             decode(file)
 
 
 @pytest.mark.parametrize("code", ERRNOS, ids=errno.errorcode.get)
-@pytest.mark.parametrize("name", ["labels.csv", "metadata.csv", "metadata.jsonl", "metadata.parquet", "findings.csv"])
+@pytest.mark.parametrize(
+    "name", ["labels.csv", "metadata.csv", "metadata.jsonl", "metadata.parquet", "findings.csv"]
+)
 def test_a_table_that_cannot_be_opened_is_not_taken_for_none(tmp_path, name, code):
     folder(tmp_path, broken=())
     (tmp_path / name).write_bytes(b"file_name,patient,dx\n")
@@ -254,12 +304,16 @@ def test_what_was_left_out_is_tried_again_and_nothing_else(tmp_path, settled):
     assert prepare(settings, tmp_path) == 37
     with opened_files() as opened:
         assert prepare(settings, tmp_path) == 37
-    assert {name for name in opened if name.endswith(".png")} == {str(tmp_path / "in" / name) for name in BROKEN}
+    assert {name for name in opened if name.endswith(".png")} == {
+        str(tmp_path / "in" / name) for name in BROKEN
+    }
     places = read_json(home / "left_out.json")
     (home / "left_out.json").write_text(json.dumps([*places, [str(tmp_path / "in/cat/01_P1.png")]]))
     with opened_files() as opened:
         assert prepare(settings, tmp_path) == 37
-    assert str(tmp_path / "in/dog/01_P1.png") in opened, "one of them is whole, so all are read again"
+    assert str(tmp_path / "in/dog/01_P1.png") in opened, (
+        "one of them is whole, so all are read again"
+    )
     assert read_json(home / "left_out.json") == places
 
 
@@ -274,7 +328,10 @@ def test_a_set_left_smaller_by_an_older_version_is_read_again(tmp_path, settled,
     with opened_files() as opened:
         assert prepare(case.settings, tmp_path) == 37
     assert any("cat" in name or "set." in name for name in opened)
-    assert len(read_json(home / "left_out.json")) == 3 and read_card(home / "card.json").version == version
+    assert (
+        len(read_json(home / "left_out.json")) == 3
+        and read_card(home / "card.json").version == version
+    )
 
 
 def test_left_out_pictures_of_a_tar_file_are_found_in_it_again(tmp_path, settled):
@@ -311,7 +368,9 @@ def test_a_folder_that_cannot_be_listed_does_not_make_a_listing(tmp_path, settle
 
 @pytest.mark.parametrize("code", ERRNOS, ids=errno.errorcode.get)
 def test_public_images_are_not_fewer_either(tmp_path, code):
-    public = Public(source="imagefolder", path=str(folder(tmp_path / "in", broken=())), declared_public=True)
+    public = Public(
+        source="imagefolder", path=str(folder(tmp_path / "in", broken=())), declared_public=True
+    )
     for fails, after in (("cat/03_P3.png", 1), ("in/dog", 0)):
         with failing_opens(fails, code, after), pytest.raises(OSError) as error:
             prepare_public(public, (1, 6, 6), tmp_path / "public", tmp_path, 0)
@@ -328,10 +387,15 @@ def test_pictures_repaired_meanwhile_are_said_in_words(tmp_path, monkeypatch):
         list(source.train)
 
 
-@pytest.mark.parametrize("error", [EOFError, ValueError, RuntimeError, StopIteration, AssertionError])
+@pytest.mark.parametrize(
+    "error", [EOFError, ValueError, RuntimeError, StopIteration, AssertionError]
+)
 def test_a_reason_is_never_empty(error):
     """Python's own EOFError, which a cut zip raises, and Pillow's AssertionError have no text."""
-    for block in (readable("x"), explained(DataError, lambda error: f"x ({error})", causes=(Exception,))):
+    for block in (
+        readable("x"),
+        explained(DataError, lambda error: f"x ({error})", causes=(Exception,)),
+    ):
         with pytest.raises(DataError) as raised, block:
             raise error
         words = "it ends too early" if error is EOFError else error.__name__

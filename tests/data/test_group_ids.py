@@ -1,4 +1,6 @@
-"""Groups of images: their ids are found and never shown, they are held out whole, and nothing spent is forgotten."""
+"""Groups of images: their ids are found and never shown, they are held out whole, and nothing spent
+is forgotten.
+"""
 
 import json
 import os
@@ -60,14 +62,21 @@ class Clinic:
             (self.root / name).rename(place / Path(name).name)
 
     def prepare(self, **changes) -> dict:
-        settings = {"dataset_id": "clinic", "source": "imagefolder", "path": str(self.root)} | changes
+        settings = {
+            "dataset_id": "clinic",
+            "source": "imagefolder",
+            "path": str(self.root),
+        } | changes
         return prepare_sensitive(Data(**settings), self.state, self.card, self.root.parent / "raw")
 
     def parts(self) -> dict[str, dict[int, set[str]]]:
         """The patients of each group of both parts."""
         found = {}
         for name in ("sensitive", "holdout"):
-            image_set, groups = load_prepared(self.state, read_card(self.card), name), defaultdict(set)
+            image_set, groups = (
+                load_prepared(self.state, read_card(self.card), name),
+                defaultdict(set),
+            )
             for image, group in zip(image_set.images, image_set.groups, strict=True):
                 groups[int(group)].add(self.patient[image.tobytes()])
             found[name] = dict(groups)
@@ -75,9 +84,19 @@ class Clinic:
 
     def spend(self, plan: str = "p", lifetime: float | str = "unlimited") -> None:
         card = read_card(self.card)
-        words = {"plan": plan, "settings": plan, "released": "counts", "sensitivity": "1", "max_norm": 1.0}
-        work = ChargeRequest(stage="count", mechanism=Mechanism(noise_multiplier=2.0), unit=card.unit, **words)
-        charge = open_charge(self.state, card, work, SpendingPolicy(delta=1e-5, lifetime_epsilon=lifetime))
+        words = {
+            "plan": plan,
+            "settings": plan,
+            "released": "counts",
+            "sensitivity": "1",
+            "max_norm": 1.0,
+        }
+        work = ChargeRequest(
+            stage="count", mechanism=Mechanism(noise_multiplier=2.0), unit=card.unit, **words
+        )
+        charge = open_charge(
+            self.state, card, work, SpendingPolicy(delta=1e-5, lifetime_epsilon=lifetime)
+        )
         charge._lock.close()
 
 
@@ -92,10 +111,16 @@ WAYS = {
     "csv": lambda clinic: clinic.write(clinic.rows[::-1]),
     "pattern": lambda clinic: PATIENTS,
     "folder": lambda clinic: clinic.nest() or {"folder": True},
-    "csv, commas in ids": lambda clinic: clinic.write([(name, f'"Doe, {id_[-2:]}"') for name, id_ in clinic.rows]),
-    "csv, numbers": lambda clinic: clinic.write([(name, str(1 + int(id_[-2:]))) for name, id_ in clinic.rows]),
+    "csv, commas in ids": lambda clinic: clinic.write(
+        [(name, f'"Doe, {id_[-2:]}"') for name, id_ in clinic.rows]
+    ),
+    "csv, numbers": lambda clinic: clinic.write(
+        [(name, str(1 + int(id_[-2:]))) for name, id_ in clinic.rows]
+    ),
     "array": lambda clinic: clinic.save([id_ for _, id_ in sorted(clinic.rows)]),
-    "array, numbers": lambda clinic: clinic.save([1 + int(id_[-2:]) for _, id_ in sorted(clinic.rows)]),
+    "array, numbers": lambda clinic: clinic.save(
+        [1 + int(id_[-2:]) for _, id_ in sorted(clinic.rows)]
+    ),
 }
 
 
@@ -128,10 +153,13 @@ def test_no_id_is_written_anywhere_and_the_card_names_the_unit_alone(clinic, cap
     for path in written:
         content = path.read_bytes()
         assert ID.encode() not in content and ID.encode("utf-32-le") not in content, path
-        assert path == clinic.card or path.name.endswith("lock") or path.stat().st_mode & 0o077 == 0, path
+        assert (
+            path == clinic.card or path.name.endswith("lock") or path.stat().st_mode & 0o077 == 0
+        ), path
     card = json.loads(clinic.card.read_text())
     assert card.pop("unit") == "group"
-    facts = {"dataset_id", "source", "shape", "range", "classes", "split", "version"}  # those of a set without groups
+    # Those of a set without groups
+    facts = {"dataset_id", "source", "shape", "range", "classes", "split", "version"}
     assert set(card) == facts and ID not in "".join(capfd.readouterr())
 
 
@@ -142,13 +170,16 @@ def test_an_image_without_an_id_is_a_group_with_its_copies_where_the_owner_says_
     with pytest.raises(DataError, match=r"image \d+.*no id.*alone: true"):
         clinic.prepare(groups=groups)
     clinic.prepare(groups=groups | {"alone": True})
-    found = [load_prepared(clinic.state, read_card(clinic.card), part) for part in ("sensitive", "holdout")]
+    found = [
+        load_prepared(clinic.state, read_card(clinic.card), part)
+        for part in ("sensitive", "holdout")
+    ]
     assert sum(map(len, found)) == len(rows) + 1
     persons = {patient for _, patient in rows if patient} | {"one", "another"}
     assert sum(len({*part.groups}) for part in found) == len(persons)
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 def with_id(clinic, change) -> dict:
@@ -164,7 +195,9 @@ BAD = {
     "two spellings, capitals": lambda c: with_id(c, str.lower),
     "two spellings, zeros": lambda c: with_id(c, lambda _: f"{ID}-3"),
     "a table that misses a file": lambda c: c.write(c.rows[1:]),
-    "a table that names an unknown file": lambda c: c.write([*c.rows, (f"left/{ID}-99_0.png", f"{ID}-99")]),
+    "a table that names an unknown file": lambda c: c.write(
+        [*c.rows, (f"left/{ID}-99_0.png", f"{ID}-99")]
+    ),
     "a table that names a file twice": lambda c: c.write([*c.rows, c.rows[0]]),
     "a table with a comma in an id": lambda c: with_id(c, lambda _: f"{ID}, jr"),
     "all in one group": lambda c: c.write([(name, f"{ID}-00") for name, _ in c.rows]),
@@ -178,7 +211,9 @@ BAD = {
     "no table": lambda c: {"csv": str(c.root / "nowhere.csv")},
     "a pipe": lambda c: os.mkfifo(c.table) or {"csv": str(c.table)},
     "a device": lambda c: {"csv": "/dev/zero"},
-    "no text": lambda c: c.table.write_bytes(b"file,group\n\xff\xfe\x00") * 0 or {"csv": str(c.table)},
+    "no text": lambda c: (
+        c.table.write_bytes(b"file,group\n\xff\xfe\x00") * 0 or {"csv": str(c.table)}
+    ),
     "an array of fractions": lambda c: c.save([1.0] * 100),
     "a pattern without parentheses": lambda c: {"pattern": r"^\w+-\d+_"},
     "a pattern that is none": lambda c: {"pattern": "("},
@@ -203,12 +238,20 @@ def test_bad_groups_are_one_sentence(name, clinic, at_once):
         clinic.prepare(groups=groups)
     assert "groups" in str(caught.value)
     assert isinstance(caught.value, ValueError) or caught.value.exit_code in (2, 4)
-    assert ("nowhere.csv does not exist" in str(caught.value)) == (name == "no table") and not clinic.card.exists()
+    assert ("nowhere.csv does not exist" in str(caught.value)) == (
+        name == "no table"
+    ) and not clinic.card.exists()
 
 
 ALIKE = [
     *(("P7", "p7"), ("7", "007"), ("7", "7.0"), ("P-07", "P-7"), ("a b", "ab"), ("ﬁ", "fi")),
-    *(("P-1", "P\u20111"), ("P-1", "P\u22121"), ("P-1", "P–1"), ("P1", "\u04201"), ("HA3", "\u0397\u04103")),
+    *(
+        ("P-1", "P\u20111"),
+        ("P-1", "P\u22121"),
+        ("P-1", "P–1"),
+        ("P1", "\u04201"),
+        ("HA3", "\u0397\u04103"),
+    ),
     *(("P1", f"P{c}1") for c in UNSEEN),
     *(
         ("José1", "Jose1"),
@@ -233,14 +276,28 @@ def test_spellings_of_one_id_are_found(pair):
 
 
 @pytest.mark.parametrize(
-    "pair", [("7", "70"), ("P1", "Q1"), ("1-2", "12"), ("a0", "a"), ("100", "1"), ("1.5", "15"), ("-5", "5")]
+    "pair",
+    [
+        ("7", "70"),
+        ("P1", "Q1"),
+        ("1-2", "12"),
+        ("a0", "a"),
+        ("100", "1"),
+        ("1.5", "15"),
+        ("-5", "5"),
+    ],
 )
 def test_ids_that_differ_are_different(pair):
     assert spelling(pair[0]) != spelling(pair[1])
 
 
 NAMES_ALIKE = [
-    *(("Smith John", "John Smith"), ("Smith^John", "John, Smith"), ("Li-Na", "na li"), ("Smith J", "Smith")),
+    *(
+        ("Smith John", "John Smith"),
+        ("Smith^John", "John, Smith"),
+        ("Li-Na", "na li"),
+        ("Smith J", "Smith"),
+    ),
     *(("P12/1", "P12"), ("P12", "P12-1"), ("P12 (2)", "P12"), ("P12.b", "p12")),
 ]
 
@@ -249,7 +306,9 @@ NAMES_ALIKE = [
 @pytest.mark.parametrize("alone", [True, False])
 def test_ids_that_may_be_of_one_person_are_asked_about(pair, alone):
     for ids in (pair, pair[::-1]):
-        with pytest.raises(DataError, match=r"gives image [23], .* otherwise make the ids clearly different"):
+        with pytest.raises(
+            DataError, match=r"gives image [23], .* otherwise make the ids clearly different"
+        ):
             checked(["other", *ids], Groups(array=True, alone=alone))
 
 
@@ -270,7 +329,19 @@ def test_ids_with_parts_in_common_are_different(ids):
 
 @pytest.mark.parametrize(
     "name",
-    ["unknown", "Unknown ", "nan", "N/A", "\u200b", "\u2013", "missing", "NULL", "<NA>", "Unbekannt", "неизвестно"],
+    [
+        "unknown",
+        "Unknown ",
+        "nan",
+        "N/A",
+        "\u200b",
+        "\u2013",
+        "missing",
+        "NULL",
+        "<NA>",
+        "Unbekannt",
+        "неизвестно",
+    ],
 )
 def test_what_stands_for_nobody_is_no_id(name):
     with pytest.raises(DataError, match="image 2, .* no id"):
@@ -278,11 +349,42 @@ def test_what_stands_for_nobody_is_no_id(name):
     assert checked(["P1", name, "P2"], Groups(array=True, alone=True)) == ["P1", None, "P2"]
 
 
-ANONYMOUS = ["000", "-9", "99", "999", "ANON", "anonymized", "Anonymisiert", "REMOVED", "XXXX", "PATIENT", "TEST"]
+ANONYMOUS = [
+    "000",
+    "-9",
+    "99",
+    "999",
+    "ANON",
+    "anonymized",
+    "Anonymisiert",
+    "REMOVED",
+    "XXXX",
+    "PATIENT",
+    "TEST",
+]
 
 
-ANONYMOUS += ["N.N.", "n. n.", "John Doe", "DOE^JANE", "Mustermann, Max", "TBD", "Phantom 3", "фантом", "EMERGENCY12"]
-ANONYMOUS += ["Notfall", "urgencias", "Neugeborenes", "various", "テスト", "99999999", "88888888", "123456789"]
+ANONYMOUS += [
+    "N.N.",
+    "n. n.",
+    "John Doe",
+    "DOE^JANE",
+    "Mustermann, Max",
+    "TBD",
+    "Phantom 3",
+    "фантом",
+    "EMERGENCY12",
+]
+ANONYMOUS += [
+    "Notfall",
+    "urgencias",
+    "Neugeborenes",
+    "various",
+    "テスト",
+    "99999999",
+    "88888888",
+    "123456789",
+]
 ANONYMOUS += [
     "1900-01-01",
     "01.01.1900",
@@ -314,10 +416,16 @@ def test_names_of_files_may_count_persons_from_zero():
 
 
 def test_an_id_with_far_more_images_than_others_is_asked_about(clinic):
-    """One id for all who are unknown: each of them, with an id of their own too, would be in two groups."""
-    crowd = [(name, f"{ID}-00" if i < 60 else patient) for i, (name, patient) in enumerate(clinic.rows)]
+    """One id for all who are unknown: each of them, with an id of their own too, would be in two
+    groups.
+    """
+    crowd = [
+        (name, f"{ID}-00" if i < 60 else patient) for i, (name, patient) in enumerate(clinic.rows)
+    ]
     groups = clinic.write(crowd)
-    with pytest.raises(DataError, match=r"assigns \d\d images to one id.* data\.groups\.largest: \d\d$") as asked:
+    with pytest.raises(
+        DataError, match=r"assigns \d\d images to one id.* data\.groups\.largest: \d\d$"
+    ) as asked:
         clinic.prepare(groups=groups)
     assert not clinic.card.exists()
     clinic.prepare(groups={**groups, "largest": int(str(asked.value).split()[-1])})
@@ -325,18 +433,25 @@ def test_an_id_with_far_more_images_than_others_is_asked_about(clinic):
 
 
 def test_groups_go_with_images_of_the_owner_alone():
-    with pytest.raises(ValueError, match="groups applies only to data.source imagefolder, npz, webdataset, not to"):
+    with pytest.raises(
+        ValueError, match="groups applies only to data.source imagefolder, npz, webdataset, not to"
+    ):
         Data(source="digits", groups=Groups(folder=True))
 
 
-# --- the odometer follows the person ----------------------------------------------------------------------------------
+# --- the odometer follows the person --------------------------------------------------------------
 
 TENS = {"pattern": r"^(\w+-\d)\d_"}  # ten patients in one group
 
 
-@pytest.mark.parametrize(("first", "then"), [(PATIENTS, TENS), (TENS, PATIENTS), (None, TENS), (TENS, None)])
-def test_images_that_were_spent_on_come_in_other_groups_only_where_the_owner_says_so(first, then, clinic):
-    first, then = ({"groups": given, "holdout_fraction": 0} for given in (first, then))  # a part may not be empty
+@pytest.mark.parametrize(
+    ("first", "then"), [(PATIENTS, TENS), (TENS, PATIENTS), (None, TENS), (TENS, None)]
+)
+def test_images_that_were_spent_on_come_in_other_groups_only_where_the_owner_says_so(
+    first, then, clinic
+):
+    # A part may not be empty
+    first, then = ({"groups": given, "holdout_fraction": 0} for given in (first, then))
     clinic.prepare(**first)
     clinic.prepare(**then)  # nothing is spent: the owner may still mend the groups
     clinic.prepare(**first)
@@ -347,9 +462,11 @@ def test_images_that_were_spent_on_come_in_other_groups_only_where_the_owner_say
         clinic.prepare(**then)
     assert clinic.card.read_text() == card and odometer.complete()
     clinic.prepare(**then, other_groups=True)
-    assert odometer.opened() == before and not odometer.complete()  # never reset, and said to be incomplete
+    # Never reset, and said to be incomplete
+    assert odometer.opened() == before and not odometer.complete()
     with pytest.raises(BudgetError, match="cannot be bounded for one"):
-        clinic.spend("then", lifetime=1000.0)  # epsilon of an image says nothing of a person with forty
+        # Epsilon of an image says nothing of a person with forty
+        clinic.spend("then", lifetime=1000.0)
     clinic.spend("then")
 
 
@@ -364,15 +481,22 @@ def test_a_set_that_is_gone_or_was_resized_cannot_be_compared(clinic):
         clinic.prepare(groups=PATIENTS)
 
 
-def test_new_patients_new_images_and_other_names_of_groups_are_no_other_groups_and_a_lifetime_adds_up(clinic):
+def test_new_patients_new_images_and_other_names_of_groups_are_no_other_groups_and_a_lifetime_adds_up(
+    clinic,
+):
     first = shutil.copytree(clinic.root, clinic.root.parent / "first")
     for name, _ in clinic.rows[60:]:
         (first / name).unlink()
     clinic.prepare(path=str(first), groups=clinic.write(clinic.rows[:60]))
     clinic.spend()
     clinic.prepare(groups=clinic.write(clinic.rows))
-    clinic.prepare(groups=clinic.write([(name, f"another-{patient}") for name, patient in clinic.rows]))
-    assert Odometer(clinic.state, "clinic").complete() and len(Journal(clinic.state, "clinic").entries()) == 2
+    clinic.prepare(
+        groups=clinic.write([(name, f"another-{patient}") for name, patient in clinic.rows])
+    )
+    assert (
+        Odometer(clinic.state, "clinic").complete()
+        and len(Journal(clinic.state, "clinic").entries()) == 2
+    )
     clinic.spend("more", lifetime=1000.0)
     with pytest.raises(BudgetError, match="would be exceeded"):
         clinic.spend("most", lifetime=3.0)

@@ -3,7 +3,14 @@ import pytest
 import torch
 from PIL import Image
 
-from sfumato.data.images import ImageSet, ImageWriter, load_array, load_images, save_images, write_header
+from sfumato.data.images import (
+    ImageSet,
+    ImageWriter,
+    load_array,
+    load_images,
+    save_images,
+    write_header,
+)
 from sfumato.errors import DataError
 from sfumato.storage.png import save_png, to_grid
 
@@ -17,7 +24,9 @@ def test_a_set_survives_the_disk_and_is_memory_mapped(digits, tmp_path):
         assert sorted(path.name for path in folder.iterdir()) == ["images.npy", "labels.npy"]
         loaded = load_images(folder, digits.classes)
         assert isinstance(loaded.images, np.memmap) and not loaded.images.flags.writeable
-        assert np.array_equal(loaded.images, digits.images) and np.array_equal(loaded.labels, digits.labels)
+        assert np.array_equal(loaded.images, digits.images) and np.array_equal(
+            loaded.labels, digits.labels
+        )
         assert loaded.shape == (1, 8, 8) and len(loaded) == 1797
     with ImageWriter(tmp_path / "empty", (3, 4, 5), ("a", "b")):
         pass

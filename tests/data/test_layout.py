@@ -1,4 +1,6 @@
-"""What columns and folders are called: what holds persons, what holds labels, and what is asked about."""
+"""What columns and folders are called: what holds persons, what holds labels, and what is asked
+about.
+"""
 
 import re
 from pathlib import Path
@@ -11,11 +13,18 @@ from sfumato.data.sources.splits import is_filing, part_of
 from sfumato.data.tables import meaning
 
 OF_PERSONS = (
-    "Patient ID, patient-id, PatientID, patients, MRN, mrn_no, PID, Subject, subject_id, Participant No, person"
+    "Patient ID, patient-id, PatientID, patients, MRN, mrn_no, PID, Subject, subject_id, "
+    "Participant No, person"
 )
-OF_PERSONS += ", Case ID, case, Anonymised Patient ID, StudyPatientID, PatientenID, group, group_id, Volunteer code"
+OF_PERSONS += (
+    ", Case ID, case, Anonymised Patient ID, StudyPatientID, PatientenID, group, group_id, "
+    "Volunteer code"
+)
 OF_PERSONS += ", Anon Patient Id, subject_ID"
-OF_OTHERS = "patient age, sex, finding, file, study date, label, personality, pidgin, showcase, grouping, caseous"
+OF_OTHERS = (
+    "patient age, sex, finding, file, study date, label, personality, pidgin, showcase, grouping, "
+    "caseous"
+)
 
 
 @pytest.mark.parametrize("name", (OF_PERSONS + ", " + OF_OTHERS).split(", "))
@@ -24,26 +33,39 @@ def test_columns_of_persons_are_known_by_their_meaning(name):
     assert not (PERSONS.fullmatch(meaning(name)) and LABELLED.fullmatch(meaning(name)))
 
 
-@pytest.mark.parametrize("name", ["Train", "VALIDATION", "dev", "testing", "Images", "mask", "data"])
-@pytest.mark.parametrize("form", ["{}", "{}_001", "2_{}", "{}2017", "my10000_{}_part_1", "{} images"])
+@pytest.mark.parametrize(
+    "name", ["Train", "VALIDATION", "dev", "testing", "Images", "mask", "data"]
+)
+@pytest.mark.parametrize(
+    "form", ["{}", "{}_001", "2_{}", "{}2017", "my10000_{}_part_1", "{} images"]
+)
 def test_folders_of_files_are_known_by_their_meaning(name, form):
     assert is_filing(form.format(name))
 
 
-@pytest.mark.parametrize("name", ["train", "TRAINING", "val", "valid", "Validation", "dev", "Val-Images", "train2017"])
+@pytest.mark.parametrize(
+    "name", ["train", "TRAINING", "val", "valid", "Validation", "dev", "Val-Images", "train2017"]
+)
 def test_folders_of_parts_are_known_in_any_case_and_beside_words_of_filing(name):
     assert part_of(Path(name)) == "train" and part_of(Path("positive " + name)) is None
     held_out = re.sub("train(ing)?|val(id)?(ation)?|dev", "test", name, flags=re.IGNORECASE)
     assert part_of(Path(held_out)) == part_of(Path("TESTING")) == "test"
 
 
-@pytest.mark.parametrize("name", ["Ground-truth labels", "stage 2", "grade 1", "10", "bus", "test positive", "no mask"])
+@pytest.mark.parametrize(
+    "name", ["Ground-truth labels", "stage 2", "grade 1", "10", "bus", "test positive", "no mask"]
+)
 def test_classes_are_not_taken_for_folders_of_files(name):
     assert not is_filing(name)
 
 
 def test_names_of_diagnoses_and_grades_are_taken():
-    for names in (["normal", "pneumonia"], ["grade 1", "grade 2"], [*"0123456789"], ["COVID-19", "C50"]):
+    for names in (
+        ["normal", "pneumonia"],
+        ["grade 1", "grade 2"],
+        [*"0123456789"],
+        ["COVID-19", "C50"],
+    ):
         check_names(names, [50] * len(names))
 
 
@@ -61,12 +83,18 @@ def test_few_pictures_each_are_asked_about(count, each):
 
 
 def test_ids_look_more_like_ids_than_diagnoses():
-    looks = [likeness(names) for names in (["MRN1004", "MRN1005"], ["Smith0", "Smith1"], ["benign", "malignant"])]
+    looks = [
+        likeness(names)
+        for names in (["MRN1004", "MRN1005"], ["Smith0", "Smith1"], ["benign", "malignant"])
+    ]
     assert looks == [2, 1, 0]
 
 
 def test_a_folder_that_holds_the_classes_one_level_below_is_named(tmp_path):
-    """As an archive leaves it. It is not taken: one class with a folder for each person looks the same."""
+    """As an archive leaves it.
+
+    It is not taken: one class with a folder for each person looks the same.
+    """
     for kind in ("ill", "well"):
         (tmp_path / "scans" / kind).mkdir(parents=True)
         (tmp_path / "scans" / kind / "1.png").touch()
@@ -92,7 +120,11 @@ def test_names_that_may_be_those_of_persons_are_asked_about_however_few_they_are
 
 
 @pytest.mark.parametrize(
-    "names", [("Tony_Blair", "Colin_Powell", "George_W_Bush"), ("Anna Müller", "Jan-Erik Berg", "Anna Ito", "Li Na")]
+    "names",
+    [
+        ("Tony_Blair", "Colin_Powell", "George_W_Bush"),
+        ("Anna Müller", "Jan-Erik Berg", "Anna Ito", "Li Na"),
+    ],
 )
 def test_three_first_and_last_names_are_asked_about(names):
     with pytest.raises(Unclear, match="names of persons"):
@@ -116,7 +148,13 @@ def test_grades_and_ranges_are_no_ids():
 
 
 @pytest.mark.parametrize(
-    "form", ["{id}_{date}_{i}.png", "{date}_{id}_{i}.png", "{compact}_{id}-{i}.jpg", "{compact}-{id}_left{i}.png"]
+    "form",
+    [
+        "{id}_{date}_{i}.png",
+        "{date}_{id}_{i}.png",
+        "{compact}_{id}-{i}.jpg",
+        "{compact}-{id}_left{i}.png",
+    ],
 )
 def test_a_date_in_front_is_no_id(form):
     """By years, the pictures of one person come to several groups, and those of many to one."""

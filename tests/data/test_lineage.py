@@ -12,11 +12,17 @@ from sfumato.storage.artifacts import read_artifact, writing
 
 
 def released(state, number, **files):
-    """Remember a release with 8 images and these files. Returns the artifact; its one record has this number."""
+    """Remember a release with 8 images and these files.
+
+    Returns the artifact; its one record has this number.
+    """
     record = small_record(number, Mechanism(noise_multiplier=5.0))
     out = state.parent / f"release{number}"
     with writing(out, "synthesize", records=[record]) as directory:
-        np.save(directory / IMAGES, np.random.default_rng(number).integers(0, 256, (8, 4, 5, 1), dtype=np.uint8))
+        np.save(
+            directory / IMAGES,
+            np.random.default_rng(number).integers(0, 256, (8, 4, 5, 1), dtype=np.uint8),
+        )
         for name, content in files.items():
             (directory / name).write_bytes(content)
     artifact = read_artifact(out)
@@ -45,7 +51,9 @@ def test_each_image_of_each_release_is_recognised_by_itself(tmp_path):
             assert records_of(recognised(state, ["0" * 32, digest.hex()])) == [artifact.records]
 
 
-@pytest.mark.parametrize("copy", ["x.png", "X.PNG", "x.npz", "x.parquet", "x.safetensors", "deep/down/x.Png"])
+@pytest.mark.parametrize(
+    "copy", ["x.png", "X.PNG", "x.npz", "x.parquet", "x.safetensors", "deep/down/x.Png"]
+)
 def test_a_copied_file_of_a_release_is_recognised_in_any_folder(tmp_path, copy):
     content = os.urandom(64)
     place = tmp_path / "folder" / copy
@@ -68,4 +76,6 @@ def test_a_privacy_json_without_records_hides_no_release(tmp_path):
     artifact = released(tmp_path / "state", 1, **{"images.npz": content})
     with writing(tmp_path / "claimed", "public") as directory:
         (directory / "x.npz").write_bytes(content)
-    assert artifact.records in records_of(lineage(tmp_path / "claimed", "public", True, tmp_path / "state"))
+    assert artifact.records in records_of(
+        lineage(tmp_path / "claimed", "public", True, tmp_path / "state")
+    )

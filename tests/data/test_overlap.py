@@ -13,7 +13,12 @@ def image_set(images, label=0):
 
 
 def test_sets_without_a_common_image_do_not_overlap():
-    assert overlapping(image_set(IMAGES[:20]), [image_set(IMAGES[20:30]), image_set(IMAGES[30:])]).tolist() == []
+    assert (
+        overlapping(
+            image_set(IMAGES[:20]), [image_set(IMAGES[20:30]), image_set(IMAGES[30:])]
+        ).tolist()
+        == []
+    )
     assert overlapping(image_set(IMAGES[:0]), [image_set(IMAGES)]).tolist() == []
 
 
@@ -31,7 +36,9 @@ def test_one_private_image_among_the_public_ones_is_refused():
         refuse_overlap(image_set(public), [image_set(IMAGES[20:])])
 
 
-def test_one_bit_makes_another_image_and_so_does_another_shape_but_not_another_order_in_memory(tmp_path):
+def test_one_bit_makes_another_image_and_so_does_another_shape_but_not_another_order_in_memory(
+    tmp_path,
+):
     changed = IMAGES.copy()
     changed[:, 0, 0, 0] ^= 1
     assert overlapping(image_set(changed), [image_set(IMAGES)]).tolist() == []

@@ -1,4 +1,6 @@
-"""Every depth, photometry and alpha that files of pictures have: shown as the file says, or refused by name."""
+"""Every depth, photometry and alpha that files of pictures have: shown as the file says, or refused
+by name.
+"""
 
 import struct
 import zlib
@@ -24,9 +26,15 @@ def png(file, values, kind, orientation=1):
     height, width, _ = values.shape
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
     exif = struct.pack(">2sHIHHHIHHI", b"MM", 42, 8, 1, 274, 3, 1, orientation, 0, 0)
-    parts = {b"IHDR": struct.pack(">IIBBBBB", width, height, 16, KINDS[kind], 0, 0, 0), b"eXIf": exif}
+    parts = {
+        b"IHDR": struct.pack(">IIBBBBB", width, height, 16, KINDS[kind], 0, 0, 0),
+        b"eXIf": exif,
+    }
     parts |= {b"IDAT": zlib.compress(rows), b"IEND": b""}
-    chunks = [struct.pack(">I", len(c)) + n + c + struct.pack(">I", zlib.crc32(n + c)) for n, c in parts.items()]
+    chunks = [
+        struct.pack(">I", len(c)) + n + c + struct.pack(">I", zlib.crc32(n + c))
+        for n, c in parts.items()
+    ]
     file.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
 
 
@@ -37,7 +45,8 @@ def tiff(**ways):
 def pnm(kind, maxval):
     def write(file, values):
         file.write_bytes(
-            f"{kind} {values.shape[1]} {values.shape[0]} {maxval}\n".encode() + values.astype(">u2").tobytes()
+            f"{kind} {values.shape[1]} {values.shape[0]} {maxval}\n".encode()
+            + values.astype(">u2").tobytes()
         )
 
     return write
@@ -61,11 +70,19 @@ ALPHA = {"photometric": "rgb", "extrasamples": ["unassalpha"]}
 # name: how it is written, the values in the file, and what is shown by the range 0 to 4095
 SHOWN_AS = {
     "rgb.png": (lambda f, v: png(f, v, "RGB"), COLOUR, SHOWN_COLOUR),
-    "rgba.png": (lambda f, v: png(f, v, "RGBA"), np.dstack([COLOUR, CLEAR]), SHOWN_COLOUR * (CLEAR[..., None] > 0)),
+    "rgba.png": (
+        lambda f, v: png(f, v, "RGBA"),
+        np.dstack([COLOUR, CLEAR]),
+        SHOWN_COLOUR * (CLEAR[..., None] > 0),
+    ),
     "la.png": (lambda f, v: png(f, v, "LA"), stacked(RAMP, HALF), np.rint(SHOWN * 32768 / 65535)),
     "rgb.tiff": (tiff(photometric="rgb"), COLOUR, SHOWN_COLOUR),
     "big.tiff": (tiff(photometric="rgb", byteorder=">", bigtiff=True), COLOUR, SHOWN_COLOUR),
-    "planes.tiff": (tiff(photometric="rgb", planarconfig="separate"), COLOUR.transpose(2, 0, 1), SHOWN_COLOUR),
+    "planes.tiff": (
+        tiff(photometric="rgb", planarconfig="separate"),
+        COLOUR.transpose(2, 0, 1),
+        SHOWN_COLOUR,
+    ),
     "lzw.tiff": (tiff(photometric="rgb", compression="lzw", predictor=True), COLOUR, SHOWN_COLOUR),
     "rgba.tiff": (tiff(**ALPHA), np.dstack([COLOUR, CLEAR]), SHOWN_COLOUR * (CLEAR[..., None] > 0)),
     "premultiplied.tiff": (
@@ -86,8 +103,16 @@ SHOWN_AS = {
     "uint32-rgb.tiff": (tiff(photometric="rgb"), COLOUR.astype(np.uint32), SHOWN_COLOUR),
     "half.tiff": (tiff(photometric="minisblack"), (RAMP // 4 * 4).astype(np.float16), None),
     "uint32.tiff": (tiff(photometric="minisblack"), RAMP.astype(np.uint32), SHOWN),
-    "uint32-high.tiff": (tiff(photometric="minisblack"), RAMP + np.uint32(2**31), np.full_like(SHOWN, 255)),
-    "uint32-motorola.tiff": (tiff(photometric="minisblack", byteorder=">"), RAMP.astype(np.uint32), SHOWN),
+    "uint32-high.tiff": (
+        tiff(photometric="minisblack"),
+        RAMP + np.uint32(2**31),
+        np.full_like(SHOWN, 255),
+    ),
+    "uint32-motorola.tiff": (
+        tiff(photometric="minisblack", byteorder=">"),
+        RAMP.astype(np.uint32),
+        SHOWN,
+    ),
     "int16.tiff": (tiff(photometric="minisblack"), RAMP.astype(np.int16) - 1, None),
     "12-bits.pgm": (pnm("P5", 4095), RAMP, SHOWN),
     "16-bits.pgm": (pnm("P5", 65535), RAMP, SHOWN),
@@ -114,22 +139,40 @@ def test_a_picture_of_any_depth_is_shown_as_its_file_says(name, tmp_path):
 def test_white_at_zero_is_turned_in_shallow_files_too(bits, tmp_path):
     values = (RAMP % 256).astype(np.uint8) if bits == 8 else RAMP % 2 == 1
     tifffile.imwrite(tmp_path / "white.tiff", values, photometric="miniswhite")
-    assert np.array_equal(decode(tmp_path / "white.tiff")[..., 0], 255 - values * (1 if bits == 8 else 255))
+    assert np.array_equal(
+        decode(tmp_path / "white.tiff")[..., 0], 255 - values * (1 if bits == 8 else 255)
+    )
 
 
 def test_what_cannot_be_shown_whole_is_refused_by_name(tmp_path, uninstall):
     span = (0, 4095)
     for name, write, message in (
-        ("cmyk.tiff", lambda f: tifffile.imwrite(f, np.dstack([COLOUR, RAMP]), photometric="separated"), "SEPARATED"),
-        ("5.tiff", lambda f: tifffile.imwrite(f, np.dstack([COLOUR, RAMP, RAMP]), photometric="rgb"), "2 band"),
-        ("two.tiff", lambda f: tifffile.imwrite(f, np.stack([COLOUR] * 2), photometric="rgb"), "several frames"),
+        (
+            "cmyk.tiff",
+            lambda f: tifffile.imwrite(f, np.dstack([COLOUR, RAMP]), photometric="separated"),
+            "SEPARATED",
+        ),
+        (
+            "5.tiff",
+            lambda f: tifffile.imwrite(f, np.dstack([COLOUR, RAMP, RAMP]), photometric="rgb"),
+            "2 band",
+        ),
+        (
+            "two.tiff",
+            lambda f: tifffile.imwrite(f, np.stack([COLOUR] * 2), photometric="rgb"),
+            "several frames",
+        ),
         ("colour.ppm", lambda f: pnm("P6", 4095)(f, COLOUR), "12 bits in PPM"),
         ("turned.png", lambda f: png(f, COLOUR, "RGB", 6), "save it as PNG or TIFF, upright"),
         ("turned.tiff", tiff_turned, "upright"),
         ("clear.png", lambda f: png(f, stacked(RAMP, 0 * RAMP), "LA"), "fully transparent"),
         ("colour.jp2", lambda f: jpeg_2000(16)(f, COLOUR), "16 bits in JPEG 2000, in colour"),
         ("colour.sgi", sgi, "cannot be read as an image"),
-        ("cut.png", lambda f: (png(f, COLOUR, "RGB"), f.write_bytes(f.read_bytes()[:300])), "repair or remove"),
+        (
+            "cut.png",
+            lambda f: (png(f, COLOUR, "RGB"), f.write_bytes(f.read_bytes()[:300])),
+            "repair or remove",
+        ),
     ):
         write(tmp_path / name)
         with pytest.raises(DataError, match=message):
@@ -159,13 +202,18 @@ def test_signed_values_of_8_bits_need_a_range_and_keep_their_order(tmp_path):
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16])
 @pytest.mark.parametrize(
-    "bands, ways", [(4, {}), (4, {"planarconfig": "separate"}), (5, {}), (2, {"photometric": "minisblack"})]
+    "bands, ways",
+    [(4, {}), (4, {"planarconfig": "separate"}), (5, {}), (2, {"photometric": "minisblack"})],
 )
 def test_a_band_that_is_no_alpha_is_refused(kind, bands, ways, tmp_path):
     values = np.random.default_rng(0).integers(0, 255, (16, 16, bands)).astype(kind)
     if ways.get("planarconfig") == "separate":
         values = np.moveaxis(values, -1, 0)
     extra = ["unspecified"] * (1 + bands % 2 * (bands > 3))
-    tifffile.imwrite(tmp_path / "x.tif", values, **{"photometric": "rgb", "extrasamples": extra, **ways})
-    with pytest.raises(DataError, match="not marked as transparency: save it in grey or RGB, or mark"):
+    tifffile.imwrite(
+        tmp_path / "x.tif", values, **{"photometric": "rgb", "extrasamples": extra, **ways}
+    )
+    with pytest.raises(
+        DataError, match="not marked as transparency: save it in grey or RGB, or mark"
+    ):
         decode(tmp_path / "x.tif", (0, 255))

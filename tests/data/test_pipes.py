@@ -1,4 +1,6 @@
-"""A pipe or a socket among pictures, tables and archives is refused, or passed over, at once: it would never answer."""
+"""A pipe or a socket among pictures, tables and archives is refused, or passed over, at once: it
+would never answer.
+"""
 
 import os
 import socket
@@ -58,8 +60,28 @@ def put(kind: str, place: Path) -> Path:
     return place
 
 
-AMONG = ["cat/x.png", "cat/x", "x", "x.png", "x.dcm", "labels.csv", "metadata.csv", "metadata.jsonl", "x.csv", "x.txt"]
-AMONG += ["metadata.parquet", "x.parquet", "data/x.parquet", "x.tar", "x.zip", "x.npz", "groups.npy", "test/cat/x.png"]
+AMONG = [
+    "cat/x.png",
+    "cat/x",
+    "x",
+    "x.png",
+    "x.dcm",
+    "labels.csv",
+    "metadata.csv",
+    "metadata.jsonl",
+    "x.csv",
+    "x.txt",
+]
+AMONG += [
+    "metadata.parquet",
+    "x.parquet",
+    "data/x.parquet",
+    "x.tar",
+    "x.zip",
+    "x.npz",
+    "groups.npy",
+    "test/cat/x.png",
+]
 AMONG += ["readme", "cat/labels.csv"]
 
 
@@ -114,7 +136,10 @@ def test_a_pipe_in_place_of_what_was_listed_is_refused(tmp_path, kind):
     with in_time(place), pytest.raises(DataError, match=r"row \d+, names"):
         prepare(table, tmp_path)
     numbers = idx(tmp_path).settings
-    with in_time(put(kind, tmp_path / "train-labels-idx1-ubyte")), pytest.raises(DataError, match="none contains"):
+    with (
+        in_time(put(kind, tmp_path / "train-labels-idx1-ubyte")),
+        pytest.raises(DataError, match="none contains"),
+    ):
         prepare(numbers, tmp_path)
     shards = tar(tmp_path).settings
     with in_time(put(kind, tmp_path / "set.tar")), pytest.raises(DataError, match=r"set\.tar"):

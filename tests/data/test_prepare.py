@@ -49,14 +49,20 @@ class Owner:
     """A data owner with a state directory, a project, and one npz file that may change."""
 
     def __init__(self, folder):
-        self.state, self.card, self.raw = folder / "state", folder / "project" / "card.json", folder / "raw"
+        self.state, self.card, self.raw = (
+            folder / "state",
+            folder / "project" / "card.json",
+            folder / "raw",
+        )
         self.file = folder / "set.npz"
         folder.mkdir(exist_ok=True)
 
     def prepare(self, images, labels=None, **changes):
         labels = np.arange(len(images)) % 3 if labels is None else labels
         np.savez(self.file, images=images, labels=labels, classes=np.array(["a", "b", "c"]))
-        return self.take(**{"dataset_id": "set", "source": "npz", "path": str(self.file), **changes})
+        return self.take(
+            **{"dataset_id": "set", "source": "npz", "path": str(self.file), **changes}
+        )
 
     def take(self, **data):
         returned = prepare_sensitive(Data(**data), self.state, self.card, self.raw)
@@ -67,7 +73,11 @@ class Owner:
         return load_prepared(self.state, read_card(self.card), name)
 
     def files(self):
-        found = [path for path in (self.card, *self.state.rglob("*")) if path.is_file() and path.suffix != ".lock"]
+        found = [
+            path
+            for path in (self.card, *self.state.rglob("*"))
+            if path.is_file() and path.suffix != ".lock"
+        ]
         return {path: path.read_bytes() for path in found}
 
 
@@ -77,7 +87,10 @@ def owner(tmp_path):
 
 
 def rows(image_set):
-    return {(image.tobytes(), int(label)) for image, label in zip(image_set.images, image_set.labels, strict=True)}
+    return {
+        (image.tobytes(), int(label))
+        for image, label in zip(image_set.images, image_set.labels, strict=True)
+    }
 
 
 def test_every_image_goes_to_one_part_in_its_order(owner, images):
@@ -98,9 +111,13 @@ def test_an_image_is_held_out_whatever_the_others_are(owner, images):
 
 
 def test_duplicates_land_together_even_with_other_labels(owner, images):
-    owner.prepare(np.concatenate([images, images]), labels=np.arange(600) % 3 * (np.arange(600) < 300))
+    owner.prepare(
+        np.concatenate([images, images]), labels=np.arange(600) % 3 * (np.arange(600) < 300)
+    )
     parts = [{image for image, _ in rows(owner.part(name))} for name in ("sensitive", "holdout")]
-    assert not parts[0] & parts[1] and len(owner.part("sensitive")) + len(owner.part("holdout")) == 600
+    assert (
+        not parts[0] & parts[1] and len(owner.part("sensitive")) + len(owner.part("holdout")) == 600
+    )
 
 
 def test_the_held_out_share_is_the_asked_fraction():
@@ -119,18 +136,33 @@ def test_another_key_holds_out_other_images_and_the_shape_counts(images):
 
 
 def test_the_card_is_the_same_before_and_after_a_withdrawal(owner, images, tmp_path):
-    """A fingerprint, keyed or not, that stays equal would tell that who withdrew had not been in the set.
+    """A fingerprint, keyed or not, that stays equal would tell that who withdrew had not been in
+    the set.
 
     A name that goes with the last image of its class would tell that this image was taken away.
     """
     version = owner.prepare(images).version
-    facts = {"dataset_id": "set", "source": "npz", "shape": [1, 5, 6], "range": [0, 255], "split": "keyed"}
+    facts = {
+        "dataset_id": "set",
+        "source": "npz",
+        "shape": [1, 5, 6],
+        "range": [0, 255],
+        "split": "keyed",
+    }
     card = facts | {"classes": ["a", "b", "c"], "version": version}
-    sets = [(images[:-1], 3), (images[1:], 3), (images[:100], 3), (images ^ 1, 3), (images, 2), (images, 1)]
+    sets = [
+        (images[:-1], 3),
+        (images[1:], 3),
+        (images[:100], 3),
+        (images ^ 1, 3),
+        (images, 2),
+        (images, 1),
+    ]
     for changed, used in sets:
         owner.prepare(changed, labels=np.arange(len(changed)) % used)
         assert json.loads(owner.card.read_text()) == card
-    assert Owner(tmp_path / "other").prepare(images).version != version  # random, not computed from the images
+    # Random, not computed from the images
+    assert Owner(tmp_path / "other").prepare(images).version != version
 
 
 def test_the_owner_names_the_version_of_the_images(owner, images):
@@ -146,13 +178,19 @@ def test_the_fingerprint_follows_every_sensitive_pixel_and_label_and_no_other(ow
         """It is kept for each preparation anew."""
         card, found = owner.prepare(images, labels), kept.read_text()
         kept.unlink()  # as in a set that an older version prepared
-        assert prepare.kept_fingerprint(owner.state, card) == found == fingerprint(owner.part("sensitive"), KEY)
+        assert (
+            prepare.kept_fingerprint(owner.state, card)
+            == found
+            == fingerprint(owner.part("sensitive"), KEY)
+        )
         assert stat.S_IMODE(kept.stat().st_mode) == 0o600
         return found
 
     first = of(images, labels)
     held = {image for image, _ in rows(owner.part("holdout"))}
-    inside, out = ([image.tobytes() in held for image in images].index(part) for part in (False, True))
+    inside, out = (
+        [image.tobytes() in held for image in images].index(part) for part in (False, True)
+    )
     other, pixel = labels.copy(), images.copy()
     other[inside] = (other[inside] + 1) % 3
     pixel[inside, 2, 2] ^= 1
@@ -163,7 +201,10 @@ def test_the_fingerprint_follows_every_sensitive_pixel_and_label_and_no_other(ow
 
 def test_the_fingerprint_follows_the_groups_and_needs_the_key(images):
     labels, groups = np.arange(300) % 3, np.arange(300) // 2
-    sets = [ImageSet(images[..., None], labels, ("a", "b", "c"), of) for of in (None, groups, groups[::-1])]
+    sets = [
+        ImageSet(images[..., None], labels, ("a", "b", "c"), of)
+        for of in (None, groups, groups[::-1])
+    ]
     assert len({fingerprint(one, key) for one in sets for key in (KEY, bytes(32))}) == 6
 
 
@@ -185,10 +226,15 @@ def test_only_the_owner_may_read_what_is_stored(owner, images, monkeypatch):
         folder.chmod(0o755)
     owner.prepare(images)
     found = [path for path in (owner.state, *owner.state.rglob("*")) if path.suffix != ".lock"]
-    assert all(stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600) for path in found)
-    # two parts of two files, card, origin, fingerprint, version without a name, key; journal and its key; access log
+    assert all(
+        stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600) for path in found
+    )
+    # two parts of two files, card, origin, fingerprint, version without a name, key; journal and
+    # its key; access log
     assert sum(path.is_file() for path in found) == 12
-    monkeypatch.setattr(Path, "chmod", Mock(side_effect=PermissionError(1, "Operation not permitted")))
+    monkeypatch.setattr(
+        Path, "chmod", Mock(side_effect=PermissionError(1, "Operation not permitted"))
+    )
     with pytest.raises(ConfigError, match="run `chmod 700 .*state` as its owner"):
         owner.prepare(images)
 
@@ -206,7 +252,11 @@ def test_an_official_test_image_changes_neither_card_nor_sensitive_set(owner):
 
 @pytest.mark.parametrize("earlier", [False, True])
 def test_a_failure_leaves_what_was_there_and_nothing_half_written(owner, tmp_path, earlier):
-    folder = {"dataset_id": "set", "source": "imagefolder", "path": str(write_folder(tmp_path / "in", per_class=60))}
+    folder = {
+        "dataset_id": "set",
+        "source": "imagefolder",
+        "path": str(write_folder(tmp_path / "in", per_class=60)),
+    }
     if earlier:
         owner.take(**folder)
     before = owner.files()
@@ -214,9 +264,12 @@ def test_a_failure_leaves_what_was_there_and_nothing_half_written(owner, tmp_pat
     with pytest.raises(DataError, match="cannot be read"):
         owner.take(**folder)
     changed = {path.parent.name for path, _ in owner.files().items() ^ before.items()}
-    begun = set() if earlier else {"keys", "odometer", "state"}  # key, journal and access log of the first call
+    # Key, journal and access log of the first call
+    begun = set() if earlier else {"keys", "odometer", "state"}
     assert changed == begun
-    assert [path.name for path in (owner.state / "data").iterdir() if path.is_dir()] == ["set"] * earlier
+    assert [path.name for path in (owner.state / "data").iterdir() if path.is_dir()] == [
+        "set"
+    ] * earlier
 
 
 def test_a_kill_between_the_two_renames_is_mended(owner, images):
@@ -232,7 +285,9 @@ def test_a_kill_between_the_two_renames_is_mended(owner, images):
 
 
 @pytest.mark.parametrize(("part", "fraction"), [("sensitive", 0.9999999999), ("holdout", 1e-10)])
-def test_a_set_that_leaves_a_part_empty_is_refused_before_anything_is_spent(owner, images, part, fraction):
+def test_a_set_that_leaves_a_part_empty_is_refused_before_anything_is_spent(
+    owner, images, part, fraction
+):
     with pytest.raises(DataError, match=f"no {part} image"):
         owner.prepare(images[:1], labels=np.array([0]), holdout_fraction=fraction)
 
@@ -250,7 +305,13 @@ def test_a_public_set_is_an_artifact_of_the_same_bytes_every_time(tmp_path, sour
     card = prepare_public(public, (1, 8, 8), tmp_path / "a", tmp_path, seed=3)
     prepare_public(public, (1, 8, 8), tmp_path / "b", tmp_path, seed=3)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    assert set(contents(tmp_path / "a")) == {"images.npy", "labels.npy", "card.json", "grid.png", "privacy.json"}
+    assert set(contents(tmp_path / "a")) == {
+        "images.npy",
+        "labels.npy",
+        "card.json",
+        "grid.png",
+        "privacy.json",
+    }
     artifact = read_artifact(tmp_path / "a", "public")
     assert artifact.records == {} and not artifact.local
     assert json.loads((tmp_path / "a" / "card.json").read_text()) == json.loads(json.dumps(card))
@@ -303,7 +364,8 @@ def test_a_large_public_set_passes_through_little_memory(tmp_path):
     card = prepare_public(public, (3, 32, 32), tmp_path / "public", tmp_path, seed=0)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert card["images"] == 12000 and peak < 12e6  # of 37 MB: a piece of 512 images, the picture, the headers
+    # Of 37 MB: a piece of 512 images, the picture, the headers
+    assert card["images"] == 12000 and peak < 12e6
 
 
 @pytest.mark.parametrize(
@@ -318,16 +380,24 @@ def test_a_large_public_set_passes_through_little_memory(tmp_path):
     ],
 )
 def test_the_sensitive_images_are_never_taken_for_public_ones(data, public, refused):
-    with pytest.raises(ConfigError, match="sensitive images themselves") if refused else nullcontext():
+    with (
+        pytest.raises(ConfigError, match="sensitive images themselves")
+        if refused
+        else nullcontext()
+    ):
         refuse_sensitive_as_public(data, public)
 
 
-def test_a_new_source_that_may_be_sensitive_and_public_is_refused_as_both(tmp_path, monkeypatch, images):
+def test_a_new_source_that_may_be_sensitive_and_public_is_refused_as_both(
+    tmp_path, monkeypatch, images
+):
     """Its entry in the table is enough."""
     monkeypatch.setitem(SOURCES, "histology", SourceKind("drawn:read_digits", ("data", "public")))
     read_public(Public(source="histology"), (1, 5, 6), tmp_path, seed=0)
     with pytest.raises(ConfigError, match="sensitive images themselves"):
-        refuse_sensitive_as_public(Data(source="histology"), Public(source="histology", path="elsewhere"))
+        refuse_sensitive_as_public(
+            Data(source="histology"), Public(source="histology", path="elsewhere")
+        )
 
 
 # ---- the commands
@@ -335,7 +405,9 @@ def test_a_new_source_that_may_be_sensitive_and_public_is_refused_as_both(tmp_pa
 
 @pytest.fixture
 def desk(here):
-    """In a folder with one recipe and a state directory: runs a command that must end with `code`; what it said."""
+    """In a folder with one recipe and a state directory: runs a command that must end with `code`;
+    what it said.
+    """
     Path("pipelines").mkdir()
     Path("pipelines/one.yaml").write_text("description: one\nrun: [select, synthesize]\n")
 
@@ -367,7 +439,12 @@ OWN = {
 
 def write_own(images, public) -> None:
     for name, array in (("real", images), ("public", public)):
-        np.savez(f"{name}.npz", images=array, labels=np.arange(len(array)) % 2, classes=np.array(["a", "b"]))
+        np.savez(
+            f"{name}.npz",
+            images=array,
+            labels=np.arange(len(array)) % 2,
+            classes=np.array(["a", "b"]),
+        )
 
 
 def journalled_checks() -> int:
@@ -402,7 +479,9 @@ def test_a_public_set_that_holds_real_images_is_refused(desk, images, others):
     assert journalled_checks() == 4
 
 
-def test_real_images_that_come_after_the_public_ones_are_found_by_preparing_these_again(desk, images, others):
+def test_real_images_that_come_after_the_public_ones_are_found_by_preparing_these_again(
+    desk, images, others
+):
     others[[4, 17]] = images[[3, 200]]
     write_own(np.delete(images, [3, 200], axis=0), others)
     desk("prepare sensitive", **OWN)
@@ -422,27 +501,35 @@ def take_folder(owner, tmp_path, settled):
 
     def take(**changes):
         owner.take(dataset_id="set", source="imagefolder", path=str(root), **changes)
-        home = (owner.state / "data" / "set").stat().st_ino  # the new one is made beside the one before
+        # The new one is made beside the one before
+        home = (owner.state / "data" / "set").stat().st_ino
         homes.extend([home] * (home != homes[-1]))
         return len(homes) - 1
 
     return take
 
 
-def test_the_same_files_are_prepared_once_unless_they_changed_just_now(take_folder, owner, tmp_path):
+def test_the_same_files_are_prepared_once_unless_they_changed_just_now(
+    take_folder, owner, tmp_path
+):
     assert take_folder() == 1
     before = rows(owner.part("sensitive"))
     owner.card.unlink()
     assert take_folder() == 1 and rows(owner.part("sensitive")) == before
-    os.utime(tmp_path / "in/cat/0.png", times=2 * (time.time() + 3600,))  # later than now is just now
+    # Later than now is just now
+    os.utime(tmp_path / "in/cat/0.png", times=2 * (time.time() + 3600,))
     assert [take_folder(), take_folder()] == [2, 3]
 
 
 def repaint(file):
-    """Other pixels, as many bytes, under the same times: what a careless comparison takes for unchanged."""
+    """Other pixels, as many bytes, under the same times: what a careless comparison takes for
+    unchanged.
+    """
     times = file.stat().st_atime_ns, file.stat().st_mtime_ns
     content = bytearray(file.read_bytes())
-    content[:] = Path(file.with_name("1.png")).read_bytes().ljust(len(content), b"\0")[: len(content)]
+    content[:] = (
+        Path(file.with_name("1.png")).read_bytes().ljust(len(content), b"\0")[: len(content)]
+    )
     file.write_bytes(content)
     os.utime(file, ns=times)
 
@@ -465,7 +552,11 @@ def test_changed_files_are_always_prepared_again(take_folder, tmp_path, change):
 
 
 def test_other_settings_or_a_damaged_store_prepare_again(take_folder, owner):
-    assert [take_folder(), take_folder(size=4), take_folder(size=4, holdout_fraction=0.5)] == [1, 2, 3]
+    assert [take_folder(), take_folder(size=4), take_folder(size=4, holdout_fraction=0.5)] == [
+        1,
+        2,
+        3,
+    ]
     images = owner.state / "data" / "set" / "holdout" / "images.npy"
     images.write_bytes(images.read_bytes()[:-10])
     assert take_folder(size=4, holdout_fraction=0.5) == 4
@@ -483,8 +574,11 @@ def test_images_that_are_counted_under_one_id_are_not_counted_under_another(owne
     """A second name was a second odometer, from nought, for the same people."""
     owner.prepare(images)
     card = owner.card.read_text()
-    some = np.concatenate([images[:1], np.random.default_rng(5).integers(0, 256, (80, 5, 6), dtype=np.uint8)])
-    for changed, more in ((images, {}), (some, {}), (images, {"size": 4})):  # all, one of them, the same file resized
+    some = np.concatenate(
+        [images[:1], np.random.default_rng(5).integers(0, 256, (80, 5, 6), dtype=np.uint8)]
+    )
+    # All, one of them, the same file resized
+    for changed, more in ((images, {}), (some, {}), (images, {"size": 4})):
         with pytest.raises(ConfigError, match=r"already counted as 'set'.*data\.different_people"):
             owner.prepare(changed, dataset_id="again", **more)
         assert owner.card.read_text() == card and not (owner.state / "data" / "again").exists()
@@ -502,10 +596,16 @@ def test_resized_copies_under_another_id_are_found(owner, tmp_path, digits):
     for changes in ({"size": 12}, {"size": 16, "channels": 3}):
         with pytest.raises(ConfigError, match=r"already counted as 'set'"):
             owner.prepare(large[100:300], dataset_id="again", **changes)
-    with pytest.raises(ConfigError, match=r"already counted as 'set'"):  # stored alike, and no byte is the same
-        owner.prepare(np.kron(large[100:300], np.ones((1, 2, 2), dtype=np.uint8)), dataset_id="again", size=20)
+    # Stored alike, and no byte is the same
+    with pytest.raises(ConfigError, match=r"already counted as 'set'"):
+        owner.prepare(
+            np.kron(large[100:300], np.ones((1, 2, 2), dtype=np.uint8)), dataset_id="again", size=20
+        )
     assert owner.prepare(large[400:700], dataset_id="others", size=12).dataset_id == "others"
-    assert owner.prepare(large[:400], dataset_id="again", size=12, different_people=True).dataset_id == "again"
+    assert (
+        owner.prepare(large[:400], dataset_id="again", size=12, different_people=True).dataset_id
+        == "again"
+    )
 
 
 def test_equal_images_are_found_whatever_stands_around_them(owner):
@@ -526,16 +626,26 @@ def test_looks_are_compared_in_blocks_and_the_sample_is_always_the_same(owner, m
     whole = np.concatenate([*duplicates.looks(home)])
     monkeypatch.setattr(duplicates, "LOOKS_AT_ONCE", 7)
     blocks = [*duplicates.looks(home)]
-    assert max(map(len, blocks)) == 7 and np.array_equal(np.concatenate(blocks), whole) and len(whole) == 90
+    assert (
+        max(map(len, blocks)) == 7
+        and np.array_equal(np.concatenate(blocks), whole)
+        and len(whole) == 90
+    )
     few, again = (np.concatenate([*duplicates.looks(home, 20)]) for _ in range(2))
-    assert np.array_equal(few, again) and 20 < len(few) <= 40 and (few @ whole.T).max(axis=1).min() > 0.999
+    assert (
+        np.array_equal(few, again)
+        and 20 < len(few) <= 40
+        and (few @ whole.T).max(axis=1).min() > 0.999
+    )
     assert duplicates.resized_copies(home, home)
 
 
 def test_equal_images_that_are_all_held_out_are_called_that(tmp_path):
     image = np.zeros((4, 4, 1), np.uint8)
     source = Source(("a", "b"), [(image, i % 2) for i in range(100)], None, 100)
-    with pytest.raises(DataError, match="no sensitive image, because identical images .* stay together"):
+    with pytest.raises(
+        DataError, match="no sensitive image, because identical images .* stay together"
+    ):
         split(source, bytes(32), 1.0, tmp_path)
 
 
@@ -546,7 +656,11 @@ def cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:7])
 
 
-LOSSES = {"missing": Path.unlink, "empty": lambda path: path.write_bytes(b""), "cut short": cut_short}
+LOSSES = {
+    "missing": Path.unlink,
+    "empty": lambda path: path.write_bytes(b""),
+    "cut short": cut_short,
+}
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -558,14 +672,18 @@ def test_a_key_that_split_images_is_never_drawn_again(tmp_path, images, loss):
     LOSSES[loss](key)
     left = key.read_bytes() if key.exists() else None
     for _ in range(2):
-        with pytest.raises(DataError, match="keys/set is missing or damaged .* restore it from a backup"):
+        with pytest.raises(
+            DataError, match="keys/set is missing or damaged .* restore it from a backup"
+        ):
             owner.prepare(images)
     assert (key.read_bytes() if key.exists() else None) == left
     key.write_bytes(bytes(32))  # the owner's own word
     owner.prepare(images)
 
 
-@pytest.mark.parametrize("entry", [{"kind": "open", "record": {"id": "x"}}, {"kind": "adopt", "records": []}])
+@pytest.mark.parametrize(
+    "entry", [{"kind": "open", "record": {"id": "x"}}, {"kind": "adopt", "records": []}]
+)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_key_of_charged_images_is_not_drawn_again(tmp_path, images, loss, entry):
     owner = Owner(tmp_path)
@@ -609,7 +727,9 @@ def test_a_fingerprint_that_was_cut_short_is_computed_again(tmp_path, images):
 
 
 def test_images_replaced_before_a_kill_are_gone_after_the_next_run(tmp_path, images, settled):
-    """The new set is in place, and the same files are found unchanged: nothing else is left to do."""
+    """The new set is in place, and the same files are found unchanged: nothing else is left to
+    do.
+    """
     owner = Owner(tmp_path)
     owner.prepare(images)
     old = owner.state / "data/.set.old"

@@ -14,7 +14,9 @@ SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_class_is_drawn_equally_often_and_no_image_twice(source, shape):
     drawn = drawn_set(source, shape, 3)
-    assert drawn.shape == shape and drawn.images.dtype == np.uint8 and drawn.labels.dtype == np.int64
+    assert (
+        drawn.shape == shape and drawn.images.dtype == np.uint8 and drawn.labels.dtype == np.int64
+    )
     assert drawn.labels.tolist() == list(range(len(drawn.classes))) * 3
     assert len({image.tobytes() for image in drawn.images}) == len(drawn)
     assert all(image.min() < image.max() for image in drawn.images)
@@ -22,7 +24,10 @@ def test_every_class_is_drawn_equally_often_and_no_image_twice(source, shape):
 
 @pytest.mark.parametrize("source", DRAWN)
 def test_an_image_depends_on_seed_class_and_number_alone(source):
-    small, large = drawn_set(source, (3, 9, 13), 1, seed=4), drawn_set(source, (3, 9, 13), 2, seed=4)
+    small, large = (
+        drawn_set(source, (3, 9, 13), 1, seed=4),
+        drawn_set(source, (3, 9, 13), 2, seed=4),
+    )
     assert np.array_equal(large.images[: len(small)], small.images)
     classes, draw = DRAWN[source]((3, 9, 13))
     last = len(classes) - 1
@@ -36,7 +41,9 @@ def test_an_image_depends_on_seed_class_and_number_alone(source):
 def test_every_font_shows_every_character():
     for file in font_files():
         places = FT2Font(str(file)).get_charmap()
-        assert len({places[ord(character)] for character in CHARACTERS}) == len(CHARACTERS), file.name
+        assert len({places[ord(character)] for character in CHARACTERS}) == len(CHARACTERS), (
+            file.name
+        )
 
 
 def test_grey_glyphs_are_white_on_black_antialiased_and_in_the_middle():
@@ -59,18 +66,25 @@ def test_colour_glyphs_have_two_colours_that_differ():
 def digits_of_fonts(size, per_class):
     """Glyphs of the ten digits alone: (10 · per_class, size²) in [0, 1], and their labels."""
     _, draw = DRAWN["glyphs"]((1, size, size))
-    images = [draw(np.random.default_rng((0, label, i)), label) for i in range(per_class) for label in range(10)]
+    images = [
+        draw(np.random.default_rng((0, label, i)), label)
+        for i in range(per_class)
+        for label in range(10)
+    ]
     return np.stack(images).reshape(len(images), -1) / 255, np.tile(np.arange(10), per_class)
 
 
 def test_characters_can_be_told_apart():
-    """More than half the digits are of their nearest neighbour's class (0.64 to 0.7 measured); chance is a tenth."""
+    """More than half the digits are of their nearest neighbour's class (0.64 to 0.7 measured);
+    chance is a tenth.
+    """
     x, y = digits_of_fonts(28, 60)
     assert KNeighborsClassifier(1).fit(x[:300], y[:300]).score(x[300:], y[300:]) > 0.5
 
 
 def test_small_digits_resemble_handwritten_ones(digits):
-    """Glyphs alone teach a nearest-neighbour classifier to read more than 0.45 of scikit-learn's digits.
+    """Glyphs alone teach a nearest-neighbour classifier to read more than 0.45 of scikit-learn's
+    digits.
 
     0.6 was measured; chance is a tenth.
     """
@@ -84,10 +98,14 @@ def test_small_digits_resemble_handwritten_ones(digits):
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_texture_stays_in_range_and_varies(name, channels):
-    images = np.stack([FAMILIES[name](np.random.default_rng(i), 24, 31, channels) for i in range(20)])
+    images = np.stack(
+        [FAMILIES[name](np.random.default_rng(i), 24, 31, channels) for i in range(20)]
+    )
     assert images.shape == (20, 24, 31, channels) and np.isfinite(images).all()
     pixels = images.reshape(20, -1)
-    assert pixels.min(1).mean() > -0.6 and pixels.max(1).mean() < 1.6 and pixels.mean(1).std() > 0.01
+    assert (
+        pixels.min(1).mean() > -0.6 and pixels.max(1).mean() < 1.6 and pixels.mean(1).std() > 0.01
+    )
 
 
 def test_families_can_be_told_apart_by_their_roughness():

@@ -29,11 +29,15 @@ def settings(root, **more):
 
 
 def write_clinic(root, people=6):
-    """Class folders, in them a folder per patient, and in it one per series: two of the first patient."""
+    """Class folders, in them a folder per patient, and in it one per series: two of the first
+    patient.
+    """
     for person in range(people):
         for number in range(2 if person == 0 else 1):
             place = root / ("zero", "one")[person % 2] / f"case{person}" / f"series{number}"
-            write_series(place, phantom(person + 10 * number), f"P{person}", f"1.2.{person}.{number}")
+            write_series(
+                place, phantom(person + 10 * number), f"P{person}", f"1.2.{person}.{number}"
+            )
     return root
 
 
@@ -67,14 +71,20 @@ def test_a_series_and_the_same_pictures_give_the_same_set(tmp_path):
     phantoms = [(person, person) for person in (1, 3, 5, 7, 9, 0)] + [(0, 10)]
     phantoms += [(person, person) for person in (2, 4, 6, 8)]
     table = {
-        f"scan{chr(65 + place)}": (("zero", "one")[person % 2], f"P{person}", phantom(number)[1:5:2])
+        f"scan{chr(65 + place)}": (
+            ("zero", "one")[person % 2],
+            f"P{person}",
+            phantom(number)[1:5:2],
+        )
         for place, (person, number) in enumerate(phantoms)
     }
     pictures = write_pictures(tmp_path / "pictures", table)
     chosen = Volume.model_validate({"from": 1, "to": 4, "step": 2})
     _, stored = take(settings(root, volume=chosen), tmp_path / "of series")
     plain = {"range": None, "volume": None, "label_column": "label", "classes": ("one", "zero")}
-    _, same = take(settings(pictures, groups=Groups(column="patient"), **plain), tmp_path / "of pictures")
+    _, same = take(
+        settings(pictures, groups=Groups(column="patient"), **plain), tmp_path / "of pictures"
+    )
     assert stored == same and len(stored) == 6
 
 
@@ -82,10 +92,14 @@ def test_frames_are_slices_with_their_own_rescale(tmp_path):
     root = tmp_path / "in"
     frames = phantom(0).astype(np.uint16) * 16
     for person in range(4):
-        file = write_dicom(root / ("a", "b")[person % 2] / f"{person}.dcm", frames, f"P{person}", f"1.{person}")
+        file = write_dicom(
+            root / ("a", "b")[person % 2] / f"{person}.dcm", frames, f"P{person}", f"1.{person}"
+        )
         if person == 1:
             data = dcmread(file)
-            data.PerFrameFunctionalGroupsSequence = Sequence([rescaled(number) for number in range(6)])
+            data.PerFrameFunctionalGroupsSequence = Sequence(
+                [rescaled(number) for number in range(6)]
+            )
             data.save_as(file)
         if person == 2:
             data = dcmread(file)
@@ -120,7 +134,9 @@ def test_damaged_frames_are_refused(name, tmp_path):
     root = tmp_path / "in"
     for person in range(2):
         frames = phantom(0).astype(np.uint16)
-        file = write_dicom(root / "ab"[person] / "x.dcm", frames, f"P{person}", f"1.{person}", **changes)
+        file = write_dicom(
+            root / "ab"[person] / "x.dcm", frames, f"P{person}", f"1.{person}", **changes
+        )
         file.write_bytes(file.read_bytes()[:cut])
     with pytest.raises(DataError, match=why):
         read_all(settings(root), tmp_path)
@@ -149,7 +165,12 @@ def test_single_images_are_read_as_before(tmp_path):
 
 def test_folders_of_one_patient_each_do_not_become_classes(tmp_path):
     for person in range(12):
-        write_series(tmp_path / "in" / f"case-{'abcdefghijkl'[person]}", phantom(person), f"P{person}", f"1.{person}")
+        write_series(
+            tmp_path / "in" / f"case-{'abcdefghijkl'[person]}",
+            phantom(person),
+            f"P{person}",
+            f"1.{person}",
+        )
     with pytest.raises(Unclear, match="DICOM files of one patient only, so it may be a person's"):
         survey(tmp_path / "in", span=SPAN)
 
@@ -166,7 +187,9 @@ def test_a_table_may_name_folders_of_series(tmp_path):
     assert seen.groups == Groups(dicom=True)
     source = read_source(settings(root, label_column="label", classes=("one", "zero")), tmp_path)
     assert len({*zip(source.groups, source.labels, strict=True)}) == 12
-    (root / "metadata.csv").write_text("\n".join([*rows, f"p3/ct/{next(root.glob('p3/ct/*')).name},one"]))
+    (root / "metadata.csv").write_text(
+        "\n".join([*rows, f"p3/ct/{next(root.glob('p3/ct/*')).name},one"])
+    )
     with pytest.raises(DataError, match="names a file a second time"):
         survey(root, span=SPAN, label="label")
 

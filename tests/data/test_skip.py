@@ -1,4 +1,6 @@
-"""Broken pictures, up to a share that the owner names: left out one by one, listed, and never said in a log."""
+"""Broken pictures, up to a share that the owner names: left out one by one, listed, and never said
+in a log.
+"""
 
 import itertools
 import stat
@@ -24,7 +26,9 @@ BROKEN = ("cat/00_P0.png", "cat/05_P1.png", "dog/19_P3.png")  # the first, one a
 
 
 def folder(root: Path, broken=BROKEN, spare=True) -> Path:
-    """40 pictures of four persons in two classes, whose values are their numbers; those of `broken` are no pictures."""
+    """40 pictures of four persons in two classes, whose values are their numbers; those of `broken`
+    are no pictures.
+    """
     for kind, i in itertools.product(("cat", "dog"), range(20)):
         file = root / kind / f"{i:02}_P{i % 4}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -47,14 +51,19 @@ def test_up_to_the_share_is_left_out_and_one_more_is_refused_with_all_names(tmp_
     root = folder(tmp_path / "in")
     source = read_source(data(root, skip="7.5%"), tmp_path)  # three of forty
     assert values(source) == [v for v in (*range(20), *range(100, 120)) if v not in (0, 5, 119)]
-    assert [str(root / name) in text for name, text in zip(BROKEN, source.left_out.values(), strict=True)] == [True] * 3
+    assert [
+        str(root / name) in text
+        for name, text in zip(BROKEN, source.left_out.values(), strict=True)
+    ] == [True] * 3
     for share in ("7%", 0.0, "0%"):
         with pytest.raises(DataError, match="3 files cannot be used") as error:
             values(read_source(data(root, skip=share), tmp_path))
         assert all(name in str(error.value) for name in BROKEN)
 
 
-@pytest.mark.parametrize("share, value", [("1%", 0.01), ("29%", 0.29), ("0.5 %", 0.005), (0.25, 0.25), ("0.25", 0.25)])
+@pytest.mark.parametrize(
+    "share, value", [("1%", 0.01), ("29%", 0.29), ("0.5 %", 0.005), (0.25, 0.25), ("0.25", 0.25)]
+)
 def test_a_share_may_be_written_with_a_percent_sign(share, value):
     assert data(Path("in"), skip=share).skip == value
 
@@ -63,7 +72,9 @@ def test_a_share_may_be_written_with_a_percent_sign(share, value):
 def test_another_share_is_refused(share):
     with pytest.raises(ValueError, match="skip"):
         data(Path("in"), skip=share)
-    with pytest.raises(ValueError, match=r"data\.skip applies only to data\.source imagefolder, webdataset"):
+    with pytest.raises(
+        ValueError, match=r"data\.skip applies only to data\.source imagefolder, webdataset"
+    ):
         Data(source="digits", skip="1%")
 
 
@@ -71,10 +82,13 @@ def test_leaving_out_is_of_one_picture_only(tmp_path):
     """With and without a whole image, the same others are left out, and all others are the same."""
     ways = {"skip": "10%", "size": 6, "channels": 1}
     first, second = (
-        read_source(data(folder(tmp_path / str(spare), spare=spare), **ways), tmp_path) for spare in (True, False)
+        read_source(data(folder(tmp_path / str(spare), spare=spare), **ways), tmp_path)
+        for spare in (True, False)
     )
     assert values(first) == sorted([*values(second), 1])
-    assert [*map(Path, first.left_out.values())] and len(first.left_out) == len(second.left_out) == 3
+    assert [*map(Path, first.left_out.values())] and len(first.left_out) == len(
+        second.left_out
+    ) == 3
 
 
 def test_another_size_is_never_left_out_since_that_hangs_on_the_first_picture(tmp_path):
@@ -108,7 +122,10 @@ def test_persons_keep_their_pictures_where_others_are_left_out(tmp_path, parts):
         pairs = {*zip(of_image.tolist(), image_set.groups.tolist(), strict=True)}
         assert len(pairs) == len({*of_image.tolist()}) == len({*image_set.groups.tolist()})
     listed = tmp_path / "state/data/pets/left_out.txt"
-    assert stat.S_IMODE(listed.stat().st_mode) == 0o600 and len(listed.read_text().splitlines()) == 5 + parts
+    assert (
+        stat.S_IMODE(listed.stat().st_mode) == 0o600
+        and len(listed.read_text().splitlines()) == 5 + parts
+    )
     assert all(name in listed.read_text() for name in (*BROKEN, "notes.txt", "list.csv"))
     with pytest.raises(DataError):
         read_source(data(tmp_path / "in", **ways), tmp_path)
@@ -128,13 +145,20 @@ def test_what_was_converted_and_left_out_is_said_once_with_counts_on_a_terminal_
     root = folder(tmp_path / "in")
     for i in range(3):
         Image.new("RGB", (6, 6), (9, i, 0)).save(root / "cat" / f"1{i}_P0.png")
-    Image.new("RGB", (6, 6), (9, 9, 9)).save(root / "cat/13_P0.png")  # without colours, but saved with them
+    # Without colours, but saved with them
+    Image.new("RGB", (6, 6), (9, 9, 9)).save(root / "cat/13_P0.png")
     Image.new("L", (9, 6), 7).save(root / "dog/10_P2.png")
     for terminal, fit in itertools.product((False, True), ("crop", "pad")):
         asked = data(root, skip="10%", size=6, channels=1, fit=fit)
         with redirect_stderr(Terminal() if terminal else StringIO()) as screen:
-            prepare_sensitive(asked, tmp_path / f"{terminal}{fit}", tmp_path / "card.json", tmp_path)
-        said = [line for line in screen.getvalue().splitlines() if " made grey" in line or "left out" in line]
+            prepare_sensitive(
+                asked, tmp_path / f"{terminal}{fit}", tmp_path / "card.json", tmp_path
+            )
+        said = [
+            line
+            for line in screen.getvalue().splitlines()
+            if " made grey" in line or "left out" in line
+        ]
         way = "1 cropped to the middle" if fit == "crop" else "1 padded with black"
         listed = tmp_path / f"{terminal}{fit}" / "data/pets/left_out.txt"
         expected = f"3 colour pictures made grey, {way}, 3 left out, as {listed} lists"

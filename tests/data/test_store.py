@@ -22,8 +22,12 @@ def test_a_public_set_is_what_its_card_says_and_refused_for_another_shape(tmp_pa
     prepare_public(Public(source="photos", per_class=3), (3, 8, 9), public, tmp_path, seed=0)
     card = read_public_card(public / "card.json")
     images = load_public(public, (3, 8, 9))
-    assert card == PublicCard(enabled=True, source="photos", shape=(3, 8, 9), classes=("china", "flower"), images=6)
-    assert images.shape == card.shape and len(images) == card.images and images.classes == card.classes
+    assert card == PublicCard(
+        enabled=True, source="photos", shape=(3, 8, 9), classes=("china", "flower"), images=6
+    )
+    assert (
+        images.shape == card.shape and len(images) == card.images and images.classes == card.classes
+    )
     assert isinstance(images.images, np.memmap) and not images.images.flags.writeable
     with pytest.raises(DataError, match="stage prepare public"):
         load_public(public, (1, 8, 8))
@@ -31,10 +35,13 @@ def test_a_public_set_is_what_its_card_says_and_refused_for_another_shape(tmp_pa
 
 @pytest.mark.parametrize("read", [read_card, read_public_card])
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", '{"dataset_id": "x"}', '{"enabled": true}', '{"shape": 3, "classes": []}']
+    "text",
+    ["", "{}", "[]", '{"dataset_id": "x"}', '{"enabled": true}', '{"shape": 3, "classes": []}'],
 )
 def test_what_is_no_card_is_named(tmp_path, read, text):
-    with pytest.raises(DataError, match=r"card\.json is missing: run `stage prepare (sensitive|public)` first"):
+    with pytest.raises(
+        DataError, match=r"card\.json is missing: run `stage prepare (sensitive|public)` first"
+    ):
         read(tmp_path / "card.json")
     (tmp_path / "card.json").write_text(text)
     with pytest.raises(DataError, match=r"card\.json is not"):

@@ -1,4 +1,6 @@
-"""NIfTI volumes: which slices become images, how they are shown, whose they are, and what is refused."""
+"""NIfTI volumes: which slices become images, how they are shown, whose they are, and what is
+refused.
+"""
 
 import gzip
 import struct
@@ -37,7 +39,10 @@ def settings(root, **more):
 
 def write_classes(root, suffix=".nii.gz", people=4):
     for person in range(people):
-        write_nifti(root / ("zero", "one")[person % 2] / f"scan{'abcdefgh'[person]}{suffix}", phantom(person))
+        write_nifti(
+            root / ("zero", "one")[person % 2] / f"scan{'abcdefgh'[person]}{suffix}",
+            phantom(person),
+        )
     return root
 
 
@@ -86,7 +91,12 @@ def test_a_volume_is_shown_by_its_own_percentiles(tmp_path):
     assert np.array_equal(read_all(settings(root, range=None), tmp_path)[1][:6], images[:6])
     values[0, 0, 0] = 1e9
     write_nifti(root / "a/x.nii.gz", values, kind=np.float32)
-    assert np.abs(np.stack(read_all(settings(root, range=None), tmp_path)[1][1:6])[..., 0] - expected[1:]).max() <= 1
+    assert (
+        np.abs(
+            np.stack(read_all(settings(root, range=None), tmp_path)[1][1:6])[..., 0] - expected[1:]
+        ).max()
+        <= 1
+    )
 
 
 def test_values_that_are_not_finite_are_black(tmp_path):
@@ -100,12 +110,22 @@ def test_values_that_are_not_finite_are_black(tmp_path):
 def test_slices_of_a_volume_belong_to_one_person(tmp_path):
     root = write_classes(tmp_path / "in")
     files = ["one/scanb.nii.gz", "one/scand.nii.gz", "zero/scana.nii.gz", "zero/scanc.nii.gz"]
-    assert read_source(settings(root), tmp_path).groups == [file for file in files for _ in range(6)]
+    assert read_source(settings(root), tmp_path).groups == [
+        file for file in files for _ in range(6)
+    ]
     pattern = settings(root, groups=Groups(pattern="scan([a-z])"))
     assert read_source(pattern, tmp_path).groups == [name for name in "bdac" for _ in range(6)]
-    rows = ["file_name,label,who", "scana,zero,P", "scanb,one,Q", "scanc.nii.gz,zero,P", "one/scand.nii.gz,one,R"]
+    rows = [
+        "file_name,label,who",
+        "scana,zero,P",
+        "scanb,one,Q",
+        "scanc.nii.gz,zero,P",
+        "one/scand.nii.gz,one,R",
+    ]
     (root / "metadata.csv").write_text("\n".join(rows))
-    table = settings(root, label_column="label", classes=("zero", "one"), groups=Groups(column="who"))
+    table = settings(
+        root, label_column="label", classes=("zero", "one"), groups=Groups(column="who")
+    )
     assert read_source(table, tmp_path).groups == [name for name in "PQPR" for _ in range(6)]
 
 
@@ -130,7 +150,10 @@ def test_volumes_of_one_person_are_asked_about(tmp_path):
     root = tmp_path / "in"
     for person in range(12):
         for visit in (1, 2):
-            write_nifti(root / ("zero", "one")[person % 2] / f"P{person:03}_v{visit}.nii.gz", phantom(person))
+            write_nifti(
+                root / ("zero", "one")[person % 2] / f"P{person:03}_v{visit}.nii.gz",
+                phantom(person),
+            )
     assert survey(root, classes=ALL).repeats.persons == 12
     masks = survey(write_masks(tmp_path / "masks"), classes=ALL)
     assert masks.companions.count == 4
@@ -180,7 +203,10 @@ REFUSED = {
     "of a pair": (header(magic=b"ni1\0", offset=0) + bytes(999), "of a pair .hdr and .img"),
     "with values far away": (header(offset=3e9) + bytes(999), "bytes before its values"),
     "of an unknown kind": (header(datatype=999) + bytes(999), "cannot be read as NIfTI"),
-    "damaged gzip": (gzip.compress(header((40, 40, 40)) + np.random.default_rng(0).bytes(64004))[:-900], "as NIfTI"),
+    "damaged gzip": (
+        gzip.compress(header((40, 40, 40)) + np.random.default_rng(0).bytes(64004))[:-900],
+        "as NIfTI",
+    ),
 }
 
 
@@ -199,7 +225,9 @@ def little_memory(tmp_path):
 def test_a_volume_is_refused_in_little_memory(name, tmp_path, little_memory):
     content, why = REFUSED[name]
     root = write_classes(tmp_path / "in")
-    (root / "one/x.nii.gz").write_bytes(bytes(content) if name == "damaged gzip" else gzip.compress(bytes(content)))
+    (root / "one/x.nii.gz").write_bytes(
+        bytes(content) if name == "damaged gzip" else gzip.compress(bytes(content))
+    )
     (root / "one/y.nii").write_bytes(bytes(content))
     with pytest.raises(DataError, match=why) as error:
         read_all(settings(root, range=None), tmp_path)
@@ -216,7 +244,9 @@ def test_a_gzip_file_without_end_is_read_as_far_as_its_header_states(tmp_path, l
         for _ in range(256):
             file.write(bytes(2**20))
     with gzip.open(root / "one/extended.nii.gz", "wb") as file:
-        file.write(bytes(header((12, 16, 6))) + b"\1\0\0\0" + struct.pack("<2i", 2**31 - 16, 4) + values)
+        file.write(
+            bytes(header((12, 16, 6))) + b"\1\0\0\0" + struct.pack("<2i", 2**31 - 16, 4) + values
+        )
     _, images, _ = read_all(settings(root), tmp_path)
     without_matrix = phantom(1)[:, ::-1, ::-1]  # the first axis leads to the left then
     assert np.array_equal(np.stack(images[6:12])[..., 0], without_matrix) and len(images) == 36
@@ -226,7 +256,9 @@ def test_a_damaged_volume_counts_as_broken_and_may_be_skipped(tmp_path):
     root = write_classes(tmp_path / "in", people=8)
     file = root / "one/scanb.nii.gz"
     file.write_bytes(file.read_bytes()[:-40])
-    with pytest.raises(DataError, match=r"scanb\.nii\.gz cannot be read as NIfTI.*repair or remove"):
+    with pytest.raises(
+        DataError, match=r"scanb\.nii\.gz cannot be read as NIfTI.*repair or remove"
+    ):
         read_all(settings(root), tmp_path)
     source, images, _ = read_all(settings(root, skip="20%"), tmp_path)
     assert len(images) == 42 and {*source.left_out} == {*range(6)}
@@ -248,11 +280,17 @@ def take(data, home, key=bytes(range(32))):
     (home / "keys/scans").write_bytes(key)
     prepare_sensitive(data, home, home / "card.json", home / "raw")
     card = read_card(home / "card.json")
-    return card, {file.relative_to(home).as_posix(): file.read_bytes() for file in sorted(home.rglob("*.npy"))}
+    return card, {
+        file.relative_to(home).as_posix(): file.read_bytes() for file in sorted(home.rglob("*.npy"))
+    }
 
 
 def bids(root, **more):
-    column = {"label_column": "group", "classes": ("one", "zero"), "groups": Groups(column="participant_id")}
+    column = {
+        "label_column": "group",
+        "classes": ("one", "zero"),
+        "groups": Groups(column="participant_id"),
+    }
     return settings(root, **{**column, **more})
 
 
@@ -266,7 +304,9 @@ def test_bids_and_the_same_pictures_give_the_same_set(span, tmp_path):
         levels = np.rint(255 * (4.0 * pictures / span[1]).clip(0, 1)).astype(np.uint8)
         table[file.name.split(".")[0]] = (("zero", "one")[number % 2], person, levels)
     pictures = write_pictures(tmp_path / "pictures", table)
-    plain = bids(pictures, volume=None, range=None, label_column="label", groups=Groups(column="patient"))
+    plain = bids(
+        pictures, volume=None, range=None, label_column="label", groups=Groups(column="patient")
+    )
     card, stored = take(bids(root, range=span), tmp_path / "of volumes")
     other, same = take(plain, tmp_path / "of pictures")
     assert stored == same and len(stored) == 6
@@ -280,7 +320,9 @@ def test_bids_and_the_same_pictures_give_the_same_set(span, tmp_path):
 def test_all_sessions_of_a_subject_are_one_person(tmp_path):
     root = write_bids(tmp_path / "in", people=6)
     groups = read_source(bids(root), tmp_path).groups
-    assert {name: groups.count(name) for name in groups} == {f"sub-{i:02}": 6 * (1 + (i % 3 == 0)) for i in range(6)}
+    assert {name: groups.count(name) for name in groups} == {
+        f"sub-{i:02}": 6 * (1 + (i % 3 == 0)) for i in range(6)
+    }
 
 
 @pytest.mark.parametrize("head", ["group", "diagnosis", "DX", "dx_group", "Disease Status"])
@@ -297,11 +339,15 @@ def test_the_only_column_named_like_a_label_is_taken(head, tmp_path):
 
 def test_another_column_is_asked_about(tmp_path):
     root = write_bids(tmp_path / "in", head="handed")  # beside sex
-    with pytest.raises(Unclear, match="age, sex, handed: choose the one with the labels by label_column"):
+    with pytest.raises(
+        Unclear, match="age, sex, handed: choose the one with the labels by label_column"
+    ):
         survey(root)
     assert survey(root, label="handed").classes == ("one", "zero")
     table = root / "participants.tsv"
-    table.write_text("\n".join("\t".join(line.split("\t")[:3]) for line in table.read_text().splitlines()))
+    table.write_text(
+        "\n".join("\t".join(line.split("\t")[:3]) for line in table.read_text().splitlines())
+    )
     assert survey(root).data["label_column"] == "sex"
 
 
@@ -344,15 +390,22 @@ def test_no_setting_makes_another_unit_or_class_of_subjects(tmp_path):
         {"volume": None},
     ]
     for change in wrong:
-        with pytest.raises(ConfigError, match=r"whose subjects are persons: set data\.label_column"):
+        with pytest.raises(
+            ConfigError, match=r"whose subjects are persons: set data\.label_column"
+        ):
             read_source(bids(root).model_copy(update=change), tmp_path)
     with pytest.raises(ConfigError, match="whose subjects are the persons"):
         survey(root, groups=Groups(pattern="(ses-.)"))
     (root / "participants.tsv").unlink()
-    with pytest.raises(ConfigError, match=r"participants\.tsv with the columns participant_id and a label is missing"):
+    with pytest.raises(
+        ConfigError,
+        match=r"participants\.tsv with the columns participant_id and a label is missing",
+    ):
         survey(root)
 
 
 def test_the_hold_out_is_compared_by_a_column_of_participants(tmp_path):
     source = read_source(bids(write_bids(tmp_path / "in", people=6), compare_by="sex"), tmp_path)
-    assert source.compared == [s for p, s in enumerate("FFMMFF") for _ in range(6 * (1 + (p % 3 == 0)))]
+    assert source.compared == [
+        s for p, s in enumerate("FFMMFF") for _ in range(6 * (1 + (p % 3 == 0)))
+    ]

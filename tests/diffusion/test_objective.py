@@ -38,14 +38,20 @@ def test_the_network_sees_unit_variance_and_its_target_has_unit_variance():
             return torch.zeros_like(x)
 
         # λ·mean((D − y)²) of a network that answers 0 is the variance of its target
-        loss = per_image_loss(record, images, torch.zeros(64).long(), sigma, noise, sigma_data).mean()
+        loss = per_image_loss(
+            record, images, torch.zeros(64).long(), sigma, noise, sigma_data
+        ).mean()
         assert float(loss) == pytest.approx(1, rel=0.03)
         assert float(seen[0][0].std()) == pytest.approx(1, rel=0.03)
         assert float(seen[0][1][0]) == pytest.approx(math.log(level) / 4, abs=1e-6)
 
 
 def test_a_perfect_network_has_no_loss():
-    images, noise, sigma = torch.rand(4, 1, 3, 3), torch.randn(4, 1, 3, 3), torch.tensor([0.1, 1.0, 5.0, 0.4])
+    images, noise, sigma = (
+        torch.rand(4, 1, 3, 3),
+        torch.randn(4, 1, 3, 3),
+        torch.tensor([0.1, 1.0, 5.0, 0.4]),
+    )
     clean = to_model_range(images)
     s = sigma[:, None, None, None]
 
@@ -58,8 +64,11 @@ def test_a_perfect_network_has_no_loss():
 
 def test_log_normal_levels_have_their_law():
     n = 20_000
-    logs = draw_noise_levels(LogNormal(mean=-0.5, std=0.7), n, torch.Generator().manual_seed(0)).log()
-    # fixed seed; five standard errors, so a false alarm under another seed has probability below 2e-6
+    logs = draw_noise_levels(
+        LogNormal(mean=-0.5, std=0.7), n, torch.Generator().manual_seed(0)
+    ).log()
+    # fixed seed; five standard errors, so a false alarm under another seed has probability below
+    # 2e-6
     assert float(logs.mean()) == pytest.approx(-0.5, abs=5 * 0.7 / math.sqrt(n))
     assert float(logs.std()) == pytest.approx(0.7, abs=5 * 0.7 / math.sqrt(2 * n))
     assert draw_noise_levels(LogNormal(), 0, torch.Generator()).shape == (0,)
@@ -74,7 +83,8 @@ def test_timestep_mixture_has_its_weights_and_bounds():
     assert t.min() >= 10
     for low, high, share in [(10, 200, 0.05), (200, 800, 0.9), (800, 1000, 0.05)]:
         inside = float(((t >= low) & (t < high)).double().mean())
-        assert inside == pytest.approx(share, abs=5 * math.sqrt(share * (1 - share) / n))  # false alarm below 1e-6
+        # False alarm below 1e-6
+        assert inside == pytest.approx(share, abs=5 * math.sqrt(share * (1 - share) / n))
     assert {200, 799} <= set(t.tolist())  # both ends of a part are drawn
     assert draw_noise_levels(law, 0, torch.Generator()).shape == (0,)
 

@@ -11,7 +11,9 @@ from sfumato.runtime.compute import LARGE_NETWORK
 
 
 class Gaussian(Denoiser):
-    """The exact network for images N(mean of the label, std²) in [-1, 1]; label `classes` is N(0, std²)."""
+    """The exact network for images N(mean of the label, std²) in [-1, 1]; label `classes` is N(0,
+    std²).
+    """
 
     resolution, channels, classes, sigma_data = 4, 1, 2, 0.5
 
@@ -48,18 +50,23 @@ def test_a_gaussian_is_recovered_per_label():
     for label, mean in [(0, -0.3), (1, 0.3)]:
         part = images[labels == label]
         # five standard errors and 1 % for the solver; false alarm below 1e-6 under another seed
-        assert float(part.mean()) == pytest.approx(mean, abs=5 * std / math.sqrt(part.numel()) + 0.003)
+        assert float(part.mean()) == pytest.approx(
+            mean, abs=5 * std / math.sqrt(part.numel()) + 0.003
+        )
         assert float(part.std()) == pytest.approx(std, rel=5 / math.sqrt(2 * part.numel()) + 0.01)
 
 
 def test_heun_is_of_second_order():
-    exact, *found = (draw(Gaussian(0.15), torch.zeros(50).long(), steps=steps) for steps in (512, 8, 16, 32))
+    exact, *found = (
+        draw(Gaussian(0.15), torch.zeros(50).long(), steps=steps) for steps in (512, 8, 16, 32)
+    )
     errors = [float((images - exact).norm()) for images in found]
     assert errors[0] / errors[1] > 3 and errors[1] / errors[2] > 3
 
 
 def test_guidance_moves_away_from_the_unconditional_mean():
-    # D + g(D − D_u) of two Gaussians of one width is the denoiser of a Gaussian with mean m + g(m − m_u)
+    # D + g(D − D_u) of two Gaussians of one width is the denoiser of a Gaussian with mean m + g(m −
+    # m_u)
     images = draw(Gaussian(0.1), torch.ones(1000).long(), steps=32, guidance=0.5)
     assert float(images.mean()) == pytest.approx(0.3 * 1.5, abs=0.005)
 
@@ -81,10 +88,15 @@ def test_output_is_float32_in_range_also_under_autocast_and_for_no_labels():
 
 
 @pytest.mark.parametrize(("known", "large"), [(False, True), (True, False), (True, True)])
-def test_a_large_network_draws_in_bfloat16_and_the_images_are_the_same_but_for_rounding(bfloat16, known, large):
+def test_a_large_network_draws_in_bfloat16_and_the_images_are_the_same_but_for_rounding(
+    bfloat16, known, large
+):
     torch.manual_seed(0)
     width = 64 if large else 8
-    model, labels = UNet(8, 1, 3, width=width, multipliers=(1,), attention=()), torch.tensor([0, 1, 2])
+    model, labels = (
+        UNet(8, 1, 3, width=width, multipliers=(1,), attention=()),
+        torch.tensor([0, 1, 2]),
+    )
     assert (sum(value.numel() for value in model.parameters()) >= LARGE_NETWORK) == large
     torch.nn.init.normal_(model.conv_out.weight, std=0.3 / width**0.5)
     bfloat16(known)
@@ -98,7 +110,8 @@ def test_a_large_network_draws_in_bfloat16_and_the_images_are_the_same_but_for_r
 
 
 def test_a_guide_draws_from_the_product_of_images_and_what_it_says():
-    # images N(0, s²), and a guide that says p(label | image) ~ exp(-(image - a)² / 2t²): their product is N(m, v)
+    # images N(0, s²), and a guide that says p(label | image) ~ exp(-(image - a)² / 2t²): their
+    # product is N(m, v)
     spread, target, width = Gaussian.sigma_data, 1.0, 2.0
 
     def guide(denoised, labels, variance):
@@ -107,5 +120,6 @@ def test_a_guide_draws_from_the_product_of_images_and_what_it_says():
     labels = torch.full((2000,), 2)
     drawn = draw(Gaussian(spread), labels, steps=40, guide=guide)
     variance = 1 / (spread**-2 + width**-2)
-    assert float(drawn.mean()) == pytest.approx(variance * target / width**2, abs=0.01)  # 0.059; a standard error .003
+    # 0.059; a standard error .003
+    assert float(drawn.mean()) == pytest.approx(variance * target / width**2, abs=0.01)
     assert abs(float(draw(Gaussian(spread), labels, steps=40).mean())) < 0.01

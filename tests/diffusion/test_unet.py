@@ -5,7 +5,15 @@ import torch
 from safetensors.torch import save_file
 from small_network import perturbed
 
-from sfumato.diffusion.unet import Attention, GroupNorm, UNet, double, drop_extra_classes, halve, load_model
+from sfumato.diffusion.unet import (
+    Attention,
+    GroupNorm,
+    UNet,
+    double,
+    drop_extra_classes,
+    halve,
+    load_model,
+)
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.fields import both_sides
 
@@ -22,15 +30,20 @@ TINY = {"width": 8, "multipliers": (1, 2), "attention": (1,), "blocks": 1}
         (32, 3, {"blocks": 2, "attention": ()}),
         (7, 2, {"multipliers": (1, 1, 1), "attention": (0, 1, 2)}),
         ((1, 2), 1, {"attention": ()}),  # one of the sides is not halved
-        ((12, 20), 3, {"multipliers": (1, 1, 2), "attention": (2,), "unshuffle": 2}),  # 6×10, 3×5, 2×3
+        # 6×10, 3×5, 2×3
+        ((12, 20), 3, {"multipliers": (1, 1, 2), "attention": (2,), "unshuffle": 2}),
     ],
 )
-def test_every_size_comes_out_as_it_went_in_and_images_do_not_see_each_other(resolution, channels, options):
+def test_every_size_comes_out_as_it_went_in_and_images_do_not_see_each_other(
+    resolution, channels, options
+):
     model = perturbed(UNet(resolution, channels, 4, **{**TINY, **options}))
     x, c_noise, labels = torch.randn(3, *model.shape), torch.randn(3), torch.tensor([0, 3, 4])
     together = model(x, c_noise, labels)
     assert together.shape == (3, channels, *both_sides(resolution)) and together.isfinite().all()
-    alone = torch.cat([model(x[i : i + 1], c_noise[i : i + 1], labels[i : i + 1]) for i in range(3)])
+    alone = torch.cat(
+        [model(x[i : i + 1], c_noise[i : i + 1], labels[i : i + 1]) for i in range(3)]
+    )
     assert torch.allclose(together, alone, atol=1e-5)
 
 
@@ -46,8 +59,13 @@ def test_noise_level_label_and_every_parameter_matter():
     assert torch.pdist(outputs).min() > 1e-3  # four labels and none: all different
     assert (model(x, c_noise + 0.3, torch.arange(5)).flatten(1) - outputs).norm(dim=1).min() > 1e-3
     outputs.square().sum().backward()
-    idle = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()]
-    assert all(name.endswith("attention.k.bias") for name in idle)  # softmax does not see a constant added to all keys
+    idle = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.grad is None or not parameter.grad.any()
+    ]
+    # Softmax does not see a constant added to all keys
+    assert all(name.endswith("attention.k.bias") for name in idle)
 
 
 def test_every_set_of_labels_is_shown_and_none_of_them_is_not_the_same_as_untold(tmp_path):
@@ -66,12 +84,18 @@ def test_attention_agrees_with_the_fused_one():
     torch.nn.init.normal_(layer.out.weight, std=0.1)
     x = torch.randn(2, 64, 5, 5)
     tokens = layer.norm(x).flatten(2).transpose(1, 2)
-    q, k, v = (p(tokens).unflatten(-1, (layer.heads, -1)).transpose(1, 2) for p in (layer.q, layer.k, layer.v))
+    q, k, v = (
+        p(tokens).unflatten(-1, (layer.heads, -1)).transpose(1, 2)
+        for p in (layer.q, layer.k, layer.v)
+    )
     fused = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
     expected = (x + layer.out(fused).transpose(1, 2).reshape(x.shape)) / 2**0.5
     assert torch.allclose(layer(x), expected, atol=1e-5)
     parameters = list(layer.parameters())
-    gradients = (torch.autograd.grad(out.square().sum(), parameters, retain_graph=True) for out in (layer(x), expected))
+    gradients = (
+        torch.autograd.grad(out.square().sum(), parameters, retain_graph=True)
+        for out in (layer(x), expected)
+    )
     for spelled_out, one in zip(*gradients, strict=True):
         assert torch.allclose(spelled_out, one, rtol=1e-5, atol=1e-5)
 
@@ -90,7 +114,9 @@ def test_a_norm_is_group_normalisation_with_its_own_or_a_given_scale():
     norm = GroupNorm(8)
     torch.nn.init.normal_(norm.weight)
     torch.nn.init.normal_(norm.bias)
-    assert torch.allclose(norm(x), torch.nn.functional.group_norm(x, norm.groups, norm.weight, norm.bias), atol=1e-5)
+    assert torch.allclose(
+        norm(x), torch.nn.functional.group_norm(x, norm.groups, norm.weight, norm.bias), atol=1e-5
+    )
     plain = torch.nn.functional.group_norm(x, norm.groups)
     expected = plain * scale[:, :, None, None] + shift[:, :, None, None]
     assert torch.allclose(GroupNorm(8, affine=False)(x, scale, shift), expected, atol=1e-5)
@@ -110,7 +136,9 @@ def test_sizes_that_do_not_fit_are_refused(options, named):
         UNet(10, 1, 4, **{**TINY, "attention": (0,), **options})
 
 
-def test_a_network_of_rectangles_is_the_same_after_the_disk_and_one_of_squares_keeps_one_number(tmp_path):
+def test_a_network_of_rectangles_is_the_same_after_the_disk_and_one_of_squares_keeps_one_number(
+    tmp_path,
+):
     for resolution, kept in ((8, 8), ((8, 12), [8, 12])):
         model = UNet(resolution, 1, 4, **TINY)
         model.save(tmp_path)
@@ -121,7 +149,9 @@ def test_a_network_of_rectangles_is_the_same_after_the_disk_and_one_of_squares_k
 def test_a_broken_model_is_an_error_that_names_it(tmp_path):
     with pytest.raises(DataError, match=r"config\.json is missing"):
         load_model(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"resolution": 8, "channels": 1, "classes": 4}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"resolution": 8, "channels": 1, "classes": 4})
+    )
     save_file({"x": torch.zeros(1)}, tmp_path / "weights.safetensors")
     with pytest.raises(DataError, match="do not fit"):
         load_model(tmp_path)
@@ -135,12 +165,18 @@ def test_extra_classes_leave_every_other_weight_as_it_starts_without():
     assert list(plain) == list(more)
     extra = more["label.weight"][5:]
     more["label.weight"] = more["label.weight"][:5]
-    assert all(torch.equal(value, more[name]) for name, value in plain.items()) and extra.shape == (6, 32)
-    assert 0.35 < extra.std() < 0.65  # 192 normals of standard deviation 0.5: off by six of their own
+    assert all(torch.equal(value, more[name]) for name, value in plain.items()) and extra.shape == (
+        6,
+        32,
+    )
+    # 192 normals of standard deviation 0.5: off by six of their own
+    assert 0.35 < extra.std() < 0.65
     assert torch.pdist(extra).min() > 0.1
 
 
-def test_dropped_classes_leave_the_plain_network_with_the_same_answers_also_when_it_was_saved(tmp_path):
+def test_dropped_classes_leave_the_plain_network_with_the_same_answers_also_when_it_was_saved(
+    tmp_path,
+):
     model = perturbed(UNet(8, 1, 4, **TINY, sigma_data=0.3, extra_classes=6))
     x, c_noise, labels = torch.randn(5, 1, 8, 8), torch.randn(5), torch.arange(5)
     before = model(x, c_noise, labels)
@@ -150,7 +186,10 @@ def test_dropped_classes_leave_the_plain_network_with_the_same_answers_also_when
     with pytest.raises(IndexError):
         model(x, c_noise, labels + 6)
     model.save(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "weights.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "config.json",
+        "weights.safetensors",
+    ]
     again = load_model(tmp_path)
     assert torch.equal(again(x, c_noise, labels), before) and again.sigma_data == 0.3
 
@@ -169,5 +208,12 @@ def test_larger_images_are_drawn_fewer_at_a_time_in_about_the_same_memory():
     def network(size, **options) -> UNet:
         return UNet(size, 1, 2, width=8, multipliers=(1,), attention=(), **options)
 
-    assert [network(size).at_a_time for size in (8, 28, 32, 64, (32, 128), 256)] == [256, 167, 128, 32, 32, 2]
+    assert [network(size).at_a_time for size in (8, 28, 32, 64, (32, 128), 256)] == [
+        256,
+        167,
+        128,
+        32,
+        32,
+        2,
+    ]
     assert network(64, unshuffle=2).at_a_time == 128

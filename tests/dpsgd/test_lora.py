@@ -1,4 +1,6 @@
-"""Low-rank adapters: they start at zero, change what the network computes, and merge into plain weights."""
+"""Low-rank adapters: they start at zero, change what the network computes, and merge into plain
+weights.
+"""
 
 import json
 from pathlib import Path
@@ -18,7 +20,12 @@ from sfumato.errors import ConfigError, DataError
 from sfumato.release.synthesizer import load_synthesizer
 from sfumato.settings.noise_levels import LogNormal
 
-NAMES = ["middle.0.attention.q.weight", "up.1.attention.v.weight", "down.0.block.modulation.weight", "noise.2.weight"]
+NAMES = [
+    "middle.0.attention.q.weight",
+    "up.1.attention.v.weight",
+    "down.0.block.modulation.weight",
+    "noise.2.weight",
+]
 
 
 RANK = 3
@@ -45,7 +52,10 @@ class Foreign(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         attention = nn.Module()
-        attention.to_q, attention.to_out = nn.Linear(6, 6, bias=False), nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.0))
+        attention.to_q, attention.to_out = (
+            nn.Linear(6, 6, bias=False),
+            nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.0)),
+        )
         self.transformer_blocks = nn.ModuleList([nn.ModuleDict({"attn1": attention})])
 
     def forward(self, x):
@@ -68,15 +78,21 @@ def test_adapters_start_as_nothing():
         answer = plain(row)
         add_lora(net, [name], RANK, 0, SCALE)
         assert torch.equal(net.get_submodule(path)(row), answer), name  # to the last bit
-    torch.testing.assert_close(model(*x), expected, rtol=0, atol=1e-5)  # other layers round by where their memory lies
-    assert list(adapted_layers(model)) == sorted(NAMES, key=list(dict(model.named_parameters())).index)
+    # Other layers round by where their memory lies
+    torch.testing.assert_close(model(*x), expected, rtol=0, atol=1e-5)
+    assert list(adapted_layers(model)) == sorted(
+        NAMES, key=list(dict(model.named_parameters())).index
+    )
     for layer in adapted_layers(model).values():
         assert not layer.B.any() and layer.A.shape[1] == layer.B.shape[0] == 3
     after = dict(model.named_parameters())
     adapters = {name.replace(".weight", part) for name in NAMES for part in (".A", ".B")}
     frozen = {name.replace(".weight", part) for name in NAMES for part in (".weight", ".bias")}
     assert {name for name, value in after.items() if value.requires_grad} == after.keys() - frozen
-    assert all(after[name] is value for name, value in before.items()) and after.keys() - before.keys() == adapters
+    assert (
+        all(after[name] is value for name, value in before.items())
+        and after.keys() - before.keys() == adapters
+    )
 
 
 def test_the_seed_draws_the_adapters_and_nothing_else_does():
@@ -112,54 +128,78 @@ def test_an_adapter_does_what_its_product_does(name):
 def test_per_image_gradients_are_those_of_a_loop(draws):
     model = adapted(network())
     generator = torch.Generator().manual_seed(0)
-    images, labels = torch.rand(5, 1, 8, 8, generator=generator), torch.randint(4, (5,), generator=generator)
+    images, labels = (
+        torch.rand(5, 1, 8, 8, generator=generator),
+        torch.randint(4, (5,), generator=generator),
+    )
     drawn = draw(model, images, draws, LogNormal(), generator, label_dropout=0.2)
-    parameters = {name: value for name, value in model.named_parameters() if name.endswith((".A", ".B"))}
+    parameters = {
+        name: value for name, value in model.named_parameters() if name.endswith((".A", ".B"))
+    }
     assert len(parameters) == 2 * len(NAMES)
     rows = per_image_gradients(model, parameters, images, labels, drawn)
     for i in range(5):
         shown = torch.where(drawn.drop[i], model.classes, labels[i])
-        loss = per_image_loss(model, per_draw(images, drawn)[i], shown, drawn.levels[i], drawn.noise[i]).mean()
+        loss = per_image_loss(
+            model, per_draw(images, drawn)[i], shown, drawn.levels[i], drawn.noise[i]
+        ).mean()
         expected = torch.autograd.grad(loss, list(parameters.values()))
         for name, value in zip(parameters, expected, strict=True):
-            torch.testing.assert_close(rows[name][i], value, rtol=1e-3, atol=1e-5 * float(value.abs().max()))
+            torch.testing.assert_close(
+                rows[name][i], value, rtol=1e-3, atol=1e-5 * float(value.abs().max())
+            )
 
 
 def test_per_image_gradients_of_foreign_layers_are_those_of_a_loop():
     torch.manual_seed(0)
     model = adapted(Foreign(), FOREIGN)
     assert [type(layer) for layer in adapted_layers(model).values()] == [LoraLinear, LoraLinear]
-    parameters = {name: value for name, value in model.named_parameters() if name.endswith((".A", ".B"))}
+    parameters = {
+        name: value for name, value in model.named_parameters() if name.endswith((".A", ".B"))
+    }
     x = torch.randn(4, 49, 6)
 
     def loss(parameters, row):
         return functional_call(model, parameters, (row[None],)).square().sum()
 
-    rows = vmap(grad(loss), in_dims=(None, 0))({name: value.detach() for name, value in parameters.items()}, x)
+    rows = vmap(grad(loss), in_dims=(None, 0))(
+        {name: value.detach() for name, value in parameters.items()}, x
+    )
     for i in range(4):
-        expected = torch.autograd.grad(model(x[i : i + 1]).square().sum(), list(parameters.values()))
+        expected = torch.autograd.grad(
+            model(x[i : i + 1]).square().sum(), list(parameters.values())
+        )
         for name, value in zip(parameters, expected, strict=True):
             torch.testing.assert_close(rows[name][i], value, rtol=1e-3, atol=1e-4)
 
 
 def test_a_rank_above_the_matrix_is_refused_by_name_before_anything_changes():
     model = network()
-    with pytest.raises(ConfigError, match=r"adapter rank 9 .*min\(8, 8\).*down\.0\.attention\.q\.weight"):
+    with pytest.raises(
+        ConfigError, match=r"adapter rank 9 .*min\(8, 8\).*down\.0\.attention\.q\.weight"
+    ):
         add_lora(model, ["noise.2.weight", "down.0.attention.q.weight"], 9, seed=0)
     assert not adapted_layers(model)
     assert all(value.requires_grad for value in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["middle.0.attention.q.bias", "middle.0.attention.q", "weight", "", "nowhere.weight"])
+@pytest.mark.parametrize(
+    "name", ["middle.0.attention.q.bias", "middle.0.attention.q", "weight", "", "nowhere.weight"]
+)
 def test_a_name_that_is_no_matrix_is_refused(name):
     with pytest.raises(ConfigError, match="is not a weight of a layer"):
         add_lora(network(), [name], RANK, 0, SCALE)
 
 
 def test_a_layer_whose_weight_is_used_past_it_is_refused():
-    # nn.MultiheadAttention reads out_proj.weight and never calls out_proj: an adapter there would train nothing
+    # nn.MultiheadAttention reads out_proj.weight and never calls out_proj: an adapter there would
+    # train nothing
     model = nn.ModuleDict(
-        {"attention": nn.MultiheadAttention(8, 2), "conv": nn.Conv2d(4, 4, 1), "norm": nn.BatchNorm2d(4)}
+        {
+            "attention": nn.MultiheadAttention(8, 2),
+            "conv": nn.Conv2d(4, 4, 1),
+            "norm": nn.BatchNorm2d(4),
+        }
     )
     for name in ("attention.out_proj.weight", "conv.weight", "norm.weight"):
         with pytest.raises(ConfigError, match="can be adapted"):
@@ -186,12 +226,18 @@ def test_adapters_survive_the_disk(saved):
     content = json.loads((finetune / "adapter.json").read_text())
     assert content.keys() == {"base_sha256", "rank", "scale", "matrices"}
     assert (content["rank"], content["scale"]) == (3, 0.5)
-    assert sorted(path.name for path in finetune.iterdir()) == ["adapter.json", "adapter.safetensors"]
-    assert (finetune / "adapter.safetensors").stat().st_size < 0.5 * (pretrain / "weights.safetensors").stat().st_size
+    assert sorted(path.name for path in finetune.iterdir()) == [
+        "adapter.json",
+        "adapter.safetensors",
+    ]
+    assert (finetune / "adapter.safetensors").stat().st_size < 0.5 * (
+        pretrain / "weights.safetensors"
+    ).stat().st_size
     loaded = load_synthesizer(finetune, pretrain)
     assert type(loaded) is UNet and not adapted_layers(loaded)
     torch.testing.assert_close(loaded(*inputs()), expected, rtol=1e-4, atol=1e-5)
-    plain = load_synthesizer(pretrain, saved[0])  # a directory with weights of its own needs no base
+    # A directory with weights of its own needs no base
+    plain = load_synthesizer(pretrain, saved[0])
     torch.testing.assert_close(plain(*inputs()), network()(*inputs()))
 
 

@@ -1,4 +1,6 @@
-"""How much of a draw is computed at a time: what fits, and that no released number depends on it but by rounding."""
+"""How much of a draw is computed at a time: what fits, and that no released number depends on it
+but by rounding.
+"""
 
 from collections.abc import Callable
 
@@ -29,7 +31,9 @@ def model() -> UNet:
 def batch(model: UNet, draws: int, groups: bool = False):
     generator = torch.Generator().manual_seed(1)
     shape = (B, draws) if groups else (B,)
-    images = torch.rand(*shape, model.channels, model.resolution, model.resolution, generator=generator)
+    images = torch.rand(
+        *shape, model.channels, model.resolution, model.resolution, generator=generator
+    )
     labels = torch.randint(model.classes, shape, generator=generator)
     return images, labels, draw(model, images, draws, LogNormal(), generator, label_dropout=0.2)
 
@@ -43,14 +47,23 @@ def test_draws_in_parts_are_averaged_before_the_clip(model, draws_per_pass, grou
     for some in (None, draws_per_pass):
         rows = per_image_gradients(model, parameters, images, labels, drawn, draws_per_pass=some)
         found.append(torch.cat([value.flatten(1) for value in rows.values()], dim=1))
-        sums.append(clipped_gradient_sum(model, parameters, images, labels, drawn, C, 2, draws_per_pass=some))
+        sums.append(
+            clipped_gradient_sum(
+                model, parameters, images, labels, drawn, C, 2, draws_per_pass=some
+            )
+        )
     whole, parts = found
-    assert (torch.linalg.vector_norm(parts - whole, dim=1) < 1e-5 * torch.linalg.vector_norm(whole, dim=1)).all()
+    assert (
+        torch.linalg.vector_norm(parts - whole, dim=1)
+        < 1e-5 * torch.linalg.vector_norm(whole, dim=1)
+    ).all()
     assert torch.linalg.vector_norm(sums[1] - sums[0]) < 1e-4 * C
 
 
 @pytest.mark.parametrize(("draws_per_pass", "broken"), [(1, None), (3, None), (2, 3)])
-def test_one_image_moves_the_sum_by_the_clip_where_its_draws_come_in_parts(model, draws_per_pass, broken):
+def test_one_image_moves_the_sum_by_the_clip_where_its_draws_come_in_parts(
+    model, draws_per_pass, broken
+):
     """broken: a draw of image 2 that is not finite, in the second part. Its image adds nothing."""
     parameters = dict(model.named_parameters())
     images, labels, drawn = batch(model, 8 if broken is None else 4)
@@ -73,7 +86,11 @@ def test_as_one_matrix_rows_are_clipped_kept_or_dropped_as_apart(clip_as_one_mat
     rows = {"a": torch.randn(6, 5, 7, generator=random), "b": torch.randn(6, 3, generator=random)}
     rows["a"][1] *= 1e-3
     rows["b"][1] *= 1e-3  # shorter than the clip: stays as it is
-    rows["a"][2, 1, 1], rows["b"][3, 0], rows["b"][4, 1] = float("nan"), float("inf"), -float("inf")
+    rows["a"][2, 1, 1], rows["b"][3, 0], rows["b"][4, 1] = (
+        float("nan"),
+        float("inf"),
+        -float("inf"),
+    )
     apart = clipped_sum({name: value.clone() for name, value in rows.items()}, 1.0)
     clip_as_one_matrix(True)
     joint = clipped_sum({name: value.clone() for name, value in rows.items()}, 1.0)
@@ -102,25 +119,38 @@ def test_what_is_chosen_fits_and_is_a_power_of_two(room_of, model, draws, room):
     room_of(room * one)
     images, some = choose_microbatch(model, parameters, draws, 1e6)
     assert images & (images - 1) == 0 and 1 <= some <= draws
-    assert images * some <= max(1, room) and (images == 1 or images * gradient_bytes(model) <= room * one)
+    assert images * some <= max(1, room) and (
+        images == 1 or images * gradient_bytes(model) <= room * one
+    )
     if some < draws:  # only if one image with all of its draws is too much
         assert images == 1 and room < draws
 
 
 @pytest.mark.parametrize("draws", [1, 4, 32])
 @pytest.mark.parametrize("batch", [8.0, 600.0, 2048.0, 1e6])
-def test_on_a_cpu_a_microbatch_is_what_is_fast_and_never_more_than_half_of_a_batch(model, draws, batch):
+def test_on_a_cpu_a_microbatch_is_what_is_fast_and_never_more_than_half_of_a_batch(
+    model, draws, batch
+):
     images, some = choose_microbatch(model, dict(model.named_parameters()), draws, batch)
     assert some == draws
-    assert images == (4 if batch == 8 else 8 if draws == 32 else 64 if draws == 4 or batch == 600 else 128)
+    assert images == (
+        4 if batch == 8 else 8 if draws == 32 else 64 if draws == 4 or batch == 600 else 128
+    )
 
 
-@pytest.mark.parametrize(("batch", "images"), [(100.0, 120), (499.0, 272), (4096.0, 470), (1e6, 500)])
+@pytest.mark.parametrize(
+    ("batch", "images"), [(100.0, 120), (499.0, 272), (4096.0, 470), (1e6, 500)]
+)
 def test_on_a_gpu_a_usual_draw_fills_its_microbatches(room_of, model, batch, images):
-    """The last one is filled up with copies: of 500 images each, a draw of 512 would take twice as long as need be."""
+    """The last one is filled up with copies: of 500 images each, a draw of 512 would take twice as
+    long as need be.
+    """
     room_of(1e12)
     parameters = dict(model.named_parameters())
-    assert microbatch.fitting(model, parameters, 8, batch, torch.device("cuda"), None) == (images, 8)
+    assert microbatch.fitting(model, parameters, 8, batch, torch.device("cuda"), None) == (
+        images,
+        8,
+    )
 
 
 def test_what_the_user_asks_is_taken_and_a_network_without_ghost_layers_takes_fewer():
@@ -132,12 +162,15 @@ def test_what_the_user_asks_is_taken_and_a_network_without_ghost_layers_takes_fe
 
 @pytest.fixture
 def chosen_on_a_gpu(monkeypatch, cuda):
-    """A function: whether by products, images and draws that are chosen where so many passes fit, and which were tried.
+    """A function: whether by products, images and draws that are chosen where so many passes fit,
+    and which were tried.
 
     On a CPU, with stand-ins for the device and its arithmetic. fast: bfloat16.
     """
 
-    def choose(largest: dict[bool, int], draws: int = 8, fast: bool = True, wanted: int | None = None):
+    def choose(
+        largest: dict[bool, int], draws: int = 8, fast: bool = True, wanted: int | None = None
+    ):
         model, tried = network((1,)), []
         monkeypatch.setattr(microbatch, "device_of", lambda parameters: torch.device("cuda"))
         monkeypatch.setattr(microbatch, "fitting", lambda *asked: (asked[-1] or 512, draws))
@@ -154,14 +187,20 @@ def chosen_on_a_gpu(monkeypatch, cuda):
     return choose
 
 
-@pytest.mark.parametrize(("largest", "expected"), [(10**6, (512, 8)), (100, (8, 8)), (12, (1, 8)), (3, (1, 2))])
-def test_on_a_gpu_the_choice_is_halved_until_a_trial_on_blanks_fits(chosen_on_a_gpu, largest, expected):
+@pytest.mark.parametrize(
+    ("largest", "expected"), [(10**6, (512, 8)), (100, (8, 8)), (12, (1, 8)), (3, (1, 2))]
+)
+def test_on_a_gpu_the_choice_is_halved_until_a_trial_on_blanks_fits(
+    chosen_on_a_gpu, largest, expected
+):
     found, tried = chosen_on_a_gpu({False: 0, True: largest})
     assert found == (True, *expected)
     assert tried[0] == (True, 4096) and sorted(tried, key=lambda trial: -trial[1]) == tried
 
 
-def test_where_no_size_fits_the_other_way_is_taken_and_where_that_does_not_fit_either_is_an_error(chosen_on_a_gpu):
+def test_where_no_size_fits_the_other_way_is_taken_and_where_that_does_not_fit_either_is_an_error(
+    chosen_on_a_gpu,
+):
     """cuDNN may have no kernel for the grouped convolution of any number of images."""
     assert chosen_on_a_gpu({False: 0, True: 1000}, fast=False)[0] == (True, 64, 8)
     assert chosen_on_a_gpu({False: 1000, True: 0})[0] == (False, 64, 8)
@@ -169,7 +208,9 @@ def test_where_no_size_fits_the_other_way_is_taken_and_where_that_does_not_fit_e
         chosen_on_a_gpu({False: 0, True: 0})
 
 
-@pytest.mark.parametrize(("draws", "fast", "products"), [(1, False, True), (8, False, False), (8, True, True)])
+@pytest.mark.parametrize(
+    ("draws", "fast", "products"), [(1, False, True), (8, False, False), (8, True, True)]
+)
 def test_products_are_taken_in_bfloat16_and_of_few_draws(chosen_on_a_gpu, draws, fast, products):
     assert chosen_on_a_gpu({False: 10**6, True: 10**6}, draws, fast)[0] == (products, 512, draws)
 
@@ -184,7 +225,10 @@ def test_what_the_user_asks_is_the_most_that_a_gpu_takes(chosen_on_a_gpu):
     [
         "CUDA out of memory. Tried to allocate 2.00 GiB",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.",
+        (
+            "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a "
+            "non-contiguous input."
+        ),
         "Unable to find a valid cuDNN algorithm to run convolution",
         "GET was unable to find an engine to execute this computation",
     ],
@@ -225,7 +269,9 @@ def test_activations_of_one_pass_tell_the_memory_of_many(options):
 
     def step() -> None:
         images, labels = torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64)
-        per_image_gradients(model, parameters, images, labels, draw(model, images, 16, LogNormal(), generator))
+        per_image_gradients(
+            model, parameters, images, labels, draw(model, images, 16, LogNormal(), generator)
+        )
 
     expected = 64 * activation_bytes(model, parameters) + 4 * gradient_bytes(model)
     assert expected == pytest.approx(peak_memory(step), rel=0.35)
@@ -253,7 +299,8 @@ def test_a_run_goes_on_with_another_microbatch(model):
     def state(**options) -> State:
         config = Finetune(draws=4, max_grad_norm=C, microbatch_size=16)
         state = State(network((1,)), config, public_batch=16.0, autocast=False)
-        state.generator = torch.Generator().manual_seed(3)  # 16 · 4 images: all in one piece, drawn alike
+        # 16 · 4 images: all in one piece, drawn alike
+        state.generator = torch.Generator().manual_seed(3)
         for name, value in options.items():
             setattr(state, name, value)
         return state

@@ -1,4 +1,6 @@
-"""Per-image gradients in the layers agree with one backward pass per image, and every use of a weight counts."""
+"""Per-image gradients in the layers agree with one backward pass per image, and every use of a
+weight counts.
+"""
 
 from functools import partial
 
@@ -25,9 +27,17 @@ from sfumato.settings.noise_levels import LogNormal
 IMAGES, DRAWS = 3, 2
 
 
-def rows_of(module: nn.Module, x: Tensor, use=None, names: set[str] | None = None) -> dict[str, Tensor]:
-    """Gradients per image of a sum of squares; x: (K·B, ...), the k-th row of image b at k·B + b."""
-    parameters = {name: value.detach() for name, value in module.named_parameters() if names is None or name in names}
+def rows_of(
+    module: nn.Module, x: Tensor, use=None, names: set[str] | None = None
+) -> dict[str, Tensor]:
+    """Gradients per image of a sum of squares; x: (K·B, ...), the k-th row of image b at k·B
+    + b.
+    """
+    parameters = {
+        name: value.detach()
+        for name, value in module.named_parameters()
+        if names is None or name in names
+    }
     mode = PerImage(parameters, IMAGES)
     with mode:
         y = functional_call(module, parameters, (x,)) if use is None else use(parameters, x)
@@ -56,7 +66,10 @@ LAYERS = {
     "linear on a grid": (lambda: nn.Linear(4, 5), (2, 3, 4)),
     "convolution": (lambda: nn.Conv2d(4, 20, 3, padding=1), (4, 5, 5)),
     "convolution to few channels": (lambda: nn.Conv2d(4, 3, 3, padding=1), (4, 5, 5)),
-    "convolution with a stride": (lambda: nn.Conv2d(4, 6, (3, 2), 2, padding=(1, 0), dilation=(1, 2)), (4, 8, 9)),
+    "convolution with a stride": (
+        lambda: nn.Conv2d(4, 6, (3, 2), 2, padding=(1, 0), dilation=(1, 2)),
+        (4, 8, 9),
+    ),
     "convolution of single pixels": (lambda: nn.Conv2d(4, 6, 1), (4, 5, 5)),
     "single pixels with a stride": (lambda: nn.Conv2d(4, 6, 1, stride=2), (4, 5, 5)),
     "norm": (lambda: GroupNorm(8), (8, 3, 3)),
@@ -78,25 +91,36 @@ def test_the_gradients_of_a_layer_are_those_of_a_loop(name, layout):
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("given", [{}, {"stride": 2, "padding": (2, 1)}, {"dilation": (2, 1), "padding": 1}])
+@pytest.mark.parametrize(
+    "given", [{}, {"stride": 2, "padding": (2, 1)}, {"dilation": (2, 1), "padding": 1}]
+)
 def test_shifted_and_grouped_weight_gradients_are_the_same(given, layout):
     torch.manual_seed(0)
     layer = nn.Conv2d(3, 5, (3, 2), **given).double()
     x = torch.randn(DRAWS * IMAGES, 3, 9, 8, dtype=torch.float64).to(memory_format=layout)
     gradient = torch.randn_like(layer(x)).to(memory_format=layout)
     geometry = list(layer.stride), list(layer.padding), list(layer.dilation)
-    grouped = grouped_weight_gradients(gradient.contiguous(), x.contiguous(), layer.weight, geometry, IMAGES)
+    grouped = grouped_weight_gradients(
+        gradient.contiguous(), x.contiguous(), layer.weight, geometry, IMAGES
+    )
     shifted = shifted_weight_gradients(gradient, x, layer.weight, geometry, IMAGES)
-    assert shifted.shape == (IMAGES, *layer.weight.shape) and torch.allclose(shifted, grouped, atol=1e-12)
+    assert shifted.shape == (IMAGES, *layer.weight.shape) and torch.allclose(
+        shifted, grouped, atol=1e-12
+    )
 
 
-@pytest.mark.parametrize("given", [{"padding": 1}, {"stride": 2, "padding": (2, 1)}, {"dilation": (2, 1)}])
+@pytest.mark.parametrize(
+    "given", [{"padding": 1}, {"stride": 2, "padding": (2, 1)}, {"dilation": (2, 1)}]
+)
 def test_by_products_an_image_of_infinities_touches_no_other_row(given):
     """Zeros beside an image must be its own: zero times infinity is no number."""
     torch.manual_seed(0)
     layer = nn.Conv2d(3, 5, (3, 2), **given)
     x = torch.randn(DRAWS * IMAGES, 3, 9, 8)
-    gradient, geometry = torch.randn_like(layer(x)), (list(layer.stride), list(layer.padding), list(layer.dilation))
+    gradient, geometry = (
+        torch.randn_like(layer(x)),
+        (list(layer.stride), list(layer.padding), list(layer.dilation)),
+    )
     before = shifted_weight_gradients(gradient, x, layer.weight, geometry, IMAGES)
     x[1::IMAGES] = torch.inf
     after = shifted_weight_gradients(gradient, x, layer.weight, geometry, IMAGES)
@@ -121,17 +145,30 @@ def test_a_network_has_the_same_gradients_by_products(autocast, monkeypatch):
         found = per_image_gradients(model, parameters, images, labels, drawn, autocast)
         assert (shifted_weight_gradients in ways) == products
         rows.append(torch.cat([value.flatten(1) for value in found.values()], dim=1))
-    apart = torch.linalg.vector_norm(rows[1] - rows[0], dim=1) / torch.linalg.vector_norm(rows[0], dim=1)
+    apart = torch.linalg.vector_norm(rows[1] - rows[0], dim=1) / torch.linalg.vector_norm(
+        rows[0], dim=1
+    )
     assert apart.max() < (2e-2 if autocast else 1e-5)
 
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize(
-    "given", [{}, {"padding": 1}, {"padding": (2, 1)}, {"padding": 3}, {"stride": 2}, {"dilation": 2, "padding": 1}]
+    "given",
+    [
+        {},
+        {"padding": 1},
+        {"padding": (2, 1)},
+        {"padding": 3},
+        {"stride": 2},
+        {"dilation": 2, "padding": 1},
+    ],
 )
 def test_what_a_convolution_hands_back_to_its_input_is_the_same_in_half_precision(given, half):
     torch.manual_seed(0)
-    layer, x = nn.Conv2d(8, 6, (3, 2), **given), torch.randn(2, 8, 9, 8).bfloat16().float().requires_grad_()
+    layer, x = (
+        nn.Conv2d(8, 6, (3, 2), **given),
+        torch.randn(2, 8, 9, 8).bfloat16().float().requires_grad_(),
+    )
     with torch.no_grad():
         layer.weight.copy_(layer.weight.bfloat16())
     y = layer(x)
@@ -164,7 +201,11 @@ def test_a_frozen_part_of_a_layer_stays_so(trained):
 
 def test_a_weight_that_is_not_used_has_no_gradient_and_asking_for_a_shape_is_no_use():
     def use(weights, x):
-        return F.linear(x, weights["weight"]) * weights["bias"].shape[0] * weights["weight"].dtype.itemsize
+        return (
+            F.linear(x, weights["weight"])
+            * weights["bias"].shape[0]
+            * weights["weight"].dtype.itemsize
+        )
 
     rows = rows_of(nn.Linear(4, 5), torch.randn(DRAWS * IMAGES, 4), use)
     assert not rows["bias"].any() and rows["weight"].any()
@@ -194,9 +235,27 @@ def test_a_use_without_a_rule_is_refused(use):
 
 
 NETWORKS = {
-    "digits": {"resolution": 8, "channels": 1, "width": 32, "multipliers": (1, 2), "attention": (1,)},
-    "unshuffled": {"resolution": 12, "channels": 3, "multipliers": (1, 2, 2), "attention": (0, 2), "unshuffle": 2},
-    "oblong": {"resolution": (6, 10), "channels": 1, "multipliers": (1, 2, 2), "attention": (1,), "unshuffle": 2},
+    "digits": {
+        "resolution": 8,
+        "channels": 1,
+        "width": 32,
+        "multipliers": (1, 2),
+        "attention": (1,),
+    },
+    "unshuffled": {
+        "resolution": 12,
+        "channels": 3,
+        "multipliers": (1, 2, 2),
+        "attention": (0, 2),
+        "unshuffle": 2,
+    },
+    "oblong": {
+        "resolution": (6, 10),
+        "channels": 1,
+        "multipliers": (1, 2, 2),
+        "attention": (1,),
+        "unshuffle": 2,
+    },
     "deep": {"resolution": 7, "channels": 2, "multipliers": (1, 1), "attention": (), "blocks": 2},
 }  # the pixels of the second are 6, 3 and 2 a side
 
@@ -208,19 +267,26 @@ def test_the_network_has_the_gradients_that_vmap_finds(name, adapted):
     torch.manual_seed(0)
     model = perturbed(UNet(classes=4, **{"width": 8, **NETWORKS[name]}))
     if adapted:
-        matrices = [f"{path}.weight" for path, layer in model.named_modules() if type(layer) is nn.Linear]
+        matrices = [
+            f"{path}.weight" for path, layer in model.named_modules() if type(layer) is nn.Linear
+        ]
         add_lora(model, matrices, 2, seed=0)
         with torch.no_grad():
             for path, value in model.named_parameters():
                 if path.endswith(".B"):
                     value.normal_(std=0.1)
     parameters = {path: value for path, value in model.named_parameters() if value.requires_grad}
-    images, noise = torch.rand(IMAGES, DRAWS, *model.shape), torch.randn(IMAGES, DRAWS, *model.shape)
+    images, noise = (
+        torch.rand(IMAGES, DRAWS, *model.shape),
+        torch.randn(IMAGES, DRAWS, *model.shape),
+    )
     batch = (images, torch.randint(5, (IMAGES, DRAWS)), torch.rand(IMAGES, DRAWS) + 0.1, noise)
     rows, expected = by_layers(model, parameters, *batch), by_vmap(model, parameters, *batch)
     assert list(rows) == list(parameters)
     for path, value in expected.items():
-        assert torch.allclose(rows[path], value, atol=1e-5 * max(1, float(value.detach().abs().max()))), path
+        assert torch.allclose(
+            rows[path], value, atol=1e-5 * max(1, float(value.detach().abs().max()))
+        ), path
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -231,7 +297,9 @@ def test_an_image_has_the_same_gradient_in_every_place_and_in_any_company(autoca
     """
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
-    model = perturbed(UNet(28, 1, 10, width=32, multipliers=(1, 2), attention=(1,), unshuffle=2), 0.02)
+    model = perturbed(
+        UNet(28, 1, 10, width=32, multipliers=(1, 2), attention=(1,), unshuffle=2), 0.02
+    )
     parameters, count = dict(model.named_parameters()), 16
     image = torch.rand(1, 1, 28, 28, generator=generator)
     drawn = draw(model, torch.empty(count, 1, 28, 28), DRAWS, LogNormal(), generator)
@@ -240,7 +308,9 @@ def test_an_image_has_the_same_gradient_in_every_place_and_in_any_company(autoca
     for place in (0, 1, 7, count - 1):
         images = torch.cat([image, torch.rand(count - 1, 1, 28, 28, generator=generator)])
         order = torch.arange(count).roll(place)
-        rows = per_image_gradients(model, parameters, images[order], labels[order], drawn.rows(order), autocast)
+        rows = per_image_gradients(
+            model, parameters, images[order], labels[order], drawn.rows(order), autocast
+        )
         found.append(torch.cat([value[place].flatten() for value in rows.values()]))
     apart = [torch.linalg.vector_norm(other - found[0]) for other in found[1:]]
     assert max(apart) <= 1e-6 * torch.linalg.vector_norm(found[0])
@@ -250,6 +320,11 @@ def test_gradients_at_other_parameters_than_the_model_s_are_refused():
     """Their rows would be zeros: a layer is known by its very weight."""
     model = network()
     copies = {name: value.detach().clone() for name, value in model.named_parameters()}
-    batch = torch.rand(1, 1, 1, 8, 8), torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1), torch.rand(1, 1, 1, 8, 8)
+    batch = (
+        torch.rand(1, 1, 1, 8, 8),
+        torch.zeros(1, 1, dtype=torch.int64),
+        torch.ones(1, 1),
+        torch.rand(1, 1, 1, 8, 8),
+    )
     with pytest.raises(ValueError, match="must be parameters of the model"):
         by_layers(model, copies, *batch)

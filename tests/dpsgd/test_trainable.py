@@ -1,4 +1,6 @@
-"""The trainable sets: exactly the chosen parameters, under every network's names; any other outcome is caught."""
+"""The trainable sets: exactly the chosen parameters, under every network's names; any other outcome
+is caught.
+"""
 
 import math
 
@@ -24,7 +26,9 @@ def adapters(names: list[str]) -> list[str]:
 
 def test_the_candidates_are_query_key_and_value_of_every_attention():
     assert candidates(network()) == QKV
-    assert [f"{place}.attention.{part}.weight" for place in PLACES for part in ("q", "k", "v")] == QKV
+    assert [
+        f"{place}.attention.{part}.weight" for place in PLACES for part in ("q", "k", "v")
+    ] == QKV
 
 
 def test_candidates_of_a_public_text_to_image_model():
@@ -34,16 +38,22 @@ def test_candidates_of_a_public_text_to_image_model():
             setattr(block[part], name, nn.Linear(4, 4, bias=False))
         block[part].to_out = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0))
     model = nn.Module()
-    parts = {"transformer_blocks": nn.ModuleList([block]), "resnets": nn.ModuleList([nn.Linear(4, 4)])}
+    parts = {
+        "transformer_blocks": nn.ModuleList([block]),
+        "resnets": nn.ModuleList([nn.Linear(4, 4)]),
+    }
     model.down_blocks = nn.ModuleList([nn.ModuleDict(parts)])
     path = "down_blocks.0.transformer_blocks.0"
     assert candidates(model) == [
-        f"{path}.{part}.{name}.weight" for part in ("attn1", "attn2") for name in ("to_q", "to_k", "to_v")
+        f"{path}.{part}.{name}.weight"
+        for part in ("attn1", "attn2")
+        for name in ("to_q", "to_k", "to_v")
     ]
 
 
 @pytest.mark.parametrize(
-    ("ratio", "total", "count"), [(0.3, 15, 5), (0.01, 15, 1), (1.0, 15, 15), (0.5, 5, 3), (0.5, 1, 1), (0.3, 10, 3)]
+    ("ratio", "total", "count"),
+    [(0.3, 15, 5), (0.01, 15, 1), (1.0, 15, 15), (0.5, 5, 3), (0.5, 1, 1), (0.3, 10, 3)],
 )
 def test_a_part_is_rounded_and_at_least_one(ratio, total, count):
     assert how_many(ratio, total) == count
@@ -68,7 +78,8 @@ def expected(kind: str, model: UNet) -> list[str]:
 def test_exactly_the_chosen_parameters_are_trained(kind):
     model = network()
     wanted = expected(kind, model)
-    names = choose_trainable(model, settings(kind), ranked(CHOSEN[::-1]), seed=0)  # in whatever order they are named
+    # In whatever order they are named
+    names = choose_trainable(model, settings(kind), ranked(CHOSEN[::-1]), seed=0)
     reference = network().named_parameters()  # it trains, and saves, adapters on an untouched base
     assert all(torch.equal(value, model.get_parameter(name)) for name, value in reference)
     assert names == [name for name, value in model.named_parameters() if value.requires_grad]
@@ -78,7 +89,9 @@ def test_exactly_the_chosen_parameters_are_trained(kind):
     assert list(run.parameters) == names
     update(run, torch.randn(run.size, generator=torch.Generator().manual_seed(0)))
     check_trained(before, model, names)  # by any other outcome it raises
-    moved = [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])]
+    moved = [
+        name for name, value in model.state_dict().items() if not torch.equal(value, before[name])
+    ]
     assert moved == names
     with pytest.raises(SfumatoError, match="did not change"):
         check_trained(model.state_dict(), model, names)
@@ -88,8 +101,12 @@ def test_exactly_the_chosen_parameters_are_trained(kind):
 def test_salient_sets_need_a_saliency_release_of_this_model(kind):
     with pytest.raises(ConfigError, match=rf"trainable={kind} .*switch saliency on"):
         choose_trainable(network(), settings(kind), None, 0)
-    with pytest.raises(DataError, match=r"names down\.7\.attention\.q\.weight, which is not in this model"):
-        choose_trainable(network(), settings(kind), ranked([*CHOSEN, "down.7.attention.q.weight"]), 0)
+    with pytest.raises(
+        DataError, match=r"names down\.7\.attention\.q\.weight, which is not in this model"
+    ):
+        choose_trainable(
+            network(), settings(kind), ranked([*CHOSEN, "down.7.attention.q.weight"]), 0
+        )
 
 
 def test_a_model_without_attention_has_nothing_for_these_sets():
@@ -113,7 +130,10 @@ def trained(names: list[str]):
 def test_a_selection_that_was_dropped_and_a_name_outside_the_model_are_caught():
     before, model = trained(CHOSEN[:4])
     check_trained(before, model, CHOSEN[:4])
-    with pytest.raises(SfumatoError, match=r"trained parameters did not change, such as up\.1\.attention\.v\.weight"):
+    with pytest.raises(
+        SfumatoError,
+        match=r"trained parameters did not change, such as up\.1\.attention\.v\.weight",
+    ):
         check_trained(before, model, CHOSEN)
     with pytest.raises(SfumatoError, match="attention is not in the model"):
         check_trained(before, model, [*CHOSEN, "attention"])
@@ -127,5 +147,7 @@ def test_a_frozen_weight_that_moved_is_caught_to_the_last_bit():
     with torch.no_grad():
         bias = model.get_parameter("down.0.attention.q.bias")
         bias[0] = torch.nextafter(bias[0], torch.tensor(math.inf))
-    with pytest.raises(SfumatoError, match=r"frozen parameters changed, such as down\.0\.attention\.q\.bias"):
+    with pytest.raises(
+        SfumatoError, match=r"frozen parameters changed, such as down\.0\.attention\.q\.bias"
+    ):
         check_trained(before, model, CHOSEN)

@@ -1,4 +1,6 @@
-"""What would make the processor wait for a GPU inside a step: shown on a CPU by the operations that do so."""
+"""What would make the processor wait for a GPU inside a step: shown on a CPU by the operations that
+do so.
+"""
 
 from typing import Any
 
@@ -15,11 +17,20 @@ from sfumato.dpsgd.run import State, gradient_sum
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import LogNormal, TimestepMixture
 
-# by their results a program goes on, so a GPU must have finished; or their size depends on what is in a tensor
+# by their results a program goes on, so a GPU must have finished; or their size depends on what is
+# in a tensor
 WAITS = {
     f"aten::{name}"
     for name in (
-        *("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "nonzero_numpy", "masked_select"),
+        *(
+            "_local_scalar_dense",
+            "item",
+            "is_nonzero",
+            "equal",
+            "nonzero",
+            "nonzero_numpy",
+            "masked_select",
+        ),
         *("_unique2", "unique_dim", "bincount", "repeat_interleave.Tensor"),
     )
 }
@@ -27,11 +38,17 @@ SENDS = "aten::lift_fresh"  # a tensor made of Python numbers
 
 
 class NoWaiting(TorchDispatchMode):
-    def __torch_dispatch__(self, operator: Any, types: Any, arguments: tuple = (), keywords: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, arguments: tuple = (), keywords: dict | None = None
+    ) -> Any:
         name = operator._schema.name
         assert name not in WAITS and name != SENDS, name
-        if name in ("aten::index", "aten::index_put", "aten::index_put_"):  # by truths: as many as there are
-            assert not any(isinstance(part, Tensor) and part.dtype == torch.bool for part in tree_leaves(arguments[1]))
+        # By truths: as many as there are
+        if name in ("aten::index", "aten::index_put", "aten::index_put_"):
+            assert not any(
+                isinstance(part, Tensor) and part.dtype == torch.bool
+                for part in tree_leaves(arguments[1])
+            )
         return operator(*arguments, **(keywords or {}))
 
 
@@ -42,8 +59,12 @@ def one_draw(count: int) -> OneDraw:
 def state(law: Any, **options: Any) -> State:
     torch.manual_seed(0)
     model = UNet(10, 1, 4, width=8, multipliers=(1, 2), attention=(1,), unshuffle=2)
-    config = Finetune(**{"draws": 4, "max_grad_norm": 0.01, "microbatch_size": 4, "noise_levels": law, **options})
-    return State(model, config, public_batch=16.0, autocast=False, generator=torch.Generator().manual_seed(0))
+    config = Finetune(
+        **{"draws": 4, "max_grad_norm": 0.01, "microbatch_size": 4, "noise_levels": law, **options}
+    )
+    return State(
+        model, config, public_batch=16.0, autocast=False, generator=torch.Generator().manual_seed(0)
+    )
 
 
 @pytest.mark.parametrize("law", [LogNormal(), TimestepMixture()])
@@ -59,7 +80,9 @@ def test_nothing_in_the_sum_of_a_draw_waits_for_a_gpu(clip_as_one_matrix, law, d
 
 
 def test_what_waits_is_noticed(monkeypatch):
-    """On a CPU the clip looks which rows are broken, and waits: were it done so on a GPU, the test above would fail."""
+    """On a CPU the clip looks which rows are broken, and waits: were it done so on a GPU, the test
+    above would fail.
+    """
     run, charge = state(LogNormal()), one_draw(3)
     with pytest.raises(AssertionError, match="nonzero"), NoWaiting():
         gradient_sum(run, charge)
@@ -90,7 +113,9 @@ def test_group_normalisation_in_parts_gives_the_same_numbers_and_derivatives(mon
         return [out.detach(), *torch.autograd.grad(out.square().sum(), inputs)]
 
     sizes, inner = [], unet.normalised
-    monkeypatch.setattr(unet, "normalised", lambda x, *rest: sizes.append(len(x)) or inner(x, *rest))
+    monkeypatch.setattr(
+        unet, "normalised", lambda x, *rest: sizes.append(len(x)) or inner(x, *rest)
+    )
     whole = found(Tensor)
     assert sizes == [7]
     parts = found(OnGpu)

@@ -30,5 +30,7 @@ def main(folder: Path) -> None:
     with mock.patch.object(scores, "evaluate_classifier", noted):
         found = scores.evaluate_release({"release": half}, train, holdout, SETTINGS)
     content = {"found": found, "trained": trained}
-    (folder / f"rank-{distributed.rank()}-of-{distributed.world_size()}.json").write_text(json.dumps(content))
+    (folder / f"rank-{distributed.rank()}-of-{distributed.world_size()}.json").write_text(
+        json.dumps(content)
+    )
     distributed.leave()

@@ -33,7 +33,9 @@ def test_a_label_that_all_images_have_or_none_has_no_auroc():
 
 
 def test_scores_that_tell_nothing_are_within_three_errors_of_a_half():
-    """Of 200 means over three labels, each within 3 standard errors but for a chance of 0.3 % at most."""
+    """Of 200 means over three labels, each within 3 standard errors but for a chance of 0.3 % at
+    most.
+    """
     random, labels = np.random.default_rng(0), made(120).labels
     error = auroc_error(labels.sum(axis=0), len(labels))
     means = [mean_of(auroc(random.random((120, 3)), labels)) for _ in range(200)]
@@ -44,7 +46,9 @@ def test_scores_that_tell_nothing_are_within_three_errors_of_a_half():
     assert single == pytest.approx(spread, rel=0.15)
 
 
-@pytest.mark.parametrize(("value", "level"), [(0.99, "good"), (0.8, "fair"), (0.6, "poor"), (0.5, "useless")])
+@pytest.mark.parametrize(
+    ("value", "level"), [(0.99, "good"), (0.8, "fair"), (0.6, "poor"), (0.5, "useless")]
+)
 def test_the_verdict_measures_from_a_half(value, level):
     found = found_by(value)
     found["real"]["lr"]["per_class"] = [{"class": "a", "mean": 1.0, "std": None}]
@@ -57,7 +61,10 @@ def test_tables_call_it_auroc():
     found = found_by(0.8)
     found["verdict"] = verdict(found, made(2000).labels, 3)
     scores, by_class, *_, usable = tables_of(found)
-    assert scores.title.startswith("AUROC") and scores.rows == (("release", "80.0"), ("real", "100.0"))
+    assert scores.title.startswith("AUROC") and scores.rows == (
+        ("release", "80.0"),
+        ("real", "100.0"),
+    )
     assert [name for name, _ in by_class.rows] == ["a", "c"] and "AUROC" in usable.columns
 
 

@@ -1,4 +1,6 @@
-"""Accuracy by a column of the table: on groups whose answer is known, and from the table to the numbers."""
+"""Accuracy by a column of the table: on groups whose answer is known, and from the table to the
+numbers.
+"""
 
 import json
 from pathlib import Path
@@ -17,23 +19,36 @@ from sfumato.settings.data import Data
 
 def column_of(**parts: tuple[int, float]) -> dict:
     """What `by_column` says of groups of so many images, of which such a share is right."""
-    right = np.concatenate([np.arange(count) < count * share for count, share in parts.values()]).astype(float)
+    right = np.concatenate(
+        [np.arange(count) < count * share for count, share in parts.values()]
+    ).astype(float)
     return by_column(right, None, np.repeat([*parts], [count for count, _ in parts.values()]))
 
 
 def test_each_group_has_its_accuracy_and_interval_and_the_gap_is_of_the_best_to_the_worst():
-    """The interval by the normal law is within 2 points of 1000 resamples of 400 images but for one run in 10 000."""
+    """The interval by the normal law is within 2 points of 1000 resamples of 400 images but for one
+    run in 10 000.
+    """
     found = column_of(f=(400, 0.8), m=(200, 0.5))
-    assert [(row["group"], row["images"], row["mean"]) for row in found["groups"]] == [("f", 400, 0.8), ("m", 200, 0.5)]
+    assert [(row["group"], row["images"], row["mean"]) for row in found["groups"]] == [
+        ("f", 400, 0.8),
+        ("m", 200, 0.5),
+    ]
     assert found["gap"] == pytest.approx(0.3) and found["withheld"] == 0
     assert found["groups"][0]["interval"] == pytest.approx([0.7608, 0.8392], abs=0.02)
 
 
 def test_groups_of_fewer_than_ten_are_merged_and_withheld_if_they_are_too_few():
     merged = column_of(a=(10, 1.0), b=(9, 0.0), c=(1, 0.0))
-    assert [(row["group"], row["images"]) for row in merged["groups"]] == [("a", 10), ("others", 10)]
+    assert [(row["group"], row["images"]) for row in merged["groups"]] == [
+        ("a", 10),
+        ("others", 10),
+    ]
     alone = column_of(a=(10, 1.0), b=(9, 0.0))
-    assert [row["group"] for row in alone["groups"]] == ["a"] and (alone["gap"], alone["withheld"]) == (0.0, 9)
+    assert [row["group"] for row in alone["groups"]] == ["a"] and (
+        alone["gap"],
+        alone["withheld"],
+    ) == (0.0, 9)
 
 
 def test_numbers_without_a_column_are_as_they_were():
@@ -49,18 +64,28 @@ def clinic(tmp_path) -> Data:
         path = tmp_path / "pictures" / "ab"[i % 2] / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         site = i % 3
-        Image.fromarray(random.integers(80 * site, 80 * site + 60, (8, 8), dtype=np.uint8)).save(path)
+        Image.fromarray(random.integers(80 * site, 80 * site + 60, (8, 8), dtype=np.uint8)).save(
+            path
+        )
         rows.append(f"{'ab'[i % 2]}/{i}.png,site {site}")
     (tmp_path / "pictures" / "metadata.csv").write_text("\n".join(rows))
     path = str(tmp_path / "pictures")
-    return Data(dataset_id="clinic", source="imagefolder", path=path, compare_by="site", holdout_fraction=0.5)
+    return Data(
+        dataset_id="clinic",
+        source="imagefolder",
+        path=path,
+        compare_by="site",
+        holdout_fraction=0.5,
+    )
 
 
 def test_the_cells_stay_with_their_images_in_the_private_hold_out_only(clinic, tmp_path):
     state, card = tmp_path / "state", tmp_path / "card.json"
     prepare_sensitive(clinic, state, card, tmp_path / "raw")
     holdout = load_prepared(state, read_card(card), "holdout")
-    assert holdout.compared.tolist() == [f"site {image.mean() // 80:.0f}" for image in holdout.images]
+    assert holdout.compared.tolist() == [
+        f"site {image.mean() // 80:.0f}" for image in holdout.images
+    ]
     assert [path.parent.name for path in state.rglob("compared.npy")] == ["holdout"]
     assert "site" not in json.dumps(json.loads(card.read_text()))
     train = ImageSet(holdout.images[:1], holdout.labels[:1], holdout.classes)

@@ -15,14 +15,20 @@ DEPTHS = {"wrn": 16, "resnet": 20, "resnext": 20}
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
-@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64), (1, 5, 9), (1, 1, 1), (3, 3, 3)])
+@pytest.mark.parametrize(
+    "shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64), (1, 5, 9), (1, 1, 1), (3, 3, 3)]
+)
 def test_every_shape_gives_logits_of_each_image_alone_and_gradients(name, shape):
     model = build_classifier(name, shape, classes=7)
     logits = model(torch.rand(2, *shape))
     assert logits.shape == (2, 7)
     logits.sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
-    widths = {"lr": shape[0] * shape[1] * shape[2], "mlp": PENULTIMATE_WIDTH, "cnn": PENULTIMATE_WIDTH}
+    widths = {
+        "lr": shape[0] * shape[1] * shape[2],
+        "mlp": PENULTIMATE_WIDTH,
+        "cnn": PENULTIMATE_WIDTH,
+    }
     model, images = model.eval(), torch.rand(5, *shape)
     assert model.features(images).shape == (5, widths.get(name, model.head.in_features))
     torch.testing.assert_close(model(images)[:1], model(images[:1]))
@@ -47,6 +53,10 @@ def test_a_network_is_as_deep_as_it_is_said_to_be(name, expected):
     1×1 shortcuts do not count, except in WRN, which counts 4 of stem, shortcuts and head (6n + 4).
     """
     model = build_classifier(name, (1, 8, 8), 10)
-    beside = {id(m) for part in model.modules() for m in (getattr(part, "shortcut", None) or nn.Identity()).modules()}
+    beside = {
+        id(m)
+        for part in model.modules()
+        for m in (getattr(part, "shortcut", None) or nn.Identity()).modules()
+    }
     depth = 1 + sum(isinstance(m, nn.Conv2d) and id(m) not in beside for m in model.modules())
     assert depth + (2 if name == "wrn" else 0) == expected

@@ -1,4 +1,6 @@
-"""Runs side by side: where they come from, what marks them, and `stage compare` as a user meets it."""
+"""Runs side by side: where they come from, what marks them, and `stage compare` as a user meets
+it.
+"""
 
 import csv
 import json
@@ -32,22 +34,45 @@ from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from stages.cli import main
 
-IDENTITY = {"dataset": "digits", "version": "v1", "data": "f" * 64, "holdout": "h" * 64, "extractor": "e" * 64}
+IDENTITY = {
+    "dataset": "digits",
+    "version": "v1",
+    "data": "f" * 64,
+    "holdout": "h" * 64,
+    "extractor": "e" * 64,
+}
 IDENTITY |= {"reference": "holdout", "training": "light, 12 epochs, last epoch"}
 
 
 def ledger_of(recipe: str, target: float, sigma: float, key: str = "0") -> dict:
     own = {"id": key * 32, "data_version": IDENTITY["version"]}
     record = small_record(0, Mechanism(noise_multiplier=sigma), **own)
-    budget = {"recipe": recipe, "accountant": "rdp", "delta": 1e-4, "size_hint": 1500, "target": target}
+    budget = {
+        "recipe": recipe,
+        "accountant": "rdp",
+        "delta": 1e-4,
+        "size_hint": 1500,
+        "target": target,
+    }
     return build_ledger(budget, {record["id"]: record}, [])
 
 
 def metrics_of(accuracy: float, release: str = "a.dir", **identity) -> dict:
     rows = (("lr", accuracy - 0.03), ("cnn", accuracy))
     scored = {name: {"mean": mean, "std": 0.004, "per_seed": [accuracy]} for name, mean in rows}
-    values = scored | {"fidelity": {"space": "cnn-glyphs-128", "frechet": 10 * (1 - accuracy), "mind": 1 - accuracy}}
-    return {"scope": "local", "warnings": [], "release": values, "identity": IDENTITY | {"release": release} | identity}
+    values = scored | {
+        "fidelity": {
+            "space": "cnn-glyphs-128",
+            "frechet": 10 * (1 - accuracy),
+            "mind": 1 - accuracy,
+        }
+    }
+    return {
+        "scope": "local",
+        "warnings": [],
+        "release": values,
+        "identity": IDENTITY | {"release": release} | identity,
+    }
 
 
 def write_run(folder: Path, recipe: str, target: float, accuracy: float, **identity) -> Path:
@@ -84,11 +109,18 @@ def test_six_recipes_at_two_budgets_become_one_table_and_one_plot(desk):
     assert len(rows) == 12 and {row["recipe"] for row in rows} == set(RECIPES)
     assert not any(row["differs"] for row in rows)
     first = next(row for row in rows if row["recipe"] == "dpdm" and row["target"] == "1")
-    assert float(first["cnn"]) == pytest.approx(0.702) and float(first["distance"]) == pytest.approx(2.98)
+    assert float(first["cnn"]) == pytest.approx(0.702) and float(
+        first["distance"]
+    ) == pytest.approx(2.98)
     assert float(first["mind"]) == pytest.approx(0.298)
-    assert 0.3 < float(first["epsilon"]) < 0.6  # recomputed from the record (σ = 10, δ = 1e-4), not read from the file
-    assert (desk / "evaluation/comparison.png").stat().st_size > 10_000 and "local, not to be shared" in text
-    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in (desk / "evaluation").iterdir())
+    # Recomputed from the record (σ = 10, δ = 1e-4), not read from the file
+    assert 0.3 < float(first["epsilon"]) < 0.6
+    assert (
+        desk / "evaluation/comparison.png"
+    ).stat().st_size > 10_000 and "local, not to be shared" in text
+    assert all(
+        stat.S_IMODE(path.stat().st_mode) == 0o600 for path in (desk / "evaluation").iterdir()
+    )
 
 
 def test_runs_of_another_hold_out_or_extractor_are_marked_and_drawn_hollow(desk):
@@ -96,7 +128,14 @@ def test_runs_of_another_hold_out_or_extractor_are_marked_and_drawn_hollow(desk)
         write_run(desk / "a", "dpdm", 1, 0.7),
         write_run(desk / "b", "full", 1, 0.8),
         write_run(desk / "c", "full", 10, 0.9, holdout="x" * 64),
-        write_run(desk / "d", "rpgen", 10, 0.9, extractor="y" * 64, training="paper, 50 epochs, last epoch"),
+        write_run(
+            desk / "d",
+            "rpgen",
+            10,
+            0.9,
+            extractor="y" * 64,
+            training="paper, 50 epochs, last epoch",
+        ),
     ]
     rows = [read_run(folder) for folder in folders]
     runs, warnings = compared(rows)
@@ -108,14 +147,23 @@ def test_runs_of_another_hold_out_or_extractor_are_marked_and_drawn_hollow(desk)
     ]
     plot_comparison(runs, "cnn", desk / "plot.svg")
     plot_comparison(compared(rows[:2])[0], "cnn", desk / "clean.svg")
-    assert "hollow" in (desk / "plot.svg").read_text() and "hollow" not in (desk / "clean.svg").read_text()
+    assert (
+        "hollow" in (desk / "plot.svg").read_text()
+        and "hollow" not in (desk / "clean.svg").read_text()
+    )
     assert "local: not for release" in (desk / "plot.svg").read_text()
     code, text = call("compare", *map(str, folders))
-    assert code == 0 and "c: different or unknown hold-out" in text and "d: different or unknown extractor" in text
+    assert (
+        code == 0
+        and "c: different or unknown hold-out" in text
+        and "d: different or unknown extractor" in text
+    )
 
 
 def test_an_unknown_evaluation_and_a_ledger_that_was_edited_or_is_of_other_data_are_marked(desk):
-    folders = [write_run(desk / name, "full", 1, 0.8) for name in ("old", "edited", "other", "good")]
+    folders = [
+        write_run(desk / name, "full", 1, 0.8) for name in ("old", "edited", "other", "good")
+    ]
     old, edited, other, _ = folders
     (old / "metrics.json").write_text(json.dumps(metrics_of(0.8) | {"identity": {}}))
     content = json.loads((edited / "ledger.json").read_text())
@@ -123,13 +171,19 @@ def test_an_unknown_evaluation_and_a_ledger_that_was_edited_or_is_of_other_data_
     (other / "metrics.json").write_text(json.dumps(metrics_of(0.8, version="another")))
     runs, warnings = compared([read_run(folder) for folder in folders])
     marks = [{*part.split(", ")} for part in runs["differs"].sort_index()]
-    assert {"data set", "hold-out", "data"} <= marks[0] and "ledger" in marks[1] and marks[2:] == [{"ledger"}, {""}]
+    assert (
+        {"data set", "hold-out", "data"} <= marks[0]
+        and "ledger" in marks[1]
+        and marks[2:] == [{"ledger"}, {""}]
+    )
     for text in (f"{old}: different or unknown hold-out", "edited", "are for different data"):
         assert any(text in warning for warning in warnings)
 
 
 def test_what_is_missing_or_broken_is_one_sentence(desk, monkeypatch):
-    nothing = "error: nothing to compare: name folders with metrics.json and ledger.json, or give --dvc"
+    nothing = (
+        "error: nothing to compare: name folders with metrics.json and ledger.json, or give --dvc"
+    )
     assert call("compare") == (2, nothing)
     folder = write_run(desk / "a", "full", 1, 0.8)
     (folder / "metrics.json").unlink()
@@ -143,7 +197,9 @@ def test_what_is_missing_or_broken_is_one_sentence(desk, monkeypatch):
         read_run(desk)
     (folder / "metrics.json").write_text(json.dumps(metrics_of(0.8)))
     assert call("compare", str(folder), "--classifier", "wrn")[0] == 2
-    failed = subprocess.CompletedProcess([], 253, "", "ERROR: you are not inside of a DVC repository\n")
+    failed = subprocess.CompletedProcess(
+        [], 253, "", "ERROR: you are not inside of a DVC repository\n"
+    )
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     code, text = call("compare", "--dvc")
     assert code == 2 and "not inside of a DVC repository" in text
@@ -157,7 +213,9 @@ def without_lists(value):
 
 
 def shown(*rows: tuple[str | None, str, dict | None, str]) -> list[dict]:
-    """What `dvc exp show --json` prints: the first row is the workspace's, the others experiments of one commit."""
+    """What `dvc exp show --json` prints: the first row is the workspace's, the others experiments
+    of one commit.
+    """
 
     def row(name: str | None, revision: str, ledger: dict | None, release: str) -> dict:
         metrics = {"ledger.json": {"data": without_lists(ledger)}} if ledger else {}
@@ -172,8 +230,13 @@ def shown(*rows: tuple[str | None, str, dict | None, str]) -> list[dict]:
 
 
 def test_experiments_are_joined_with_the_numbers_that_were_kept_of_their_releases(tmp_path):
-    """A change after the noise keeps the records and so the ledger: only the release tells `again` from `calm-sea`."""
-    one, two, other = (ledger_of(name, 1, 10, key) for name, key in (("feta-pro", "1"), ("rpgen", "2"), ("full", "3")))
+    """A change after the noise keeps the records and so the ledger: only the release tells `again`
+    from `calm-sea`.
+    """
+    one, two, other = (
+        ledger_of(name, 1, 10, key)
+        for name, key in (("feta-pro", "1"), ("rpgen", "2"), ("full", "3"))
+    )
     keep_evaluation(tmp_path, metrics_of(0.8, "one.dir") | {"ledger": one})
     keep_evaluation(tmp_path, metrics_of(0.9, "two.dir") | {"ledger": two})
     keep_evaluation(tmp_path, metrics_of(0.1, "three.dir") | {"ledger": one})
@@ -186,19 +249,32 @@ def test_experiments_are_joined_with_the_numbers_that_were_kept_of_their_release
         ("again", "f" * 40, one, "four.dir"),
         ("late", "9" * 40, one, "three.dir"),
     )
-    assert list(experiments(rows)["name"]) == ["main", "calm-sea", "red-fox", "new", "again", "late", "workspace"]
+    assert list(experiments(rows)["name"]) == [
+        "main",
+        "calm-sea",
+        "red-fox",
+        "new",
+        "again",
+        "late",
+        "workspace",
+    ]
     runs, left_out = rows_of_experiments(rows, tmp_path)
     found = [("calm-sea", 0.8), ("red-fox", 0.9), ("again", 0.7), ("late", 0.1)]
     assert [(run["run"], run["cnn"]) for run in runs] == found
     assert not any(run["problems"] for run in runs) and 0.3 < runs[0]["epsilon"] < 0.6
     assert [line.split(":")[0] for line in left_out] == ["main", "new"]
-    assert all(rows_of_experiments(odd, tmp_path) == ([], []) for odd in ("nonsense", [{"data": 3}, 4], []))
+    assert all(
+        rows_of_experiments(odd, tmp_path) == ([], []) for odd in ("nonsense", [{"data": 3}, 4], [])
+    )
 
 
 def test_kept_numbers_are_the_owners_alone_and_found_by_release_and_ledger(tmp_path):
     ledger = ledger_of("full", 1, 10)
     path = keep_evaluation(tmp_path, metrics_of(0.8, "one.dir") | {"ledger": ledger})
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert (
+        stat.S_IMODE(path.stat().st_mode) == 0o600
+        and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    )
     for release, digest in (("one.dir", ledger["digest"]), ("../../one.dir", ledger["digest"])):
         assert find_evaluation(tmp_path, release, digest)
     for release, digest in (("one.dir", "other"), ("none.dir", ledger["digest"])):
@@ -209,7 +285,8 @@ def test_a_table_keeps_its_gaps_and_shows_a_text_that_a_spreadsheet_would_comput
     write_run(tmp_path / "a", "full", 1, 0.8)
     b = write_run(tmp_path / "b", "dpdm", 1, 0.7)
     content = json.loads((b / "metrics.json").read_text())
-    del content["release"]["fidelity"]["mind"]  # as evaluations of earlier versions, which stay readable
+    # As evaluations of earlier versions, which stay readable
+    del content["release"]["fidelity"]["mind"]
     (b / "metrics.json").write_text(json.dumps(content))
     assert read_run(b)["mind"] is None and read_run(b)["distance"] is not None
     del content["release"]["cnn"], content["release"]["fidelity"]
@@ -217,19 +294,33 @@ def test_a_table_keeps_its_gaps_and_shows_a_text_that_a_spreadsheet_would_comput
     runs, _ = compared([read_run(tmp_path / "a"), read_run(b)])
     assert classifiers_of(runs) == ["lr", "cnn"] and list(runs["recipe"]) == ["dpdm", "full"]
     assert runs[["cnn", "distance"]].isna().iloc[0].all() and ",,," in csv_of(runs).splitlines()[1]
-    assert csv_of(pd.DataFrame([{"class": "=1+1", "share": -0.5}])) == "class,share\n'=1+1,-0.5000\n"
+    assert (
+        csv_of(pd.DataFrame([{"class": "=1+1", "share": -0.5}])) == "class,share\n'=1+1,-0.5000\n"
+    )
 
 
-@pytest.mark.skipif(not (Path(sys.executable).parent / "dvc").exists(), reason="needs dvc beside the interpreter")
+@pytest.mark.skipif(
+    not (Path(sys.executable).parent / "dvc").exists(), reason="needs dvc beside the interpreter"
+)
 def test_a_folder_has_the_hash_that_dvc_gives_it(tmp_path):
     release = tmp_path / "artifacts" / "synthesize"
     for name in ("a.npy", "B.txt", "png/0/1.png", "png.json", "été.txt"):
         (release / name).parent.mkdir(parents=True, exist_ok=True)
         (release / name).write_text(name)
     dvc = str(Path(sys.executable).parent / "dvc")
-    environment = os.environ | {"DVC_NO_ANALYTICS": "1", "DVC_GLOBAL_CONFIG_DIR": str(tmp_path / "g")}
+    environment = os.environ | {
+        "DVC_NO_ANALYTICS": "1",
+        "DVC_GLOBAL_CONFIG_DIR": str(tmp_path / "g"),
+    }
     for words in (["init", "--no-scm", "-q"], ["add", "-q", "artifacts/synthesize"]):
-        subprocess.run([dvc, *words], cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=60)
+        subprocess.run(
+            [dvc, *words],
+            cwd=tmp_path,
+            env=environment,
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
     assert f"md5: {directory_hash(release)}" in (tmp_path / "artifacts/synthesize.dvc").read_text()
 
 
@@ -241,11 +332,27 @@ def test_the_table_shows_folders_as_they_are_named_without_what_all_share(capsys
     assert short_names(["/a/b/one", "/a/b/two/x"]) == ["one", "two/x"]
     assert short_names(["/a/one", "/a"]) == ["one", "/a"]
     assert short_names(["/a/b"]) == ["/a/b"] and short_names(["/a", "a"]) == ["/a", "a"]
-    row = {"recipe": "full", "target": 1.0, "epsilon": 1.0, "distance": None, "mind": 0.0931, "differs": ""}
-    table = comparison_table(pd.DataFrame([row | {"run": "/runs/steps=[40]"}, row | {"run": "/runs/[red]"}]), [])
+    row = {
+        "recipe": "full",
+        "target": 1.0,
+        "epsilon": 1.0,
+        "distance": None,
+        "mind": 0.0931,
+        "differs": "",
+    }
+    table = comparison_table(
+        pd.DataFrame([row | {"run": "/runs/steps=[40]"}, row | {"run": "/runs/[red]"}]), []
+    )
     show_local([table], Path("comparison.csv"))
-    assert "steps" not in (text := capsys.readouterr().out) and "comparison.csv: local" in text  # no terminal
+    # No terminal
+    assert "steps" not in (text := capsys.readouterr().out) and "comparison.csv: local" in text
     with redirect_stdout(program.Terminal()) as screen:
         show_local([table], Path("comparison.csv"))
     text = screen.getvalue()
-    assert "steps=[40]" in text and "[red]" in text and "/runs" not in text and "MIND" in text and "0.0931" in text
+    assert (
+        "steps=[40]" in text
+        and "[red]" in text
+        and "/runs" not in text
+        and "MIND" in text
+        and "0.0931" in text
+    )

@@ -1,4 +1,6 @@
-"""`evaluate` in several processes: the numbers of one, each classifier trained once, the images opened once."""
+"""`evaluate` in several processes: the numbers of one, each classifier trained once, the images
+opened once.
+"""
 
 import json
 from pathlib import Path
@@ -21,7 +23,9 @@ def folder(tmp_path_factory) -> Path:
 
 
 def opened(folder: Path) -> int:
-    return sum(entry["kind"] == LOCAL_USE for entry in Odometer(folder / "state", "digits").entries())
+    return sum(
+        entry["kind"] == LOCAL_USE for entry in Odometer(folder / "state", "digits").entries()
+    )
 
 
 def test_two_processes_find_what_one_finds_and_train_each_classifier_once(folder):
@@ -36,9 +40,14 @@ def test_two_processes_find_what_one_finds_and_train_each_classifier_once(folder
     shares = [rank["trained"] for rank in several]
     assert len(one["trained"]) == 12 and [len(share) for share in shares] == [6, 6]
     assert sorted(shares[0] + shares[1]) == sorted(one["trained"])
-    assert len(set(one["found"]["release"]["mlp"]["per_seed"])) > 1  # or the order of seeds would not show
+    # Or the order of seeds would not show
+    assert len(set(one["found"]["release"]["mlp"]["per_seed"])) > 1
 
 
 def test_one_process_does_all_tasks_in_order():
     done = []
-    assert map_sharded([3, 1, 2], lambda task: done.append(task) or -task) == [-3, -1, -2] and done == [3, 1, 2]
+    assert map_sharded([3, 1, 2], lambda task: done.append(task) or -task) == [
+        -3,
+        -1,
+        -2,
+    ] and done == [3, 1, 2]

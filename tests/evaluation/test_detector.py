@@ -28,13 +28,21 @@ def speckled(image_set: ImageSet, rows: np.ndarray) -> ImageSet:
 
 
 def test_real_images_cannot_be_told_from_real_ones(halves):
-    """About 450 images of each in the tested half: four standard errors of 1/2 are 0.07, a false alarm in 16 000."""
+    """About 450 images of each in the tested half: four standard errors of 1/2 are 0.07, a false
+    alarm in 16 000.
+    """
     assert abs(detect(*halves).accuracy - 0.5) < 0.07
 
 
 def test_images_with_several_labels_are_told_apart_without_their_classes(halves, short_judging):
-    labels = [np.stack([half.labels > 3, half.labels % 2 == 0, half.labels == 7], axis=1) for half in halves]
-    sets = [ImageSet(h.images, own.astype(np.uint8), ("a", "b", "c")) for h, own in zip(halves, labels, strict=True)]
+    labels = [
+        np.stack([half.labels > 3, half.labels % 2 == 0, half.labels == 7], axis=1)
+        for half in halves
+    ]
+    sets = [
+        ImageSet(h.images, own.astype(np.uint8), ("a", "b", "c"))
+        for h, own in zip(halves, labels, strict=True)
+    ]
     assert len(detect(*sets).images) == len(halves[1])  # half of both sets, of whatever labels
 
 
@@ -49,7 +57,9 @@ def test_images_that_give_themselves_away_are_ranked_first(halves):
 
 
 def test_shares_of_the_classes_do_not_tell_the_sets_apart(halves):
-    """One set has only the first half of the digits, the other all: what is compared has both alike."""
+    """One set has only the first half of the digits, the other all: what is compared has both
+    alike.
+    """
     few = halves[0].take(np.flatnonzero(halves[0].labels < 5))
     found = detect(few, halves[1])
     assert found.drawn.sum() == (~found.drawn).sum() and abs(found.accuracy - 0.5) < 0.1

@@ -1,4 +1,6 @@
-"""The test for copies: exact, conservative with ties, by persons, silent without copies, loud on one in a hundred."""
+"""The test for copies: exact, conservative with ties, by persons, silent without copies, loud on
+one in a hundred.
+"""
 
 import itertools
 import math
@@ -18,7 +20,9 @@ PIXELS = Extractor(name="pixels", digest="pixels", embed=lambda images: images.f
 
 
 def test_p_is_that_of_all_orders():
-    """7 training units and 4 strangers: of the 330 orders, how many have as many units before the first stranger?"""
+    """7 training units and 4 strangers: of the 330 orders, how many have as many units before the
+    first stranger?
+    """
     orders = [set(places) for places in itertools.combinations(range(11), 4)]
     before = [min(strangers) for strangers in orders]
     for seen in range(8):
@@ -40,12 +44,18 @@ def test_it_rings_by_mistake_as_often_as_it_says_at_most():
 
 
 def test_equal_distances_count_for_innocence():
-    """Of a hold-out whose nearest images are as near as copies, no distance tells copies from strangers."""
+    """Of a hold-out whose nearest images are as near as copies, no distance tells copies from
+    strangers.
+    """
     found = compare_nearness(np.zeros(500), np.zeros(100), "images")
     assert (found["near"], found["p"], found["rings"], found["epsilon"]) == (0, 1, False, 0)
     rng = np.random.default_rng(1)
-    whole = [compare_nearness(rng.integers(9, size=300), rng.integers(9, size=80), "images") for _ in range(300)]
-    assert not any(found["rings"] for found in whole)  # three in ten such tests would have one without this
+    whole = [
+        compare_nearness(rng.integers(9, size=300), rng.integers(9, size=80), "images")
+        for _ in range(300)
+    ]
+    # Three in ten such tests would have one without this
+    assert not any(found["rings"] for found in whole)
 
 
 def test_the_bound_on_epsilon_is_that_of_clopper_and_pearson():
@@ -65,7 +75,8 @@ def test_the_bound_on_epsilon_is_that_of_clopper_and_pearson():
 
 @pytest.mark.parametrize("epsilon", [1.0, 3.0])
 def test_the_bound_on_epsilon_exceeds_the_true_one_once_in_twenty_at_most(epsilon):
-    """200 hold-outs drawn by coins of 1 : 4, which a release of that ε then favours: the 300 nearest have better odds.
+    """200 hold-outs drawn by coins of 1 : 4, which a release of that ε then favours: the 300
+    nearest have better odds.
 
     More than 20 failures come once in 1000 such tests.
     """
@@ -104,10 +115,16 @@ def pool(digits):
 
 
 def split(pool, seed, copied):
-    """2000 training images, 1000 strangers, and a release of 2000 others, the first `copied` of them copies."""
+    """2000 training images, 1000 strangers, and a release of 2000 others, the first `copied` of
+    them copies.
+    """
     rows = np.random.default_rng(seed).permutation(len(pool))
     train, holdout, release = rows[:2000], rows[2000:3000], rows[3000:5000]
-    return images(pool, np.concatenate([train[:copied], release[copied:]])), images(pool, train), images(pool, holdout)
+    return (
+        images(pool, np.concatenate([train[:copied], release[copied:]])),
+        images(pool, train),
+        images(pool, holdout),
+    )
 
 
 @pytest.mark.parametrize(("copied", "loud"), [(0, False), (20, True)])
@@ -116,15 +133,25 @@ def test_one_copy_in_a_hundred_rings_and_none_does_not_in_twenty_of_twenty_runs(
     found = [disclosure(*split(pool, seed, copied), PIXELS) for seed in range(20)]
     assert [one["rings"] for one in found] == [loud] * 20
     words = "A SIGN OF COPYING" if loud else "no sign of copying"
-    assert all(words in one["sentence"] and " of 2\u202f000 images are nearer" in one["sentence"] for one in found)
+    assert all(
+        words in one["sentence"] and " of 2\u202f000 images are nearer" in one["sentence"]
+        for one in found
+    )
 
 
 def test_a_person_is_one_unit_as_near_as_the_nearest_image(pool):
     release, train, holdout = split(pool, 0, 0)
-    people = [ImageSet(part.images, part.labels, part.classes, np.arange(len(part)) // 5) for part in (train, holdout)]
+    people = [
+        ImageSet(part.images, part.labels, part.classes, np.arange(len(part)) // 5)
+        for part in (train, holdout)
+    ]
     found = disclosure(release, *people, PIXELS)
-    assert (found["units"], found["strangers"]) == (400, 200) and "of 400 persons" in found["sentence"]
-    loud = ImageSet(np.concatenate([train.images[:100:5], release.images[20:]]), release.labels, release.classes)
+    assert (found["units"], found["strangers"]) == (400, 200) and "of 400 persons" in found[
+        "sentence"
+    ]
+    loud = ImageSet(
+        np.concatenate([train.images[:100:5], release.images[20:]]), release.labels, release.classes
+    )
     found = disclosure(loud, *people, PIXELS)
     assert found["rings"] and found["near"] >= 20
 
@@ -133,7 +160,9 @@ def test_equal_images_count_once(pool):
     """They are held out together: ten near ones are one coincidence, not ten."""
     release, train, holdout = split(pool, 0, 0)
     rows = np.concatenate([np.arange(len(train)), np.repeat(np.arange(10), 50)])
-    assert disclosure(release, images(train, rows), holdout, PIXELS) == disclosure(release, train, holdout, PIXELS)
+    assert disclosure(release, images(train, rows), holdout, PIXELS) == disclosure(
+        release, train, holdout, PIXELS
+    )
 
 
 def test_a_large_set_is_thinned_by_units(pool, monkeypatch):
@@ -159,14 +188,18 @@ def test_public_images_are_not_tested_and_it_says_why(pool, tmp_path):
 def test_images_drawn_from_the_networks_are_tested_too(digits):
     """A generator that copies shows in what recipients draw, even if the release does not."""
     real = np.array(digits.images[:1200])
-    train, holdout = (ImageSet(part, np.zeros(len(part), np.int64), ("a",)) for part in (real[:600], real[600:]))
+    train, holdout = (
+        ImageSet(part, np.zeros(len(part), np.int64), ("a",)) for part in (real[:600], real[600:])
+    )
     release = ImageSet(255 - real[:100], np.zeros(100, np.int64), ("a",))
     assert not disclosure(release, train, holdout, PIXELS)["rings"]
     assert disclosure(release, train, holdout, PIXELS, more=real[:300])["rings"]
 
 
 class Knows(torch.nn.Module):
-    """A classifier of two classes that is sure of the images it has stored, and unsure of others."""
+    """A classifier of two classes that is sure of the images it has stored, and unsure of
+    others.
+    """
 
     several = False
     classes = 2
@@ -182,6 +215,9 @@ class Knows(torch.nn.Module):
 
 def test_a_network_that_knows_training_images_rings(digits):
     real = np.unique(digits.images, axis=0)[:1200]
-    train, holdout = (ImageSet(part, np.zeros(len(part), np.int64), ("a", "b")) for part in (real[::2], real[1::2]))
+    train, holdout = (
+        ImageSet(part, np.zeros(len(part), np.int64), ("a", "b"))
+        for part in (real[::2], real[1::2])
+    )
     for stored, rings in ((real[::2][:60], True), (real[:120], False)):
         assert membership(Knows(stored), train, holdout)["rings"] is rings

@@ -1,4 +1,6 @@
-"""Fréchet and kernel distance and Inception Score are those of their definitions, and of pytorch-fid."""
+"""Fréchet and kernel distance and Inception Score are those of their definitions, and of
+pytorch-fid.
+"""
 
 import math
 from types import SimpleNamespace
@@ -22,12 +24,16 @@ RNG = np.random.default_rng(0)
 def skewed(rows, columns, rank, seed):
     """Correlated features of a given rank, off centre."""
     rng = np.random.default_rng(seed)
-    return rng.normal(size=(rows, rank)) @ rng.normal(size=(rank, columns)) + rng.normal(size=columns)
+    return rng.normal(size=(rows, rank)) @ rng.normal(size=(rank, columns)) + rng.normal(
+        size=columns
+    )
 
 
 @pytest.fixture
 def pytorch_fid(monkeypatch):
-    """pytorch-fid's own distance; a shim takes the argument that it passes to sqrtm where scipy no longer does."""
+    """pytorch-fid's own distance; a shim takes the argument that it passes to sqrtm where scipy no
+    longer does.
+    """
     from pytorch_fid import fid_score
 
     def sqrtm(matrix, disp=True):
@@ -48,7 +54,9 @@ def pytorch_fid(monkeypatch):
 def test_the_frechet_distance_is_that_of_pytorch_fid(pytorch_fid, rank, rows):
     a, b = skewed(rows, 16, rank, 3), skewed(300, 16, 16, 4)
     assert frechet_distance(a, b) == pytest.approx(pytorch_fid(a, b), rel=1e-3)
-    assert frechet_distance(a.astype(np.float32), b.astype(np.float32)) == pytest.approx(pytorch_fid(a, b), rel=1e-3)
+    assert frechet_distance(a.astype(np.float32), b.astype(np.float32)) == pytest.approx(
+        pytorch_fid(a, b), rel=1e-3
+    )
     a[:, :5], b[:, 3:8] = 0, 2  # constant features
     assert frechet_distance(a, b) == pytest.approx(pytorch_fid(a, b), rel=1e-3)
 
@@ -78,8 +86,12 @@ def mmd_by_loops(a, b):
 def test_the_kernel_distance_is_that_of_its_definition():
     a, b = RNG.normal(size=(7, 3)), RNG.normal(1, 2, size=(9, 3))
     assert squared_mmd(a, b) == pytest.approx(mmd_by_loops(a, b), rel=1e-12)
-    a, b = RNG.normal(size=(12, 4)), RNG.normal(size=(12, 4))  # one subset of everything is the plain estimate
-    assert kernel_distance(a, b, subsets=3) == (pytest.approx(squared_mmd(a, b)), pytest.approx(0, abs=1e-12))
+    # One subset of everything is the plain estimate
+    a, b = RNG.normal(size=(12, 4)), RNG.normal(size=(12, 4))
+    assert kernel_distance(a, b, subsets=3) == (
+        pytest.approx(squared_mmd(a, b)),
+        pytest.approx(0, abs=1e-12),
+    )
 
 
 def test_the_kernel_distance_is_unbiased_for_equal_distributions_at_any_size():
@@ -89,12 +101,17 @@ def test_the_kernel_distance_is_unbiased_for_equal_distributions_at_any_size():
     """
     rng = np.random.default_rng(1)
     for size in (4, 20):
-        found = [squared_mmd(rng.normal(size=(size, 5)), rng.normal(size=(size, 5))) for _ in range(400)]
+        found = [
+            squared_mmd(rng.normal(size=(size, 5)), rng.normal(size=(size, 5))) for _ in range(400)
+        ]
         assert abs(np.mean(found)) < 4 * np.std(found) / 20 and min(found) < 0
 
 
 def test_the_kernel_distance_grows_with_a_shift_and_takes_float32_as_float64():
-    a, b = RNG.normal(size=(300, 8)).astype(np.float32), RNG.normal(size=(400, 8)).astype(np.float32)
+    a, b = (
+        RNG.normal(size=(300, 8)).astype(np.float32),
+        RNG.normal(size=(400, 8)).astype(np.float32),
+    )
     distances = [kernel_distance(a, b + shift, subsets=5)[0] for shift in (0, 0.3, 0.6)]
     assert abs(distances[0]) < 0.1 < distances[1] < distances[2]
     huge = (a + 1000).astype(np.float32)
@@ -129,7 +146,8 @@ def test_the_sliced_distance_is_that_of_its_definition_in_any_number_of_blocks(r
     assert (rows * number > PROJECTED) == (number > 6)
     a, b = RNG.normal(size=(rows, 3)), RNG.normal(1, 2, size=(rows, 3))
     axes = np.random.default_rng(0)
-    axes.choice(rows, rows, replace=False), axes.choice(rows, rows, replace=False)  # all rows, in any order
+    # All rows, in any order
+    axes.choice(rows, rows, replace=False), axes.choice(rows, rows, replace=False)
     directions = axes.normal(size=(number, 3))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     found = sliced_distance(a, b, rows, directions=number, seeds=1)
@@ -146,9 +164,14 @@ def test_the_sliced_distance_is_symmetric_zero_for_equals_and_the_part_of_a_shif
 
 
 def test_equal_moments_do_not_make_the_sliced_distance_small():
-    """Two points and a Gaussian, both of mean 0 and variance 1: the Fréchet distance takes them for equal."""
+    """Two points and a Gaussian, both of mean 0 and variance 1: the Fréchet distance takes them for
+    equal.
+    """
     rng = np.random.default_rng(0)
     real, more = rng.normal(size=(4000, 2)), rng.normal(size=(4000, 2))
     fitted = rng.choice([-1.0, 1.0], size=(4000, 2))
     assert frechet_distance(fitted, real) < 0.01
-    assert sliced_distance(fitted, real, 4000, 200, 2)[0] > 8 * sliced_distance(more, real, 4000, 200, 2)[0]
+    assert (
+        sliced_distance(fitted, real, 4000, 200, 2)[0]
+        > 8 * sliced_distance(more, real, 4000, 200, 2)[0]
+    )

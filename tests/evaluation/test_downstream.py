@@ -32,10 +32,14 @@ def score(name, train, holdout, schedule, seeds):
 
 
 # 360 scored digits: the standard error of an accuracy of 0.98 is 0.007; measured 0.95, 0.98, 0.99
-@pytest.mark.parametrize(("name", "at_least", "steps"), [("lr", 0.92, 600), ("mlp", 0.955, 600), ("cnn", 0.97, 250)])
+@pytest.mark.parametrize(
+    ("name", "at_least", "steps"), [("lr", 0.92, 600), ("mlp", 0.955, 600), ("cnn", 0.97, 250)]
+)
 def test_each_classifier_learns_real_digits(halves, name, at_least, steps):
     train, holdout = halves
-    assert accuracy(train_classifier(name, train.images, train.labels, 0, steps), holdout) >= at_least
+    assert (
+        accuracy(train_classifier(name, train.images, train.labels, 0, steps), holdout) >= at_least
+    )
 
 
 def test_shuffled_labels_teach_nothing(halves):
@@ -48,8 +52,16 @@ def test_a_seed_fixes_the_result_and_the_global_generator_is_left_alone(halves):
     train, _ = halves
     before = torch.get_rng_state()
     trained = [train_classifier("cnn", train.images, train.labels, seed) for seed in (0, 0, 1)]
-    a, b, c = (apply(model.features, train.images[:50], next(model.parameters()).device.type) for model in trained)
-    assert np.array_equal(a, b) and not np.allclose(a, c) and a.shape == (50, 128) and a.dtype == np.float32
+    a, b, c = (
+        apply(model.features, train.images[:50], next(model.parameters()).device.type)
+        for model in trained
+    )
+    assert (
+        np.array_equal(a, b)
+        and not np.allclose(a, c)
+        and a.shape == (50, 128)
+        and a.dtype == np.float32
+    )
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -57,8 +69,12 @@ def test_a_seed_fixes_the_result_and_the_global_generator_is_left_alone(halves):
 def test_any_number_of_steps_trains_and_a_small_set_gets_as_many_as_it_needs(halves, steps):
     schedule = schedule_of("mlp", 50, 1, steps=steps)
     assert schedule.steps == steps
-    assert not fit("mlp", halves[0].images[:50], halves[0].labels[:50], 10, schedule, seed=0).training
-    assert schedule_of("lr", 100, 12).steps == 600 and schedule_of("lr", 10_000, 12).steps == 12 * 79
+    assert not fit(
+        "mlp", halves[0].images[:50], halves[0].labels[:50], 10, schedule, seed=0
+    ).training
+    assert (
+        schedule_of("lr", 100, 12).steps == 600 and schedule_of("lr", 10_000, 12).steps == 12 * 79
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 129])
@@ -85,7 +101,9 @@ def test_a_score_holds_every_seed_their_mean_and_spread(halves):
     result = score("lr", train, holdout, schedule, (3, 4))
     a, b = result["per_seed"]
     assert a == accuracy(train_classifier("lr", train.images, train.labels, 3), holdout)
-    assert result["mean"] == pytest.approx((a + b) / 2) and result["std"] == pytest.approx(abs(a - b) / 2**0.5)
+    assert result["mean"] == pytest.approx((a + b) / 2) and result["std"] == pytest.approx(
+        abs(a - b) / 2**0.5
+    )
     assert score("lr", train, holdout, schedule, (3,))["std"] is None
 
 
@@ -94,17 +112,31 @@ def test_the_accuracies_of_the_classes_make_up_the_whole_and_absent_ones_are_lef
     part = holdout.take(np.flatnonzero(holdout.labels != 4))
     result = score("lr", train, part, schedule_of("lr", len(train), 1, STEPS), (0, 1))
     counts = np.bincount(part.labels, minlength=10)
-    assert [row["class"] for row in result["per_class"]] == [name for name in part.classes if name != "4"]
-    whole = sum(counts[int(row["class"])] * row["mean"] for row in result["per_class"]) / counts.sum()
-    assert whole == pytest.approx(result["mean"]) and len({row["mean"] for row in result["per_class"]}) > 3
+    assert [row["class"] for row in result["per_class"]] == [
+        name for name in part.classes if name != "4"
+    ]
+    whole = (
+        sum(counts[int(row["class"])] * row["mean"] for row in result["per_class"]) / counts.sum()
+    )
+    assert (
+        whole == pytest.approx(result["mean"])
+        and len({row["mean"] for row in result["per_class"]}) > 3
+    )
 
 
 def calibration_by_bins(probabilities, labels):
-    """The definition: of each bin, its share of the images times the gap of its mean confidence to its accuracy."""
-    rows = [(max(p), list(p).index(max(p)) == y) for p, y in zip(probabilities.tolist(), labels.tolist(), strict=True)]
+    """The definition: of each bin, its share of the images times the gap of its mean confidence to
+    its accuracy.
+    """
+    rows = [
+        (max(p), list(p).index(max(p)) == y)
+        for p, y in zip(probabilities.tolist(), labels.tolist(), strict=True)
+    ]
     total = 0.0
     for i in range(15):
-        inside = [row for row in rows if i / 15 <= row[0] < (i + 1) / 15 or (i == 14 and row[0] == 1)]
+        inside = [
+            row for row in rows if i / 15 <= row[0] < (i + 1) / 15 or (i == 14 and row[0] == 1)
+        ]
         if inside:
             confidence, right = (sum(column) / len(inside) for column in zip(*inside, strict=True))
             total += len(inside) / len(rows) * abs(confidence - right)
@@ -126,7 +158,9 @@ def test_an_interval_holds_the_true_accuracy_as_often_as_it_says():
     rng = np.random.default_rng(0)
     ends = [bootstrap_interval(rng.random(300) < 0.8) for _ in range(200)]
     assert sum(low <= 0.8 <= high for low, high in ends) >= 180
-    assert np.mean([high - low for low, high in ends]) == pytest.approx(2 * 1.96 * (0.8 * 0.2 / 300) ** 0.5, rel=0.05)
+    assert np.mean([high - low for low, high in ends]) == pytest.approx(
+        2 * 1.96 * (0.8 * 0.2 / 300) ** 0.5, rel=0.05
+    )
 
 
 def test_an_interval_is_as_wide_as_the_number_of_persons_lets_it_be():

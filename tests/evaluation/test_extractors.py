@@ -6,12 +6,19 @@ import torch
 
 from sfumato.errors import DataError
 from sfumato.evaluation import downstream, extractors
-from sfumato.evaluation.extractors import Extractor, build_extractor, embedded_extractor, inception_extractor
+from sfumato.evaluation.extractors import (
+    Extractor,
+    build_extractor,
+    embedded_extractor,
+    inception_extractor,
+)
 from sfumato.evaluation.metrics.neighbours import nearest
 from sfumato.settings.evaluate import Evaluate
 
 RNG = np.random.default_rng(0)
-GREY, COLOUR = (RNG.integers(0, 256, size=(5, 12, 12, channels), dtype=np.uint8) for channels in (1, 3))
+GREY, COLOUR = (
+    RNG.integers(0, 256, size=(5, 12, 12, channels), dtype=np.uint8) for channels in (1, 3)
+)
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +29,9 @@ def inception_file(tmp_path_factory):
     torch.manual_seed(0)
     kept, build = [], inception._inception_v3
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inception, "_inception_v3", lambda *a, **k: kept.append(build(*a, **k)) or kept[0])
+        patch.setattr(
+            inception, "_inception_v3", lambda *a, **k: kept.append(build(*a, **k)) or kept[0]
+        )
         patch.setattr(inception, "load_state_dict_from_url", lambda *_, **__: kept[0].state_dict())
         inception.fid_inception_v3()
     path = tmp_path_factory.mktemp("weights") / "inception.pth"
@@ -33,7 +42,9 @@ def inception_file(tmp_path_factory):
 @pytest.fixture
 def published(inception_file, monkeypatch):
     """That file, taken for the published one."""
-    monkeypatch.setattr(extractors, "INCEPTION_SHA256", hashlib.sha256(inception_file.read_bytes()).hexdigest())
+    monkeypatch.setattr(
+        extractors, "INCEPTION_SHA256", hashlib.sha256(inception_file.read_bytes()).hexdigest()
+    )
     return inception_file
 
 
@@ -46,10 +57,16 @@ def test_inception_gives_what_pytorch_fid_gives(published, monkeypatch):
     found = extractor(COLOUR)
     state = torch.load(published, weights_only=True)
     monkeypatch.setattr(inception, "load_state_dict_from_url", lambda *_, **__: state)
-    theirs = inception.InceptionV3([3]).eval()(torch.from_numpy(COLOUR).permute(0, 3, 1, 2).float() / 255)[0].flatten(1)
+    theirs = (
+        inception.InceptionV3([3])
+        .eval()(torch.from_numpy(COLOUR).permute(0, 3, 1, 2).float() / 255)[0]
+        .flatten(1)
+    )
     assert found.shape == (5, 2048) and found.dtype == np.float32
     assert np.allclose(found, theirs.numpy(), rtol=1e-3, atol=1e-4)
-    assert np.array_equal(extractor.head, state["fc.weight"].numpy()) and len(extractor.head) == 1008
+    assert (
+        np.array_equal(extractor.head, state["fc.weight"].numpy()) and len(extractor.head) == 1008
+    )
     assert np.allclose(extractor(GREY[:2]), extractor(np.repeat(GREY[:2], 3, axis=3)), atol=1e-5)
 
 
@@ -61,8 +78,12 @@ def test_only_the_published_weights_are_taken(tmp_path, inception_file):
         inception_extractor(inception_file)
 
 
-def test_another_file_whose_digest_begins_as_that_of_the_published_one_is_not_unpickled(tmp_path, monkeypatch):
-    """A few digits are soon met by trying: an unpickler's faults would be open to whoever chose the file."""
+def test_another_file_whose_digest_begins_as_that_of_the_published_one_is_not_unpickled(
+    tmp_path, monkeypatch
+):
+    """A few digits are soon met by trying: an unpickler's faults would be open to whoever chose the
+    file.
+    """
     other = tmp_path / "other.pth"
     other.write_bytes(b"no weights: who unpickles it finds that out in another way")
     begins = hashlib.sha256(other.read_bytes()).hexdigest()[:8]
@@ -77,11 +98,15 @@ def embedded(digits):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(downstream, "MIN_STEPS", 60)
         patch.setattr(extractors, "EPOCHS", 1)
-        *same, other = (embedded_extractor(digits.take(np.arange(count)), "digits") for count in (600, 600, 300))
+        *same, other = (
+            embedded_extractor(digits.take(np.arange(count)), "digits") for count in (600, 600, 300)
+        )
         return same, other
 
 
-def test_the_embedded_space_is_deterministic_named_for_what_it_is_and_in_units_of_its_images(embedded, digits):
+def test_the_embedded_space_is_deterministic_named_for_what_it_is_and_in_units_of_its_images(
+    embedded, digits
+):
     (first, again), other = embedded
     assert first.name == "cnn-digits-128" and first.head is None
     assert first.digest == again.digest != other.digest
@@ -91,7 +116,9 @@ def test_the_embedded_space_is_deterministic_named_for_what_it_is_and_in_units_o
 
 
 def test_the_embedded_space_puts_images_of_a_class_together(embedded, digits):
-    """Nearest neighbours among unseen digits share the label far more often than by chance (0.1)."""
+    """Nearest neighbours among unseen digits share the label far more often than by chance
+    (0.1).
+    """
     features, labels = embedded[0][0](digits.images[600:1400]), digits.labels[600:1400]
     index, _ = nearest(features[:200], features[200:])
     assert (labels[200:][index] == labels[:200]).mean() > 0.8
@@ -108,7 +135,10 @@ def test_the_configured_extractor_is_built_and_draws_only_if_it_must(published, 
     assert build_extractor(Evaluate(fidelity=()), (1, 12, 12), said.append) is None
     config = Evaluate(extractor="inception", weights=str(published))
     assert build_extractor(config, (1, 12, 12), said.append).head.shape[1] == 2048
-    assert build_extractor(Evaluate(extractor="pixels"), (3, 12, 40), said.append).name == "pixels-12x16"
+    assert (
+        build_extractor(Evaluate(extractor="pixels"), (3, 12, 40), said.append).name
+        == "pixels-12x16"
+    )
     assert said == []
     for images, source in ((GREY, "glyphs"), (COLOUR, "procedural")):
         found = build_extractor(Evaluate(), (images.shape[3], 12, 12), said.append)

@@ -6,13 +6,22 @@ import pytest
 import torch
 
 from sfumato.evaluation.extractors import Extractor
-from sfumato.evaluation.metrics.distances import frechet_distance, inception_score, kernel_distance, sliced_distance
+from sfumato.evaluation.metrics.distances import (
+    frechet_distance,
+    inception_score,
+    kernel_distance,
+    sliced_distance,
+)
 from sfumato.evaluation.metrics.fidelity import METRICS, chosen_metrics, fidelity
 from sfumato.evaluation.metrics.neighbours import NEIGHBOURS, precision_recall
 from sfumato.settings.evaluate import Evaluate
 
 RNG = np.random.default_rng(0)
-REAL, MORE, SYNTHETIC = RNG.normal(size=(90, 4)), RNG.normal(size=(80, 4)), RNG.normal(0.4, 1.1, size=(70, 4))
+REAL, MORE, SYNTHETIC = (
+    RNG.normal(size=(90, 4)),
+    RNG.normal(size=(80, 4)),
+    RNG.normal(0.4, 1.1, size=(70, 4)),
+)
 EMBEDDED = Extractor(name="cnn-glyphs-4", digest="a", embed=lambda images: images)
 INCEPTION = dataclasses.replace(EMBEDDED, name="inception-2015-12-05", head=RNG.normal(size=(6, 4)))
 ALL, WITH_SCORE = chosen_metrics(Evaluate()), chosen_metrics(Evaluate(extractor="inception"))
@@ -20,7 +29,9 @@ ALL, WITH_SCORE = chosen_metrics(Evaluate()), chosen_metrics(Evaluate(extractor=
 
 def measured(extractor=EMBEDDED, metrics=ALL, compared=SYNTHETIC):
     told: list[str] = []
-    return fidelity("release", compared, REAL, (compared, MORE, REAL), extractor, metrics, told.append), told
+    return fidelity(
+        "release", compared, REAL, (compared, MORE, REAL), extractor, metrics, told.append
+    ), told
 
 
 def test_every_number_is_the_one_of_its_own_function():
@@ -29,10 +40,18 @@ def test_every_number_is_the_one_of_its_own_function():
     assert (found["mmd"], found["mmd_std"]) == kernel_distance(SYNTHETIC, REAL)
     assert (found["mind"], found["mind_std"]) == sliced_distance(SYNTHETIC, REAL, 70)
     assert found["mind_real"] == sliced_distance(MORE, REAL, 70)[0]  # equally many images
-    assert precision_recall(SYNTHETIC, REAL, NEIGHBOURS).items() <= found.items() and found["neighbours"] == NEIGHBOURS
+    assert (
+        precision_recall(SYNTHETIC, REAL, NEIGHBOURS).items() <= found.items()
+        and found["neighbours"] == NEIGHBOURS
+    )
     about = [found[key] for key in ("space", "reference", "images", "reference_images")]
     assert about == ["cnn-glyphs-4", "holdout", 70, 90]
-    assert {"fld", "generalisation_gap", "authenticity", "distance_ratio"} <= found.keys() and told == []
+    assert {
+        "fld",
+        "generalisation_gap",
+        "authenticity",
+        "distance_ratio",
+    } <= found.keys() and told == []
 
 
 def test_only_inception_has_fid_kid_and_inception_score():
@@ -74,4 +93,7 @@ def test_every_metric_of_the_table_is_described_and_the_default_is_all_that_the_
     described = reference.split("## Fidelity numbers")[1]
     assert [name for name in METRICS if f"| `{name}` |" not in described] == []
     assert set(WITH_SCORE) == set(METRICS) and set(METRICS) - set(ALL) == {"inception_score"}
-    assert chosen_metrics(Evaluate(fidelity=("mmd",))) == ("mmd",) and chosen_metrics(Evaluate(fidelity=())) == ()
+    assert (
+        chosen_metrics(Evaluate(fidelity=("mmd",))) == ("mmd",)
+        and chosen_metrics(Evaluate(fidelity=())) == ()
+    )

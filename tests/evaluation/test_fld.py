@@ -5,7 +5,11 @@ import pytest
 import torch
 
 from sfumato.evaluation.metrics import fld
-from sfumato.evaluation.metrics.fld import feature_likelihood, fit_variances, negative_log_likelihood
+from sfumato.evaluation.metrics.fld import (
+    feature_likelihood,
+    fit_variances,
+    negative_log_likelihood,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -14,7 +18,9 @@ def features(count, seed):
     """Points near a curved sheet in 10 dimensions; the sheet is always the same."""
     sheet = np.random.default_rng(9).normal(size=(3, 10))
     rng = np.random.default_rng(seed)
-    return np.maximum(rng.normal(size=(count, 3)) @ sheet, -0.5) + 0.1 * rng.normal(size=(count, 10))
+    return np.maximum(rng.normal(size=(count, 3)) @ sheet, -0.5) + 0.1 * rng.normal(
+        size=(count, 10)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +40,14 @@ def by_loops(points, centres, variances):
 
 
 def test_the_likelihood_is_that_of_the_mixture():
-    points, centres, variances = RNG.normal(size=(9, 3)), RNG.normal(size=(5, 3)), RNG.uniform(0.3, 2, size=5)
-    found = negative_log_likelihood(torch.from_numpy(points), torch.from_numpy(centres), torch.from_numpy(variances))
+    points, centres, variances = (
+        RNG.normal(size=(9, 3)),
+        RNG.normal(size=(5, 3)),
+        RNG.uniform(0.3, 2, size=5),
+    )
+    found = negative_log_likelihood(
+        torch.from_numpy(points), torch.from_numpy(centres), torch.from_numpy(variances)
+    )
     assert found == pytest.approx(by_loops(points, centres, variances))
 
 
@@ -45,14 +57,21 @@ def test_a_set_counted_four_times_has_the_same_likelihood_whatever_blocks_it_fal
     assert len(points) < fld.ROWS_AT_ONCE < len(repeated) and len(repeated) % fld.ROWS_AT_ONCE
     variances = fit_variances(centres, points)
     torch.testing.assert_close(fit_variances(centres, repeated), variances, rtol=1e-6, atol=0)
-    whole, parts = (negative_log_likelihood(rows, centres, variances) for rows in (points, repeated))
+    whole, parts = (
+        negative_log_likelihood(rows, centres, variances) for rows in (points, repeated)
+    )
     assert parts == pytest.approx(whole, abs=1e-9)
 
 
 def test_the_widths_are_as_likely_as_those_of_a_gradient_method():
-    """Expectation-maximisation is not worse than plain autograd and Adam at the best of several learning rates."""
+    """Expectation-maximisation is not worse than plain autograd and Adam at the best of several
+    learning rates.
+    """
     centres, points = torch.from_numpy(features(30, 4)), torch.from_numpy(features(60, 5))
-    distances, far = torch.cdist(points, centres) ** 2, 0.81 * ((points - points.mean(0)) ** 2).sum(1, keepdim=True)
+    distances, far = (
+        torch.cdist(points, centres) ** 2,
+        0.81 * ((points - points.mean(0)) ** 2).sum(1, keepdim=True),
+    )
 
     def objective(log_variances, broad):
         parts = [
@@ -62,12 +81,18 @@ def test_the_widths_are_as_likely_as_those_of_a_gradient_method():
         return torch.cat(parts, dim=1).logsumexp(dim=1).mean()
 
     def at_best_background(log_variances):
-        return max(float(objective(log_variances, torch.tensor([b]).double())) for b in np.linspace(-3, 3, 121))
+        return max(
+            float(objective(log_variances, torch.tensor([b]).double()))
+            for b in np.linspace(-3, 3, 121)
+        )
 
     start = ((distances.min(dim=0).values + 1e-3) / 10).log()
     best = -math.inf  # of Adam
     for rate in (0.05, 0.2):
-        log_variances, broad = start.clone().requires_grad_(), torch.zeros(1, dtype=torch.float64, requires_grad=True)
+        log_variances, broad = (
+            start.clone().requires_grad_(),
+            torch.zeros(1, dtype=torch.float64, requires_grad=True),
+        )
         adam = torch.optim.Adam([log_variances, broad], lr=rate)
         for _ in range(300):
             adam.zero_grad()
@@ -87,13 +112,18 @@ def test_unseen_real_images_score_near_zero_and_worse_sets_worse(real):
         "noisy": unseen + RNG.normal(0, 0.7, unseen.shape),
         "narrow": unseen[unseen[:, 0] > np.quantile(unseen[:, 0], 0.7)],
     }
-    assert all(feature_likelihood(rows, train, holdout)["fld"] > fresh["fld"] + 10 for rows in spoiled.values())
+    assert all(
+        feature_likelihood(rows, train, holdout)["fld"] > fresh["fld"] + 10
+        for rows in spoiled.values()
+    )
 
 
 def test_copies_of_training_images_are_found(real):
     train, holdout, unseen = real
     mixed = np.concatenate([unseen[:200], train[:200]])
-    copies, half, fresh = (feature_likelihood(rows, train, holdout) for rows in (train, mixed, unseen))
+    copies, half, fresh = (
+        feature_likelihood(rows, train, holdout) for rows in (train, mixed, unseen)
+    )
     assert copies["fld"] > 1000 and copies["generalisation_gap"] < -1000
     assert half["generalisation_gap"] < fresh["generalisation_gap"] - 30
     assert math.isfinite(copies["fld"])
@@ -103,7 +133,8 @@ def test_constant_features_are_left_out_and_units_do_not_matter(real):
     train, holdout, unseen = real
     plain = feature_likelihood(unseen, train, holdout)
     wider = [
-        np.concatenate([rows * 1000 + 7, np.full((len(rows), 2), 3.0)], axis=1) for rows in (unseen, train, holdout)
+        np.concatenate([rows * 1000 + 7, np.full((len(rows), 2), 3.0)], axis=1)
+        for rows in (unseen, train, holdout)
     ]
     assert feature_likelihood(*wider) == pytest.approx(plain, rel=1e-6, abs=1e-6)
     assert feature_likelihood(np.zeros((9, 3)), np.zeros((9, 3)), np.zeros((9, 3))) == {}

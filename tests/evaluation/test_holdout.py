@@ -16,7 +16,9 @@ def resized(images: np.ndarray, side: int) -> np.ndarray:
     found = []
     for image in images:
         file = io.BytesIO()
-        Image.fromarray(image[..., 0]).resize((side, side), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+        Image.fromarray(image[..., 0]).resize((side, side), Image.Resampling.BICUBIC).save(
+            file, "JPEG", quality=90
+        )
         with Image.open(file) as picture:
             found.append(np.asarray(picture.resize(image.shape[:2], Image.Resampling.LANCZOS)))
     return np.stack(found)[..., None]
@@ -39,8 +41,12 @@ def test_copies_of_training_images_are_left_out_with_their_number_and_others_sta
     copied = train[:10] if side == 64 else resized(train[:10], side)
     groups = np.arange(30)
     left, (warning,) = without_copies(images_of(copied, fresh, groups=groups), images_of(train))
-    assert warning.startswith("10 of 30 hold-out images are copies") and np.array_equal(left.images, fresh)
-    assert np.array_equal(left.groups, groups[10:]) and np.array_equal(left.labels, np.arange(10, 30) % 2)
+    assert warning.startswith("10 of 30 hold-out images are copies") and np.array_equal(
+        left.images, fresh
+    )
+    assert np.array_equal(left.groups, groups[10:]) and np.array_equal(
+        left.labels, np.arange(10, 30) % 2
+    )
 
 
 def test_a_hold_out_without_copies_is_itself(drawn, digits):
@@ -51,7 +57,9 @@ def test_a_hold_out_without_copies_is_itself(drawn, digits):
 
 
 def test_a_few_that_look_alike_are_no_copies_and_equal_ones_are(drawn):
-    """Of trousers, some are nearly the same picture; a byte for byte copy is one, however few there are."""
+    """Of trousers, some are nearly the same picture; a byte for byte copy is one, however few there
+    are.
+    """
     train, holdout = drawn[:1], np.repeat(drawn[1:2], round(2 / LOOK_ALIKES), axis=0)
     holdout[0] = resized(train, 60)[0]
     assert without_copies(images_of(holdout), images_of(train))[1] == []

@@ -1,4 +1,6 @@
-"""The mixture that is released is chosen by students of what was released: no real image is looked at, no ε spent."""
+"""The mixture that is released is chosen by students of what was released: no real image is looked
+at, no ε spent.
+"""
 
 from collections import Counter
 
@@ -16,14 +18,21 @@ from sfumato.features.teacher_network import TeacherNetwork
 from sfumato.planning.resolve import make_plan
 from sfumato.release.variation import PLAIN, Varied, beside_public
 
-MIXED = {"sources": {"auxiliary": 1.0, "select": 1.0}, "labels": "uniform", "choose": True, "relabel": True}
+MIXED = {
+    "sources": {"auxiliary": 1.0, "select": 1.0},
+    "labels": "uniform",
+    "choose": True,
+    "relabel": True,
+}
 
 
 def shaded(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Dark and bright noise, two classes: (N, 1, 8, 8) uint8."""
     random = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % 2
-    return (torch.rand(count, 1, 8, 8, generator=random) * 100 + 155 * labels[:, None, None, None]).byte(), labels
+    return (
+        torch.rand(count, 1, 8, 8, generator=random) * 100 + 155 * labels[:, None, None, None]
+    ).byte(), labels
 
 
 class Dark(TeacherNetwork):
@@ -55,7 +64,13 @@ def test_a_student_of_right_labels_agrees_and_one_of_wrong_labels_does_not(quick
     images, labels = shaded(60, 1)
     learned, right = shaded(100, 2)
     for own, low, high in ((right, 0.95, 1.0), (1 - right, 0.0, 0.05)):
-        assert low <= agreement(of(learned, own), {"drawn": (pixels(images), labels.numpy())}, 2, 0)["drawn"] <= high
+        assert (
+            low
+            <= agreement(of(learned, own), {"drawn": (pixels(images), labels.numpy())}, 2, 0)[
+                "drawn"
+            ]
+            <= high
+        )
 
 
 def test_a_student_that_always_names_the_larger_class_has_a_half(quick):
@@ -75,8 +90,13 @@ def test_a_student_that_always_names_the_larger_class_has_a_half(quick):
         ((0.5, 0.5), WITHOUT),
     ],
 )
-def test_public_images_stay_if_they_cost_no_agreement_on_drawn_images_and_help_on_public_ones(beside, name):
-    found = {WITHOUT: {"drawn": 0.95, "public": 0.6}, WITH: dict(zip(("drawn", "public"), beside, strict=True))}
+def test_public_images_stay_if_they_cost_no_agreement_on_drawn_images_and_help_on_public_ones(
+    beside, name
+):
+    found = {
+        WITHOUT: {"drawn": 0.95, "public": 0.6},
+        WITH: dict(zip(("drawn", "public"), beside, strict=True)),
+    }
     assert chosen_mixture(found) == name
 
 
@@ -102,7 +122,10 @@ def test_public_images_stand_among_those_as_drawn_and_keep_their_labels():
     assert (found.labels[:16][torch.from_numpy(first == "public")] == 1).all()
     assert torch.equal(found.images[16:], images[10:]) and len(found.asked) == 16
     half = beside_public(drawn, public, torch.ones(6, dtype=torch.int64), 2, 0)
-    assert dict(Counter(half.kinds)) == {"plain": 5, "public": 6, "distorted": 15} and len(half.asked) == 11
+    assert (
+        dict(Counter(half.kinds)) == {"plain": 5, "public": 6, "distorted": 15}
+        and len(half.asked) == 11
+    )
 
 
 @pytest.mark.parametrize("name", [WITH, WITHOUT])
@@ -119,5 +142,7 @@ def test_the_release_is_the_mixture_that_was_chosen(quick, monkeypatch, name):
 @pytest.mark.parametrize("sources", [{"select": 1}, {"auxiliary": 1}])
 def test_a_choice_needs_public_images_and_drawn_ones(sources):
     made = params(recipe="teacher-mixed", synthesize={"sources": sources, "choose": True})
-    with pytest.raises(ConfigError, match="requires select and another stage in synthesize.sources"):
+    with pytest.raises(
+        ConfigError, match="requires select and another stage in synthesize.sources"
+    ):
         make_plan(made, card())

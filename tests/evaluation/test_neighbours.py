@@ -2,7 +2,13 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
-from sfumato.evaluation.metrics.neighbours import MEMORY, authenticity, nearest, precision_recall, radii
+from sfumato.evaluation.metrics.neighbours import (
+    MEMORY,
+    authenticity,
+    nearest,
+    precision_recall,
+    radii,
+)
 
 
 def distance(x, y):
@@ -16,7 +22,9 @@ def kth(points, i, k):
 def by_definition(synthetic, real, k):
     """From the whole table of distances at once."""
     apart = cdist(synthetic, real)
-    real_balls, synthetic_balls = (np.sort(cdist(own, own), axis=1)[:, k] for own in (real, synthetic))
+    real_balls, synthetic_balls = (
+        np.sort(cdist(own, own), axis=1)[:, k] for own in (real, synthetic)
+    )
     inside = apart <= real_balls
     return {
         "precision": inside.any(axis=1).mean(),
@@ -64,17 +72,32 @@ def test_nearest_finds_index_and_distance():
 
 def test_duplicates_have_radius_zero_and_too_few_images_are_refused():
     points = np.repeat(np.random.default_rng(0).normal(size=(4, 3)), 3, axis=0)
-    assert radii(points, 2) == pytest.approx(np.zeros(12), abs=1e-12) and (radii(points, 3) > 0.01).all()
+    assert (
+        radii(points, 2) == pytest.approx(np.zeros(12), abs=1e-12)
+        and (radii(points, 3) > 0.01).all()
+    )
     with pytest.raises(ValueError, match="n_neighbors = 12"):
         radii(points, 12)
 
 
 def test_copies_are_not_authentic_and_fresh_images_are():
     rng = np.random.default_rng(3)
-    train, holdout, fresh = rng.normal(size=(400, 6)), rng.normal(size=(300, 6)), rng.normal(size=(400, 6))
+    train, holdout, fresh = (
+        rng.normal(size=(400, 6)),
+        rng.normal(size=(300, 6)),
+        rng.normal(size=(400, 6)),
+    )
     nearest_of = [int(((train - x) ** 2).sum(axis=1).argmin()) for x in fresh[:40]]
-    farther = [distance(x, train[j]) > kth(train, j, 1) for x, j in zip(fresh[:40], nearest_of, strict=True)]
-    assert authenticity(fresh[:40], train, holdout)["authenticity"] == pytest.approx(np.mean(farther))
-    real, copied = authenticity(fresh, train, holdout), authenticity(train[:200] + 1e-9, train, holdout)
+    farther = [
+        distance(x, train[j]) > kth(train, j, 1)
+        for x, j in zip(fresh[:40], nearest_of, strict=True)
+    ]
+    assert authenticity(fresh[:40], train, holdout)["authenticity"] == pytest.approx(
+        np.mean(farther)
+    )
+    real, copied = (
+        authenticity(fresh, train, holdout),
+        authenticity(train[:200] + 1e-9, train, holdout),
+    )
     assert 0.4 < real["authenticity"] < 0.75 and 0.9 < real["distance_ratio"] < 1.1
     assert copied["authenticity"] == 0 and copied["distance_ratio"] < 1e-6

@@ -16,7 +16,9 @@ def image_set(count, classes, channels=1):
 
 
 @pytest.mark.parametrize(("classes", "channels"), [(2, 3), (10, 1), (30, 1)])
-def test_a_copied_image_is_shown_first_beside_its_source_and_called_local(tmp_path, monkeypatch, classes, channels):
+def test_a_copied_image_is_shown_first_beside_its_source_and_called_local(
+    tmp_path, monkeypatch, classes, channels
+):
     synthetic, real, shown = image_set(60, classes, channels), image_set(80, classes, channels), []
     copied = 1 + classes  # of class 1
     synthetic.images[copied] = real.images[31]
@@ -31,4 +33,5 @@ def test_a_copied_image_is_shown_first_beside_its_source_and_called_local(tmp_pa
     assert "local: not for release" in text and "class 1" in text
     copy = shown.index((synthetic.images[copied].tobytes(), (37, 99, 168)))  # blue
     assert shown[copy + 1] == (real.images[31].tobytes(), (224, 122, 31))  # orange
-    assert copy == 1 + 2 * min(plots.PAIRS, np.count_nonzero(synthetic.labels == 0))  # the first of class 1
+    # The first of class 1
+    assert copy == 1 + 2 * min(plots.PAIRS, np.count_nonzero(synthetic.labels == 0))

@@ -1,4 +1,6 @@
-"""The student on a public network: what it learns, and that nothing sets it beside the students from scratch."""
+"""The student on a public network: what it learns, and that nothing sets it beside the students
+from scratch.
+"""
 
 import numpy as np
 import pytest
@@ -16,30 +18,45 @@ PIXELS = Extractor(name="resnet18", digest="", embed=lambda images: images.mean(
 @pytest.fixture(scope="module")
 def found(digits) -> dict:
     train, holdout = digits.take(np.arange(600)), digits.take(np.arange(600, 1000))
-    wrong = ImageSet(train.images, np.random.default_rng(0).permutation(train.labels), train.classes)
+    wrong = ImageSet(
+        train.images, np.random.default_rng(0).permutation(train.labels), train.classes
+    )
     return score_students(PIXELS, {"release": wrong, "real": train}, holdout, (0, 1))
 
 
 def test_it_learns_what_the_labels_teach_and_nothing_from_shuffled_ones(found):
     """400 images of ten classes: chance stays below 0.2 but for less than one in a million."""
-    assert found["trained_on"]["real"]["mean"] > 0.85 and found["trained_on"]["release"]["mean"] < 0.2
+    assert (
+        found["trained_on"]["real"]["mean"] > 0.85 and found["trained_on"]["release"]["mean"] < 0.2
+    )
     assert len(found["trained_on"]["real"]["per_seed"]) == 2 and found["network"] == "resnet18"
 
 
 def test_its_table_has_a_heading_of_its_own_and_no_other_table_has_its_numbers(found):
     row = found["trained_on"]["real"] | {"mean": 0.5123, "shifted": {}}
     found = found | {"trained_on": found["trained_on"] | {"real": row}}
-    metrics = {"scope": "local", "warnings": [], "release": {"lr": row | {"mean": 0.4}}, "public_student": found}
+    metrics = {
+        "scope": "local",
+        "warnings": [],
+        "release": {"lr": row | {"mean": 0.4}},
+        "public_student": found,
+    }
     metrics["verdict"] = {"accuracy": {"release": 0.4}, "balanced_accuracy": {"release": 0.4}}
-    assert [name for name in ("release", "public_student") if accuracies(metrics[name])] == ["release"]
+    assert [name for name in ("release", "public_student") if accuracies(metrics[name])] == [
+        "release"
+    ]
     titles = [table.title for table in tables_of(metrics) if "51.2" in str(table.rows)]
-    assert len(titles) == 1 and titles[0].startswith("A second student, linear on the public network resnet18")
+    assert len(titles) == 1 and titles[0].startswith(
+        "A second student, linear on the public network resnet18"
+    )
 
 
 def test_several_labels_are_scored_by_auroc(digits):
     labels = np.stack([digits.labels % 2, digits.labels > 4], axis=1).astype(np.uint8)
     both = ImageSet(digits.images, labels, ("odd", "large"))
-    found = score_students(PIXELS, {"real": both.take(np.arange(600))}, both.take(np.arange(600, 900)), (0,))
+    found = score_students(
+        PIXELS, {"real": both.take(np.arange(600))}, both.take(np.arange(600, 900)), (0,)
+    )
     assert found["trained_on"]["real"]["mean"] > 0.8
 
 

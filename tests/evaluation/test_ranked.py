@@ -20,7 +20,9 @@ def drawn(count=400, apart=1.5, seed=0):
 
 
 def holdout(second, classes=NAMES, groups=None):
-    return ImageSet(np.zeros((len(second), 2, 2, 1), np.uint8), second.astype(np.int64), classes, groups)
+    return ImageSet(
+        np.zeros((len(second), 2, 2, 1), np.uint8), second.astype(np.int64), classes, groups
+    )
 
 
 def scored(odds, second, classes=NAMES):
@@ -54,7 +56,10 @@ def test_intervals_cover_the_truth_and_are_as_wide_as_persons_allow():
         missed += not low < 0.856 < high
     assert missed <= 2
     odds, second = (np.repeat(each, 4) for each in drawn(100))
-    alone, together = (ranked([scored(odds, second)], NAMES, groups)[0] for groups in (None, np.repeat(range(100), 4)))
+    alone, together = (
+        ranked([scored(odds, second)], NAMES, groups)[0]
+        for groups in (None, np.repeat(range(100), 4))
+    )
     assert alone["mean"] == together["mean"]
     assert 1.7 < np.ptp(together["interval"]) / np.ptp(alone["interval"]) < 2.3
 
@@ -64,16 +69,27 @@ def test_seeds_are_averaged_and_other_sets_have_no_such_numbers():
     row = aggregate([scored(good, second), scored(bad, second)], NAMES)
     expected = np.mean([roc_auc_score(second, good), roc_auc_score(second, bad)])
     assert row["two_classes"][0]["mean"] == pytest.approx(expected)
-    assert "two_classes" not in aggregate([scored(good, np.ones_like(second))], NAMES), "one class only"
+    assert "two_classes" not in aggregate([scored(good, np.ones_like(second))], NAMES), (
+        "one class only"
+    )
     three = Scored(0.5, [0.5] * 3, right=np.ones(20), calibration=0.1)
     assert "two_classes" not in aggregate([three], ("a", "b", "c"))
 
 
 def test_a_table_shows_them_for_every_classifier():
     row = aggregate([scored(*drawn())], NAMES)
-    metrics = {"release": {"cnn": row}, "teacher": row | {"accuracy": 0.8, "balanced_accuracy": 0.8}}
+    metrics = {
+        "release": {"cnn": row},
+        "teacher": row | {"accuracy": 0.8, "balanced_accuracy": 0.8},
+    }
     metrics["verdict"] = verdict(metrics, holdout(drawn()[1]).labels, 2)
     (table,) = (table for table in tables_of(metrics) if table.title.startswith("AUROC"))
-    assert "90.0 % specificity" in table.title and [each[0] for each in table.rows] == ["release: cnn", "teacher"]
+    assert "90.0 % specificity" in table.title and [each[0] for each in table.rows] == [
+        "release: cnn",
+        "teacher",
+    ]
     assert table.columns[1::2] == ("AUROC", "sensitivity to healthy", "sensitivity to ill")
-    assert table.rows[0][1] == f"{100 * row['two_classes'][0]['mean']:.1f}" and " to " in table.rows[0][2]
+    assert (
+        table.rows[0][1] == f"{100 * row['two_classes'][0]['mean']:.1f}"
+        and " to " in table.rows[0][2]
+    )

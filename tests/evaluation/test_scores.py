@@ -37,7 +37,9 @@ def told():
 @pytest.fixture(scope="module")
 def metrics(sets, told):
     train, holdout, good, bad = sets
-    return evaluate_release({"release": good, "auxiliary": bad}, train, holdout, CONFIG, PIXELS, told.append)
+    return evaluate_release(
+        {"release": good, "auxiliary": bad}, train, holdout, CONFIG, PIXELS, told.append
+    )
 
 
 def quick(**values) -> Evaluate:
@@ -51,7 +53,8 @@ def test_the_metrics_are_marked_local_survive_json_and_call_nothing_of_their_spa
     assert json.loads(text) == metrics and metrics["release"]["fidelity"]["space"] == "pixels-64"
     assert not any(name in text.lower() for name in ('"fid"', '"kid"', "inception"))
     assert all(
-        list(metrics[name]) == ["lr", "mlp", "fidelity"] and len(metrics[name]["lr"]["per_seed"]) == 2
+        list(metrics[name]) == ["lr", "mlp", "fidelity"]
+        and len(metrics[name]["lr"]["per_seed"]) == 2
         for name in sets[:3]
     )
 
@@ -60,8 +63,15 @@ def test_a_good_set_scores_near_the_bound_and_a_bad_one_far_from_it(metrics):
     assert abs(metrics["release"]["mlp"]["mean"] - metrics["real"]["mlp"]["mean"]) < 0.08
     assert metrics["auxiliary"]["mlp"]["mean"] < 0.3 < 0.8 < metrics["release"]["mlp"]["mean"]
     good, bad, real = (metrics[name]["fidelity"] for name in ("release", "auxiliary", "real"))
-    assert abs(good["frechet"] / real["frechet"] - 1) < 0.3 and bad["frechet"] > 10 * good["frechet"]
-    assert good["precision"] > 0.7 and good["recall"] > 0.7 and bad["precision"] < 0.05 and bad["coverage"] < 0.05
+    assert (
+        abs(good["frechet"] / real["frechet"] - 1) < 0.3 and bad["frechet"] > 10 * good["frechet"]
+    )
+    assert (
+        good["precision"] > 0.7
+        and good["recall"] > 0.7
+        and bad["precision"] < 0.05
+        and bad["coverage"] < 0.05
+    )
     assert abs(good["fld"]) < 5 and bad["fld"] > 30 and abs(real["fld"]) < 5
 
 
@@ -72,7 +82,9 @@ def test_synthetic_and_training_images_are_compared_with_the_hold_out(sets):
     found = evaluate_release({"release": good}, train, holdout, config, PIXELS)
     for name, own in (("release", pixels[0]), ("real", pixels[1])):
         assert found[name]["fidelity"]["reference"] == "holdout"
-        assert found[name]["fidelity"]["frechet"] == pytest.approx(frechet_distance(own, pixels[2]), rel=1e-4)
+        assert found[name]["fidelity"]["frechet"] == pytest.approx(
+            frechet_distance(own, pixels[2]), rel=1e-4
+        )
 
 
 def test_a_release_of_training_images_is_flagged(sets):
@@ -83,13 +95,27 @@ def test_a_release_of_training_images_is_flagged(sets):
         good.classes,
     )
     found = evaluate_release({"copies": copies, "fresh": good}, train, holdout, quick(), PIXELS)
-    assert all(line.startswith("copies:") for line in found["warnings"]) and "copied" in found["warnings"][0]
-    assert found["copies"]["fidelity"]["authenticity"] < found["fresh"]["fidelity"]["authenticity"] - 0.2
+    assert (
+        all(line.startswith("copies:") for line in found["warnings"])
+        and "copied" in found["warnings"][0]
+    )
+    assert (
+        found["copies"]["fidelity"]["authenticity"]
+        < found["fresh"]["fidelity"]["authenticity"] - 0.2
+    )
 
 
 def test_progress_is_told_of_every_training(metrics, told):
-    trainings = [f"{name}: {classifier}" for name in ("release", "auxiliary", "real") for classifier in ("lr", "mlp")]
-    assert told[:6] == trainings and told[6] == "real: features in pixels-64" and told[-1] == "real: fidelity"
+    trainings = [
+        f"{name}: {classifier}"
+        for name in ("release", "auxiliary", "real")
+        for classifier in ("lr", "mlp")
+    ]
+    assert (
+        told[:6] == trainings
+        and told[6] == "real: features in pixels-64"
+        and told[-1] == "real: fidelity"
+    )
 
 
 def test_without_a_bound_no_classifier_is_scored_on_real_images(sets):
@@ -109,14 +135,18 @@ def test_the_likeness_of_a_release_is_that_of_its_plain_images(sets):
     config = quick(fidelity=("frechet",), seeds=(0, 1))
     found = evaluate_release({"release": bad, "plain": good}, train, holdout, config, PIXELS)
     assert list(found["release"]) == ["lr"] and list(found["plain"]) == ["lr", "fidelity"]
-    assert [len(found[name]["lr"]["per_seed"]) for name in ("release", "plain")] == [2, 1], "one is enough"
+    assert [len(found[name]["lr"]["per_seed"]) for name in ("release", "plain")] == [2, 1], (
+        "one is enough"
+    )
     alone = evaluate_release({"release": good}, train, holdout, config, PIXELS)
     assert found["plain"]["fidelity"] == alone["release"]["fidelity"]
 
 
 def test_shifted_images_cost_accuracy_and_every_classifier_sees_the_same(metrics):
     found = metrics["real"]["mlp"]
-    assert set(found["shifted"]) == set(SHIFTS) and all(share < found["mean"] for share in found["shifted"].values())
+    assert set(found["shifted"]) == set(SHIFTS) and all(
+        share < found["mean"] for share in found["shifted"].values()
+    )
     assert len(set(found["shifted"].values())) == len(SHIFTS)
 
 
@@ -126,14 +156,23 @@ def test_a_poisoned_hold_out_moves_no_training(sets, monkeypatch):
     poisoned = ImageSet(255 - holdout.images, (holdout.labels + 1) % 10, holdout.classes)
     config = quick(classifiers=("mlp",), steps=40, fidelity=())
     trained, original = [], downstream.fit
-    monkeypatch.setattr(downstream, "fit", lambda *given: trained.append(original(*given)) or trained[-1])
-    found = [evaluate_release({"release": good}, train, real, config) for real in (holdout, poisoned)]
+    monkeypatch.setattr(
+        downstream, "fit", lambda *given: trained.append(original(*given)) or trained[-1]
+    )
+    found = [
+        evaluate_release({"release": good}, train, real, config) for real in (holdout, poisoned)
+    ]
     for a, b in zip(trained[:2], trained[2:], strict=True):
-        assert all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+        assert all(
+            torch.equal(x, y)
+            for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+        )
     assert found[0]["release"]["mlp"]["mean"] > 0.6 > 0.3 > found[1]["release"]["mlp"]["mean"]
 
 
-def test_the_bound_is_trained_under_the_same_schedule_and_without_fidelity_no_extractor_is_needed(sets):
+def test_the_bound_is_trained_under_the_same_schedule_and_without_fidelity_no_extractor_is_needed(
+    sets,
+):
     train, holdout, good, _ = sets
     fewer = good.take(np.arange(200))
     found = evaluate_release({"release": fewer}, train, holdout, quick(steps=7, fidelity=()))
@@ -150,9 +189,13 @@ def test_a_hold_out_without_a_class_is_warned_of(sets):
 
 def test_a_large_set_is_thinned_for_the_distance(sets):
     thinned = subsample(sets[0], 50)
-    rows = {(image.tobytes(), label) for image, label in zip(sets[0].images, sets[0].labels, strict=True)}
+    rows = {
+        (image.tobytes(), label)
+        for image, label in zip(sets[0].images, sets[0].labels, strict=True)
+    }
     assert len(thinned) == 50 and all(
-        (image.tobytes(), label) in rows for image, label in zip(thinned.images, thinned.labels, strict=True)
+        (image.tobytes(), label) in rows
+        for image, label in zip(thinned.images, thinned.labels, strict=True)
     )
     assert len(subsample(sets[0])) == len(sets[0]) <= COMPARED
 
@@ -160,7 +203,9 @@ def test_a_large_set_is_thinned_for_the_distance(sets):
 def test_sets_that_do_not_fit_are_refused_before_any_training(sets):
     train, holdout, good, _ = sets
     with pytest.raises(DataError, match="release set has 0 images"):
-        evaluate_release({"release": good.take(np.arange(0))}, train, holdout, CONFIG, PIXELS, pytest.fail)
+        evaluate_release(
+            {"release": good.take(np.arange(0))}, train, holdout, CONFIG, PIXELS, pytest.fail
+        )
     for other in (
         ImageSet(good.images[:, :7], good.labels, good.classes),
         ImageSet(good.images, good.labels, good.classes[::-1]),

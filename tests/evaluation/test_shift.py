@@ -14,7 +14,12 @@ def dot(side: int = 28, channels: int = 1) -> np.ndarray:
 
 def centre(images: np.ndarray) -> np.ndarray:
     weights = images[0, ..., 0].astype(float)
-    return np.array([(weights.sum(1 - axis) @ np.arange(weights.shape[axis])) / weights.sum() for axis in (0, 1)])
+    return np.array(
+        [
+            (weights.sum(1 - axis) @ np.arange(weights.shape[axis])) / weights.sum()
+            for axis in (0, 1)
+        ]
+    )
 
 
 @pytest.mark.parametrize("name", SHIFTS)

@@ -21,7 +21,15 @@ def judged(release: float, real: float | None = 0.95, labels=LABELS, **more) -> 
     return verdict(found, labels, 4)
 
 
-BOUNDS = {0.25: "useless", 0.31: "useless", 0.33: "poor", 0.59: "poor", 0.61: "fair", 0.87: "fair", 0.89: "good"}
+BOUNDS = {
+    0.25: "useless",
+    0.31: "useless",
+    0.33: "poor",
+    0.59: "poor",
+    0.61: "fair",
+    0.87: "fair",
+    0.89: "good",
+}
 
 
 @pytest.mark.parametrize(("release", "level"), BOUNDS.items())
@@ -29,7 +37,10 @@ def test_the_level_is_the_part_of_what_there_is_to_learn(release, level):
     """Chance is 25 %, the real images teach 95 %: the thresholds lie at 32, 60 and 88 %."""
     found = judged(release)
     assert found["level"] == level and found["learned"] == pytest.approx((release - 0.25) / 0.7)
-    assert VERDICT_LEVELS[level][1] in found["sentence"] and f"{100 * found['learned']:.0f} %" in found["sentence"]
+    assert (
+        VERDICT_LEVELS[level][1] in found["sentence"]
+        and f"{100 * found['learned']:.0f} %" in found["sentence"]
+    )
 
 
 def test_on_few_images_an_accuracy_near_chance_is_useless_however_the_scale_reads():
@@ -52,16 +63,26 @@ def test_a_teacher_that_beats_real_training_is_the_ruler():
     """A student of few steps learned 67.8 % from real images, the private teacher 84.9 %."""
     teacher = {"accuracy": 0.849, "balanced_accuracy": 0.849}
     found = judged(0.66, real=0.678, teacher=teacher)
-    assert found["learned"] == pytest.approx((0.66 - 0.25) / (0.849 - 0.25)) and found["level"] == "fair"
-    assert "measured by the teacher, which has 85 %: the real images taught only 68 %" in found["sentence"]
+    assert (
+        found["learned"] == pytest.approx((0.66 - 0.25) / (0.849 - 0.25))
+        and found["level"] == "fair"
+    )
+    assert (
+        "measured by the teacher, which has 85 %: the real images taught only 68 %"
+        in found["sentence"]
+    )
     assert judged(0.66, real=0.678)["level"] == "good"
     assert "measured by" not in judged(0.66, real=0.9, teacher=teacher)["sentence"]
 
 
-@pytest.mark.parametrize(("agreement", "stated"), [(0.2, True), (0.25, True), (0.3, True), (0.35, False), (0.9, False)])
+@pytest.mark.parametrize(
+    ("agreement", "stated"), [(0.2, True), (0.25, True), (0.3, True), (0.35, False), (0.9, False)]
+)
 def test_labels_that_agree_with_requests_by_chance_are_named(agreement, stated):
     said = judged(0.5, agreement=agreement)["sentence"]
-    assert ("classes requested from the generator" in said and "Hand out the teacher" in said) is stated
+    assert (
+        "classes requested from the generator" in said and "Hand out the teacher" in said
+    ) is stated
 
 
 def test_the_teacher_is_recommended_where_it_is_better():
@@ -74,17 +95,26 @@ def test_the_teacher_is_recommended_where_it_is_better():
 def test_without_the_bound_the_verdict_is_never_kinder():
     order = list(VERDICT_LEVELS)
     for release in (0.3, 0.5, 0.7, 0.9):
-        assert order.index(judged(release, real=None)["level"]) >= order.index(judged(release)["level"])
+        assert order.index(judged(release, real=None)["level"]) >= order.index(
+            judged(release)["level"]
+        )
 
 
-@pytest.mark.parametrize("labels", [np.repeat(np.arange(4), [250, 250, 250, 9]), np.repeat(np.arange(3), 250)])
+@pytest.mark.parametrize(
+    "labels", [np.repeat(np.arange(4), [250, 250, 250, 9]), np.repeat(np.arange(3), 250)]
+)
 def test_nothing_is_judged_on_a_handful_of_images_of_a_class_or_none(labels):
-    """With 7 hold-out images it said that real images teach nothing either, and no classifier had seen any."""
+    """With 7 hold-out images it said that real images teach nothing either, and no classifier had
+    seen any.
+    """
     teacher = {"accuracy": 1.0, "balanced_accuracy": 1.0}
     for more in ({}, {"real": None}, {"teacher": teacher}):
         found = judged(0.9, labels=labels, **more)
         assert found["level"] == "cannot be judged" and found["learned"] is None
-        assert f"one class has {len(labels) - 750} hold-out images, and 10 per class are needed" in found["sentence"]
+        assert (
+            f"one class has {len(labels) - 750} hold-out images, and 10 per class are needed"
+            in found["sentence"]
+        )
         assert "real images" not in found["sentence"] and "teacher" not in found["sentence"]
     assert judged(0.9, labels=np.repeat(np.arange(4), [250, 250, 250, 10]))["level"] == "good"
 
@@ -92,7 +122,7 @@ def test_nothing_is_judged_on_a_handful_of_images_of_a_class_or_none(labels):
 def test_the_verdict_says_whether_public_images_joined():
     chosen = {"chosen": "without public images", "agreement": {}}
     assert (
-        "It was made without public images, by a comparison of classifiers trained on both mixtures."
-        in judged(0.89, mixture=chosen)["sentence"]
+        "It was made without public images, by a comparison of classifiers trained on both "
+        "mixtures." in judged(0.89, mixture=chosen)["sentence"]
     )
     assert "public" not in judged(0.89)["sentence"] + judged(0.89, mixture=None)["sentence"]

@@ -1,4 +1,6 @@
-"""The histogram of colours: the row does not mind where they are, and a surface counts by its size."""
+"""The histogram of colours: the row does not mind where they are, and a surface counts by its
+size.
+"""
 
 import pytest
 import torch
@@ -31,7 +33,9 @@ def test_a_generator_s_pixels_have_a_finite_gradient_in_blocks_too():
     images = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     images[0] = 0.0
     images.requires_grad_()
-    maps = [FeatureMap(map="colour-histogram", length_scales=(0.25,), block=block) for block in (1, 4)]
+    maps = [
+        FeatureMap(map="colour-histogram", length_scales=(0.25,), block=block) for block in (1, 4)
+    ]
     features = FourierFeatures((3, 16, 16), maps, 40, seed=0)
     features(images).square()[:, ::3].sum().backward()
     assert images.grad.isfinite().all() and images.grad[1].abs().sum() > 0

@@ -1,4 +1,6 @@
-"""EfficientNet-lite0 with ImageNet's weights: the numbers of its package, in an architecture of our own."""
+"""EfficientNet-lite0 with ImageNet's weights: the numbers of its package, in an architecture of our
+own.
+"""
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ from sfumato.queries.feature_means import encoding_alone
 
 
 def test_it_gives_what_the_published_network_gives():
-    """The first and the last logits that github.com/ml-illustrated/EfficientNet-Lite-PyTorch 0.1.0 has for a ramp."""
+    """The first and the last logits that github.com/ml-illustrated/EfficientNet-Lite-PyTorch 0.1.0
+    has for a ramp.
+    """
     network = efficientnet_lite0().eval()
     network.load_state_dict(efficientnet_lite.imagenet_weights(imagenet_network().path))
     ramp = torch.linspace(-1, 1, 224)
@@ -20,7 +24,10 @@ def test_it_gives_what_the_published_network_gives():
     torch.testing.assert_close(logits[0, LOGITS_AT], LOGITS, rtol=1e-4, atol=1e-4)
 
 
-LOGITS_AT, LOGITS = [0, 1, 500, 998, 999], torch.tensor([-0.86611, -0.14532, -0.71815, 0.50608, 0.24029])
+LOGITS_AT, LOGITS = (
+    [0, 1, 500, 998, 999],
+    torch.tensor([-0.86611, -0.14532, -0.71815, 0.50608, 0.24029]),
+)
 
 
 def test_grey_and_colour_of_any_size_have_its_1280_features_and_a_gradient():
@@ -37,7 +44,9 @@ def test_its_middle_layers_have_384_features_that_a_mean_over_their_places_gives
     network = efficientnet_lite0().eval()
     network.load_state_dict(efficientnet_lite.imagenet_weights(imagenet_network().path))
     with torch.no_grad():
-        shown = torch.nn.functional.interpolate(images.expand(-1, 3, -1, -1), (128, 128), mode="bilinear")
+        shown = torch.nn.functional.interpolate(
+            images.expand(-1, 3, -1, -1), (128, 128), mode="bilinear"
+        )
         hidden = network.features[:5]((shown - 127 / 255) / (128 / 255))
         means = [hidden.mean((2, 3))]
         for block in network.features[5:7]:

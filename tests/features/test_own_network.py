@@ -1,4 +1,7 @@
-"""A network of one's own: numbers of a file in an architecture by name. Nothing of the file is run."""
+"""A network of one's own: numbers of a file in an architecture by name.
+
+Nothing of the file is run.
+"""
 
 import json
 import shutil
@@ -24,7 +27,12 @@ from sfumato.features.efficientnet_lite import LITE0
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.own_network import OWN, OwnFeatures
 from sfumato.features.projection import ProjectedFeatures
-from sfumato.features.teacher_network import TeacherNetwork, fit_features, load_teacher, save_teacher
+from sfumato.features.teacher_network import (
+    TeacherNetwork,
+    fit_features,
+    load_teacher,
+    save_teacher,
+)
 from sfumato.queries.feature_means import encoding_alone
 from sfumato.release.teacher import write_card
 from sfumato.settings.evaluate import Evaluate
@@ -44,7 +52,9 @@ def test_it_gives_the_input_of_the_last_layer(tmp_path):
     torch.manual_seed(0)
     network = models.resnet18(num_classes=7).eval()
     save_file(network.state_dict(), tmp_path / "weights")
-    settings = named(tmp_path / "weights", architecture="resnet18", side=32, mean=(0.4,), std=(0.5,))
+    settings = named(
+        tmp_path / "weights", architecture="resnet18", side=32, mean=(0.4,), std=(0.5,)
+    )
     images = torch.rand(2, 1, 16, 16)
     found = OwnFeatures(settings)(images.requires_grad_())
     assert found.shape == (2, 512)
@@ -65,11 +75,15 @@ def test_it_stays_in_evaluation_mode(tmp_path, digits):
 
 
 def test_a_row_is_the_same_to_the_last_bit_in_any_company(tmp_path, digits):
-    """Also where the network is a part of the features, as in the query that learns on a teacher's."""
+    """Also where the network is a part of the features, as in the query that learns on a
+    teacher's.
+    """
     images = digits.batch(range(40))[0]
     own = ProjectedFeatures(OWN, SHAPE, 5, small_file(tmp_path / "weights").arguments())
     own.fit(images, 0.5, seed=0)
-    whole = FourierFeatures(SHAPE, [FeatureMap(map="own", kernel="linear")], 2, seed=0, maps={"own": lambda _: own})
+    whole = FourierFeatures(
+        SHAPE, [FeatureMap(map="own", kernel="linear")], 2, seed=0, maps={"own": lambda _: own}
+    )
     for function in (own, whole.vectors):
         rows, rest = encoded(function, images), torch.cat([images[:15], images[16:]])
         rest = encoded(function, rest.contiguous(memory_format=torch.channels_last))
@@ -81,7 +95,9 @@ BESIDE = [{"map": "patches"}, {"map": OWN, "weight": 0.5}, {"map": OWN}]
 
 def side_by_side(path: Path, digits, **more) -> tuple[Teacher, ProjectedFeatures]:
     """Two networks of the owner's beside patches."""
-    first, second = (small_file(path / name, seed) for seed, name in enumerate(("weights", "others")))
+    first, second = (
+        small_file(path / name, seed) for seed, name in enumerate(("weights", "others"))
+    )
     maps = [BESIDE[0], BESIDE[1] | {"network": first}, BESIDE[2] | {"network": second}]
     settings = Teacher(features=maps, dimension=5, **more)
     return settings, fit_features(settings, SHAPE, None, digits.take(np.arange(60)), seed=0)[0]
@@ -110,9 +126,15 @@ class Remembers(nn.Module):
         return rows
 
 
-@pytest.mark.parametrize("kind", [Remembers, nn.Flatten, lambda: nn.Sequential(nn.Flatten(), nn.Dropout())])
-def test_sensitive_rows_need_a_network_whose_rows_are_the_same_in_another_order(tmp_path, digits, monkeypatch, kind):
-    """As an architecture of another version of the library could be: it remembers, or draws random numbers."""
+@pytest.mark.parametrize(
+    "kind", [Remembers, nn.Flatten, lambda: nn.Sequential(nn.Flatten(), nn.Dropout())]
+)
+def test_sensitive_rows_need_a_network_whose_rows_are_the_same_in_another_order(
+    tmp_path, digits, monkeypatch, kind
+):
+    """As an architecture of another version of the library could be: it remembers, or draws random
+    numbers.
+    """
     monkeypatch.setattr(own_network, "of_architecture", lambda *_: kind())
     features = OwnFeatures(small_file(tmp_path / "weights"))
     if kind is nn.Flatten:
@@ -122,11 +144,13 @@ def test_sensitive_rows_need_a_network_whose_rows_are_the_same_in_another_order(
             encoded(features, digits.batch(range(3))[0])
 
 
-# --- nothing of a file is run -----------------------------------------------------------------------------------------
+# --- nothing of a file is run ---------------------------------------------------------------------
 
 
 class Writes(nn.Module):
-    """A program that writes a file: it could as well read one, and carry images away in its rows."""
+    """A program that writes a file: it could as well read one, and carry images away in its
+    rows.
+    """
 
     def __init__(self, place: Path) -> None:
         super().__init__()
@@ -157,22 +181,39 @@ def pickled(path: Path, ran: Path) -> Path:
     return path
 
 
-ASKED = r"programs are not run. Set `architecture` to a classification model of torchvision.*safetensors .docs/howto.md"
+ASKED = (
+    r"programs are not run. Set `architecture` to a classification model of"
+    r" torchvision.*safetensors .docs/howto.md"
+)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
 @pytest.mark.parametrize("write", [program, pickled])
-@pytest.mark.parametrize("about", [{}, {"architecture": None}, {"architecture": ARCHITECTURE}, {"architecture": LITE0}])
-def test_a_program_is_refused_by_the_teacher_and_by_evaluate_and_does_not_run(tmp_path, digits, write, about):
+@pytest.mark.parametrize(
+    "about", [{}, {"architecture": None}, {"architecture": ARCHITECTURE}, {"architecture": LITE0}]
+)
+def test_a_program_is_refused_by_the_teacher_and_by_evaluate_and_does_not_run(
+    tmp_path, digits, write, about
+):
     file, ran = write(tmp_path / "network.pt", tmp_path / "ran"), tmp_path / "ran"
     for settings, use in (
-        (lambda own: Teacher(feature="own", network=own), lambda s: fit_features(s, SHAPE, None, digits, seed=0)),
-        (lambda own: Evaluate(network=own), lambda s: build_extractor(s, SHAPE, lambda _: None)(digits.images[:2])),
+        (
+            lambda own: Teacher(feature="own", network=own),
+            lambda s: fit_features(s, SHAPE, None, digits, seed=0),
+        ),
+        (
+            lambda own: Evaluate(network=own),
+            lambda s: build_extractor(s, SHAPE, lambda _: None)(digits.images[:2]),
+        ),
     ):
         with pytest.raises((SfumatoError, ValidationError), match=ASKED):
             use(settings(named(file, **about)))
     assert not ran.exists()
-    torch.jit.load(str(file))(torch.zeros(1, 1)) if write is program else torch.load(file, weights_only=False)
+    (
+        torch.jit.load(str(file))(torch.zeros(1, 1))
+        if write is program
+        else torch.load(file, weights_only=False)
+    )
     assert ran.exists(), "it would have run"
 
 
@@ -180,10 +221,14 @@ def test_a_program_is_refused_by_the_teacher_and_by_evaluate_and_does_not_run(tm
 def released(tmp_path, digits) -> Path:
     """A teacher on a network of the owner's, which is gone since."""
     (tmp_path / "owner").mkdir()
-    settings = Teacher(feature="own", network=small_file(tmp_path / "owner" / "weights"), dimension=5)
+    settings = Teacher(
+        feature="own", network=small_file(tmp_path / "owner" / "weights"), dimension=5
+    )
     features, _ = fit_features(settings, SHAPE, None, digits.take(np.arange(60)), seed=0)
     teacher = TeacherNetwork.of(features, torch.arange(50.0, dtype=torch.float64).view(5, 10))
-    return released_as(tmp_path / "teacher", digits, lambda directory: save_teacher(teacher, directory))
+    return released_as(
+        tmp_path / "teacher", digits, lambda directory: save_teacher(teacher, directory)
+    )
 
 
 def released_as(path: Path, digits, fill) -> Path:
@@ -203,12 +248,16 @@ def released_as(path: Path, digits, fill) -> Path:
     return path
 
 
-def test_a_released_teacher_takes_its_network_along_and_names_no_place_of_the_owner(tmp_path, released, digits):
+def test_a_released_teacher_takes_its_network_along_and_names_no_place_of_the_owner(
+    tmp_path, released, digits
+):
     shutil.rmtree(tmp_path / "owner")
     moved = shutil.copytree(released, tmp_path / "receiver" / "teacher")
     assert sfumato.load_teacher(moved).probabilities(digits.images[:4]).shape == (4, 10)
     again = load_teacher(moved)
-    assert torch.equal(again(digits.batch(range(4))[0]), load_teacher(released)(digits.batch(range(4))[0]))
+    assert torch.equal(
+        again(digits.batch(range(4))[0]), load_teacher(released)(digits.batch(range(4))[0])
+    )
     for file in released.rglob("*"):
         assert str(tmp_path).encode() not in file.read_bytes(), file
     about = json.loads((released / "config.json").read_text())["network"]
@@ -218,9 +267,13 @@ def test_a_released_teacher_takes_its_network_along_and_names_no_place_of_the_ow
 def test_a_teacher_takes_each_of_its_networks_along(tmp_path, digits):
     """Also when the owner's are gone, each in its place."""
     (tmp_path / "owner").mkdir()
-    teacher = TeacherNetwork.of(side_by_side(tmp_path / "owner", digits)[1], torch.arange(50.0).double().view(5, 10))
+    teacher = TeacherNetwork.of(
+        side_by_side(tmp_path / "owner", digits)[1], torch.arange(50.0).double().view(5, 10)
+    )
     wanted = teacher(digits.batch(range(4))[0])
-    released = released_as(tmp_path / "teacher", digits, lambda directory: save_teacher(teacher, directory))
+    released = released_as(
+        tmp_path / "teacher", digits, lambda directory: save_teacher(teacher, directory)
+    )
     shutil.rmtree(tmp_path / "owner")
     assert torch.equal(load_teacher(released)(digits.batch(range(4))[0]), wanted)
     for file in released.rglob("*"):
@@ -231,7 +284,9 @@ def test_a_teacher_takes_each_of_its_networks_along(tmp_path, digits):
 def test_a_program_in_the_place_of_a_released_network_is_refused_and_does_not_run(
     tmp_path, released, digits, architecture
 ):
-    """Whoever changed the release wrote all hashes anew; where there is no architecture, as old releases were."""
+    """Whoever changed the release wrote all hashes anew; where there is no architecture, as old
+    releases were.
+    """
     ran = tmp_path / "ran"
 
     def fill(directory: Path) -> None:
@@ -239,7 +294,10 @@ def test_a_program_in_the_place_of_a_released_network_is_refused_and_does_not_ru
             shutil.copy(released / name, directory)
         file = program(directory / "own-network", ran)
         config = json.loads((directory / "config.json").read_text())
-        config["network"] |= {"architecture": architecture, "sha256": named(file, architecture="any").sha256}
+        config["network"] |= {
+            "architecture": architecture,
+            "sha256": named(file, architecture="any").sha256,
+        }
         config["network"]["path"] = str(file)
         (directory / "config.json").write_text(json.dumps(config))
 
@@ -249,7 +307,7 @@ def test_a_program_in_the_place_of_a_released_network_is_refused_and_does_not_ru
     assert not ran.exists()
 
 
-# --- which file, and whose --------------------------------------------------------------------------------------------
+# --- which file, and whose ------------------------------------------------------------------------
 
 
 def test_another_file_than_the_named_one_is_refused(tmp_path):
@@ -267,7 +325,9 @@ def test_a_network_must_be_declared_public_and_not_be_a_release(tmp_path):
     refuse_private_network(declared, tmp_path / "state")
     with writing(tmp_path / "released", "finetune", records=[RECORD]) as directory:
         shutil.copy(declared.path, directory / "weights.safetensors")
-    private = declared.model_copy(update={"path": str(tmp_path / "released" / "weights.safetensors")})
+    private = declared.model_copy(
+        update={"path": str(tmp_path / "released" / "weights.safetensors")}
+    )
     with pytest.raises(ConfigError, match="was released from sensitive images"):
         refuse_private_network(private, tmp_path / "state")
 
@@ -296,7 +356,9 @@ def test_a_feature_and_its_network_go_together(given):
         Teacher(**given)
 
 
-@pytest.mark.parametrize("given", [{"mean": (0.5, 0.5)}, {"std": (1.0,) * 4}, {"channels": 1, "mean": (0.1,) * 3}])
+@pytest.mark.parametrize(
+    "given", [{"mean": (0.5, 0.5)}, {"std": (1.0,) * 4}, {"channels": 1, "mean": (0.1,) * 3}]
+)
 def test_a_mean_or_deviation_for_each_channel_or_one_for_all(given):
     with pytest.raises(ValidationError, match="1 number or one per channel"):
         OwnNetwork(**OWN_NETWORK | given)

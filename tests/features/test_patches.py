@@ -21,7 +21,9 @@ def test_an_image_that_is_a_patch_is_most_like_its_own_filter_and_its_negative_l
     patch = inverse @ inverse.T @ filters[7]  # whose whitened form is the filter's
     image = (0.5 + 0.4 * patch / patch.abs().max()).view(1, 1, SIDE, SIDE).float()
     seen = Patches((1, SIDE, SIDE))
-    both, signed = seen(torch.cat([image, 1 - image])).view(2, 2, FILTERS, POOLED_CELLS**2)[..., 0].unbind(1)
+    both, signed = (
+        seen(torch.cat([image, 1 - image])).view(2, 2, FILTERS, POOLED_CELLS**2)[..., 0].unbind(1)
+    )
     assert both.argmax(1).tolist() == [7, 7] and signed[0].argmax() == 7 and signed[1].argmin() == 7
 
 
@@ -40,4 +42,8 @@ def test_a_row_is_the_mean_of_the_mirrored_ones_and_a_saved_teacher_keeps_it(tmp
 
 def test_images_smaller_than_a_patch_have_smaller_patches():
     rows = Patches((3, 4, 5))(torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(0)))
-    assert rows.shape == (2, 2 * FILTERS * POOLED_CELLS**2) and rows.isfinite().all() and rows.std() > 0
+    assert (
+        rows.shape == (2, 2 * FILTERS * POOLED_CELLS**2)
+        and rows.isfinite().all()
+        and rows.std() > 0
+    )

@@ -19,7 +19,9 @@ def test_every_map_gives_finite_rows_with_a_gradient(feature, shape):
     rows.square().sum().backward()
     assert rows.ndim == 2 and rows.isfinite().all() and batch.grad.isfinite().all()
     if feature == "scattering":
-        torch.testing.assert_close(rows[:2].norm(dim=1), torch.full((2,), rows.shape[1] ** 0.5), rtol=1e-3, atol=0)
+        torch.testing.assert_close(
+            rows[:2].norm(dim=1), torch.full((2,), rows.shape[1] ** 0.5), rtol=1e-3, atol=0
+        )
 
 
 @pytest.mark.parametrize("feature", sorted(FEATURES))
@@ -37,8 +39,12 @@ def test_a_row_of_every_map_is_of_its_image_alone(feature, images):
 @pytest.mark.parametrize("feature", ["scattering", "deep-scattering"])
 def test_scattering_sees_a_small_shift_little_and_another_texture_much(feature):
     torch.manual_seed(0)
-    image, other = (torch.nn.functional.avg_pool2d(torch.rand(1, 1, 32, 32), 5, 1) for _ in range(2))
-    at_home, shifted, another = map(FEATURES[feature]((1, 28, 28)), (image, image.roll(1, 3), other))
+    image, other = (
+        torch.nn.functional.avg_pool2d(torch.rand(1, 1, 32, 32), 5, 1) for _ in range(2)
+    )
+    at_home, shifted, another = map(
+        FEATURES[feature]((1, 28, 28)), (image, image.roll(1, 3), other)
+    )
     assert (at_home - shifted).norm() < 0.6 * (at_home - another).norm()
 
 
@@ -51,8 +57,12 @@ def test_directions_are_those_of_the_variance_scaled_by_its_power(images, power)
     values, vectors = torch.linalg.eigh(centred.T @ centred / len(flat))
     wanted = values.flip(0)[:6]
     rows = centred @ features.directions
-    torch.testing.assert_close(rows.var(0, unbiased=False), wanted ** (1 - power), rtol=0.05, atol=0)
-    assert (features.directions.T @ vectors.flip(1)[:, 6:]).abs().max() < 0.2 * features.directions.abs().max()
+    torch.testing.assert_close(
+        rows.var(0, unbiased=False), wanted ** (1 - power), rtol=0.05, atol=0
+    )
+    assert (
+        features.directions.T @ vectors.flip(1)[:, 6:]
+    ).abs().max() < 0.2 * features.directions.abs().max()
     torch.testing.assert_close(features(images).norm(dim=1), torch.ones(400))
 
 
@@ -66,7 +76,9 @@ BESIDE = [{"map": "pixels", "weight": 3.0}, {"map": "moduli"}]
 
 
 def test_maps_side_by_side_have_the_shares_of_their_weights(images):
-    """Each block is centred and of one norm, whatever the size of its numbers; a row has norm 1 to the last but one."""
+    """Each block is centred and of one norm, whatever the size of its numbers; a row has norm 1 to
+    the last but one.
+    """
     features = ProjectedFeatures(BESIDE, (1, 8, 8), 500)
     psi = features.fit(images, 0.0, seed=0)
     first, second = features.map(images).split([64, features.map.centre.numel() - 64], dim=1)
@@ -104,11 +116,15 @@ def test_fitting_is_fixed_by_its_public_seed_and_moves_no_global_generator(image
     before = torch.random.get_rng_state()
     first.fit(images, 0.5, seed=3)
     again.fit(images, 0.5, seed=3)
-    assert torch.equal(first.directions, again.directions) and torch.equal(before, torch.random.get_rng_state())
+    assert torch.equal(first.directions, again.directions) and torch.equal(
+        before, torch.random.get_rng_state()
+    )
 
 
 def test_a_function_that_looks_at_its_neighbours_is_found_out(images):
-    assert place_matters(lambda batch: (batch - batch.mean(0)).flatten(1), (1, 8, 8), torch.device("cpu"))
+    assert place_matters(
+        lambda batch: (batch - batch.mean(0)).flatten(1), (1, 8, 8), torch.device("cpu")
+    )
     assert place_matters(lambda batch: batch.flatten(1).cumsum(0), (1, 8, 8), torch.device("cpu"))
     assert not place_matters(lambda batch: batch.flatten(1) * 2, (1, 8, 8), torch.device("cpu"))
     assert rows_alone(lambda batch: (batch - batch.mean(0)).flatten(1), images[:9]).eq(0).all()

@@ -17,7 +17,9 @@ from sfumato.storage.weights import save_network
         *((ResNet, shape) for shape in [(1, 4, 4), (1, 9, 13), (3, 16, 12)]),
     ],
 )
-def test_every_parameter_learns_and_a_saved_network_is_loaded_bit_for_bit_in_eval_mode(kind, shape, tmp_path):
+def test_every_parameter_learns_and_a_saved_network_is_loaded_bit_for_bit_in_eval_mode(
+    kind, shape, tmp_path
+):
     torch.manual_seed(0)
     model, images = kind(shape, 7, width=4), torch.rand(8, *shape)
     if kind is WhitenedCNN:
@@ -28,12 +30,21 @@ def test_every_parameter_learns_and_a_saved_network_is_loaded_bit_for_bit_in_eva
     logits = model(images)  # this moves the batch statistics, too
     assert logits.shape == (8, 7)
     logits.square().sum().backward()
-    assert all(value.grad is not None and value.grad.abs().sum() > 0 for value in model.parameters())
+    assert all(
+        value.grad is not None and value.grad.abs().sum() > 0 for value in model.parameters()
+    )
     assert "filters" not in dict(model.named_parameters())  # whitening stays as it is
     save_network(model, arguments_of(model), tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "weights.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "config.json",
+        "weights.safetensors",
+    ]
     again = load_classifier(tmp_path)
-    assert type(again) is kind and not again.training and torch.equal(again(images), model.eval()(images))
+    assert (
+        type(again) is kind
+        and not again.training
+        and torch.equal(again(images), model.eval()(images))
+    )
     assert again.features(images).shape == (8, again.head.in_features)
 
 
@@ -58,7 +69,10 @@ def test_a_shape_too_small_is_refused():
     [
         ("weights.safetensors", Path.unlink),
         ("weights.safetensors", lambda file: file.write_bytes(file.read_bytes()[:100])),
-        ("config.json", lambda file: file.write_text(json.dumps(json.loads(file.read_text()) | {"width": 8}))),
+        (
+            "config.json",
+            lambda file: file.write_text(json.dumps(json.loads(file.read_text()) | {"width": 8})),
+        ),
         ("config.json", lambda file: file.write_text("[]")),
     ],
 )

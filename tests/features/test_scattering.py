@@ -18,13 +18,22 @@ def test_a_mean_of_cells_and_its_gradient_are_those_of_pooling(shape, size, layo
     one, other = planes.clone().requires_grad_(), planes.clone().requires_grad_()
     sides = both_sides(size)
     found, expected = averaged(one, *sides), F.avg_pool2d(other, size, ceil_mode=True)
-    assert torch.equal(averaged(planes, *sides), expected) and torch.allclose(found, expected, atol=1e-12)
-    wanted = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    (first,), (second,) = torch.autograd.grad(found, one, wanted), torch.autograd.grad(expected, other, wanted)
+    assert torch.equal(averaged(planes, *sides), expected) and torch.allclose(
+        found, expected, atol=1e-12
+    )
+    wanted = torch.randn(
+        expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
+    (first,), (second,) = (
+        torch.autograd.grad(found, one, wanted),
+        torch.autograd.grad(expected, other, wanted),
+    )
     assert torch.allclose(first, second, atol=1e-12)
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 2e-2)]
+)
 @pytest.mark.parametrize("shape", [(3, 1, 9, 14), (2, 1, 28, 28), (2, 1, 4, 4)])
 def test_the_gradient_through_fixed_filters_is_that_of_a_convolution(shape, precision, tolerance):
     random = torch.Generator().manual_seed(0)
@@ -46,7 +55,9 @@ def test_frequencies_are_the_same_in_every_precision():
     with torch.autocast("cpu", torch.bfloat16):
         half = features(images)
     assert torch.allclose(half.float(), rows, atol=2e-2)
-    assert torch.allclose(features.from_maps(features.vectors(images).double()).float(), rows, atol=1e-5)
+    assert torch.allclose(
+        features.from_maps(features.vectors(images).double()).float(), rows, atol=1e-5
+    )
     assert torch.equal(features(images), rows)
     assert features.state_dict() == {}
 
@@ -67,13 +78,21 @@ def test_block_means_determine_the_cells_of_maps_that_see_blocks_as_large(size):
     whole = features.embed(images, weights)
     assert torch.allclose(whole, features(images).T @ weights, atol=1e-5)
     assert torch.allclose(features(images).norm(dim=1), torch.ones(4), atol=1e-5)
-    assert features.active(1).all() and 0 < features.active(4).sum() < features.active(2).sum() < features.size
+    assert (
+        features.active(1).all()
+        and 0 < features.active(4).sum() < features.active(2).sum() < features.size
+    )
     for block in (2, 4) if size in (64, (48, 64), (64, 32)) else ():
         active = features.active(block)
-        assert torch.allclose(features.embed(averaged(images, block), weights)[active], whole[active], atol=1e-4)
+        assert torch.allclose(
+            features.embed(averaged(images, block), weights)[active], whole[active], atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("side", [64, 128, 224])
 def test_maps_of_large_images_stay_small(side):
-    widths = {name: FEATURES[name]((1, side, side))(torch.rand(1, 1, side, side)).shape[1] for name in FEATURES}
+    widths = {
+        name: FEATURES[name]((1, side, side))(torch.rand(1, 1, side, side)).shape[1]
+        for name in FEATURES
+    }
     assert all(width <= 2 * 64**2 for name, width in widths.items() if name != "tangent"), widths

@@ -20,7 +20,11 @@ SHAPE = (3, 16, 16)
 def release(clouds: tuple[torch.Tensor, torch.Tensor], deviation: float, classes: int = 2):
     images, labels = clouds
     features = CosineMoments(SHAPE, 20, 6, bound=0.5, products=0.7, flip=False)
-    table = features(images).double().T @ torch.nn.functional.one_hot(labels, classes).double() / len(images)
+    table = (
+        features(images).double().T
+        @ torch.nn.functional.one_hot(labels, classes).double()
+        / len(images)
+    )
     noise = torch.randn(table.shape, generator=torch.Generator().manual_seed(0)) * deviation
     return FeatureMeans((table + noise).float(), features, deviation)
 
@@ -55,7 +59,9 @@ def test_what_is_drawn_has_the_moments_of_its_class(clouds):
     assert drawn.shape == images.shape and drawn.min() >= 0 and drawn.max() <= 1
     for label in (0, 1):
         known, found = (
-            generator.features.coefficients(some[where == label])[:, generator.features.chosen].mean(0)
+            generator.features.coefficients(some[where == label])[
+                :, generator.features.chosen
+            ].mean(0)
             for some, where in ((images, labels), (drawn, own))
         )
         torch.testing.assert_close(found, known, atol=0.15, rtol=0.05)
@@ -91,12 +97,16 @@ def test_finer_frequencies_come_from_public_images(clouds):
     stripes = torch.zeros(1, *SHAPE, dtype=torch.uint8)
     stripes[..., ::2] = 255
     moments = release(clouds, 1e-5)
-    plain, striped = (fit_gaussians(moments, torch.tensor([0.5, 0.5]), some) for some in (None, stripes))
+    plain, striped = (
+        fit_gaussians(moments, torch.tensor([0.5, 0.5]), some) for some in (None, stripes)
+    )
 
     def along(generator) -> float:
         """How much even columns differ from odd ones, whichever are brighter."""
         drawn = draw_images(generator, 200)[0]
-        return float((drawn[..., ::2].mean((1, 2, 3)) - drawn[..., 1::2].mean((1, 2, 3))).abs().mean())
+        return float(
+            (drawn[..., ::2].mean((1, 2, 3)) - drawn[..., 1::2].mean((1, 2, 3))).abs().mean()
+        )
 
     assert along(striped) > 0.3 > 0.05 > along(plain)
 
@@ -131,5 +141,9 @@ def test_a_generator_is_read_as_it_was_written(clouds, tmp_path):
 def test_details_without_gaussians_are_refused():
     with pytest.raises(ValueError, match="details requires auxiliary.target: covariance"):
         Auxiliary(details=True)
-    assert Auxiliary(target="covariance").reads("covariance") and not Auxiliary(target="covariance").reads("frequency")
-    assert Auxiliary(target="covariance", details=True).reads("public") and not Auxiliary().reads("public")
+    assert Auxiliary(target="covariance").reads("covariance") and not Auxiliary(
+        target="covariance"
+    ).reads("frequency")
+    assert Auxiliary(target="covariance", details=True).reads("public") and not Auxiliary().reads(
+        "public"
+    )

@@ -31,7 +31,9 @@ EQUAL = torch.full((3,), 1 / 3)
 
 def fit(target, config=CONFIG, priors=EQUAL, seed=0, **options):
     generator = new_generator(SHAPE, 3, config.latent, config.width, seed)
-    return fit_generator(generator, [FeatureMeans(target, FEATURES)], config, priors, seed, **options)
+    return fit_generator(
+        generator, [FeatureMeans(target, FEATURES)], config, priors, seed, **options
+    )
 
 
 def joint_embedding(images, labels, classes):
@@ -43,7 +45,9 @@ def joint_embedding(images, labels, classes):
 def three_digits(digits):
     """Zeros, ones and twos, the twos ten times rarer; their target and priors."""
     images, labels = digits.batch(range(len(digits)))
-    keep = torch.cat([(labels == m).nonzero()[:count, 0] for m, count in ((0, 170), (1, 170), (2, 17))])
+    keep = torch.cat(
+        [(labels == m).nonzero()[:count, 0] for m, count in ((0, 170), (1, 170), (2, 17))]
+    )
     images, labels = images[keep], labels[keep]
     return images, labels, joint_embedding(images, labels, 3), torch.bincount(labels) / len(labels)
 
@@ -95,7 +99,9 @@ def test_the_seed_fixes_the_generator_and_the_images():
     before = torch.get_rng_state()
     first, second, third = (fit(target, short, seed=seed) for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(value, second.state_dict()[name]) for name, value in first.state_dict().items())
+    assert all(
+        torch.equal(value, second.state_dict()[name]) for name, value in first.state_dict().items()
+    )
     assert torch.equal(draw_images(first, 10, seed=4)[0], draw_images(second, 10, seed=4)[0])
     assert not torch.equal(draw_images(first, 10, seed=4)[0], draw_images(first, 10, seed=5)[0])
     assert not torch.equal(draw_images(first, 10, seed=4)[0], draw_images(third, 10, seed=4)[0])
@@ -128,7 +134,10 @@ def test_label_shares_are_met_to_within_one():
 def test_label_shares_are_right_on_average():
     """1000 draws of 2 labels at prior 0.3: 600 ± 5 standard deviations (false alarm under 1e-6)."""
     random = torch.Generator().manual_seed(0)
-    rare = sum((balanced_labels(2, torch.tensor([0.7, 0.3]), 2, random) == 1).sum().item() for _ in range(1000))
+    rare = sum(
+        (balanced_labels(2, torch.tensor([0.7, 0.3]), 2, random) == 1).sum().item()
+        for _ in range(1000)
+    )
     assert abs(rare - 600) < 5 * math.sqrt(2000 * 0.3 * 0.7)
 
 
@@ -139,7 +148,10 @@ def test_a_saved_generator_draws_the_same_images_or_none(tmp_path, shape):
     assert json.loads((tmp_path / "config.json").read_text())["resolution"] == (
         32 if shape[1] == shape[2] else [24, 32]
     )
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "generator.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "config.json",
+        "generator.safetensors",
+    ]
     for count in (5, 0):
         images, labels = draw_images(load_generator(tmp_path), count)
         assert images.shape == (count, *shape) and len(labels) == count
@@ -147,7 +159,9 @@ def test_a_saved_generator_draws_the_same_images_or_none(tmp_path, shape):
 
 
 def test_the_statistics_of_the_averaged_network_are_its_own():
-    """In eval mode it draws what it draws in training mode, where each batch has its own statistics."""
+    """In eval mode it draws what it draws in training mode, where each batch has its own
+    statistics.
+    """
     config = CONFIG.model_copy(update={"steps": 70})
     generator = fit(torch.randn(1000, 3, generator=torch.Generator().manual_seed(0)) / 100, config)
     z = torch.randn(3000, generator.latent, generator=torch.Generator().manual_seed(1))
@@ -158,7 +172,9 @@ def test_the_statistics_of_the_averaged_network_are_its_own():
 
 
 def test_a_second_match_and_a_teacher_both_pull(three_digits):
-    """A teacher that calls bright images class 0 and dark ones class 1 makes its classes bright and dark."""
+    """A teacher that calls bright images class 0 and dark ones class 1 makes its classes bright and
+    dark.
+    """
     images, labels, target, _ = three_digits
     config = CONFIG.model_copy(update={"steps": 100})
 
@@ -181,27 +197,35 @@ def test_a_second_match_and_a_teacher_both_pull(three_digits):
 
 
 def stopped_at(noise: float, steps: int = 400) -> tuple[EarlyStopping, list[float]]:
-    """One class whose embedding goes from nothing to its signal, of norm 1, and on to the noise of the cells it sees.
+    """One class whose embedding goes from nothing to its signal, of norm 1, and on to the noise of
+    the cells it sees.
 
     What cells it does not see make of that noise is another direction of the same length.
 
     Returns the state at the end and, by step, the part of the noise that the target holds.
     """
     random = torch.Generator().manual_seed(1)
-    signal, chance, other = (F.normalize(torch.randn(1000, 1, generator=random), dim=0) for _ in range(3))
+    signal, chance, other = (
+        F.normalize(torch.randn(1000, 1, generator=random), dim=0) for _ in range(3)
+    )
     stopping = EarlyStopping([FeatureMeans(signal + noise * chance, FEATURES)], 0)
     seen, elsewhere = (1 - stopping.unseen[0]) * noise * chance, stopping.unseen[0] * noise * other
     parts = []
     for step in range(steps):  # the class first, then its noise
         learned = min(1.0, step / 100) * signal + max(0.0, (step - 100) / 100) * (seen + elsewhere)
         stopping.observe([learned], torch.ones(5, 1))
-        parts.append(float(((stopping.targets[0] - signal) * seen).sum() / seen.square().sum().clamp(min=1e-9)))
+        parts.append(
+            float(
+                ((stopping.targets[0] - signal) * seen).sum() / seen.square().sum().clamp(min=1e-9)
+            )
+        )
     return stopping, parts
 
 
 def test_a_class_is_held_where_the_fit_begins_to_learn_its_noise():
     stopping, parts = stopped_at(noise=0.7)
-    assert stopping.held.all() and parts[0] == pytest.approx(1, abs=0.15)  # before: the release as it is
+    # Before: the release as it is
+    assert stopping.held.all() and parts[0] == pytest.approx(1, abs=0.15)
     assert abs(parts[-1]) < 0.35  # after: what the class is, with little of the noise
     assert (stopping.targets[0] - stopping.matches[0].table).norm() > 0.4  # and so not the release
 
@@ -212,7 +236,9 @@ def test_a_class_that_comes_nearer_is_not_held():
 
 
 def test_a_release_that_is_noise_alone_is_not_followed():
-    """Without signal, any way from nothing leads away from the cells that are left out: the target shrinks to zero."""
+    """Without signal, any way from nothing leads away from the cells that are left out: the target
+    shrinks to zero.
+    """
     random = torch.Generator().manual_seed(2)
     match = FeatureMeans(torch.randn(1000, 2, generator=random), FEATURES)
     stopping, other = EarlyStopping([match], 0), torch.randn(1000, 2, generator=random)
@@ -230,7 +256,8 @@ def test_the_loss_does_not_see_the_cells_that_judge_it():
     assert torch.equal(embedding.grad != 0, stopping.unseen[0] == 0)
     assert 0.1 < float(stopping.unseen[0].mean()) < 0.3
     waves = stopping.unseen[0].view(2, 500)
-    assert torch.equal(waves[0], waves[1])  # cosine and sine of a frequency: φ has the same norm on what is left
+    # Cosine and sine of a frequency: φ has the same norm on what is left
+    assert torch.equal(waves[0], waves[1])
 
 
 @pytest.mark.parametrize("resolution", [8, 28, 33, 64, 97, 128, 224])
@@ -243,8 +270,12 @@ def test_each_level_of_a_large_image_doubles_the_one_before(resolution):
     assert sides[-1] == resolution and (len(sides) == 1) == (resolution <= 32)
 
 
-@pytest.mark.parametrize("sides", [(24, 32), (28, 36), (48, 64), (37, 50), (64, 17), (96, 128), (4, 80)])
-def test_each_level_of_a_large_rectangle_doubles_the_one_before_and_the_first_has_the_pixels_of_a_square(sides):
+@pytest.mark.parametrize(
+    "sides", [(24, 32), (28, 36), (48, 64), (37, 50), (64, 17), (96, 128), (4, 80)]
+)
+def test_each_level_of_a_large_rectangle_doubles_the_one_before_and_the_first_has_the_pixels_of_a_square(
+    sides,
+):
     generator = new_generator((1, *sides), 2, 4, 8, 0).eval()
     z, labels = torch.randn(2, 4), torch.tensor([0, 1])
     with torch.no_grad():
@@ -254,14 +285,17 @@ def test_each_level_of_a_large_rectangle_doubles_the_one_before_and_the_first_ha
 
 
 @pytest.mark.parametrize(
-    ("blocks", "steps", "expected"), [((1,), 3, [1, 1, 1]), ((4, 2, 1), 8, [4, 4, 4, 4, 2, 2, 1, 1]), ((2, 1), 1, [1])]
+    ("blocks", "steps", "expected"),
+    [((1,), 3, [1, 1, 1]), ((4, 2, 1), 8, [4, 4, 4, 4, 2, 2, 1, 1]), ((2, 1), 1, [1])],
 )
 def test_half_of_the_steps_are_coarse_and_finer_levels_share_the_others(blocks, steps, expected):
     assert block_of_steps(blocks, steps) == expected
 
 
 def test_a_large_image_is_fitted_coarse_to_fine(monkeypatch):
-    """Of two kinds of stripes, 64 pixels a side, the coarse levels see the brightness and the last one the stripes."""
+    """Of two kinds of stripes, 64 pixels a side, the coarse levels see the brightness and the last
+    one the stripes.
+    """
     side = 64
     stripes = 0.5 + 0.2 * torch.cos(torch.arange(side) * math.pi)[:, None].expand(side, side)
     images = torch.stack([stripes - 0.25, stripes.T + 0.25])[:, None].clamp(0, 1)

@@ -2,7 +2,8 @@
 
     python tests/language/check.py        exit code 1, and a line for each place, if there are any
 
-The kinds are in `kinds.yaml`. A use that is right is listed there, with the number of lines that may have it.
+The kinds are in `kinds.yaml`. A use that is right is listed there, with the number of lines that
+may have it.
 """
 
 from __future__ import annotations
@@ -53,16 +54,30 @@ class Kind:
 def kinds() -> list[Kind]:
     """Read the kinds."""
     found = []
-    for name, entry in yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text("utf-8")).items():
+    for name, entry in yaml.safe_load(
+        Path(__file__).with_name("kinds.yaml").read_text("utf-8")
+    ).items():
         pattern = re.compile(entry.pop("pattern", ""))
         sorts = entry.pop("in")
-        found.append(Kind(name=name, pattern=pattern, sorts=(sorts,) if isinstance(sorts, str) else (*sorts,), **entry))
+        found.append(
+            Kind(
+                name=name,
+                pattern=pattern,
+                sorts=(sorts,) if isinstance(sorts, str) else (*sorts,),
+                **entry,
+            )
+        )
     return found
 
 
 def files(root: Path) -> list[Path]:
     """Return the files to check, without generated ones."""
-    found = [path for folder in CODE for path in (root / folder).rglob("*") if path.suffix in (".py", *TEXTS)]
+    found = [
+        path
+        for folder in CODE
+        for path in (root / folder).rglob("*")
+        if path.suffix in (".py", *TEXTS)
+    ]
     for name in PAGES:
         place = root / name
         found += [place] if place.is_file() else place.rglob("*.md")
@@ -74,22 +89,32 @@ def texts_of(path: Path, name: str) -> Iterator[Text]:
     """Yield the pieces of text in a file. name: its path in messages."""
     content = path.read_text("utf-8")
     if path.suffix != ".py":
-        yield from (Text(f"{name}:{i}", "pages", prose(line)) for i, line in enumerate(content.splitlines(), 1))
+        yield from (
+            Text(f"{name}:{i}", "pages", prose(line))
+            for i, line in enumerate(content.splitlines(), 1)
+        )
         return
     tree = ast.parse(content)
     docstrings = set()
     for node in ast.walk(tree):
         place = f"{name}:{getattr(node, 'lineno', 1)}"
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (
+            text := ast.get_docstring(node)
+        ):
             docstrings.add(node.body[0].lineno)
             yield Text(place, "docstrings", prose(text))
         if isinstance(node, ast.Raise):
-            yield from (Text(place, "assembled", ast.unparse(part)) for part in ast.walk(node) if is_assembled(part))
+            yield from (
+                Text(place, "assembled", ast.unparse(part))
+                for part in ast.walk(node)
+                if is_assembled(part)
+            )
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield Text(place, "names", node.id)
         if isinstance(node, ast.arg | ast.FunctionDef):
             yield Text(place, "names", node.arg if isinstance(node, ast.arg) else node.name)
-    comment = -1  # last line of a comment that fills its line: the next line may continue its sentence
+    # Last line of a comment that fills its line: the next line may continue its sentence
+    comment = -1
     for token in tokenize.generate_tokens(io.StringIO(content).readline):
         place = f"{name}:{token.start[0]}"
         if token.type == tokenize.COMMENT:
@@ -112,7 +137,10 @@ def is_assembled(node: ast.AST) -> bool:
     if not isinstance(node, ast.JoinedStr):
         return False
     own = "".join(str(part.value) for part in node.values if isinstance(part, ast.Constant))
-    return not re.search("[A-Za-z]", own) and sum(isinstance(part, ast.FormattedValue) for part in node.values) > 1
+    return (
+        not re.search("[A-Za-z]", own)
+        and sum(isinstance(part, ast.FormattedValue) for part in node.values) > 1
+    )
 
 
 def found_in(kind: Kind, texts: Sequence[Text]) -> list[Text]:
@@ -123,7 +151,10 @@ def found_in(kind: Kind, texts: Sequence[Text]) -> list[Text]:
         for line in text.text.splitlines()[: 1 if kind.name == "relative docstring" else None]:
             if text.sort not in kind.sorts or not kind.pattern.search(line):
                 continue
-            fragment = next((fragment for fragment in sorted(kind.allowed, key=len)[::-1] if fragment in line), None)
+            fragment = next(
+                (fragment for fragment in sorted(kind.allowed, key=len)[::-1] if fragment in line),
+                None,
+            )
             used[fragment or ""] += 1
             if fragment is None or used[fragment] > kind.allowed[fragment]:
                 found.append(Text(text.place, text.sort, line.strip()))

@@ -1,4 +1,6 @@
-"""`make lint` finds each kind of sentence to avoid, and the project has no more of them than `kinds.yaml` allows."""
+"""`make lint` finds each kind of sentence to avoid, and the project has no more of them than
+`kinds.yaml` allows.
+"""
 
 import os
 import subprocess
@@ -13,7 +15,11 @@ KINDS = {kind.name: kind for kind in kinds()}
 
 def planted(kind: Kind, folder: Path) -> Path:
     """Write a module of `folder` with the example of a kind."""
-    quoted = f'X = "{kind.example}, of course"' if {"strings", "docstrings"} <= {*kind.sorts} else kind.example
+    quoted = (
+        f'X = "{kind.example}, of course"'
+        if {"strings", "docstrings"} <= {*kind.sorts}
+        else kind.example
+    )
     (folder / "sfumato").mkdir()
     (folder / "sfumato/x.py").write_text(quoted + "\n")
     return folder
@@ -38,7 +44,9 @@ def test_a_planted_sentence_is_found_in_each_page(name, tmp_path):
 
 
 def test_code_in_a_sentence_does_not_count(tmp_path):
-    (tmp_path / "x.md").write_text("Call `say`, or {{ said }}, or [a link](#mends-nobody) <b title='told'>.\n")
+    (tmp_path / "x.md").write_text(
+        "Call `say`, or {{ said }}, or [a link](#mends-nobody) <b title='told'>.\n"
+    )
     texts = [*texts_of(tmp_path / "x.md", "x.md")]
     assert [found_in(kind, texts) for kind in KINDS.values()] == [[]] * len(KINDS)
 
@@ -47,16 +55,22 @@ def test_an_allowed_fragment_counts_up_to_its_number(tmp_path):
     kind = KINDS["homely verbs"]
     (tmp_path / "x.md").write_text("We hold the lock.\nThey hold the lock.\nThey hold the lock.\n")
     found = found_in(kind, [*texts_of(tmp_path / "x.md", "x.md")])
-    assert [text.place for text in found] == ["x.md:2", "x.md:3"] and kind.allowed["hold the lock"] == 1
+    assert [text.place for text in found] == ["x.md:2", "x.md:3"] and kind.allowed[
+        "hold the lock"
+    ] == 1
 
 
 def test_lint_fails_on_a_planted_sentence_and_prints_its_place(tmp_path):
     planted(KINDS["oaths"], tmp_path)
     (tmp_path / "tests/language").mkdir(parents=True)
     for file in ("check.py", "kinds.yaml"):
-        (tmp_path / "tests/language" / file).write_text((ROOT / "tests/language" / file).read_text())
+        (tmp_path / "tests/language" / file).write_text(
+            (ROOT / "tests/language" / file).read_text()
+        )
     command = [sys.executable, "tests/language/check.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1 and done.stdout.startswith("sfumato/x.py:1: oaths: ")
     lint = (ROOT / "Makefile").read_text().split("\nlint:")[1].split("\n\n")[0]
     assert " ".join(command[1:]) in lint and "make lint" in (ROOT / ".ci/run").read_text()

@@ -1,11 +1,14 @@
-"""Do the tests catch the mistakes of the field? Each mutant is one of them, put into a copy of this tree.
+"""Do the tests catch the mistakes of the field?
+
+Each mutant is one of them, put into a copy of this tree.
 
     make mutants                                     all of them, on one thread
     python tests/mutants/run.py --seconds 60         a random sample, as long as it takes
     python tests/mutants/run.py --only NAME --show   one, with what its tests say
 
-A mutant is an entry of a YAML file beside this one: a file, a fragment that occurs in it once, its replacement, and the
-tests of which one must fail. One process imports the libraries, and forks for each mutant.
+A mutant is an entry of a YAML file beside this one: a file, a fragment that occurs in it once, its
+replacement, and the tests of which one must fail. One process imports the libraries, and forks for
+each mutant.
 """
 
 from __future__ import annotations
@@ -31,8 +34,27 @@ import yaml
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SLOW_IMPORTS = (
-    *("torch", "torchvision", "numpy", "scipy.stats", "sklearn.datasets", "pandas", "matplotlib.pyplot", "PIL.Image"),
-    *("pydantic", "yaml", "typer", "rich.table", "filelock", "randomgen", "safetensors.torch", "opacus", "hypothesis"),
+    *(
+        "torch",
+        "torchvision",
+        "numpy",
+        "scipy.stats",
+        "sklearn.datasets",
+        "pandas",
+        "matplotlib.pyplot",
+        "PIL.Image",
+    ),
+    *(
+        "pydantic",
+        "yaml",
+        "typer",
+        "rich.table",
+        "filelock",
+        "randomgen",
+        "safetensors.torch",
+        "opacus",
+        "hypothesis",
+    ),
     *("dp_accounting.rdp", "dp_accounting.pld"),
 )
 LIMIT = 180  # seconds for the tests of one mutant; one that hangs is not caught
@@ -42,7 +64,9 @@ KILLED, SURVIVED, BROKEN = "killed", "survived", "broken"
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """mistake: what it is an instance of; tests: of which one must fail; harmless: why none can, where that is so."""
+    """mistake: what it is an instance of; tests: of which one must fail; harmless: why none can,
+    where that is so.
+    """
 
     name: str
     mistake: str
@@ -53,11 +77,16 @@ class Mutant:
     harmless: str = ""
 
     def apply(self, tree: Path) -> str:
-        """Change the file in `tree`; returns what it was. Raises ValueError unless the fragment occurs once."""
+        """Change the file in `tree`; returns what it was.
+
+        Raises ValueError unless the fragment occurs once.
+        """
         path = tree / self.file
         before = path.read_text(encoding="utf-8")
         if before.count(self.find) != 1:
-            raise ValueError(f"{self.name}: its fragment occurs {before.count(self.find)} times in {self.file}")
+            raise ValueError(
+                f"{self.name}: its fragment occurs {before.count(self.find)} times in {self.file}"
+            )
         path.write_text(before.replace(self.find, self.replace), encoding="utf-8")
         return before
 
@@ -72,7 +101,9 @@ class Outcome:
     @property
     def failed(self) -> str:
         """The test that caught it, and what it said."""
-        lines = [line for line in self.output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        lines = [
+            line for line in self.output.splitlines() if line.startswith(("FAILED ", "ERROR "))
+        ]
         return lines[0] if lines else ""
 
 
@@ -87,8 +118,19 @@ def load_mutants() -> list[Mutant]:
 
 def copy_tree(target: Path) -> None:
     """The files of this repository that git tracks or would take, compiled."""
-    listed = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    for name in subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split("\0"):
+    listed = [
+        "git",
+        "-C",
+        str(ROOT),
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]
+    for name in subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split(
+        "\0"
+    ):
         if name and (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name)
@@ -96,7 +138,9 @@ def copy_tree(target: Path) -> None:
 
 
 def run_tests(tree: Path, tests: Sequence[str], limit: float = LIMIT) -> tuple[int, str]:
-    """pytest's exit code and output, from a fork in which `tree` is the project; −1 after `limit` seconds."""
+    """pytest's exit code and output, from a fork in which `tree` is the project; −1 after `limit`
+    seconds.
+    """
     log, scratch = tree.parent / "output", tree.parent / "scratch"
     child = os.fork()
     if child == 0:
@@ -104,10 +148,25 @@ def run_tests(tree: Path, tests: Sequence[str], limit: float = LIMIT) -> tuple[i
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(descriptor, 1), os.dup2(descriptor, 2)
         os.chdir(tree)
-        sys.path[:] = [str(tree), *(path for path in sys.path if Path(path).resolve() not in (ROOT, HERE))]
+        sys.path[:] = [
+            str(tree),
+            *(path for path in sys.path if Path(path).resolve() not in (ROOT, HERE)),
+        ]
         sys.dont_write_bytecode = True
-        os.environ |= {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "SFUMATO_STATE": str(scratch / "state")}
-        words = ["-x", "-q", "--tb=short", "-p", "no:cacheprovider", f"--basetemp={scratch}", f"--rootdir={tree}"]
+        os.environ |= {
+            "PYTHONPATH": str(tree),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "SFUMATO_STATE": str(scratch / "state"),
+        }
+        words = [
+            "-x",
+            "-q",
+            "--tb=short",
+            "-p",
+            "no:cacheprovider",
+            f"--basetemp={scratch}",
+            f"--rootdir={tree}",
+        ]
         code = pytest.main([*words, *tests])
         sys.stdout.flush(), sys.stderr.flush()
         os._exit(int(code))
@@ -127,7 +186,8 @@ def try_mutant(tree: Path, mutant: Mutant) -> Outcome:
         before = mutant.apply(tree)
     except ValueError as error:
         return Outcome(mutant=mutant, result=BROKEN, seconds=0.0, output=str(error))
-    for stale in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):  # a second's clock would not tell them apart
+    # A second's clock would not tell them apart
+    for stale in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
         stale.unlink()
     try:
         code, output = run_tests(tree, mutant.tests)
@@ -138,7 +198,10 @@ def try_mutant(tree: Path, mutant: Mutant) -> Outcome:
 
 
 def outcomes(mutants: Sequence[Mutant], seconds: float) -> Iterator[Outcome]:
-    """One after the other, as long as there are seconds left. Raises ValueError where the tests fail without any."""
+    """One after the other, as long as there are seconds left.
+
+    Raises ValueError where the tests fail without any.
+    """
     started = time.monotonic()
     for name in SLOW_IMPORTS:
         import_module(name)
@@ -152,20 +215,32 @@ def outcomes(mutants: Sequence[Mutant], seconds: float) -> Iterator[Outcome]:
 
 
 def check_tests(mutants: Sequence[Mutant]) -> None:
-    """Raise ValueError where a test that must fail with a mutant fails without: it would catch everything."""
+    """Raise ValueError where a test that must fail with a mutant fails without: it would catch
+    everything.
+    """
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy_tree(tree := Path(folder) / "tree")
-        code, output = run_tests(tree, sorted({test for mutant in mutants for test in mutant.tests}), LIMIT_OF_ALL)
+        code, output = run_tests(
+            tree, sorted({test for mutant in mutants for test in mutant.tests}), LIMIT_OF_ALL
+        )
         if code:
             raise ValueError(f"the tests fail without any mutant:\n{output[-4000:]}")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Put known mistakes into the code, and see whether the tests fail.")
+    parser = argparse.ArgumentParser(
+        description="Put known mistakes into the code, and see whether the tests fail."
+    )
     parser.add_argument("--only", nargs="*", help="names of mutants, or the beginnings of names")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many, in a random order")
-    parser.add_argument("--seed", type=int, default=None, help="of the order; without it another one each time")
-    parser.add_argument("--check", action="store_true", help="first run their tests without any: they must pass")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="stop after so many, in a random order"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=None, help="of the order; without it another one each time"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="first run their tests without any: they must pass"
+    )
     parser.add_argument("--show", action="store_true", help="what the tests say")
     given = parser.parse_args()
     mutants = [m for m in load_mutants() if not given.only or m.name.startswith(tuple(given.only))]
@@ -184,13 +259,16 @@ def main() -> int:
         mark = "" if outcome.result == expected else f"  EXPECTED {expected}"
         wrong += [outcome] if mark else []
         by = outcome.failed.removeprefix("FAILED ") or outcome.mutant.harmless
-        print(f"{outcome.result:8} {outcome.seconds:5.1f} s  {outcome.mutant.name}{mark}  {by}"[:200], flush=True)
+        print(
+            f"{outcome.result:8} {outcome.seconds:5.1f} s  {outcome.mutant.name}{mark}  {by}"[:200],
+            flush=True,
+        )
         if given.show or mark:
             print(outcome.output[-6000:])
     print(
-        f"{tried} of {len(mutants)} mutants tried: {counted[KILLED]} killed, {counted[SURVIVED]} survived, "
-        f"{counted[BROKEN]} broken, in {time.monotonic() - started:.0f} s; "
-        f"{len(wrong)} not as expected{': ' if wrong else ''}{', '.join(o.mutant.name for o in wrong)}"
+        f"{tried} of {len(mutants)} mutants tried: {counted[KILLED]} killed, {counted[SURVIVED]} "
+        f"survived, {counted[BROKEN]} broken, in {time.monotonic() - started:.0f} s; {len(wrong)} "
+        f"not as expected{': ' if wrong else ''}{', '.join(o.mutant.name for o in wrong)}"
     )
     return 1 if wrong else 0
 

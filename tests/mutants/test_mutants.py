@@ -1,4 +1,6 @@
-"""The mutants themselves: each still applies, names tests that exist, and every known mistake has some."""
+"""The mutants themselves: each still applies, names tests that exist, and every known mistake has
+some.
+"""
 
 import ast
 import re
@@ -14,14 +16,18 @@ KNOWN = 27  # mistakes found in public code for these methods, and in this proje
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_applies_to_a_file_that_python_reads_and_names_tests_that_are_there(mutant):
     code = (ROOT / mutant.file).read_text(encoding="utf-8")
-    assert code.count(mutant.find) == 1, "change its fragment in tests/mutants to what the code is now"
+    assert code.count(mutant.find) == 1, (
+        "change its fragment in tests/mutants to what the code is now"
+    )
     changed = code.replace(mutant.find, mutant.replace)
     if mutant.file.endswith(".py"):
         assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(code))
     assert mutant.tests
     for test in mutant.tests:
         file, _, name = test.partition("[")[0].partition("::")
-        assert not name or re.search(rf"^def {name}\(", (ROOT / file).read_text(encoding="utf-8"), re.M), test
+        assert not name or re.search(
+            rf"^def {name}\(", (ROOT / file).read_text(encoding="utf-8"), re.M
+        ), test
 
 
 def test_every_known_mistake_has_two_variants_and_no_name_comes_twice():

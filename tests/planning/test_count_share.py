@@ -1,4 +1,6 @@
-"""A new project asks for the number of images of a class by a share of the budget; one that exists keeps its noise."""
+"""A new project asks for the number of images of a class by a share of the budget; one that exists
+keeps its noise.
+"""
 
 import re
 from pathlib import Path
@@ -29,10 +31,16 @@ def test_every_profile_and_every_file_that_is_to_be_copied_gives_count_a_share()
         blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
         own = [yaml.safe_load(block) for block in blocks if "profile: null" in block]
         assert own and all(is_share(block["count"]["noise"]) for block in own), page
-    line = next(line for line in (ROOT / "params.yaml").read_text().splitlines() if line.startswith("# count:"))
+    line = next(
+        line
+        for line in (ROOT / "params.yaml").read_text().splitlines()
+        if line.startswith("# count:")
+    )
     assert is_share(yaml.safe_load(line.removeprefix("# "))["count"]["noise"])
 
 
 def test_a_file_without_the_key_means_what_it_meant_when_its_release_was_paid():
-    """Another default would be another mechanism: the digest of such a release would change, and it be paid again."""
+    """Another default would be another mechanism: the digest of such a release would change, and it
+    be paid again.
+    """
     assert Count().noise == 50.0 and Params.model_validate({}).count.noise == 50.0

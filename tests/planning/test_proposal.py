@@ -1,4 +1,6 @@
-"""What `stage init` proposes: parameters that hold together, fit the minutes, and rest on public numbers alone."""
+"""What `stage init` proposes: parameters that hold together, fit the minutes, and rest on public
+numbers alone.
+"""
 
 from dataclasses import replace
 
@@ -11,7 +13,15 @@ from sfumato.planning.proposal import PROPOSALS, Known, proposals, propose, roun
 from sfumato.planning.resolve import make_plan, noise_requests
 from sfumato.privacy.accountant import calibrate, default_delta
 
-GREY = Known(dataset_id="set", path="/images", side=28, channels=1, size_hint=60_000, epsilon=1.0, minutes=1e6)
+GREY = Known(
+    dataset_id="set",
+    path="/images",
+    side=28,
+    channels=1,
+    size_hint=60_000,
+    epsilon=1.0,
+    minutes=1e6,
+)
 SEVERAL = replace(GREY, data={"labels": "several", "classes": list("0123456789")})
 SMALL, COLOUR = replace(GREY, side=8), replace(GREY, side=32, channels=3)
 CELLS = replace(COLOUR, side=64)
@@ -30,27 +40,41 @@ def seconds(asked, side: int | None = None) -> dict[str, float]:
 @pytest.mark.parametrize("minutes", [0.01, 1.0, 20.0, 1e6])
 @pytest.mark.parametrize(("epsilon", "size_hint"), [(0.5, 300), (1.0, 4000), (10.0, 200_000)])
 def test_every_proposal_is_a_plan_within_its_budget(known, minutes, epsilon, size_hint):
-    proposed = propose(replace(known, minutes=minutes, epsilon=epsilon, size_hint=size_hint), seconds)
+    proposed = propose(
+        replace(known, minutes=minutes, epsilon=epsilon, size_hint=size_hint), seconds
+    )
     found = proposed.params
     shape = (known.channels, found.data.size, found.data.size)
-    made = make_plan(found, card("set", shape, source="imagefolder", labels=known.data.get("labels", "one")))
+    made = make_plan(
+        found, card("set", shape, source="imagefolder", labels=known.data.get("labels", "one"))
+    )
     assert 0.9 * epsilon < made.budget["epsilon"] <= epsilon
     assert proposed.enough == (sum(seconds(found).values()) <= 60 * minutes)
-    assert found.privacy.lifetime == epsilon and found.profile is None and found.privacy.accountant == "exact"
+    assert (
+        found.privacy.lifetime == epsilon
+        and found.profile is None
+        and found.privacy.accountant == "exact"
+    )
     if found.runs("select"):
         assert found.select.images <= known.public_images
         assert found.synthesize.choose or found.synthesize.count <= found.select.images
 
 
 @pytest.mark.parametrize("side", [24, 32, 64, 128, 224])
-def test_grey_images_keep_recipe_and_size_with_public_images_which_only_join_if_they_do_no_harm(side):
+def test_grey_images_keep_recipe_and_size_with_public_images_which_only_join_if_they_do_no_harm(
+    side,
+):
     alone = propose(replace(BESIDE, side=side, public=None), seconds)
     beside = propose(replace(BESIDE, side=side), seconds)
     assert beside.row == alone.row and set(beside.params.run) - set(alone.params.run) == {"select"}
     for name in set(alone.params.run) - {"synthesize"}:
         assert getattr(beside.params, name) == getattr(alone.params, name), name
     made = beside.params.synthesize
-    assert made.choose and set(made.sources) == {"refine", "select"} and made.count == alone.params.synthesize.count
+    assert (
+        made.choose
+        and set(made.sources) == {"refine", "select"}
+        and made.count == alone.params.synthesize.count
+    )
     assert beside.params.select.by == "teacher" and beside.params.select.images == 880
 
 
@@ -77,8 +101,14 @@ def test_more_minutes_buy_more_steps_and_never_more_than_was_measured():
 
 def test_with_time_enough_the_proposal_is_what_was_measured():
     """Grey images of 28×28, as many as Fashion-MNIST has: the scale that its results come from."""
-    longer = {"auxiliary": {"steps": 1800}, "refine": {"steps": 600}, "synthesize": {"count": 120_000}}
-    measured = params(recipe="teacher-generator", profile="fashion-mnist-cpu", privacy={"epsilon": 1}, **longer)
+    longer = {
+        "auxiliary": {"steps": 1800},
+        "refine": {"steps": 600},
+        "synthesize": {"count": 120_000},
+    }
+    measured = params(
+        recipe="teacher-generator", profile="fashion-mnist-cpu", privacy={"epsilon": 1}, **longer
+    )
     proposed = propose(GREY, seconds).params
     for name in ("count", "frequency", "auxiliary", "embedding", "refine", "teacher"):
         assert getattr(proposed, name) == getattr(measured, name), name
@@ -87,15 +117,23 @@ def test_with_time_enough_the_proposal_is_what_was_measured():
 
 def test_fewer_images_at_a_larger_epsilon_get_the_shares_of_a_smaller_one():
     sizes = (60_000, 6000, 600)
-    many, few, fewest = (propose(replace(GREY, epsilon=10.0, size_hint=size), seconds).params for size in sizes)
-    assert (many.frequency.noise, few.frequency.noise, fewest.frequency.noise) == ("3%", "30%", "30%")
+    many, few, fewest = (
+        propose(replace(GREY, epsilon=10.0, size_hint=size), seconds).params for size in sizes
+    )
+    assert (many.frequency.noise, few.frequency.noise, fewest.frequency.noise) == (
+        "3%",
+        "30%",
+        "30%",
+    )
     assert few.teacher.learning_rate == pytest.approx(300)
     assert fewest.teacher.learning_rate == pytest.approx(300 * 0.1**0.6, rel=0.01)
 
 
 @pytest.mark.parametrize("known", [GREY, replace(GREY, side=128), COLOUR, CELLS])
 def test_fewer_images_times_epsilon_get_a_teacher_of_fewer_directions(known):
-    """400 X-rays at ε = 1: 86 % with 128 directions and this ridge, 80 % with 1024 and that of many images."""
+    """400 X-rays at ε = 1: 86 % with 128 directions and this ridge, 80 % with 1024 and that of many
+    images.
+    """
     found = []
     ridges = []
     for size, epsilon in ((100, 1.0), (500, 1.0), (2000, 1.0), (500, 10.0), (60_000, 1.0)):
@@ -111,7 +149,9 @@ def test_fewer_images_times_epsilon_get_a_teacher_of_fewer_directions(known):
 
 @pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CELLS, CHOSEN])
 def test_few_images_times_epsilon_buy_class_counts_that_are_known_to_a_tenth(known):
-    """By 0.5 % of the budget, 400 persons at ε = 1 were counted to ± 58, and the generator drew blanks."""
+    """By 0.5 % of the budget, 400 persons at ε = 1 were counted to ± 58, and the generator drew
+    blanks.
+    """
     for size in (400, 1000, 60_000):
         made = propose(replace(known, size_hint=size, minutes=1e6), seconds).params
         mechanisms = calibrate(noise_requests(made), 1.0, default_delta(size), "exact")
@@ -133,12 +173,15 @@ def test_the_evaluation_takes_a_quarter_of_the_minutes_at_most_and_can_be_left_o
     judged, unjudged = (propose(replace(known, evaluate=some), seconds) for some in (True, False))
     assert 0 < judged.judging <= 60 * minutes / 4 and judged.params.evaluate.bound
     assert not unjudged.params.runs("evaluate") and unjudged.judging == 0
-    lighter = judged.params.frequency.size < unjudged.params.frequency.size  # so that the rest could grow further
+    # So that the rest could grow further
+    lighter = judged.params.frequency.size < unjudged.params.frequency.size
     assert (lighter or unjudged.grown >= judged.grown) and unjudged.whole <= judged.whole
 
 
 def test_a_release_has_pictures_in_folders_unless_they_are_very_many():
-    few, many = (propose(replace(known, minutes=1e6), seconds).params.synthesize for known in (SMALL, GREY))
+    few, many = (
+        propose(replace(known, minutes=1e6), seconds).params.synthesize for known in (SMALL, GREY)
+    )
     assert few.count <= 20_000 < many.count
     assert few.export == ("png",) and many.export == ()
 
@@ -160,12 +203,16 @@ def test_images_that_nothing_is_known_of_are_refused():
         propose(replace(COLOUR, side=300), seconds)
 
 
-@pytest.mark.parametrize(("count", "rounded"), [(1, 3), (7, 7), (96, 100), (40_123, 40_000), (4499, 4000)])
+@pytest.mark.parametrize(
+    ("count", "rounded"), [(1, 3), (7, 7), (96, 100), (40_123, 40_000), (4499, 4000)]
+)
 def test_a_size_is_rounded_to_one_digit(count, rounded):
     assert rounded_size(count) == rounded
 
 
-@pytest.mark.parametrize(("side", "stored"), [(4, 8), (8, 8), (28, 28), (31, 28), (100, 64), (500, 128)])
+@pytest.mark.parametrize(
+    ("side", "stored"), [(4, 8), (8, 8), (28, 28), (31, 28), (100, 64), (500, 128)]
+)
 def test_images_are_never_enlarged_beyond_the_smallest_side(side, stored):
     assert sizes_of(side, side, 1.0)[0] == stored
 
@@ -183,18 +230,24 @@ def test_images_are_never_enlarged_beyond_the_smallest_side(side, stored):
         (6, 8, 0.75, 8),
     ],
 )
-def test_images_that_are_far_from_square_keep_their_proportion_to_a_quarter(side, longer, proportion, stored):
+def test_images_that_are_far_from_square_keep_their_proportion_to_a_quarter(
+    side, longer, proportion, stored
+):
     assert sizes_of(side, longer, proportion)[0] == stored
 
 
 @pytest.mark.parametrize("known", [replace(SEVERAL, side=(24, 32)), replace(GREY, side=(128, 64))])
 @pytest.mark.parametrize("minutes", [0.01, 1e6])
 def test_a_proposal_for_rectangles_is_a_plan_of_their_size(known, minutes):
-    proposed = propose(replace(known, minutes=minutes), lambda asked: seconds(asked, max(asked.data.size)))
+    proposed = propose(
+        replace(known, minutes=minutes), lambda asked: seconds(asked, max(asked.data.size))
+    )
     size = proposed.params.data.size
     assert size == known.side
     labels = known.data.get("labels", "one")
-    make_plan(proposed.params, card("set", (known.channels, *size), source="imagefolder", labels=labels))
+    make_plan(
+        proposed.params, card("set", (known.channels, *size), source="imagefolder", labels=labels)
+    )
 
 
 def test_the_largest_size_is_proposed_that_the_minutes_allow_and_the_others_are_named():
@@ -207,54 +260,79 @@ def test_the_largest_size_is_proposed_that_the_minutes_allow_and_the_others_are_
 
 
 def test_few_persons_get_a_size_at_which_little_is_enough():
-    """400 at ε = 1: releases of 16 pixels taught 49 % of brain MRI and 78 % of X-rays, of 32 pixels 39 and 75 %."""
+    """400 at ε = 1: releases of 16 pixels taught 49 % of brain MRI and 78 % of X-rays, of 32 pixels
+    39 and 75 %.
+    """
     sizes = []
     for size in (400, 1000, 2000, 60_000):
         asked = replace(GREY, size_hint=size, longer=224)
-        sizes.append(proposals(asked, (8, 16, 32, 64, 128), lambda _: {"auxiliary": 1.0})[0].params.data.size)
+        sizes.append(
+            proposals(asked, (8, 16, 32, 64, 128), lambda _: {"auxiliary": 1.0})[0].params.data.size
+        )
     assert sizes == [16, 64, 128, 128]
 
 
 def test_a_size_below_that_of_the_images_lowers_the_forecast_also_where_it_is_asked_for():
-    lefts = [proposals(replace(GREY, longer=128), (size,), seconds)[0].left for size in (16, 32, 64, 128)]
+    lefts = [
+        proposals(replace(GREY, longer=128), (size,), seconds)[0].left for size in (16, 32, 64, 128)
+    ]
     assert lefts == sorted(lefts) and lefts[0] < lefts[-1] == 1
     assert proposals(GREY, (16,), seconds)[0].left == 1
 
 
 @pytest.mark.parametrize("side", [28, 32, 48, 64, 128, 256])
 def test_no_photograph_is_in_a_release_that_nobody_asked_for(side):
-    """The recipe of small colour images takes edges from two photographs, of a palace and of a flower."""
+    """The recipe of small colour images takes edges from two photographs, of a palace and of a
+    flower.
+    """
     found = propose(replace(COLOUR, side=side), lambda asked: seconds(asked, 32)).params
-    assert found.public.source == "procedural" if found.runs("covariance") else not found.auxiliary.details
+    assert (
+        found.public.source == "procedural"
+        if found.runs("covariance")
+        else not found.auxiliary.details
+    )
 
 
 def test_a_size_at_which_no_useful_release_was_measured_is_proposed_only_if_it_is_asked_for():
     large, small = (128, 96), (64, 48)
-    at_once = [one.params.data.size for one in proposals(CELLS, (large, small, 32), lambda asked: seconds(asked, 32))]
+    at_once = [
+        one.params.data.size
+        for one in proposals(CELLS, (large, small, 32), lambda asked: seconds(asked, 32))
+    ]
     assert sorted(at_once, key=str) == [small, 32]
     for size in (large, small):
-        assert proposals(CELLS, (size,), lambda asked: seconds(asked, 32))[0].params.data.size == size
+        assert (
+            proposals(CELLS, (size,), lambda asked: seconds(asked, 32))[0].params.data.size == size
+        )
 
 
 @pytest.mark.parametrize("side", [48, 64, 128, 200])
 def test_every_level_of_a_generator_of_large_colour_images_has_features_that_see_it(side):
-    features = propose(replace(COLOUR, side=side), lambda asked: seconds(asked, 32)).params.frequency.features
+    features = propose(
+        replace(COLOUR, side=side), lambda asked: seconds(asked, 32)
+    ).params.frequency.features
     assert {1} < {feature.block for feature in features} >= {*Generator(side, 3, 4).blocks} - {2}
 
 
 @pytest.mark.parametrize("side", [48, 64, 100, 128, 224])
 def test_the_features_of_large_images_fit_the_levels_of_their_generator(side):
     generator = Generator(side, 1, 10)
-    seen = {feature.block for feature in propose(replace(GREY, side=side), seconds).params.frequency.features}
+    seen = {
+        feature.block
+        for feature in propose(replace(GREY, side=side), seconds).params.frequency.features
+    }
     assert set(generator.blocks) <= seen and max(seen) == generator.blocks[0]
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 10.0])
 def test_a_proposal_has_less_noise_in_every_query_than_renyi_s_bound_asks_for(epsilon):
     found = propose(replace(GREY, size_hint=5700, epsilon=epsilon), seconds).params
-    before = found.model_copy(update={"privacy": found.privacy.model_copy(update={"accountant": "rdp"})})
+    before = found.model_copy(
+        update={"privacy": found.privacy.model_copy(update={"accountant": "rdp"})}
+    )
     exact, renyi = (
-        make_plan(one, card("set", (1, 28, 28), source="imagefolder")).mechanisms for one in (found, before)
+        make_plan(one, card("set", (1, 28, 28), source="imagefolder")).mechanisms
+        for one in (found, before)
     )
     for name in renyi:
         assert 1.05 < renyi[name].noise_multiplier / exact[name].noise_multiplier < 1.10, name

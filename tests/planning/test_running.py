@@ -1,4 +1,6 @@
-"""DVC's lock on what runs: numbers of processes come again, after a reboot and in every new container."""
+"""DVC's lock on what runs: numbers of processes come again, after a reboot and in every new
+container.
+"""
 
 import json
 import os
@@ -35,12 +37,18 @@ def started() -> Iterator:
         program.communicate()
 
 
-def write_lock(folder: Path, process: int, command: str = COMMAND, age: float = 0.0, path: str = "out") -> Path:
-    """DVC's lock, last written `age` seconds ago, in which a process writes one path and reads another."""
+def write_lock(
+    folder: Path, process: int, command: str = COMMAND, age: float = 0.0, path: str = "out"
+) -> Path:
+    """DVC's lock, last written `age` seconds ago, in which a process writes one path and reads
+    another.
+    """
     lock = folder / RUNNING
     lock.parent.mkdir(parents=True, exist_ok=True)
     named = {"pid": process, "cmd": command}
-    lock.write_text(json.dumps({"read": {str(folder / "in"): [named]}, "write": {str(folder / path): named}}))
+    lock.write_text(
+        json.dumps({"read": {str(folder / "in"): [named]}, "write": {str(folder / path): named}})
+    )
     os.utime(lock, (time.time() - age, time.time() - age))
     return lock
 
@@ -100,7 +108,9 @@ def project(tmp_path, environment) -> Path:
     folder.mkdir()
     subprocess.run([sys.executable, "-m", "dvc", "init", "-q", "--no-scm"], cwd=folder, check=True)
     wait = "touch begun; while [ ! -e go ]; do sleep 0.05; done; echo made > out"
-    (folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"make": {"cmd": wait, "outs": ["out"]}}}))
+    (folder / "dvc.yaml").write_text(
+        yaml.safe_dump({"stages": {"make": {"cmd": wait, "outs": ["out"]}}})
+    )
     return folder
 
 
@@ -108,7 +118,9 @@ def test_a_run_goes_on_where_another_program_has_the_old_number(project, started
     """`dvc repro` is busy for as long as that program runs; `Project.run` is not."""
     (project / "go").touch()
     write_lock(project, started("serve"), age=3600)
-    busy = subprocess.run([sys.executable, "-m", "dvc", "repro"], cwd=project, capture_output=True, text=True)
+    busy = subprocess.run(
+        [sys.executable, "-m", "dvc", "repro"], cwd=project, capture_output=True, text=True
+    )
     assert busy.returncode != 0 and "is busy" in busy.stderr
     repro(project, shown=False)
     assert (project / "out").read_text() == "made\n"

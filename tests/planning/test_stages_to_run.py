@@ -32,7 +32,14 @@ def test_minutes_are_those_of_stages_that_will_run(tmp_path):
     assert coming() == set()
     assert coming([]) >= {*made.mechanisms}, "and all queries of images that nothing was spent on"
     assert coming(synthesize={"count": 50}) == {"synthesize", "student", "evaluate"}
-    assert coming(pretrain={"steps": 5}) == {"pretrain", "saliency", "finetune", "synthesize", "student", "evaluate"}
+    assert coming(pretrain={"steps": 5}) == {
+        "pretrain",
+        "saliency",
+        "finetune",
+        "synthesize",
+        "student",
+        "evaluate",
+    }
     (artifacts / "count").rmdir()
     (artifacts / "synthesize").rmdir()
     assert coming() == {"synthesize", "student", "evaluate"}, "a release is put back in no time"

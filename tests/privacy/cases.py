@@ -1,7 +1,8 @@
-"""Every query as the privacy tests see it: how it is run on a few 8×8 images, its bound, and what its charge draws.
+"""Every query as the privacy tests see it: how it is run on a few 8×8 images, its bound, and what
+its charge draws.
 
-`test_queries.py` fails for a query without a case. The cases run with a `Recorder` and with real charges, on images and
-groups, in one process and in several.
+`test_queries.py` fails for a query without a case. The cases run with a `Recorder` and with real
+charges, on images and groups, in one process and in several.
 """
 
 import functools
@@ -47,15 +48,17 @@ from sfumato.training.public_classifier import train_public_classifier
 
 SHAPE, CLASSES = (1, 8, 8), 10
 PUBLIC = 50.0  # every public size
-MAPS = [name for name in ALL_MAPS if not name.startswith("imagenet")]  # whose weights come with an extra
+# Whose weights come with an extra
+MAPS = [name for name in ALL_MAPS if not name.startswith("imagenet")]
 C = 1e-3  # clip of gradients, far below their norms: every row is clipped
 
 
 class Recorder:
-    """A charge in memory: it draws all that it holds, adds no noise, and keeps what it was asked to release.
+    """A charge in memory: it draws all that it holds, adds no noise, and keeps what it was asked to
+    release.
 
-    asked: of each release the sum, its bound, and whether it counts. given: releases fixed numbers instead of the sums,
-    so that whatever differs then follows from more than the releases.
+    asked: of each release the sum, its bound, and whether it counts. given: releases fixed numbers
+    instead of the sums, so that whatever differs then follows from more than the releases.
     """
 
     noise_multiplier, sample_rate = 2.0, 0.5
@@ -63,8 +66,21 @@ class Recorder:
     agree = Charge.agree
     check_alike = Charge.check_alike
 
-    def __init__(self, images: Tensor, labels: Tensor, uses: int = 1, size: int | None = None, given: bool = False):
-        self.images, self.labels, self.uses, self.size, self.given = images, labels, uses, size, given
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        uses: int = 1,
+        size: int | None = None,
+        given: bool = False,
+    ):
+        self.images, self.labels, self.uses, self.size, self.given = (
+            images,
+            labels,
+            uses,
+            size,
+            given,
+        )
         self.asked: list[tuple[Tensor, float, bool]] = []
 
     @property
@@ -79,15 +95,25 @@ class Recorder:
     def release(self, total: Tensor, max_norm: float, *, integer: bool = False) -> Tensor:
         self.asked.append((total.clone(), max_norm, integer))
         random = torch.Generator().manual_seed(len(self.asked))
-        return (torch.randn(total.shape, generator=random) * 20).round().to(total.dtype) if self.given else total
+        return (
+            (torch.randn(total.shape, generator=random) * 20).round().to(total.dtype)
+            if self.given
+            else total
+        )
 
     def probe(self) -> tuple[Tensor, Tensor]:
-        labels = torch.tensor([-1]) if self.labels.ndim == 1 else self.labels.new_zeros(1, self.labels.shape[1])
+        labels = (
+            torch.tensor([-1])
+            if self.labels.ndim == 1
+            else self.labels.new_zeros(1, self.labels.shape[1])
+        )
         return self.images.new_zeros(1, *self.images.shape[1:]), labels
 
 
 class GivenCharge:
-    """Draws the given batches and releases the given sum, whatever it is handed: the rest is all an observer has."""
+    """Draws the given batches and releases the given sum, whatever it is handed: the rest is all an
+    observer has.
+    """
 
     noise_multiplier, sample_rate = 1.0, 0.1
 
@@ -110,9 +136,10 @@ class GivenCharge:
 class Case:
     """A query under some settings.
 
-    query: spends a charge of `uses` uses and returns what it made of the releases; bound: Δ; integer: its sums count;
-    axis: of the sum, the classes, if an image adds only to its own; encode: (B, 1, 8, 8) -> (B, d), which the charge
-    draws instead of images; rounding: relative, of the sum.
+    query: spends a charge of `uses` uses and returns what it made of the releases; bound: Δ;
+    integer: its sums count;
+    axis: of the sum, the classes, if an image adds only to its own; encode: (B, 1, 8, 8) -> (B, d),
+    which the charge draws instead of images; rounding: relative, of the sum.
     """
 
     stage: str
@@ -129,12 +156,17 @@ class Case:
         return images if self.encode is None else rows_alone(self.encode, images)
 
     def totals(self, drawn: Tensor, labels: Tensor, **more: Any) -> list[Tensor]:
-        """The sums before noise, by release. Later ones follow from fixed releases, not from these sums."""
+        """The sums before noise, by release.
+
+        Later ones follow from fixed releases, not from these sums.
+        """
         charge = Recorder(drawn, labels, self.uses, given=True, **more)
         self.query(charge)
         return [total for total, _, _ in charge.asked]
 
-    def moves(self, images: Tensor, labels: Tensor, left_out: Iterable[int], **more: Any) -> list[float]:
+    def moves(
+        self, images: Tensor, labels: Tensor, left_out: Iterable[int], **more: Any
+    ) -> list[float]:
         """How far each of these images moves each release."""
         drawn, found = self.drawn(images), []
         whole = self.totals(drawn, labels, **more)
@@ -142,7 +174,9 @@ class Case:
         for i in left_out:
             keep = torch.arange(len(images)) != i
             rest = self.totals(drawn[keep], labels[keep], **more)
-            found += [float((a.double() - b.double()).norm()) for a, b in zip(whole, rest, strict=True)]
+            found += [
+                float((a.double() - b.double()).norm()) for a, b in zip(whole, rest, strict=True)
+            ]
         return found
 
     def first_release(self, charge: Any) -> Tensor:
@@ -153,7 +187,7 @@ class Case:
         return found[0].double()
 
 
-# --- what the queries run on ------------------------------------------------------------------------------------------
+# --- what the queries run on ----------------------------------------------------------------------
 
 FEATURES = FourierFeatures(SHAPE, [FeatureMap(), FeatureMap(map="scattering")], 120, seed=0)
 BLOCKS = FourierFeatures(SHAPE, [FeatureMap(), FeatureMap(map="moduli", block=2)], 80, seed=0)
@@ -167,12 +201,18 @@ def classifier():
     bunch = load_digits()
     images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
     digits = ImageSet(images, bunch.target.astype(np.int64), tuple(str(i) for i in range(CLASSES)))
-    return train_public_classifier(digits, Classifier(network="whitened", width=8, steps=30), seed=0)[0].eval()
+    return train_public_classifier(
+        digits, Classifier(network="whitened", width=8, steps=30), seed=0
+    )[0].eval()
 
 
-def drawn_images(count: int, seed: int = 0, classes: int = CLASSES, shape: Shape = SHAPE) -> tuple[Tensor, Tensor]:
+def drawn_images(
+    count: int, seed: int = 0, classes: int = CLASSES, shape: Shape = SHAPE
+) -> tuple[Tensor, Tensor]:
     random = torch.Generator().manual_seed(seed)
-    return torch.rand(count, *shape, generator=random), torch.randint(classes, (count,), generator=random)
+    return torch.rand(count, *shape, generator=random), torch.randint(
+        classes, (count,), generator=random
+    )
 
 
 @functools.cache
@@ -190,7 +230,9 @@ def unet(classes: int = CLASSES, several: bool = False, resolution: Size = 8) ->
 
 
 def seeded_draws(model: object, images: Tensor, draws: int, *rest: Any, **more: Any) -> Draws:
-    """Draws that follow from the image only, of a group from its first picture: the same whoever else is drawn."""
+    """Draws that follow from the image only, of a group from its first picture: the same whoever
+    else is drawn.
+    """
     levels = [torch.zeros(0, draws)]
     noise = [torch.zeros(0, draws, *images.shape[-3:])]
     for shown in images:
@@ -200,7 +242,9 @@ def seeded_draws(model: object, images: Tensor, draws: int, *rest: Any, **more: 
         levels.append(torch.randn(1, draws, generator=random).exp())
         noise.append(torch.randn(1, draws, *images.shape[-3:], generator=random))
     return Draws(
-        levels=torch.cat(levels), noise=torch.cat(noise), drop=torch.zeros(len(images), draws, dtype=torch.bool)
+        levels=torch.cat(levels),
+        noise=torch.cat(noise),
+        drop=torch.zeros(len(images), draws, dtype=torch.bool),
     )
 
 
@@ -209,15 +253,24 @@ def central(charge: Any, shape: Shape = SHAPE, **settings: Any) -> Tensor:
     return query_central(charge, denominators, shape, Central(**{"repeats": 2, **settings}))
 
 
-def teacher(charge: Any, classes: int = CLASSES, offsets: Tensor | float = 0.0, **settings: Any) -> Tensor:
-    chosen = Teacher(**{"steps": 3, "learning_rate": 2.0, "ridge": 0.1, "last_rate": 0.5, **settings})
+def teacher(
+    charge: Any, classes: int = CLASSES, offsets: Tensor | float = 0.0, **settings: Any
+) -> Tensor:
+    chosen = Teacher(
+        **{"steps": 3, "learning_rate": 2.0, "ridge": 0.1, "last_rate": 0.5, **settings}
+    )
     spread = torch.linspace(1, 2, charge.probe()[0].shape[1]).double().diag()
     return query_teacher(charge, chosen, classes, PUBLIC, spread, lambda done, total: None, offsets)
 
 
-def saliency_gradients(model: Any, generator: torch.Generator | None = None, **settings: Any) -> Gradients:
+def saliency_gradients(
+    model: Any, generator: torch.Generator | None = None, **settings: Any
+) -> Gradients:
     """Those of all candidates of a model."""
-    chosen, parameters = Saliency(**settings), {name: model.get_parameter(name) for name in candidates(model)}
+    chosen, parameters = (
+        Saliency(**settings),
+        {name: model.get_parameter(name) for name in candidates(model)},
+    )
     options: dict[str, Any] = {"label_dropout": 0.0, "autocast": False, "generator": generator}
     return Gradients(model, parameters, chosen, chosen.max_norm, PUBLIC, **options)
 
@@ -225,7 +278,9 @@ def saliency_gradients(model: Any, generator: torch.Generator | None = None, **s
 def saliency(
     charge: Any, model: Any = None, draw: Callable[..., Draws] = seeded_draws, **settings: Any
 ) -> dict[str, Tensor]:
-    gradients = saliency_gradients(model or unet(), **{"microbatch_size": 16, "max_norm": C, **settings})
+    gradients = saliency_gradients(
+        model or unet(), **{"microbatch_size": 16, "max_norm": C, **settings}
+    )
     if "generator" not in settings:
         draws = gradients.config.draws
         gradients.draw = functools.partial(draw, None, draws=draws)  # type: ignore[method-assign]
@@ -236,7 +291,10 @@ def finetune(charge: Any, draws: int = 1, model: UNet | None = None) -> dict[str
     chosen = Finetune(draws=draws, max_grad_norm=C, microbatch_size=16)
     state = State(model or unet(), chosen, public_batch=PUBLIC, autocast=False)
     state.draw = functools.partial(seeded_draws, None, draws=draws)  # type: ignore[method-assign]
-    return {**state.tensors(), **{name: torch.tensor(value) for name, value in step(state, charge).items()}}
+    return {
+        **state.tensors(),
+        **{name: torch.tensor(value) for name, value in step(state, charge).items()},
+    }
 
 
 def discriminator(resolution: Size = 8, channels: int = 1) -> Discriminator:
@@ -251,7 +309,13 @@ def adversarial(charge: Any, shape: Shape = SHAPE) -> dict[str, Tensor]:
     generator = new_generator(shape, CLASSES, 4, 8, 0)
     even = torch.full((CLASSES,), 1 / CLASSES)
     state = AdversarialState(
-        discriminator(size_of(shape[1:])), generator, chosen, even, 0, public_batch=PUBLIC, autocast=False
+        discriminator(size_of(shape[1:])),
+        generator,
+        chosen,
+        even,
+        0,
+        public_batch=PUBLIC,
+        autocast=False,
     )
     state.judge.draw = functools.partial(seeded_draws, None, draws=1)  # type: ignore[method-assign]
     state.step(charge)
@@ -268,7 +332,9 @@ def evolve(charge: Any) -> Tensor:
 def own_map() -> ProjectedFeatures:
     """Features of a network from a file of its weights."""
     with tempfile.TemporaryDirectory() as folder:
-        features = ProjectedFeatures(OWN, SHAPE, 40, small_file(Path(folder) / "weights").arguments())
+        features = ProjectedFeatures(
+            OWN, SHAPE, 40, small_file(Path(folder) / "weights").arguments()
+        )
     features.fit(torch.rand(300, *SHAPE, generator=torch.Generator().manual_seed(1)), 0.5, seed=0)
     return features
 
@@ -282,7 +348,12 @@ def means(features: Any, classes: int = CLASSES, **more: Any) -> Callable[[Any],
 
 
 def modes(**settings: Any) -> dict[str, Any]:
-    return {"query": functools.partial(central, statistic="mode", **settings), "integer": True, "axis": 0, "uses": 2}
+    return {
+        "query": functools.partial(central, statistic="mode", **settings),
+        "integer": True,
+        "axis": 0,
+        "uses": 2,
+    }
 
 
 def moments(classes: int = CLASSES) -> dict[str, Any]:
@@ -295,26 +366,51 @@ GRADIENTS = {"bound": C, "rounding": 1e-5}
 VOTES = {"bound": math.sqrt(2), "integer": True}
 
 CASES = {
-    "count": Case(stage="count", query=lambda c: query_count(c, CLASSES), bound=1, integer=True, axis=0),
-    "mean": Case(stage="central", query=functools.partial(central, max_norm=2.0), bound=2, uses=2, axis=0),
+    "count": Case(
+        stage="count", query=lambda c: query_count(c, CLASSES), bound=1, integer=True, axis=0
+    ),
+    "mean": Case(
+        stage="central", query=functools.partial(central, max_norm=2.0), bound=2, uses=2, axis=0
+    ),
     "mean, unclipped": Case(stage="central", query=central, bound=8, uses=2, axis=0),
     "mode": Case(stage="central", bound=8, **modes(bins=4)),
     "frequency": Case(stage="frequency", query=means(FEATURES), bound=1, axis=1),
     "frequency of blocks": Case(stage="frequency", query=means(BLOCKS), bound=1, axis=1),
-    "covariance": Case(stage="covariance", query=means(cosine_moments(SHAPE, flip=False)), bound=1, axis=1),
+    "covariance": Case(
+        stage="covariance", query=means(cosine_moments(SHAPE, flip=False)), bound=1, axis=1
+    ),
     "moments": Case(stage="moments", **moments(), bound=1, axis=1),
-    "embedding": Case(stage="embedding", query=means(LEARNED, cached=True), encode=LEARNED.vectors, bound=1, axis=1),
-    "histogram": Case(stage="histogram", query=lambda c: query_histogram(c, classifier(), 2), **VOTES),
+    "embedding": Case(
+        stage="embedding",
+        query=means(LEARNED, cached=True),
+        encode=LEARNED.vectors,
+        bound=1,
+        axis=1,
+    ),
+    "histogram": Case(
+        stage="histogram", query=lambda c: query_histogram(c, classifier(), 2), **VOTES
+    ),
     "histogram by class": Case(
-        stage="histogram", query=lambda c: query_histogram(c, classifier(), 2, CLASSES), **VOTES, axis=0
+        stage="histogram",
+        query=lambda c: query_histogram(c, classifier(), 2, CLASSES),
+        **VOTES,
+        axis=0,
     ),
     "teacher": Case(stage="teacher", query=teacher, encode=unit_rows, bound=1.4142, uses=3),
     "teacher on a network of one's own": Case(
-        stage="teacher", query=teacher, encode=lambda images: own_map()(images), bound=1.4142, uses=3
+        stage="teacher",
+        query=teacher,
+        encode=lambda images: own_map()(images),
+        bound=1.4142,
+        uses=3,
     ),
-    "evolve": Case(stage="evolve", query=evolve, encode=lambda x: x.flatten(1), bound=1, integer=True, axis=0),
+    "evolve": Case(
+        stage="evolve", query=evolve, encode=lambda x: x.flatten(1), bound=1, integer=True, axis=0
+    ),
     "saliency": Case(stage="saliency", query=saliency, **GRADIENTS),
     "finetune": Case(stage="finetune", query=finetune, **GRADIENTS),
-    "finetune of 8 draws": Case(stage="finetune", query=functools.partial(finetune, draws=8), **GRADIENTS),
+    "finetune of 8 draws": Case(
+        stage="finetune", query=functools.partial(finetune, draws=8), **GRADIENTS
+    ),
     "adversarial": Case(stage="adversarial", query=adversarial, **GRADIENTS),
 }

@@ -35,9 +35,19 @@ class Owner:
         **more,
     ) -> Charge:
         noise = more.pop("noise", None)
-        words = {"stage": "count", "released": "counts", "sensitivity": "1", "settings": plan, "max_norm": 1.0} | more
+        words = {
+            "stage": "count",
+            "released": "counts",
+            "sensitivity": "1",
+            "settings": plan,
+            "max_norm": 1.0,
+        } | more
         return open_charge(
-            self.state, self.card, ChargeRequest(plan=plan, mechanism=mechanism, **words), permission, noise
+            self.state,
+            self.card,
+            ChargeRequest(plan=plan, mechanism=mechanism, **words),
+            permission,
+            noise,
         )
 
 

@@ -1,4 +1,6 @@
-"""Small runs of DP-SGD and of DP-GAN, and what must hold of any network whose gradients are clipped image by image."""
+"""Small runs of DP-SGD and of DP-GAN, and what must hold of any network whose gradients are clipped
+image by image.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,26 +26,41 @@ Named = Mapping[str, Tensor]
 Batch = tuple[Tensor, Tensor, Draws]  # images, labels, what is drawn for them
 
 
-def matrix(model: Denoiser, parameters: Named, images: Tensor, labels: Tensor, drawn: Draws) -> Tensor:
+def matrix(
+    model: Denoiser, parameters: Named, images: Tensor, labels: Tensor, drawn: Draws
+) -> Tensor:
     """Per-image gradients as rows of one matrix, (B, P)."""
     rows = per_image_gradients(model, parameters, images, labels, drawn)
     return torch.cat([part.flatten(1) for part in rows.values()], dim=1)
 
 
 def check_rows(
-    model: Denoiser, parameters: Named, batch: Batch, shown: Callable[[int], Tensor], error: float = 1e-4
+    model: Denoiser,
+    parameters: Named,
+    batch: Batch,
+    shown: Callable[[int], Tensor],
+    error: float = 1e-4,
 ) -> None:
-    """Each image's gradient is that of its own mean loss over its draws. shown: of an image, its label in each draw."""
+    """Each image's gradient is that of its own mean loss over its draws. shown: of an image, its
+    label in each draw.
+    """
     (images, _, drawn), rows = batch, matrix(model, parameters, *batch)
     for i in range(len(images)):
         copies = images[i].expand(drawn.levels.shape[1], -1, -1, -1)
         loss = model.per_image_loss(copies, shown(i), drawn.levels[i], drawn.noise[i]).mean()
         expected = parameters_to_vector(torch.autograd.grad(loss, list(parameters.values())))
-        assert torch.linalg.vector_norm(rows[i] - expected) < error * torch.linalg.vector_norm(expected)
+        assert torch.linalg.vector_norm(rows[i] - expected) < error * torch.linalg.vector_norm(
+            expected
+        )
 
 
 def check_clip(
-    model: Denoiser, parameters: Named, batch: Batch, clip: float, chunk: int, autocast: bool = False
+    model: Denoiser,
+    parameters: Named,
+    batch: Batch,
+    clip: float,
+    chunk: int,
+    autocast: bool = False,
 ) -> None:
     """Each image moves the sum by the clip, for its gradient is longer, and by no more."""
     (images, labels, drawn), rows = batch, matrix(model, parameters, *batch)
@@ -64,7 +81,11 @@ def adversary(seed: int = 0, **options: Any) -> AdversarialState:
     settings = Adversarial(**{"max_grad_norm": CLIP, "microbatch_size": 4, **options})
     network = new_generator((1, 8, 8), CLASSES, settings.latent, settings.width, 0)
     even = torch.full((CLASSES,), 1 / CLASSES)
-    given = {"public_batch": 16.0, "autocast": False, "generator": torch.Generator().manual_seed(seed)}
+    given = {
+        "public_batch": 16.0,
+        "autocast": False,
+        "generator": torch.Generator().manual_seed(seed),
+    }
     return AdversarialState(discriminator(), network, settings, even, 0, **given)
 
 
@@ -73,19 +94,25 @@ def trainer(seed: int = 0, **options: Any) -> State:
     model = UNet(8, 1, CLASSES, width=8, multipliers=(1,), attention=(0,))
     rates = {"draws": 2, "max_grad_norm": CLIP, "learning_rate": 1e-3, "microbatch_size": 4}
     random = torch.Generator().manual_seed(seed)
-    return State(model, Finetune(**rates | options), public_batch=16.0, autocast=False, generator=random)
+    return State(
+        model, Finetune(**rates | options), public_batch=16.0, autocast=False, generator=random
+    )
 
 
 @dataclass(frozen=True)
 class Run:
-    """A stage that spends a charge step by step. of: the part of its state that has the draws of DP-SGD."""
+    """A stage that spends a charge step by step. of: the part of its state that has the draws of
+    DP-SGD.
+    """
 
     make: Callable[..., Any]
     step: Callable[..., dict]
     train: Callable[..., tuple]
     of: Callable[[Any], State]
 
-    def after(self, state: Any, drawn: Sequence[tuple[Tensor, Tensor]], released: Tensor | None = None) -> list[dict]:
+    def after(
+        self, state: Any, drawn: Sequence[tuple[Tensor, Tensor]], released: Tensor | None = None
+    ) -> list[dict]:
         """The rows of the log after a step on each of these draws."""
         charge = GivenCharge(list(drawn), released)
         rows = [self.step(state, charge) for _ in drawn]

@@ -1,4 +1,5 @@
-"""What `test_full_disk.py` has a process do on a disk of its own, which is full: `python full_disk.py FOLDER`.
+"""What `test_full_disk.py` has a process do on a disk of its own, which is full:
+`python full_disk.py FOLDER`.
 
 FOLDER is the root of a small file system. Writes JSON: what failed and what the disk holds then.
 """
@@ -54,16 +55,29 @@ def main(folder: Path) -> None:
         except OSError as error:
             failed = errno.errorcode[error.errno or 0]
         released = (releases / plan).is_dir()
-        charges = len(owner.odometer.opened())  # on the full disk: its journal is read, and is whole
+        # On the full disk: its journal is read, and is whole
+        charges = len(owner.odometer.opened())
         ballast.unlink()
         if failed:
             spend(owner, f"{plan}-again", releases)  # the disk has room again: other work goes on
         left = [path.name for path in releases.iterdir() if path.name.startswith(".")]
-        found.append({"pages": pages, "failed": failed, "released": released, "charges": charges, "left": left})
+        found.append(
+            {
+                "pages": pages,
+                "failed": failed,
+                "released": released,
+                "charges": charges,
+                "left": left,
+            }
+        )
     records = [read_artifact(path).records for path in releases.iterdir()]
     journalled = {record["id"] for record in owner.odometer.opened()}
     whole = all(set(record) <= journalled for record in records) and owner.odometer.complete()
-    print(json.dumps({"runs": found, "whole": whole, "releases": len(records), "charges": len(journalled)}))
+    print(
+        json.dumps(
+            {"runs": found, "whole": whole, "releases": len(records), "charges": len(journalled)}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """What `test_left_out.py` has several processes do, or one.
 
-The first process saves every sum that a query releases of a set, and of that set without one of its images or groups.
-The processes are not equal: all but the first see each image mirrored, paler and of another class: their rows differ.
-Noise is so small that the sums show through. What is drawn for an image in DP-SGD, and the process that a row is dealt
-to, are tied to the image. The other sums would be released by processes that differ in their rows or their settings.
+The first process saves every sum that a query releases of a set, and of that set without one of its
+images or groups. The processes are not equal: all but the first see each image mirrored, paler and
+of another class: their rows differ. Noise is so small that the sums show through. What is drawn for
+an image in DP-SGD, and the process that a row is dealt to, are tied to the image. The other sums
+would be released by processes that differ in their rows or their settings.
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,16 @@ import numpy as np
 import torch
 from cases import CASES
 from sklearn.datasets import load_digits
-from test_groups import CLASSES, HIDDEN, SIZES, drawn_by, made_patients, opened, part, picks_in_order
+from test_groups import (
+    CLASSES,
+    HIDDEN,
+    SIZES,
+    drawn_by,
+    made_patients,
+    opened,
+    part,
+    picks_in_order,
+)
 
 from sfumato.data.images import ImageSet
 from sfumato.data.store import LatentSet
@@ -45,7 +55,9 @@ def charge_on(images: ImageSet | LatentSet, max_norm: float, uses: int) -> Charg
 
 
 def neighbours(everyone: ImageSet) -> Iterator[tuple[str, ImageSet, np.ndarray]]:
-    """(who is left out, the set, the process that each image is dealt to): of groups, and of images alone."""
+    """(who is left out, the set, the process that each image is dealt to): of groups, and of images
+    alone.
+    """
     places = np.random.default_rng(0).integers(distributed.world_size(), size=len(everyone))
     yield "group whole", everyone, places
     for group in range(len(SIZES)):
@@ -55,7 +67,11 @@ def neighbours(everyone: ImageSet) -> Iterator[tuple[str, ImageSet, np.ndarray]]
     yield "image whole", alone, places
     for image in SINGLES:
         kept = np.arange(len(alone)) != image
-        yield f"image {image}", ImageSet(alone.images[kept], alone.labels[kept], CLASSES), places[kept]
+        yield (
+            f"image {image}",
+            ImageSet(alone.images[kept], alone.labels[kept], CLASSES),
+            places[kept],
+        )
 
 
 def seen_otherwise(charge: Charge, *given) -> tuple[torch.Tensor, ...]:
@@ -68,11 +84,18 @@ READ, SUM, DEALT = Charge._read, Charge.sum, processes.dealt
 
 def other_rows(charge: Charge, rows_of, *given, **more) -> torch.Tensor:
     """A sum whose rows are a hundredth longer."""
-    return SUM(charge, lambda *batch: Rows(1.01 * (rows := rows_of(*batch)).left, rows.right), *given, **more)
+    return SUM(
+        charge,
+        lambda *batch: Rows(1.01 * (rows := rows_of(*batch)).left, rows.right),
+        *given,
+        **more,
+    )
 
 
 def refused(name: str, everyone: ImageSet) -> bool:
-    """Whether no process releases where the others' rows, or their microbatches, are not those of the first."""
+    """Whether no process releases where the others' rows, or their microbatches, are not those of
+    the first.
+    """
     case, own = SHARED[name], 16 if distributed.is_main() else 8
     charge = charge_on(drawn_by(case, everyone), case.bound, case.uses)
     with (

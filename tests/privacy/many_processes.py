@@ -1,7 +1,8 @@
 """What `test_processes.py` has one process do, or several.
 
-With `kill`, only DP-SGD is run, and all processes but the first are killed after that step. Draws of DP-SGD are tied to
-the image and the step, so that it does not matter which process an image falls to. All but the first are of another
+With `kill`, only DP-SGD is run, and all processes but the first are killed after that step. Draws
+of DP-SGD are tied to the image and the step, so that it does not matter which process an image
+falls to. All but the first are of another
 kind: their weights move after each step, and the next one must begin with those of the first.
 """
 
@@ -26,7 +27,9 @@ from sfumato.runtime import distributed
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.queries import FeatureMap
 
-SETTINGS = Finetune(steps=5, batch=60, draws=2, max_grad_norm=0.01, learning_rate=1e-3, checkpoint_every=1)
+SETTINGS = Finetune(
+    steps=5, batch=60, draws=2, max_grad_norm=0.01, learning_rate=1e-3, checkpoint_every=1
+)
 STEPS = Mechanism(noise_multiplier=0.5, sample_rate=0.05, uses=5)
 
 
@@ -36,16 +39,28 @@ class Tied(State):
     @torch.no_grad()
     def descend(self, gradient):
         super().descend(gradient)
-        for value in self.parameters.values() if self.steps < SETTINGS.steps and not distributed.is_main() else ():
+        for value in (
+            self.parameters.values()
+            if self.steps < SETTINGS.steps and not distributed.is_main()
+            else ()
+        ):
             value += 0.1
 
     def draw(self, images):
         rows = [super().draw(images[:0])]
         for image in images:
-            seed = int(image.double().mul(torch.arange(1, image.numel() + 1).view_as(image)).sum() * 1000) + self.steps
+            seed = (
+                int(
+                    image.double().mul(torch.arange(1, image.numel() + 1).view_as(image)).sum()
+                    * 1000
+                )
+                + self.steps
+            )
             self.generator.manual_seed(seed)
             rows.append(super().draw(image[None]))
-        return Draws(**{name: torch.cat([vars(row)[name] for row in rows]) for name in vars(rows[0])})
+        return Draws(
+            **{name: torch.cat([vars(row)[name] for row in rows]) for name in vars(rows[0])}
+        )
 
 
 def network() -> UNet:
@@ -55,7 +70,13 @@ def network() -> UNet:
 
 def work(stage: str, mechanism: Mechanism, max_norm: float) -> ChargeRequest:
     return ChargeRequest(
-        stage=stage, plan=stage, settings=stage, mechanism=mechanism, max_norm=max_norm, released="", sensitivity=""
+        stage=stage,
+        plan=stage,
+        settings=stage,
+        mechanism=mechanism,
+        max_norm=max_norm,
+        released="",
+        sensitivity="",
     )
 
 
@@ -72,9 +93,15 @@ def main(state: Path, card: Path, out: Path, kill: int | None) -> None:
     found, said = {}, []
     if kill is None:
         found["count"] = query_count(charge("count", once, 1.0, 1), 10)
-        features = FourierFeatures((1, 8, 8), [FeatureMap(map="pixels", length_scales=(0.3,))], 200, 0)
-        found["frequency"] = query_feature_means(charge("frequency", once, 1.0, 2), features, 10, 1500.0)
-        noise = charge("noise", Mechanism(noise_multiplier=2.0, sample_rate=0.01, uses=40), 1.0, None)
+        features = FourierFeatures(
+            (1, 8, 8), [FeatureMap(map="pixels", length_scales=(0.3,))], 200, 0
+        )
+        found["frequency"] = query_feature_means(
+            charge("frequency", once, 1.0, 2), features, 10, 1500.0
+        )
+        noise = charge(
+            "noise", Mechanism(noise_multiplier=2.0, sample_rate=0.01, uses=40), 1.0, None
+        )
         released = []
         for _ in range(noise.uses):
             for _ in noise.batches(100):
@@ -85,7 +112,13 @@ def main(state: Path, card: Path, out: Path, kill: int | None) -> None:
         found["mine"] = torch.cat([images.flatten(1) for images, _ in drawn.batches(50)])
         drawn.release(torch.zeros(1), 1.0)
 
-    trained = Tied(network(), SETTINGS, public_batch=60.0, autocast=False, generator=torch.Generator().manual_seed(0))
+    trained = Tied(
+        network(),
+        SETTINGS,
+        public_batch=60.0,
+        autocast=False,
+        generator=torch.Generator().manual_seed(0),
+    )
 
     def die(done: int, total: int) -> None:
         if kill is not None and done == kill and not distributed.is_main():

@@ -27,7 +27,9 @@ from sfumato.privacy.accountant import (
 )
 from sfumato.privacy.events import Mechanism
 
-CONCEPTS = (Path(__file__).resolve().parents[2] / "docs" / "concepts.md").read_text(encoding="utf-8")
+CONCEPTS = (Path(__file__).resolve().parents[2] / "docs" / "concepts.md").read_text(
+    encoding="utf-8"
+)
 DPDM, FETA = [], [(5, 0.1091, 5)]
 FIXTURES = [  # METHODS §1: N, q, T, epsilon, earlier queries (sigma, q, times), sigma of DP-SGD
     (55_000, 1 / 14, 2100, 1, DPDM, 14.551),
@@ -47,11 +49,16 @@ FIXTURES = [  # METHODS §1: N, q, T, epsilon, earlier queries (sigma, q, times)
 def test_published_settings_come_to_their_epsilon_and_calibration_finds_their_noise_and_never_exceeds_the_target(
     size, rate, steps, target, queries, noise
 ):
-    asks = {f"q{i}": NoiseRequest(noise_multiplier=s, sample_rate=q, uses=n) for i, (s, q, n) in enumerate(queries)}
+    asks = {
+        f"q{i}": NoiseRequest(noise_multiplier=s, sample_rate=q, uses=n)
+        for i, (s, q, n) in enumerate(queries)
+    }
     earlier = [ask.with_noise(ask.noise_multiplier) for ask in asks.values()]
     whole = [*earlier, Mechanism(noise_multiplier=noise, sample_rate=rate, uses=steps)]
     assert epsilon([m.event for m in whole], default_delta(size)) == pytest.approx(target, abs=0.01)
-    solved = calibrate(asks | {"dpsgd": NoiseRequest(sample_rate=rate, uses=steps)}, target, default_delta(size))
+    solved = calibrate(
+        asks | {"dpsgd": NoiseRequest(sample_rate=rate, uses=steps)}, target, default_delta(size)
+    )
     assert solved["dpsgd"].noise_multiplier == pytest.approx(noise, rel=3e-3)
     assert epsilon([m.event for m in solved.values()], default_delta(size)) <= target
 
@@ -66,7 +73,9 @@ def test_the_three_conversions_of_one_run():
 
 def test_cheap_queries_cost_what_methods_says():
     for noise, cost in ((50, 0.075), (100, 0.036)):
-        assert epsilon([GaussianDpEvent(noise)], default_delta(55_000)) == pytest.approx(cost, abs=0.001)
+        assert epsilon([GaussianDpEvent(noise)], default_delta(55_000)) == pytest.approx(
+            cost, abs=0.001
+        )
 
 
 mechanisms = st.builds(
@@ -89,14 +98,18 @@ def test_pld_is_never_worse_than_rdp(composition, delta):
 @pytest.mark.parametrize("rate", [0.01, 1 / 14, 0.5, 1.0])
 @pytest.mark.parametrize("noise", [0.4, 0.8, 2.0, 14.5])
 def test_opacus_agrees(noise, rate):
-    """Exactly at whole orders. Between them dp-accounting gives an upper bound: never below the value of Opacus."""
+    """Exactly at whole orders.
+
+    Between them dp-accounting gives an upper bound: never below the value of Opacus.
+    """
     from opacus.accountants.analysis.rdp import compute_rdp
 
     ours = rdp_curve([Mechanism(noise_multiplier=noise, sample_rate=rate).event])
     whole = np.array([order == int(order) for order in ORDERS])
     for i, order in enumerate(ORDERS):
         theirs = compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=[order])
-        if len(theirs) == 1 and np.isfinite(theirs[0]):  # it drops the orders that it cannot compute
+        # It drops the orders that it cannot compute
+        if len(theirs) == 1 and np.isfinite(theirs[0]):
             assert ours[i] >= theirs[0] * (1 - 1e-6)
             assert not whole[i] or ours[i] == pytest.approx(theirs[0], rel=1e-6)
 
@@ -109,7 +122,9 @@ def test_order_that_cannot_be_computed_is_never_free():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
 def test_an_order_without_a_number_never_lowers_epsilon(monkeypatch, value):
-    """The library may fail at the order that would be best: another one must then be taken, and a worse ε."""
+    """The library may fail at the order that would be best: another one must then be taken, and a
+    worse ε.
+    """
     event = Mechanism(noise_multiplier=2.0).event
     whole, best = epsilon_and_order(rdp_curve([event]), 1e-5)
     monkeypatch.setattr(accountant, "_computed_curve", accountant._computed_curve.__wrapped__)
@@ -128,7 +143,9 @@ def test_epsilon_of_a_gaussian_is_near_the_exact_one():
     # Balle & Wang 2018: delta(epsilon) of a Gaussian, in closed form
     def delta_of(eps, noise):
         phi = lambda x: 0.5 * math.erfc(-x / math.sqrt(2))  # noqa: E731
-        return phi(1 / (2 * noise) - eps * noise) - math.exp(eps) * phi(-1 / (2 * noise) - eps * noise)
+        return phi(1 / (2 * noise) - eps * noise) - math.exp(eps) * phi(
+            -1 / (2 * noise) - eps * noise
+        )
 
     for noise in (0.8, 2.0, 10.0):
         for name, slack in (("rdp", 1.25), ("pld", 1.01)):
@@ -160,9 +177,19 @@ def test_shares_come_out_as_asked(target, accountant):
 def test_a_share_keeps_its_noise_whatever_the_other_stages_do(target):
     """Else an edit of DP-SGD alone would make every query spend again."""
     delta, seen = default_delta(1500), []
-    for uses, rate, more in ((20, 0.33, {}), (30, 0.33, {}), (200, 0.01, {"histogram": NoiseRequest(share=0.3)})):
-        asks = {"count": NoiseRequest(share=0.02), "central": NoiseRequest(share=0.03, sample_rate=0.4, uses=4), **more}
-        solved = calibrate(asks | {"finetune": NoiseRequest(sample_rate=rate, uses=uses)}, target, delta)
+    for uses, rate, more in (
+        (20, 0.33, {}),
+        (30, 0.33, {}),
+        (200, 0.01, {"histogram": NoiseRequest(share=0.3)}),
+    ):
+        asks = {
+            "count": NoiseRequest(share=0.02),
+            "central": NoiseRequest(share=0.03, sample_rate=0.4, uses=4),
+            **more,
+        }
+        solved = calibrate(
+            asks | {"finetune": NoiseRequest(sample_rate=rate, uses=uses)}, target, delta
+        )
         assert epsilon([m.event for m in solved.values()], delta) <= target
         seen.append((solved["count"], solved["central"]))
     assert len(set(seen)) == 1
@@ -174,11 +201,13 @@ def test_a_share_of_one_release_over_all_images_is_that_part_of_a_gaussian_s_bud
     delta = default_delta(60_000)
     whole = calibrate({"all": NoiseRequest()}, target, delta)["all"].noise_multiplier
     asks = {"a": NoiseRequest(share=share), "finetune": NoiseRequest(sample_rate=0.07, uses=200)}
-    assert calibrate(asks, target, delta)["a"].noise_multiplier == pytest.approx(whole / math.sqrt(share), rel=2e-3)
+    assert calibrate(asks, target, delta)["a"].noise_multiplier == pytest.approx(
+        whole / math.sqrt(share), rel=2e-3
+    )
 
 
-# METHODS §7: the honest shares of the selection at N = 162 770, T = 1000, q = 4096/N, laid out like Table 10 of
-# DP-SAPF.
+# METHODS §7: the honest shares of the selection at N = 162 770, T = 1000, q = 4096/N, laid out like
+# Table 10 of DP-SAPF.
 SALIENCY_SHARES = {
     1: {5: 87.0, 10: 21.8, 20: 5.4, 25: 3.5},
     5: {5: 4.6, 10: 1.15, 20: 0.29, 25: 0.18},
@@ -191,14 +220,20 @@ def test_saliency_takes_the_honest_share_of_the_budget(target):
     size, delta = 162_770, default_delta(162_770)
     for noise, percent in SALIENCY_SHARES[target].items():
         finetune = NoiseRequest(sample_rate=4096 / size, uses=1000)
-        found = calibrate({"saliency": NoiseRequest(noise_multiplier=noise), "finetune": finetune}, target, delta)
+        found = calibrate(
+            {"saliency": NoiseRequest(noise_multiplier=noise), "finetune": finetune}, target, delta
+        )
         shares = shares_of_rdp({name: [m.event] for name, m in found.items()}, delta)
         assert 100 * shares["saliency"] == pytest.approx(percent, abs=0.5)
 
 
 def test_rest_after_the_shares_meets_a_budget_that_one_query_overspends():
     central = NoiseRequest(noise_multiplier=5, sample_rate=0.1, uses=5)
-    asks = {"count": NoiseRequest(noise_multiplier=500), "central": central, "finetune": NoiseRequest()}
+    asks = {
+        "count": NoiseRequest(noise_multiplier=500),
+        "central": central,
+        "finetune": NoiseRequest(),
+    }
     with pytest.raises(BudgetError, match=r"central alone costs .* Raise central\.noise"):
         calibrate(asks, 0.01, 1e-6)
 
@@ -223,7 +258,9 @@ def test_rounding_never_lowers_the_noise(value):
 
 @pytest.mark.parametrize("rate", [0.5, 0.499])
 def test_a_share_at_an_order_where_nothing_finite_is_known_takes_another_order(rate):
-    """At a rate of one half the curve is infinite at most orders below 4, however much noise is added."""
+    """At a rate of one half the curve is infinite at most orders below 4, however much noise is
+    added.
+    """
     asks = {
         "central": NoiseRequest(sample_rate=rate, uses=4, share=0.03),
         "finetune": NoiseRequest(sample_rate=0.33, uses=20),
@@ -237,22 +274,28 @@ def test_a_share_at_an_order_where_nothing_finite_is_known_takes_another_order(r
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 def test_what_inputs_bring_along_is_part_of_the_budget(accountant):
     before = [Mechanism(noise_multiplier=24.0).event]
-    asks = {"count": NoiseRequest(noise_multiplier=32.0), "finetune": NoiseRequest(sample_rate=0.1, uses=20)}
+    asks = {
+        "count": NoiseRequest(noise_multiplier=32.0),
+        "finetune": NoiseRequest(sample_rate=0.1, uses=20),
+    }
     beside = calibrate(asks, 0.5, 1e-5, accountant, before=before)
     together = epsilon([*before, *(m.event for m in beside.values())], 1e-5, accountant)
     assert 0.487 < together <= 0.5
 
 
-# --- exact composition ------------------------------------------------------------------------------------------------
+# --- exact composition ----------------------------------------------------------------------------
 
 
 def delta_in_sixty_digits(epsilon: mpmath.mpf, mu: mpmath.mpf) -> mpmath.mpf:
-    """Balle & Wang 2018, theorem 8, of a Gaussian of which one image moves the sum by `mu` standard deviations."""
+    """Balle & Wang 2018, theorem 8, of a Gaussian of which one image moves the sum by `mu` standard
+    deviations.
+    """
     first, second = mpmath.ncdf(mu / 2 - epsilon / mu), mpmath.ncdf(-mu / 2 - epsilon / mu)
     return first - mpmath.exp(epsilon) * second
 
 
-GAUSSIANS = [  # (noise multiplier, uses): alone, many, loud, quiet, and so quiet that float64 cancels
+# (noise multiplier, uses): alone, many, loud, quiet, and so quiet that float64 cancels
+GAUSSIANS = [
     [(4.139, 1)],
     [(30.0, 60), (7.557, 1), (9.255, 1), (58.54, 1)],
     [(0.2, 1)],
@@ -297,14 +340,23 @@ def test_renyi_s_bound_and_the_distribution_are_never_below_the_exact_one(compos
 
 @pytest.mark.parametrize("adjacency", ["add-or-remove-one", "zero-out-one"])
 def test_with_a_subsampled_query_exact_is_the_distribution_of_all_events(adjacency):
-    drawn, whole = Mechanism(noise_multiplier=2.0, sample_rate=0.2, uses=20).event, GaussianDpEvent(1.5)
+    drawn, whole = (
+        Mechanism(noise_multiplier=2.0, sample_rate=0.2, uses=20).event,
+        GaussianDpEvent(1.5),
+    )
     both = epsilon([drawn, whole], 1e-5, EXACT, adjacency)
     assert both == epsilon([whole, drawn], 1e-5, "pld", adjacency)
     assert both > 1.05 * max(epsilon([event], 1e-5, EXACT, adjacency) for event in (drawn, whole))
 
 
 # METHODS §15: the noise of one release over all images, by N and ε
-NOISE = {(60_000, 1): 4.139, (60_000, 3): 1.518, (60_000, 10): 0.534, (5700, 1): 3.570, (5700, 10): 0.4866}
+NOISE = {
+    (60_000, 1): 4.139,
+    (60_000, 3): 1.518,
+    (60_000, 10): 0.534,
+    (5700, 1): 3.570,
+    (5700, 10): 0.4866,
+}
 
 
 @pytest.mark.parametrize(("size", "target"), NOISE)
@@ -317,18 +369,28 @@ def test_exact_noise_is_the_least_that_meets_the_budget(size, target):
         <= target
         < epsilon([GaussianDpEvent(noise * 0.999)], delta, EXACT)
     )
-    assert 1.05 < calibrate({"all": NoiseRequest()}, target, delta)["all"].noise_multiplier / noise < 1.10
+    assert (
+        1.05
+        < calibrate({"all": NoiseRequest()}, target, delta)["all"].noise_multiplier / noise
+        < 1.10
+    )
 
 
 @pytest.mark.parametrize("target", [0.1, 1.0, 10.0, 60.0])
 def test_exact_shares_are_parts_of_mu_squared(target):
     delta = default_delta(60_000)
     whole = calibrate({"all": NoiseRequest()}, target, delta, EXACT)["all"].noise_multiplier
-    asks = {"count": NoiseRequest(share=0.005), "frequency": NoiseRequest(share=0.3), "teacher": NoiseRequest(uses=60)}
+    asks = {
+        "count": NoiseRequest(share=0.005),
+        "frequency": NoiseRequest(share=0.3),
+        "teacher": NoiseRequest(uses=60),
+    }
     solved = calibrate(asks, target, delta, EXACT)
     assert 0.999 * target < epsilon([m.event for m in solved.values()], delta, EXACT) <= target
     for name, share in (("count", 0.005), ("frequency", 0.3), ("teacher", 0.695 / 60)):
-        assert solved[name].noise_multiplier == pytest.approx(whole / math.sqrt(share), rel=2e-3), name
+        assert solved[name].noise_multiplier == pytest.approx(whole / math.sqrt(share), rel=2e-3), (
+            name
+        )
 
 
 def test_with_exact_the_rest_is_little_where_renyi_leaves_none():
@@ -352,14 +414,21 @@ def test_with_exact_a_subsampled_plan_meets_its_budget_with_what_it_inherits():
 def test_exact_counts_what_inputs_bring_along():
     before = [Mechanism(noise_multiplier=24.0).event]
     beside = calibrate(
-        {"count": NoiseRequest(noise_multiplier=32.0), "teacher": NoiseRequest()}, 0.5, 1e-5, EXACT, before=before
+        {"count": NoiseRequest(noise_multiplier=32.0), "teacher": NoiseRequest()},
+        0.5,
+        1e-5,
+        EXACT,
+        before=before,
     )
     assert 0.499 < epsilon([*before, *(m.event for m in beside.values())], 1e-5, EXACT) <= 0.5
 
 
 def test_by_the_accountants_of_before_plans_have_the_noise_of_before():
     """Another noise would make a project that exists spend again."""
-    asks = {"count": NoiseRequest(share=0.02), "central": NoiseRequest(share=0.05, sample_rate=0.1, uses=5)}
+    asks = {
+        "count": NoiseRequest(share=0.02),
+        "central": NoiseRequest(share=0.05, sample_rate=0.1, uses=5),
+    }
     asks["finetune"] = NoiseRequest(sample_rate=0.07, uses=200)
     for name, noise in (("rdp", [31.45, 4.695, 4.755]), ("pld", [31.45, 4.695, 4.403])):
         solved = calibrate(asks, 1.0, default_delta(60_000), name)
@@ -388,7 +457,9 @@ def test_of_gaussians_over_all_images_the_limit_fixes_the_order(sigmas, limit, d
 def test_where_queries_sample_the_order_moves_and_the_page_says_how_many_there_are():
     """So what is proven at one order is not proven for the least over all of them."""
     delta = 1e-5
-    many = [Mechanism(noise_multiplier=1.0, sample_rate=0.01, uses=uses).event for uses in (100, 10_000)]
+    many = [
+        Mechanism(noise_multiplier=1.0, sample_rate=0.01, uses=uses).event for uses in (100, 10_000)
+    ]
     orders = {epsilon_and_order(rdp_curve([event]), delta)[1] for event in many}
     limit = epsilon([many[1]], delta, "rdp")
     assert len(orders | {order_of(limit, delta)}) > 1

@@ -129,17 +129,25 @@ def released_values(owner, total: float, integer: bool, count: int = 20_000) -> 
     """Many releases of the same small total, float64: one entry each."""
     charge = owner.open(Mechanism(noise_multiplier=3.0), plan=f"{total}")
     draw(charge)
-    return charge.release(torch.full((count,), total, dtype=torch.float64), 1.0, integer=integer).numpy()
+    return charge.release(
+        torch.full((count,), total, dtype=torch.float64), 1.0, integer=integer
+    ).numpy()
 
 
 def test_the_last_bits_of_a_count_tell_nothing(owner):
-    """Raw, a total of 0 plus noise has bits below 2⁻⁵³ for one outcome in fourteen, and a total of 1 never has."""
+    """Raw, a total of 0 plus noise has bits below 2⁻⁵³ for one outcome in fourteen, and a total of
+    1 never has.
+    """
     raw = np.random.default_rng(0).standard_normal(20_000) * 3
-    bits = [np.mean((values != 0) & (np.abs(values) < 0.5) & (values * 2.0**53 % 1 != 0)) for values in (raw, raw + 1)]
+    bits = [
+        np.mean((values != 0) & (np.abs(values) < 0.5) & (values * 2.0**53 % 1 != 0))
+        for values in (raw, raw + 1)
+    ]
     assert bits[0] > 0.02 and bits[1] == 0  # the attack, on what a release must not be
     empty, one = (released_values(owner, total, integer=True) for total in (0.0, 1.0))
     assert np.array_equal(empty, np.rint(empty)) and np.array_equal(one, np.rint(one))
-    assert set(range(-6, 8)) <= set(empty.astype(int)) & set(one.astype(int))  # the same outcomes, both ways
+    # The same outcomes, both ways
+    assert set(range(-6, 8)) <= set(empty.astype(int)) & set(one.astype(int))
 
 
 def test_the_last_bits_of_a_sum_tell_nothing(owner):
@@ -148,11 +156,15 @@ def test_the_last_bits_of_a_sum_tell_nothing(owner):
         values = released_values(owner, total, integer=False)
         assert np.array_equal(values, np.rint(values / grid) * grid)
     assert grid < 1e-5 * 3.0  # rounding costs nothing that one could see
-    assert public_grid(3.0) == public_grid(3.9) and np.log2(grid) == int(np.log2(grid))  # public, whatever the sum
+    # Public, whatever the sum
+    assert public_grid(3.0) == public_grid(3.9) and np.log2(grid) == int(np.log2(grid))
 
 
 def test_each_draw_is_dealt_to_the_processes_anew(owner, monkeypatch):
-    """False-alarm rate 2^-1000: two deals of all images to two processes are equal. The others' rows are not read."""
+    """False-alarm rate 2^-1000: two deals of all images to two processes are equal.
+
+    The others' rows are not read.
+    """
     for name, value in {"world_size": 2, "rank": 0}.items():
         monkeypatch.setattr(distributed, name, lambda value=value: value)
     for name in ("broadcast_object", "broadcast", "reduce_sum"):
@@ -207,7 +219,11 @@ def test_a_resume_with_another_mechanism_is_refused(owner):
     draw(charge), charge.release(torch.zeros(1), 1.0)
     charge.durable()
     charge._lock.close()
-    for other in (replace(THREE, noise_multiplier=0.1), replace(THREE, sample_rate=1.0), replace(THREE, uses=9)):
+    for other in (
+        replace(THREE, noise_multiplier=0.1),
+        replace(THREE, sample_rate=1.0),
+        replace(THREE, uses=9),
+    ):
         with pytest.raises(BudgetError, match="another mechanism"):
             owner.open(other)
     zero_out = SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited", declared_size=True)
@@ -248,14 +264,20 @@ def test_several_releases_of_a_killed_query_start_anew_with_fresh_noise_at_no_fu
 def test_the_same_work_is_refused_once_it_was_released(owner):
     charge = owner.open()
     spend(charge)
-    with pytest.raises(BudgetError, match=f"already released as {charge.record['id']}.*spend_again"):
+    with pytest.raises(
+        BudgetError, match=f"already released as {charge.record['id']}.*spend_again"
+    ):
         owner.open()
     owner.open(plan="another plan")
-    with pytest.raises(AlreadyReleasedError, match=f"already released as {charge.record['id']}") as refusal:
-        owner.open(inputs=["another input"])  # a free stage made anew, where a cache was lost, is no reason to spend
+    with pytest.raises(
+        AlreadyReleasedError, match=f"already released as {charge.record['id']}"
+    ) as refusal:
+        # A free stage made anew, where a cache was lost, is no reason to spend
+        owner.open(inputs=["another input"])
     assert refusal.value.problem  # so nothing is put back that was made from others
     with pytest.raises(BudgetError, match="already released"):
-        owner.open(plan="newer", settings="plan")  # the same settings and inputs, whatever came before
+        # The same settings and inputs, whatever came before
+        owner.open(plan="newer", settings="plan")
     again = owner.open(again=1)
     assert again.record["id"] != charge.record["id"]
     assert len(owner.odometer.opened()) == 3
@@ -272,7 +294,8 @@ def test_a_killed_run_is_continued_at_its_last_durable_use(owner):
     charge._lock.close()
     resumed = owner.open(THREE)
     assert resumed.record == charge.record | {"id": resumed.record["id"]} and resumed.used == 1
-    assert resumed.record["id"] != charge.record["id"]  # a copy of the state may go on from the same step
+    # A copy of the state may go on from the same step
+    assert resumed.record["id"] != charge.record["id"]
     assert owner.odometer.opened() == [resumed.record]
     spend(resumed)
     with pytest.raises(BudgetError, match="already released"):
@@ -280,14 +303,18 @@ def test_a_killed_run_is_continued_at_its_last_durable_use(owner):
 
 
 def test_an_open_run_of_the_same_plan_is_not_paid_for_a_second_time(owner):
-    """Two clones whose `pretrain` gave other bytes: the digests of their inputs differ, and the plan is the same."""
+    """Two clones whose `pretrain` gave other bytes: the digests of their inputs differ, and the
+    plan is the same.
+    """
     held = owner.open(THREE, inputs=["one"])
     for inputs in ("one", "two"):
         with pytest.raises(BudgetError, match="locked by another process"):
             owner.open(THREE, inputs=[inputs])
     assert held.used == 0
     held._lock.close()  # a kill; then the free stage is run again
-    with pytest.raises(BudgetError, match="with different inputs.*Restore the old ones.*spend_again: {count: 1}"):
+    with pytest.raises(
+        BudgetError, match="with different inputs.*Restore the old ones.*spend_again: {count: 1}"
+    ):
         owner.open(THREE, inputs=["two"])
     assert len(owner.odometer.opened()) == 1
     again = owner.open(THREE, inputs=["two"], again=1)  # as asked
@@ -322,9 +349,15 @@ def test_a_charge_over_the_lifetime_is_refused_with_what_was_spent_on_what_and_t
     with pytest.raises(BudgetError, match="lifetime_epsilon") as refusal:
         third(one)
     words = str(refusal.value)
-    assert f"count {one:.3g} (1 ×)" in words and "central " in words and f"the next run (count {one:.3g})" in words
+    assert (
+        f"count {one:.3g} (1 ×)" in words
+        and "central " in words
+        and f"the next run (count {one:.3g})" in words
+    )
     assert "keep the old release" in words and "raise privacy.lifetime_epsilon to" in words
-    assert "smaller privacy.epsilon" not in words, "the limit is exceeded already: no plan is small enough"
+    assert "smaller privacy.epsilon" not in words, (
+        "the limit is exceeded already: no plan is small enough"
+    )
     assert len(owner.odometer.opened()) == 2
     raised = float(re.search(r"lifetime_epsilon to ([\d.]+)", words)[1])
     third(raised)  # what it asks for is enough
@@ -351,7 +384,9 @@ def test_seeded_noise_is_stamped_on_the_record(owner):
 def test_the_local_door_is_journalled(owner):
     sensitive, holdout = open_local(owner.state, owner.card, "evaluate")
     assert len(sensitive) > len(holdout) > 0
-    assert [entry["purpose"] for entry in owner.odometer.entries() if entry["kind"] == "local"] == ["evaluate"]
+    assert [entry["purpose"] for entry in owner.odometer.entries() if entry["kind"] == "local"] == [
+        "evaluate"
+    ]
     assert owner.odometer.opened() == []
 
 
@@ -379,13 +414,18 @@ def test_the_charge_itself_bounds_clips_and_leaves_out_what_a_query_hands_over(o
 
 
 def test_by_the_exact_accountant_a_lifetime_counts_what_projects_of_before_spent(owner):
-    """Records hold mechanisms: charges that were planned by Rényi's bound are composed with the new ones."""
+    """Records hold mechanisms: charges that were planned by Rényi's bound are composed with the new
+    ones.
+    """
     owner.open(plan="first", permission=SpendingPolicy(delta=1e-5, lifetime_epsilon=99.0))
     both = [Mechanism(noise_multiplier=2.0).event] * 2
     exact, renyi = (epsilon(both, 1e-5, name) for name in ("exact", "rdp"))
 
     def second(limit: float, accountant: str) -> None:
-        owner.open(plan="second", permission=SpendingPolicy(delta=1e-5, lifetime_epsilon=limit, accountant=accountant))
+        owner.open(
+            plan="second",
+            permission=SpendingPolicy(delta=1e-5, lifetime_epsilon=limit, accountant=accountant),
+        )
 
     with pytest.raises(BudgetError, match="would bring it to"):
         second(exact - 1e-6, "exact")

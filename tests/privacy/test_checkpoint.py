@@ -2,7 +2,12 @@ import pytest
 import torch
 from failing_reads import failing_opens
 
-from sfumato.privacy.checkpoint import checkpoint_path, drop_checkpoints, load_checkpoint, save_checkpoint
+from sfumato.privacy.checkpoint import (
+    checkpoint_path,
+    drop_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+)
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.resume import make_durable, resume
 
@@ -14,7 +19,11 @@ def test_state_and_log_come_back_unless_the_file_is_damaged_or_missing(tmp_path)
     assert load_checkpoint(tmp_path, 7, None) is None
     save_checkpoint(tmp_path, 7, STATE, LOG)
     state, log = load_checkpoint(tmp_path, 7, None)
-    assert torch.equal(state["parameters.a"], STATE["parameters.a"]) and int(state["step"]) == 7 and log == LOG
+    assert (
+        torch.equal(state["parameters.a"], STATE["parameters.a"])
+        and int(state["step"]) == 7
+        and log == LOG
+    )
     path = checkpoint_path(tmp_path, 7)
     path.write_bytes(path.read_bytes()[:40])
     assert load_checkpoint(tmp_path, 7, None) is None
@@ -38,7 +47,8 @@ def test_only_the_journalled_checkpoint_is_kept(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("place", [-1, -12, 40])  # the last tensor, one before it, the header with its log
+# The last tensor, one before it, the header with its log
+@pytest.mark.parametrize("place", [-1, -12, 40])
 def test_a_checkpoint_with_a_flipped_bit_is_not_gone_on_from(owner, place):
     mechanism, said = Mechanism(noise_multiplier=2.0, sample_rate=0.3, uses=3), []
     for flipped in (0, 1):

@@ -1,4 +1,7 @@
-"""DP-GAN: one image moves the discriminator's sum by the clip. `test_what_dpsgd_releases.py` holds what a run shows."""
+"""DP-GAN: one image moves the discriminator's sum by the clip.
+
+`test_what_dpsgd_releases.py` holds what a run shows.
+"""
 
 import pytest
 import torch
@@ -27,11 +30,15 @@ def test_one_image_moves_the_discriminator_s_sum_by_at_most_the_clip(draws, layo
 def test_an_image_s_gradient_is_that_of_a_loop_and_sees_no_other_image():
     model, (shown, labels) = discriminator(), drawn_images(B)
     drawn = draw(model, shown, 2, Adversarial.noise_levels, torch.Generator().manual_seed(1))
-    check_rows(model, dict(model.named_parameters()), (shown, labels, drawn), lambda i: labels[i].expand(2))
+    check_rows(
+        model, dict(model.named_parameters()), (shown, labels, drawn), lambda i: labels[i].expand(2)
+    )
 
 
 def test_without_noise_the_generator_draws_what_the_images_show(monkeypatch):
-    """Two kinds of images, bright above or below: after some steps the generated ones are far nearer than grey."""
+    """Two kinds of images, bright above or below: after some steps the generated ones are far
+    nearer than grey.
+    """
     for name in ("learning_rate", "generator_rate"):
         monkeypatch.setattr(Adversarial, name, 5e-3)
     monkeypatch.setattr(EMA.__init__, "__defaults__", (0.9,))

@@ -22,7 +22,8 @@ LAW = TimestepMixture()
 @pytest.fixture(scope="module")
 def model() -> UNet:
     torch.manual_seed(0)
-    return perturbed(UNet(10, 3, 4, width=8, multipliers=(1, 2), attention=(0, 1), unshuffle=2))  # 5 and 3 pixels
+    # 5 and 3 pixels
+    return perturbed(UNet(10, 3, 4, width=8, multipliers=(1, 2), attention=(0, 1), unshuffle=2))
 
 
 def batch(model: UNet, draws: int):
@@ -54,7 +55,9 @@ def test_per_image_gradients_of_several_labels_are_those_of_a_loop(draws):
     model = UNet(8, 1, 4, width=8, multipliers=(1,), attention=(0,), several=True)
     torch.nn.init.normal_(model.conv_out.weight)
     images, _, drawn = batch(model, draws)
-    labels = torch.tensor([[0] * 4, [0, 1, 0, 0], [1, 0, 1, 0], [1] * 4, [1, 255, 0, 0], [0, 0, 0, 1]]).to(torch.uint8)
+    labels = torch.tensor(
+        [[0] * 4, [0, 1, 0, 0], [1, 0, 1, 0], [1] * 4, [1, 255, 0, 0], [0, 0, 0, 1]]
+    ).to(torch.uint8)
 
     def shown(i: int) -> Tensor:
         return model.hidden(labels[i].expand(draws, -1), drawn.drop[i] | (i == 4))
@@ -64,7 +67,10 @@ def test_per_image_gradients_of_several_labels_are_those_of_a_loop(draws):
 
 def test_the_draws_of_an_image_are_averaged_before_the_clip(model):
     images, labels, drawn = batch(model, 8)
-    apart = [Draws(**{name: value[:, k : k + 1] for name, value in vars(drawn).items()}) for k in range(8)]
+    apart = [
+        Draws(**{name: value[:, k : k + 1] for name, value in vars(drawn).items()})
+        for k in range(8)
+    ]
     each = [matrix(model, names(model), images, labels, one) for one in apart]
     total = clipped_gradient_sum(model, names(model), images, labels, drawn, C, microbatch_size=4)
     averaged_first = summed(torch.stack(each).mean(0), C)
@@ -78,7 +84,9 @@ def test_the_draws_of_an_image_are_averaged_before_the_clip(model):
 @pytest.mark.parametrize("draws", [1, 8])
 def test_one_image_moves_the_sum_by_at_most_the_clip(model, draws, chunk, autocast, layout):
     images, labels, drawn = batch(model, draws)
-    check_clip(model, names(model), (images.to(memory_format=layout), labels, drawn), C, chunk, autocast)
+    check_clip(
+        model, names(model), (images.to(memory_format=layout), labels, drawn), C, chunk, autocast
+    )
 
 
 def test_channels_last_colour_images_and_parameters_change_nothing():
@@ -94,7 +102,16 @@ def test_channels_last_colour_images_and_parameters_change_nothing():
 
 
 def test_a_row_is_clipped_or_kept_or_dropped():
-    rows = torch.tensor([[3.0, 4.0], [0.03, 0.04], [float("inf"), 1.0], [float("nan"), 0.0], [0.0, 0.0], [3e38, 3e38]])
+    rows = torch.tensor(
+        [
+            [3.0, 4.0],
+            [0.03, 0.04],
+            [float("inf"), 1.0],
+            [float("nan"), 0.0],
+            [0.0, 0.0],
+            [3e38, 3e38],
+        ]
+    )
     assert torch.allclose(summed(rows[:1], 1.0), torch.tensor([0.6, 0.8]).double(), atol=1e-5)
     assert torch.equal(summed(rows[1:2], 1.0), rows[1].double())
     assert not summed(rows[2:5], 1.0).any()
@@ -112,7 +129,9 @@ def test_the_norm_of_a_long_row_is_exact_enough():
 def awkward_rows(length: int) -> dict[str, Tensor]:
     """Vectors whose float32 norm is easily understated, by what they are."""
     random = torch.Generator().manual_seed(length)
-    mixed = torch.randn(length, generator=random) * 10 ** (8 * torch.rand(length, generator=random) - 4)
+    mixed = torch.randn(length, generator=random) * 10 ** (
+        8 * torch.rand(length, generator=random) - 4
+    )
     late = torch.full((length,), 1e-4)
     late[::64] = 1.0  # first in each run: the small ones after it vanish beside it
     return {
@@ -139,11 +158,14 @@ def test_a_row_of_any_length_is_within_the_clip_to_the_last_bit(length, bound, c
             norm = float(torch.linalg.vector_norm(summed(row[None], bound)))
             assert norm <= bound, name
             full = min(float(row.double().norm()), bound)
-            assert norm >= 0.9999 * full * full / (full + 1e-6), name  # and hardly any shorter than it may be
+            # And hardly any shorter than it may be
+            assert norm >= 0.9999 * full * full / (full + 1e-6), name
 
 
 def test_a_sum_over_many_rows_moves_by_the_clip_and_no_rounding():
-    """A float32 total of 2000 rows of nearly one direction rounds by more than the slack of the clip."""
+    """A float32 total of 2000 rows of nearly one direction rounds by more than the slack of the
+    clip.
+    """
     rows = 1 + 0.1 * torch.rand(2000, 500, generator=torch.Generator().manual_seed(0))
     whole = summed(rows, C)
     for i in range(0, 2000, 100):
@@ -180,28 +202,41 @@ def test_empty_draw_is_a_step_and_the_denominator_is_public():
     assert step(run, charge) == {"step": 1, "learning_rate": 1e-3, "noised_gradient_norm": 0.0}
     row = step(run, charge)
     assert row["step"] == 2 and [norm for _, norm in charge.seen] == [CLIP] * 2
-    assert row["noised_gradient_norm"] == pytest.approx(float(charge.seen[1][0].norm()) / 16, rel=1e-5)
+    assert row["noised_gradient_norm"] == pytest.approx(
+        float(charge.seen[1][0].norm()) / 16, rel=1e-5
+    )
 
 
 def test_the_noise_of_a_step_is_as_long_as_announced():
-    """The norm of 6 000 normals: its standard deviation is 0.9 %; 5 % are more than five of them."""
+    """The norm of 6 000 normals: its standard deviation is 0.9 %; 5 % are more than five of
+    them.
+    """
     run = trainer()
-    noise = 3.0 * CLIP * torch.randn(run.size, generator=torch.Generator().manual_seed(0))  # of an empty draw
+    # Of an empty draw
+    noise = 3.0 * CLIP * torch.randn(run.size, generator=torch.Generator().manual_seed(0))
     assert run.size > 6_000
-    assert update(run, noise)["noised_gradient_norm"] / CLIP == pytest.approx(step_noise(3.0, run.size, 16.0), rel=0.05)
+    assert update(run, noise)["noised_gradient_norm"] / CLIP == pytest.approx(
+        step_noise(3.0, run.size, 16.0), rel=0.05
+    )
 
 
 def test_the_step_is_adam_s():
     run = trainer()
-    reference = {name: value.detach().clone().requires_grad_() for name, value in run.parameters.items()}
+    reference = {
+        name: value.detach().clone().requires_grad_() for name, value in run.parameters.items()
+    }
     adam = torch.optim.Adam(reference.values(), lr=1e-3)
     for seed in range(5):
         noised = torch.randn(run.size, generator=torch.Generator().manual_seed(seed))
         update(run, noised)
-        for value, part in zip(reference.values(), unflatten(noised / 16, reference).values(), strict=True):
+        for value, part in zip(
+            reference.values(), unflatten(noised / 16, reference).values(), strict=True
+        ):
             value.grad = part.clone()
         adam.step()
-    assert all(torch.allclose(run.parameters[name], reference[name], atol=1e-6) for name in reference)
+    assert all(
+        torch.allclose(run.parameters[name], reference[name], atol=1e-6) for name in reference
+    )
 
 
 def test_draws_are_secret():
@@ -209,7 +244,9 @@ def test_draws_are_secret():
     states = []
     for _ in range(2):
         torch.manual_seed(0)
-        run = State(UNet(8, 1, 4, width=8), Finetune(microbatch_size=4), public_batch=16.0, autocast=False)
+        run = State(
+            UNet(8, 1, 4, width=8), Finetune(microbatch_size=4), public_batch=16.0, autocast=False
+        )
         states.append(run.generator.get_state())
     assert not torch.equal(states[0], states[1])
 
@@ -222,5 +259,7 @@ def test_frozen_parameters_stay_out():
     before = {name: value.clone() for name, value in model.named_parameters()}
     run = State(model, Finetune(microbatch_size=4, draws=2), public_batch=16.0, autocast=False)
     update(run, torch.ones(run.size))
-    changed = {name for name, value in model.named_parameters() if not torch.equal(value, before[name])}
+    changed = {
+        name for name, value in model.named_parameters() if not torch.equal(value, before[name])
+    }
     assert changed == set(run.parameters) == set(run.ema.average)

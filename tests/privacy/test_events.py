@@ -16,15 +16,34 @@ SAMPLED = PoissonSampledDpEvent(0.3, GaussianDpEvent(2.5))
     [
         None,
         {},
-        *({"type": kind, "noise_multiplier": 1} for kind in ("Laplace", ["Gaussian"], {"Gaussian": 1})),
+        *(
+            {"type": kind, "noise_multiplier": 1}
+            for kind in ("Laplace", ["Gaussian"], {"Gaussian": 1})
+        ),
         {"type": "Gaussian"},
         {"type": "Gaussian", "noise_multiplier": 1, "free": True},
-        *({"type": "Gaussian", "noise_multiplier": noise} for noise in (*NO_NOISE, float("inf"), "5", 1e-101, 1e308)),
-        *({"type": "SelfComposed", "count": count, "event": GAUSSIAN} for count in (0, 10**9 + 1, True, 2.5)),
-        *({"type": "PoissonSampled", "sampling_probability": q, "event": GAUSSIAN} for q in (*NO_RATE, 5e-324, 1e-101)),
-        {"type": "PoissonSampled", "sampling_probability": 0.5, "event": {"type": "Composed", "events": []}},
+        *(
+            {"type": "Gaussian", "noise_multiplier": noise}
+            for noise in (*NO_NOISE, float("inf"), "5", 1e-101, 1e308)
+        ),
+        *(
+            {"type": "SelfComposed", "count": count, "event": GAUSSIAN}
+            for count in (0, 10**9 + 1, True, 2.5)
+        ),
+        *(
+            {"type": "PoissonSampled", "sampling_probability": q, "event": GAUSSIAN}
+            for q in (*NO_RATE, 5e-324, 1e-101)
+        ),
+        {
+            "type": "PoissonSampled",
+            "sampling_probability": 0.5,
+            "event": {"type": "Composed", "events": []},
+        },
         {"type": "Composed", "events": [GAUSSIAN]},
-        *({"type": kind, "count": 2, "event": TWICE} for kind in ("SelfComposed", "PoissonSampled")),
+        *(
+            {"type": kind, "count": 2, "event": TWICE}
+            for kind in ("SelfComposed", "PoissonSampled")
+        ),
     ],
 )
 def test_anything_outside_the_closed_list_is_refused(data):

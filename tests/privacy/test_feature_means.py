@@ -1,4 +1,5 @@
-"""Means of features of networks, public ones (moments) and one that learned from releases (the second embedding).
+"""Means of features of networks, public ones (moments) and one that learned from releases (the
+second embedding).
 
 One image moves the one release by at most one, on trained networks, and no other image's part.
 """
@@ -45,7 +46,9 @@ def teacher(digits):
     """One that knows the digits: its weights are class means of its features."""
     features = fit_features(Teacher(feature="pixels", dimension=16), SHAPE, None, digits, seed=0)[0]
     images, labels = digits.batch(range(len(digits)))
-    means = torch.stack([features(images[labels == label]).mean(0) for label in range(CLASSES)], dim=1)
+    means = torch.stack(
+        [features(images[labels == label]).mean(0) for label in range(CLASSES)], dim=1
+    )
     return TeacherNetwork.of(features, 20 * means.double())
 
 
@@ -65,8 +68,13 @@ def features(request, learned):
 
 
 def test_the_network_studies_the_labels_of_the_teacher_and_not_those_asked_for(digits, teacher):
-    wrong = ImageSet(digits.images, np.random.default_rng(0).permutation(digits.labels), digits.classes)
-    first, second = (train_feature_network(images, teacher, STEPS, 0, print).state_dict() for images in (digits, wrong))
+    wrong = ImageSet(
+        digits.images, np.random.default_rng(0).permutation(digits.labels), digits.classes
+    )
+    first, second = (
+        train_feature_network(images, teacher, STEPS, 0, print).state_dict()
+        for images in (digits, wrong)
+    )
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -75,7 +83,9 @@ def test_rows_have_norm_one_and_the_teacher_its_share(learned, digits):
     rows = learned(images)
     assert rows.shape == (30, SIZE)
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(30), rtol=0, atol=1e-5)
-    torch.testing.assert_close(learned.from_maps(learned.vectors(images).double()).float(), rows, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        learned.from_maps(learned.vectors(images).double()).float(), rows, atol=1e-4, rtol=0
+    )
     half = learned.amplitude.square()[: SIZE // 4].sum()
     assert half.item() == pytest.approx(TEACHER)
 
@@ -83,11 +93,18 @@ def test_rows_have_norm_one_and_the_teacher_its_share(learned, digits):
 @pytest.mark.parametrize("squares", [0.0, 0.3])
 def test_each_part_of_the_moments_has_the_norm_of_its_share(squares, digits):
     features = moment_features(classifier(), squares=squares)
-    width, vectors = features.widths[0], rows_alone(features.vectors, digits.batch(range(60))[0], False)
+    width, vectors = (
+        features.widths[0],
+        rows_alone(features.vectors, digits.batch(range(60))[0], False),
+    )
     rows = features.from_maps(vectors[:, : sum(features.widths)].double())
     assert features.size == rows.shape[1] == width * (2 if squares else 1)
-    torch.testing.assert_close(rows[:, :width].norm(dim=1), torch.full((60,), math.sqrt(1 - squares)).double())
-    torch.testing.assert_close(rows[:, width:].norm(dim=1), torch.full((60,), math.sqrt(squares)).double())
+    torch.testing.assert_close(
+        rows[:, :width].norm(dim=1), torch.full((60,), math.sqrt(1 - squares)).double()
+    )
+    torch.testing.assert_close(
+        rows[:, width:].norm(dim=1), torch.full((60,), math.sqrt(squares)).double()
+    )
     squared = rows[:, :width].square()
     if squares:
         expected = math.sqrt(squares) * squared / squared.norm(dim=1, keepdim=True)
@@ -98,7 +115,9 @@ def cached_rows(features, vectors, labels):
     return Rows(features.from_maps(vectors.double()), label_rows(labels, CLASSES))
 
 
-def test_one_image_moves_the_release_by_at_most_one_and_by_nearly_that_and_no_other_image(features, digits):
+def test_one_image_moves_the_release_by_at_most_one_and_by_nearly_that_and_no_other_image(
+    features, digits
+):
     images, labels = digits.batch(range(70))
     matters = place_matters(features.vectors, SHAPE, torch.device("cpu"))
     vectors = rows_alone(features.vectors, images, matters)
@@ -112,7 +131,9 @@ def test_one_image_moves_the_release_by_at_most_one_and_by_nearly_that_and_no_ot
         rest = bounded_sum(cached_rows(features, vectors[kept], labels[kept]), 1.0)
         assert 0.99 < (whole - rest).norm() <= 1 + 1e-9
     for value in (float("nan"), float("inf"), 1e30, 0.0):  # broken or empty
-        moved = bounded_sum(cached_rows(features, torch.full_like(vectors[:1], value), labels[:1]), 1.0)
+        moved = bounded_sum(
+            cached_rows(features, torch.full_like(vectors[:1], value), labels[:1]), 1.0
+        )
         assert moved.isfinite().all() and moved.norm() <= math.isfinite(value) + 1e-12
 
 
@@ -122,11 +143,21 @@ def test_the_release_is_divided_by_a_public_size_and_comes_back_with_its_feature
 ):
     squares = {"squares": 0.25}
     features, network, about = {
-        "embedding": (learned, network, {"seed": 3, "size": SIZE, "length_scales": LENGTH_SCALES, "teacher": TEACHER}),
-        "moments": (moment_features(classifier(), **squares), classifier(), {"feature": "classifier", **squares}),
+        "embedding": (
+            learned,
+            network,
+            {"seed": 3, "size": SIZE, "length_scales": LENGTH_SCALES, "teacher": TEACHER},
+        ),
+        "moments": (
+            moment_features(classifier(), **squares),
+            classifier(),
+            {"feature": "classifier", **squares},
+        ),
     }[stage]
     images, labels = digits.batch(range(50))
-    found = query_feature_means(Recorder(features.vectors(images), labels), features, CLASSES, 400.0, cached=True)
+    found = query_feature_means(
+        Recorder(features.vectors(images), labels), features, CLASSES, 400.0, cached=True
+    )
     weights = torch.nn.functional.one_hot(labels, CLASSES).float() / 400
     with torch.no_grad():
         torch.testing.assert_close(found, features.embed(images, weights), atol=1e-5, rtol=0)
@@ -157,7 +188,8 @@ def test_what_the_maps_make_of_the_images_is_computed_once_journalled_and_drawn_
     kept = load_latents(owner.state, owner.card, key)
     assert len(kept) == len(images) and np.array_equal(kept.labels, images.labels)
     row = rows_alone(learned.vectors, images.batch(np.array([17]))[0])
-    half = torch.finfo(torch.float16).eps  # kernels of another batch size may round a value to its neighbour
+    # Kernels of another batch size may round a value to its neighbour
+    half = torch.finfo(torch.float16).eps
     torch.testing.assert_close(kept.batch(np.array([17]))[0], row, rtol=4 * half, atol=4 * half)
     charge = owner.open(Mechanism(noise_multiplier=2.0, sample_rate=0.2), latents=key)
     drawn = torch.cat([rows for rows, _ in charge.batches(size=512)])
@@ -185,5 +217,7 @@ def test_maps_with_and_without_frequencies_stand_side_by_side(digits):
     features = FourierFeatures(SHAPE, parts, 100, seed=0)
     rows = features(digits.batch(range(9))[0])
     assert features.size == rows.shape[1] == 100 + 16 * 65
-    torch.testing.assert_close(rows[:, :100].square().sum(1), torch.full((9,), 0.75), rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        rows[:, :100].square().sum(1), torch.full((9,), 0.75), rtol=1e-4, atol=0
+    )
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(9), rtol=1e-4, atol=0)

@@ -1,4 +1,6 @@
-"""A disk that is really full: no release without its charge on the disk, nothing half-written, and all goes on."""
+"""A disk that is really full: no release without its charge on the disk, nothing half-written, and
+all goes on.
+"""
 
 import json
 import shutil
@@ -17,7 +19,10 @@ def seen(tmp_path_factory) -> dict:
     """What the script saw, on a file system of 4 MB that only its own process sees."""
     folder = tmp_path_factory.mktemp("disk")
     alone = ["unshare", "--user", "--map-root-user", "--mount"]
-    if not shutil.which("unshare") or subprocess.run([*alone, "true"], capture_output=True).returncode:
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*alone, "true"], capture_output=True).returncode
+    ):
         pytest.skip("no file system can be mounted here")
     words = [*alone, "sh", "-c", MOUNT, "sh", str(folder), sys.executable, str(SCRIPT)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
@@ -40,4 +45,5 @@ def test_what_failed_released_nothing_and_left_nothing(seen):
 
 def test_every_release_is_in_the_journal_which_stays_whole(seen):
     assert seen["whole"] and seen["releases"] == len(seen["runs"])
-    assert seen["charges"] >= seen["releases"]  # a charge that was written before the disk was full stays spent
+    # A charge that was written before the disk was full stays spent
+    assert seen["charges"] >= seen["releases"]

@@ -1,4 +1,5 @@
-"""One group of images more or less moves every sum by at most what one image could: on real networks, for every query.
+"""One group of images more or less moves every sum by at most what one image could: on real
+networks, for every query.
 
 The charges here are real, with noise so small that the sum shows through.
 """
@@ -37,12 +38,26 @@ HIDDEN = 1e-9  # noise multiplier
 
 
 def opened(
-    images: ImageSet | LatentSet, max_norm: float, *, noise=HIDDEN, rate=1.0, uses=1, cap=1, seed=None, kind=Charge
+    images: ImageSet | LatentSet,
+    max_norm: float,
+    *,
+    noise=HIDDEN,
+    rate=1.0,
+    uses=1,
+    cap=1,
+    seed=None,
+    kind=Charge,
 ) -> Charge:
     """A charge on images in memory; no budget is asked."""
     mechanism = Mechanism(noise_multiplier=noise, sample_rate=rate, uses=uses)
     record = {"stage": "count", "max_norm": max_norm, "event": mechanism.to_json()}
-    more = {"odometer": None, "noise": NoiseSource(seed), "run": Path(), "lock": ExitStack(), "group_cap": cap}
+    more = {
+        "odometer": None,
+        "noise": NoiseSource(seed),
+        "run": Path(),
+        "lock": ExitStack(),
+        "group_cap": cap,
+    }
     return kind(record, images, **more)
 
 
@@ -54,7 +69,10 @@ def part(images, keep: np.ndarray):
 
 
 def made_patients(digits: ImageSet) -> ImageSet:
-    """297 digits, shuffled. Groups 0, 1, 2 have 1, 7 and 200 images, some white: the longest rows that there are."""
+    """297 digits, shuffled.
+
+    Groups 0, 1, 2 have 1, 7 and 200 images, some white: the longest rows that there are.
+    """
     chosen = np.random.default_rng(0).permutation(len(digits))[: sum(SIZES) + 89]
     images, labels = digits.images[chosen].copy(), digits.labels[chosen]
     groups = np.concatenate([np.repeat(np.arange(3), SIZES), 3 + np.arange(89) // 3])
@@ -81,7 +99,9 @@ def drawn_by(case: Case, images: ImageSet) -> ImageSet | LatentSet:
 def move(case: Case, images, group: int, cap: int = 1) -> float:
     """How far a group moves the first release."""
     sets = images, part(images, images.groups != group)
-    whole, rest = (case.first_release(opened(each, case.bound, uses=case.uses, cap=cap)) for each in sets)
+    whole, rest = (
+        case.first_release(opened(each, case.bound, uses=case.uses, cap=cap)) for each in sets
+    )
     return float((whole - rest).norm())
 
 
@@ -98,7 +118,8 @@ def test_one_group_moves_the_sum_by_at_most_the_bound(name, patients, monkeypatc
     for group in range(3):
         moved = move(case, few, group)
         assert moved <= case.bound * (1 + 1e-5)
-        assert moved > (0.9 if case.rounding > 1e-6 else 0.01) * case.bound  # it was in the sum; gradients are clipped
+        # It was in the sum; gradients are clipped
+        assert moved > (0.9 if case.rounding > 1e-6 else 0.01) * case.bound
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
@@ -110,7 +131,7 @@ def test_a_group_with_broken_images_moves_the_sum_by_at_most_the_bound(value):
     assert torch.linalg.vector_norm(bounded_sum(Rows(rows), 0.5, weights)) <= 0.5
 
 
-# --- a draw of groups -------------------------------------------------------------------------------------------------
+# --- a draw of groups -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cap", [1, 5, 1000])
@@ -128,7 +149,8 @@ def test_a_group_alone_is_an_image_to_the_last_bit(patients):
     plain = replace(patients, groups=None)
     assert len(GroupIndex(singles.groups)) == len(singles)
     one, other = (
-        opened(images, 1.0, seed=3).sum(lambda x, y: Rows(one_hot(y, 10)), 1.0, size=64) for images in (singles, plain)
+        opened(images, 1.0, seed=3).sum(lambda x, y: Rows(one_hot(y, 10)), 1.0, size=64)
+        for images in (singles, plain)
     )
     assert torch.equal(one, other)
 
@@ -148,17 +170,27 @@ def test_groups_are_drawn_whole_at_the_rate_however_many_images_they_have(patien
     seen = np.zeros(len(index))
     for _ in range(400):
         shapes = []
-        parts = [(labels, weights) for _, labels, weights in charge.batches(64) if not shapes.append(len(labels))]
-        assert all(length == 64 for length in shapes[:-1])  # pieces of one size, wherever groups begin and end
+        parts = [
+            (labels, weights)
+            for _, labels, weights in charge.batches(64)
+            if not shapes.append(len(labels))
+        ]
+        # Pieces of one size, wherever groups begin and end
+        assert all(length == 64 for length in shapes[:-1])
         weights = torch.cat([weight for _, weight in parts]) if parts else torch.zeros(0)
         for n in SIZES:
-            seen[SIZES.index(n)] += n in [round(1 / w) for w in weights.tolist() if w > 0] if n > 3 else 0
+            seen[SIZES.index(n)] += (
+                n in [round(1 / w) for w in weights.tolist() if w > 0] if n > 3 else 0
+            )
         drawn = float(weights.sum())
         assert drawn == pytest.approx(round(drawn), abs=1e-6)  # whole groups
         seen[3] += drawn
         charge.release(torch.zeros(1), 1.0)
     # binomial with 400 draws: five standard errors each, together false alarm below 2e-6
-    assert abs(seen[1] / 400 - 0.3) < 5 * (0.21 / 400) ** 0.5 and abs(seen[2] / 400 - 0.3) < 5 * (0.21 / 400) ** 0.5
+    assert (
+        abs(seen[1] / 400 - 0.3) < 5 * (0.21 / 400) ** 0.5
+        and abs(seen[2] / 400 - 0.3) < 5 * (0.21 / 400) ** 0.5
+    )
     assert abs(seen[3] / 400 - 0.3 * len(index)) < 5 * (0.21 * len(index) / 400) ** 0.5
 
 
@@ -207,15 +239,23 @@ def test_picks_are_secret_and_differ_from_step_to_step(patients):
     generator = NoiseSource().generator
     sizes = np.array([1, 7, 200])
     first, second = (group_picks(generator, sizes, 40) for _ in range(2))
-    assert not np.array_equal(first, second) and (first < sizes[:, None]).all() and (first[0] == 0).all()
+    assert (
+        not np.array_equal(first, second)
+        and (first < sizes[:, None]).all()
+        and (first[0] == 0).all()
+    )
     assert group_picks(generator, sizes[:0], 3).shape == (0, 3)
 
 
-# --- what an attacker sees --------------------------------------------------------------------------------------------
+# --- what an attacker sees ------------------------------------------------------------------------
 
 
-def distinguishability(query, with_them: ImageSet, without: ImageSet, noise: float, releases: int) -> float:
-    """How far apart the best test's means are, in standard deviations: at most μ = 1/σ for a Gaussian of bound 1."""
+def distinguishability(
+    query, with_them: ImageSet, without: ImageSet, noise: float, releases: int
+) -> float:
+    """How far apart the best test's means are, in standard deviations: at most μ = 1/σ for a
+    Gaussian of bound 1.
+    """
     axis = (query(with_them, HIDDEN) - query(without, HIDDEN)).double().flatten()
     axis /= axis.norm()
     seen = [
@@ -228,7 +268,10 @@ def distinguishability(query, with_them: ImageSet, without: ImageSet, noise: flo
 
 @pytest.mark.parametrize("name", ["count", "frequency"])
 def test_an_image_copied_fifty_times_is_no_easier_to_find(name, digits):
-    """600 releases with a patient and 600 without. The standard error of μ is √(2/600) = 0.058: five of them, 0.3."""
+    """600 releases with a patient and 600 without.
+
+    The standard error of μ is √(2/600) = 0.058: five of them, 0.3.
+    """
     sigma, releases = 2.0, 600
     small = FourierFeatures((1, 8, 8), [FeatureMap(length_scales=(0.366,))], 32, seed=5)
 
@@ -247,17 +290,21 @@ def test_an_image_copied_fifty_times_is_no_easier_to_find(name, digits):
         found = distinguishability(query, everyone, without, sigma, releases)
         assert abs(found - 1 / sigma) < 0.3
         singly = [ImageSet(i.images, i.labels, CLASSES) for i in (everyone, without)]
-        assert distinguishability(query, *singly, sigma, 20) > 10  # as images each counts: the attack that this is
+        # As images each counts: the attack that this is
+        assert distinguishability(query, *singly, sigma, 20) > 10
 
 
-# --- opening ----------------------------------------------------------------------------------------------------------
+# --- opening --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def clinic(owner, tmp_path, digits):
     """The owner of a set with groups."""
     groups = 1 + np.random.default_rng(0).geometric(0.2, 300).cumsum().searchsorted(np.arange(600))
-    path, images = tmp_path / "set.npz", {"images": digits.images[:600], "labels": digits.labels[:600]}
+    path, images = (
+        tmp_path / "set.npz",
+        {"images": digits.images[:600], "labels": digits.labels[:600]},
+    )
     np.savez(path, **images, classes=np.array(CLASSES), groups=groups)
     several = {"groups": Groups(array=True), "different_people": True}
     data = Data(dataset_id="clinic", source="npz", path=str(path), **several)
@@ -269,7 +316,10 @@ def test_a_record_names_the_unit_and_how_a_group_counts(owner, clinic):
     record = clinic.open(unit=GROUP).record
     assert record["unit"] == UNITS[GROUP] and record["group_weight"] == "mean"
     assert "mean over its" in record["sensitivity"]
-    assert clinic.open(unit=GROUP, group_cap=5, plan="capped").record["group_weight"] == "capped at 5 images"
+    assert (
+        clinic.open(unit=GROUP, group_cap=5, plan="capped").record["group_weight"]
+        == "capped at 5 images"
+    )
     plain = owner.open().record
     assert plain["unit"] == "one (image, label)" and not plain.keys() & {"group_weight", "claim"}
     policy = SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited", one_image_each=True)
@@ -278,7 +328,12 @@ def test_a_record_names_the_unit_and_how_a_group_counts(owner, clinic):
 
 
 def test_a_charge_for_another_unit_than_was_prepared_is_refused(owner, clinic):
-    for who, more in ((clinic, {}), (owner, {"unit": GROUP}), (owner, {"group_cap": 3}), (owner, {"unit": "person"})):
+    for who, more in (
+        (clinic, {}),
+        (owner, {"unit": GROUP}),
+        (owner, {"group_cap": 3}),
+        (owner, {"unit": "person"}),
+    ):
         with pytest.raises(BudgetError, match="prepared for one"):
             who.open(**more)
         assert not who.odometer.opened()

@@ -1,4 +1,6 @@
-"""One image more or less changes only its own votes: on a trained network, also where rounding decides the class."""
+"""One image more or less changes only its own votes: on a trained network, also where rounding
+decides the class.
+"""
 
 import copy
 import math
@@ -25,7 +27,9 @@ def trained(digits) -> ResNet:
 
 @pytest.fixture(scope="module")
 def undecided(trained) -> ResNet:
-    """Each class eight times, the copies a rounding error apart: the last bits of a sum decide which of them leads."""
+    """Each class eight times, the copies a rounding error apart: the last bits of a sum decide
+    which of them leads.
+    """
     model = copy.deepcopy(trained)
     model.classes = 8 * CLASSES
     head = torch.nn.Linear(model.head.in_features, model.classes)
@@ -42,7 +46,9 @@ def sample(digits) -> tuple[Tensor, Tensor]:
     return digits.batch(range(90))
 
 
-def total(model: ResNet, images: Tensor, labels: Tensor, votes: int = 1, classes=None, size=None) -> Tensor:
+def total(
+    model: ResNet, images: Tensor, labels: Tensor, votes: int = 1, classes=None, size=None
+) -> Tensor:
     charge = Recorder(images, labels, size=size)
     query_histogram(charge, model, votes, classes)
     ((released, max_norm, integer),) = charge.asked
@@ -56,7 +62,8 @@ def total(model: ResNet, images: Tensor, labels: Tensor, votes: int = 1, classes
 def test_one_image_moves_the_votes_by_exactly_the_bound(network, votes, classes, sample, request):
     """The bound is met, never passed: the image's own votes go, and no other image's vote turns.
 
-    In chunks of 89 the last of the 90 images is in a chunk of its own until one before it is missing.
+    In chunks of 89 the last of the 90 images is in a chunk of its own until one before it is
+    missing.
     """
     model = request.getfixturevalue(network)
     images, labels = sample
@@ -90,7 +97,9 @@ def test_in_batches_too_a_logit_depends_on_nothing_else_where_the_trial_says_so(
         assert torch.equal(rows_alone(undecided, images[order], place_matters=False), alone[order])
 
 
-def test_the_logits_do_not_depend_on_the_number_of_threads_and_leave_it_as_it_was(undecided, sample):
+def test_the_logits_do_not_depend_on_the_number_of_threads_and_leave_it_as_it_was(
+    undecided, sample
+):
     before = torch.get_num_threads()
     try:
         answers = []
@@ -105,7 +114,9 @@ def test_the_logits_do_not_depend_on_the_number_of_threads_and_leave_it_as_it_wa
 
 def test_the_logits_are_those_of_the_network(trained, sample):
     with torch.no_grad():
-        torch.testing.assert_close(rows_alone(trained, sample[0]), trained(sample[0]), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            rows_alone(trained, sample[0]), trained(sample[0]), rtol=1e-4, atol=1e-4
+        )
 
 
 def test_a_network_in_training_mode_is_refused(trained, sample):
@@ -116,14 +127,20 @@ def test_a_network_in_training_mode_is_refused(trained, sample):
 def test_the_votes_are_the_likeliest_classes_and_of_equal_ones_the_first():
     logits = torch.tensor([[0.0, 3.0, 1.0, 2.0], [5.0, 5.0, -1.0, 5.0], [-4.0, -3.0, -2.0, -9.0]])
     labels = torch.tensor([1, 0, 1])
-    assert bounded_sum(vote_rows(logits, labels, 2), math.sqrt(2)).tolist() == [[1.0, 3.0, 1.0, 1.0]]
+    assert bounded_sum(vote_rows(logits, labels, 2), math.sqrt(2)).tolist() == [
+        [1.0, 3.0, 1.0, 1.0]
+    ]
     by_class = [[1.0, 1.0, 0.0, 0.0], [0.0, 2.0, 1.0, 1.0]]
     assert bounded_sum(vote_rows(logits, labels, 2, 2), math.sqrt(2)).tolist() == by_class
 
 
 def test_a_logit_that_is_not_finite_votes_nowhere():
-    logits = torch.tensor([[0.0, math.inf, 1.0], [math.nan, 0.0, 1.0], [0.0, -math.inf, 1.0], [1.0, 0.0, 0.0]])
-    assert bounded_sum(vote_rows(logits, torch.zeros(4, dtype=torch.int64), 1), 1.0).tolist() == [[1.0, 0.0, 0.0]]
+    logits = torch.tensor(
+        [[0.0, math.inf, 1.0], [math.nan, 0.0, 1.0], [0.0, -math.inf, 1.0], [1.0, 0.0, 0.0]]
+    )
+    assert bounded_sum(vote_rows(logits, torch.zeros(4, dtype=torch.int64), 1), 1.0).tolist() == [
+        [1.0, 0.0, 0.0]
+    ]
 
 
 def test_more_votes_than_classes_are_refused_before_a_draw(trained, owner):

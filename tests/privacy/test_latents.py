@@ -1,4 +1,6 @@
-"""Guarantees with public text-to-image models: what one image moves, what a latent depends on, who may draw it."""
+"""Guarantees with public text-to-image models: what one image moves, what a latent depends on, who
+may draw it.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -49,13 +51,19 @@ def network(models, kind: str, trainable: str = "attention-lora"):
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for value in parameters.values():
-            value.add_((0.3 if trainable.endswith("lora") else 0.02) * torch.randn(value.shape, generator=generator))
+            value.add_(
+                (0.3 if trainable.endswith("lora") else 0.02)
+                * torch.randn(value.shape, generator=generator)
+            )
     return model, parameters
 
 
 def batch(model, draws: int):
     generator = torch.Generator().manual_seed(2)
-    latents, labels = torch.randn(B, 4, 8, 8, generator=generator), torch.tensor([0, 1, 2, -1, 10**6])
+    latents, labels = (
+        torch.randn(B, 4, 8, 8, generator=generator),
+        torch.tensor([0, 1, 2, -1, 10**6]),
+    )
     return latents, labels, draw(model, latents, draws, UNIFORM, generator, label_dropout=0.2)
 
 
@@ -77,12 +85,17 @@ def test_per_image_gradients_are_those_of_a_plain_loop(models, kind, trainable):
         *((trainable, 1, 2, True) for trainable in ("attention-lora", "attention", "all")),
     ],
 )
-def test_one_image_moves_the_sum_of_gradients_by_at_most_the_clip(models, kind, trainable, draws, chunk, autocast):
+def test_one_image_moves_the_sum_of_gradients_by_at_most_the_clip(
+    models, kind, trainable, draws, chunk, autocast
+):
     model, parameters = network(models, kind, trainable)
     drawn = batch(model, draws)
     check_clip(model, parameters, drawn, C, chunk, autocast)
     if autocast:  # nearly the same sum
-        whole, half = (clipped_gradient_sum(model, parameters, *drawn, C, chunk, half) for half in (False, True))
+        whole, half = (
+            clipped_gradient_sum(model, parameters, *drawn, C, chunk, half)
+            for half in (False, True)
+        )
         assert 0 < float((whole - half).norm() / whole.norm()) < 0.2
 
 
@@ -109,7 +122,9 @@ def test_a_latent_that_is_not_finite_counts_for_nothing(models, kind, value):
     rest = torch.arange(B) != 2
     assert whole.isfinite().all()
     if value != 1e30:  # which may stay finite; then it is clipped
-        without = clipped_gradient_sum(model, parameters, latents[rest], labels[rest], drawn.rows(rest), C, 2)
+        without = clipped_gradient_sum(
+            model, parameters, latents[rest], labels[rest], drawn.rows(rest), C, 2
+        )
         assert torch.linalg.vector_norm(whole - without) <= 1e-4 * C
 
 
@@ -117,7 +132,9 @@ def test_a_latent_that_is_not_finite_counts_for_nothing(models, kind, value):
 
 
 def encode(images):
-    """Row by row: the mean of each image's quarters, over a thousandth so that all values are told apart."""
+    """Row by row: the mean of each image's quarters, over a thousandth so that all values are told
+    apart.
+    """
     return torch.nn.functional.avg_pool2d(images, 4).expand(-1, 2, -1, -1) / 1000
 
 
@@ -133,7 +150,9 @@ def test_latents_are_private_and_of_all_images_in_their_order(encoded):
     latents = load_latents(encoded.state, encoded.card, encoded.key)
     assert len(latents) == len(images) and latents.latents.dtype == np.float16
     index = np.array([5, 0, len(images) - 1])
-    torch.testing.assert_close(latents.batch(index)[0], encode(images.batch(index)[0]).half().float())
+    torch.testing.assert_close(
+        latents.batch(index)[0], encode(images.batch(index)[0]).half().float()
+    )
     assert torch.equal(latents.batch(index)[1], images.batch(index)[1])
     assert latents.batch(index[:0])[0].shape == (0, 2, 2, 2)
     home = latents_directory(encoded.state, encoded.card, encoded.key)
@@ -146,7 +165,9 @@ def test_the_charge_draws_the_same_images_and_writes_the_same_record(encoded):
     drawn, records = [], []
     own = ("id", "plan", "settings", "time")
     for latents in (None, encoded.key):
-        charge = encoded.open(mechanism, plan=f"plan {latents}", noise=NoiseSource(seed=7), latents=latents)
+        charge = encoded.open(
+            mechanism, plan=f"plan {latents}", noise=NoiseSource(seed=7), latents=latents
+        )
         drawn.append([torch.cat(parts) for parts in zip(*charge.batches(size=100), strict=True)])
         records.append({key: value for key, value in charge.record.items() if key not in own})
     (images, labels), (latents, same) = drawn
@@ -171,7 +192,9 @@ def test_changed_images_or_another_encoder_have_latents_of_their_own(encoded, tm
     write_latents(encoded.state, encoded.card, other, encode)
     assert have_latents(encoded.state, encoded.card, other)
     assert not have_latents(encoded.state, encoded.card, encoded.key)  # the old ones are gone
-    prepare_sensitive(Data(holdout_fraction=0.5), encoded.state, tmp_path / "other.json", tmp_path / "raw")
+    prepare_sensitive(
+        Data(holdout_fraction=0.5), encoded.state, tmp_path / "other.json", tmp_path / "raw"
+    )
     changed = read_card(tmp_path / "other.json")
     key = latents_key(changed, "another encoder")
     assert not have_latents(encoded.state, changed, key)  # a preparation removes them all
@@ -180,7 +203,9 @@ def test_changed_images_or_another_encoder_have_latents_of_their_own(encoded, tm
 def test_latents_are_known_by_the_images_the_encoder_and_its_revision(encoded, monkeypatch):
     """By the first, a withdrawal reaches them; by the others, no other map's are drawn."""
     other = replace(encoded.card, version="another")
-    assert len({latents_key(card, name) for card in (encoded.card, other) for name in ("a", "b")}) == 4
+    assert (
+        len({latents_key(card, name) for card in (encoded.card, other) for name in ("a", "b")}) == 4
+    )
     monkeypatch.setattr(store, "ENCODING", 2)
     assert latents_key(encoded.card, "some encoder") != encoded.key
 
@@ -212,8 +237,11 @@ def test_an_interrupted_encoding_leaves_nothing(owner, monkeypatch):
     assert not have_latents(owner.state, owner.card, key)
     assert not list((owner.state / "data" / owner.card.dataset_id).glob("*latents-*"))
     seen = []
-    write_latents(owner.state, owner.card, key, encode, lambda done, whole: seen.append((done, whole)))
+    write_latents(
+        owner.state, owner.card, key, encode, lambda done, whole: seen.append((done, whole))
+    )
     assert have_latents(owner.state, owner.card, key)
-    assert seen == [(done, 100) for done in range(1, 101)]  # whatever the number of images, which is private
+    # Whatever the number of images, which is private
+    assert seen == [(done, 100) for done in range(1, 101)]
     write_latents(owner.state, owner.card, key, killed)  # there: nothing is encoded again
     assert len(calls) == 3

@@ -10,7 +10,13 @@ from small_record import small_record
 
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.privacy.accountant import default_delta, epsilon
-from sfumato.privacy.check import artifact_problems, check_ledger, empty_artifact_md5, lock_problems, verify
+from sfumato.privacy.check import (
+    artifact_problems,
+    check_ledger,
+    empty_artifact_md5,
+    lock_problems,
+    verify,
+)
 from sfumato.privacy.events import SEEDED, UNITS, ZERO_OUT_ONE, Mechanism, event_of
 from sfumato.privacy.ledger import build_ledger, ledger_text, read_ledger
 from sfumato.settings.data import GROUP
@@ -19,7 +25,13 @@ from sfumato.storage.artifacts import write_empty, writing
 from sfumato.storage.digest import digest_of
 
 HINT = 1500
-BUDGET = {"recipe": "feta-pro", "accountant": "rdp", "delta": default_delta(HINT), "size_hint": HINT, "target": 10.0}
+BUDGET = {
+    "recipe": "feta-pro",
+    "accountant": "rdp",
+    "delta": default_delta(HINT),
+    "size_hint": HINT,
+    "target": 10.0,
+}
 
 
 COUNT = small_record(1, Mechanism(noise_multiplier=5))
@@ -55,7 +67,9 @@ def test_the_same_query_twice_costs_twice():
 
 
 def test_the_line_of_the_odometer_is_the_union_of_journal_and_records_and_says_where_it_cannot_know():
-    """An empty state directory, or an older journal, said that fewer charges were ever opened than the release has."""
+    """An empty state directory, or an older journal, said that fewer charges were ever opened than
+    the release has.
+    """
     other, aborted = {**COUNT, "id": f"{8:032x}"}, {**STEPS, "id": f"{9:032x}"}
     released = {r["id"]: r for r in (COUNT, STEPS)}
     lines = {}
@@ -77,7 +91,9 @@ def test_the_line_of_the_odometer_is_the_union_of_journal_and_records_and_says_w
 
 def test_records_of_another_dataset_are_composed_and_left_out_of_the_odometers_line():
     foreign = {**STEPS, "id": f"{9:032x}", "dataset_id": "another"}
-    ledger = build_ledger(BUDGET, {r["id"]: r for r in (COUNT, STEPS, foreign)}, [], dataset_id="digits")
+    ledger = build_ledger(
+        BUDGET, {r["id"]: r for r in (COUNT, STEPS, foreign)}, [], dataset_id="digits"
+    )
     assert check_ledger(ledger)[1] == [] and ledger["odometer"]["charges"] == 2
     assert ledger["epsilon"]["rdp"] > ledger["odometer"]["epsilon"]
 
@@ -96,29 +112,78 @@ def sampled(ledger: dict) -> dict:
     return record_in(ledger, STEPS)["event"]["event"]
 
 
-NO_NUMBER = {"dataset_id": "d", "charges": 2, "epsilon": None, "others": [], "complete": False, "head": None}
+NO_NUMBER = {
+    "dataset_id": "d",
+    "charges": 2,
+    "epsilon": None,
+    "others": [],
+    "complete": False,
+    "head": None,
+}
 NO_OTHERS = {key: value for key, value in NO_NUMBER.items() if key not in ("others", "epsilon")}
 EDITS = {
     "epsilon lowered": (lambda x: x["epsilon"].update(rdp=0.1), "records come to"),
-    "epsilon lowered a little": (lambda x: x["epsilon"].update(rdp=0.999 * x["epsilon"]["rdp"]), "records come to"),
-    "epsilon added": (lambda x: x["epsilon"].update(best=0.01), "epsilon for an unknown accountant \\(best\\)"),
-    "epsilon of a stage lowered": (lambda x: x["stages"]["count"].update(epsilon=0.0), "its epsilon of count is 0"),
-    "share of a stage lowered": (lambda x: x["stages"]["count"].update(share=0.0), "its share of count is 0"),
-    "cost of a stage without records": (lambda x: x["stages"]["central"].update(epsilon=-1.0), "epsilon of central"),
-    "neighbours of another kind": (lambda x: x.update(adjacency=ZERO_OUT_ONE), "its adjacency is 'zero-out-one'"),
+    "epsilon lowered a little": (
+        lambda x: x["epsilon"].update(rdp=0.999 * x["epsilon"]["rdp"]),
+        "records come to",
+    ),
+    "epsilon added": (
+        lambda x: x["epsilon"].update(best=0.01),
+        "epsilon for an unknown accountant \\(best\\)",
+    ),
+    "epsilon of a stage lowered": (
+        lambda x: x["stages"]["count"].update(epsilon=0.0),
+        "its epsilon of count is 0",
+    ),
+    "share of a stage lowered": (
+        lambda x: x["stages"]["count"].update(share=0.0),
+        "its share of count is 0",
+    ),
+    "cost of a stage without records": (
+        lambda x: x["stages"]["central"].update(epsilon=-1.0),
+        "epsilon of central",
+    ),
+    "neighbours of another kind": (
+        lambda x: x.update(adjacency=ZERO_OUT_ONE),
+        "its adjacency is 'zero-out-one'",
+    ),
     "neighbours of no kind": (lambda x: x.update(adjacency="none"), "its adjacency is 'none'"),
     "accountant unknown": (lambda x: x.update(accountant="gdp"), "accountant='gdp' is unknown"),
     "record trimmed": (lambda x: x["records"].remove(STEPS), "records come to|table of stages"),
-    "noise raised": (lambda x: sampled(x)["event"].update(noise_multiplier=50.0), "records come to"),
-    "seeded noise": (lambda x: record_in(x, COUNT).update(noise_source=SEEDED), "seeded noise source"),
-    "unknown mechanism": (lambda x: record_in(x, COUNT).update(event={"type": "Free"}), "not a mechanism"),
+    "noise raised": (
+        lambda x: sampled(x)["event"].update(noise_multiplier=50.0),
+        "records come to",
+    ),
+    "seeded noise": (
+        lambda x: record_in(x, COUNT).update(noise_source=SEEDED),
+        "seeded noise source",
+    ),
+    "unknown mechanism": (
+        lambda x: record_in(x, COUNT).update(event={"type": "Free"}),
+        "not a mechanism",
+    ),
     "no noise": (lambda x: record_in(x, COUNT)["event"].update(noise_multiplier=0), "outside"),
-    "type no text": (lambda x: record_in(x, COUNT)["event"].update(type=["Gaussian"]), "not a mechanism"),
-    "noise too small": (lambda x: record_in(x, COUNT)["event"].update(noise_multiplier=1e-200), "noise_multiplier="),
-    "noise too large": (lambda x: record_in(x, COUNT)["event"].update(noise_multiplier=1e155), "noise_multiplier="),
-    "rate too small": (lambda x: sampled(x).update(sampling_probability=1e-320), "sampling_probability="),
+    "type no text": (
+        lambda x: record_in(x, COUNT)["event"].update(type=["Gaussian"]),
+        "not a mechanism",
+    ),
+    "noise too small": (
+        lambda x: record_in(x, COUNT)["event"].update(noise_multiplier=1e-200),
+        "noise_multiplier=",
+    ),
+    "noise too large": (
+        lambda x: record_in(x, COUNT)["event"].update(noise_multiplier=1e155),
+        "noise_multiplier=",
+    ),
+    "rate too small": (
+        lambda x: sampled(x).update(sampling_probability=1e-320),
+        "sampling_probability=",
+    ),
     "delta too large": (lambda x: x.update(delta=0.01), "1/size_hint"),
-    "delta that means nothing": (lambda x: x.update(delta=0.3, size_hint=3), "with that probability there is no"),
+    "delta that means nothing": (
+        lambda x: x.update(delta=0.3, size_hint=3),
+        "with that probability there is no",
+    ),
     "record renamed": (lambda x: record_in(x, COUNT).update(id=f"{7:032x}"), "table of stages"),
     "record twice": (lambda x: x["records"].append(COUNT), "contains a record twice"),
     "record no record": (lambda x: x["records"].append(None), "record 2 is not a complete record"),
@@ -127,10 +192,22 @@ EDITS = {
     "stage unknown": (lambda x: record_in(x, COUNT).update(stage="select"), "is not a query"),
     "stage missing": (lambda x: record_in(x, COUNT).pop("stage"), "not a complete record"),
     "field missing": (lambda x: record_in(x, COUNT).pop("adjacency"), "not a complete record"),
-    "odometer emptied": (lambda x: x["odometer"].update(charges=0, epsilon=0.0), "its odometer's charges is 0"),
-    "odometer lowered": (lambda x: x["odometer"].update(epsilon=0.1), "its odometer's epsilon is 0.1"),
-    "odometer complete": (lambda x: x["odometer"].update(complete=True), "complete, but does not have a valid head"),
-    "odometer with any head": (lambda x: x["odometer"].update(complete=True, head="all"), "does not have a valid head"),
+    "odometer emptied": (
+        lambda x: x["odometer"].update(charges=0, epsilon=0.0),
+        "its odometer's charges is 0",
+    ),
+    "odometer lowered": (
+        lambda x: x["odometer"].update(epsilon=0.1),
+        "its odometer's epsilon is 0.1",
+    ),
+    "odometer complete": (
+        lambda x: x["odometer"].update(complete=True),
+        "complete, but does not have a valid head",
+    ),
+    "odometer with any head": (
+        lambda x: x["odometer"].update(complete=True, head="all"),
+        "does not have a valid head",
+    ),
     "odometer with more than a head": (
         lambda x: x["odometer"].update(complete=True, head="f" * 64 + " <p>"),
         "does not have a valid head",
@@ -140,10 +217,22 @@ EDITS = {
         "it contains no record of that dataset",
     ),
     "units mixed": (lambda x: record_in(x, COUNT).update(OF_GROUPS), "different units"),
-    "unit unknown": (lambda x: record_in(x, COUNT).update(unit="one person"), "unit 'one person', which is unknown"),
-    "unit without a weight": (lambda x: record_in(x, COUNT).update(unit=UNITS[GROUP]), "contradicts"),
-    "a weight without groups": (lambda x: record_in(x, COUNT).update(group_weight="mean"), "contradicts"),
-    "a claim of groups": (lambda x: record_in(x, COUNT).update(OF_GROUPS | {"claim": "c"}), "contradicts"),
+    "unit unknown": (
+        lambda x: record_in(x, COUNT).update(unit="one person"),
+        "unit 'one person', which is unknown",
+    ),
+    "unit without a weight": (
+        lambda x: record_in(x, COUNT).update(unit=UNITS[GROUP]),
+        "contradicts",
+    ),
+    "a weight without groups": (
+        lambda x: record_in(x, COUNT).update(group_weight="mean"),
+        "contradicts",
+    ),
+    "a claim of groups": (
+        lambda x: record_in(x, COUNT).update(OF_GROUPS | {"claim": "c"}),
+        "contradicts",
+    ),
     "adjacency unknown": (lambda x: record_in(x, COUNT).update(adjacency="none"), "adjacency"),
 }
 
@@ -162,7 +251,9 @@ def test_delta_asked_for_above_one_over_the_hint_is_refused():
     assert check_ledger(ledger_of(COUNT), delta=1e-6)[1] == []
 
 
-@pytest.mark.parametrize(("delta", "hint", "reason"), [(0.01, HINT, "1/size_hint"), (0.3, 3, "no guarantee")])
+@pytest.mark.parametrize(
+    ("delta", "hint", "reason"), [(0.01, HINT, "1/size_hint"), (0.3, 3, "no guarantee")]
+)
 def test_a_check_at_another_delta_excuses_no_delta_of_a_ledger(delta, hint, reason):
     ledger = ledger_of(COUNT, delta=delta, size_hint=hint)
     for at in (None, 1e-6):
@@ -183,8 +274,13 @@ WRITTEN = ledger_text(ledger_of(COUNT))
 UNREADABLE = {
     **dict.fromkeys(("", "{", "[]", "{}", '{"schema": 1}', "[" * 200_000), r"ledger\.json"),
     ledger_text(ledger_of(COUNT) | {"schema": 1}): "schema 1.*stage ledger write",
-    ledger_text(ledger_of(COUNT) | {"schema": 4}): "schema 4, of version 0.2. Commit 7569af49 is the last",
-    **{WRITTEN.replace(' "target": 10.0', f' "target": {no}'): no for no in ("NaN", "Infinity", "-Infinity")},
+    ledger_text(
+        ledger_of(COUNT) | {"schema": 4}
+    ): "schema 4, of version 0.2. Commit 7569af49 is the last",
+    **{
+        WRITTEN.replace(' "target": 10.0', f' "target": {no}'): no
+        for no in ("NaN", "Infinity", "-Infinity")
+    },
 }
 
 
@@ -200,8 +296,14 @@ def test_a_file_that_is_no_ledger_of_this_version_is_refused_in_a_sentence(tmp_p
 def locked(tmp_path, ledger: dict, **outs: str):
     path = tmp_path / "ledger.json"
     path.write_text(ledger_text(ledger))
-    of_file = {"path": "ledger.json", "hash": "md5", "md5": hashlib.md5(path.read_bytes()).hexdigest()}
-    of_stages = {name: {"path": f"artifacts/{name}", "hash": "md5", "md5": md5} for name, md5 in outs.items()}
+    of_file = {
+        "path": "ledger.json",
+        "hash": "md5",
+        "md5": hashlib.md5(path.read_bytes()).hexdigest(),
+    }
+    of_stages = {
+        name: {"path": f"artifacts/{name}", "hash": "md5", "md5": md5} for name, md5 in outs.items()
+    }
     stages = {name: {"outs": [out]} for name, out in of_stages.items()}
     stages["ledger"] = {"cmd": "stage ledger write", "outs": [of_file]}
     (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}))
@@ -210,11 +312,19 @@ def locked(tmp_path, ledger: dict, **outs: str):
 
 def test_every_query_of_the_lock_must_be_in_the_ledger(tmp_path):
     ledger = ledger_of(COUNT)
-    assert lock_problems(ledger, *locked(tmp_path, ledger, count="a.dir", central=empty_artifact_md5("central"))) == []
+    assert (
+        lock_problems(
+            ledger, *locked(tmp_path, ledger, count="a.dir", central=empty_artifact_md5("central"))
+        )
+        == []
+    )
     problems = lock_problems(ledger, *locked(tmp_path, ledger, count="a.dir", frequency="b.dir"))
     assert any("frequency ran" in p for p in problems)
-    nowhere = edited(lambda x: record_in(x, COUNT).pop("stage"))  # a record that lost its stage ended in a KeyError
-    assert any("count ran" in p for p in lock_problems(nowhere, *locked(tmp_path, nowhere, count="a.dir")))
+    # A record that lost its stage ended in a KeyError
+    nowhere = edited(lambda x: record_in(x, COUNT).pop("stage"))
+    assert any(
+        "count ran" in p for p in lock_problems(nowhere, *locked(tmp_path, nowhere, count="a.dir"))
+    )
 
 
 def test_a_ledger_that_the_lock_does_not_know_is_found(tmp_path):
@@ -226,7 +336,9 @@ def test_a_ledger_that_the_lock_does_not_know_is_found(tmp_path):
     assert any("does not list" in p for p in lock_problems(ledger, path, lock))
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "stages: 5", "stages: {count: {outs: [{path: artifacts/count}]}}"])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "stages: 5", "stages: {count: {outs: [{path: artifacts/count}]}}"]
+)
 def test_a_lock_that_cannot_be_read_is_a_reason(tmp_path, text):
     ledger = ledger_of(COUNT)
     path, lock = locked(tmp_path, ledger)
@@ -274,7 +386,9 @@ def test_a_ledger_for_one_unit_never_passes_for_the_other():
     images, groups = ledger_of(COUNT, STEPS), ledger_of(COUNT | OF_GROUPS, STEPS | OF_GROUPS)
     for ledger, unit, other in ((images, "image", "group"), (groups, "group", "image")):
         assert check_ledger(ledger)[1] == check_ledger(ledger, unit=unit)[1] == []
-        assert any("its privacy unit is" in problem for problem in check_ledger(ledger, unit=other)[1])
+        assert any(
+            "its privacy unit is" in problem for problem in check_ledger(ledger, unit=other)[1]
+        )
     assert check_ledger(ledger_of(COUNT | {"claim": "c"}, STEPS))[1] == []
     assert images["epsilon"] == groups["epsilon"]  # the same mechanisms, of another unit
 
@@ -284,7 +398,7 @@ def test_records_of_different_units_are_never_composed():
         ledger_of(COUNT | OF_GROUPS, STEPS)
 
 
-# --- the exact accountant ---------------------------------------------------------------------------------------------
+# --- the exact accountant -------------------------------------------------------------------------
 
 LOUD = small_record(3, Mechanism(noise_multiplier=0.7), stage="frequency")
 ABORTED = small_record(4, Mechanism(noise_multiplier=2.0))
@@ -292,7 +406,9 @@ ABORTED = small_record(4, Mechanism(noise_multiplier=2.0))
 
 def test_an_exact_ledger_lists_its_bound_beside_renyi_s_and_counts_its_lines_by_it():
     records = {r["id"]: r for r in (COUNT, LOUD)}
-    ledger = build_ledger(BUDGET | {"accountant": "exact"}, records, [*records.values(), ABORTED], head="f" * 64)
+    ledger = build_ledger(
+        BUDGET | {"accountant": "exact"}, records, [*records.values(), ABORTED], head="f" * 64
+    )
     spent, problems = check_ledger(ledger, limit=10)
     assert problems == [] and spent == ledger["epsilon"]["exact"] < ledger["epsilon"]["rdp"]
     delta = BUDGET["delta"]
@@ -306,8 +422,13 @@ def test_an_exact_ledger_lists_its_bound_beside_renyi_s_and_counts_its_lines_by_
 @pytest.mark.parametrize("change", [{"exact": 1.0}, {"exact": None}, {"rdp": 1.0}])
 def test_an_exact_bound_that_is_edited_or_left_out_is_found(change):
     ledger = ledger_of(COUNT, LOUD, accountant="exact")
-    stored = {name: value for name, value in {**ledger["epsilon"], **change}.items() if value is not None}
-    assert any("its epsilon (" in problem for problem in check_ledger(sealed({**ledger, "epsilon": stored}))[1])
+    stored = {
+        name: value for name, value in {**ledger["epsilon"], **change}.items() if value is not None
+    }
+    assert any(
+        "its epsilon (" in problem
+        for problem in check_ledger(sealed({**ledger, "epsilon": stored}))[1]
+    )
 
 
 def test_a_target_is_held_by_the_exact_bound_of_an_exact_ledger_only():
@@ -334,11 +455,13 @@ def test_a_ledger_of_before_is_built_again_as_it_was(name):
     assert built == stored
 
 
-# --- the artifacts beside the ledger ----------------------------------------------------------------------------------
+# --- the artifacts beside the ledger --------------------------------------------------------------
 
 
 def write_artifacts(folder: Path, records: dict | None = None, apart: Sequence[str] = ()) -> None:
-    """Write two queries, a free stage that reads both, and their plans. records: others, by the name of an artifact."""
+    """Write two queries, a free stage that reads both, and their plans. records: others, by the
+    name of an artifact.
+    """
     (folder / "artifacts/plan").mkdir(parents=True)
     made = {"count": [COUNT], "frequency": [COUNT, LOUD], "auxiliary": [COUNT, LOUD]}
     for name, held in (made | (records or {})).items():
@@ -346,7 +469,13 @@ def write_artifacts(folder: Path, records: dict | None = None, apart: Sequence[s
         with writing(out, name, records=held, apart=apart) as directory:
             (directory / "released").write_text("as it was")
     for name in made:
-        plan = {"stage": name, "revision": STAGES[name].revision, "enabled": True, "shape": [1, 8, 8], "settings": {}}
+        plan = {
+            "stage": name,
+            "revision": STAGES[name].revision,
+            "enabled": True,
+            "shape": [1, 8, 8],
+            "settings": {},
+        }
         mechanism = {"mechanism": {"noise_multiplier": 5.0}} if name in QUERIES else {}
         (folder / f"artifacts/plan/{name}.yaml").write_text(yaml.safe_dump(plan | mechanism))
 
@@ -354,11 +483,23 @@ def write_artifacts(folder: Path, records: dict | None = None, apart: Sequence[s
 CHEAPER = {**COUNT, "event": Mechanism(noise_multiplier=50).to_json()}
 HELD = {
     "as the ledger has them": ({}, None),
-    "a record of more noise": ({"count": [CHEAPER]}, "artifacts/count depends on charge 00000000, which the ledger"),
-    "another charge": ({"auxiliary": [COUNT, LOUD, STEPS]}, "artifacts/auxiliary depends on charge"),
+    "a record of more noise": (
+        {"count": [CHEAPER]},
+        "artifacts/count depends on charge 00000000, which the ledger",
+    ),
+    "another charge": (
+        {"auxiliary": [COUNT, LOUD, STEPS]},
+        "artifacts/auxiliary depends on charge",
+    ),
     "a release among public images": ({"public": [STEPS]}, "data/public depends on charge"),
-    "an input's record is missing": ({"frequency": [LOUD]}, "artifacts/frequency lacks records of count"),
-    "another input's record is missing": ({"auxiliary": [COUNT]}, "artifacts/auxiliary lacks records of frequency"),
+    "an input's record is missing": (
+        {"frequency": [LOUD]},
+        "artifacts/frequency lacks records of count",
+    ),
+    "another input's record is missing": (
+        {"auxiliary": [COUNT]},
+        "artifacts/auxiliary lacks records of frequency",
+    ),
     "its own record is missing": (
         {"frequency": [COUNT], "auxiliary": [COUNT]},
         "artifacts/frequency contains no record of its own charge",
@@ -381,7 +522,7 @@ def test_an_artifact_that_was_changed_is_a_reason(tmp_path):
     assert "artifacts/count: released no longer has the bytes" in found
 
 
-# --- of several owners ------------------------------------------------------------------------------------------------
+# --- of several owners ----------------------------------------------------------------------------
 
 NORTH = {**COUNT, "dataset_id": "north"}
 SOUTH = {**LOUD, "dataset_id": "south"}
@@ -400,7 +541,9 @@ def test_ledger_and_artifacts_set_the_same_data_sets_apart(tmp_path):
         together = build_ledger(BUDGET, {r["id"]: r for r in (NORTH, SOUTH)}, [])
         for ledger, apart in ((merged_ledger(), APART), (together, ())):
             problems = artifact_problems(ledger, folder)
-            assert any("declaration of owners" in problem for problem in problems) == (apart != declared), problems
+            assert any("declaration of owners" in problem for problem in problems) == (
+                apart != declared
+            ), problems
 
 
 def test_the_second_opinion_is_on_the_person_who_pays_most(tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
-"""Over two processes that are not equal, one image or one group more or less moves every sum by at most its bound.
+"""Over two processes that are not equal, one image or one group more or less moves every sum by at
+most its bound.
 
 A query that is `one_process` in the table of stages opens no charge in many processes.
 """
@@ -16,7 +17,10 @@ from sfumato.runtime import distributed
 from sfumato.settings.stages import QUERIES, STAGES
 from stages import runner
 
-LEFT_OUT = [*(("group", str(group)) for group in range(len(SIZES))), *(("image", str(image)) for image in SINGLES)]
+LEFT_OUT = [
+    *(("group", str(group)) for group in range(len(SIZES))),
+    *(("image", str(image)) for image in SINGLES),
+]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +33,9 @@ def sums(tmp_path_factory):
 
 @pytest.mark.parametrize(("unit", "who"), LEFT_OUT)
 @pytest.mark.parametrize("query", SHARED)
-def test_leaving_one_out_moves_the_sum_over_two_processes_by_at_most_the_bound(query, unit, who, sums):
+def test_leaving_one_out_moves_the_sum_over_two_processes_by_at_most_the_bound(
+    query, unit, who, sums
+):
     moved = float((sums[f"{query}, {unit} whole"] - sums[f"{query}, {unit} {who}"]).norm())
     assert moved <= SHARED[query].bound * (1 + 1e-5)
     assert moved > 0.01 * SHARED[query].bound  # it was in the sum
@@ -50,7 +56,9 @@ def test_a_query_that_runs_alone_opens_no_charge_in_many_processes(stage, owner,
 
 @pytest.mark.parametrize("stage", [stage for stage in QUERIES if not STAGES[stage].spread])
 def test_a_query_that_runs_alone_refuses_to_be_launched(stage, tmp_path, monkeypatch, environment):
-    """Before anything is read or opened; it is not run in one process either, for that was not asked."""
+    """Before anything is read or opened; it is not run in one process either, for that was not
+    asked.
+    """
     plan = SimpleNamespace(enabled=True, settings=SimpleNamespace(reads=lambda name: False))
     monkeypatch.setattr(runner, "load_plan", lambda *given: plan)
     environment["SFUMATO_LAUNCH"] = "torchrun --nproc-per-node=2"
@@ -64,6 +72,8 @@ def test_the_queries_that_share_their_work_are_these():
 
 
 def test_both_processes_have_a_part_of_the_sum(sums):
-    """A process that sees nothing would make the test above easy: all 9 groups and 226 images are in the counts."""
+    """A process that sees nothing would make the test above easy: all 9 groups and 226 images are
+    in the counts.
+    """
     assert float(sums["count, group whole"].sum()) == pytest.approx(9, abs=1e-3)
     assert float(sums["count, image whole"].sum()) == pytest.approx(226, abs=1e-3)

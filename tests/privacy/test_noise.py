@@ -1,4 +1,7 @@
-"""False-alarm rates are those of the true distribution. The sources below are unseeded: each run is a fresh test."""
+"""False-alarm rates are those of the true distribution.
+
+The sources below are unseeded: each run is a fresh test.
+"""
 
 import copy
 import os
@@ -55,7 +58,9 @@ def short_pieces(monkeypatch) -> None:
     monkeypatch.setattr(noise, "PIECE", 10)
 
 
-def test_long_noise_comes_from_sources_each_with_a_new_key_whatever_the_number_of_threads(monkeypatch, short_pieces):
+def test_long_noise_comes_from_sources_each_with_a_new_key_whatever_the_number_of_threads(
+    monkeypatch, short_pieces
+):
     keys, urandom = [], os.urandom
     monkeypatch.setattr(noise.os, "urandom", lambda size: keys.append(urandom(size)) or keys[-1])
     source = NoiseSource()
@@ -64,7 +69,9 @@ def test_long_noise_comes_from_sources_each_with_a_new_key_whatever_the_number_o
         keys.clear()
         drawn = source.gaussian((5, 7), 3.0)
         assert [len(key) for key in keys] == [16] * 4 and len(set(keys)) == 4
-        streams = [np.random.Generator(AESCounter(key=int.from_bytes(key, "little"))) for key in keys]
+        streams = [
+            np.random.Generator(AESCounter(key=int.from_bytes(key, "little"))) for key in keys
+        ]
         pieces = {tuple(3.0 * stream.standard_normal(10)) for stream in streams}
         whole = {tuple(piece.tolist()) for piece in drawn.flatten().split(10)[:3]}
         assert len(whole) == 3 and whole < pieces
@@ -95,7 +102,10 @@ def test_a_secret_generator_differs_each_time_and_draws_standard_normals():
     first, second = (torch.randn(100_000, generator=secret_generator()) for _ in range(2))
     assert not torch.equal(first, second)
     for drawn in (first, second):  # five standard errors: false alarm below 1e-6 each
-        assert abs(float(drawn.mean())) < 5 / 100_000**0.5 and abs(float(drawn.var()) - 1) < 5 * (2 / 100_000) ** 0.5
+        assert (
+            abs(float(drawn.mean())) < 5 / 100_000**0.5
+            and abs(float(drawn.var()) - 1) < 5 * (2 / 100_000) ** 0.5
+        )
 
 
 def test_a_torch_whose_generators_look_otherwise_is_refused(monkeypatch):

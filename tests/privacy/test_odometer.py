@@ -43,7 +43,9 @@ def test_an_append_that_was_killed_is_given_up_and_swallows_nothing(tmp_path):
 
 
 def test_a_last_line_without_its_newline_is_an_entry(tmp_path):
-    """An editor, a copy or a tool that cuts the last newline off took the newest charge away with it."""
+    """An editor, a copy or a tool that cuts the last newline off took the newest charge away with
+    it.
+    """
     odometer = begun(tmp_path)
     odometer.append("open", record={"id": "x"})
     odometer.path.write_bytes(odometer.path.read_bytes().rstrip(b"\n"))
@@ -81,7 +83,9 @@ def a_record(name: str) -> dict:
 
 
 def rewritten(change: Callable[[list[str]], list[str]]) -> Callable[[Odometer], object]:
-    return lambda it: it.path.write_text("".join(change(it.path.read_text().splitlines(keepends=True))))
+    return lambda it: it.path.write_text(
+        "".join(change(it.path.read_text().splitlines(keepends=True)))
+    )
 
 
 def put_back(odometer: Odometer) -> None:
@@ -92,7 +96,9 @@ def put_back(odometer: Odometer) -> None:
 
 LOST = {
     "its last line gone": rewritten(lambda lines: lines[:-1]),
-    "its last line cut in two": rewritten(lambda lines: [*lines[:-1], lines[-1][: len(lines[-1]) // 2]]),
+    "its last line cut in two": rewritten(
+        lambda lines: [*lines[:-1], lines[-1][: len(lines[-1]) // 2]]
+    ),
     "a line taken out": rewritten(lambda lines: [lines[0], *lines[2:]]),
     "two lines swapped": rewritten(lambda lines: [lines[0], lines[2], lines[1], *lines[3:]]),
     "a line edited": rewritten(lambda lines: [line.replace('"two"', '"too"') for line in lines]),
@@ -115,7 +121,11 @@ LOST = {
 def test_a_journal_that_was_lost_cut_edited_or_replaced_stops_all_spending(tmp_path, how):
     odometer = spent(tmp_path)
     LOST[how](odometer)
-    for attempt in (odometer.opened, odometer.begin, lambda: odometer.append("open", record={"id": "x"})):
+    for attempt in (
+        odometer.opened,
+        odometer.begin,
+        lambda: odometer.append("open", record={"id": "x"}),
+    ):
         with pytest.raises(BudgetError, match="stage ledger adopt|stage prepare sensitive"):
             attempt()
 
@@ -137,13 +147,18 @@ def test_a_journal_from_before_the_chain_goes_on_and_its_lines_are_held(tmp_path
     (tmp_path / "data" / "a").mkdir(parents=True)
     odometer.begin()
     odometer.append("open", record={"id": "new"})
-    assert [record["id"] for record in odometer.opened()] == ["old", "new"] and not odometer.complete()
+    assert [record["id"] for record in odometer.opened()] == [
+        "old",
+        "new",
+    ] and not odometer.complete()
     odometer.path.write_text("".join(odometer.path.read_text().splitlines(keepends=True)[1:]))
     with pytest.raises(BudgetError, match="does not follow"):
         odometer.opened()
 
 
-def test_a_lost_journal_is_gone_on_without_by_adopting_what_is_known_and_never_complete_again(tmp_path):
+def test_a_lost_journal_is_gone_on_without_by_adopting_what_is_known_and_never_complete_again(
+    tmp_path,
+):
     odometer = spent(tmp_path)
     odometer.append("resume", id="three", adopts="three", record=a_record("three again"))
     odometer.append("open", record={"id": "four", "event": "not a mechanism"})
@@ -152,7 +167,11 @@ def test_a_lost_journal_is_gone_on_without_by_adopting_what_is_known_and_never_c
     assert odometer.adopt([{"id": "two"}, {"id": "elsewhere"}], ["f" * 64]) == (4, 2)
     ids = [record["id"] for record in odometer.opened()]
     assert sorted(ids) == ["elsewhere", "three", "three again", "two"]  # in doubt, more
-    assert not odometer.complete() and "f" * 64 in odometer.known() and begun(tmp_path / "b").complete()
+    assert (
+        not odometer.complete()
+        and "f" * 64 in odometer.known()
+        and begun(tmp_path / "b").complete()
+    )
     assert odometer.adopt([{"id": "two"}], []) == (0, 0) and len(odometer.opened()) == 4
     assert len(list(odometer.path.parent.glob("a.*.aside"))) == 1
 
@@ -166,7 +185,12 @@ def test_a_run_that_was_resumed_counts_once_by_its_newest_record(tmp_path):
     assert [record["id"] for record in odometer.opened()] == ["x2"]
     assert {"x", "x0", "x1", "x2"} <= odometer.known()
     (run,) = odometer.charges("v")
-    assert (run.id, run.record["id"], run.uses, run.end) == ("x", "x2", 2, None) and odometer.charges("w") == []
+    assert (run.id, run.record["id"], run.uses, run.end) == (
+        "x",
+        "x2",
+        2,
+        None,
+    ) and odometer.charges("w") == []
     odometer.append("close", id="x", uses=3)
     assert [run.end for run in odometer.charges()] == ["close"]
 
@@ -207,7 +231,10 @@ def test_a_journal_killed_before_its_anchor_is_begun_again(tmp_path):
     odometer = without_anchor(tmp_path)
     odometer.begin()
     odometer.append("local", purpose="after")
-    assert [entry["kind"] for entry in odometer.entries()] == ["genesis", "local"] and odometer.complete()
+    assert [entry["kind"] for entry in odometer.entries()] == [
+        "genesis",
+        "local",
+    ] and odometer.complete()
 
 
 USED = {

@@ -24,7 +24,9 @@ def drawn(seed: int) -> tuple[list[dict], float]:
         )
         for _ in range(choose.randint(1, 3))
     ]
-    return records(*found, adjacency=choose.choice(["add-or-remove-one", "zero-out-one"])), 10 ** choose.uniform(-7, -4)
+    return records(
+        *found, adjacency=choose.choice(["add-or-remove-one", "zero-out-one"])
+    ), 10 ** choose.uniform(-7, -4)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -33,34 +35,56 @@ def test_opacus_agrees_on_compositions(seed):
     found = all_opinions(rows, delta)
     rdp, prv, pld = found["Opacus RDP"], found["Opacus PRV"], found["pld"].epsilon
     assert rdp.epsilon == pytest.approx(rdp.ours, rel=0.01) and rdp.epsilon <= rdp.ours * (1 + 1e-6)
-    assert pld * (1 - 1e-3) <= prv.epsilon <= pld * 1.001 + prv.error and prv.error < 0.02 * pld + 1e-3
-    assert disagreements(found, "rdp") == disagreements(found, "rdp_classic") == disagreements(found, "pld") == []
+    assert (
+        pld * (1 - 1e-3) <= prv.epsilon <= pld * 1.001 + prv.error and prv.error < 0.02 * pld + 1e-3
+    )
+    assert (
+        disagreements(found, "rdp")
+        == disagreements(found, "rdp_classic")
+        == disagreements(found, "pld")
+        == []
+    )
 
 
 @pytest.fixture
 def mistaken(monkeypatch) -> Callable[[str, float], None]:
-    """A function: our accountant of this name finds an epsilon, or a Rényi curve, that many times the right one."""
+    """A function: our accountant of this name finds an epsilon, or a Rényi curve, that many times
+    the right one.
+    """
     curve, bound = opinions.rdp_curve, opinions.epsilon
 
     def by(name: str, factor: float) -> None:
-        monkeypatch.setattr(opinions, "rdp_curve", lambda events: (factor if name == "curve" else 1) * curve(events))
-        monkeypatch.setattr(opinions, "epsilon", lambda *given: bound(*given) * (factor if name in given else 1))
+        monkeypatch.setattr(
+            opinions, "rdp_curve", lambda events: (factor if name == "curve" else 1) * curve(events)
+        )
+        monkeypatch.setattr(
+            opinions, "epsilon", lambda *given: bound(*given) * (factor if name in given else 1)
+        )
 
     return by
 
 
 def test_an_accountant_that_forgets_a_part_is_refuted_by_the_other_of_its_kind(mistaken):
-    rows = records(Mechanism(noise_multiplier=2.0), Mechanism(noise_multiplier=3.0, sample_rate=0.2, uses=20))
+    rows = records(
+        Mechanism(noise_multiplier=2.0), Mechanism(noise_multiplier=3.0, sample_rate=0.2, uses=20)
+    )
     mistaken("curve", 0.9)
     found = all_opinions(rows, 1e-5)
     assert "Opacus RDP" in disagreements(found, "rdp")[0] and disagreements(found, "pld") == []
     mistaken("pld", 0.95)
     found = all_opinions(rows, 1e-5)
-    assert "one of the two is wrong" in disagreements(found, "pld")[0] and disagreements(found, "rdp") == []
+    assert (
+        "one of the two is wrong" in disagreements(found, "pld")[0]
+        and disagreements(found, "rdp") == []
+    )
 
 
-def test_opinions_are_kept_for_the_very_records_and_in_the_state_directory_only(tmp_path, monkeypatch):
-    rows = records(Mechanism(noise_multiplier=2.0), Mechanism(noise_multiplier=3.0, sample_rate=0.2, uses=20))
+def test_opinions_are_kept_for_the_very_records_and_in_the_state_directory_only(
+    tmp_path, monkeypatch
+):
+    rows = records(
+        Mechanism(noise_multiplier=2.0), Mechanism(noise_multiplier=3.0, sample_rate=0.2, uses=20)
+    )
     state = tmp_path / "state"
     first = kept_opinions(rows, 1e-5, "exact", state)
     assert not state.exists(), "a stranger has no state directory"
@@ -76,11 +100,18 @@ def test_opinions_are_kept_for_the_very_records_and_in_the_state_directory_only(
     (kept,) = [file for file in state.rglob("*.json") if "Opacus" in file.read_text()]
     assert kept.stat().st_mode & 0o077 == 0
     kept.write_text("{}}")
-    assert kept_opinions(rows, 1e-5, "exact", state) == {} and len(asked) == 1, "a damaged file is made again"
+    assert kept_opinions(rows, 1e-5, "exact", state) == {} and len(asked) == 1, (
+        "a damaged file is made again"
+    )
 
 
 def test_an_upper_bound_that_is_larger_within_its_own_error_refutes_nothing():
-    for value, error, wrong in ((10.05, 0.0, False), (10.15, 0.1, False), (10.15, 0.0, True), (float("nan"), 0, True)):
+    for value, error, wrong in (
+        (10.05, 0.0, False),
+        (10.15, 0.1, False),
+        (10.15, 0.0, True),
+        (float("nan"), 0, True),
+    ):
         assert Opinion(value, "pld", 10.0, error).disagrees is wrong
     assert not Opinion(None, "pld", 10.0).disagrees and str(Opinion(None, "pld", 10.0)) == "n/a"
 
@@ -88,25 +119,36 @@ def test_an_upper_bound_that_is_larger_within_its_own_error_refutes_nothing():
 def test_what_opacus_cannot_express_is_not_an_opinion():
     loud = all_opinions(records(Mechanism(noise_multiplier=0.06, sample_rate=0.9, uses=50)), 1e-5)
     long = opinions.opacus_prv([Mechanism(noise_multiplier=1e5, uses=10**9)], 1e-5, 2.0)
-    assert str(loud["Opacus PRV"]) == str(long) == str(all_opinions([], 1e-5)["Opacus PRV"]) == "n/a"
+    assert (
+        str(loud["Opacus PRV"]) == str(long) == str(all_opinions([], 1e-5)["Opacus PRV"]) == "n/a"
+    )
     assert disagreements(loud, "pld") == []
 
 
 GAUSSIANS = records(Mechanism(noise_multiplier=2.0), Mechanism(noise_multiplier=30.0, uses=60))
-DRAWN = records(Mechanism(noise_multiplier=2.0), Mechanism(noise_multiplier=3.0, sample_rate=0.2, uses=20))
+DRAWN = records(
+    Mechanism(noise_multiplier=2.0), Mechanism(noise_multiplier=3.0, sample_rate=0.2, uses=20)
+)
 
 
 @pytest.mark.parametrize("rows", [GAUSSIANS, DRAWN, records(Mechanism(noise_multiplier=0.05))])
 def test_of_an_exact_ledger_the_distributions_agree_and_renyi_s_bound_is_the_larger(rows):
     found = all_opinions(rows, 1e-5, "exact")
     assert disagreements(found, "exact") == []
-    assert found["exact"].epsilon <= found["pld"].epsilon + 1e-8 and found["exact"].epsilon <= found["rdp"].epsilon
+    assert (
+        found["exact"].epsilon <= found["pld"].epsilon + 1e-8
+        and found["exact"].epsilon <= found["rdp"].epsilon
+    )
 
 
 def test_an_exact_bound_that_is_too_small_is_refuted_by_the_distributions(mistaken):
     mistaken("exact", 0.95)
     refuted = disagreements(all_opinions(GAUSSIANS, 1e-5, "exact"), "exact")
-    assert len(refuted) == 2 and refuted[0].startswith("pld comes") and refuted[1].startswith("Opacus PRV comes")
+    assert (
+        len(refuted) == 2
+        and refuted[0].startswith("pld comes")
+        and refuted[1].startswith("Opacus PRV comes")
+    )
     refuted = disagreements(all_opinions(DRAWN, 1e-5, "exact"), "exact")
     assert any(sentence.startswith("Opacus PRV comes") for sentence in refuted)
 

@@ -24,7 +24,9 @@ def test_the_charge_is_journalled_before_the_first_image_and_each_call_is_anothe
     with opened(owner, uses=2, sample_rate=0.5) as charge:
         (record,) = owner.odometer.opened()
         assert record == charge.record and record["stage"] == "edges"
-        assert Mechanism.from_json(record["event"]) == Mechanism(noise_multiplier=50.0, sample_rate=0.5, uses=2)
+        assert Mechanism.from_json(record["event"]) == Mechanism(
+            noise_multiplier=50.0, sample_rate=0.5, uses=2
+        )
     with opened(owner):
         pass
     assert len(owner.odometer.opened()) == 2
@@ -84,7 +86,9 @@ WRONG = {
     "no columns": lambda x, y: torch.ones(len(x), 0),
     "complex numbers": lambda x, y: torch.ones(len(x), 8, dtype=torch.complex64),
     "a sparse matrix": lambda x, y: torch.ones(len(x), 8).to_sparse(),
-    "nested tensors": lambda x, y: torch.nested.nested_tensor([torch.ones(8)] * len(x), layout=torch.strided),
+    "nested tensors": lambda x, y: torch.nested.nested_tensor(
+        [torch.ones(8)] * len(x), layout=torch.strided
+    ),
     "no memory": lambda x, y: torch.ones(len(x), 8, device="meta"),
     "an array": lambda x, y: np.ones((len(x), 8)),
     "a list": lambda x, y: [[1.0]] * len(x),
@@ -154,10 +158,14 @@ def test_one_image_with_many_rows_moves_the_sum_by_nothing(owner, count):
     assert abs(sums[0] - sums[1]) <= 1 + 1e-3
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float64]
+)
 def test_rows_of_any_real_type_are_summed(owner, dtype):
     with hidden(owner) as charge:
-        total = charge.sum(lambda x, y: torch.ones(len(x), 1, requires_grad=True).to(dtype), size=64)
+        total = charge.sum(
+            lambda x, y: torch.ones(len(x), 1, requires_grad=True).to(dtype), size=64
+        )
     assert total.item() > 1000 and total.dtype == torch.float64 and not total.requires_grad
 
 
@@ -199,14 +207,18 @@ class Remembering:
 @pytest.mark.parametrize("size", [1, 8])
 def test_a_function_that_remembers_is_refused_with_no_use_lost(owner, name, size):
     with hidden(owner) as charge:
-        with pytest.raises(ConfigError, match="two different rows for one image of public noise; no use is lost"):
+        with pytest.raises(
+            ConfigError, match="two different rows for one image of public noise; no use is lost"
+        ):
             charge.sum(getattr(Remembering(), name), size=size)
         assert charge.sum(brightness, size=size).shape == (1,)
 
 
 def test_rows_that_are_not_numbers_twice_are_no_memory(owner):
     with hidden(owner) as charge:
-        assert abs(charge.sum(lambda x, y: torch.full((len(x), 2), float("nan"))).sum().item()) < 1e-3
+        assert (
+            abs(charge.sum(lambda x, y: torch.full((len(x), 2), float("nan"))).sum().item()) < 1e-3
+        )
 
 
 def test_opening_a_charge_states_what_it_does_not_cover():
@@ -298,5 +310,9 @@ def test_a_charge_of_hostile_words_is_refused_in_one_sentence_before_the_journal
     for value in HOSTILE[key]:
         with pytest.raises(SfumatoError) as refusal, sfumato.open_charge(**words | {key: value}):
             raise AssertionError(f"opened with {key}={str(value)[:20]}")
-        assert ("\n" not in str(refusal.value) and key in str(refusal.value)) or key in ("state", "card", "sigma")
+        assert ("\n" not in str(refusal.value) and key in str(refusal.value)) or key in (
+            "state",
+            "card",
+            "sigma",
+        )
         assert not owner.odometer.opened()

@@ -1,4 +1,6 @@
-"""Private Evolution: an image has one vote in a round, wherever it is; T rounds cost √T/σ, killed or not."""
+"""Private Evolution: an image has one vote in a round, wherever it is; T rounds cost √T/σ, killed
+or not.
+"""
 
 import math
 
@@ -6,7 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sfumato.baselines.private_evolution import RendererGenerator, embedding_of, on_grid, query_evolve, vote_rows
+from sfumato.baselines.private_evolution import (
+    RendererGenerator,
+    embedding_of,
+    on_grid,
+    query_evolve,
+    vote_rows,
+)
 from sfumato.data.store import LatentSet
 from sfumato.features.batch_invariant import rows_alone
 from sfumato.privacy.accountant import epsilon
@@ -54,13 +62,17 @@ def test_one_image_moves_the_votes_by_exactly_its_own(places):
 
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_the_votes_do_not_depend_on_batches_or_order_to_the_last_bit(places, scale):
-    """Sums of whole numbers are exact, so no near tie turns: also where candidates are copies a rounding apart."""
+    """Sums of whole numbers are exact, so no near tie turns: also where candidates are copies a
+    rounding apart.
+    """
     vectors, labels, candidates, classes = places
     chance = torch.Generator().manual_seed(0)
     close = candidates.repeat(8, 1) * scale * (1 + 6e-8 * torch.randn(8 * 124, 1, generator=chance))
     own = classes.repeat(8)
     whole = histogram(vectors * scale, labels, close, own)
-    alone = sum(histogram(vectors[i : i + 1] * scale, labels[i : i + 1], close, own) for i in range(90))
+    alone = sum(
+        histogram(vectors[i : i + 1] * scale, labels[i : i + 1], close, own) for i in range(90)
+    )
     order = torch.randperm(90, generator=chance)
     assert torch.equal(whole, alone)
     assert torch.equal(whole, histogram(vectors[order] * scale, labels[order], close, own))
@@ -79,9 +91,14 @@ def test_the_nearest_candidate_gets_the_vote_and_of_equal_ones_the_first():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30])
 def test_a_vector_that_is_not_finite_does_not_vote_and_a_long_one_votes_once(value):
-    vectors, candidates = torch.zeros(3, 4), torch.rand(5, 4, generator=torch.Generator().manual_seed(0))
+    vectors, candidates = (
+        torch.zeros(3, 4),
+        torch.rand(5, 4, generator=torch.Generator().manual_seed(0)),
+    )
     vectors[1, 2] = value
-    votes = histogram(vectors, torch.zeros(3, dtype=torch.int64), candidates, torch.zeros(5, dtype=torch.int64))
+    votes = histogram(
+        vectors, torch.zeros(3, dtype=torch.int64), candidates, torch.zeros(5, dtype=torch.int64)
+    )
     assert votes.sum() == (3 if math.isfinite(value) else 2) and votes.isfinite().all()
     for label in (-1, CLASSES, 3):  # of no class, or of one without candidates
         labels = torch.full((3,), label)
@@ -90,7 +107,9 @@ def test_a_vector_that_is_not_finite_does_not_vote_and_a_long_one_votes_once(val
 
 @pytest.mark.parametrize(("sigma", "rounds"), [(4.0, 4), (10.0, 25)])
 def test_the_rounds_cost_what_one_gaussian_of_mu_costs(sigma, rounds):
-    """T Gaussians of σ, each of every image, are one of σ/√T: in Rényi form T·α/(2σ²) = α/(2(σ/√T)²)."""
+    """T Gaussians of σ, each of every image, are one of σ/√T: in Rényi form T·α/(2σ²) =
+    α/(2(σ/√T)²).
+    """
     assert Evolve(rounds=rounds).sampling(60_000) == (1.0, rounds)
     asked = Mechanism(noise_multiplier=sigma, uses=rounds)
     alone = Mechanism(noise_multiplier=sigma / math.sqrt(rounds))
@@ -100,14 +119,18 @@ def test_the_rounds_cost_what_one_gaussian_of_mu_costs(sigma, rounds):
 
 
 def evolved(owner, generator, settings, charges, stop=None, say=lambda text: None):
-    """A run of the query on the prepared digits, stopped after so many rounds. charges: what was opened, in order."""
+    """A run of the query on the prepared digits, stopped after so many rounds. charges: what was
+    opened, in order.
+    """
     embedding = embedding_of(settings, SHAPE, generator, seed=0)
 
     def open_charge():
         mechanism = Mechanism(noise_multiplier=2.0, sample_rate=1.0, uses=settings.rounds)
         charge = owner.open(mechanism, stage="evolve")
         images, labels = charge._images.batch(range(len(charge._images)))
-        charge._images = LatentSet(rows_alone(embedding, images, False).half().numpy(), labels.numpy())
+        charge._images = LatentSet(
+            rows_alone(embedding, images, False).half().numpy(), labels.numpy()
+        )
         charges.append(charge)
         return charge
 
@@ -115,10 +138,14 @@ def evolved(owner, generator, settings, charges, stop=None, say=lambda text: Non
         if done == stop:
             raise KeyboardInterrupt
 
-    return query_evolve(open_charge, settings, generator, embedding, UNIFORM, 0, report=report, say=say)
+    return query_evolve(
+        open_charge, settings, generator, embedding, UNIFORM, 0, report=report, say=say
+    )
 
 
-def test_a_stopped_run_kept_no_count_of_images_goes_on_after_its_last_round_and_opens_one_charge(owner, generator):
+def test_a_stopped_run_kept_no_count_of_images_goes_on_after_its_last_round_and_opens_one_charge(
+    owner, generator
+):
     settings = Evolve(rounds=4, population=124, images=50)
     charges, said = [], []
     with pytest.raises(KeyboardInterrupt):
@@ -127,7 +154,9 @@ def test_a_stopped_run_kept_no_count_of_images_goes_on_after_its_last_round_and_
     kept = checkpoint_path(first.run, 2)
     assert [path.name for path in first.run.iterdir() if path.name != "lock"] == [kept.name]
     tensors = load_file(kept)
-    assert {name: len(tensor) for name, tensor in tensors.items()} == dict.fromkeys(("genes", "kinds", "labels"), 124)
+    assert {name: len(tensor) for name, tensor in tensors.items()} == dict.fromkeys(
+        ("genes", "kinds", "labels"), 124
+    )
     first._lock.close()
     charge, population, log = evolved(owner, generator, settings, charges, say=said.append)
     assert charge.run == first.run and charge.used == charge.uses == 4

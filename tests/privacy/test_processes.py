@@ -1,4 +1,6 @@
-"""One charge over several processes: the same release as with one, the noise once, nothing lost where one dies."""
+"""One charge over several processes: the same release as with one, the noise once, nothing lost
+where one dies.
+"""
 
 import math
 from pathlib import Path
@@ -58,7 +60,9 @@ def test_all_know_what_one_process_releases_and_end_dp_sgd_with_its_weights(one,
 
 
 def test_noise_is_added_once(several):
-    """False-alarm rate 1e-6: the variance of 20 000 Gaussians is within 5 standard errors; noise of two is at 100."""
+    """False-alarm rate 1e-6: the variance of 20 000 Gaussians is within 5 standard errors; noise of
+    two is at 100.
+    """
     found, _ = several
     noise = found[0]["noise"]
     assert abs(noise.var().item() / 4 - 1) < 5 * math.sqrt(2 / noise.numel())
@@ -73,7 +77,13 @@ def test_each_image_of_a_draw_is_seen_by_one_process(one, several):
 
 def test_one_charge_each_is_journalled(several):
     _, odometer = several
-    assert [record["stage"] for record in odometer.opened()] == ["count", "frequency", "noise", "draws", "finetune"]
+    assert [record["stage"] for record in odometer.opened()] == [
+        "count",
+        "frequency",
+        "noise",
+        "draws",
+        "finetune",
+    ]
 
 
 def test_a_lost_process_ends_all_and_another_number_of_them_goes_on_with_the_same_charge(folders):

@@ -57,7 +57,11 @@ def exact_rate(sigma: float, alpha: float) -> float:
 @pytest.mark.parametrize("sigma", SIGMAS)
 def test_one_gaussian_has_the_advantage_and_the_hit_rates_of_the_closed_form(sigma, adjacency):
     profile = profile_of(gaussian(sigma), adjacency=adjacency)
-    assert exact_advantage(sigma) - 1e-9 <= membership_advantage(profile) <= exact_advantage(sigma) + 2e-4
+    assert (
+        exact_advantage(sigma) - 1e-9
+        <= membership_advantage(profile)
+        <= exact_advantage(sigma) + 2e-4
+    )
     for alpha in (0.001, 0.01, 0.1, 0.5):
         found = true_positive_rate(profile, alpha)
         assert exact_rate(sigma, alpha) - 1e-9 <= found <= exact_rate(sigma, alpha) + 1e-3
@@ -65,7 +69,10 @@ def test_one_gaussian_has_the_advantage_and_the_hit_rates_of_the_closed_form(sig
 
 @pytest.mark.parametrize("sigma", SIGMAS)
 def test_many_gaussians_are_one_of_less_noise(sigma):
-    many, one = profile_of(Mechanism(noise_multiplier=sigma * 3, uses=9)), profile_of(gaussian(sigma))
+    many, one = (
+        profile_of(Mechanism(noise_multiplier=sigma * 3, uses=9)),
+        profile_of(gaussian(sigma)),
+    )
     assert np.allclose(many.deltas, one.deltas, atol=1e-3)
 
 
@@ -83,18 +90,23 @@ def test_the_profile_goes_through_the_epsilon_of_the_ledger():
     for build, accountant in ((profile_of, "pld"), (renyi_profile, "rdp")):
         profile = build(*mechanisms)
         spent = epsilon([m.event for m in mechanisms], 1e-5, accountant)
-        assert math.exp(np.interp(spent, profile.epsilons, np.log(profile.deltas))) == pytest.approx(1e-5, rel=0.02)
+        assert math.exp(
+            np.interp(spent, profile.epsilons, np.log(profile.deltas))
+        ) == pytest.approx(1e-5, rel=0.02)
 
 
 def test_the_exact_test_of_a_subsampled_gaussian_stays_below_the_bound():
-    """One use: the best test is a threshold on the released sum, so its hit rate is known, in both directions."""
+    """One use: the best test is a threshold on the released sum, so its hit rate is known, in both
+    directions.
+    """
     q, sigma, alpha = 0.3, 0.7, 0.01
     bound = true_positive_rate(profile_of(Mechanism(noise_multiplier=sigma, sample_rate=q)), alpha)
     threshold = NORMAL.inv_cdf(1 - alpha) * sigma
     hits = (1 - q) * alpha + q * (1 - NORMAL.cdf((threshold - 1) / sigma))
     assert hits - 1e-9 <= bound
 
-    def tail(x: float) -> float:  # share of sums with the image that lie below x: there "not used" is claimed
+    # Share of sums with the image that lie below x: there "not used" is claimed
+    def tail(x: float) -> float:
         return (1 - q) * NORMAL.cdf(x / sigma) + q * NORMAL.cdf((x - 1) / sigma)
 
     low, high = -10.0, 10.0
@@ -109,7 +121,11 @@ def test_the_exact_test_of_a_subsampled_gaussian_stays_below_the_bound():
 def test_less_noise_more_uses_and_higher_rates_never_help_the_image(sigma, rate, uses):
     start = Mechanism(noise_multiplier=sigma, sample_rate=rate, uses=uses)
     profile = renyi_profile(start)
-    for worse in ({"noise_multiplier": sigma / 1.3}, {"uses": uses + 3}, {"sample_rate": min(1.0, rate * 1.3)}):
+    for worse in (
+        {"noise_multiplier": sigma / 1.3},
+        {"uses": uses + 3},
+        {"sample_rate": min(1.0, rate * 1.3)},
+    ):
         other = renyi_profile(replace(start, **worse))
         assert (other.deltas >= profile.deltas - 1e-12).all()
         assert membership_advantage(other) >= membership_advantage(profile) - 1e-12
@@ -121,13 +137,22 @@ def test_hit_rates_rise_with_the_false_alarms_and_deltas_never_with_epsilon():
         alphas = np.linspace(0, 1, 41)
         rates = [true_positive_rate(profile, alpha) for alpha in alphas]
         assert rates == sorted(rates) and all(alphas <= rates) and rates[-1] <= 1
-        assert (np.diff(profile.deltas) <= 0).all() and profile.deltas.min() >= 0 and profile.deltas.max() <= 1
+        assert (
+            (np.diff(profile.deltas) <= 0).all()
+            and profile.deltas.min() >= 0
+            and profile.deltas.max() <= 1
+        )
 
 
 def test_nothing_released_tells_nothing_and_no_noise_tells_all():
-    assert membership_advantage(privacy_profile([])) == 0 and true_positive_rate(privacy_profile([])) == 0.01
+    assert (
+        membership_advantage(privacy_profile([])) == 0
+        and true_positive_rate(privacy_profile([])) == 0.01
+    )
     open_book = renyi_profile(gaussian(1e-3))
-    assert membership_advantage(open_book) == 1 and true_positive_rate(open_book) == pytest.approx(1)
+    assert membership_advantage(open_book) == 1 and true_positive_rate(open_book) == pytest.approx(
+        1
+    )
 
 
 def test_unknown_adjacencies_and_rates_are_refused():
@@ -138,12 +163,21 @@ def test_unknown_adjacencies_and_rates_are_refused():
 
 
 def test_the_quick_guess_is_a_bound_near_the_exact_one():
-    mechanisms = Mechanism(noise_multiplier=2.0), Mechanism(noise_multiplier=1.5, sample_rate=0.2, uses=30)
+    mechanisms = (
+        Mechanism(noise_multiplier=2.0),
+        Mechanism(noise_multiplier=1.5, sample_rate=0.2, uses=30),
+    )
     exact = (1 + membership_advantage(privacy_profile([one.event for one in mechanisms]))) / 2
     assert exact <= best_guess(mechanisms) <= exact + 0.001
-    assert best_guess((Mechanism(noise_multiplier=1.0),)) == pytest.approx(NORMAL.cdf(0.5), abs=1e-4)
+    assert best_guess((Mechanism(noise_multiplier=1.0),)) == pytest.approx(
+        NORMAL.cdf(0.5), abs=1e-4
+    )
     factor = noise_for_guess(mechanisms, (exact + 0.5) / 2)
-    assert best_guess(mechanisms, noise=factor) <= (exact + 0.5) / 2 < best_guess(mechanisms, noise=0.98 * factor)
+    assert (
+        best_guess(mechanisms, noise=factor)
+        <= (exact + 0.5) / 2
+        < best_guess(mechanisms, noise=0.98 * factor)
+    )
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.9, 0.3, 0.01])
@@ -156,7 +190,9 @@ def test_the_low_orders_bound_the_advantage_as_all_do(sigma, rate):
 def test_what_a_report_asks_of_one_composition_is_computed_once(monkeypatch):
     """In any order of the events, and of either relation its own."""
     composed, compose = [], PLDAccountant.compose
-    monkeypatch.setattr(PLDAccountant, "compose", lambda own, event: composed.append(event) or compose(own, event))
+    monkeypatch.setattr(
+        PLDAccountant, "compose", lambda own, event: composed.append(event) or compose(own, event)
+    )
     events = [gaussian(7.25).event, gaussian(8.5).event]
     for _ in range(2):
         privacy_profile(events)

@@ -22,7 +22,13 @@ from sfumato.privacy.resolved import read_lineage, read_stage_plan
 from sfumato.settings.params import Params
 
 HINT = 1500
-BUDGET = {"recipe": "r", "accountant": "rdp", "delta": default_delta(HINT), "size_hint": HINT, "target": 10.0}
+BUDGET = {
+    "recipe": "r",
+    "accountant": "rdp",
+    "delta": default_delta(HINT),
+    "size_hint": HINT,
+    "target": 10.0,
+}
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -47,7 +53,10 @@ def reasons(folder: Path) -> list[str]:
     """Why `stage ledger check` refuses."""
     try:
         ledger = read_ledger(folder / "ledger.json")
-        return [*check_ledger(ledger)[1], *lock_problems(ledger, folder / "ledger.json", folder / "dvc.lock")]
+        return [
+            *check_ledger(ledger)[1],
+            *lock_problems(ledger, folder / "ledger.json", folder / "dvc.lock"),
+        ]
     except BudgetError as error:
         return [str(error)]
 
@@ -60,7 +69,9 @@ def turned(content: bytes, place: int) -> bytes:
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_a_ledger_with_one_bit_turned_is_never_accepted(written, data):
     content = (written / "ledger.json").read_bytes()
     place = data.draw(st.integers(0, 8 * len(content) - 1))
@@ -73,7 +84,9 @@ def test_a_ledger_with_one_bit_turned_is_never_accepted(written, data):
 
 @given(
     noises=st.lists(st.floats(0.5, 50), min_size=1, max_size=5),
-    damage=st.sampled_from(["line out", "line twice", "swap", "bit", "cut", "anchor bit", "anchor gone", "gone"]),
+    damage=st.sampled_from(
+        ["line out", "line twice", "swap", "bit", "cut", "anchor bit", "anchor gone", "gone"]
+    ),
     data=st.data(),
 )
 @settings(max_examples=100, deadline=None)
@@ -111,7 +124,14 @@ def test_a_changed_journal_is_refused_or_counts_no_less(noises, damage, data):
         assert after >= before
 
 
-CARD = Card(dataset_id="digits", source="digits", shape=(1, 8, 8), classes=("a", "b", "c"), split="keyed", version="v")
+CARD = Card(
+    dataset_id="digits",
+    source="digits",
+    shape=(1, 8, 8),
+    classes=("a", "b", "c"),
+    split="keyed",
+    version="v",
+)
 
 
 @given(
@@ -123,7 +143,9 @@ CARD = Card(dataset_id="digits", source="digits", shape=(1, 8, 8), classes=("a",
     share=st.floats(0.5, 60),
 )
 @settings(max_examples=6, deadline=None)
-def test_a_plan_holds_its_budget_and_reads_back_or_is_refused(target, hint, steps, batch, repeats, share):
+def test_a_plan_holds_its_budget_and_reads_back_or_is_refused(
+    target, hint, steps, batch, repeats, share
+):
     params = Params.model_validate(
         {
             "run": ["count", "central", "pretrain", "finetune", "synthesize"],
@@ -139,7 +161,8 @@ def test_a_plan_holds_its_budget_and_reads_back_or_is_refused(target, hint, step
         return
     assert made.budget["epsilon"] <= target * (1 + 1e-9)
     events = [mechanism.event for mechanism in made.mechanisms.values()]
-    assert epsilon(events, made.budget["delta"]) <= target * (1 + 1e-9)  # and not by its own word alone
+    # And not by its own word alone
+    assert epsilon(events, made.budget["delta"]) <= target * (1 + 1e-9)
     with tempfile.TemporaryDirectory(prefix="plan-") as place:
         folder = Path(place)
         for name, text in plan_texts(made).items():

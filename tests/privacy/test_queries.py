@@ -1,4 +1,6 @@
-"""One image more or less moves the sum of a query by at most its bound, before noise: digits and awkward inputs."""
+"""One image more or less moves the sum of a query by at most its bound, before noise: digits and
+awkward inputs.
+"""
 
 import math
 
@@ -15,7 +17,9 @@ Drawn = tuple[Tensor, Tensor]
 
 
 def test_every_query_has_a_case():
-    """A query without one would pass every test of this file, of groups, of processes and of what a query shows."""
+    """A query without one would pass every test of this file, of groups, of processes and of what a
+    query shows.
+    """
     assert {case.stage for case in CASES.values()} == set(QUERIES)
 
 
@@ -47,7 +51,10 @@ def test_a_broken_image_moves_the_total_by_at_most_the_bound(name, value, sample
     images[17, 0, 3, 4:] = value
     case = CASES[name]
     counts = math.isfinite(value) or name not in BY_PIXELS
-    assert max(case.moves(images, labels, [17])) <= (case.bound if counts else 0) + case.bound * case.rounding
+    assert (
+        max(case.moves(images, labels, [17]))
+        <= (case.bound if counts else 0) + case.bound * case.rounding
+    )
 
 
 @pytest.mark.parametrize("label", [-1, 10, 2**40])
@@ -56,14 +63,18 @@ def test_a_label_out_of_range_neither_stops_the_query_nor_counts(name, label, sa
     """It counts as no label: where an image adds only to its own class, to nothing."""
     images, labels, case = sample[0], sample[1].clone(), CASES[name]
     labels[17] = label
-    assert max(case.moves(images, labels, [17])) <= case.bound * ((case.axis is None) + case.rounding)
+    assert max(case.moves(images, labels, [17])) <= case.bound * (
+        (case.axis is None) + case.rounding
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_empty_draw_releases_as_often_and_in_the_same_shapes(name, sample):
     drawn = CASES[name].drawn(sample[0])
     empty = CASES[name].totals(drawn[:0], sample[1][:0])
-    assert [total.shape for total in empty] == [total.shape for total in CASES[name].totals(drawn, sample[1])]
+    assert [total.shape for total in empty] == [
+        total.shape for total in CASES[name].totals(drawn, sample[1])
+    ]
     assert all((total == 0).all() for total in empty)
 
 
@@ -71,7 +82,9 @@ def test_an_empty_draw_releases_as_often_and_in_the_same_shapes(name, sample):
 @pytest.mark.parametrize("size", [1, 7])
 def test_the_total_does_not_depend_on_the_chunks(name, size, sample):
     case, drawn = CASES[name], CASES[name].drawn(sample[0])
-    for a, b in zip(case.totals(drawn, sample[1]), case.totals(drawn, sample[1], size=size), strict=True):
+    for a, b in zip(
+        case.totals(drawn, sample[1]), case.totals(drawn, sample[1], size=size), strict=True
+    ):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * case.bound)
 
 

@@ -1,4 +1,6 @@
-"""One image of 24×32 pixels more or less moves the sum of a query by at most its bound, before noise."""
+"""One image of 24×32 pixels more or less moves the sum of a query by at most its bound, before
+noise.
+"""
 
 import functools
 
@@ -34,24 +36,51 @@ torch.manual_seed(0)
 NETWORK = build_network("whitened", SHAPE, 20, 8).eval()
 NETWORK.whiten(torch.rand(40, *SHAPE))
 FEATURES = FourierFeatures(SHAPE, [FeatureMap(map=name) for name in MAPS], 120, seed=0)
-BLOCKS = FourierFeatures(SHAPE, [FeatureMap(block=4), FeatureMap(map="moduli", block=2)], 80, seed=0)
+BLOCKS = FourierFeatures(
+    SHAPE, [FeatureMap(block=4), FeatureMap(map="moduli", block=2)], 80, seed=0
+)
 MOMENTS = moment_features(NETWORK)
 of_rectangles = functools.partial(central, shape=SHAPE)
 OF_RECTANGLES = {
-    "mean": Case(stage="central", query=functools.partial(of_rectangles, max_norm=3.0), bound=3, uses=2, axis=0),
+    "mean": Case(
+        stage="central",
+        query=functools.partial(of_rectangles, max_norm=3.0),
+        bound=3,
+        uses=2,
+        axis=0,
+    ),
     "mean, unclipped": Case(stage="central", query=of_rectangles, bound=768**0.5, uses=2, axis=0),
     "mode": Case(stage="central", bound=768**0.5, **modes(shape=SHAPE)),
     "frequency": Case(stage="frequency", query=means(FEATURES), bound=1, axis=1),
     "frequency of blocks": Case(stage="frequency", query=means(BLOCKS), bound=1, axis=1),
-    "covariance": Case(stage="covariance", query=means(cosine_moments(SHAPE, flip=False)), bound=1, axis=1),
-    "moments": Case(stage="moments", query=means(MOMENTS, cached=True), encode=MOMENTS.vectors, bound=1, axis=1),
-    "embedding": Case(stage="embedding", query=means(BLOCKS, cached=True), encode=BLOCKS.vectors, bound=1, axis=1),
+    "covariance": Case(
+        stage="covariance", query=means(cosine_moments(SHAPE, flip=False)), bound=1, axis=1
+    ),
+    "moments": Case(
+        stage="moments", query=means(MOMENTS, cached=True), encode=MOMENTS.vectors, bound=1, axis=1
+    ),
+    "embedding": Case(
+        stage="embedding", query=means(BLOCKS, cached=True), encode=BLOCKS.vectors, bound=1, axis=1
+    ),
     "histogram": Case(stage="histogram", query=lambda c: query_histogram(c, NETWORK, 2), **VOTES),
     "teacher": Case(stage="teacher", query=teacher, encode=unit_rows, bound=1.4142, uses=3),
-    "evolve": Case(stage="evolve", query=evolve, encode=lambda x: x.flatten(1)[:, :64], bound=1, integer=True, axis=0),
-    "saliency": Case(stage="saliency", query=lambda c: saliency(c, model=unet(resolution=SHAPE[1:])), **GRADIENTS),
-    "finetune": Case(stage="finetune", query=lambda c: finetune(c, 1, unet(resolution=SHAPE[1:])), **GRADIENTS),
-    "adversarial": Case(stage="adversarial", query=functools.partial(adversarial, shape=SHAPE), **GRADIENTS),
+    "evolve": Case(
+        stage="evolve",
+        query=evolve,
+        encode=lambda x: x.flatten(1)[:, :64],
+        bound=1,
+        integer=True,
+        axis=0,
+    ),
+    "saliency": Case(
+        stage="saliency", query=lambda c: saliency(c, model=unet(resolution=SHAPE[1:])), **GRADIENTS
+    ),
+    "finetune": Case(
+        stage="finetune", query=lambda c: finetune(c, 1, unet(resolution=SHAPE[1:])), **GRADIENTS
+    ),
+    "adversarial": Case(
+        stage="adversarial", query=functools.partial(adversarial, shape=SHAPE), **GRADIENTS
+    ),
 }
 
 

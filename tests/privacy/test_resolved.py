@@ -6,8 +6,8 @@ from sfumato.errors import ConfigError
 from sfumato.privacy.resolved import LINEAGE, Lineage, read_lineage, read_stage_plan
 
 WHOLE = (
-    "stage: count\nenabled: true\ndataset_id: d\nshape: [1, 8, 8]\nclasses: [a, b]\nsize_hint: 100\nsettings: {}\n"
-    "mechanism: {noise_multiplier: 2.0}\n"
+    "stage: count\nenabled: true\ndataset_id: d\nshape: [1, 8, 8]\nclasses: [a, b]\nsize_hint: "
+    "100\nsettings: {}\nmechanism: {noise_multiplier: 2.0}\n"
 )
 
 
@@ -21,7 +21,8 @@ def test_a_resolved_stage_is_typed_and_known_by_its_content(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "stage: [", "stage: count\n", WHOLE.replace("settings: {}", "settings: {colour: 1}")]
+    "text",
+    ["", "stage: [", "stage: count\n", WHOLE.replace("settings: {}", "settings: {colour: 1}")],
 )
 def test_what_cannot_be_used_is_named(tmp_path, text):
     path = tmp_path / "count.yaml"

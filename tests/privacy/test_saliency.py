@@ -1,4 +1,6 @@
-"""The saliency query: its sensitivity on a network with attention, its one charge, what noise does to its norms."""
+"""The saliency query: its sensitivity on a network with attention, its one charge, what noise does
+to its norms.
+"""
 
 import csv
 import json
@@ -31,7 +33,14 @@ from sfumato.storage.artifacts import write_empty, writing
 from stages import runner
 
 B, N = 6, PUBLIC  # images, public size
-ARGUMENTS = {"resolution": 8, "channels": 1, "classes": 10, "width": 8, "multipliers": (1, 2), "attention": (0, 1)}
+ARGUMENTS = {
+    "resolution": 8,
+    "channels": 1,
+    "classes": 10,
+    "width": 8,
+    "multipliers": (1, 2),
+    "attention": (0, 1),
+}
 
 
 def network(seed: int = 0, **more) -> UNet:
@@ -43,7 +52,14 @@ MODEL = network(channels=3, classes=4)
 
 
 def training(kind: str) -> Finetune:
-    steps = {"steps": 4, "batch": 14, "draws": 1, "microbatch_size": 8, "checkpoint_every": 1, "max_grad_norm": 0.1}
+    steps = {
+        "steps": 4,
+        "batch": 14,
+        "draws": 1,
+        "microbatch_size": 8,
+        "checkpoint_every": 1,
+        "max_grad_norm": 0.1,
+    }
     return Finetune(trainable=kind, **steps)
 
 
@@ -55,7 +71,8 @@ def test_one_image_moves_the_sum_of_all_candidates_by_at_most_the_clip(chunk):
     (whole,) = case.totals(images, labels)
     assert len(whole) == sum(MODEL.get_parameter(name).numel() for name in candidates(MODEL))
     moved = case.moves(images, labels, range(B))
-    assert min(moved) > 0.95 * CLIP and max(moved) <= CLIP * (1 + 1e-5)  # (near it, or the test would say nothing)
+    # (near it, or the test would say nothing)
+    assert min(moved) > 0.95 * CLIP and max(moved) <= CLIP * (1 + 1e-5)
 
 
 def query(charge, size: int = 4) -> dict[str, Tensor]:
@@ -83,7 +100,9 @@ def test_the_vectors_are_the_one_release_cut_up_over_the_public_size():
     ((total, _, _),) = charge.asked
     assert list(vectors) == candidates(MODEL)
     torch.testing.assert_close(torch.cat(list(vectors.values())), total / N)
-    assert [len(vector) for vector in vectors.values()] == [MODEL.get_parameter(name).numel() for name in vectors]
+    assert [len(vector) for vector in vectors.values()] == [
+        MODEL.get_parameter(name).numel() for name in vectors
+    ]
 
 
 def test_the_draws_of_the_query_are_secret():
@@ -96,9 +115,9 @@ def test_the_draws_of_the_query_are_secret():
 
 
 def test_the_whole_query_is_one_gaussian_and_its_noise_has_the_size_it_claims(owner):
-    # A fresh network ends in zeros, so no gradient reaches attention: what is released is the noise alone.
-    # 2 688 entries; the standard deviation within 7 %, five standard errors: false alarm below 1e-6. The same for the
-    # sum of the debiased squares.
+    # A fresh network ends in zeros, so no gradient reaches attention: what is released is the noise
+    # alone. 2 688 entries; the standard deviation within 7 %, five standard errors: false alarm
+    # below 1e-6. The same for the sum of the debiased squares.
     torch.manual_seed(0)
     model = UNet(**ARGUMENTS)
     mechanism = Mechanism(noise_multiplier=3.0)
@@ -117,8 +136,8 @@ def test_the_whole_query_is_one_gaussian_and_its_noise_has_the_size_it_claims(ow
 
 
 def test_the_debiased_squared_norm_is_unbiased():
-    # Gaussian noise on known vectors, 2000 trials, fixed seed; five standard errors of the mean: under another seed, a
-    # false alarm below 1e-6.
+    # Gaussian noise on known vectors, 2000 trials, fixed seed; five standard errors of the mean:
+    # under another seed, a false alarm below 1e-6.
     std, trials = 0.3, 2000
     generator = torch.Generator().manual_seed(0)
     truth = {
@@ -127,8 +146,13 @@ def test_the_debiased_squared_norm_is_unbiased():
     }
     found, raw = ({name: [] for name in truth} for _ in range(2))
     for _ in range(trials):
-        noise = {n: std * torch.randn(len(v), generator=generator, dtype=torch.float64) for n, v in truth.items()}
-        for row in rank_candidates({name: truth[name] + noise[name] for name in truth}, std).itertuples():
+        noise = {
+            n: std * torch.randn(len(v), generator=generator, dtype=torch.float64)
+            for n, v in truth.items()
+        }
+        for row in rank_candidates(
+            {name: truth[name] + noise[name] for name in truth}, std
+        ).itertuples():
             found[row.name].append(row.debiased)
             raw[row.name].append(row.raw_norm**2)
     for name, vector in truth.items():
@@ -144,7 +168,8 @@ def test_noise_alone_lifts_a_large_matrix_and_the_debiased_rank_does_not_fall_fo
         "large, no signal": torch.randn(10_000, generator=generator),
         "small, signal": torch.randn(16, generator=generator) + 30,
     }
-    assert [row.raw_rank for row in rank_candidates(noisy, 1.0).itertuples()] == [2, 1]  # 120 against 101: only just
+    # 120 against 101: only just
+    assert [row.raw_rank for row in rank_candidates(noisy, 1.0).itertuples()] == [2, 1]
     noisy["large, no signal"] = torch.randn(40_000, generator=generator)
     rows = list(rank_candidates(noisy, 1.0).itertuples())
     assert [row.raw_rank for row in rows] == [1, 2]
@@ -173,11 +198,16 @@ def desk(owner, here, monkeypatch):
     with writing(artifacts / "pretrain", "pretrain") as directory:
         network().save(directory)
     write_empty(artifacts / "count", "count")
-    card, known = owner.card, {"size_hint": 1400, "seed": 3, "model": Model(), "delta": 1e-5, "enabled": True}
+    card, known = (
+        owner.card,
+        {"size_hint": 1400, "seed": 3, "model": Model(), "delta": 1e-5, "enabled": True},
+    )
     known |= {"dataset_id": card.dataset_id, "shape": card.shape, "classes": card.classes}
 
     def run(stage: str, settings, mechanism: Mechanism) -> None:
-        plan = QueryPlan(stage=stage, settings=settings, digest=str(settings), mechanism=mechanism, **known)
+        plan = QueryPlan(
+            stage=stage, settings=settings, digest=str(settings), mechanism=mechanism, **known
+        )
         monkeypatch.setattr(runner, "load_plan", lambda *rest: plan)
         lineage = {stage: {"plan": str(settings)}}
         (artifacts / "plan" / "lineage.json").write_text(json.dumps(lineage))
@@ -187,7 +217,10 @@ def desk(owner, here, monkeypatch):
     return run
 
 
-ONCE, STEPS = Mechanism(noise_multiplier=0.5), Mechanism(noise_multiplier=1.0, sample_rate=0.01, uses=4)
+ONCE, STEPS = (
+    Mechanism(noise_multiplier=0.5),
+    Mechanism(noise_multiplier=1.0, sample_rate=0.01, uses=4),
+)
 
 
 def test_the_release_chooses_what_is_trained(desk, owner, monkeypatch):
@@ -198,10 +231,16 @@ def test_the_release_chooses_what_is_trained(desk, owner, monkeypatch):
     # 30 % of 15, as the default says, in the order of the model
     selected = sorted(order[:5], key=candidates(network()).index)
     table = list(csv.DictReader((directory / "saliency.csv").read_text().splitlines()))
-    assert sorted(path.name for path in directory.iterdir()) == ["privacy.json", "saliency.csv", "saliency.json"]
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "privacy.json",
+        "saliency.csv",
+        "saliency.json",
+    ]
     assert list(table[0]) == ["matrix", "size", "raw_norm", "debiased", "rank", "raw_rank"]
     assert [f"{row['matrix']}.weight" for row in table] == candidates(network())
-    assert [f"{row['matrix']}.weight" for row in sorted(table, key=lambda row: int(row["rank"]))] == order
+    assert [
+        f"{row['matrix']}.weight" for row in sorted(table, key=lambda row: int(row["rank"]))
+    ] == order
     assert choice["noise_std"] == 0.5 / 1400 and choice["candidates"] == "qkv"
     for row in table:
         expected = float(row["raw_norm"]) ** 2 - int(row["size"]) * choice["noise_std"] ** 2
@@ -221,19 +260,29 @@ def test_the_release_chooses_what_is_trained(desk, owner, monkeypatch):
     desk("finetune", training("salient-lora"), STEPS)
     assert len(stepped) == 5  # two steps, the kill, and the two that were left
     opened = owner.odometer.opened()
-    assert [record["stage"] for record in opened] == ["saliency", "finetune"]  # resumed: no further charge
+    # Resumed: no further charge
+    assert [record["stage"] for record in opened] == ["saliency", "finetune"]
     finetune, pretrain = desk.artifacts / "finetune", desk.artifacts / "pretrain"
     base, log = load_model(pretrain), {"log.csv", "privacy.json", "trainable.json"}
 
     def changed(pretrain: Path) -> set[str]:
         result = load_synthesizer(finetune, pretrain)
-        return {name for name, value in base.named_parameters() if not torch.equal(value, result.get_parameter(name))}
+        return {
+            name
+            for name, value in base.named_parameters()
+            if not torch.equal(value, result.get_parameter(name))
+        }
 
-    assert {path.name for path in finetune.iterdir()} == {"adapter.json", "adapter.safetensors"} | log
+    assert {path.name for path in finetune.iterdir()} == {
+        "adapter.json",
+        "adapter.safetensors",
+    } | log
     assert json.loads((finetune / "adapter.json").read_text())["matrices"] == selected
     said = json.loads((finetune / "trainable.json").read_text())
     assert said["set"] == "salient-lora"
-    assert said["trained"] == [name.replace(".weight", part) for name in selected for part in (".A", ".B")]
+    assert said["trained"] == [
+        name.replace(".weight", part) for name in selected for part in (".A", ".B")
+    ]
     shapes = [network().get_parameter(name).shape for name in selected]
     assert said["parameters"] == sum(4 * sum(shape) for shape in shapes)
     assert len((finetune / "log.csv").read_text().splitlines()) == 5
@@ -241,8 +290,12 @@ def test_the_release_chooses_what_is_trained(desk, owner, monkeypatch):
     assert set(paid) == {record["id"] for record in opened}  # for both
     assert changed(pretrain) == set(selected)
 
-    desk("finetune", training("salient"), STEPS)  # in full: weights, and no adapter left beside them
-    assert {path.name for path in finetune.iterdir()} == {"config.json", "weights.safetensors"} | log
+    # In full: weights, and no adapter left beside them
+    desk("finetune", training("salient"), STEPS)
+    assert {path.name for path in finetune.iterdir()} == {
+        "config.json",
+        "weights.safetensors",
+    } | log
     assert changed(pretrain) == set(selected)
 
 

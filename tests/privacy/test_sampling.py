@@ -25,23 +25,36 @@ def test_every_image_enters_independently_at_the_rate(drawn, segment, monkeypatc
     assert abs(there.sum(axis=1).var() / variance - 1) < 6 * np.sqrt(2.2 / draws)
 
 
-@pytest.mark.parametrize("size, rate", [(0, 0.5), (7, 1.0), (1000, 1.0), (1000, 0.4), (1000, 0.001), (5, 0.01)])
+@pytest.mark.parametrize(
+    "size, rate", [(0, 0.5), (7, 1.0), (1000, 1.0), (1000, 0.4), (1000, 0.001), (5, 0.01)]
+)
 def test_a_draw_in_blocks_is_ascending_and_no_block_is_large_or_empty(size, rate, monkeypatch):
     monkeypatch.setattr(sampling, "SEGMENT", 16)
     generator = NoiseSource().generator
     for _ in range(20):
         blocks = list(poisson_blocks(generator, size, rate))
         whole = np.concatenate([np.zeros(0, dtype=np.int64), *blocks])
-        assert np.all(np.diff(whole) > 0) and np.all((whole >= 0) & (whole < size)) and whole.dtype == np.int64
+        assert (
+            np.all(np.diff(whole) > 0)
+            and np.all((whole >= 0) & (whole < size))
+            and whole.dtype == np.int64
+        )
         assert all(0 < len(block) < 2 * 16 for block in blocks) and (rate < 1 or len(whole) == size)
 
 
 def test_each_row_falls_to_any_process_whatever_the_others_do():
-    """False-alarm rate 1e-6: binomials within six standard errors. Dealt in turn, no two neighbours would be alike."""
+    """False-alarm rate 1e-6: binomials within six standard errors.
+
+    Dealt in turn, no two neighbours would be alike.
+    """
     rows, many = 30_000, 3
     generator = NoiseSource().generator
     places = dealt(generator, np.arange(rows), many)
     width = 6 * np.sqrt(rows * (many - 1)) / many
     assert np.all(np.abs(np.bincount(places, minlength=many) - rows / many) < width)
-    for other in (np.roll(places, 1), np.roll(places, many), dealt(generator, np.arange(rows), many)):
+    for other in (
+        np.roll(places, 1),
+        np.roll(places, many),
+        dealt(generator, np.arange(rows), many),
+    ):
         assert abs((places == other).sum() - rows / many) < width

@@ -1,4 +1,5 @@
-"""Why DP-SAPF's selectors are not charged as it says: what it prints, or leaves out, is exceeded on neighbouring sets.
+"""Why DP-SAPF's selectors are not charged as it says: what it prints, or leaves out, is exceeded on
+neighbouring sets.
 
 The statements are those of docs/papers.md; here each is a number.
 """
@@ -14,7 +15,8 @@ from sfumato.privacy.events import Mechanism
 
 CELEBA = 162_770
 DELTA = 1 / (CELEBA * math.log(CELEBA))
-PRINTED = {1.0: 0.1292, 5.0: 0.0057, 10.0: 0.0017}  # Table 10 of the paper, shares of the selection at σ = 5
+# Table 10 of the paper, shares of the selection at σ = 5
+PRINTED = {1.0: 0.1292, 5.0: 0.0057, 10.0: 0.0017}
 
 
 def cost(noise_multiplier: float) -> float:
@@ -24,17 +26,24 @@ def cost(noise_multiplier: float) -> float:
 def excess(noise_multiplier: float, claimed: float) -> float:
     """The largest P(A | D′) − e^ε·P(A | D): the δ that the claim of ε needs.
 
-    D′ has one image more, whose clipped gradient lies in one entry: that entry is N(1, σ²) in place of N(0, σ²), in
-    units of the clip, and A is what exceeds the best threshold, where the likelihood ratio is e^ε.
+    D′ has one image more, whose clipped gradient lies in one entry: that entry is N(1, σ²) in place
+    of N(0, σ²), in units of the clip, and A is what exceeds the best threshold, where the
+    likelihood ratio is e^ε.
     """
     threshold = 0.5 + claimed * noise_multiplier**2
-    with_it, without = norm.sf(threshold, 1, noise_multiplier), norm.sf(threshold, 0, noise_multiplier)
+    with_it, without = (
+        norm.sf(threshold, 1, noise_multiplier),
+        norm.sf(threshold, 0, noise_multiplier),
+    )
     return float(with_it - math.exp(claimed) * without)
 
 
 @pytest.mark.parametrize("budget", PRINTED)
 def test_the_gaussian_selection_at_sigma_5_exceeds_the_share_that_is_printed_for_it(budget):
-    """A share s of the Rényi cost of ε is a Gaussian of σ(ε)/√s. At σ = 5 two neighbouring sets tell more apart."""
+    """A share s of the Rényi cost of ε is a Gaussian of σ(ε)/√s.
+
+    At σ = 5 two neighbouring sets tell more apart.
+    """
     whole = calibrate({"all": NoiseRequest()}, budget, DELTA)["all"].noise_multiplier
     claimed = cost(whole / math.sqrt(PRINTED[budget]))
     assert excess(5.0, claimed) > 100 * DELTA
@@ -42,17 +51,22 @@ def test_the_gaussian_selection_at_sigma_5_exceeds_the_share_that_is_printed_for
 
 
 def peeled(scores: list[float], picks: list[int], beta: float) -> float:
-    """ln of the probability that the exponential mechanism picks these, one after the other: ∝ exp(β·score/2)."""
+    """ln of the probability that the exponential mechanism picks these, one after the other: ∝
+    exp(β·score/2).
+    """
     left, total = dict(enumerate(scores)), 0.0
     for pick in picks:
-        total += beta * left[pick] / 2 - math.log(sum(math.exp(beta * score / 2) for score in left.values()))
+        total += beta * left[pick] / 2 - math.log(
+            sum(math.exp(beta * score / 2) for score in left.values())
+        )
         del left[pick]
     return total
 
 
 @pytest.mark.parametrize("beta", [0.1, 1.0])
 def test_picks_by_the_exponential_mechanism_cost_more_than_one_of_them(beta):
-    """14 of 48 matrices, scores in clips: an image whose gradient is spread over the 14 moves each by 1/√14.
+    """14 of 48 matrices, scores in clips: an image whose gradient is spread over the 14 moves each
+    by 1/√14.
 
     Charged as one pick, e^β is exceeded; c picks stay within e^{cβ}, and here near √c·β/2.
     """
@@ -70,11 +84,16 @@ def test_one_image_that_is_in_one_matrix_moves_that_score_by_the_whole_clip():
 
 
 def released(gap: int, name: str, beta: float, delta: float) -> dict[str, float]:
-    """Propose-test-release: the best set as it is, where distance + Laplace(1/β) > ln(1/δ′)/β; else nothing.
+    """Propose-test-release: the best set as it is, where distance + Laplace(1/β) > ln(1/δ′)/β; else
+    nothing.
 
     gap: neighbours that the best set is from another, 0 where one image more changes it.
     """
-    passes = 0.5 * math.exp(-(math.log(1 / delta) - gap * beta)) if gap * beta <= math.log(1 / delta) else 1.0
+    passes = (
+        0.5 * math.exp(-(math.log(1 / delta) - gap * beta))
+        if gap * beta <= math.log(1 / delta)
+        else 1.0
+    )
     return {name: passes, "nothing": 1 - passes}
 
 
@@ -82,7 +101,8 @@ def released(gap: int, name: str, beta: float, delta: float) -> dict[str, float]
 def test_propose_test_release_has_no_renyi_bound_and_adds_its_own_delta(delta):
     """Two neighbouring sets whose best sets differ: what one may release, the other never does."""
     one, other = released(0, "A", 0.1, delta), released(0, "B", 0.1, delta)
-    assert one["A"] > 0 and other.get("A", 0.0) == 0.0  # Rényi divergence of every order above 1: infinite
+    # Rényi divergence of every order above 1: infinite
+    assert one["A"] > 0 and other.get("A", 0.0) == 0.0
     for claimed in (0.1, 1.0, 10.0):
         best = max(
             sum(one.get(out, 0.0) - math.exp(claimed) * other.get(out, 0.0) for out in event)

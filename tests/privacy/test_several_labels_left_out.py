@@ -1,4 +1,5 @@
-"""One image with none, one or all of the labels, more or less, moves the sum of a query by at most its bound.
+"""One image with none, one or all of the labels, more or less, moves the sum of a query by at most
+its bound.
 
 Every query that takes several labels has a case here, as `test_queries.py` has of one label.
 """
@@ -8,7 +9,19 @@ import math
 import numpy as np
 import pytest
 import torch
-from cases import FEATURES, GRADIENTS, LEARNED, Case, Recorder, finetune, means, moments, teacher, unet, unit_rows
+from cases import (
+    FEATURES,
+    GRADIENTS,
+    LEARNED,
+    Case,
+    Recorder,
+    finetune,
+    means,
+    moments,
+    teacher,
+    unet,
+    unit_rows,
+)
 from test_groups import drawn_by, made_patients, move, part, picks_in_order
 
 from sfumato.data.images import ImageSet
@@ -31,15 +44,24 @@ def gradients(draws):
 
 
 CASES = {
-    "count": Case(stage="count", query=lambda c: query_several(c, LABELS), bound=several_bound(LABELS)),
+    "count": Case(
+        stage="count", query=lambda c: query_several(c, LABELS), bound=several_bound(LABELS)
+    ),
     "frequency": Case(stage="frequency", query=means(FEATURES, LABELS), bound=1),
     "moments": Case(stage="moments", **moments(LABELS), bound=1),
     "frequency of cached rows": Case(
-        stage="frequency", query=means(LEARNED, LABELS, cached=True), encode=LEARNED.vectors, bound=1
+        stage="frequency",
+        query=means(LEARNED, LABELS, cached=True),
+        encode=LEARNED.vectors,
+        bound=1,
     ),
     "teacher": Case(stage="teacher", query=heads, encode=unit_rows, bound=1.4142, uses=3),
     "teacher with a short clip": Case(
-        stage="teacher", query=lambda charge: heads(charge, max_norm=0.1), encode=unit_rows, bound=0.1, uses=3
+        stage="teacher",
+        query=lambda charge: heads(charge, max_norm=0.1),
+        encode=unit_rows,
+        bound=0.1,
+        uses=3,
     ),
     "finetune": Case(stage="finetune", query=gradients(1), **GRADIENTS),
     "finetune of 8 draws": Case(stage="finetune", query=gradients(8), **GRADIENTS),
@@ -56,7 +78,9 @@ def some(digits) -> ImageSet:
 
 
 def test_every_query_that_the_plan_lets_through_has_a_case():
-    assert {case.stage for case in CASES.values()} == {name for name in QUERIES if STAGES[name].several_labels}
+    assert {case.stage for case in CASES.values()} == {
+        name for name in QUERIES if STAGES[name].several_labels
+    }
 
 
 @pytest.mark.parametrize("who", [NONE, ONE, ALL])
@@ -66,16 +90,20 @@ def test_an_image_moves_every_sum_by_at_most_the_bound_whatever_its_labels(name,
     images, labels = some.batch(range(20))
     charge = Recorder(case.drawn(images), labels, case.uses)
     case.query(charge)
-    assert {bound for _, bound, _ in charge.asked} == {case.bound}  # the charge refuses another than its record's
+    # The charge refuses another than its record's
+    assert {bound for _, bound, _ in charge.asked} == {case.bound}
     moved = case.moves(images, labels, [who])
-    assert min(moved) > 0.2 * case.bound and max(moved) <= case.bound * (1 + case.rounding)  # it was in the sum
+    # It was in the sum
+    assert min(moved) > 0.2 * case.bound and max(moved) <= case.bound * (1 + case.rounding)
 
 
 def test_rows_of_labels_have_the_norms_that_are_said():
     """Of labels in every number; an entry that is neither 0 nor 1 counts as 0."""
     labels = torch.tril(torch.ones(LABELS + 1, LABELS), -1).to(torch.uint8)
     assert labels.sum(1).tolist() == list(range(LABELS + 1))
-    torch.testing.assert_close(label_rows(labels, LABELS).norm(dim=1), torch.ones(LABELS + 1).double())
+    torch.testing.assert_close(
+        label_rows(labels, LABELS).norm(dim=1), torch.ones(LABELS + 1).double()
+    )
     norms = several_rows(labels, LABELS).norm(dim=1)
     torch.testing.assert_close(norms, torch.arange(2, LABELS + 3).double().sqrt())
     assert several_bound(LABELS) == math.sqrt(LABELS + 2)
@@ -85,13 +113,18 @@ def test_rows_of_labels_have_the_norms_that_are_said():
 @pytest.mark.parametrize("group", [0, 1, 2, 3])
 @pytest.mark.parametrize("name", ["count", "frequency", "teacher", "finetune of 8 draws"])
 def test_one_patient_moves_the_sum_of_a_charge_by_at_most_the_bound(name, group, some, monkeypatch):
-    """Real charges, whose noise is so small that the sums show through. One patient's images have no labels, or all."""
+    """Real charges, whose noise is so small that the sums show through.
+
+    One patient's images have no labels, or all.
+    """
     monkeypatch.setattr(door, "group_picks", picks_in_order)
     case, patients = CASES[name], made_patients(some)
     patients = part(patients, patients.groups < 9)
     patients.labels[patients.groups == 1] = 0
     patients.labels[patients.groups == 3] = 1
-    assert 0.05 * case.bound < move(case, drawn_by(case, patients), group) <= case.bound * (1 + 1e-3)
+    assert (
+        0.05 * case.bound < move(case, drawn_by(case, patients), group) <= case.bound * (1 + 1e-3)
+    )
 
 
 def test_a_number_of_images_and_the_shares_of_labels_come_out_of_the_counts(some):

@@ -1,4 +1,6 @@
-"""The teacher's guarantee: one image moves the sum of gradients by no more than the clip, and no other image's part."""
+"""The teacher's guarantee: one image moves the sum of gradients by no more than the clip, and no
+other image's part.
+"""
 
 import math
 
@@ -7,7 +9,13 @@ import torch
 from cases import CLASSES, MAPS, SHAPE, Recorder, classifier
 
 from sfumato.features.batch_invariant import place_matters, rows_alone
-from sfumato.features.teacher_network import TeacherNetwork, classify, fit_features, load_teacher, save_teacher
+from sfumato.features.teacher_network import (
+    TeacherNetwork,
+    classify,
+    fit_features,
+    load_teacher,
+    save_teacher,
+)
 from sfumato.privacy.rows import bounded_sum
 from sfumato.queries.teacher import error_rows, query_teacher
 from sfumato.settings.queries import Teacher
@@ -21,7 +29,9 @@ BESIDE = ["classifier beside patches", "patches beside colour-histogram"]
 def features(request, digits):
     maps = [{"map": name} for name in request.param.split(" beside ")]
     settings = Teacher(features=maps, dimension=32, flip="patches" in request.param)
-    return fit_features(settings, SHAPE, classifier() if "classifier" in request.param else None, digits, seed=0)[0]
+    return fit_features(
+        settings, SHAPE, classifier() if "classifier" in request.param else None, digits, seed=0
+    )[0]
 
 
 def test_a_row_depends_on_its_image_alone_to_the_last_bit(features, digits):
@@ -37,55 +47,93 @@ def test_one_image_moves_each_release_by_at_most_the_clip(features, digits, max_
     """Along the weights of a run in which the sums differ from one image to none."""
     images, labels = digits.batch(range(90))
     rows = rows_alone(features, images)
-    weights = torch.randn(rows.shape[1], CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 30
+    weights = (
+        torch.randn(
+            rows.shape[1], CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+        )
+        * 30
+    )
     for values in (torch.zeros_like(weights), weights):
         whole = bounded_sum(error_rows(values, rows, labels), max_norm)
         moves = []
         for left_out in range(0, 90, 7):
             kept = torch.arange(90) != left_out
-            moves.append(float((whole - bounded_sum(error_rows(values, rows[kept], labels[kept]), max_norm)).norm()))
+            moves.append(
+                float(
+                    (
+                        whole - bounded_sum(error_rows(values, rows[kept], labels[kept]), max_norm)
+                    ).norm()
+                )
+            )
         assert max(moves) <= max_norm * (1 + 1e-9)
         assert max(moves) > 0.5 * min(max_norm, 0.9)  # the bound is not a loose one
 
 
 @pytest.mark.parametrize("classes", [2, 10, 100])
 def test_a_first_step_from_zero_needs_no_bound_above_one(classes):
-    """Recipe teacher-mixed releases that step alone, at max_norm 1: it must not cut the errors of any class."""
+    """Recipe teacher-mixed releases that step alone, at max_norm 1: it must not cut the errors of
+    any class.
+    """
     rows = torch.nn.functional.normalize(torch.randn(60, 6, dtype=torch.float64), dim=1).float()
-    found = error_rows(torch.zeros(6, classes, dtype=torch.float64), rows, torch.arange(60) % classes)
+    found = error_rows(
+        torch.zeros(6, classes, dtype=torch.float64), rows, torch.arange(60) % classes
+    )
     norms = found.left.double().norm(dim=1) * found.right.norm(dim=1)
     torch.testing.assert_close(norms, torch.full_like(norms, math.sqrt(1 - 1 / classes)))
     assert torch.equal(bounded_sum(found, 1.0), bounded_sum(found, 1.4142))
 
 
 def test_it_releases_once_a_step_at_the_clip_and_divides_by_a_public_size_only(digits):
-    rows, labels = torch.nn.functional.normalize(torch.rand(50, 6), dim=1), torch.arange(50) % CLASSES
-    settings = Teacher(dimension=6, steps=7, max_norm=0.3, momentum=0, average=1, last_rate=1, learning_rate=2.0)
+    rows, labels = (
+        torch.nn.functional.normalize(torch.rand(50, 6), dim=1),
+        torch.arange(50) % CLASSES,
+    )
+    settings = Teacher(
+        dimension=6, steps=7, max_norm=0.3, momentum=0, average=1, last_rate=1, learning_rate=2.0
+    )
     charge = Recorder(rows, labels, settings.steps, size=9)
     weights = query_teacher(charge, settings, CLASSES, 1000.0, torch.eye(6), print)
     assert [max_norm for _, max_norm, _ in charge.asked] == [0.3] * 7
-    walked = torch.cumsum(torch.stack([total for total, _, _ in charge.asked]) * 2.0 / 1000.0, dim=0)
+    walked = torch.cumsum(
+        torch.stack([total for total, _, _ in charge.asked]) * 2.0 / 1000.0, dim=0
+    )
     torch.testing.assert_close(weights, walked.mean(0))
 
 
 def test_steps_are_preconditioned_slowed_and_averaged_as_said():
-    rows, labels = torch.nn.functional.normalize(torch.rand(50, 4), dim=1), torch.arange(50) % CLASSES
+    rows, labels = (
+        torch.nn.functional.normalize(torch.rand(50, 4), dim=1),
+        torch.arange(50) % CLASSES,
+    )
     covariance = torch.diag(torch.tensor([1.0, 0.1, 0.01, 0.0]))
-    settings = Teacher(dimension=4, steps=2, momentum=0.5, ridge=0.1, last_rate=0.2, average=0.5, learning_rate=3.0)
+    settings = Teacher(
+        dimension=4, steps=2, momentum=0.5, ridge=0.1, last_rate=0.2, average=0.5, learning_rate=3.0
+    )
     charge = Recorder(rows, labels, 2)
     weights = query_teacher(charge, settings, CLASSES, 50.0, covariance, print)
     scale = (0.1 / (torch.tensor([1.0, 0.1, 0.01, 0.0]) + 0.1)).double()[:, None]
     first, second = (scale * total / 50 for total, _, _ in charge.asked)
-    torch.testing.assert_close(weights, 3.0 * first + 3.0 * 0.6 * (0.5 * first + second), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(
+        weights, 3.0 * first + 3.0 * 0.6 * (0.5 * first + second), rtol=1e-6, atol=1e-9
+    )
 
 
 def test_without_noise_it_learns_and_says_so_after_it_was_saved(digits, tmp_path):
     settings = Teacher(dimension=64, steps=40, learning_rate=30.0)
-    network = train_public_classifier(digits, Classifier(network="whitened", width=8, steps=60), seed=0)[0]
+    network = train_public_classifier(
+        digits, Classifier(network="whitened", width=8, steps=60), seed=0
+    )[0]
     features, covariance = fit_features(settings, SHAPE, network, digits, seed=0)
-    rows, labels = rows_alone(features, digits.batch(range(len(digits)))[0], False), torch.from_numpy(digits.labels)
-    weights = query_teacher(Recorder(rows, labels, 40), settings, CLASSES, float(len(digits)), covariance, print)
+    rows, labels = (
+        rows_alone(features, digits.batch(range(len(digits)))[0], False),
+        torch.from_numpy(digits.labels),
+    )
+    weights = query_teacher(
+        Recorder(rows, labels, 40), settings, CLASSES, float(len(digits)), covariance, print
+    )
     save_teacher(TeacherNetwork.of(features, weights), tmp_path)
     answers = classify(load_teacher(tmp_path), digits)
-    assert answers.shape == (len(digits), CLASSES) and torch.allclose(answers.sum(1), torch.ones(len(digits)))
+    assert answers.shape == (len(digits), CLASSES) and torch.allclose(
+        answers.sum(1), torch.ones(len(digits))
+    )
     assert (answers.argmax(1).numpy() == digits.labels).mean() > 0.9

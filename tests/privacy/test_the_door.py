@@ -1,4 +1,6 @@
-"""What must have happened before a sensitive image is drawn, who may draw one, and what becomes of a record after."""
+"""What must have happened before a sensitive image is drawn, who may draw one, and what becomes of
+a record after.
+"""
 
 import ast
 import json
@@ -49,7 +51,7 @@ def record(number: int, **more) -> dict:
     return small_record(number, Mechanism(noise_multiplier=5.0), **more)
 
 
-# --- the journal before the images ------------------------------------------------------------------------------------
+# --- the journal before the images ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [OSError, BudgetError])
@@ -67,7 +69,9 @@ def test_where_the_journal_takes_no_entry_no_charge_is_opened(owner, monkeypatch
 
 
 def test_the_charge_is_on_the_disk_before_an_image_is_read(owner, monkeypatch):
-    """A power cut after the first draw must not forget the charge: its line is flushed, not only written."""
+    """A power cut after the first draw must not forget the charge: its line is flushed, not only
+    written.
+    """
     happened, flush, read = [], os.fsync, ImageSet.batch
 
     def flushed(descriptor: int) -> None:
@@ -112,23 +116,32 @@ def test_a_record_names_the_day_and_not_the_second(owner):
     assert charge.record["time"] % DAY == 0 and charge.record["time"] > 0
 
 
-# --- who may open the door --------------------------------------------------------------------------------------------
+# --- who may open the door ------------------------------------------------------------------------
 
-# By door to real images, every module that opens it or hands on what comes through it. No other can look at any.
-# An addition is a decision: a query by a charge; else local work, which is journalled and marked.
+# By door to real images, every module that opens it or hands on what comes through it. No other can
+# look at any. An addition is a decision: a query by a charge; else local work, which is journalled
+# and marked.
 DOORS = {
     "open_charge": {
         *(f"stages/{name}.py" for name in (*QUERIES, "feature_means", "runner")),
         *("sfumato/__init__.py", "sfumato/privacy/own_query.py"),  # of a query of one's own
         *("sfumato/privacy/authorize.py", "sfumato/privacy/resume.py"),
-        *("sfumato/dpsgd/run.py", "sfumato/baselines/dp_gan.py", "sfumato/baselines/private_evolution.py"),
+        *(
+            "sfumato/dpsgd/run.py",
+            "sfumato/baselines/dp_gan.py",
+            "sfumato/baselines/private_evolution.py",
+        ),
     },
     "open_local": {
         *("sfumato/privacy/authorize.py", "sfumato/evaluation/evaluate.py"),
         *("stages/doctor.py", "stages/prepare.py"),
     },
     # data/prepare: to see whether what was prepared is whole
-    "load_prepared": {"sfumato/privacy/authorize.py", "sfumato/data/store.py", "sfumato/data/prepare.py"},
+    "load_prepared": {
+        "sfumato/privacy/authorize.py",
+        "sfumato/data/store.py",
+        "sfumato/data/prepare.py",
+    },
     "load_latents": {"sfumato/privacy/authorize.py", "sfumato/data/store.py"},
 }
 
@@ -137,11 +150,15 @@ def doors_of(path: Path) -> set[str]:
     """The doors that a module names, imports or calls."""
     names = {ast.Name: "id", ast.Attribute: "attr", ast.alias: "name"}
     nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    return {getattr(node, names[type(node)]) for node in nodes if type(node) in names} & DOORS.keys()
+    return {
+        getattr(node, names[type(node)]) for node in nodes if type(node) in names
+    } & DOORS.keys()
 
 
 def test_free_stages_have_no_door_to_real_images():
-    """Nothing that is to be shared may come from `select`, `synthesize` or `pretrain` looking at real images."""
+    """Nothing that is to be shared may come from `select`, `synthesize` or `pretrain` looking at
+    real images.
+    """
     for stage in STAGES.values():
         if stage.kind is Kind.FREE:
             assert not doors_of(ROOT / "stages" / f"{stage.name}.py"), stage.name
@@ -162,8 +179,16 @@ def test_every_module_with_a_door_is_known():
 
 def calls_of(path: Path, name: str) -> list[ast.Call]:
     """Calls of a function, or of `partial` on it."""
-    calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
-    named = [c for c in calls if name in {ast.unparse(c.func), *(ast.unparse(argument) for argument in c.args[:1])}]
+    calls = [
+        node
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+    ]
+    named = [
+        c
+        for c in calls
+        if name in {ast.unparse(c.func), *(ast.unparse(argument) for argument in c.args[:1])}
+    ]
     return [call for call in named if ast.unparse(call.func) in (name, "partial")]
 
 
@@ -172,7 +197,9 @@ def test_no_bar_of_a_query_tells_the_time():
     seen = 0
     for stage in (*QUERIES, "feature_means"):
         for call in calls_of(ROOT / "stages" / f"{stage}.py", "progress"):
-            assert {word.arg: ast.unparse(word.value) for word in call.keywords}.get("clock") == "False", stage
+            assert {word.arg: ast.unparse(word.value) for word in call.keywords}.get(
+                "clock"
+            ) == "False", stage
             seen += 1
     assert seen >= 4
 
@@ -185,7 +212,7 @@ def test_a_bar_without_a_clock_shows_none(environment):
         assert ("-:--:--" in screen.getvalue() or "0:00:" in screen.getvalue()) == clock
 
 
-# --- what is written carries its cost ---------------------------------------------------------------------------------
+# --- what is written carries its cost -------------------------------------------------------------
 
 
 @pytest.fixture
@@ -224,11 +251,16 @@ def test_a_query_s_release_carries_its_record_and_those_of_its_inputs_and_leaves
     monkeypatch.setattr(charge, "close", closed)
     with run.releasing(charge):
         list(charge.batches(500)), charge.release(torch.zeros(1), 1.0)
-    assert read_artifact(out).records.keys() == {charge.record["id"], *(f"{n:032x}" for n in (11, 12))}
+    assert read_artifact(out).records.keys() == {
+        charge.record["id"],
+        *(f"{n:032x}" for n in (11, 12)),
+    }
 
 
 def test_weights_of_a_release_that_come_back_as_a_public_model_bring_its_records(tmp_path):
-    """By their bytes, where nothing beside them says so: a copy without its privacy.json, whatever it is declared."""
+    """By their bytes, where nothing beside them says so: a copy without its privacy.json, whatever
+    it is declared.
+    """
     with writing(tmp_path / "finetune", "finetune", records=[record(21)]) as directory:
         (directory / "model.safetensors").write_bytes(os.urandom(64))
     remember(tmp_path / "state", [read_artifact(tmp_path / "finetune")], tmp_path / "public")
@@ -250,7 +282,7 @@ def test_an_artifact_that_does_not_say_what_it_cost_is_none(made_from, key):
         read_artifact(made_from["count"].path)
 
 
-# --- records together -------------------------------------------------------------------------------------------------
+# --- records together -----------------------------------------------------------------------------
 
 BUDGET = {"recipe": "r", "accountant": "rdp", "delta": 1e-5, "size_hint": 1000, "target": 10.0}
 MIXED = [record(1), record(2, adjacency=ZERO_OUT_ONE)]
@@ -260,9 +292,20 @@ def test_one_record_under_add_or_remove_limits_the_whole():
     """A claim holds for neighbours for which every part of it holds."""
     ledger = build_ledger(BUDGET, {r["id"]: r for r in MIXED}, [])
     assert ledger["adjacency"] == ADD_OR_REMOVE_ONE
-    digits = {"dataset_id": "d", "shape": (1, 8, 8), "classes": ("a", "b"), "size_hint": 1000, "delta": None}
+    digits = {
+        "dataset_id": "d",
+        "shape": (1, 8, 8),
+        "classes": ("a", "b"),
+        "size_hint": 1000,
+        "delta": None,
+    }
     plan = SimpleNamespace(
-        settings=Synthesize(sources={"auxiliary": 1}), about={}, several=False, prepared={}, accountant="rdp", **digits
+        settings=Synthesize(sources={"auxiliary": 1}),
+        about={},
+        several=False,
+        prepared={},
+        accountant="rdp",
+        **digits,
     )
     made = {"images": 2, "sources": {"auxiliary": 2}, "kinds": {"plain": 2}, "prepared": PREPARED}
     words = {}
@@ -283,14 +326,16 @@ def test_a_plan_over_inherited_records_is_of_their_adjacency_and_counts_them(tmp
     brought = [record(1, event=Mechanism(noise_multiplier=0.8).to_json())]
     made = make_plan(params, card, records=brought)
     assert policy_of(alone).lifetime_epsilon == params.privacy.lifetime == 12.0
-    assert alone.budget["adjacency"] == ZERO_OUT_ONE and made.budget["adjacency"] == ADD_OR_REMOVE_ONE
+    assert (
+        alone.budget["adjacency"] == ZERO_OUT_ONE and made.budget["adjacency"] == ADD_OR_REMOVE_ONE
+    )
     own = [mechanism.event for mechanism in made.mechanisms.values()]
     spent = epsilon([*own, *inherited_events(brought, 99.0, 1e-5)], made.budget["delta"])
     assert spent == pytest.approx(made.budget["epsilon"]) and spent <= 10.0
     assert epsilon(own, made.budget["delta"]) < 0.95 * spent
 
 
-# --- the check, as the command does it --------------------------------------------------------------------------------
+# --- the check, as the command does it ------------------------------------------------------------
 
 
 def check(path: Path, **given) -> None:
@@ -301,13 +346,17 @@ def check(path: Path, **given) -> None:
 @pytest.fixture
 def ledger(here) -> Path:
     path = here / "ledger.json"
-    path.write_text(ledger_text(build_ledger(BUDGET, {r["id"]: r for r in (record(1), record(3))}, [])))
+    path.write_text(
+        ledger_text(build_ledger(BUDGET, {r["id"]: r for r in (record(1), record(3))}, []))
+    )
     write_lock()
     return path
 
 
 def test_every_option_of_the_check_is_read(ledger, capsys):
-    spent, problems = check_ledger(build_ledger(BUDGET, {r["id"]: r for r in (record(1), record(3))}, []))
+    spent, problems = check_ledger(
+        build_ledger(BUDGET, {r["id"]: r for r in (record(1), record(3))}, [])
+    )
     assert not problems
     check(ledger)
     shown = capsys.readouterr().out
@@ -329,7 +378,9 @@ def test_every_option_of_the_check_is_read(ledger, capsys):
         check(ledger)
 
 
-def test_the_check_fails_if_another_accountant_of_the_same_kind_refutes_the_declared_one(ledger, monkeypatch):
+def test_the_check_fails_if_another_accountant_of_the_same_kind_refutes_the_declared_one(
+    ledger, monkeypatch
+):
     wrong = {"Opacus RDP": Opinion(2.0, "rdp", 1.0), "Opacus PRV": Opinion(None, "pld", 1.0)}
     monkeypatch.setattr("sfumato.privacy.opinions.all_opinions", lambda *_: wrong)
     with pytest.raises(BudgetError, match="Opacus RDP comes to epsilon=2"):
@@ -341,18 +392,23 @@ def test_a_unit_that_was_not_asked_for_is_never_taken():
     other = record(1, unit="one patient")
     with pytest.raises(BudgetError, match="unit"):
         build_ledger(BUDGET, {r["id"]: r for r in (record(2), other)}, [])
-    ledger = build_ledger(BUDGET, {r["id"]: r for r in (record(2), record(1))}, []) | {"records": [record(2), other]}
+    ledger = build_ledger(BUDGET, {r["id"]: r for r in (record(2), record(1))}, []) | {
+        "records": [record(2), other]
+    }
     assert any("unit" in problem for problem in check_ledger(ledger)[1])
     with pytest.raises(BudgetError, match="unit"):
         inherited_events([other], 99.0, 1e-5)
     grouped = record(3, unit=UNITS[GROUP], group_weight="mean")
-    assert inherited_events([record(2)], 99.0, 1e-5) and inherited_events([grouped], 99.0, 1e-5, GROUP)
-    for one, asked in ((grouped, IMAGE), (record(2), GROUP)):  # both are known, and cost what the other does not
+    assert inherited_events([record(2)], 99.0, 1e-5) and inherited_events(
+        [grouped], 99.0, 1e-5, GROUP
+    )
+    # Both are known, and cost what the other does not
+    for one, asked in ((grouped, IMAGE), (record(2), GROUP)):
         with pytest.raises(BudgetError, match="of the unit"):
             inherited_events([one], 99.0, 1e-5, asked)
 
 
-# --- the state directory ----------------------------------------------------------------------------------------------
+# --- the state directory --------------------------------------------------------------------------
 
 
 def test_a_journal_that_lacks_what_a_ledger_names_opens_no_charge(owner):
@@ -365,7 +421,8 @@ def test_a_journal_that_lacks_what_a_ledger_names_opens_no_charge(owner):
     owner.open(plan="public images", seen=["f" * 32])  # of which nobody keeps a budget
     owner.card = replace(owner.card, source="npz")
     (owner.state / "data/digits" / CARD).write_bytes(card_text(asdict(owner.card)))
-    with pytest.raises(BudgetError, match="older copy"):  # of one's own, whatever their lifetime budget
+    # Of one's own, whatever their lifetime budget
+    with pytest.raises(BudgetError, match="older copy"):
         owner.open(plan="one's own", seen=["f" * 32])
 
 
@@ -381,7 +438,11 @@ def test_numbers_from_real_images_never_land_in_an_artifact(here):
     """Not in its folder, nor anywhere below it or in the folder of all: they would be shared."""
     with writing(here / "shared", "count"):
         pass
-    for file in (here / "shared" / "x.csv", here / "shared" / "deep" / "x.csv", Path("artifacts/x/y.csv")):
+    for file in (
+        here / "shared" / "x.csv",
+        here / "shared" / "deep" / "x.csv",
+        Path("artifacts/x/y.csv"),
+    ):
         with pytest.raises(ConfigError, match="is in the artifact"):
             check_local("--out", file)
     check_local("--out", here / "evaluation" / "x.csv")

@@ -1,4 +1,6 @@
-"""What a query returns and says follows from what the charge released: other images, or none, change nothing of it."""
+"""What a query returns and says follows from what the charge released: other images, or none,
+change nothing of it.
+"""
 
 import functools
 import tempfile
@@ -7,7 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import CASES, CLASSES, SHAPE, Case, Recorder, central, classifier, drawn_images, saliency, teacher, unet
+from cases import (
+    CASES,
+    CLASSES,
+    SHAPE,
+    Case,
+    Recorder,
+    central,
+    classifier,
+    drawn_images,
+    saliency,
+    teacher,
+    unet,
+)
 from torch import Tensor
 
 from sfumato.baselines.private_evolution import RendererGenerator, embedding_of, query_evolve
@@ -34,11 +48,15 @@ def evolve(charge: Recorder) -> dict[str, Tensor]:
     embedding = embedding_of(settings, SHAPE, renderer(), seed=0)
     priors = torch.full((CLASSES,), 1 / CLASSES)
     charge.run, charge.durable = Path(tempfile.mkdtemp()), lambda *digest: None
-    _, population, _ = query_evolve(lambda: charge, settings, renderer(), embedding, priors, 0, say=print)
+    _, population, _ = query_evolve(
+        lambda: charge, settings, renderer(), embedding, priors, 0, say=print
+    )
     return population._asdict()
 
 
-ROUNDS = replace(CASES["evolve"], query=evolve, uses=3, encode=lambda images: images.flatten(1)[:, :64])
+ROUNDS = replace(
+    CASES["evolve"], query=evolve, uses=3, encode=lambda images: images.flatten(1)[:, :64]
+)
 QUERIES = CASES | {"evolve, all rounds": ROUNDS}
 
 
@@ -65,7 +83,9 @@ OTHERS = {
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("name", QUERIES)
 def test_a_query_returns_and_says_what_follows_from_the_release_alone(name, other, capfd, caplog):
-    """No realised count divides it, nothing of the clean sum fills it in, and bounds and uses are public."""
+    """No realised count divides it, nothing of the clean sum fills it in, and bounds and uses are
+    public.
+    """
     case, seen = QUERIES[name], []
     for drawn in (drawn_images(40, 0), OTHERS[other]):
         charge = given(case, drawn)
@@ -96,12 +116,21 @@ def teach(charge: Recorder, **settings) -> Tensor:
 
 
 def differ(one: list[Tensor], other: list[Tensor]) -> bool:
-    return len(one) != len(other) or not all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    return len(one) != len(other) or not all(
+        torch.equal(a, b) for a, b in zip(one, other, strict=True)
+    )
 
 
 KEYS = {
     central: {"repeats": 3, "max_norm": 1.0, "statistic": "mode"},
-    teach: {"learning_rate": 3.0, "last_rate": 0.9, "momentum": 0.5, "max_norm": 0.5, "ridge": 0.3, "average": 1.0},
+    teach: {
+        "learning_rate": 3.0,
+        "last_rate": 0.9,
+        "momentum": 0.5,
+        "max_norm": 0.5,
+        "ridge": 0.3,
+        "average": 1.0,
+    },
     salient: {"max_norm": 2e-3, "noise_levels": LogNormal(mean=1.0)},
 }
 
@@ -114,12 +143,22 @@ KEYS = {
     ],
 )
 def test_every_key_of_a_query_reaches_it(query, keys, base):
-    """A key that is read nowhere, or on the way only, changes neither what is handed over nor what comes back."""
-    assert differ(*(trace(functools.partial(query, **settings)) for settings in (base, base | keys)))
+    """A key that is read nowhere, or on the way only, changes neither what is handed over nor what
+    comes back.
+    """
+    assert differ(
+        *(trace(functools.partial(query, **settings)) for settings in (base, base | keys))
+    )
 
 
 @pytest.mark.parametrize(
-    "keys", [{"draws": 3}, {"noise_levels": LogNormal(mean=1.0)}, {"max_grad_norm": 1e-2}, {"learning_rate": 1e-2}]
+    "keys",
+    [
+        {"draws": 3},
+        {"noise_levels": LogNormal(mean=1.0)},
+        {"max_grad_norm": 1e-2},
+        {"learning_rate": 1e-2},
+    ],
 )
 def test_every_key_of_dpsgd_reaches_its_steps(keys):
     def after(**given) -> list[Tensor]:
@@ -137,7 +176,9 @@ def test_every_key_of_dpsgd_reaches_its_steps(keys):
 @pytest.mark.parametrize("name", ["frequency", "covariance", "histogram"])
 @pytest.mark.parametrize("count", [1, 3, 40])
 def test_maps_see_sensitive_images_in_batches_of_one_size(monkeypatch, name, count):
-    """Kernels round differently for another batch: a row, and a vote in a near tie, would depend on the others."""
+    """Kernels round differently for another batch: a row, and a vote in a near tie, would depend on
+    the others.
+    """
     classifier()  # trained once, before sizes are counted
     sizes = set()
     for kind in (FourierFeatures, CosineMoments, WhitenedCNN):
@@ -150,7 +191,9 @@ def test_maps_see_sensitive_images_in_batches_of_one_size(monkeypatch, name, cou
     case = CASES[name]
     for matters, size in ((True, 1), (False, BATCH_SIZE)):
         for query in ("feature_means", "histogram"):
-            monkeypatch.setattr(f"sfumato.queries.{query}.place_matters", lambda *_, matters=matters: matters)
+            monkeypatch.setattr(
+                f"sfumato.queries.{query}.place_matters", lambda *_, matters=matters: matters
+            )
         sizes.clear()
         case.query(given(case, drawn_images(count, 0)))
         assert sizes == {size}

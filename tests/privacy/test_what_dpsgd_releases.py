@@ -1,4 +1,5 @@
-"""DP-SGD as an observer sees it: what a step keeps, shows and saves follows from the released sum alone.
+"""DP-SGD as an observer sees it: what a step keeps, shows and saves follows from the released sum
+alone.
 
 So it does where a generator learns from the network that DP-SGD trains (DP-GAN).
 """
@@ -15,7 +16,10 @@ from sfumato.privacy.odometer import PROGRESS
 
 KINDS = {
     "finetune": {"step", "parameters", "ema", "exp_avg", "exp_avg_sq"},
-    "adversarial": {"generator", *(f"generator_{key}" for key in ("ema", "exp_avg", "exp_avg_sq", "step", "steps"))},
+    "adversarial": {
+        "generator",
+        *(f"generator_{key}" for key in ("ema", "exp_avg", "exp_avg_sq", "step", "steps")),
+    },
 }
 KINDS["adversarial"] |= KINDS["finetune"]
 
@@ -27,12 +31,15 @@ def test_one_image_moves_a_step_s_sum_by_the_clip_however_often_it_is_drawn(draw
     step(trainer(draws=draws), charge)
     ((total, bound),) = charge.seen
     assert bound == CLIP
-    assert 0.9 * CLIP <= float(torch.linalg.vector_norm(total)) <= CLIP  # the whole clip: this gradient is far longer
+    # The whole clip: this gradient is far longer
+    assert 0.9 * CLIP <= float(torch.linalg.vector_norm(total)) <= CLIP
 
 
 @pytest.mark.parametrize("count", [1, 5, 9])
 def test_kernels_see_batches_of_one_size_however_many_images_were_drawn(monkeypatch, count):
-    """They round differently for another size: an image's gradient would then depend on how many others there are."""
+    """They round differently for another size: an image's gradient would then depend on how many
+    others there are.
+    """
     sizes, inner = set(), gradients.per_image_gradients
 
     def seen(model, parameters, images, *rest):
@@ -46,7 +53,9 @@ def test_kernels_see_batches_of_one_size_however_many_images_were_drawn(monkeypa
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_step_follows_from_the_released_sum_alone(name):
-    """Moments, rates, average, denominators, generated images, the log: the same for other images, more, or none."""
+    """Moments, rates, average, denominators, generated images, the log: the same for other images,
+    more, or none.
+    """
     run, found = RUNS[name], []
     for drawn in (draws_of(5, 5, 5), draws_of(9, 1, 30)[::-1], draws_of(0, 0, 2)):
         state = run.make()
@@ -61,7 +70,9 @@ def test_a_step_follows_from_the_released_sum_alone(name):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_checkpoint_holds_weights_averages_and_moments_and_nothing_else(name):
-    """Neither a sum before its noise nor a generator of randomness, by which draws to come would be known."""
+    """Neither a sum before its noise nor a generator of randomness, by which draws to come would be
+    known.
+    """
     state = RUNS[name].make()
     RUNS[name].after(state, draws_of(3))
     assert {key.split(".")[0] for key in state.tensors()} == KINDS[name]
@@ -86,12 +97,14 @@ def test_a_run_goes_on_from_its_state(name):
         resumed.load({key: value for key, value in again.items() if not key.startswith("exp_avg.")})
 
 
-# --- what is on the disk ----------------------------------------------------------------------------------------------
+# --- what is on the disk --------------------------------------------------------------------------
 
 
 @pytest.fixture
 def durable(owner):
-    """Runs on the owner's images that save each step and are killed after one. opened: their charges, in order."""
+    """Runs on the owner's images that save each step and are killed after one. opened: their
+    charges, in order.
+    """
     opened = []
 
     def run(name: str, last: int = -1, say=print):
@@ -113,14 +126,24 @@ def durable(owner):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_that_was_killed_goes_on_under_another_id_however_often_and_is_charged_once(name, durable, owner):
+def test_a_run_that_was_killed_goes_on_under_another_id_however_often_and_is_charged_once(
+    name, durable, owner
+):
     told = []
     for last in (1, 3):
         with pytest.raises(KeyboardInterrupt):
             durable(name, last, told.append)
     charge, log = durable(name, say=told.append)
-    assert [row["epsilon"] for row in log] == [1, 2, 3, 4] and [row["step"] for row in log] == [1, 2, 3, 4]
-    assert told == [f"{name}: resuming run {charge.run.name[:8]} after step {n}: no further charge" for n in (1, 3)]
+    assert [row["epsilon"] for row in log] == [1, 2, 3, 4] and [row["step"] for row in log] == [
+        1,
+        2,
+        3,
+        4,
+    ]
+    assert told == [
+        f"{name}: resuming run {charge.run.name[:8]} after step {n}: no further charge"
+        for n in (1, 3)
+    ]
     assert len({charge.record["id"] for charge in durable.opened}) == 3
     assert owner.odometer.opened() == [charge.record]
 
@@ -139,7 +162,9 @@ def test_a_step_that_is_not_on_disk_is_not_journalled(durable, owner, monkeypatc
 
 
 def test_a_run_that_lost_its_checkpoint_is_paid_for_again(durable, owner):
-    """Its steps were shown: drawing them anew under the same record would give two releases for one."""
+    """Its steps were shown: drawing them anew under the same record would give two releases for
+    one.
+    """
     with pytest.raises(KeyboardInterrupt):
         durable("finetune", 1)
     for path in durable.opened[0].run.glob("checkpoint-*"):

@@ -1,6 +1,7 @@
 """Properties of every release: whatever the code looks like, this is what an observer must find.
 
-Statistical tests use fixed numbers of draws of the real noise; each states how often it fails where nothing is wrong.
+Statistical tests use fixed numbers of draws of the real noise; each states how often it fails where
+nothing is wrong.
 """
 
 import os
@@ -19,15 +20,23 @@ from sfumato.privacy.noise import NoiseSource, public_grid, secret_generator
 RARE = 1e-7  # a test of a law fails so often where the law holds
 
 
-def zeros_released(owner, count: int, sigma: float = 2.0, total: float = 0.0, **mechanism) -> np.ndarray:
+def zeros_released(
+    owner, count: int, sigma: float = 2.0, total: float = 0.0, **mechanism
+) -> np.ndarray:
     """What a charge makes of a sum of zeros, over its noise: (count,) float64."""
-    charge = owner.open(Mechanism(noise_multiplier=sigma, **mechanism), plan=f"{count} {total} {mechanism}")
+    charge = owner.open(
+        Mechanism(noise_multiplier=sigma, **mechanism), plan=f"{count} {total} {mechanism}"
+    )
     list(charge.batches(4096))
-    return (charge.release(torch.full((count,), total, dtype=torch.float64), 1.0) - total).numpy() / sigma
+    return (
+        charge.release(torch.full((count,), total, dtype=torch.float64), 1.0) - total
+    ).numpy() / sigma
 
 
 def test_a_release_is_the_sum_plus_a_normal_to_the_tails(owner):
-    """Kolmogorov–Smirnov for the middle; the numbers beyond 3, 4 and 4.5 for the tails, which protect the outliers."""
+    """Kolmogorov–Smirnov for the middle; the numbers beyond 3, 4 and 4.5 for the tails, which
+    protect the outliers.
+    """
     found = zeros_released(owner, 2_000_000)
     assert stats.kstest(found[:200_000], "norm").pvalue > RARE
     for bound in (3.0, 4.0, 4.5):
@@ -36,13 +45,16 @@ def test_a_release_is_the_sum_plus_a_normal_to_the_tails(owner):
 
 
 def test_every_entry_has_its_own_noise(owner):
-    """Two equal entries of 4 000 would be one chance in 10⁵; rows or columns that share their noise have thousands."""
+    """Two equal entries of 4 000 would be one chance in 10⁵; rows or columns that share their noise
+    have thousands.
+    """
     charge = owner.open()
     list(charge.batches(4096))
     released = charge.release(torch.zeros(50, 80, dtype=torch.float64), 1.0)
     assert len(released.unique()) > 3990
     rows, columns = released.numpy(), released.numpy().T
-    for table in (rows, columns):  # |correlation| of 50 or 80 normals: its largest among 3 000 pairs stays below 0.8
+    # |correlation| of 50 or 80 normals: its largest among 3 000 pairs stays below 0.8
+    for table in (rows, columns):
         assert np.abs(np.corrcoef(table) - np.eye(len(table))).max() < 0.8
 
 
@@ -63,18 +75,25 @@ def test_every_use_of_a_charge_has_fresh_noise_of_full_size(owner):
     [
         *((rank, {}) for rank in ("0", "1", "3")),
         ("0", {"sample_rate": 0.1}),  # sampling pays in the accounting, not in the noise
-        ("0", {"sigma": 1.0, "total": 1e8}),  # a multiple of 8 in single precision: such noise would vanish or be seen
+        # A multiple of 8 in single precision: such noise would vanish or be seen
+        ("0", {"sigma": 1.0, "total": 1e8}),
     ],
 )
-def test_the_noise_is_whole_on_any_process_at_any_rate_and_on_a_large_sum(owner, environment, rank, law):
-    """The noise of one release comes from one process: a part of it on each would be too little where one is lost."""
+def test_the_noise_is_whole_on_any_process_at_any_rate_and_on_a_large_sum(
+    owner, environment, rank, law
+):
+    """The noise of one release comes from one process: a part of it on each would be too little
+    where one is lost.
+    """
     for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "4"}.items():
         environment[name] = value
     assert stats.kstest(zeros_released(owner, 20_000, **law), "norm").pvalue > RARE
 
 
 def test_the_grid_of_a_release_is_the_same_whatever_was_summed(owner):
-    """A grid that grows with the sum would tell its size: half of all values are odd multiples of the public one."""
+    """A grid that grows with the sum would tell its size: half of all values are odd multiples of
+    the public one.
+    """
     grid = public_grid(2.0)
     for total in (0.0, 1e3, 1e6):
         steps = (zeros_released(owner, 4_000, total=total) * 2.0 + total) / grid
@@ -97,7 +116,11 @@ def test_where_the_noise_fails_nothing_is_released(owner, monkeypatch, error):
 
 ENTROPY = {  # bytes from the operating system, and some of their places
     "noise": (lambda: NoiseSource().gaussian((8,), 1.0).tolist(), 16, range(16)),
-    "draws": (lambda: torch.rand(1300, generator=secret_generator()).tolist(), 4 * 624, (5, 1000, 4 * 311, 4 * 623)),
+    "draws": (
+        lambda: torch.rand(1300, generator=secret_generator()).tolist(),
+        4 * 624,
+        (5, 1000, 4 * 311, 4 * 623),
+    ),
 }
 
 
@@ -133,7 +156,9 @@ def test_the_noise_has_all_bits_of_a_double():
 
 
 def test_the_sizes_of_draws_are_binomial_none_left_out_or_cut_off(owner):
-    """Small draws, where an empty one is frequent and one of three times the expected size not rare; χ²."""
+    """Small draws, where an empty one is frequent and one of three times the expected size not
+    rare; χ².
+    """
     images, sizes = len(load_prepared(owner.state, owner.card, "sensitive")), []
     rate, groups = 1.5 / images, 6
     charge = owner.open(Mechanism(noise_multiplier=2.0, sample_rate=rate, uses=600))
@@ -147,7 +172,9 @@ def test_the_sizes_of_draws_are_binomial_none_left_out_or_cut_off(owner):
 
 
 def test_draws_are_secret_and_new_each_time(owner):
-    """Neither a global seed nor the number of the use fixes them: two charges draw different images, use by use."""
+    """Neither a global seed nor the number of the use fixes them: two charges draw different
+    images, use by use.
+    """
     drawn = []
     for plan in ("one", "two"):
         torch.manual_seed(0), np.random.seed(0)
@@ -161,5 +188,7 @@ def test_draws_are_secret_and_new_each_time(owner):
 
 @pytest.mark.parametrize("std", [1e-6, 0.3, 2.0, 5e4])
 def test_the_grid_lies_far_above_the_last_bit_and_far_below_the_noise(std):
-    """Of every value that noise of eight standard deviations can give: a thousand floats between two multiples."""
+    """Of every value that noise of eight standard deviations can give: a thousand floats between
+    two multiples.
+    """
     assert 1000 * np.spacing(8 * std) < public_grid(std) < 1e-5 * std

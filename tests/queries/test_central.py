@@ -25,7 +25,9 @@ def sample(digits):
     return digits.batch(range(500))
 
 
-def test_without_noise_the_mean_of_every_repeat_is_the_class_mean_and_each_is_a_use_of_the_charge(sample):
+def test_without_noise_the_mean_of_every_repeat_is_the_class_mean_and_each_is_a_use_of_the_charge(
+    sample,
+):
     (images, labels), charge = sample, Noiseless(*sample)
     means = query_central(charge, torch.bincount(labels).double(), (1, 8, 8), Central(repeats=4))
     assert means.shape == (4, 10, 1, 8, 8) and means.dtype == torch.float32 and charge.uses == 4
@@ -39,7 +41,9 @@ def test_the_mode_of_repeated_images_is_the_blurred_image_up_to_half_a_bin(sampl
     labels = torch.arange(10).repeat(3)
     for bins in (2, 5, 16):
         settings = Central(repeats=1, statistic="mode", bins=bins)
-        histograms = query_central(Noiseless(images, labels), torch.full((10,), 3.0), (1, 8, 8), settings)
+        histograms = query_central(
+            Noiseless(images, labels), torch.full((10,), 3.0), (1, 8, 8), settings
+        )
         assert histograms.shape == (1, 10, bins, 1, 8, 8)
         np.save(tmp_path / "mode.npy", histograms.numpy())
         shown, _ = load_central(tmp_path, (1, 8, 8))

@@ -6,7 +6,10 @@ from sfumato.queries.count import public_counts
 def test_denominators_never_fall_below_the_noise():
     counts = public_counts(torch.tensor([100.0, 3.0, -20.0]), noise_multiplier=10.0)
     assert counts.per_class.tolist() == [100, 10, 10]
-    assert public_counts(torch.tensor([0.2, 5.0]), noise_multiplier=0.1).per_class.tolist() == [1, 5]
+    assert public_counts(torch.tensor([0.2, 5.0]), noise_multiplier=0.1).per_class.tolist() == [
+        1,
+        5,
+    ]
 
 
 def test_priors_are_a_distribution_whatever_the_noise():

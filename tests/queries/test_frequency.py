@@ -26,7 +26,9 @@ def test_every_row_has_norm_one(shape, size):
     flat = (torch.full((1, *shape), value) for value in (0.0, 1.0, 1e3))
     rows = features(torch.cat([random_images(5, shape), *flat]))
     assert rows.shape == (8, size)
-    torch.testing.assert_close(rows.double().norm(dim=1), torch.ones(8, dtype=torch.float64), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        rows.double().norm(dim=1), torch.ones(8, dtype=torch.float64), rtol=0, atol=1e-6
+    )
     clipped = torch.stack([bounded_sum(Rows(row[None]), 1.0) for row in rows])
     assert (torch.linalg.vector_norm(clipped, dim=1) <= 1).all()
 
@@ -34,12 +36,15 @@ def test_every_row_has_norm_one(shape, size):
 def test_the_seed_rebuilds_the_features_and_nothing_of_them_is_stored():
     images, before = random_images(3, (1, 8, 8)), torch.get_rng_state()
     first, again, other = (FourierFeatures((1, 8, 8), BOTH, 100, seed=seed) for seed in (7, 7, 8))
-    assert torch.equal(first(images), again(images)) and not torch.equal(first(images), other(images))
+    assert torch.equal(first(images), again(images)) and not torch.equal(
+        first(images), other(images)
+    )
     assert first.state_dict() == {} and torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(
-    ("name", "kernel"), [("gaussian", lambda u: torch.exp(-u)), ("rational-quadratic", lambda u: 1 / (1 + u))]
+    ("name", "kernel"),
+    [("gaussian", lambda u: torch.exp(-u)), ("rational-quadratic", lambda u: 1 / (1 + u))],
 )
 def test_the_inner_product_is_the_mean_of_a_kernel_over_the_length_scales(name, kernel, digits):
     """⟨φ(x), φ(y)⟩ → mean over length-scales of exp(−u) or 1/(1 + u), of u = ‖x − y‖²/(2ℓ²d).
@@ -47,7 +52,9 @@ def test_the_inner_product_is_the_mean_of_a_kernel_over_the_length_scales(name, 
     Tolerance: 5 standard errors of a mean of K/2 cosines; false alarm over 144 pairs under 1e-4.
     """
     images, _ = digits.batch(range(12))
-    rows = FourierFeatures((1, 8, 8), [PIXELS.model_copy(update={"kernel": name})], 20_000, seed=0)(images)
+    rows = FourierFeatures((1, 8, 8), [PIXELS.model_copy(update={"kernel": name})], 20_000, seed=0)(
+        images
+    )
     squared = torch.cdist(images.flatten(1), images.flatten(1)).square()
     expected = sum(kernel(squared / (2 * scale**2 * 64)) for scale in PIXELS.length_scales) / 2
     assert (rows @ rows.T - expected).abs().max() < 5 * math.sqrt(0.5 / 10_000)
@@ -55,7 +62,8 @@ def test_the_inner_product_is_the_mean_of_a_kernel_over_the_length_scales(name, 
 
 def test_weights_share_the_squared_norm():
     features = FourierFeatures((1, 8, 8), BOTH, 300, seed=0)
-    squares = features.amplitude.double().square().split([50, 50, 50])  # pixels 0.4, pixels 0.2, scattering
+    # Pixels 0.4, pixels 0.2, scattering
+    squares = features.amplitude.double().square().split([50, 50, 50])
     assert [part.sum().item() for part in squares] == pytest.approx([1 / 8, 1 / 8, 3 / 4])
 
 

@@ -20,11 +20,18 @@ PLAN = SimpleNamespace(shape=SHAPE, classes=CLASSES, several=False)
 
 def covariance(folder, shape=SHAPE):
     features = CosineMoments(shape, 5, 2, 0.3, 0.7, True)
-    save_means("covariance", FeatureMeans(torch.zeros(features.size, 3), features, 1e-4), features.arguments, folder)
+    save_means(
+        "covariance",
+        FeatureMeans(torch.zeros(features.size, 3), features, 1e-4),
+        features.arguments,
+        folder,
+    )
 
 
 def embedding(folder):
-    network = ProjectedFeatures(CELLS, SHAPE, 6, arguments_of(build_network("whitened", SHAPE, 4, 4)))
+    network = ProjectedFeatures(
+        CELLS, SHAPE, 6, arguments_of(build_network("whitened", SHAPE, 4, 4))
+    )
     about = {"seed": 3, "size": 16, "length_scales": (1.2, 0.6), "teacher": 0.5}
     save_means("embedding", FeatureMeans(torch.zeros(16, 3), None), about, folder, network)
 

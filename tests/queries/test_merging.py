@@ -1,4 +1,6 @@
-"""Counts and means of several owners, merged: the same in distribution as one owner's release over all images."""
+"""Counts and means of several owners, merged: the same in distribution as one owner's release over
+all images.
+"""
 
 import json
 import math
@@ -24,7 +26,13 @@ from sfumato.privacy.authorize import ChargeRequest, open_charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import compose, of_one_person, spent_on_one
 from sfumato.privacy.policy import SpendingPolicy
-from sfumato.queries.count import public_counts, public_several, query_count, read_counts, save_counts
+from sfumato.queries.count import (
+    public_counts,
+    public_several,
+    query_count,
+    read_counts,
+    save_counts,
+)
 from sfumato.queries.feature_means import COSINE, SQUARES, load_means, moment_features, save_means
 from sfumato.queries.merging import check_owner, merge_counts, merge_means, merged_budget
 from sfumato.settings.data import Data
@@ -43,11 +51,18 @@ def draws_of(folder, digits, rows, sigma):
     """Many noisy counts of some digits, (DRAWS, 10), by the query under a charge."""
     folder.mkdir()
     file = folder / "set.npz"
-    np.savez(file, images=digits.images[rows], labels=digits.labels[rows], classes=np.array(digits.classes))
+    np.savez(
+        file,
+        images=digits.images[rows],
+        labels=digits.labels[rows],
+        classes=np.array(digits.classes),
+    )
     data = SEEDED.model_copy(update={"path": str(file), "different_people": True})
     prepare_sensitive(data, folder / "state", folder / "card.json", folder)
     words = dict.fromkeys(("stage", "plan", "settings", "released", "sensitivity"), "count")
-    request = ChargeRequest(**words, mechanism=Mechanism(noise_multiplier=sigma, uses=DRAWS), max_norm=1.0)
+    request = ChargeRequest(
+        **words, mechanism=Mechanism(noise_multiplier=sigma, uses=DRAWS), max_norm=1.0
+    )
     policy = SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited")
     charge = open_charge(folder / "state", read_card(folder / "card.json"), request, policy)
     return torch.stack([query_count(charge, 10) for _ in range(DRAWS)])
@@ -60,7 +75,8 @@ def write_counts(folder, noisy, sigma, owner, made=public_counts):
 
 
 def test_merged_counts_are_distributed_as_one_owners_count_of_all_images(tmp_path, digits):
-    """Kolmogorov-Smirnov of 1000 counts less the true ones, on each side; false alarms: 1 in 10 000 runs.
+    """Kolmogorov-Smirnov of 1000 counts less the true ones, on each side; false alarms: 1 in 10 000
+    runs.
 
     The noise of one owner has the variance of both.
     """
@@ -71,13 +87,18 @@ def test_merged_counts_are_distributed_as_one_owners_count_of_all_images(tmp_pat
     whole = draws_of(tmp_path / "ab", digits, rows, math.hypot(first, second))
     merged = []
     for i in range(DRAWS):
-        parts = [write_counts(tmp_path / "x", a[i], first, "a"), write_counts(tmp_path / "y", b[i], second, "b")]
+        parts = [
+            write_counts(tmp_path / "x", a[i], first, "a"),
+            write_counts(tmp_path / "y", b[i], second, "b"),
+        ]
         found = tmp_path / "m"
         found.mkdir(exist_ok=True)
         merge_counts(parts, found)
         merged.append(json.loads((found / "counts.json").read_text())["noisy"])
     true = np.bincount(digits.labels[rows], minlength=10)
-    assert stats.ks_2samp((merged - true).ravel(), (whole.numpy() - true).ravel()).pvalue > FALSE_ALARM
+    assert (
+        stats.ks_2samp((merged - true).ravel(), (whole.numpy() - true).ravel()).pvalue > FALSE_ALARM
+    )
     assert (merged - a.numpy() - b.numpy() == 0).all()
 
 
@@ -91,9 +112,12 @@ def test_merging_again_adds_the_noise_of_all(tmp_path):
     assert found.total == 6 and found.priors.tolist() == pytest.approx([1 / 3] * 3)
     (tmp_path / "abc").mkdir()
     merged = merge_counts([both, parts[2]], tmp_path / "abc")
-    assert merged.per_class.tolist() == pytest.approx([math.sqrt(27)] * 3)  # below the noise: its deviation
+    # Below the noise: its deviation
+    assert merged.per_class.tolist() == pytest.approx([math.sqrt(27)] * 3)
     (tmp_path / "at once").mkdir()
-    assert merge_counts(parts, tmp_path / "at once").per_class.tolist() == pytest.approx(merged.per_class.tolist())
+    assert merge_counts(parts, tmp_path / "at once").per_class.tolist() == pytest.approx(
+        merged.per_class.tolist()
+    )
 
 
 def test_merged_counts_of_several_labels_are_those_of_the_sum(tmp_path):
@@ -103,7 +127,9 @@ def test_merged_counts_of_several_labels_are_those_of_the_sum(tmp_path):
     merged = merge_counts(parts, tmp_path / "ab", several=True)
     expected = public_several(torch.arange(8.0).double() * 200, math.hypot(3, 3))
     assert merged.total == expected.total == 600
-    assert torch.equal(merged.priors, expected.priors) and torch.equal(merged.row_means, expected.row_means)
+    assert torch.equal(merged.priors, expected.priors) and torch.equal(
+        merged.row_means, expected.row_means
+    )
 
 
 PLAN = SimpleNamespace(shape=(1, 8, 8), classes=("x", "y"), several=False)
@@ -114,19 +140,40 @@ def test_merged_means_are_the_sums_over_all_sizes(tmp_path):
     sizes, tables = [100.0, 300.0], [torch.rand(features.size, 2) for _ in range(2)]
     releases = []
     for i, (table, size) in enumerate(zip(tables, sizes, strict=True)):
-        with writing(tmp_path / str(i), "covariance", records=[record("ab"[i], 4.0, "covariance")]) as directory:
-            save_means("covariance", FeatureMeans(table, features, 4.0 / size), features.arguments, directory)
+        with writing(
+            tmp_path / str(i), "covariance", records=[record("ab"[i], 4.0, "covariance")]
+        ) as directory:
+            save_means(
+                "covariance",
+                FeatureMeans(table, features, 4.0 / size),
+                features.arguments,
+                directory,
+            )
         releases.append(read_artifact(tmp_path / str(i), "covariance"))
     (tmp_path / "m").mkdir()
     merge_means("covariance", releases, sizes, 400.0, tmp_path / "m", PLAN)
     found = load_means("covariance", tmp_path / "m", plan=PLAN)
     assert torch.allclose(found.table, (tables[0] + 3 * tables[1]) / 4, atol=1e-6)
     assert found.deviation == pytest.approx(math.hypot(4, 4) / 400)
-    with writing(tmp_path / "1", "covariance", records=[record("b", 4.0, "covariance")]) as directory:
+    with writing(
+        tmp_path / "1", "covariance", records=[record("b", 4.0, "covariance")]
+    ) as directory:
         other = CosineMoments((1, 8, 8), **COSINE, flip=True)
-        save_means("covariance", FeatureMeans(torch.rand(other.size, 2), other, 0.01), other.arguments, directory)
+        save_means(
+            "covariance",
+            FeatureMeans(torch.rand(other.size, 2), other, 0.01),
+            other.arguments,
+            directory,
+        )
     with pytest.raises(ConfigError, match="means of different features"):
-        merge_means("covariance", [releases[0], read_artifact(tmp_path / "1")], sizes, 400.0, tmp_path / "m", PLAN)
+        merge_means(
+            "covariance",
+            [releases[0], read_artifact(tmp_path / "1")],
+            sizes,
+            400.0,
+            tmp_path / "m",
+            PLAN,
+        )
 
 
 def test_merged_moments_keep_the_public_network_and_need_the_same_one(tmp_path):
@@ -136,20 +183,28 @@ def test_merged_moments_keep_the_public_network_and_need_the_same_one(tmp_path):
         network = build_network("whitened", (1, 8, 8), 4, 4).eval()
         features = moment_features(network)
         tables.append(torch.rand(features.size, 2))
-        with writing(tmp_path / owner, "moments", records=[record(owner, 4.0, "moments")]) as directory:
+        with writing(
+            tmp_path / owner, "moments", records=[record(owner, 4.0, "moments")]
+        ) as directory:
             about = {"feature": CLASSIFIER, "squares": SQUARES}
-            save_means("moments", FeatureMeans(tables[-1], features, 0.04), about, directory, network)
+            save_means(
+                "moments", FeatureMeans(tables[-1], features, 0.04), about, directory, network
+            )
         releases.append(read_artifact(tmp_path / owner, "moments"))
     (tmp_path / "m").mkdir()
     merge_means("moments", releases[:2], [100.0, 100.0], 200.0, tmp_path / "m", PLAN)
     found, images = load_means("moments", tmp_path / "m", plan=PLAN), torch.rand(3, 1, 8, 8)
     assert torch.allclose(found.table, (tables[0] + tables[1]) / 2, atol=1e-6)
-    assert torch.equal(found.features(images), load_means("moments", releases[0].path, plan=PLAN).features(images))
+    assert torch.equal(
+        found.features(images), load_means("moments", releases[0].path, plan=PLAN).features(images)
+    )
     with pytest.raises(ConfigError, match="public network"):
-        merge_means("moments", [releases[0], releases[2]], [100.0, 100.0], 200.0, tmp_path / "m", PLAN)
+        merge_means(
+            "moments", [releases[0], releases[2]], [100.0, 100.0], 200.0, tmp_path / "m", PLAN
+        )
 
 
-# --- what one person costs --------------------------------------------------------------------------------------------
+# --- what one person costs ------------------------------------------------------------------------
 
 
 def cost(records, apart=()):
@@ -162,31 +217,45 @@ def test_one_person_costs_what_the_releases_of_their_own_owner_cost():
     assert cost(a + b) > cost(a + b, ("a", "b"))
     found = compose(a + b, 1e-5, ("a", "b"))
     assert found["epsilon"]["rdp"] == cost(b) and found["stages"]["count"]["epsilon"] == cost(b[:1])
-    assert len(found["stages"]["count"]["records"]) == 2 and sum(s["share"] for s in found["stages"].values()) == 1
+    assert (
+        len(found["stages"]["count"]["records"]) == 2
+        and sum(s["share"] for s in found["stages"].values()) == 1
+    )
 
 
 def test_without_sets_apart_every_charge_of_every_stage_is_composed():
     mechanisms = {"count": 2.0, "frequency": 3.0, "finetune": 1.5}
-    records = [record("ab"[i % 2], sigma, stage, i) for i, (stage, sigma) in enumerate(mechanisms.items())]
+    records = [
+        record("ab"[i % 2], sigma, stage, i) for i, (stage, sigma) in enumerate(mechanisms.items())
+    ]
     events = [Mechanism(noise_multiplier=sigma).event for sigma in mechanisms.values()]
     assert cost(records) == compose(records, 1e-5)["epsilon"]["rdp"] == epsilon(events, 1e-5, "rdp")
 
 
 def test_a_set_that_is_not_apart_counts_for_everybody():
-    """Public images that were made from a third set: whoever is in it may be in either of the two as well."""
+    """Public images that were made from a third set: whoever is in it may be in either of the two
+    as well.
+    """
     a, b, c = ([record(name, 2.0)] for name in "abc")
     assert cost(a + b + c, ("a", "b")) == cost(a + c) > cost(a)
-    assert {name: len(part) for name, part in of_one_person(a + b + c, ("a", "b")).items()} == {"a": 2, "b": 2}
+    assert {name: len(part) for name, part in of_one_person(a + b + c, ("a", "b")).items()} == {
+        "a": 2,
+        "b": 2,
+    }
 
 
 def test_declarations_that_overlap_leave_all_costs_added_up(tmp_path):
-    artifacts = {apart: Artifact(tmp_path, "count", apart=tuple(apart)) for apart in ("", "ab", "abc", "bd")}
+    artifacts = {
+        apart: Artifact(tmp_path, "count", apart=tuple(apart)) for apart in ("", "ab", "abc", "bd")
+    }
     assert declared_apart([artifacts[""], artifacts["ab"], artifacts["abc"]]) == ("a", "b", "c")
     assert declared_apart([artifacts["ab"], artifacts["bd"]]) == () == declared_apart([])
 
 
 def test_of_owners_whose_accountants_differ_the_most_cautious_one_counts():
-    """An owner of before and a new one: neither has to spend again, and the target is what that accountant makes it."""
+    """An owner of before and a new one: neither has to spend again, and the target is what that
+    accountant makes it.
+    """
     records, delta = [record("a", 2.0), record("b", 2.0)], 1e-5
     budgets = [
         {"recipe": "dp-merf", "accountant": name, "delta": delta, "size_hint": 1000, "target": 1.0}
@@ -195,9 +264,13 @@ def test_of_owners_whose_accountants_differ_the_most_cautious_one_counts():
     for given, name in ((budgets, "rdp"), (budgets[::-1], "rdp"), (budgets[:1] * 2, "exact")):
         merged = merged_budget(given, 2000, records, ("a", "b"))
         assert merged["accountant"] == name
-        assert merged["target"] >= spent_on_one(records, delta, name, "add-or-remove-one", ("a", "b"))
+        assert merged["target"] >= spent_on_one(
+            records, delta, name, "add-or-remove-one", ("a", "b")
+        )
     with pytest.raises(ConfigError, match="have different recipes"):
-        merged_budget([budgets[0], {**budgets[1], "recipe": "dp-kernel"}], 2000, records, ("a", "b"))
+        merged_budget(
+            [budgets[0], {**budgets[1], "recipe": "dp-kernel"}], 2000, records, ("a", "b")
+        )
 
 
 def budgets_at(*deltas):
@@ -211,21 +284,27 @@ def test_the_smallest_delta_of_all_owners_counts():
     for deltas in ((1e-5, 1e-7), (1e-7, 1e-5)):
         merged = merged_budget(budgets_at(*deltas), 4000, records, ("a", "b"))
         assert merged["delta"] == 1e-7
-        assert merged["target"] >= spent_on_one(records, 1e-7, "rdp", "add-or-remove-one", ("a", "b"))
+        assert merged["target"] >= spent_on_one(
+            records, 1e-7, "rdp", "add-or-remove-one", ("a", "b")
+        )
 
 
 def test_a_delta_above_one_over_all_images_is_refused():
     """Each owner's is below 1/2000, and together they have 4000."""
     with pytest.raises(ConfigError, match="1/size_hint"):
-        merged_budget(budgets_at(4e-4, 4e-4), 4000, [record("a", 2.0), record("b", 2.0)], ("a", "b"))
+        merged_budget(
+            budgets_at(4e-4, 4e-4), 4000, [record("a", 2.0), record("b", 2.0)], ("a", "b")
+        )
 
 
-# --- whose releases may be merged -------------------------------------------------------------------------------------
+# --- whose releases may be merged -----------------------------------------------------------------
 
 
 @dataclass
 class Owner:
-    """What `check_owner` reads of a project: plans, budget, and the artifacts of two queries. id: of the data set."""
+    """What `check_owner` reads of a project: plans, budget, and the artifacts of two queries. id:
+    of the data set.
+    """
 
     id: str = "a"
     apart: tuple[str, ...] = ()
@@ -304,7 +383,8 @@ def test_an_owner_whose_plans_contradict_each_other_is_refused(stage, key, value
 def test_an_owner_without_a_release_of_the_data_set_is_refused(stage):
     with pytest.raises(DataError, match="no release of its own"):
         Owner().check(**{stage: {"enabled": False}})
-    for apart, found in (((), "b"), (("a", "b"), "a")):  # of another owner; of one of two that were merged
+    # Of another owner; of one of two that were merged
+    for apart, found in (((), "b"), (("a", "b"), "a")):
         owner = Owner(apart=apart)
         owner.records[stage] = [{**owner.records[stage][0], "dataset_id": found}]
         with pytest.raises(DataError, match="no release of its own"):
@@ -319,6 +399,10 @@ def test_an_owner_whose_noise_can_be_replayed_is_refused():
 
 
 def test_an_owner_whose_releases_disagree_on_apart_is_refused():
-    for owner, apart in ((Owner(), ("a", "b")), (Owner(apart=("a", "b")), ()), (Owner(apart=("a",)), ("a",))):
+    for owner, apart in (
+        (Owner(), ("a", "b")),
+        (Owner(apart=("a", "b")), ()),
+        (Owner(apart=("a",)), ("a",)),
+    ):
         with pytest.raises(DataError, match="differ in which data sets share no person"):
             owner.check(frequency={"apart": apart})

@@ -1,4 +1,6 @@
-"""Labels by the teacher at the shares that were asked, and images that it guides towards a label."""
+"""Labels by the teacher at the shares that were asked, and images that it guides towards a
+label.
+"""
 
 import numpy as np
 import pytest
@@ -18,7 +20,9 @@ from sfumato.features.teacher_network import (
 
 
 def drawn(shares, sharpness, bias, seed=0):
-    """Probabilities of a teacher that leans towards some classes, and the true labels: (N, M), (N,)."""
+    """Probabilities of a teacher that leans towards some classes, and the true labels: (N, M),
+    (N,).
+    """
     random = torch.Generator().manual_seed(seed)
     labels = torch.repeat_interleave(torch.arange(len(shares)), torch.tensor(shares))
     logits = torch.randn(len(labels), len(shares), generator=random)
@@ -28,9 +32,12 @@ def drawn(shares, sharpness, bias, seed=0):
 
 @pytest.mark.parametrize("sharpness", [0.01, 1.0, 20.0])
 @pytest.mark.parametrize(
-    ("shares", "bias"), [([900, 100], [2.0, 0.0]), ([500, 300, 200], [0.0, 3.0, 0.0]), ([400] * 3, [0.0, 0.0, 0.0])]
+    ("shares", "bias"),
+    [([900, 100], [2.0, 0.0]), ([500, 300, 200], [0.0, 3.0, 0.0]), ([400] * 3, [0.0, 0.0, 0.0])],
 )
-def test_each_class_is_said_as_often_as_it_was_asked_and_more_often_rightly(shares, bias, sharpness):
+def test_each_class_is_said_as_often_as_it_was_asked_and_more_often_rightly(
+    shares, bias, sharpness
+):
     probabilities, labels = drawn(shares, sharpness, bias)
     adjusted = at_shares(probabilities, share_offsets(probabilities, labels.bincount()))
     said = adjusted.argmax(dim=1)
@@ -38,14 +45,18 @@ def test_each_class_is_said_as_often_as_it_was_asked_and_more_often_rightly(shar
     assert torch.allclose(adjusted.sum(dim=1), torch.ones(len(labels), dtype=torch.float64))
 
     def recall(found):
-        return torch.stack([(found[labels == m] == m).double().mean() for m in range(len(shares))]).mean()
+        return torch.stack(
+            [(found[labels == m] == m).double().mean() for m in range(len(shares))]
+        ).mean()
 
     assert recall(said) >= recall(probabilities.argmax(dim=1)) - 0.01
 
 
 def test_a_class_that_nobody_asked_for_is_not_said_though_the_teacher_is_sure_of_it():
     probabilities = torch.tensor([[0.9, 0.1]]).repeat(500, 1) + 0.05 * torch.rand(500, 1)
-    said = at_shares(probabilities, share_offsets(probabilities, torch.tensor([0, 500]))).argmax(dim=1)
+    said = at_shares(probabilities, share_offsets(probabilities, torch.tensor([0, 500]))).argmax(
+        dim=1
+    )
     assert (said == 1).all()
 
 
@@ -76,9 +87,15 @@ def test_a_guided_draw_is_more_like_its_labels_to_the_teacher():
     labels = torch.arange(60) % 3
 
     def agreement(guide):
-        drawn = torch.cat([*model.drawing(labels, 6, 0.0, torch.Generator().manual_seed(0), guide=guide)])
+        drawn = torch.cat(
+            [*model.drawing(labels, 6, 0.0, torch.Generator().manual_seed(0), guide=guide)]
+        )
         return probabilities_of(teacher, drawn)[torch.arange(60), labels].mean()
 
-    alone, some, more = agreement(None), agreement(guide_by(teacher, 1.0)), agreement(guide_by(teacher, 4.0))
+    alone, some, more = (
+        agreement(None),
+        agreement(guide_by(teacher, 1.0)),
+        agreement(guide_by(teacher, 4.0)),
+    )
     assert alone < some < more
     assert agreement(guide_by(teacher, 0.0)) == pytest.approx(float(alone), abs=1e-6)

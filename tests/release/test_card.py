@@ -27,7 +27,9 @@ MECHANISMS = {
 def records(adjacency: str = ADD_OR_REMOVE_ONE) -> dict[str, dict]:
     found = {}
     for number, (name, mechanism) in enumerate(MECHANISMS.items()):
-        record = small_record(number, mechanism, stage=name, released=f"what | {name} gave", adjacency=adjacency)
+        record = small_record(
+            number, mechanism, stage=name, released=f"what | {name} gave", adjacency=adjacency
+        )
         found[record["id"]] = record
     return found
 
@@ -38,9 +40,20 @@ def card(**more) -> str:
     per_class = more.pop("per_class", [700, 500])
     public_source = more.pop("public_source", None)
     of_plan = {"dataset_id": "clinic-2026", "shape": (1, 8, 8), "classes": ("benign", "mal|ignant")}
-    of_plan |= {"size_hint": 1500, "delta": None, "about": {}, "several": False, "prepared": {}, "accountant": "rdp"}
-    settings = SimpleNamespace(export=more.pop("export", ()), relabel=False, herding=1, mark="pictures")
-    plan = SimpleNamespace(settings=settings, **of_plan | {key: more.pop(key) for key in of_plan if key in more})
+    of_plan |= {
+        "size_hint": 1500,
+        "delta": None,
+        "about": {},
+        "several": False,
+        "prepared": {},
+        "accountant": "rdp",
+    }
+    settings = SimpleNamespace(
+        export=more.pop("export", ()), relabel=False, herding=1, mark="pictures"
+    )
+    plan = SimpleNamespace(
+        settings=settings, **of_plan | {key: more.pop(key) for key in of_plan if key in more}
+    )
     of_card |= more | cost_of(plan, behind)
     of_card |= {"images": sum(of_card["sources"].values())}
     return dataset_card(plan, of_card, per_class, behind, public_source)
@@ -54,11 +67,18 @@ def front(text: str) -> dict:
 def test_the_front_matter_is_what_hubs_expect():
     found = front(card())
     assert found["license"] == "other" and found["task_categories"] == ["image-classification"]
-    assert found["size_categories"] == ["1K<n<10K"] and set(found["tags"]) == {"synthetic", "differential-privacy"}
-    assert "configs" not in found and front(card(export=("png",)))["configs"][0]["data_dir"] == "png"
+    assert found["size_categories"] == ["1K<n<10K"] and set(found["tags"]) == {
+        "synthetic",
+        "differential-privacy",
+    }
+    assert (
+        "configs" not in found and front(card(export=("png",)))["configs"][0]["data_dir"] == "png"
+    )
     assert front(card(dataset_id="yes"))["pretty_name"].startswith("yes")
     for count, category in ((999, "n<1K"), (1000, "1K<n<10K"), (10**7, "n>10M")):
-        assert front(card(per_class=[count, 0], sources={"finetune": count}))["size_categories"] == [category]
+        assert front(card(per_class=[count, 0], sources={"finetune": count}))[
+            "size_categories"
+        ] == [category]
 
 
 def test_the_card_states_the_cost_of_its_own_records_and_never_less():
@@ -70,7 +90,9 @@ def test_the_card_states_the_cost_of_its_own_records_and_never_less():
     less = epsilon([m.event for m in MECHANISMS.values()], default_delta(1500), "exact")
     assert "(exact accounting; 2 charges)" in of_exact and "(Rényi accounting; 2 charges)" in text
     assert less <= float(of_exact.split("ε = ")[1].split("**")[0]) <= less * 1.001 < exact
-    assert "added or removed" in text and "replaced by a blank" in card(records=records("zero-out-one"))
+    assert "added or removed" in text and "replaced by a blank" in card(
+        records=records("zero-out-one")
+    )
     assert "ε = 0**" in card(records={}) and "2 charges" in text
 
 
@@ -78,15 +100,20 @@ def test_the_card_is_the_same_bytes_each_time_and_keeps_its_tables_whole():
     text = card()
     assert text == card(records=dict(reversed(records().items())))
     rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert "| 1 | mal\\|ignant | 500 |" in rows and any("what \\| count gave" in row for row in rows)
+    assert "| 1 | mal\\|ignant | 500 |" in rows and any(
+        "what \\| count gave" in row for row in rows
+    )
 
 
-PLAIN, MARK = np.full(40, "plain"), mark_of(["finetune"])  # the kinds of as many images, and their origin
+# The kinds of as many images, and their origin
+PLAIN, MARK = np.full(40, "plain"), mark_of(["finetune"])
 
 
 @pytest.fixture
 def release(digits) -> ImageSet:
-    """Classes whose names sort in another order than their labels and cannot be names of folders."""
+    """Classes whose names sort in another order than their labels and cannot be names of
+    folders.
+    """
     chosen = np.flatnonzero(digits.labels < 3)[:40]
     return ImageSet(digits.images[chosen], digits.labels[chosen], ("T-shirt/top", "Bag", "été"))
 
@@ -97,23 +124,35 @@ def test_an_archive_gives_back_pixels_labels_and_classes(release, tmp_path):
         save_npz(tmp_path, release, PLAIN, MARK)
         bytes_of.append((tmp_path / "images.npz").read_bytes())
     assert bytes_of[0] == bytes_of[1]
-    source = read_source(Data(dataset_id="x", source="npz", path=str(tmp_path / "images.npz")), tmp_path / "raw")
+    source = read_source(
+        Data(dataset_id="x", source="npz", path=str(tmp_path / "images.npz")), tmp_path / "raw"
+    )
     images, labels = zip(*source.train, strict=True)
     assert source.classes == release.classes
-    assert np.array_equal(np.stack(images), release.images) and list(labels) == release.labels.tolist()
+    assert (
+        np.array_equal(np.stack(images), release.images) and list(labels) == release.labels.tolist()
+    )
 
 
 def test_folders_of_pngs_load_with_torchvision_and_as_a_source_of_this_program(release, tmp_path):
     save_png_folders(tmp_path, release, PLAIN, MARK)
     folder = tmp_path / PNG
     found = ImageFolder(str(folder))
-    rows = {row["file_name"]: row for row in csv.DictReader((folder / "metadata.csv").open(encoding="utf-8"))}
+    rows = {
+        row["file_name"]: row
+        for row in csv.DictReader((folder / "metadata.csv").open(encoding="utf-8"))
+    }
     assert len(found) == len(release) == len(rows)
     for path, label in found.samples:
         row, index = rows[path.removeprefix(f"{folder}/")], int(path[-10:-4])
-        assert label == release.labels[index] == int(row["label"]) and row["class"] == release.classes[label]
+        assert (
+            label == release.labels[index] == int(row["label"])
+            and row["class"] == release.classes[label]
+        )
         assert np.array_equal(np.asarray(found.loader(path))[..., :1], release.images[index])
-    source = read_source(Data(dataset_id="x", source="imagefolder", path=str(folder)), tmp_path / "raw")
+    source = read_source(
+        Data(dataset_id="x", source="imagefolder", path=str(folder)), tmp_path / "raw"
+    )
     order = np.argsort(release.labels, kind="stable")
     images, labels = zip(*source.train, strict=True)
     assert np.array_equal(np.stack(images), release.images[order])
@@ -139,7 +178,10 @@ def test_folders_sort_as_their_labels_and_stay_inside(classes, folders):
 
 def test_the_card_says_which_images_are_public_and_which_are_no_plain_ones():
     chosen = card(sources={"select": 1200})
-    assert "All are **public images, privately selected and labelled**" in chosen and "drawn by" not in chosen
+    assert (
+        "All are **public images, privately selected and labelled**" in chosen
+        and "drawn by" not in chosen
+    )
     assert "synthetic" not in chosen.split("## Privacy")[0]
     both = card(sources={"select": 400, "finetune": 800})
     assert "800 were drawn by generative models" in both and "400 are **public images" in both
@@ -156,7 +198,9 @@ def test_the_card_states_the_licence_of_public_images_that_were_drawn():
     for source, words in (("glyphs", "no licence of their own"), ("photos", "under CC BY 2.0")):
         told = card(**chosen, public_source=source)
         assert words in told and "So is their licence" not in told
-    assert "licence of their own" not in card(public_source="glyphs"), "none of them is in the release"
+    assert "licence of their own" not in card(public_source="glyphs"), (
+        "none of them is in the release"
+    )
 
 
 def test_the_card_says_of_gaussians_what_is_not_of_the_sensitive_images():

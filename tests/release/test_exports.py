@@ -13,7 +13,14 @@ from pyarrow import parquet
 
 from sfumato.data.images import ImageSet
 from sfumato.release import exports
-from sfumato.release.exports import PARQUET, PNG, mark_of, save_parquet, save_png_folders, save_webdataset
+from sfumato.release.exports import (
+    PARQUET,
+    PNG,
+    mark_of,
+    save_parquet,
+    save_png_folders,
+    save_webdataset,
+)
 from sfumato.storage.files import csv_text
 
 NAMES = ("T-shirt/top", "Bag", "été")
@@ -36,7 +43,10 @@ def test_pandas_gives_back_the_pixels_and_labels(release, tmp_path):
     save_parquet(tmp_path, release, kinds, MARK)
     assert parquet.ParquetFile(tmp_path / PARQUET).num_row_groups == 2
     table = pd.read_parquet(tmp_path / PARQUET)
-    assert list(table.columns) == ["image", "label", "kind"] and table["label"].tolist() == release.labels.tolist()
+    assert (
+        list(table.columns) == ["image", "label", "kind"]
+        and table["label"].tolist() == release.labels.tolist()
+    )
     assert table["kind"].tolist() == kinds.tolist()
     for row, image in zip(table["image"], release.images, strict=True):
         assert row["path"] is None
@@ -46,8 +56,13 @@ def test_pandas_gives_back_the_pixels_and_labels(release, tmp_path):
 
 def test_the_schema_says_image_and_class_label_with_the_names(release, tmp_path):
     save_parquet(tmp_path, release, KINDS, MARK)
-    features = json.loads(parquet.read_schema(tmp_path / PARQUET).metadata[b"huggingface"])["info"]["features"]
-    label, kind = {"_type": "ClassLabel", "names": list(NAMES)}, {"_type": "Value", "dtype": "string"}
+    features = json.loads(parquet.read_schema(tmp_path / PARQUET).metadata[b"huggingface"])["info"][
+        "features"
+    ]
+    label, kind = (
+        {"_type": "ClassLabel", "names": list(NAMES)},
+        {"_type": "Value", "dtype": "string"},
+    )
     assert features == {"image": {"_type": "Image"}, "label": label, "kind": kind}
 
 
@@ -63,7 +78,9 @@ def test_large_releases_are_parted_and_read_as_one(release, tmp_path, monkeypatc
     monkeypatch.setattr(exports, "SHARD", release.images.nbytes // 3)
     save_parquet(tmp_path, release, KINDS, MARK)
     parts = sorted((tmp_path / "parquet").iterdir())
-    assert [part.name for part in parts] == [f"train-0000{i}-of-0000{len(parts)}.parquet" for i in range(len(parts))]
+    assert [part.name for part in parts] == [
+        f"train-0000{i}-of-0000{len(parts)}.parquet" for i in range(len(parts))
+    ]
     assert len(parts) > 2
     assert pd.concat(map(pd.read_parquet, parts))["label"].tolist() == release.labels.tolist()
 
@@ -74,8 +91,12 @@ def test_large_releases_are_parted_and_read_as_one(release, tmp_path, monkeypatc
             members = file.getmembers()
             for picture, about in zip(members[::2], members[1::2], strict=True):
                 said = json.load(file.extractfile(about))
-                assert picture.name[:-4] == about.name[:-5] and said["class"] == NAMES[said["label"]]
-                pixels = np.asarray(Image.open(file.extractfile(picture))).reshape(release.images.shape[1:])
+                assert (
+                    picture.name[:-4] == about.name[:-5] and said["class"] == NAMES[said["label"]]
+                )
+                pixels = np.asarray(Image.open(file.extractfile(picture))).reshape(
+                    release.images.shape[1:]
+                )
                 found.append((said["label"], said["kind"], pixels))
     assert [label for label, *_ in found] == release.labels.tolist()
     assert [kind for _, kind, _ in found] == KINDS.tolist()
@@ -90,4 +111,5 @@ def test_a_spreadsheet_computes_no_name(tmp_path, name):
         heads, *rows = csv.reader(file)
     assert not any(cell.startswith(("=", "+", "-", "@")) for row in (heads, *rows) for cell in row)
     assert all((tmp_path / PNG / row[0]).is_file() for row in rows)
-    assert csv_text([{"x": -1.5, "y": "a"}], {"x": ".1f", "y": ""}) == "x,y\n-1.5,a\n"  # a number is a number
+    # A number is a number
+    assert csv_text([{"x": -1.5, "y": "a"}], {"x": ".1f", "y": ""}) == "x,y\n-1.5,a\n"

@@ -19,13 +19,17 @@ def drawn(digits):
     zeros = np.flatnonzero(digits.labels == 0)[:100]
     ones = np.flatnonzero(digits.labels == 1)[:100]
     twos = np.resize(np.flatnonzero(digits.labels == 2), 200)
-    images = torch.from_numpy(digits.images[np.concatenate([zeros, ones, twos])]).permute(0, 3, 1, 2)
+    images = torch.from_numpy(digits.images[np.concatenate([zeros, ones, twos])]).permute(
+        0, 3, 1, 2
+    )
     return images, torch.tensor([0] * 200 + [1] * 200)
 
 
 @pytest.fixture(scope="module")
 def means(drawn, features):
-    """Of a set whose first class, a quarter of it, has nine zeros to one one, and whose second class has twos."""
+    """Of a set whose first class, a quarter of it, has nine zeros to one one, and whose second
+    class has twos.
+    """
     rows = features(drawn[0] / 255)
     first = 0.9 * rows[:100].mean(0) + 0.1 * rows[100:200].mean(0)
     return FeatureMeans(torch.stack([0.25 * first, 0.75 * rows[200:].mean(0)], dim=1), features)
@@ -47,7 +51,9 @@ def test_their_mean_is_nearer_than_that_of_as_many_at_random(drawn, means, featu
 
 
 def test_the_first_is_the_nearest_and_the_others_make_up_for_it():
-    rows = torch.nn.functional.normalize(torch.tensor([[1.0, 0.1], [1.0, -0.1], [0.9, 0.2], [0.0, 1.0]]), dim=1)
+    rows = torch.nn.functional.normalize(
+        torch.tensor([[1.0, 0.1], [1.0, -0.1], [0.9, 0.2], [0.0, 1.0]]), dim=1
+    )
     assert nearest_mean(rows, torch.tensor([1.0, 0.05]), 3).tolist() == [0, 1, 2]
 
 
@@ -56,7 +62,9 @@ def test_a_class_that_the_release_says_nothing_of_keeps_its_first_images(drawn, 
     assert rows[drawn[1][rows] == 0].tolist() == list(range(50))
 
 
-def test_exactly_as_many_are_kept_as_asked_also_where_a_class_is_taken_in_parts(drawn, means, monkeypatch):
+def test_exactly_as_many_are_kept_as_asked_also_where_a_class_is_taken_in_parts(
+    drawn, means, monkeypatch
+):
     monkeypatch.setattr("sfumato.release.herding.TOGETHER", 37)
     for number in (1, 99, 133):
         rows = herded(*drawn, means, torch.tensor([0.25, 0.75]), number)
@@ -69,6 +77,7 @@ def test_exactly_as_many_are_kept_as_asked_also_where_a_class_is_taken_in_parts(
 def test_what_is_farthest_from_the_mean_is_left_out_unless_too_few_would_be_left():
     angles = torch.cat([torch.linspace(-0.3, 0.3, 19), torch.tensor([2.5])])
     rows = torch.stack([angles.cos(), angles.sin()], dim=1)
-    target = torch.tensor([0.5, 0.0])  # nearer than the mean of any of the first 19: the last one would help
+    # Nearer than the mean of any of the first 19: the last one would help
+    target = torch.tensor([0.5, 0.0])
     assert 19 not in nearest_mean(rows, target, 12)
     assert 19 in nearest_mean(rows, target, 20)

@@ -30,7 +30,8 @@ from sfumato.settings.data import GROUP, Data
 from sfumato.storage.artifacts import write_empty, writing
 from sfumato.storage.digest import digest_of_file
 
-# A finder that lets the standard library, NumPy, Pillow and the package itself be imported, and nothing else.
+# A finder that lets the standard library, NumPy, Pillow and the package itself be imported, and
+# nothing else.
 ALONE = """
 import sys
 class Only:
@@ -63,14 +64,21 @@ sys.meta_path.insert(0, Less())
 def release(digits, tmp_path) -> sfumato.Release:
     """One with images in a folder for each class, and with words of its owner."""
     about = {"owner": "The clinic"}
-    return sfumato.load_release(write_release(tmp_path / "release", digits, about=about, export=["png", "npz"]))
+    return sfumato.load_release(
+        write_release(tmp_path / "release", digits, about=about, export=["png", "npz"])
+    )
 
 
 def test_numpy_alone_reads_a_release(release, digits):
-    done = subprocess.run([sys.executable, "-c", ALONE, str(release.path)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, str(release.path)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     first, second, third = done.stdout.splitlines()
-    assert first == f"40 (40, 8, 8, 1) uint8 {digits.labels[:3].tolist()} {digits.classes}" and second == "True 1 []"
+    assert (
+        first == f"40 (40, 8, 8, 1) uint8 {digits.labels[:3].tolist()} {digits.classes}"
+        and second == "True 1 []"
+    )
     assert third == "as its card states True"
 
 
@@ -93,15 +101,25 @@ def test_the_plain_images_come_with_the_classes_asked_of_the_models(digits, tmp_
     assert np.array_equal(plain.images, released.images) and np.array_equal(plain.labels, asked)
     assert "asked.npy" in (path / "README.md").read_text()
     other = write_release(tmp_path / "other", digits)
-    assert plain_images(released, other) is None and "asked.npy" not in (other / "README.md").read_text()
+    assert (
+        plain_images(released, other) is None
+        and "asked.npy" not in (other / "README.md").read_text()
+    )
 
 
 def test_arrays_card_and_ledger_are_those_that_were_released(release, digits):
-    assert np.array_equal(release.images, digits.images[:40]) and np.array_equal(release.labels, digits.labels[:40])
+    assert np.array_equal(release.images, digits.images[:40]) and np.array_equal(
+        release.labels, digits.labels[:40]
+    )
     assert release.classes == digits.classes and release.ledger == {RECORD["id"]: RECORD}
-    assert release.card["about"] == {"owner": "The clinic"} and release.card["units"] == ["one (image, label)"]
+    assert release.card["about"] == {"owner": "The clinic"} and release.card["units"] == [
+        "one (image, label)"
+    ]
     assert release.card["digital_source_type"].endswith("Media")
-    assert 0 < release.cost["epsilon"] == release.card["epsilon"] < 2 and 0 < release.cost["delta"] < 1 / 1500
+    assert (
+        0 < release.cost["epsilon"] == release.card["epsilon"] < 2
+        and 0 < release.cost["delta"] < 1 / 1500
+    )
     with pytest.raises(ValueError, match="read-only"):
         release.images[0] = 0
 
@@ -140,17 +158,27 @@ def test_what_is_no_release_is_refused(digits, tmp_path):
 
 
 def test_each_image_is_of_a_kind_and_a_kind_can_be_loaded_alone(digits, tmp_path):
-    """Public ones lie among those drawn by a model; changed ones come last, whatever they were made from."""
+    """Public ones lie among those drawn by a model; changed ones come last, whatever they were made
+    from.
+    """
     kinds = np.array(["plain", "public"] * 15 + ["distorted"] * 6 + ["blend"] * 4)
-    path = write_release(tmp_path / "release", digits, ("finetune", "select"), kinds=kinds, export=["png"])
+    path = write_release(
+        tmp_path / "release", digits, ("finetune", "select"), kinds=kinds, export=["png"]
+    )
     release = sfumato.load_release(path)
     assert release.kinds.tolist() == kinds.tolist() == release.to_pandas()["kind"].tolist()
     assert release.card["kinds"] == {"plain": 15, "distorted": 6, "blend": 4, "public": 15}
     alone = sfumato.load_release(path, kinds=["plain", "blend"])
-    assert len(alone) == 19 and np.array_equal(alone.images, digits.images[:40][np.isin(kinds, ["plain", "blend"])])
+    assert len(alone) == 19 and np.array_equal(
+        alone.images, digits.images[:40][np.isin(kinds, ["plain", "blend"])]
+    )
     rows = list(csv.DictReader((path / "png" / "metadata.csv").open()))
-    assert [row["kind"] for row in sorted(rows, key=lambda row: row["file_name"][-10:])] == kinds.tolist()
-    with pytest.raises(DataError, match="no images of kind mixed: kinds=plain, distorted, blend, public"):
+    assert [
+        row["kind"] for row in sorted(rows, key=lambda row: row["file_name"][-10:])
+    ] == kinds.tolist()
+    with pytest.raises(
+        DataError, match="no images of kind mixed: kinds=plain, distorted, blend, public"
+    ):
         sfumato.load_release(path, kinds=["mixed"])
     with Image.open(path / "grid.png") as grid:
         assert grid.height == 10 * (96 + 2) + 2 and 10 * (96 + 2) < grid.width < 10 * (96 + 2) + 60
@@ -167,14 +195,18 @@ def test_the_pictures_show_no_distorted_image_and_name_the_classes(digits, tmp_p
     blank = names.images.copy()
     blank[15:] = 255
     varied, plain = (
-        write_release(tmp_path / name, ImageSet(images, names.labels, names.classes), kinds=kinds, **few)
+        write_release(
+            tmp_path / name, ImageSet(images, names.labels, names.classes), kinds=kinds, **few
+        )
         for name, images in {"varied": names.images, "plain": blank}.items()
     )
     for name in ("grid.png", "classes/3.png"):
         assert (varied / name).read_bytes() == (plain / name).read_bytes()
     pixels = np.asarray(Image.open(varied / "grid.png"))
     margin = pixels[:, : pixels.shape[1] - 10 * 98 - 2]
-    assert all((margin[row * 98 : (row + 1) * 98] < 128).any() for row in range(10)), "a name beside each row"
+    assert all((margin[row * 98 : (row + 1) * 98] < 128).any() for row in range(10)), (
+        "a name beside each row"
+    )
 
 
 def test_all_images_of_a_release_of_version_0_2_are_plain(release):
@@ -190,9 +222,16 @@ def test_as_a_torch_dataset_it_trains_with_a_data_loader(release, digits):
     assert isinstance(dataset, torch.utils.data.Dataset) and len(dataset) == 40
     assert dataset.classes == list("0123456789")
     images, labels = next(iter(torch.utils.data.DataLoader(dataset, batch_size=40)))
-    assert images.shape == (40, 1, 8, 8) and images.dtype == torch.float32 and images.min() >= 0 and images.max() == 1
+    assert (
+        images.shape == (40, 1, 8, 8)
+        and images.dtype == torch.float32
+        and images.min() >= 0
+        and images.max() == 1
+    )
     assert labels.tolist() == dataset.targets == digits.labels[:40].tolist()
-    assert torch.equal((images * 255).round().permute(0, 2, 3, 1).byte(), torch.tensor(np.array(release.images)))
+    assert torch.equal(
+        (images * 255).round().permute(0, 2, 3, 1).byte(), torch.tensor(np.array(release.images))
+    )
     moved = release.to_torch(lambda image: image.flip(-1))
     assert torch.equal(moved[5][0], dataset[5][0].flip(-1)) and moved[5][1] == dataset[5][1]
 
@@ -200,16 +239,24 @@ def test_as_a_torch_dataset_it_trains_with_a_data_loader(release, digits):
 def test_a_table_has_a_row_for_each_image(release):
     table = release.to_pandas()
     assert isinstance(table, pandas.DataFrame) and len(table) == len(release)
-    assert np.array_equal(np.stack(table["image"]), release.images) and table["label"].tolist() == list(release.labels)
+    assert np.array_equal(np.stack(table["image"]), release.images) and table[
+        "label"
+    ].tolist() == list(release.labels)
     assert table["class"].tolist() == [release.classes[label] for label in release.labels]
 
 
 def test_a_hub_finds_the_parquet_file_by_the_readme(release, tmp_path):
     folder = release.to_huggingface(tmp_path / "hub")
     front = yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
-    assert front["configs"] == [{"config_name": "default", "data_files": PARQUET_FILES}] and front["tags"]
+    assert (
+        front["configs"] == [{"config_name": "default", "data_files": PARQUET_FILES}]
+        and front["tags"]
+    )
     table = parquet.read_table(folder / PARQUET)
-    assert table["label"].to_pylist() == list(release.labels) and len(table["image"][0].as_py()["bytes"]) > 50
+    assert (
+        table["label"].to_pylist() == list(release.labels)
+        and len(table["image"][0].as_py()["bytes"]) > 50
+    )
     with pytest.raises(DataError, match="not empty"):
         release.to_huggingface(folder)
 
@@ -230,7 +277,9 @@ def picture(digits, tmp_path):
 
 
 @pytest.mark.parametrize("prepared", [{}, {"fit": "pad"}, {"range": [10, 200]}])
-def test_a_picture_is_prepared_as_those_that_the_release_learned_from(digits, tmp_path, picture, prepared):
+def test_a_picture_is_prepared_as_those_that_the_release_learned_from(
+    digits, tmp_path, picture, prepared
+):
     """By the way of `stage prepare`: turned, shown by the range, cut or padded, resized."""
     if "range" in prepared:
         Image.fromarray(np.asarray(Image.open(picture)).astype(np.uint16)).save(picture)
@@ -239,17 +288,31 @@ def test_a_picture_is_prepared_as_those_that_the_release_learned_from(digits, tm
     for name in ("ill/x.png", "well/y.png"):
         (tmp_path / "clinic" / name).write_bytes(picture.read_bytes())
     release = sfumato.load_release(write_release(tmp_path / "release", digits, prepared=prepared))
-    data = Data(dataset_id="c", source="imagefolder", path=str(tmp_path / "clinic"), size=8, channels=1, **prepared)
-    ((first, _), *_) = read_source(data, tmp_path).train
-    assert np.array_equal(release.prepare(picture), first) and release.card["prepared"]["filter"] == "lanczos"
+    data = Data(
+        dataset_id="c",
+        source="imagefolder",
+        path=str(tmp_path / "clinic"),
+        size=8,
+        channels=1,
+        **prepared,
+    )
+    (first, _), *_ = read_source(data, tmp_path).train
+    assert (
+        np.array_equal(release.prepare(picture), first)
+        and release.card["prepared"]["filter"] == "lanczos"
+    )
     assert release.card["prepared"] | prepared == release.card["prepared"]
     del release.card["prepared"]
     with pytest.raises(DataError, match="an older version wrote it"):
         release.prepare(picture)
 
 
-def test_the_readme_leads_from_the_folder_to_a_prediction_and_a_table_with_numpy_and_pillow(digits, tmp_path, picture):
-    """Ten lines, run where nothing of this package can be imported; the picture is prepared as the package does it."""
+def test_the_readme_leads_from_the_folder_to_a_prediction_and_a_table_with_numpy_and_pillow(
+    digits, tmp_path, picture
+):
+    """Ten lines, run where nothing of this package can be imported; the picture is prepared as the
+    package does it.
+    """
     path = write_release(tmp_path / "release", digits.take(np.arange(300)), count=300)
     shutil.copy(picture, path)
     lines = re.search("```python\n(import json.*?)```", (path / "README.md").read_text(), re.S)[1]
@@ -280,7 +343,10 @@ def test_a_hub_takes_pictures_and_a_table_where_there_is_no_pyarrow(release, tmp
     uninstall("pyarrow")
     folder = release.to_huggingface(tmp_path / "hub")
     front = yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
-    assert front["configs"] == [{"config_name": "default", "data_dir": "png"}] and not (folder / PARQUET).exists()
+    assert (
+        front["configs"] == [{"config_name": "default", "data_dir": "png"}]
+        and not (folder / PARQUET).exists()
+    )
     rows = list(csv.DictReader((folder / "png" / "metadata.csv").open()))
     assert len(rows) == 40 and all((folder / "png" / row["file_name"]).is_file() for row in rows)
 
@@ -293,7 +359,9 @@ GROUPED = UNITS[GROUP]
 
 def rewrite(path, change) -> None:
     """Edit card and records of a release, as someone who then corrects the sha256 of the card."""
-    card, privacy = (json.loads((path / name).read_text()) for name in ("card.json", "privacy.json"))
+    card, privacy = (
+        json.loads((path / name).read_text()) for name in ("card.json", "privacy.json")
+    )
     change(card, privacy)
     (path / "card.json").write_text(json.dumps(card))
     privacy["files"]["card.json"] = digest_of_file(path / "card.json")
@@ -305,7 +373,9 @@ def replace_array(name, array):
 
     def change(path) -> None:
         np.save(path / name, array)
-        rewrite(path, lambda card, privacy: privacy["files"].update({name: digest_of_file(path / name)}))
+        rewrite(
+            path, lambda card, privacy: privacy["files"].update({name: digest_of_file(path / name)})
+        )
 
     return change
 
@@ -315,11 +385,16 @@ def stating(**said):
 
 
 def recording(**said):
-    return lambda path: rewrite(path, lambda card, privacy: privacy["records"][RECORD["id"]].update(said))
+    return lambda path: rewrite(
+        path, lambda card, privacy: privacy["records"][RECORD["id"]].update(said)
+    )
 
 
 LIES = {
-    "a smaller epsilon": (stating(epsilon=0.01), "states epsilon=0.01 at delta=.*, and its records come to 0.606929"),
+    "a smaller epsilon": (
+        stating(epsilon=0.01),
+        "states epsilon=0.01 at delta=.*, and its records come to 0.606929",
+    ),
     "epsilon a little smaller": (stating(epsilon=0.6), "its records come to"),
     "epsilon at another delta": (stating(delta=1e-7), "at delta=1e-07, and its records come to"),
     "epsilon below zero": (stating(epsilon=-1), "which is not a bound"),
@@ -341,11 +416,23 @@ LIES = {
     "synthetic or not": (stating(synthetic=False), "states synthetic="),
     "another mark": (stating(digital_source_type=None), "states digital_source_type="),
     "owners apart": (stating(apart=["north", "south"]), "states apart="),
-    "labels of another type": (replace_array("labels.npy", np.zeros(40, np.int8)), r"labels\.npy is int8"),
-    "labels of other images": (replace_array("labels.npy", np.zeros(39, np.int64)), r"labels\.npy is int64 \(39,\)"),
+    "labels of another type": (
+        replace_array("labels.npy", np.zeros(40, np.int8)),
+        r"labels\.npy is int8",
+    ),
+    "labels of other images": (
+        replace_array("labels.npy", np.zeros(39, np.int64)),
+        r"labels\.npy is int64 \(39,\)",
+    ),
     "a label below zero": (replace_array("labels.npy", np.full(40, -1)), "contains the label"),
-    "images no bytes": (replace_array("images.npy", np.zeros((40, 8, 8, 1))), r"images\.npy is float64"),
-    "kinds of other images": (replace_array("kinds.npy", np.full(39, "plain")), r"kinds\.npy is <U5 \(39,\)"),
+    "images no bytes": (
+        replace_array("images.npy", np.zeros((40, 8, 8, 1))),
+        r"images\.npy is float64",
+    ),
+    "kinds of other images": (
+        replace_array("kinds.npy", np.full(39, "plain")),
+        r"kinds\.npy is <U5 \(39,\)",
+    ),
     "noise by a seed": (recording(noise_source="seeded: for tests only"), "no privacy guarantee"),
     "no mechanism": (recording(event={"type": "Free"}), "not a mechanism"),
     "an unknown query": (recording(stage="free"), "is not a query"),
@@ -390,7 +477,9 @@ def test_an_exact_card_holds_by_the_exact_accountant(release):
 
 
 def test_a_record_under_another_id_is_refused(release):
-    rewrite(release.path, lambda card, privacy: privacy["records"][RECORD["id"]].update(id="b" * 32))
+    rewrite(
+        release.path, lambda card, privacy: privacy["records"][RECORD["id"]].update(id="b" * 32)
+    )
     with pytest.raises(DataError, match="has another id"):
         sfumato.load_release(release.path)
 
@@ -420,12 +509,16 @@ def npy(header: str) -> bytes:
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
 
 
-@pytest.mark.parametrize("header", ["-" * 9000 + "1\n", "1" + "+1" * 4000 + "\n", "(" * 9000 + "\n", "[" * 150 + "\n"])
+@pytest.mark.parametrize(
+    "header", ["-" * 9000 + "1\n", "1" + "+1" * 4000 + "\n", "(" * 9000 + "\n", "[" * 150 + "\n"]
+)
 def test_an_array_with_a_hostile_header_is_a_data_error(release, header):
     (release.path / "images.npy").write_bytes(npy(header))
     rewrite(
         release.path,
-        lambda card, privacy: privacy["files"].update({"images.npy": digest_of_file(release.path / "images.npy")}),
+        lambda card, privacy: privacy["files"].update(
+            {"images.npy": digest_of_file(release.path / "images.npy")}
+        ),
     )
     with pytest.raises(DataError, match="cannot be read"):
         sfumato.load_release(release.path)

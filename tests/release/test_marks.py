@@ -19,7 +19,10 @@ from sfumato.release.exports import PARQUET, PNG, SOURCE_TYPE, mark_of, save_par
 from sfumato.release.pattern import FOUND, add_pattern, pattern_key, pattern_score
 
 GENERATED = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
-NAMES = {"ext": "http://iptc.org/std/Iptc4xmpExt/2008-02-29/", "dc": "http://purl.org/dc/elements/1.1/"}
+NAMES = {
+    "ext": "http://iptc.org/std/Iptc4xmpExt/2008-02-29/",
+    "dc": "http://purl.org/dc/elements/1.1/",
+}
 
 
 def said(content: bytes) -> tuple[str | None, str]:
@@ -50,7 +53,11 @@ def test_public_images_are_called_that_and_never_generated(digits, tmp_path):
     for file in pngs(path):
         kind, words = said(file.read_bytes())
         assert kind is None and "public image, privately selected and labelled" in words.lower()
-    kind, words = said(pngs(write_release(tmp_path / "both", digits, sources=["select", "finetune"]))[0].read_bytes())
+    kind, words = said(
+        pngs(write_release(tmp_path / "both", digits, sources=["select", "finetune"]))[
+            0
+        ].read_bytes()
+    )
     assert kind.endswith("/compositeWithTrainedAlgorithmicMedia") and "public images" in words
 
 
@@ -66,9 +73,10 @@ def test_a_table_says_it_too_and_so_does_each_picture_in_it(digits, tmp_path, so
         assert said(row["bytes"]) == (mark.source_type, mark.description)
 
 
-# --- files that are no pictures, and the pattern in the pixels --------------------------------------------------------
+# --- files that are no pictures, and the pattern in the pixels ------------------------------------
 
-IMAGES_SHA256 = "09b1ae0a110ef348106e8b65319b22bac9f44cf70bceec715b1e9806097ba812"  # as before there were these marks
+# As before there were these marks
+IMAGES_SHA256 = "09b1ae0a110ef348106e8b65319b22bac9f44cf70bceec715b1e9806097ba812"
 
 
 def packet_in(content: bytes) -> str:
@@ -78,7 +86,9 @@ def packet_in(content: bytes) -> str:
 
 
 @pytest.mark.parametrize("mark", ["files", "pixels"])
-def test_arrays_and_archives_say_that_they_are_generated_and_are_read_as_ever(digits, tmp_path, mark):
+def test_arrays_and_archives_say_that_they_are_generated_and_are_read_as_ever(
+    digits, tmp_path, mark
+):
     path = write_release(tmp_path / "release", digits, export=["npz", "webdataset"], mark=mark)
     for name in ("images.npy", "images.npz", "webdataset/train-00000.tar"):
         assert GENERATED in packet_in((path / name).read_bytes()), name
@@ -104,7 +114,8 @@ def test_a_release_without_these_marks_keeps_its_bytes(digits, tmp_path):
 def larger(digits, side: int, count: int = 200) -> np.ndarray:
     """Digits of so many pixels a side, with grey levels of all kinds."""
     pictures = [
-        Image.fromarray(image).resize((side, side), Image.Resampling.BICUBIC) for image in digits.images[..., 0]
+        Image.fromarray(image).resize((side, side), Image.Resampling.BICUBIC)
+        for image in digits.images[..., 0]
     ]
     return np.stack([np.asarray(picture) for picture in pictures[:count]])[..., None]
 
@@ -120,8 +131,12 @@ def after_jpeg(images: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(("side", "size"), [(28, 10), (64, 1)])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_pattern_is_found_after_jpeg_in_99_of_100_and_moves_no_pixel_by_more_than_one(digits, side, size, channels):
-    """Unmarked sets: no key of 100, each with 1/24 900 at most: all four fail by chance once in 60 at most."""
+def test_the_pattern_is_found_after_jpeg_in_99_of_100_and_moves_no_pixel_by_more_than_one(
+    digits, side, size, channels
+):
+    """Unmarked sets: no key of 100, each with 1/24 900 at most: all four fail by chance once in 60
+    at most.
+    """
     images = np.tile(larger(digits, side), channels)
     images[..., 1:] //= 2
     key = pattern_key("clinic", 0)
@@ -130,7 +145,9 @@ def test_the_pattern_is_found_after_jpeg_in_99_of_100_and_moves_no_pixel_by_more
     received, plain = after_jpeg(marked), after_jpeg(images)
     sets = [np.random.default_rng(i).permutation(len(images))[:size] for i in range(100)]
     assert sum(pattern_score(received[rows], key) >= FOUND for rows in sets) >= 99
-    assert not any(pattern_score(plain[rows], pattern_key("other", i)) >= FOUND for i, rows in enumerate(sets))
+    assert not any(
+        pattern_score(plain[rows], pattern_key("other", i)) >= FOUND for i, rows in enumerate(sets)
+    )
 
 
 def test_the_key_depends_on_no_image_and_public_images_keep_their_pixels(digits, tmp_path):
@@ -139,7 +156,9 @@ def test_the_key_depends_on_no_image_and_public_images_keep_their_pixels(digits,
     path = write_release(tmp_path / "a", digits, sources, kinds=kinds, mark="pixels")
     release = sfumato.load_release(path)
     assert np.array_equal(release.images[20:], digits.images[20:40])
-    assert np.array_equal(release.images[:20], add_pattern(digits.images[:20], release.card["pattern"]))
+    assert np.array_equal(
+        release.images[:20], add_pattern(digits.images[:20], release.card["pattern"])
+    )
     assert (release.images[:20] != digits.images[:20]).any()
     other = write_release(tmp_path / "b", digits.take(np.arange(100, 200)), mark="pixels")
     assert json.loads((other / "card.json").read_text())["pattern"] == release.card["pattern"]

@@ -1,6 +1,7 @@
 """The page that people read.
 
-The public edition holds the release and the ledger and nothing else; the owner's says that it is local.
+The public edition holds the release and the ledger and nothing else; the owner's says that it is
+local.
 """
 
 import hashlib
@@ -34,7 +35,13 @@ from sfumato.storage.png import save_png
 from stages.report import report
 
 HINT = 1500
-BUDGET = {"recipe": "feta-pro", "accountant": "rdp", "delta": default_delta(HINT), "size_hint": HINT, "target": 10.0}
+BUDGET = {
+    "recipe": "feta-pro",
+    "accountant": "rdp",
+    "delta": default_delta(HINT),
+    "size_hint": HINT,
+    "target": 10.0,
+}
 ACCURACY = {"mean": 0.8317, "std": 0.0123, "per_seed": [0.8317], "shifted": {}}
 SPACE = {"space": "cnn-x", "reference": "holdout"}
 DISTANCES = {"images": 6000, "frechet": 7.654321, "mmd": 0.4567, "mmd_std": 0.0321}
@@ -60,11 +67,18 @@ METRICS = {
 
 
 def record(stage: str, number: int, mechanism: Mechanism) -> dict:
-    about = {"dataset_id": "clinic-2026", "released": f"what {stage} gave", "time": 1_795_243_189 + number}
+    about = {
+        "dataset_id": "clinic-2026",
+        "released": f"what {stage} gave",
+        "time": 1_795_243_189 + number,
+    }
     return small_record(number, mechanism, stage=stage, **about)
 
 
-RECORDS = [record("count", 1, Mechanism(noise_multiplier=5)), record("frequency", 2, Mechanism(noise_multiplier=1.5))]
+RECORDS = [
+    record("count", 1, Mechanism(noise_multiplier=5)),
+    record("frequency", 2, Mechanism(noise_multiplier=1.5)),
+]
 SOURCES, CLASSES = {"finetune": 4, "auxiliary": 8}, ("benign", "<script>alert(1)</script>")
 
 
@@ -84,7 +98,9 @@ def write_ledger(path: Path, records=RECORDS, change=None, **budget) -> Path:
     ledger = build_ledger(BUDGET | budget, {r["id"]: dict(r) for r in records}, [])
     if change:
         change(ledger)
-        ledger["digest"] = digest_of({key: value for key, value in ledger.items() if key != "digest"})
+        ledger["digest"] = digest_of(
+            {key: value for key, value in ledger.items() if key != "digest"}
+        )
     path.write_text(ledger_text(ledger))
     return path
 
@@ -93,7 +109,10 @@ def test_the_line_of_all_time_counts_the_release_and_says_where_it_is_incomplete
     """Beside an empty state directory it said that no charge was ever opened."""
     release, ledger = write_release(tmp_path / "synthesize"), write_ledger(tmp_path / "ledger.json")
     page = " ".join(report_page(release, ledger).split())
-    assert "At least 2 charges were ever opened on dataset clinic-2026" in page and "This total is incomplete" in page
+    assert (
+        "At least 2 charges were ever opened on dataset clinic-2026" in page
+        and "This total is incomplete" in page
+    )
     assert "0 charges" not in page
     write_ledger(ledger, change=lambda x: x["odometer"].update(complete=True, head="0" * 64))
     page = " ".join(report_page(release, ledger).split())
@@ -112,7 +131,9 @@ def write_evaluation(folder: Path, seed: int) -> None:
 
 @pytest.fixture
 def desk(here):
-    """A folder with a release, its ledger and an evaluation, and `stage report` as a function that lets errors out."""
+    """A folder with a release, its ledger and an evaluation, and `stage report` as a function that
+    lets errors out.
+    """
     write_release(here / "artifacts" / "synthesize")
     write_ledger(here / "ledger.json")
     write_evaluation(here, 0)
@@ -130,7 +151,10 @@ def desk(here):
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory) -> dict[str, str]:
     path = tmp_path_factory.mktemp("pages")
-    release, ledger = write_release(path / "artifacts" / "synthesize"), write_ledger(path / "ledger.json")
+    release, ledger = (
+        write_release(path / "artifacts" / "synthesize"),
+        write_ledger(path / "ledger.json"),
+    )
     write_evaluation(path, 0)
     local = read_local(path / "metrics.json", path / "evaluation", path / "artifacts")
     local = local._replace(curve=curve)
@@ -140,7 +164,9 @@ def pages(tmp_path_factory) -> dict[str, str]:
 class Elements(HTMLParser):
     """Every element with its attributes; an error where tags do not nest."""
 
-    VOID = frozenset({"meta", "img", "br", "rect", "input", "line", "circle", "polyline", "polygon"})
+    VOID = frozenset(
+        {"meta", "img", "br", "rect", "input", "line", "circle", "polyline", "polygon"}
+    )
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -161,12 +187,16 @@ class Elements(HTMLParser):
 # ---- the public edition
 
 
-def test_the_public_edition_is_the_same_bytes_whatever_the_evaluation_and_the_real_images(desk, tmp_path):
+def test_the_public_edition_is_the_same_bytes_whatever_the_evaluation_and_the_real_images(
+    desk, tmp_path
+):
     found = []
     for seed in (0, 3):
         write_evaluation(tmp_path, seed)
         assert "may be shared" in desk()
-        found.append({path.name: path.read_bytes() for path in (tmp_path / "artifacts" / "report").iterdir()})
+        found.append(
+            {path.name: path.read_bytes() for path in (tmp_path / "artifacts" / "report").iterdir()}
+        )
     assert found[0] == found[1] and set(found[0]) == {"index.html", "croissant.json", PRIVACY}
     artifact = read_artifact(tmp_path / "artifacts" / "report", "report")
     assert not artifact.local and set(artifact.records) == {r["id"] for r in RECORDS}
@@ -189,8 +219,12 @@ def test_the_public_edition_opens_nothing_but_the_release_and_the_ledger(desk, t
 def test_the_public_edition_holds_no_number_of_the_evaluation(pages):
     numbers = re.findall(r"\d+\.\d+", json.dumps(METRICS))
     forms = [(scale, digits) for scale in (1, 100) for digits in (1, 2, 3, 4)]
-    rounded = {*numbers, *(f"{float(n) * scale:.{digits}f}" for n in numbers for scale, digits in forms)}
-    rounded = {n for n in rounded if len(n.replace(".", "").lstrip("0")) >= 3}  # fewer digits meet by chance
+    rounded = {
+        *numbers,
+        *(f"{float(n) * scale:.{digits}f}" for n in numbers for scale, digits in forms),
+    }
+    # Fewer digits meet by chance
+    rounded = {n for n in rounded if len(n.replace(".", "").lstrip("0")) >= 3}
     text = re.sub(r"<style>.*?</style>|data:[^\"]*", "", pages["public"], flags=re.S)
     words = set(re.findall(r"\d+\.\d+", text))
     assert words and not words & rounded, words & rounded
@@ -207,14 +241,21 @@ def test_neither_edition_takes_a_local_release_or_one_that_was_changed(desk, tmp
     write_release(tmp_path / "artifacts" / "synthesize", local=True)
     with pytest.raises(DataError, match="local"):
         desk("--audience", audience)
-    assert not (tmp_path / "artifacts" / "report").exists() and not (tmp_path / "evaluation" / "report.html").exists()
+    assert (
+        not (tmp_path / "artifacts" / "report").exists()
+        and not (tmp_path / "evaluation" / "report.html").exists()
+    )
 
 
 def test_a_ledger_that_does_not_hold_or_belongs_elsewhere_is_refused(desk, tmp_path):
     odd = [{**r, "time": "yesterday"} for r in RECORDS]
     for records, ledger, words in (
         (RECORDS, {"change": lambda ledger: ledger["epsilon"].update(rdp=0.1)}, "records come to"),
-        (RECORDS, {"change": lambda ledger: ledger["records"][0].update(noise_source="seeded")}, "seeded noise source"),
+        (
+            RECORDS,
+            {"change": lambda ledger: ledger["records"][0].update(noise_source="seeded")},
+            "seeded noise source",
+        ),
         (RECORDS, {"records": RECORDS[:1]}, "lacks charge"),
         (odd, {"records": odd}, "not a complete record"),
     ):
@@ -233,9 +274,13 @@ def test_a_ledger_that_does_not_hold_or_belongs_elsewhere_is_refused(desk, tmp_p
 
 def test_the_owners_edition_says_that_it_is_local_on_top_and_on_every_printed_page(pages):
     body = pages["owner"].split("<body", 1)[1]
-    assert re.sub(r"<[^>]*>", "", body.split(">", 1)[1]).strip().startswith("local: not to be shared")
+    assert (
+        re.sub(r"<[^>]*>", "", body.split(">", 1)[1]).strip().startswith("local: not to be shared")
+    )
     style = pages["owner"].split("@media print", 1)[1].split("</style>")[0]
-    assert re.search(r"\.local \{[^}]*table-header-group", style) and re.search(r"\.mark \{[^}]*position: fixed", style)
+    assert re.search(r"\.local \{[^}]*table-header-group", style) and re.search(
+        r"\.mark \{[^}]*position: fixed", style
+    )
     assert 'class="mark"' in body and 'class="mark"' not in pages["public"]
 
 
@@ -246,7 +291,10 @@ def test_the_owners_edition_shows_the_evaluation_and_is_no_artifact(desk, tmp_pa
         assert words in text
     assert text.index("Verdict: fair") < text.index("<section"), "before all else"
     assert text.count("data:image/png") == 2
-    assert not (tmp_path / "evaluation" / PRIVACY).exists() and not (tmp_path / "artifacts" / "report").exists()
+    assert (
+        not (tmp_path / "evaluation" / PRIVACY).exists()
+        and not (tmp_path / "artifacts" / "report").exists()
+    )
 
 
 def test_the_owners_edition_marks_the_project_on_the_curve_of_public_runs(desk, tmp_path):
@@ -255,11 +303,17 @@ def test_the_owners_edition_marks_the_project_on_the_curve_of_public_runs(desk, 
     assert "this project" not in (tmp_path / "artifacts" / "report" / "index.html").read_text()
     desk("--audience", "owner")
     elements = Elements((tmp_path / "evaluation" / "report.html").read_text()).found
-    places = [(words["class"], float(words["cx"]), float(words["cy"])) for tag, words in elements if tag == "circle"]
-    (_, x, y) = places.pop()
+    places = [
+        (words["class"], float(words["cx"]), float(words["cy"]))
+        for tag, words in elements
+        if tag == "circle"
+    ]
+    _, x, y = places.pop()
     assert x == pytest.approx(112 * (math.log10(10 * HINT) - 1.5), abs=0.06)
     assert y == pytest.approx(200 * (1 - expected_part("grey", 10 * HINT)), abs=0.06)
-    assert len(places) == len(curve("grey", 1)["runs"]) and all(0 <= x <= 560 and 0 <= y <= 200 for _, x, y in places)
+    assert len(places) == len(curve("grey", 1)["runs"]) and all(
+        0 <= x <= 560 and 0 <= y <= 200 for _, x, y in places
+    )
 
 
 def test_the_last_page_says_what_was_released_what_it_cost_and_what_may_be_shared(desk):
@@ -267,15 +321,27 @@ def test_the_last_page_says_what_was_released_what_it_cost_and_what_may_be_share
     assert "12 synthetic images (8 plain, 4 distorted), grey, 8 × 8, 2 classes" in said
     assert "one image with its label, in dataset clinic-2026" in said
     assert f"ε = {bound_text(read_ledger(Path('ledger.json'))['epsilon']['rdp'])} of 10" in said
-    assert "artifacts/synthesize/, artifacts/report/, ledger.json\n" in said and "git add ledger.json (" in said
-    for name in (".gitignore", "README.md", "params.yaml", "pipelines/own.yaml", "artifacts/teacher/card.json"):
+    assert (
+        "artifacts/synthesize/, artifacts/report/, ledger.json\n" in said
+        and "git add ledger.json (" in said
+    )
+    for name in (
+        ".gitignore",
+        "README.md",
+        "params.yaml",
+        "pipelines/own.yaml",
+        "artifacts/teacher/card.json",
+    ):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text("{}")
     said = desk("--audience", "owner")
     assert "git add .gitignore README.md params.yaml pipelines ledger.json (" in said
     assert "ledger.json; artifacts/teacher/, a classifier (sfumato.load_teacher)" in said
-    assert "81 %" not in said and "metrics.json" in said  # standard output is no terminal: a log may be kept
-    assert "verdict   fair (81 % of what there is to learn): much." in desk("--audience", "owner", terminal=True)
+    # Standard output is no terminal: a log may be kept
+    assert "81 %" not in said and "metrics.json" in said
+    assert "verdict   fair (81 % of what there is to learn): much." in desk(
+        "--audience", "owner", terminal=True
+    )
     assert "git add" not in desk()
 
 
@@ -313,7 +379,15 @@ def test_pictures_of_noisy_releases_are_shown_only_while_whole(desk, tmp_path):
 def test_the_page_fetches_nothing_and_runs_nothing(pages, edition):
     page = pages[edition]
     elements = Elements(page).found
-    assert not {tag for tag, _ in elements} & {"script", "link", "iframe", "object", "embed", "base", "form"}
+    assert not {tag for tag, _ in elements} & {
+        "script",
+        "link",
+        "iframe",
+        "object",
+        "embed",
+        "base",
+        "form",
+    }
     for tag, attributes in elements:
         for name in ("src", "href", "srcset", "xlink:href", "action", "data"):
             assert attributes.get(name, "data:").startswith("data:"), (tag, attributes)
@@ -328,9 +402,17 @@ def test_the_page_can_be_read_aloud(pages, edition):
     elements = Elements(pages[edition]).found
     assert all(attributes.get("alt") for tag, attributes in elements if tag == "img")
     assert all(attributes.get("aria-label") for tag, attributes in elements if tag == "input")
-    assert all(about.get("role") == "img" and about.get("aria-label") for tag, about in elements if tag == "svg")
+    assert all(
+        about.get("role") == "img" and about.get("aria-label")
+        for tag, about in elements
+        if tag == "svg"
+    )
     ids = [attributes["id"] for _, attributes in elements if "id" in attributes]
-    named = {attributes["aria-labelledby"] for _, attributes in elements if "aria-labelledby" in attributes}
+    named = {
+        attributes["aria-labelledby"]
+        for _, attributes in elements
+        if "aria-labelledby" in attributes
+    }
     assert len(ids) == len(set(ids)) and named <= set(ids)
     assert ("html", {"lang": "en"}) in elements and sum(tag == "h1" for tag, _ in elements) == 1
     for media in ("prefers-color-scheme: dark", "@media print", "width=device-width"):
@@ -341,7 +423,11 @@ def test_the_page_can_be_read_aloud(pages, edition):
     ("sources", "title", "kinds"),
     [
         (SOURCES, "Synthetic images made from", ["synthetic images"]),
-        ({"auxiliary": 8, "select": 4}, "Synthetic and public images for", ["synthetic images", "public images"]),
+        (
+            {"auxiliary": 8, "select": 4},
+            "Synthetic and public images for",
+            ["synthetic images", "public images"],
+        ),
         ({"select": 12}, "Public images chosen for", ["public images"]),
     ],
 )
@@ -355,7 +441,9 @@ def test_the_page_calls_a_release_what_it_is(tmp_path, sources, title, kinds):
 def test_the_numbers_are_recomputed_and_the_hashes_are_those_of_the_files(tmp_path, pages):
     release = write_release(tmp_path / "synthesize")
     lie = {"epsilon": 0.001, "share": 0.0}
-    ledger = write_ledger(tmp_path / "ledger.json", change=lambda x: x["stages"]["count"].update(lie))
+    ledger = write_ledger(
+        tmp_path / "ledger.json", change=lambda x: x["stages"]["count"].update(lie)
+    )
     with pytest.raises(BudgetError, match="its epsilon of count is 0.001"):
         report_page(release, ledger)
     page = report_page(release, write_ledger(tmp_path / "ledger.json"))
@@ -372,17 +460,35 @@ def test_the_numbers_are_recomputed_and_the_hashes_are_those_of_the_files(tmp_pa
 
 def test_a_declared_size_is_said(tmp_path):
     records = [{**r, "adjacency": "zero-out-one"} for r in RECORDS]
-    release, ledger = write_release(tmp_path / "synthesize", records), write_ledger(tmp_path / "ledger.json", records)
+    release, ledger = (
+        write_release(tmp_path / "synthesize", records),
+        write_ledger(tmp_path / "ledger.json", records),
+    )
     page = report_page(release, ledger)
-    assert "declares that the set contains exactly 1\u202f500 images" in page and "put a blank in its place" in page
+    assert (
+        "declares that the set contains exactly 1\u202f500 images" in page
+        and "put a blank in its place" in page
+    )
     assert "is not disclosed" not in page
 
 
 def test_printed_ceilings_and_costs_are_never_below_the_true_ones():
-    assert [percent_up(x) for x in (0, 0.01, 0.0101, 0.99999, 1.0, 0.8437)] == ["0", "1", "1.1", "100", "100", "84.4"]
+    assert [percent_up(x) for x in (0, 0.01, 0.0101, 0.99999, 1.0, 0.8437)] == [
+        "0",
+        "1",
+        "1.1",
+        "100",
+        "100",
+        "84.4",
+    ]
     powers = ["9.12 × 10⁻⁵", "1 × 10⁻⁴", "1 × 10⁰", "2.21 × 10⁴"]
     assert [scientific(x) for x in (9.115e-5, 9.999e-5, 1.0, 22000.5)] == powers
-    assert [bound_text(x) for x in (0.0, 9.99811, float("inf"), 0.12341)] == ["0", "9.999", "∞", "0.1235"]
+    assert [bound_text(x) for x in (0.0, 9.99811, float("inf"), 0.12341)] == [
+        "0",
+        "9.999",
+        "∞",
+        "0.1235",
+    ]
 
 
 def test_metrics_become_tables_with_a_cell_for_each_set(tmp_path):
@@ -397,17 +503,27 @@ def test_metrics_become_tables_with_a_cell_for_each_set(tmp_path):
     assert fidelity.rows == (("frechet", "7.654", "5.432"), ("mmd", "0.4567 ± 0.0321", "–"))
     assert verdict.rows[1] == ("release", "83.2", "82.2")
     assert read_local(tmp_path / "metrics.json", tmp_path, tmp_path) == Local("", (), (), (), ())
-    for damaged in ("{", "[]", '{"verdict": {}}', json.dumps(METRICS | {"verdict": None, "release": {}})):
+    for damaged in (
+        "{",
+        "[]",
+        '{"verdict": {}}',
+        json.dumps(METRICS | {"verdict": None, "release": {}}),
+    ):
         (tmp_path / "metrics.json").write_text(damaged)
         with pytest.raises(DataError, match=r"metrics\.json cannot be read"):
             read_local(tmp_path / "metrics.json", tmp_path, tmp_path)
 
 
 def test_interval_worst_class_gap_and_calibration_are_a_row_of_each_classifier_and_of_the_teacher():
-    rows = [{"class": "benign", "mean": 0.9, "std": None}, {"class": "other", "mean": 0.7, "std": None}]
+    rows = [
+        {"class": "benign", "mean": 0.9, "std": None},
+        {"class": "other", "mean": 0.7, "std": None},
+    ]
     found = {"per_class": rows, "interval": [0.7812, 0.8391], "calibration": 0.0456, "shifted": {}}
     release = METRICS["release"] | {"cnn": ACCURACY | found}
-    _, _, reliable, *_ = tables_of(METRICS | {"release": release, "teacher": found | {"accuracy": 0.8}})
+    _, _, reliable, *_ = tables_of(
+        METRICS | {"release": release, "teacher": found | {"accuracy": 0.8}}
+    )
     cells = ("78.1 to 83.9", "other", "70.0", "10.0", "4.6")
     assert reliable.rows == (("release: cnn", *cells), ("teacher", *cells))
 
@@ -419,27 +535,39 @@ def of_persons(stage: str, number: int, mechanism: Mechanism) -> dict:
 def test_a_release_of_persons_speaks_of_persons_and_one_of_images_of_images(tmp_path):
     """Of who is protected; what is a picture stays one."""
     told = re.compile(
-        r"(any|each|every other|one particular|an|one) (single )?(image|picture)\b|group of images|patient"
+        r"(any|each|every other|one particular|an|one) (single )?(image|picture)\b|group of"
+        r" images|patient"
     )
     for name, make in (("persons", of_persons), ("images", record)):
         records = [make("count", 1, Mechanism(noise_multiplier=5))]
         release = write_release(tmp_path / name, records)
-        text = " ".join(report_page(release, write_ledger(tmp_path / f"{name}.json", records)).split())
+        text = " ".join(
+            report_page(release, write_ledger(tmp_path / f"{name}.json", records)).split()
+        )
         plain = text.split('<h2 id="plain">')[1].split("</section>")[0]
         assert bool(told.search(text)) == (name == "images"), told.findall(text)
         assert f"for each of about 1 500 {name} (" in plain and "not stated yet" not in plain
 
 
 def test_the_first_half_page_says_who_what_for_whom_how_long_and_what_may_go_wrong(tmp_path):
-    """The words of the owner, if there are any; what is lacking is said to the owner only. δ is added up over all."""
-    about = {"owner": "The clinic", "controller": "Its director", "recipients": "Two schools", "retention": "Ten years"}
+    """The words of the owner, if there are any; what is lacking is said to the owner only. δ is
+    added up over all.
+    """
+    about = {
+        "owner": "The clinic",
+        "controller": "Its director",
+        "recipients": "Two schools",
+        "retention": "Ten years",
+    }
     ledger = write_ledger(tmp_path / "ledger.json")
     release = write_release(tmp_path / "release")
     bare, owners = report_page(release, ledger), report_page(release, ledger, Local())
     card = release / "card.json"
     card.write_text(json.dumps(json.loads(card.read_text()) | {"about": about}))
     with writing(tmp_path / "told", "synthesize", records=RECORDS) as directory:
-        shutil.copytree(release, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns(PRIVACY))
+        shutil.copytree(
+            release, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns(PRIVACY)
+        )
     told = report_page(tmp_path / "told", ledger)
     for said in about.values():
         assert said in told.split('<h2 id="plain">')[1].split("</section>")[0] and said not in bare

@@ -1,4 +1,6 @@
-"""Signed metadata of pictures that leave: by a certificate of the owner, read back, and told from changed ones."""
+"""Signed metadata of pictures that leave: by a certificate of the owner, read back, and told from
+changed ones.
+"""
 
 import io
 import threading
@@ -36,7 +38,11 @@ def test_a_signed_picture_names_its_signer_and_keeps_its_pixels(tmp_path, pictur
     signed = png_signer(Signing(*write_chain(tmp_path, "Data office", kind=kind)), MARK)(picture)
     assert read(tmp_path, signed).startswith(f"{SIGNED_BY} Data office, The clinic; no time stamp")
     before, after = (np.asarray(Image.open(io.BytesIO(content))) for content in (picture, signed))
-    assert np.array_equal(before, after) and SOURCE_TYPE.encode() in signed and MARK.source_type.encode() in signed
+    assert (
+        np.array_equal(before, after)
+        and SOURCE_TYPE.encode() in signed
+        and MARK.source_type.encode() in signed
+    )
     assert len(signed) - len(picture) < 10_000, "no thumbnail"
 
 
@@ -91,7 +97,9 @@ def test_drawn_pictures_get_the_pattern_and_public_ones_keep_their_pixels(here, 
     project = write_project(here, digits, sources=sources, kinds=kinds)
     write_package(project / "out", project)
     with zipfile.ZipFile(project / "out" / "images-01.zip") as archive:
-        pictures = [np.asarray(Image.open(io.BytesIO(archive.read(name)))) for name in archive.namelist()]
+        pictures = [
+            np.asarray(Image.open(io.BytesIO(archive.read(name)))) for name in archive.namelist()
+        ]
     before = np.load(project / "artifacts/synthesize/images.npy")[..., 0]
     moved = [np.abs(one.astype(int) - two).max() for one, two in zip(pictures, before, strict=True)]
     assert set(moved[:20]) == {1} and set(moved[20:]) == {0}

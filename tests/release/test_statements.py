@@ -1,4 +1,6 @@
-"""The statements beside the report: Croissant by its own validator, the others by schema and shapes."""
+"""The statements beside the report: Croissant by its own validator, the others by schema and
+shapes.
+"""
 
 import json
 import shutil
@@ -20,12 +22,26 @@ from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.release.report import report_page
 from sfumato.release.statements import CATALOGUE, CROISSANT, REGISTRY, TURTLE, write_statements
 
-SAID = {"owner": "The clinic", "owner_type": "Nonprofit", "purpose": "Teaching.", "region": "Europe"}
+SAID = {
+    "owner": "The clinic",
+    "owner_type": "Nonprofit",
+    "purpose": "Teaching.",
+    "region": "Europe",
+}
 SAID |= {"contact": "data@example.org", "licence": "cc-by-4.0"}
-HEALTH = {**SAID, "legal_basis": "GDPR, Article 9(2)(j)", "url": "https://example.org/set", "health_category": "EHRS"}
+HEALTH = {
+    **SAID,
+    "legal_basis": "GDPR, Article 9(2)(j)",
+    "url": "https://example.org/set",
+    "health_category": "EHRS",
+}
 HEALTH |= {"access_body": "The access body", "access_url": "https://access.example.org"}
 OPTIONAL = [
-    *("https://w3id.org/dpv#hasPurpose", "https://w3id.org/dpv#hasLegalBasis", "http://data.europa.eu/930/custodian"),
+    *(
+        "https://w3id.org/dpv#hasPurpose",
+        "https://w3id.org/dpv#hasLegalBasis",
+        "http://data.europa.eu/930/custodian",
+    ),
     "http://healthdataportal.eu/ns/health#numberOfRecords",
 ]
 SHAPES = Graph().parse(Path(__file__).with_name("healthdcat_shapes.ttl"))
@@ -33,13 +49,21 @@ SHAPES = Graph().parse(Path(__file__).with_name("healthdcat_shapes.ttl"))
 
 @pytest.fixture
 def states(digits, tmp_path):
-    """A release, its ledger, and the statements of both as a function: (what is missing, folder of the statements)."""
+    """A release, its ledger, and the statements of both as a function: (what is missing, folder of
+    the statements).
+    """
 
     def make(about=SAID, **more):
         shutil.rmtree(tmp_path / "artifacts", ignore_errors=True)
         release, ledger = tmp_path / "artifacts" / "synthesize", tmp_path / "ledger.json"
         write_release(release, digits, about=about, **more)
-        budget = {"recipe": "r", "accountant": "rdp", "delta": default_delta(1500), "size_hint": 1500, "target": 1.0}
+        budget = {
+            "recipe": "r",
+            "accountant": "rdp",
+            "delta": default_delta(1500),
+            "size_hint": 1500,
+            "target": 1.0,
+        }
         ledger.write_text(ledger_text(build_ledger(budget, {RECORD["id"]: dict(RECORD)}, [])))
         (folder := tmp_path / "artifacts" / "report").mkdir()
         return write_statements(release, ledger, folder), folder
@@ -71,7 +95,9 @@ def test_croissant_lists_every_file_with_its_hash_and_says_who_publishes(states)
     record = json.loads((folder / CROISSANT).read_text())
     listed = json.loads((folder.parent / "synthesize" / "privacy.json").read_text())["files"]
     files = {entry["@id"]: entry for entry in record["distribution"]}
-    assert set(files) == {*listed, "privacy.json"} and all(files[name]["sha256"] == sha for name, sha in listed.items())
+    assert set(files) == {*listed, "privacy.json"} and all(
+        files[name]["sha256"] == sha for name, sha in listed.items()
+    )
     assert all((folder / entry["contentUrl"]).is_file() for entry in files.values())
     assert record["license"] == "cc-by-4.0" and record["creator"]["email"] == "data@example.org"
     assert any("several images of one person" in gap for gap in record["rai:dataLimitations"])
@@ -84,19 +110,28 @@ MOST = {"type": "number", "exclusiveMinimum": 0}
 def entry(needed: dict, more: dict | None = None) -> dict:
     """The JSON Schema of an object: keys that it must have, and keys that it may have."""
     properties = {
-        key: {"enum": value} if isinstance(value, list) else value for key, value in (needed | (more or {})).items()
+        key: {"enum": value} if isinstance(value, list) else value
+        for key, value in (needed | (more or {})).items()
     }
-    return {"type": "object", "required": [*needed], "properties": properties, "additionalProperties": False}
+    return {
+        "type": "object",
+        "required": [*needed],
+        "properties": properties,
+        "additionalProperties": False,
+    }
 
 
 def texts(*keys: str) -> dict:
     return dict.fromkeys(keys, TEXT)
 
 
-# Written from the registry's schema of 2026: its keys and values. What is advice there for tier 3 is needed here.
+# Written from the registry's schema of 2026: its keys and values. What is advice there for tier 3
+# is needed here.
 SOURCE = ["Peer-reviewed publication", "Formal publication by the deploying organization"]
 SOURCE += ["Authorized organizational attestation", "Other public source"]
-CURATOR = entry({**texts("data_curator_name"), "data_curator_type": ["Government", "Industry", "Nonprofit"]})
+CURATOR = entry(
+    {**texts("data_curator_name"), "data_curator_type": ["Government", "Industry", "Nonprofit"]}
+)
 SCHEMA = entry(
     {
         "url_slug": {"type": "string", "pattern": "^[a-z0-9]+(-[a-z0-9]+)*$"},
@@ -106,7 +141,11 @@ SCHEMA = entry(
                     {
                         **texts("name", "description", "intended_use", "data_product_region"),
                         "data_curators": {"type": "array", "minItems": 1, "items": CURATOR},
-                        "data_product_type": ["Dataset", "Synthetic data", "Machine learning model"],
+                        "data_product_type": [
+                            "Dataset",
+                            "Synthetic data",
+                            "Machine learning model",
+                        ],
                         "publication_date": {"type": "string", "pattern": r"^\d{4}-\d{2}-\d{2}$"},
                     },
                     {
@@ -121,18 +160,28 @@ SCHEMA = entry(
                     },
                 ),
                 "dp_variant": entry(
-                    {"variant_name": ["Approximate DP"], **texts("data_domain", "unprotected_quantities")}
+                    {
+                        "variant_name": ["Approximate DP"],
+                        **texts("data_domain", "unprotected_quantities"),
+                    }
                 ),
                 "privacy_loss": entry(
                     {
-                        **texts("privacy_unit", "privacy_unit_details", "privacy_parameters_details"),
+                        **texts(
+                            "privacy_unit", "privacy_unit_details", "privacy_parameters_details"
+                        ),
                         "number_of_privacy_units": {"type": "integer", "minimum": 1},
                         "privacy_parameters": entry({"epsilon": MOST, "delta": MOST}),
                     }
                 ),
                 "deployment_model": entry(
                     {
-                        **texts("trust_assumptions", "actors", "release_type_details", "access_type_details"),
+                        **texts(
+                            "trust_assumptions",
+                            "actors",
+                            "release_type_details",
+                            "access_type_details",
+                        ),
                         "model_name": ["Central"],
                         "release_type": ["One release"],
                         "data_source_type": ["Static"],
@@ -141,7 +190,9 @@ SCHEMA = entry(
                 ),
                 "implementation": entry(
                     {
-                        **texts("preprocessing_and_hyperparameter_tuning", "mechanisms", "composition"),
+                        **texts(
+                            "preprocessing_and_hyperparameter_tuning", "mechanisms", "composition"
+                        ),
                         **texts("post_processing", "justification", "additional_information"),
                     }
                 ),
@@ -153,7 +204,10 @@ SCHEMA = entry(
                                 r"^\w+$": entry(
                                     {
                                         "evidence_source_type": SOURCE,
-                                        "misc": entry(texts("title", "publisher", "year", "note"), texts("url")),
+                                        "misc": entry(
+                                            texts("title", "publisher", "year", "note"),
+                                            texts("url"),
+                                        ),
                                     }
                                 )
                             },
@@ -179,10 +233,15 @@ def test_the_registry_s_entry_fits_its_schema_and_states_the_ledger(states):
     content = yaml.safe_load((folder / REGISTRY).read_text())
     loss, basic = content["deployment"]["privacy_loss"], content["deployment"]["basic"]
     assert missing == {} and fits(content)
-    assert basic["publication_date"] == "2026-11-21" and basic["data_product_type"] == "Synthetic data"
+    assert (
+        basic["publication_date"] == "2026-11-21" and basic["data_product_type"] == "Synthetic data"
+    )
     assert 0.679 < loss["privacy_parameters"]["epsilon"] < 0.68
     assert loss["privacy_parameters"]["delta"] == default_delta(1500)
-    assert loss["privacy_unit"] == "one image with its label" and loss["number_of_privacy_units"] == 1500
+    assert (
+        loss["privacy_unit"] == "one image with its label"
+        and loss["number_of_privacy_units"] == 1500
+    )
     mechanisms = content["deployment"]["implementation"]["mechanisms"]
     assert "noise multiplier 5" in mechanisms and "discrete" not in mechanisms
     basic["data_product_type"] = "Pictures"
@@ -240,24 +299,42 @@ def test_hostile_answers_stay_text_in_the_catalogue(states, words):
 
 def test_the_catalogue_names_what_is_missing_once_asked_for(states):
     missing, folder = states({**SAID, "health_category": "EHRS"})
-    assert missing == {TURTLE: ["release.legal_basis", "release.url", "release.access_body", "release.access_url"]}
+    assert missing == {
+        TURTLE: ["release.legal_basis", "release.url", "release.access_body", "release.access_url"]
+    }
     assert not (folder / TURTLE).exists() and not (folder / CATALOGUE).exists()
 
 
-@pytest.mark.parametrize("words", ['"}, {"x": "', "{guarantee} {0} %s {{ x }}", "=epsilon", "a: [b\u2028 & <c>'"])
+@pytest.mark.parametrize(
+    "words", ['"}, {"x": "', "{guarantee} {0} %s {{ x }}", "=epsilon", "a: [b\u2028 & <c>'"]
+)
 def test_the_owner_s_words_are_text_whatever_they_hold(states, words):
-    missing, folder = states({**SAID, "owner": words, "purpose": words, "region": words, "licence": words})
-    record, entry = json.loads((folder / CROISSANT).read_text()), yaml.safe_load((folder / REGISTRY).read_text())
+    missing, folder = states(
+        {**SAID, "owner": words, "purpose": words, "region": words, "licence": words}
+    )
+    record, entry = (
+        json.loads((folder / CROISSANT).read_text()),
+        yaml.safe_load((folder / REGISTRY).read_text()),
+    )
     assert missing == {} and fits(entry)
-    assert record["creator"]["name"] == record["license"] == words and record["rai:dataUseCases"] == [words]
+    assert record["creator"]["name"] == record["license"] == words and record[
+        "rai:dataUseCases"
+    ] == [words]
     assert record["citeAs"].startswith(f"{words}: clinic-2026, ")
-    assert entry["deployment"]["basic"]["intended_use"] == entry["deployment"]["basic"]["data_product_region"] == words
+    assert (
+        entry["deployment"]["basic"]["intended_use"]
+        == entry["deployment"]["basic"]["data_product_region"]
+        == words
+    )
 
 
 def test_public_images_are_a_dataset_and_not_synthetic(states):
     _, folder = states(sources=["select"])
     entry = yaml.safe_load((folder / REGISTRY).read_text())["deployment"]["basic"]
-    assert entry["data_product_type"] == "Dataset" and "public images, privately selected" in entry["description"]
+    assert (
+        entry["data_product_type"] == "Dataset"
+        and "public images, privately selected" in entry["description"]
+    )
     record = json.loads((folder / CROISSANT).read_text())
     assert "synthetic data" not in record["keywords"] and "public images" in record["description"]
 
@@ -270,7 +347,9 @@ def test_without_the_owner_s_words_there_is_no_entry_and_it_is_said_what_is_miss
 
 def test_a_ledger_that_does_not_hold_gets_no_statement(states, tmp_path):
     _, folder = states()
-    (tmp_path / "ledger.json").write_text((tmp_path / "ledger.json").read_text().replace('"delta": ', '"delta": 1'))
+    (tmp_path / "ledger.json").write_text(
+        (tmp_path / "ledger.json").read_text().replace('"delta": ', '"delta": 1')
+    )
     (folder / CROISSANT).unlink()
     with pytest.raises(BudgetError):
         write_statements(tmp_path / "artifacts" / "synthesize", tmp_path / "ledger.json", folder)
@@ -280,6 +359,19 @@ def test_a_ledger_that_does_not_hold_gets_no_statement(states, tmp_path):
 def test_the_page_goes_in_the_order_of_sp_800_226_and_holds_the_owner_s_words(states, tmp_path):
     states()
     page = report_page(tmp_path / "artifacts" / "synthesize", tmp_path / "ledger.json")
-    marks = ['id="released"', 'id="unit"', 'id="trust"', 'id="guarantee"', 'id="ledger"', 'id="gaps"', 'id="check"']
+    marks = [
+        'id="released"',
+        'id="unit"',
+        'id="trust"',
+        'id="guarantee"',
+        'id="ledger"',
+        'id="gaps"',
+        'id="check"',
+    ]
     places = [page.index(mark) for mark in marks]
-    assert places == sorted(places) and "The clinic" in page and "data@example.org" in page and "Teaching." in page
+    assert (
+        places == sorted(places)
+        and "The clinic" in page
+        and "data@example.org" in page
+        and "Teaching." in page
+    )

@@ -16,7 +16,12 @@ from torch.utils.data import DataLoader
 import sfumato
 from sfumato.data.images import as_bytes
 from sfumato.errors import ConfigError, DataError
-from sfumato.features.teacher_network import Labelling, best_temperature, load_teacher, probabilities_of
+from sfumato.features.teacher_network import (
+    Labelling,
+    best_temperature,
+    load_teacher,
+    probabilities_of,
+)
 from sfumato.release.pattern import pattern_key, pattern_score
 from sfumato.release.stream import surest, view
 from sfumato.settings.release import Synthesize
@@ -99,7 +104,9 @@ def test_labels_are_the_teachers_of_the_images_as_drawn(release):
     stream = sfumato.stream(release, batch=40, augment=False)
     teacher = load_teacher(release / "networks" / "teacher")
     ((images, labels, _),) = some(stream, 1)
-    assert torch.allclose(labels, stream.labelling.soft(probabilities_of(teacher, images), "plain").float())
+    assert torch.allclose(
+        labels, stream.labelling.soft(probabilities_of(teacher, images), "plain").float()
+    )
     ((_, varied, _),) = some(sfumato.stream(release, batch=40), 1)
     assert torch.equal(varied[:30], labels[:30]), "shifts, blur and light change no label"
     assert not torch.allclose(varied[30:], labels[30:]), "blends are labelled as they look"
@@ -127,7 +134,11 @@ def test_latent_numbers_spread_more_the_longer_it_draws(release, monkeypatch):
     stream = sfumato.stream(release, batch=16, augment=False)
     spreads = []
     real = stream.parts
-    monkeypatch.setattr(stream, "parts", lambda *given, spread: spreads.append(spread) or real(*given, spread=spread))
+    monkeypatch.setattr(
+        stream,
+        "parts",
+        lambda *given, spread: spreads.append(spread) or real(*given, spread=spread),
+    )
     for number in (0, 3000, 10**6):
         stream.draw(number)
     assert spreads == [1.0, pytest.approx(1.12), 1.25]
@@ -154,7 +165,9 @@ def test_the_temperature_is_what_fits_the_classes_requested():
     wanted = torch.arange(4).repeat(50)
     unsure = torch.full((200, 4), 0.2).scatter(1, wanted[:, None], 0.4)
     assert best_temperature(unsure, wanted) == 0.3, "always right, so it may be surer"
-    guessed = torch.full((200, 4), 0.2).scatter(1, torch.randint(4, (200, 1), generator=torch.manual_seed(0)), 0.4)
+    guessed = torch.full((200, 4), 0.2).scatter(
+        1, torch.randint(4, (200, 1), generator=torch.manual_seed(0)), 0.4
+    )
     assert best_temperature(guessed, wanted) == 1.0
     labels = Labelling({"plain": torch.zeros(4)}, 0.5).soft(unsure, "blend")
     assert torch.allclose(labels[0], torch.tensor([16.0, 4, 4, 4]).double() / 28)
@@ -174,7 +187,9 @@ def test_the_lines_of_the_readme_train_a_network(release, monkeypatch, digits, c
     assert (found["network"](images).argmax(dim=1) == labels).float().mean() > 0.6
 
 
-@pytest.mark.parametrize("name", ["refine/generator.safetensors", "teacher/weights.safetensors", "refine/config.json"])
+@pytest.mark.parametrize(
+    "name", ["refine/generator.safetensors", "teacher/weights.safetensors", "refine/config.json"]
+)
 def test_a_network_that_was_swapped_is_refused(release, tmp_path, name):
     folder = shutil.copytree(release, tmp_path / "copy")
     file = folder / "networks" / name
@@ -244,8 +259,13 @@ def test_only_networks_of_the_recipe_are_shipped(sources, public_model, networks
 
 
 def test_only_weights_architectures_and_the_teacher_are_shipped(release):
-    found = {file.relative_to(release / "networks").as_posix() for file in (release / "networks").rglob("*.*")}
+    found = {
+        file.relative_to(release / "networks").as_posix()
+        for file in (release / "networks").rglob("*.*")
+    }
     of_teacher = {"config.json", "weights.safetensors", "card.json", "README.md", "privacy.json"}
-    assert found == {"refine/config.json", "refine/generator.safetensors"} | {f"teacher/{name}" for name in of_teacher}
+    assert found == {"refine/config.json", "refine/generator.safetensors"} | {
+        f"teacher/{name}" for name in of_teacher
+    }
     teacher = sfumato.load_teacher(release / "networks" / "teacher")
     assert teacher.ledger == {RECORD["id"]: RECORD}

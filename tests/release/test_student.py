@@ -17,7 +17,9 @@ from sfumato.storage.artifacts import write_empty, writing
 
 @pytest.fixture(scope="module")
 def release(digits, tmp_path_factory):
-    return save_stream(tmp_path_factory.mktemp("release"), digits, relabel=True, mixed=0.25, shares="each")
+    return save_stream(
+        tmp_path_factory.mktemp("release"), digits, relabel=True, mixed=0.25, shares="each"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +44,13 @@ def test_it_names_real_images_that_it_has_never_seen(folder, digits):
 
 def test_one_seed_gives_one_network_and_moves_no_generator(release):
     before = torch.random.get_rng_state()
-    first, again, other = (train_student(release, Student(steps=3, width=4), seed) for seed in (1, 1, 2))
+    first, again, other = (
+        train_student(release, Student(steps=3, width=4), seed) for seed in (1, 1, 2)
+    )
     assert torch.equal(before, torch.random.get_rng_state())
-    for one, two, three in zip(first.parameters(), again.parameters(), other.parameters(), strict=True):
+    for one, two, three in zip(
+        first.parameters(), again.parameters(), other.parameters(), strict=True
+    ):
         assert torch.equal(one, two) and (one.numel() < 10 or not torch.equal(one, three))
 
 
@@ -62,7 +68,12 @@ def test_a_swapped_one_a_teacher_and_an_empty_one_are_refused(folder, release, t
         sfumato.load_student(tmp_path / "off")
     weights = folder / "weights.safetensors"
     kept = weights.read_bytes()
-    save_student(load_student_network(folder).apply(lambda part: [p.data.zero_() for p in part.parameters()]), folder)
+    save_student(
+        load_student_network(folder).apply(
+            lambda part: [p.data.zero_() for p in part.parameters()]
+        ),
+        folder,
+    )
     with pytest.raises(DataError, match=r"weights\.safetensors no longer has the bytes"):
         sfumato.load_student(folder)
     weights.write_bytes(kept)

@@ -39,19 +39,29 @@ def test_a_mixture_has_each_sources_part_and_the_asked_number(models):
 
 def test_the_release_is_fixed_by_its_public_seed_and_on_disk_it_is_that_in_memory(models, tmp_path):
     drawn = ((1, None), (1, tmp_path), (2, None))
-    first, again, other = (draw_mixture(models, MIXTURE, None, seed, folder=place)[0] for seed, place in drawn)
-    assert torch.equal(first, again) and not torch.equal(first, other) and list(tmp_path.iterdir()) == []
+    first, again, other = (
+        draw_mixture(models, MIXTURE, None, seed, folder=place)[0] for seed, place in drawn
+    )
+    assert (
+        torch.equal(first, again)
+        and not torch.equal(first, other)
+        and list(tmp_path.iterdir()) == []
+    )
 
 
 def test_labels_follow_the_priors(models):
     priors = torch.tensor([0.5, 0.5, 0.0]).double()
-    _, labels, _ = draw_mixture(models, Synthesize(count=40, sources={"auxiliary": 1}), priors, seed=0)
+    _, labels, _ = draw_mixture(
+        models, Synthesize(count=40, sources={"auxiliary": 1}), priors, seed=0
+    )
     assert abs(labels.bincount(minlength=3) - torch.tensor([20, 20, 0])).max() <= 1
 
 
 def test_examples_are_sorted_by_class_with_blanks_where_there_are_too_few():
     images = torch.tensor([0, 51, 102, 153], dtype=torch.uint8).view(4, 1, 1, 1)
-    grid = sorted_examples(images, torch.tensor([1, 0, 1, 1]), classes=2, number=2).flatten().tolist()
+    grid = (
+        sorted_examples(images, torch.tensor([1, 0, 1, 1]), classes=2, number=2).flatten().tolist()
+    )
     assert grid == pytest.approx([0.2, 1.0, 0.0, 0.4])
 
 
@@ -71,7 +81,9 @@ def test_a_model_that_draws_what_is_not_finite_is_named(models, monkeypatch):
         draw_mixture(models, Synthesize(count=4, sources={"auxiliary": 1}), None, 0)
 
 
-def drawn_from(population: Path, shape: tuple[int, ...] = (8, 8, 1), classes: tuple[str, ...] = tuple("abc")) -> None:
+def drawn_from(
+    population: Path, shape: tuple[int, ...] = (8, 8, 1), classes: tuple[str, ...] = tuple("abc")
+) -> None:
     """Draw from a population of such images and classes."""
     images = np.zeros((6, *shape), np.uint8)
     save_images(population, ImageSet(images, np.arange(6) % len(classes), classes))

@@ -1,4 +1,6 @@
-"""The teacher for whoever receives it: a classifier with its classes, its cost, and nothing that was changed."""
+"""The teacher for whoever receives it: a classifier with its classes, its cost, and nothing that
+was changed.
+"""
 
 import numpy as np
 import pytest
@@ -29,7 +31,9 @@ def test_it_names_the_class_of_images_as_files_hold_them(folder, digits):
 
 def test_it_names_the_class_of_a_file_of_any_size(folder, digits, tmp_path):
     teacher, label = sfumato.load_teacher(folder), digits.labels[6]
-    Image.fromarray(digits.images[6, :, :, 0]).resize((40, 40)).convert("RGB").save(tmp_path / "x.png")
+    Image.fromarray(digits.images[6, :, :, 0]).resize((40, 40)).convert("RGB").save(
+        tmp_path / "x.png"
+    )
     assert teacher.predict(tmp_path / "x.png") == teacher.predict(digits.images[6]) == str(label)
     teacher.network.several, teacher.network.offsets = True, torch.full((10,), -2.0)
     likely = np.flatnonzero(teacher.probabilities(digits.images[6:7])[0] > 0.5)
@@ -39,7 +43,11 @@ def test_it_names_the_class_of_a_file_of_any_size(folder, digits, tmp_path):
 def test_its_cards_state_the_cost_and_others_may_read_every_file(folder):
     teacher, text = sfumato.load_teacher(folder), (folder / "README.md").read_text()
     assert 0 < teacher.card["epsilon"] < 2 and "one image with its label, added or removed" in text
-    assert f"δ = {teacher.card['delta']:.3g}"[:8] in text and "| count | counts |" in text and "| 9 | 9 |" in text
+    assert (
+        f"δ = {teacher.card['delta']:.3g}"[:8] in text
+        and "| count | counts |" in text
+        and "| 9 | 9 |" in text
+    )
     modes = {path.stat().st_mode & 0o777 for path in folder.iterdir()}
     assert len(modes) == 1, "weights as the other files"
 

@@ -50,18 +50,29 @@ def test_parts_are_as_asked_plain_ones_first_and_all_have_the_teachers_labels(dr
     settings = Synthesize(relabel=True, distorted=0.25, mixed=0.25)
     varied = vary(images.clone(), labels, settings, teacher, seed=0)
     assert varied.kinds.tolist() == ["plain"] * 300 + ["distorted"] * 150 + ["blend"] * 150
-    assert torch.equal(varied.asked, labels[:300]), "what was asked of the models, not what the teacher sees"
+    assert torch.equal(varied.asked, labels[:300]), (
+        "what was asked of the models, not what the teacher sees"
+    )
     assert torch.equal(varied.images[:300], images[:300])
     changed = (varied.images != images).flatten(1).any(dim=1)
     assert not changed[:300].any() and changed[300:].float().mean() > 0.9
-    assert (varied.labels == probabilities_of(teacher, varied.images).argmax(1)).float().mean() > 0.9
-    assert (varied.labels[:300].bincount() - labels[:300].bincount()).abs().max() <= 1, "the shares that were asked"
+    assert (
+        varied.labels == probabilities_of(teacher, varied.images).argmax(1)
+    ).float().mean() > 0.9
+    assert (varied.labels[:300].bincount() - labels[:300].bincount()).abs().max() <= 1, (
+        "the shares that were asked"
+    )
     assert 0.7 < (varied.labels[:300] == labels[:300]).float().mean() < 1
 
 
 def test_variants_are_fixed_by_the_public_seed_and_move_no_global_generator(drawn, teacher):
-    settings, before = Synthesize(relabel=True, distorted=0.4, mixed=0.2), torch.random.get_rng_state()
-    first, again, other = (vary(drawn[0].clone(), drawn[1], settings, teacher, seed).images for seed in (1, 1, 2))
+    settings, before = (
+        Synthesize(relabel=True, distorted=0.4, mixed=0.2),
+        torch.random.get_rng_state(),
+    )
+    first, again, other = (
+        vary(drawn[0].clone(), drawn[1], settings, teacher, seed).images for seed in (1, 1, 2)
+    )
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert torch.equal(before, torch.random.get_rng_state())
 
@@ -70,8 +81,15 @@ def test_distorted_images_differ_and_keep_a_dark_ground(drawn):
     images = as_floats(drawn[0])
     changed = distort(images, torch.Generator().manual_seed(0))
     assert ((changed - images).flatten(1).norm(dim=1) / images.flatten(1).norm(dim=1)).mean() > 0.2
-    assert changed.shape == images.shape and changed.min() >= 0 and changed.max() <= 1 and changed.isfinite().all()
-    assert not distort(torch.zeros(4, 3, 16, 16), torch.Generator().manual_seed(0)).any(), "black stays black"
+    assert (
+        changed.shape == images.shape
+        and changed.min() >= 0
+        and changed.max() <= 1
+        and changed.isfinite().all()
+    )
+    assert not distort(torch.zeros(4, 3, 16, 16), torch.Generator().manual_seed(0)).any(), (
+        "black stays black"
+    )
     assert distort(images[:0], torch.Generator()).shape == (0, 1, 8, 8)
 
 
@@ -103,7 +121,9 @@ def test_what_makes_no_release_is_refused(wrong, message):
 
 
 def test_every_kind_of_images_keeps_the_requested_shares():
-    """Smears with and without a dark spot: distortions add spots, so plain offsets call most of them infected."""
+    """Smears with and without a dark spot: distortions add spots, so plain offsets call most of
+    them infected.
+    """
     random = torch.Generator().manual_seed(0)
     images = 0.75 + 0.05 * torch.randn(1200, 1, 12, 12, generator=random)
     labels = torch.arange(1200) % 2
@@ -114,7 +134,12 @@ def test_every_kind_of_images_keeps_the_requested_shares():
     for shares in ("plain", "each"):
         settings = Synthesize(relabel=True, distorted=0.5, mixed=0.25, shares=shares)
         varied = vary(images.clone(), labels, settings, teacher, seed=0)
-        counts = [varied.labels[torch.from_numpy(varied.kinds == kind)].bincount(minlength=2) for kind in KINDS[:3]]
+        counts = [
+            varied.labels[torch.from_numpy(varied.kinds == kind)].bincount(minlength=2)
+            for kind in KINDS[:3]
+        ]
         worst[shares] = max(float((2 * each / each.sum() - 1).abs().max()) for each in counts)
-        assert sorted(varied.labelling.offsets) == (["plain"] if shares == "plain" else sorted(KINDS[:3]))
+        assert sorted(varied.labelling.offsets) == (
+            ["plain"] if shares == "plain" else sorted(KINDS[:3])
+        )
     assert worst["each"] <= 0.05 < 0.2 < worst["plain"]

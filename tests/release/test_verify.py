@@ -1,4 +1,6 @@
-"""`verify.py` of an egress package: its epsilon is the accountant's, and every change of a file is found."""
+"""`verify.py` of an egress package: its epsilon is the accountant's, and every change of a file is
+found.
+"""
 
 import json
 import shutil
@@ -45,7 +47,9 @@ def failures(folder: Path) -> list[str]:
 
 def redo_manifest(folder: Path) -> None:
     files = [path for path in folder.iterdir() if path.name != verify.MANIFEST]
-    listed = {path.name: {"bytes": path.stat().st_size, "sha256": digest_of_file(path)} for path in files}
+    listed = {
+        path.name: {"bytes": path.stat().st_size, "sha256": digest_of_file(path)} for path in files
+    }
     write_json(folder / verify.MANIFEST, listed, sort_keys=True)
 
 
@@ -71,12 +75,17 @@ def write_ledger(folder: Path, accountant: str, *mechanisms: Mechanism) -> dict:
 
 @pytest.mark.parametrize("recipe", NAMES)
 def test_epsilon_is_that_of_ledger_check_for_every_recipe(recipe):
-    """Equal where it is exact, and never below it elsewhere, whichever accountant the project names."""
+    """Equal where it is exact, and never below it elsewhere, whichever accountant the project
+    names.
+    """
     loaded = params(recipe=recipe, profile="digits", privacy={"epsilon": 8.0})
     plan = make_plan(loaded, card(loaded.data.name, PROFILES["digits"]))
     chosen = enumerate(plan.mechanisms.items())
     records = {f"{i:032x}": small_record(i, one, stage=name) for i, (name, one) in chosen}
-    budget = {key: plan.budget[key] for key in ("delta", "size_hint")} | {"recipe": recipe, "target": 100.0}
+    budget = {key: plan.budget[key] for key in ("delta", "size_hint")} | {
+        "recipe": recipe,
+        "target": 100.0,
+    }
     parts = [verify.mechanism_of(record["event"]) for record in records.values()]
     over_all = all(rate == 1 for _, rate, _ in parts)
     accountant = ("pld", "exact")[over_all]
@@ -97,19 +106,25 @@ def test_epsilon_is_the_accountants_for_any_noise(noise):
     renyi = epsilon([one.event], 1e-5)
     assert verify.renyi_epsilon([part], 1e-5) == pytest.approx(renyi, rel=1e-9)
     if renyi < 100:  # above it, `exact` is the Rényi bound
-        assert verify.exact_epsilon([part], 1e-5) == pytest.approx(epsilon([one.event], 1e-5, "exact"), abs=1e-6)
+        assert verify.exact_epsilon([part], 1e-5) == pytest.approx(
+            epsilon([one.event], 1e-5, "exact"), abs=1e-6
+        )
 
 
 def test_a_package_is_verified_without_any_package_of_python(package):
     sent = digest_of_file(package / verify.MANIFEST)
     words = [sys.executable, "-I", "-S", str(package / "verify.py")]
     found = subprocess.run([*words, "--manifest", sent], capture_output=True, text=True)
-    assert (found.returncode, found.stderr) == (0, "") and "FAIL" not in found.stdout and "note" not in found.stdout
+    assert (
+        (found.returncode, found.stderr) == (0, "")
+        and "FAIL" not in found.stdout
+        and "note" not in found.stdout
+    )
     found = subprocess.run([*words, "--manifest", "0" * 64], capture_output=True, text=True)
     assert found.returncode == 1 and "FAIL manifest.json" in found.stdout
-    assert {path.name for path in package.iterdir()} == {*json.loads((package / verify.MANIFEST).read_text())} | {
-        verify.MANIFEST
-    }, "it writes no file"
+    assert {path.name for path in package.iterdir()} == {
+        *json.loads((package / verify.MANIFEST).read_text())
+    } | {verify.MANIFEST}, "it writes no file"
 
 
 def test_a_checker_can_read_the_program():
@@ -129,7 +144,10 @@ def test_one_flipped_byte_in_any_file_is_found(folder):
         for place in range(step, len(content), step):
             path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
             found = failures(folder)
-            assert any(path.name in text or "check_files" in text for text in found), (path.name, place)
+            assert any(path.name in text or "check_files" in text for text in found), (
+                path.name,
+                place,
+            )
         path.write_bytes(content)
 
 
@@ -184,7 +202,9 @@ def test_archives_of_other_pictures_are_found(folder, edit):
 @pytest.mark.parametrize("accountant", ["rdp", "pld", "exact"])
 @pytest.mark.parametrize("mechanisms", [(COUNT,), (COUNT, SAMPLED)], ids=["all images", "sampled"])
 def test_a_changed_sigma_never_fits_what_is_stated(folder, accountant, mechanisms):
-    """Also if the ledger's digest and the manifest are made again; a bit more noise is found as a bit less is."""
+    """Also if the ledger's digest and the manifest are made again; a bit more noise is found as a
+    bit less is.
+    """
     write_ledger(folder, accountant, *mechanisms)
     assert failures(folder) == []
     text = (folder / "ledger.json").read_text()
@@ -206,9 +226,13 @@ def test_a_bound_that_is_not_proven_here_is_a_note(folder):
 
 def test_owners_who_share_no_person_count_apart(folder):
     records = {f"{i:032x}": small_record(i, COUNT, dataset_id=name) for i, name in enumerate("ab")}
-    ledger = build_ledger(BUDGET | {"accountant": "rdp"}, records, [], head="0" * 64, apart=("a", "b"))
+    ledger = build_ledger(
+        BUDGET | {"accountant": "rdp"}, records, [], head="0" * 64, apart=("a", "b")
+    )
     (folder / "ledger.json").write_text(ledger_text(ledger))
-    edit_json(folder / "card.json", lambda content: content.update(epsilon=ledger["epsilon"]["rdp"]))
+    edit_json(
+        folder / "card.json", lambda content: content.update(epsilon=ledger["epsilon"]["rdp"])
+    )
     assert failures(folder) == []
     edit_json(folder / "ledger.json", lambda content: content.pop("apart"))
     assert failures(folder)
@@ -218,10 +242,16 @@ def test_owners_who_share_no_person_count_apart(folder):
     ("change", "problem"),
     [
         (lambda ledger: ledger["epsilon"].update(rdp=0.1), "epsilon: at most"),
-        (lambda ledger: ledger["records"][0].update(noise_source="seeded: for tests only"), "mechanism"),
+        (
+            lambda ledger: ledger["records"][0].update(noise_source="seeded: for tests only"),
+            "mechanism",
+        ),
         (lambda ledger: ledger["records"][0]["event"].update(noise_multiplier=0), "check_ledger"),
         (lambda ledger: ledger["records"][0]["event"].update(type="Laplace"), "check_ledger"),
-        (lambda ledger: ledger["records"].append(small_record(7, COUNT, unit="all")), "ledger.json: it protects"),
+        (
+            lambda ledger: ledger["records"].append(small_record(7, COUNT, unit="all")),
+            "ledger.json: it protects",
+        ),
         (lambda ledger: ledger.update(delta=0.1), "delta: "),
         (lambda ledger: ledger.update(target=0.1), "epsilon: within its budget"),
         (lambda ledger: ledger["odometer"].update(complete=False), "odometer: "),

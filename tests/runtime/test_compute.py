@@ -26,7 +26,11 @@ print(full - resident())
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 def test_freed_memory_is_kept():
     given_back = {
-        word: int(subprocess.run([sys.executable, "-c", KEPT, word], capture_output=True, check=True, text=True).stdout)
+        word: int(
+            subprocess.run(
+                [sys.executable, "-c", KEPT, word], capture_output=True, check=True, text=True
+            ).stdout
+        )
         for word in ("keep", "no")
     }
     assert given_back["keep"] < 20_000 < 150_000 < given_back["no"]  # KiB, of 192 MiB
@@ -50,17 +54,23 @@ def test_the_device_is_as_asked_and_a_missing_gpu_is_no_reason_to_fall_back(envi
 
 def test_a_driver_that_is_too_old_is_said_in_one_line_and_once(cuda, capsys):
     def old() -> bool:
-        warnings.warn("The NVIDIA driver on your system is too old\n  (found 1.0)", UserWarning, stacklevel=2)
+        warnings.warn(
+            "The NVIDIA driver on your system is too old\n  (found 1.0)", UserWarning, stacklevel=2
+        )
         return False
 
     cuda(is_available=old)
     no_cuda.cache_clear()
     assert device().type == device().type == "cpu"
     no_cuda.cache_clear()
-    assert capsys.readouterr().err == "no GPU is used: The NVIDIA driver on your system is too old\n"
+    assert (
+        capsys.readouterr().err == "no GPU is used: The NVIDIA driver on your system is too old\n"
+    )
 
 
-@pytest.mark.parametrize(("capability", "known"), [((7, 0), False), ((7, 5), False), ((8, 0), True), ((9, 0), True)])
+@pytest.mark.parametrize(
+    ("capability", "known"), [((7, 0), False), ((7, 5), False), ((8, 0), True), ((9, 0), True)]
+)
 def test_a_gpu_before_ampere_has_no_bfloat16(cuda, capability, known):
     cuda(get_device_capability=capability)
     assert fast_bfloat16("cuda") is known

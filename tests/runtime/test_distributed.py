@@ -1,4 +1,6 @@
-"""How processes share the GPUs of a host; `tests/privacy/test_processes.py` has what they add up."""
+"""How processes share the GPUs of a host; `tests/privacy/test_processes.py` has what they add
+up.
+"""
 
 from collections.abc import Callable
 
@@ -35,7 +37,9 @@ def test_each_process_takes_a_gpu_of_its_own(joined):
 
 def test_more_processes_than_gpus_are_refused_in_one_sentence_by_one_of_them(joined):
     """NCCL would end each with a page of words, or two would share a GPU's memory."""
-    with pytest.raises(ConfigError, match=r"^SFUMATO_LAUNCH starts 4 processes for 2 GPUs: use --nproc-per-node=2$"):
+    with pytest.raises(
+        ConfigError, match=r"^SFUMATO_LAUNCH starts 4 processes for 2 GPUs: use --nproc-per-node=2$"
+    ):
         joined(0, 4, 2)
     for place in (1, 2, 3):
         with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,6 @@
-"""The options of a new project: text and values give one typed form, and a mistake names its option."""
+"""The options of a new project: text and values give one typed form, and a mistake names its
+option.
+"""
 
 import ast
 from dataclasses import FrozenInstanceError, fields, replace
@@ -72,7 +74,9 @@ def test_an_empty_text_is_one_sentence_or_text(option):
 
 
 def test_values_of_a_mistake_are_never_templates():
-    error = ConfigError("{option.size}={given}, not {option.fit}", option="size", given="{option.fit}--out{0}")
+    error = ConfigError(
+        "{option.size}={given}, not {option.fit}", option="size", given="{option.fit}--out{0}"
+    )
     assert str(error) == "size={option.fit}--out{0}, not fit"
     assert error.spelled(flag) == "--size={option.fit}--out{0}, not --fit"
     assert str(ConfigError("/x/{a}--b")) == ConfigError("/x/{a}--b").spelled(flag) == "/x/{a}--b"
@@ -85,37 +89,62 @@ def test_options_are_frozen_and_an_unknown_one_is_named():
     with pytest.raises(TypeError, match="nonsense"):
         InitOptions(images="in", nonsense=1)
     assert options.images.is_absolute() and options.out.is_absolute()
-    assert {field.name for field in fields(InitOptions)} >= {"images", "epsilon", "groups", "classes", "size"}
+    assert {field.name for field in fields(InitOptions)} >= {
+        "images",
+        "epsilon",
+        "groups",
+        "classes",
+        "size",
+    }
 
 
 def templates(function: ast.FunctionDef):
-    """The text of each error about an option that a function makes, and the names of the values it is given."""
+    """The text of each error about an option that a function makes, and the names of the values it
+    is given.
+    """
     assigned = [
         node
         for node in ast.walk(function)
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "text"
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id == "text"
     ]
     for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
         given = {keyword.arg for keyword in call.keywords}
         kind = getattr(call.func, "id", "")
-        if kind in ("ConfigError", "DataError", "Unclear") and "option" in given and None not in given:
+        if (
+            kind in ("ConfigError", "DataError", "Unclear")
+            and "option" in given
+            and None not in given
+        ):
             text = call.args[0]
             if isinstance(text, ast.Name):  # the last text before it
-                text = max((node for node in assigned if node.lineno < call.lineno), key=lambda node: node.lineno).value
+                text = max(
+                    (node for node in assigned if node.lineno < call.lineno),
+                    key=lambda node: node.lineno,
+                ).value
             if isinstance(text, ast.Constant):
                 yield text.value, given
 
 
 def test_every_error_about_an_option_is_given_its_values():
     """A value that is missing would end the program within its own error message."""
-    known = {field.name for field in fields(InitOptions)} | {"delta", "unit", "ledger_only", "artifacts", "opinions"}
+    known = {field.name for field in fields(InitOptions)} | {
+        "delta",
+        "unit",
+        "ledger_only",
+        "artifacts",
+        "opinions",
+    }
     found = 0
     for path in (ROOT / "sfumato").rglob("*.py"):
         for function in ast.walk(ast.parse(path.read_text())):
             for text, given in templates(function) if isinstance(function, ast.FunctionDef) else ():
                 found += 1
                 names = {field for _, field, _, _ in Formatter().parse(text) if field is not None}
-                options = {name.removeprefix("option.") for name in names if name.startswith("option.")}
+                options = {
+                    name.removeprefix("option.") for name in names if name.startswith("option.")
+                }
                 values = {name for name in names if not name.startswith("option.")}
                 assert options <= known, (path.name, text)
                 assert values == given - {"option", "proposed"}, (path.name, text)

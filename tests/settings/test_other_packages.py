@@ -89,7 +89,9 @@ def run(tmp_path):
 
     def run(*words, code=0):
         command = [sys.executable, "-m", "stages.cli", *words]
-        done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            command, cwd=project, env=environment, capture_output=True, text=True, timeout=300
+        )
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -110,7 +112,10 @@ def test_a_stage_of_another_package_is_planned_run_and_charged(run):
 
 def test_its_settings_are_checked_before_anything_is_spent(run):
     run("prepare", "sensitive")
-    for settings, message in {"brightest: -1": "brightness.brightest", "darkest: 1": "darkest"}.items():
+    for settings, message in {
+        "brightest: -1": "brightness.brightest",
+        "darkest: 1": "darkest",
+    }.items():
         content = PARAMS | {"brightness": yaml.safe_load(settings)}
         (run.project / "params.yaml").write_text(yaml.safe_dump(content))
         assert message in run("plan", code=2)

@@ -26,12 +26,16 @@ def test_defaults_are_valid_and_nothing_can_be_changed_afterwards():
         params.seed = 1
 
 
-@pytest.mark.parametrize(("given", "kept"), [(5, 5.0), ("3%", "3%"), (" 2.50 % ", "2.5%"), ("rest", "rest")])
+@pytest.mark.parametrize(
+    ("given", "kept"), [(5, 5.0), ("3%", "3%"), (" 2.50 % ", "2.5%"), ("rest", "rest")]
+)
 def test_noise_is_a_multiplier_a_share_or_the_rest(given, kept):
     assert Central(noise=given).noise == kept
 
 
-@pytest.mark.parametrize(("given", "kept"), [(28, 28), ([28, 28], 28), ([24, 32], (24, 32)), (None, None)])
+@pytest.mark.parametrize(
+    ("given", "kept"), [(28, 28), ([28, 28], 28), ([24, 32], (24, 32)), (None, None)]
+)
 def test_a_size_is_one_number_for_squares_and_rows_and_columns_for_others(given, kept):
     data = Data(dataset_id="set", size=given)
     assert data.size == kept and Data.model_validate_json(data.model_dump_json()) == data
@@ -50,14 +54,26 @@ def test_a_size_of_another_form_is_refused(size):
             ({"central": {"noise": noise}}, r"central\.noise")
             for noise in (0, -1, INFINITY, "0%", "100%", "lots", None)
         ),
-        *(({"frequency": {"noise": table}}, "table by ε|entry by ε|is not a noise") for table in SHARES),
-        *(({"synthesize": {"sources": {"auxiliary": table}}}, "by ε") for table in WEIGHTS),
-        *(({"data": {"dataset_id": name}}, "dataset_id") for name in ("../up", "", "a/b", ".hidden", "x" * 65)),
         *(
-            ({"finetune": {"noise_levels": {"law": "timesteps", "bounds": bounds}}}, "expected . rising integers")
+            ({"frequency": {"noise": table}}, "table by ε|entry by ε|is not a noise")
+            for table in SHARES
+        ),
+        *(({"synthesize": {"sources": {"auxiliary": table}}}, "by ε") for table in WEIGHTS),
+        *(
+            ({"data": {"dataset_id": name}}, "dataset_id")
+            for name in ("../up", "", "a/b", ".hidden", "x" * 65)
+        ),
+        *(
+            (
+                {"finetune": {"noise_levels": {"law": "timesteps", "bounds": bounds}}},
+                "expected . rising integers",
+            )
             for bounds in ((0, 1000), (0, 800, 200, 1000), (0, 200, 800, 1200))
         ),
-        ({"privacy": {"epsilon": 10}, "synthesize": {"sources": {"select": {1: 2, 10: 0}}}}, r"synthesize\.sources"),
+        (
+            {"privacy": {"epsilon": 10}, "synthesize": {"sources": {"select": {1: 2, 10: 0}}}},
+            r"synthesize\.sources",
+        ),
     ],
 )
 def test_what_means_nothing_is_refused(content, message):
@@ -92,11 +108,14 @@ def numbers_in(node: object) -> Iterator[dict]:
     """The parts of a JSON schema that are floats."""
     if isinstance(node, dict) and node.get("type") == "number":
         yield node
-    for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+    for inner in (
+        node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    ):
         yield from numbers_in(inner)
 
 
-BOUNDED_ELSEWHERE = {"noise", "lifetime_epsilon", "range", "mean"}  # by a function, or of the values of a picture
+# By a function, or of the values of a picture
+BOUNDED_ELSEWHERE = {"noise", "lifetime_epsilon", "range", "mean"}
 
 
 def test_every_float_of_a_stage_has_two_limits():
@@ -116,7 +135,11 @@ def test_every_float_of_a_stage_has_two_limits():
 
 EXTREME = (1e-38, 1e38, 1e8, 0.0, -1.0, NAN, INFINITY)
 RATES = {"finetune": ("learning_rate", "max_grad_norm"), "adversarial": ("max_grad_norm",)}
-RATES |= {"teacher": ("learning_rate", "max_norm", "average"), "saliency": ("max_norm",), "count": ("noise",)}
+RATES |= {
+    "teacher": ("learning_rate", "max_norm", "average"),
+    "saliency": ("max_norm",),
+    "count": ("noise",),
+}
 RATES |= {
     "central": ("max_norm", "noise"),
     "auxiliary": ("learning_rate",),
@@ -126,26 +149,34 @@ RATES |= {
 
 
 @pytest.mark.parametrize("value", EXTREME)
-@pytest.mark.parametrize(("section", "key"), [(section, key) for section, keys in RATES.items() for key in keys])
+@pytest.mark.parametrize(
+    ("section", "key"), [(section, key) for section, keys in RATES.items() for key in keys]
+)
 def test_an_extreme_number_is_refused_before_anything_is_charged(section, key, value):
     with pytest.raises(ValidationError, match=key):
         Params(**{section: {key: value}})
 
 
-@pytest.mark.parametrize("law", [{"mean": 1e38}, {"mean": NAN}, {"mean": -1e3}, {"std": 1e38}, {"std": 1e-38}])
+@pytest.mark.parametrize(
+    "law", [{"mean": 1e38}, {"mean": NAN}, {"mean": -1e3}, {"std": 1e38}, {"std": 1e-38}]
+)
 def test_noise_levels_beyond_what_a_float_holds_are_refused(law):
     with pytest.raises(ValidationError, match="noise_levels"):
         Params(finetune={"noise_levels": {"law": "log-normal", **law}})
 
 
 def test_every_section_refuses_unknown_keys():
-    for name in (name for name, field in Params.model_fields.items() if isinstance(field.default, Strict)):
+    for name in (
+        name for name, field in Params.model_fields.items() if isinstance(field.default, Strict)
+    ):
         with pytest.raises(ValidationError, match="extra"):
             Params(**{name: {"surely_unknown": 1}})
 
 
 def test_a_phase_may_name_its_own_steps():
-    phases = Pretrain(steps=100, phases=[{"sources": {"central": 1}, "steps": 7}, {"sources": {"auxiliary": 1}}]).phases
+    phases = Pretrain(
+        steps=100, phases=[{"sources": {"central": 1}, "steps": 7}, {"sources": {"auxiliary": 1}}]
+    ).phases
     assert [phase.steps for phase in phases] == [7, 100]
 
 
@@ -157,16 +188,24 @@ def test_what_cannot_be_guessed_must_be_given():
         _ = Privacy().size
 
 
-@pytest.mark.parametrize(("epsilon", "share"), [(0.5, "30%"), (1, "30%"), (10**0.5, "9.487%"), (10, "3%"), (40, "3%")])
+@pytest.mark.parametrize(
+    ("epsilon", "share"), [(0.5, "30%"), (1, "30%"), (10**0.5, "9.487%"), (10, "3%"), (40, "3%")]
+)
 def test_a_share_may_depend_on_epsilon(epsilon, share):
     """Between the ends it is a power of ε: 30 · (3/30)^log10(ε)."""
     table = {1: "30%", 10: "3%"}
-    params = Params(privacy={"epsilon": epsilon}, frequency={"noise": table}, embedding={"noise": {2: "7%"}})
+    params = Params(
+        privacy={"epsilon": epsilon}, frequency={"noise": table}, embedding={"noise": {2: "7%"}}
+    )
     assert params.frequency.noise == share and params.embedding.noise == "7%"
 
 
-@pytest.mark.parametrize(("epsilon", "weight"), [(0.5, 2.0), (1, 2.0), (10**0.5, 1.0), (10, None), (40, None)])
-def test_a_weight_of_a_source_may_depend_on_epsilon_and_one_of_nothing_is_no_source(epsilon, weight):
+@pytest.mark.parametrize(
+    ("epsilon", "weight"), [(0.5, 2.0), (1, 2.0), (10**0.5, 1.0), (10, None), (40, None)]
+)
+def test_a_weight_of_a_source_may_depend_on_epsilon_and_one_of_nothing_is_no_source(
+    epsilon, weight
+):
     sources = {"auxiliary": 4, "select": {1: 2, 10: 0}}
     params = Params(privacy={"epsilon": epsilon}, synthesize={"sources": sources})
     assert params.synthesize.sources == {"auxiliary": 4.0} | ({"select": weight} if weight else {})

@@ -22,15 +22,25 @@ SMALL = {
 
 
 def begin_clinics(home: Path, digits: ImageSet, **epsilons: float) -> Path:
-    """A folder below `home` for each name, whose clinic released counts and an embedding of 500 digits of its own."""
+    """A folder below `home` for each name, whose clinic released counts and an embedding of 500
+    digits of its own.
+    """
     for i, (name, epsilon) in enumerate(epsilons.items()):
         (home / name).mkdir()
         own = digits.take(np.arange(500 * i, 500 * (i + 1)))
-        np.savez(home / f"{name}.npz", images=own.images, labels=own.labels, classes=np.array(own.classes))
+        np.savez(
+            home / f"{name}.npz",
+            images=own.images,
+            labels=own.labels,
+            classes=np.array(own.classes),
+        )
         data = {"source": "npz", "path": str(home / f"{name}.npz"), "dataset_id": name}
         params = SMALL | {"data": data, "privacy": {"epsilon": epsilon, "size_hint": 300}}
         (home / name / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
-        with chdir(home / name), mock.patch.dict(os.environ, SFUMATO_STATE=str(home / f"state-{name}")):
+        with (
+            chdir(home / name),
+            mock.patch.dict(os.environ, SFUMATO_STATE=str(home / f"state-{name}")),
+        ):
             for command in ("prepare sensitive", "plan", "count", "frequency"):
                 done = CliRunner().invoke(app, command.split(), catch_exceptions=False)
                 assert done.exit_code == 0, done.output

@@ -20,7 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Desk:
-    """`stage` in the current folder. terminal: if it writes to one; answers: to questions; base: for `params`."""
+    """`stage` in the current folder. terminal: if it writes to one; answers: to questions; base:
+    for `params`.
+    """
 
     def __init__(self) -> None:
         self.terminal, self.answers, self.base = False, "", {}
@@ -33,11 +35,16 @@ class Desk:
         return code, screen.getvalue()
 
     def run(self, command: str, *said: str, code: int = 0) -> str:
-        """Run a command that must end with `code` and say all of `said`, or for itself. Returns what it said."""
+        """Run a command that must end with `code` and say all of `said`, or for itself.
+
+        Returns what it said.
+        """
         found, text = self(*command.split())
         if "refused.txt" in text:
             text += (Path(os.environ["SFUMATO_STATE"]) / "refused.txt").read_text()
-        missing = [words for words in said if words not in text and words not in " ".join(text.split())]
+        missing = [
+            words for words in said if words not in text and words not in " ".join(text.split())
+        ]
         assert (found, missing) == (code, []), text
         return text
 
@@ -52,7 +59,9 @@ class Desk:
 
     def params(self, **changes) -> None:
         """Write params.yaml: `base` with these changes."""
-        Path("params.yaml").write_text(yaml.safe_dump(overlaid(self.base, changes), sort_keys=False))
+        Path("params.yaml").write_text(
+            yaml.safe_dump(overlaid(self.base, changes), sort_keys=False)
+        )
 
     @property
     def journal(self) -> list[dict]:
@@ -86,7 +95,9 @@ class Killed(BaseException):
 
 @pytest.fixture
 def killed_at(desk, monkeypatch):
-    """A function that runs a stage until it calls what has this name for the nth time, as a kill would end it there."""
+    """A function that runs a stage until it calls what has this name for the nth time, as a kill
+    would end it there.
+    """
 
     def until(stage: str, name: str, times: int = 1, end: BaseException | None = None) -> None:
         locks, init, calls = [], Charge.__init__, []

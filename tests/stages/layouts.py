@@ -1,4 +1,5 @@
-"""What owners bring: what `stage init` makes of it, asked and not asked, and what `stage prepare` reads then.
+"""What owners bring: what `stage init` makes of it, asked and not asked, and what `stage prepare`
+reads then.
 
 No layout may print the id or the name of a person into a file that is committed, nor into a log.
 """
@@ -41,14 +42,24 @@ def draw(root: Path, names: list[str], first: int = 0) -> list[str]:
 
 def table(root: Path, columns: dict[str, list], name: str = "metadata.csv") -> None:
     heads = list(columns)
-    lines = [",".join(heads), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+    lines = [
+        ",".join(heads),
+        *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True)),
+    ]
     (root / name).write_text("\n".join(lines) + "\n")
 
 
 def folders(name: str = "{kind}/{i}.png", each: int = 30, kinds=KINDS, people=IDS):
-    """Pictures of 20 persons in class folders: `name` is a form of kind, person, number of the picture."""
+    """Pictures of 20 persons in class folders: `name` is a form of kind, person, number of the
+    picture.
+    """
     return lambda root: draw(
-        root, [name.format(kind=k, i=i, person=people[i % len(people)]) for k in kinds for i in range(each)]
+        root,
+        [
+            name.format(kind=k, i=i, person=people[i % len(people)])
+            for k in kinds
+            for i in range(each)
+        ],
     )
 
 
@@ -58,19 +69,33 @@ def splits(*names: str, form: str = "{kind}/{i}.png", shared: bool = False):
     def write(root: Path) -> None:
         for number, name in enumerate(names):
             people = IDS[:6] if shared else IDS[6 * number : 6 * number + 6]
-            made = [form.format(kind=k, i=i, person=people[i % 6]) for k in KINDS for i in range(12)]
+            made = [
+                form.format(kind=k, i=i, person=people[i % 6]) for k in KINDS for i in range(12)
+            ]
             draw(root / name, made, 100 * number)
 
     return write
 
 
-def tabled(columns: str, name: str = "metadata.csv", parts=("",), form: str = "scans/{i}.png", classes=KINDS):
+def tabled(
+    columns: str,
+    name: str = "metadata.csv",
+    parts=("",),
+    form: str = "scans/{i}.png",
+    classes=KINDS,
+):
     """A table with columns: what is in each by its name, as `CELLS` has it."""
 
     def write(root: Path) -> None:
         for number, part in enumerate(parts):
-            names = draw(root / part, [form.format(i=i, kind=classes[i % 2]) for i in range(48)], 100 * number)
-            cells = {head: [CELLS[what](i, number) for i in range(48)] for head, what in pairs(columns)}
+            names = draw(
+                root / part,
+                [form.format(i=i, kind=classes[i % 2]) for i in range(48)],
+                100 * number,
+            )
+            cells = {
+                head: [CELLS[what](i, number) for i in range(48)] for head, what in pairs(columns)
+            }
             table(root / part, {"file_name": names, **cells}, name)
 
     return write
@@ -116,7 +141,10 @@ def shards(*names: str, key: str = "{i}", shared: bool = False):
                     if key == "{i}":
                         about["Patient-ID"] = IDS[(0 if shared else 6 * number) + i // 4]
                     named = key.format(i=i, person=NAMES[i % 10])
-                    for suffix, content in (("png", picture(100 * number + i)), ("json", json.dumps(about).encode())):
+                    for suffix, content in (
+                        ("png", picture(100 * number + i)),
+                        ("json", json.dumps(about).encode()),
+                    ):
                         entry = tarfile.TarInfo(f"{named}.{suffix}")
                         entry.size = len(content)
                         archive.addfile(entry, io.BytesIO(content))
@@ -131,7 +159,11 @@ def archive(split: bool = False, **more):
         arrays = {"images": images, "labels": labels, **more}
         if split:
             cut = {"train_": slice(0, 24), "val_": slice(24, 32), "test_": slice(32, 48)}
-            arrays = {f"{part}{name}": array[where] for part, where in cut.items() for name, array in arrays.items()}
+            arrays = {
+                f"{part}{name}": array[where]
+                for part, where in cut.items()
+                for name, array in arrays.items()
+            }
         else:
             arrays["classes"] = np.array(KINDS)
         np.savez(root.with_suffix(".npz"), **arrays)
@@ -151,14 +183,17 @@ def zipped(write, folder: str = "set"):
 
 
 def hub(*parts: str, **columns: str):
-    """Parquet with pictures inside, as hubs have them: numbers of classes, whose names stand beside the schema."""
+    """Parquet with pictures inside, as hubs have them: numbers of classes, whose names stand beside
+    the schema.
+    """
 
     def write(root: Path) -> None:
         (root / "data").mkdir(parents=True)
         for number, part in enumerate(parts):
             pictures = [{"bytes": picture(100 * number + i), "path": f"{i}.png"} for i in range(48)]
             cells = {
-                name.replace("_", " "): [CELLS[what](i, number) for i in range(48)] for name, what in columns.items()
+                name.replace("_", " "): [CELLS[what](i, number) for i in range(48)]
+                for name, what in columns.items()
             }
             made = pyarrow.Table.from_pylist(
                 [
@@ -202,9 +237,11 @@ ORDER = "which level is the class"
 
 @dataclass(frozen=True)
 class Layout:
-    """write: puts it at a path; why: what --yes says if it refuses; answers: to the questions of a terminal.
+    """write: puts it at a path; why: what --yes says if it refuses; answers: to the questions of a
+    terminal.
 
-    classes: those that are prepared then, None if none are; way: to persons; held_out: whether a hold-out was brought.
+    classes: those that are prepared then, None if none are; way: to persons; held_out: whether a
+    hold-out was brought.
     """
 
     write: Callable[[Path], object]
@@ -232,12 +269,16 @@ def refused(write, why, answers="-") -> Layout:
 
 def committed() -> str:
     """What git would take of the project here."""
-    files = [Path(name) for name in ("params.yaml", "dvc.yaml", "README.md", "data/sensitive/card.json")]
+    files = [
+        Path(name) for name in ("params.yaml", "dvc.yaml", "README.md", "data/sensitive/card.json")
+    ]
     return "".join(file.read_text() for file in files if file.exists())
 
 
 def bring(layout: Layout, desk, place: Path) -> None:
-    """Write it into a folder, begin a project with --yes and one with answers, prepare what was begun, and check."""
+    """Write it into a folder, begin a project with --yes and one with answers, prepare what was
+    begun, and check.
+    """
     layout.write(place / "in")
     (brought,) = place.glob("in*")
     secret = {*SECRET} - {*(layout.classes or ())}  # of names that their owner called classes
@@ -246,11 +287,19 @@ def bring(layout: Layout, desk, place: Path) -> None:
         os.chdir(place / name)
         os.environ["SFUMATO_STATE"] = str(place / f"state-{name}")
         if name == "yes":
-            code, said = desk("init", str(brought), "--epsilon", "5", "--yes", "--dataset-id", "yes")
-            reason = Path(os.environ["SFUMATO_STATE"], "refused.txt").read_text() if "refused.txt" in said else said
+            code, said = desk(
+                "init", str(brought), "--epsilon", "5", "--yes", "--dataset-id", "yes"
+            )
+            reason = (
+                Path(os.environ["SFUMATO_STATE"], "refused.txt").read_text()
+                if "refused.txt" in said
+                else said
+            )
             assert (layout.why or "written to") in " ".join(reason.split()), reason
         else:
-            desk.answers = "".join("\n" if word == "-" else f"{word}\n" for word in layout.answers.split())
+            desk.answers = "".join(
+                "\n" if word == "-" else f"{word}\n" for word in layout.answers.split()
+            )
             code, said = desk("init", str(brought), "--epsilon", "5")
         assert (code == 0) == Path("params.yaml").exists() == begun, said
         assert "local " not in said and "hold-out: " not in said, "counts are of a terminal"
@@ -260,10 +309,15 @@ def bring(layout: Layout, desk, place: Path) -> None:
 
 
 def check_prepared(layout: Layout, desk) -> None:
-    """Prepare the project here: its classes, its persons and its hold-out are those of the layout."""
+    """Prepare the project here: its classes, its persons and its hold-out are those of the
+    layout.
+    """
     own = yaml.safe_load(Path("params.yaml").read_text())
     assert next(iter(own["data"].get("groups", {None: 0}))) == layout.way
     assert own["privacy"].get("unit") == ("group" if layout.way else own["privacy"].get("unit"))
     desk.run("prepare sensitive")
     card = json.loads(Path("data/sensitive/card.json").read_text())
-    assert (card["classes"], card["split"]) == ([*layout.classes], "official" if layout.held_out else "keyed")
+    assert (card["classes"], card["split"]) == (
+        [*layout.classes],
+        "official" if layout.held_out else "keyed",
+    )

@@ -41,12 +41,17 @@ def test_actors_are_named_only_on_request(project):
 def test_no_file_that_may_leave_names_an_actor(project):
     project.run("egress package")
     files = [path for path in Path().rglob("*") if path.is_file() and "state" not in path.parts]
-    assert not [path for path in files if b"Weber" in path.read_bytes() or b"Iyer" in path.read_bytes()]
+    assert not [
+        path for path in files if b"Weber" in path.read_bytes() or b"Iyer" in path.read_bytes()
+    ]
 
 
 def test_each_command_is_logged_with_its_exit_code(project):
     project.run("plan --recipe none", code=2)
     found = [json.loads(line) for line in Path("state", LOG).read_text().splitlines() if line]
     commands = [(line["command"], line["exit_code"]) for line in found if "command" in line]
-    assert commands[0] == (["prepare", "sensitive"], 0) and commands[-1] == (["plan", "--recipe", "none"], 2)
+    assert commands[0] == (["prepare", "sensitive"], 0) and commands[-1] == (
+        ["plan", "--recipe", "none"],
+        2,
+    )
     assert all(line["folder"] == str(Path.cwd()) for line in found if "command" in line)

@@ -1,4 +1,6 @@
-"""After a kill in the default project, lifetime = ε: the plan counts an open charge once, and the query goes on."""
+"""After a kill in the default project, lifetime = ε: the plan counts an open charge once, and the
+query goes on.
+"""
 
 import errno
 import shutil
@@ -37,12 +39,20 @@ def desk(desk, digits):
     for i in range(IMAGES):
         folder = Path("pictures") / str(digits.labels[i])
         folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.asarray(digits.images[i, :, :, 0])).save(folder / f"p{i // 2:03d}_{i}.png")
+        Image.fromarray(np.asarray(digits.images[i, :, :, 0])).save(
+            folder / f"p{i // 2:03d}_{i}.png"
+        )
     desk.base = {
         "recipe": "dp-feta",
         "profile": None,
         "run": ["count", "central", "pretrain", "finetune", "synthesize"],
-        "data": {"dataset_id": "set", "source": "imagefolder", "path": "pictures", "size": 8, "channels": 1},
+        "data": {
+            "dataset_id": "set",
+            "source": "imagefolder",
+            "path": "pictures",
+            "size": 8,
+            "channels": 1,
+        },
         "privacy": {"epsilon": 5.0, "size_hint": 100, "unit": "image"},
         "model": {"width": 8, "multipliers": [1, 1]},
         "pretrain": {"steps": 2, "batch": 8},
@@ -60,13 +70,17 @@ def test_the_plan_says_that_an_open_charge_goes_on_and_counts_it_once(desk, kill
     closed = becomes == "restored, nothing" and not moment.endswith("journalled")
     word = "already released as" if becomes == "restored, nothing" else "resumes at no further cost"
     text = desk.run("plan --dry-run", f"count: {word}", "next: `dvc repro` will spend: central")
-    assert "would spend" not in next(line for line in text.splitlines() if line.startswith("count:"))
+    assert "would spend" not in next(
+        line for line in text.splitlines() if line.startswith("count:")
+    )
     desk.run("doctor", word)
     desk.run("plan")
     assert len([entry for entry in desk.journal if entry["kind"] == "close"]) == closed
     assert ("restored, nothing" in desk.run("count")) == (becomes == "restored, nothing")
     assert desk.opened == ["count"]
-    desk.run("plan --dry-run", "count: already released as", "next: `dvc repro` will spend: central")
+    desk.run(
+        "plan --dry-run", "count: already released as", "next: `dvc repro` will spend: central"
+    )
 
 
 def test_a_full_disk_loses_no_charge(desk, killed_at):
@@ -84,12 +98,16 @@ def test_a_full_disk_loses_no_charge(desk, killed_at):
 
 
 def test_a_version_that_is_not_prepared_yet_is_counted_and_back_is_back(desk):
-    desk.base = {key: desk.base[key] for key in ("profile", "data", "privacy")} | {"recipe": "dp-merf"}
+    desk.base = {key: desk.base[key] for key in ("profile", "data", "privacy")} | {
+        "recipe": "dp-merf"
+    }
     desk.params(frequency={"size": 50})
     desk.run_all("prepare sensitive", "prepare public", "plan", "count", "frequency", "plan")
     params, card = Path("params.yaml").read_bytes(), Path("data/sensitive/card.json").read_bytes()
     text = params.decode().replace("dataset_id: set", "dataset_id: set\n  version: '2027'")
-    Path("params.yaml").write_text(text.replace("epsilon: 5.0", "epsilon: 5.0\n  lifetime_epsilon: 11.0"))
+    Path("params.yaml").write_text(
+        text.replace("epsilon: 5.0", "epsilon: 5.0\n  lifetime_epsilon: 11.0")
+    )
     said = desk.run("plan --dry-run", "not yet prepared as version 2027", "count: would re-spend")
     assert "frequency" in said.split("`dvc repro` will spend:")[1]
     desk.run_all("prepare sensitive", "plan")
@@ -112,7 +130,10 @@ def test_a_damaged_release_is_replaced_by_its_copy_and_nobody_is_told_to_pay(des
     assert "spend_again" not in desk.run("count", "already released", "A copy is kept", code=3)
 
 
-UNITS = {"image": {}, "group": {"data": {"groups": {"pattern": r"^(p\d+)_"}}, "privacy": {"unit": "group"}}}
+UNITS = {
+    "image": {},
+    "group": {"data": {"groups": {"pattern": r"^(p\d+)_"}}, "privacy": {"unit": "group"}},
+}
 
 
 @pytest.fixture(params=UNITS)
@@ -127,7 +148,11 @@ def trained(desk, request, environment):
 def test_dp_sgd_goes_on_after_kills_at_all_moments_under_the_lifetime(trained, killed_at):
     for name, times in DP_SGD.values():
         killed_at("finetune", name, times)
-        trained.run("plan --dry-run", "finetune: resumes at no further cost", "next: `dvc repro`, which spends nothing")
+        trained.run(
+            "plan --dry-run",
+            "finetune: resumes at no further cost",
+            "next: `dvc repro`, which spends nothing",
+        )
         trained.run("plan")
     trained.run("finetune")
     assert trained.opened == ["count", "central", "finetune"]
@@ -138,7 +163,9 @@ def test_dp_sgd_goes_on_after_kills_at_all_moments_under_the_lifetime(trained, k
 def test_a_kill_after_dp_sgd_is_written_has_its_release_put_back(trained, killed_at, moment):
     killed_at("finetune", *DP_SGD_RELEASED[moment])
     assert list(Path("state/runs").glob("*/checkpoint-*"))
-    trained.run("plan --dry-run", "finetune: already released as", "next: `dvc repro`, which spends nothing")
+    trained.run(
+        "plan --dry-run", "finetune: already released as", "next: `dvc repro`, which spends nothing"
+    )
     trained.run("plan")
     shutil.rmtree("artifacts/finetune", ignore_errors=True)  # as DVC does before it runs a stage
     trained.run("finetune", "restored, nothing is charged")
@@ -146,7 +173,9 @@ def test_a_kill_after_dp_sgd_is_written_has_its_release_put_back(trained, killed
     assert not list(Path("state/runs").glob("*/checkpoint-*"))
 
 
-def test_by_hand_a_kill_before_the_checkpoint_is_dropped_leaves_none_at_the_next_refusal(trained, killed_at):
+def test_by_hand_a_kill_before_the_checkpoint_is_dropped_leaves_none_at_the_next_refusal(
+    trained, killed_at
+):
     killed_at("finetune", *DP_SGD_RELEASED["before its checkpoint is dropped"])
     assert list(Path("state/runs").glob("*/checkpoint-*"))
     trained.run("finetune", "already released", "A copy is kept", code=3)  # its artifact is there
@@ -154,7 +183,9 @@ def test_by_hand_a_kill_before_the_checkpoint_is_dropped_leaves_none_at_the_next
 
 
 def test_the_dry_run_says_that_weights_of_other_bytes_make_a_release_refused(trained):
-    trained.run_all("finetune", *(name for name in STAGES if name not in (*trained.base["run"], "evaluate")))
+    trained.run_all(
+        "finetune", *(name for name in STAGES if name not in (*trained.base["run"], "evaluate"))
+    )
     trained.run("plan --dry-run", "finetune: already released as", "not charged again")
     with Path("artifacts/pretrain/privacy.json").open("a") as file:
         file.write("\n")  # as another number of threads would give others

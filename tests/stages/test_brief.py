@@ -13,7 +13,12 @@ from sfumato.settings.recipes import overlaid
 from sfumato.settings.stages import STAGES
 
 PERSONS = {
-    "data": {"dataset_id": "scans", "source": "imagefolder", "path": "in", "groups": {"pattern": r"^(p\d+)_"}},
+    "data": {
+        "dataset_id": "scans",
+        "source": "imagefolder",
+        "path": "in",
+        "groups": {"pattern": r"^(p\d+)_"},
+    },
     "privacy": {"unit": "group"},
 }
 
@@ -45,8 +50,14 @@ def test_the_bounds_are_those_of_the_release(scans):
     scans.run_all(*(name for name in STAGES if name != "evaluate"))
     scans.run("ledger write")
     attacker = what_it_means(read_ledger(Path("ledger.json")))
-    assert f"at most {attacker['guess']} % of the time" in before and f"**{attacker['strength']}**" in before
-    assert "all images of one person with their labels" in before and "nothing, according to the journal" in before
+    assert (
+        f"at most {attacker['guess']} % of the time" in before
+        and f"**{attacker['strength']}**" in before
+    )
+    assert (
+        "all images of one person with their labels" in before
+        and "nothing, according to the journal" in before
+    )
     scans.run("brief")
     assert "2 measurements, according to the journal" in Path("brief/brief.md").read_text()
 
@@ -54,7 +65,10 @@ def test_the_bounds_are_those_of_the_release(scans):
 def test_answers_cannot_change_the_page(scans):
     scans.params(
         privacy={"size_hint": 60},
-        release={"purpose": "<script>x</script> | [a](b) `c`", "incident_contact": "privacy@hospital.example"},
+        release={
+            "purpose": "<script>x</script> | [a](b) `c`",
+            "incident_contact": "privacy@hospital.example",
+        },
     )
     text = scans.run("brief")
     assert "release.purpose" not in text and "release.incident_contact" not in text
@@ -67,6 +81,15 @@ def test_no_sentence_claims_that_a_law_is_met(scans):
     scans.run("brief")
     text = Path("brief/brief.md").read_text()
     assert "does not state that a law or a standard is met" in text
-    for criterion in ("Singling out", "Linkability", "Inference", "6.2", "7.3", "8.2", "9.4", "Trust model"):
+    for criterion in (
+        "Singling out",
+        "Linkability",
+        "Inference",
+        "6.2",
+        "7.3",
+        "8.2",
+        "9.4",
+        "Trust model",
+    ):
         assert f"| {criterion}" in text
     assert not any(word in text.lower() for word in ("compl", "conform", "guarantees that the law"))

@@ -54,13 +54,17 @@ def own(desk):
     for i, name in enumerate(("cat", "dog")):
         Path("images", name).mkdir(parents=True)
         for j in range(40):
-            Image.fromarray(np.full((9, 9), 100 * i + j, dtype=np.uint8)).save(f"images/{name}/{j}.png")
+            Image.fromarray(np.full((9, 9), 100 * i + j, dtype=np.uint8)).save(
+                f"images/{name}/{j}.png"
+            )
     desk.base = OWN
     desk.params()
     return desk
 
 
-@pytest.mark.parametrize("command", [*STAGES, "plan", "report", "compare", "prepare", "ledger", "recipe", "doctor"])
+@pytest.mark.parametrize(
+    "command", [*STAGES, "plan", "report", "compare", "prepare", "ledger", "recipe", "doctor"]
+)
 def test_every_command_explains_itself_without_reading_anything(desk, command):
     desk.run(f"{command} --help", "Usage")
 
@@ -73,10 +77,13 @@ def test_a_console_without_greek_letters_shows_their_escapes(desk, encoding):
         assert call(main, "stage", *words.split(), screen=screen) == 0
         screen.flush()
         shown += screen.buffer.getvalue()
-    assert rb"\u" in shown or "ε".encode() in shown  # Click writes UTF-8 where a stream is said to be ASCII
+    # Click writes UTF-8 where a stream is said to be ASCII
+    assert rb"\u" in shown or "ε".encode() in shown
 
 
-def test_windows_without_core_dumps_and_pipes_that_wait_reads_files_as_others_do(monkeypatch, uninstall, tmp_path):
+def test_windows_without_core_dumps_and_pipes_that_wait_reads_files_as_others_do(
+    monkeypatch, uninstall, tmp_path
+):
     uninstall("resource")
     monkeypatch.delattr(os, "O_NONBLOCK")
     (tmp_path / "a.json").write_text('{"ε": 1}', encoding="utf-8")
@@ -84,7 +91,10 @@ def test_windows_without_core_dumps_and_pipes_that_wait_reads_files_as_others_do
     assert read_json(tmp_path / "a.json") == {"ε": 1}
 
 
-HELP = "import stages.cli; sys.argv = ['stage', '--help']\ntry: stages.cli.main()\nexcept SystemExit: pass"
+HELP = (
+    "import stages.cli; sys.argv = ['stage', '--help']\ntry: stages.cli.main()\nexcept SystemExit: "
+    "pass"
+)
 LIBRARY = """
 import sfumato.privacy.charge, sfumato.privacy.ledger, sfumato.planning.resolve, sfumato.dpsgd.run
 import sfumato.release.synthesis, sfumato.evaluation.scores, sfumato.training.curriculum, sfumato.data.prepare
@@ -104,7 +114,9 @@ def test_nothing_heavy_is_imported_unasked(code, unasked):
     """The time is a bound that only a heavy import breaks, also on a busy machine."""
     start = time.perf_counter()
     code = f"import sys\n{code}\nprint([name for name in {unasked} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
     assert done.stdout.strip().endswith("[]")
     assert "--help" not in code or time.perf_counter() - start < 5
 
@@ -126,7 +138,10 @@ def test_a_recipe_with_public_images_says_how_to_get_them(desk):
         ({"finetune": {"steps": "many"}}, "finetune.steps"),
         ({"central": {"repeats": 10**10}}, "central.repeats"),
         ({"privacy": {"spend_again": True}}, "spend_again is true or false"),
-        ({"privacy": {"spend_again": ["pretrain"]}}, "params.yaml: privacy.spend_again: 'pretrain' is not a query"),
+        (
+            {"privacy": {"spend_again": ["pretrain"]}},
+            "params.yaml: privacy.spend_again: 'pretrain' is not a query",
+        ),
     ],
 )
 def test_bad_configuration_exits_2(desk, content, words):
@@ -141,7 +156,16 @@ def test_unknown_options_and_commands_exit_2(desk, command):
 
 
 def test_a_stage_without_a_plan_says_so(desk):
-    for stage in ("count", "central", "frequency", "auxiliary", "pretrain", "finetune", "synthesize", "evaluate"):
+    for stage in (
+        "count",
+        "central",
+        "frequency",
+        "auxiliary",
+        "pretrain",
+        "finetune",
+        "synthesize",
+        "evaluate",
+    ):
         desk.run(stage, "stage plan", code=2)
 
 
@@ -155,7 +179,10 @@ def test_an_image_folder_is_prepared_and_planned_at_the_size_that_was_prepared(o
     assert not Path("artifacts").exists()
 
 
-NOISE = r"the noise of a step is ([\d.]+) times .*, with ([\d,]+) trained weights(, so a step is mostly noise)?"
+NOISE = (
+    r"the noise of a step is ([\d.]+) times .*, with ([\d,]+) trained weights(, so a step is"
+    r" mostly noise)?"
+)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +204,9 @@ def test_the_dry_run_says_how_much_of_a_step_of_dpsgd_is_noise(desk, recipe, cha
     if found:
         multiplier = float(re.search(r"finetune: would spend .*noise_multiplier=([\d.]+)", text)[1])
         length, weights = float(found[1]), int(found[2].replace(",", ""))
-        assert weights >= least and length == pytest.approx(step_noise(multiplier, weights, 300), rel=0.05)
+        assert weights >= least and length == pytest.approx(
+            step_noise(multiplier, weights, 300), rel=0.05
+        )
         assert bool(found[3]) == (length > 1)
 
 
@@ -189,7 +218,9 @@ def test_bad_images_exit_4_name_the_file_and_leave_nothing(own):
     assert not Path("data").exists() and not list(Path("state").rglob("*.npy"))
 
 
-def test_no_charge_is_opened_by_a_dry_run_for_another_card_or_where_the_output_cannot_be_written(planned):
+def test_no_charge_is_opened_by_a_dry_run_for_another_card_or_where_the_output_cannot_be_written(
+    planned,
+):
     planned.run("central --dry-run", "charges noise_multiplier=")
     Path("file").write_text("")
     planned.run("count --out file/count", "file", code=4)
@@ -226,14 +257,19 @@ def test_the_doctor_survives_what_it_diagnoses(desk):
         assert "is not a data card" in "".join(text.replace("│", "").split("\n")).replace("  ", "")
 
 
-@pytest.mark.parametrize("words", ["--epsilon nan", "--epsilon -1", "--epsilon inf", "--delta 0", "--delta nan"])
+@pytest.mark.parametrize(
+    "words", ["--epsilon nan", "--epsilon -1", "--epsilon inf", "--delta 0", "--delta nan"]
+)
 def test_a_bound_that_is_none_is_refused(desk, words):
     desk.run(f"ledger check {words}", words.split()[0], "positive number", code=2)
 
 
 def test_a_state_directory_that_cannot_be_is_one_sentence(own, environment):
     Path("file").write_text("")
-    for state, said in {"state": "relative", str(Path("file").resolve()): "name a folder in SFUMATO_STATE"}.items():
+    for state, said in {
+        "state": "relative",
+        str(Path("file").resolve()): "name a folder in SFUMATO_STATE",
+    }.items():
         environment["SFUMATO_STATE"] = state
         own.run("prepare sensitive", said, code=2)
 
@@ -270,17 +306,37 @@ def fails(desk, monkeypatch):
             "x.npy: No space left on device. No partial file",
         ),
         (OSError(errno.EROFS, "Read-only file system", "x"), 4, "x: Read-only"),
-        (OSError(errno.EIO, "Input/output error", "x"), 4, "x: Input/output error. Check the disk, its mount, or"),
-        (OSError(errno.ESTALE, "Stale file handle", "x"), 4, ". Check the disk, its mount, or the network behind it"),
-        (OSError(errno.EMFILE, "Too many open files", "x"), 4, "x: Too many open files. Raise the limit of open files"),
-        (OSError(errno.ENOMEM, "Cannot allocate memory", "x"), 4, "x: Cannot allocate memory. Free memory"),
+        (
+            OSError(errno.EIO, "Input/output error", "x"),
+            4,
+            "x: Input/output error. Check the disk, its mount, or",
+        ),
+        (
+            OSError(errno.ESTALE, "Stale file handle", "x"),
+            4,
+            ". Check the disk, its mount, or the network behind it",
+        ),
+        (
+            OSError(errno.EMFILE, "Too many open files", "x"),
+            4,
+            "x: Too many open files. Raise the limit of open files",
+        ),
+        (
+            OSError(errno.ENOMEM, "Cannot allocate memory", "x"),
+            4,
+            "x: Cannot allocate memory. Free memory",
+        ),
         (
             MemoryError("x cannot be read as an image"),
             4,
             "x cannot be read as an image: this machine has too little memory",
         ),
         (MemoryError(), 4, "memory"),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), 4, "memory"),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+            4,
+            "memory",
+        ),
         (RecursionError("maximum recursion depth exceeded"), 4, "nested too deeply"),
         (BrokenPipeError(), 1, ""),
     ],
@@ -314,7 +370,11 @@ def test_who_stops_a_stage_is_told_what_goes_on_and_what_starts_again(desk, monk
         raise KeyboardInterrupt
 
     monkeypatch.setattr("sfumato.settings.recipes.load_params", stop)
-    desk.run("prepare sensitive", "a query resumes without a second charge, other stages restart", code=130)
+    desk.run(
+        "prepare sensitive",
+        "a query resumes without a second charge, other stages restart",
+        code=130,
+    )
 
 
 TERMINATED = """
@@ -327,7 +387,9 @@ stages.cli.main()
 
 
 def test_a_container_or_a_service_that_stops_a_stage_ends_it_as_ctrl_c_does(desk):
-    done = subprocess.run([sys.executable, "-c", TERMINATED], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", TERMINATED], capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 130 and "without a second charge" in done.stdout + done.stderr
 
 

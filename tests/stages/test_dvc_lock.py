@@ -1,4 +1,6 @@
-"""`dvc.lock` and DVC's own lock after a kill: `stage doctor` names what is damaged, and the cure."""
+"""`dvc.lock` and DVC's own lock after a kill: `stage doctor` names what is damaged, and the
+cure.
+"""
 
 import json
 import os
@@ -28,7 +30,8 @@ def test_the_doctor_names_a_program_that_has_ended_though_its_number_is_in_use(d
     said = " ".join(desk.run("doctor").replace("│", " ").split())
     assert f"PID {os.getpid()} (/opt/sfumato/bin/dvc repro never), which has ended" in said
     assert "rm .dvc/tmp/rwlock" in said
-    lock.write_text(json.dumps({"write": {"/project/artifacts/count": {"pid": "1"}}}))  # another form
+    # Another form
+    lock.write_text(json.dumps({"write": {"/project/artifacts/count": {"pid": "1"}}}))
     desk.run("doctor", "damaged")
 
 
@@ -46,7 +49,9 @@ def test_a_dvc_lock_that_a_kill_cut_is_named_and_its_whole_copy_brings_it_back(d
         LOCK.write_bytes(whole[:length])
         keep_copy()
         assert COPY.read_bytes() == whole and damage() is not None
-    assert "cp .dvc/tmp/whole.lock dvc.lock" in " ".join(desk.run("doctor").replace("│", " ").split())
+    assert "cp .dvc/tmp/whole.lock dvc.lock" in " ".join(
+        desk.run("doctor").replace("│", " ").split()
+    )
     LOCK.write_bytes(whole.replace(b"nfiles: 31", b"nfiles: 32"))  # DVC goes on
     keep_copy()
     assert COPY.read_bytes() == LOCK.read_bytes() and lock_in_words() == "intact"

@@ -55,7 +55,11 @@ def test_the_risk_form_states_the_bounds_of_the_report(project):
     write_package(project / "out")
     form = (project / "out" / "risk-form.md").read_text()
     facts = egress.what_it_means(read_ledger(Path("ledger.json")))
-    for words in (f"at most {facts['guess']} %", f"at most {facts['hits']} in 100", "one image with its label"):
+    for words in (
+        f"at most {facts['guess']} %",
+        f"at most {facts['hits']} in 100",
+        "one image with its label",
+    ):
         assert words in form
     for criterion in ("Singling out", "Linkability", "Inference", "Decision", "signature"):
         assert criterion in form
@@ -67,21 +71,30 @@ def test_several_labels_have_one_column_each(here, digits, monkeypatch):
     write_project(here, digits)
     release = load_release(here / "artifacts" / "synthesize")
     several = np.eye(10, dtype=np.uint8)[release.labels]
-    monkeypatch.setattr(egress, "load_release", lambda path: egress.Release(**vars(release) | {"labels": several}))
+    monkeypatch.setattr(
+        egress, "load_release", lambda path: egress.Release(**vars(release) | {"labels": several})
+    )
     write_package(here / "out")
     rows = read_table(here / "out" / "labels.csv")
     assert list(rows[0]) == ["file_name", *(f"label {name}" for name in release.classes), "kind"]
-    assert [[int(row[f"label {name}"]) for name in release.classes] for row in rows] == several.tolist()
+    assert [
+        [int(row[f"label {name}"]) for name in release.classes] for row in rows
+    ] == several.tolist()
 
 
 def test_a_large_release_still_has_few_files(project, monkeypatch):
     monkeypatch.setattr(egress, "SHARD", 1)
     write_package(project / "out")
-    assert len(list((project / "out").iterdir())) <= 20 and (project / "out" / "images-10.zip").exists()
+    assert (
+        len(list((project / "out").iterdir())) <= 20
+        and (project / "out" / "images-10.zip").exists()
+    )
     assert all(passed for passed, text in results_of(project / "out") if passed is not None)
 
 
-@pytest.mark.parametrize("folder", ["full", "file", "artifacts/out", "artifacts", "data/public/out", "."])
+@pytest.mark.parametrize(
+    "folder", ["full", "file", "artifacts/out", "artifacts", "data/public/out", "."]
+)
 def test_a_folder_that_cannot_take_it_is_refused(project, desk, folder):
     Path("full").mkdir()
     for name in ("full/x", "file"):
@@ -127,10 +140,14 @@ def test_the_package_is_signed_and_says_so(project, desk):
     chain, key = write_chain(project, "Office")
     desk.run(f"egress out --certificate {chain} --key {key}")
     assert all(passed for passed, text in results_of(project / "out") if passed is not None)
-    assert "with the owner's certificate, without a time stamp" in Path("out/risk-form.md").read_text()
+    assert (
+        "with the owner's certificate, without a time stamp" in Path("out/risk-form.md").read_text()
+    )
     with zipfile.ZipFile("out/images-01.zip") as archive:
         archive.extractall("pictures")
-    text = desk.run("mark check pictures --card out/card.json", "40 of 40 pictures: signed by Office")
+    text = desk.run(
+        "mark check pictures --card out/card.json", "40 of 40 pictures: signed by Office"
+    )
     assert "issuer was not checked" in text
 
 
@@ -139,7 +156,9 @@ def test_without_a_certificate_the_form_says_so(project, desk):
     assert "none, because no certificate was given" in Path("out/risk-form.md").read_text()
 
 
-@pytest.mark.parametrize("options", ["--certificate a.pem", "--key a.pem", "--time-service http://x"])
+@pytest.mark.parametrize(
+    "options", ["--certificate a.pem", "--key a.pem", "--time-service http://x"]
+)
 def test_half_a_signature_is_refused(project, desk, options):
     desk.run(f"egress out {options}", "name both, or neither", code=2)
     assert not Path("out").exists()

@@ -46,12 +46,18 @@ def desk(desk, digits, short_judging):
 
 @pytest.fixture
 def evaluate(desk):
-    """`stage evaluate` as a function of more words, of what it must say, its exit code and settings."""
+    """`stage evaluate` as a function of more words, of what it must say, its exit code and
+    settings.
+    """
 
     def run(words: str = "", *said: str, code: int = 0, **settings) -> str:
         card = read_card(CARD)
         plan = {"stage": "evaluate", "enabled": True, "dataset_id": "digits", "size_hint": 400}
-        plan |= {"shape": list(card.shape), "classes": list(card.classes), "settings": {**SETTINGS, **settings}}
+        plan |= {
+            "shape": list(card.shape),
+            "classes": list(card.classes),
+            "settings": {**SETTINGS, **settings},
+        }
         Path("artifacts/plan").mkdir(parents=True, exist_ok=True)
         Path("artifacts/plan/evaluate.yaml").write_text(yaml.safe_dump(plan))
         return desk.run(f"evaluate {words}", *said, code=code)
@@ -116,9 +122,15 @@ def test_the_test_for_copies_is_of_the_release_and_shown_on_a_terminal_only(desk
     assert found["verdict"]["sentence"].endswith(f"Copies: {found['disclosure']['sentence']}")
     assert "are nearer" not in text and "sign" not in text
     train = np.load("state/data/digits/sensitive/images.npy")
-    assert found["disclosure"]["units"] == len(np.unique(train, axis=0)) and not found["disclosure"]["rings"]
+    assert (
+        found["disclosure"]["units"] == len(np.unique(train, axis=0))
+        and not found["disclosure"]["rings"]
+    )
     with writing(Path("artifacts/synthesize"), "synthesize") as directory:
-        save_images(directory, ImageSet(train, np.load("state/data/digits/sensitive/labels.npy"), digits.classes))
+        save_images(
+            directory,
+            ImageSet(train, np.load("state/data/digits/sensitive/labels.npy"), digits.classes),
+        )
     desk.terminal = True
     evaluate("", "A SIGN OF COPYING", fidelity=["disclosure"])
 
@@ -126,11 +138,15 @@ def test_the_test_for_copies_is_of_the_release_and_shown_on_a_terminal_only(desk
 def by_library(card: Card) -> dict:
     """What the library finds under the last plan."""
     plan, state = read_stage_plan(Path("artifacts/plan/evaluate.yaml"), "evaluate"), Path("state")
-    return library.evaluate_folder(plan, Path("artifacts/synthesize"), {}, state, card, Path("pictures"))
+    return library.evaluate_folder(
+        plan, Path("artifacts/synthesize"), {}, state, card, Path("pictures")
+    )
 
 
 def test_what_init_proposes_tests_for_copies_and_trains_no_network_for_it(desk, evaluate, terminal):
-    assert "feature network" not in evaluate("", "no sign of copying", extractor="pixels", fidelity=["disclosure"])
+    assert "feature network" not in evaluate(
+        "", "no sign of copying", extractor="pixels", fidelity=["disclosure"]
+    )
     assert Path("evaluation/neighbours.png").exists()
     assert not [table.title for table in tables_of(measured()) if "Fidelity" in table.title]
 
@@ -164,7 +180,9 @@ def git_repository(*ignored: str) -> None:
         ("--out artifacts/synthesize/plots", "artifact"),
     ],
 )
-def test_numbers_from_real_images_never_go_where_git_or_an_artifact_would_take_them(desk, evaluate, words, said):
+def test_numbers_from_real_images_never_go_where_git_or_an_artifact_would_take_them(
+    desk, evaluate, words, said
+):
     git_repository("/state/", "/metrics.json", "/evaluation/")
     evaluate(words, said, code=2, fidelity=[])
     assert not Path(words.split()[1]).exists() and journalled(desk) == []
@@ -187,7 +205,9 @@ def test_a_state_directory_that_git_would_take_is_refused(evaluate):
 
 
 def test_a_release_that_lacks_a_class_is_judged_as_it_is(evaluate, digits, terminal):
-    """Noisy counts at a small ε leave classes out: the owner needs the verdict then more than ever."""
+    """Noisy counts at a small ε leave classes out: the owner needs the verdict then more than
+    ever.
+    """
     release(digits, digits.labels != 6)
     evaluate("", "no image of class '6'", "synthesize.count", "Verdict: ")
     assert measured()["release"]["lr"]["per_class"][6]["mean"] == 0
@@ -202,17 +222,25 @@ def test_a_release_that_lacks_a_class_is_judged_as_it_is(evaluate, digits, termi
         ("the training images", "the hold-out has 0 images"),
     ],
 )
-def test_a_hold_out_that_cannot_judge_leaves_the_numbers_out_and_says_why(desk, evaluate, kind, why):
+def test_a_hold_out_that_cannot_judge_leaves_the_numbers_out_and_says_why(
+    desk, evaluate, kind, why
+):
     """Everything was spent by then: what else there is must be written."""
     Path("evaluation").mkdir()
     Path("evaluation/detected.png").write_bytes(b"of an earlier release")
     folder = Path("state/data/digits")
     images, labels = (np.load(folder / "holdout" / name) for name in ("images.npy", "labels.npy"))
-    rows = {"blank": labels >= 0, "one picture": np.arange(len(labels)) == 0, "one class": labels == labels[0]}
+    rows = {
+        "blank": labels >= 0,
+        "one picture": np.arange(len(labels)) == 0,
+        "one class": labels == labels[0],
+    }
     if kind in rows:
         images, labels = images[rows[kind]] * (kind != "blank"), labels[rows[kind]]
     else:
-        images, labels = (np.load(folder / "sensitive" / name) for name in ("images.npy", "labels.npy"))
+        images, labels = (
+            np.load(folder / "sensitive" / name) for name in ("images.npy", "labels.npy")
+        )
     np.save(folder / "holdout/images.npy", images)
     np.save(folder / "holdout/labels.npy", labels)
     assert why not in evaluate()
@@ -228,7 +256,8 @@ def test_a_hold_out_that_cannot_judge_leaves_the_numbers_out_and_says_why(desk, 
 
 def test_the_verdict_tells_a_release_of_noise_from_one_of_digits(evaluate, digits, monkeypatch):
     """In a log it is in metrics.json alone."""
-    monkeypatch.setattr("sfumato.evaluation.verdict.FEWEST_OF_A_CLASS", 1)  # a secret key holds out about ten of each
+    # A secret key holds out about ten of each
+    monkeypatch.setattr("sfumato.evaluation.verdict.FEWEST_OF_A_CLASS", 1)
     assert "good" not in evaluate(fidelity=[], epochs=12)
     assert measured()["verdict"]["level"] in ("fair", "good")
     release(digits, slice(900, 1200), np.random.default_rng(0).permutation(digits.labels[900:1200]))
@@ -241,17 +270,25 @@ def test_the_verdict_tells_a_release_of_noise_from_one_of_digits(evaluate, digit
     ("settings", "code", "words"),
     [
         ({"extractor": "inception", "weights": "none.pth"}, 4, "does not exist"),
-        ({"extractor": "inception", "weights": "w.pth"}, 4, "has sha256 d9298a10d1b0735837dc4bd85dac641b"),
+        (
+            {"extractor": "inception", "weights": "w.pth"},
+            4,
+            "has sha256 d9298a10d1b0735837dc4bd85dac641b",
+        ),
         ({"seeds": []}, 2, "seeds"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_before_real_images_are_read(desk, evaluate, settings, code, words):
+def test_settings_that_cannot_be_are_refused_before_real_images_are_read(
+    desk, evaluate, settings, code, words
+):
     Path("w.pth").write_text("other")
     evaluate("", words, code=code, **settings)
     assert journalled(desk) == []
 
 
-def test_the_numbers_say_what_they_belong_to_and_no_digest_of_real_images_is_without_a_key(evaluate):
+def test_the_numbers_say_what_they_belong_to_and_no_digest_of_real_images_is_without_a_key(
+    evaluate,
+):
     evaluate(fidelity=[])
     first = measured()["identity"]
     assert first["dataset"] == "digits" and first["version"] == read_card(CARD).version
@@ -259,7 +296,9 @@ def test_the_numbers_say_what_they_belong_to_and_no_digest_of_real_images_is_wit
     assert first["release"].endswith(".dir")
     holdout = np.load("state/data/digits/holdout/images.npy").tobytes()
     labels = np.load("state/data/digits/holdout/labels.npy")
-    plain = {sha256(part).hexdigest() for part in (holdout, labels.tobytes(), holdout + labels.tobytes())}
+    plain = {
+        sha256(part).hexdigest() for part in (holdout, labels.tobytes(), holdout + labels.tobytes())
+    }
     assert first["holdout"] not in plain
     np.save("state/data/digits/holdout/labels.npy", labels[::-1].copy())
     evaluate(fidelity=[], steps=5)
@@ -270,17 +309,24 @@ def test_the_numbers_say_what_they_belong_to_and_no_digest_of_real_images_is_wit
 def test_a_copy_is_kept_for_the_ledger_of_the_release_and_only_then(evaluate):
     evaluate(fidelity=[])
     assert not Path("state/evaluations").exists()
-    ledger = build_ledger({"recipe": "r", "accountant": "rdp", "delta": 1e-4, "size_hint": 400, "target": 1.0}, {}, [])
+    ledger = build_ledger(
+        {"recipe": "r", "accountant": "rdp", "delta": 1e-4, "size_hint": 400, "target": 1.0}, {}, []
+    )
     Path("ledger.json").write_text(ledger_text(ledger))
     evaluate(fidelity=[])
     kept = next(Path("state/evaluations").iterdir())
     found = json.loads(kept.read_text())
     assert found["ledger"] == ledger and kept.name == f"{found['identity']['release']}.json"
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o600 and stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
+    assert (
+        stat.S_IMODE(kept.stat().st_mode) == 0o600
+        and stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
+    )
     assert found["release"] == measured()["release"]
 
 
-def test_without_fidelity_there_are_accuracies_of_the_classes_and_no_features(evaluate, terminal, environment):
+def test_without_fidelity_there_are_accuracies_of_the_classes_and_no_features(
+    evaluate, terminal, environment
+):
     environment["TERM"] = "dumb"  # no codes of style in the text
     text = evaluate("", "release: lr", "The release, class by class", fidelity=[], seeds=[0, 1])
     assert "feature network" not in text
@@ -292,6 +338,8 @@ def test_a_log_does_not_say_whether_there_are_warnings(evaluate, monkeypatch):
     """That there are some is a bit on the real images, and the log leaves the machine."""
     real, said = library.evaluate_release, set()
     for found in ([], ["real: few images"]):
-        monkeypatch.setattr(library, "evaluate_release", lambda *given, f=found: {**real(*given), "warnings": f})
+        monkeypatch.setattr(
+            library, "evaluate_release", lambda *given, f=found: {**real(*given), "warnings": f}
+        )
         said.add(evaluate(fidelity=[]))
     assert len(said) == 1

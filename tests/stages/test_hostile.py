@@ -1,7 +1,10 @@
-"""Hostile files in what others send: projects to `merge`, and a released teacher. Whoever made them can sign them.
+"""Hostile files in what others send: projects to `merge`, and a released teacher.
 
-Each is refused in one sentence: never a traceback, never taken. `tests/privacy/test_own_query.py` has the words that
-`sfumato.open_charge` is called with; `tests/queries/test_kept_feature_means.py` and others, the forms of single files.
+Whoever made them can sign them.
+
+Each is refused in one sentence: never a traceback, never taken. `tests/privacy/test_own_query.py`
+has the words that `sfumato.open_charge` is called with; `tests/queries/test_kept_feature_means.py`
+and others, the forms of single files.
 """
 
 import json
@@ -40,7 +43,9 @@ def clinics(tmp_path_factory, digits):
 def teacher(tmp_path_factory):
     """A released teacher."""
     path = tmp_path_factory.mktemp("released") / "teacher"
-    features = ProjectedFeatures(CELLS, (1, 8, 8), 6, arguments_of(build_network("whitened", (1, 8, 8), 4, 4)))
+    features = ProjectedFeatures(
+        CELLS, (1, 8, 8), 6, arguments_of(build_network("whitened", (1, 8, 8), 4, 4))
+    )
     network = TeacherNetwork.of(features, torch.randn(features.dimension, 3))
     card = {"shape": [1, 8, 8], "classes": ["a", "b", "c"], "epsilon": 1.0, "delta": 1e-5}
     card["adjacency"] = "add-or-remove-one"
@@ -51,21 +56,27 @@ def teacher(tmp_path_factory):
     return path
 
 
-# --- what whoever sends a file can do with it -------------------------------------------------------------------------
+# --- what whoever sends a file can do with it -----------------------------------------------------
 
 
 def sign(artifact: Path, **said) -> None:
     """Make the hashes of an artifact those of its files. said: entries of `privacy.json`."""
     content = json.loads((artifact / "privacy.json").read_text()) | said
     if "files" not in said:
-        found = (path for path in sorted(artifact.rglob("*")) if path.is_file() and path.name != "privacy.json")
+        found = (
+            path
+            for path in sorted(artifact.rglob("*"))
+            if path.is_file() and path.name != "privacy.json"
+        )
         content["files"] = {str(path.relative_to(artifact)): digest_of_file(path) for path in found}
     (artifact / "privacy.json").write_text(json.dumps(content))
 
 
 def edit(path: Path, *keys: str, value: object = None, drop: bool = False) -> None:
     """Change, or drop, the entry of a JSON or YAML file that lies under these keys."""
-    read, dump = (json.loads, json.dumps) if path.suffix == ".json" else (yaml.safe_load, yaml.safe_dump)
+    read, dump = (
+        (json.loads, json.dumps) if path.suffix == ".json" else (yaml.safe_load, yaml.safe_dump)
+    )
     content = part = read(path.read_text())
     for key in keys[:-1]:
         part = part[key]
@@ -79,7 +90,10 @@ def edit(path: Path, *keys: str, value: object = None, drop: bool = False) -> No
 def edit_records(artifact: Path, **changes) -> None:
     """Change all records of an artifact, and its signature. A change to None drops the key."""
     records = json.loads((artifact / "privacy.json").read_text())["records"]
-    changed = {key: {k: v for k, v in (record | changes).items() if v is not None} for key, record in records.items()}
+    changed = {
+        key: {k: v for k, v in (record | changes).items() if v is not None}
+        for key, record in records.items()
+    }
     sign(artifact, records=changed)
 
 
@@ -118,7 +132,11 @@ PLAN, COUNT, FREQUENCY = (Path("artifacts") / name for name in ("plan", "count",
 for file in ("budget.json", "count.yaml", "frequency.yaml", "synthesize.yaml", "auxiliary.yaml"):
     for kind in KINDS:
         MERGED[f"plan: {file} is {kind}"] = lambda own, f=file, k=kind: replaced(own / PLAN / f, k)
-for artifact, file in ((COUNT, "counts.json"), (FREQUENCY, "features.json"), (FREQUENCY, "embedding.safetensors")):
+for artifact, file in (
+    (COUNT, "counts.json"),
+    (FREQUENCY, "features.json"),
+    (FREQUENCY, "embedding.safetensors"),
+):
     for kind in SIGNED:
 
         def signed(own, artifact=artifact, file=file, kind=kind):
@@ -126,13 +144,13 @@ for artifact, file in ((COUNT, "counts.json"), (FREQUENCY, "features.json"), (FR
             sign(own / artifact)
 
         MERGED[f"{artifact.name}: {file} is {kind}, signed"] = signed
-    MERGED[f"{artifact.name}: {file} is half, not signed"] = lambda own, a=artifact, f=file: replaced(
-        own / a / f, "half"
+    MERGED[f"{artifact.name}: {file} is half, not signed"] = lambda own, a=artifact, f=file: (
+        replaced(own / a / f, "half")
     )
 for artifact in (COUNT, FREQUENCY):
     for kind in KINDS:
-        MERGED[f"{artifact.name}: privacy.json is {kind}"] = lambda own, a=artifact, k=kind: replaced(
-            own / a / "privacy.json", k
+        MERGED[f"{artifact.name}: privacy.json is {kind}"] = lambda own, a=artifact, k=kind: (
+            replaced(own / a / "privacy.json", k)
         )
 for key, values in {
     "delta": (*WORDS, 0.9, 0.01, 1.0, -1e-5, 1e-300),
@@ -142,8 +160,12 @@ for key, values in {
     "recipe": tuple(word for word in WORDS if word != "x"),
 }.items():
     for number, value in enumerate(values):
-        MERGED[f"budget.{key} {number}"] = lambda own, k=key, v=value: edit(own / PLAN / "budget.json", k, value=v)
-    MERGED[f"budget without {key}"] = lambda own, k=key: edit(own / PLAN / "budget.json", k, drop=True)
+        MERGED[f"budget.{key} {number}"] = lambda own, k=key, v=value: edit(
+            own / PLAN / "budget.json", k, value=v
+        )
+    MERGED[f"budget without {key}"] = lambda own, k=key: edit(
+        own / PLAN / "budget.json", k, drop=True
+    )
 for stage in ("count", "frequency"):
     for key, values in {
         "size_hint": (0, -1, 299, 10**12, "300", None),
@@ -184,7 +206,9 @@ for name, changes in {
     "no event": {"event": None},
 }.items():
     for artifact in (COUNT, FREQUENCY):
-        MERGED[f"records of {artifact.name}: {name}"] = lambda own, a=artifact, c=changes: edit_records(own / a, **c)
+        MERGED[f"records of {artifact.name}: {name}"] = lambda own, a=artifact, c=changes: (
+            edit_records(own / a, **c)
+        )
 
 
 def of_persons(own):
@@ -206,7 +230,9 @@ for name, said in {
     for artifact in (COUNT, FREQUENCY):
         MERGED[f"{artifact.name}: {name}"] = lambda own, a=artifact, s=said: sign(own / a, **s)
 for key in ("noisy", "total", "per_class", "priors"):
-    for number, value in enumerate((*WORDS, [], [1.0], [1.0] * 9, [1e300] * 10, ["1"] * 10, [[1.0]] * 10)):
+    for number, value in enumerate(
+        (*WORDS, [], [1.0], [1.0] * 9, [1e300] * 10, ["1"] * 10, [[1.0]] * 10)
+    ):
         if not (key == "total" and value is None):
 
             def counted(own, key=key, value=value):
@@ -254,11 +280,15 @@ for key, values in {
             sign(own)
 
         TAUGHT[f"config.{key} {number}"] = built
-for name, said in {"local": {"local": True}, "off": {"enabled": False}, "of another": {"stage": "count"}}.items():
+for name, said in {
+    "local": {"local": True},
+    "off": {"enabled": False},
+    "of another": {"stage": "count"},
+}.items():
     TAUGHT[name] = lambda own, s=said: sign(own, **s)
 
 
-# --- each is refused --------------------------------------------------------------------------------------------------
+# --- each is refused ------------------------------------------------------------------------------
 
 
 def test_there_are_many():
@@ -276,7 +306,9 @@ def test_no_hostile_project_is_merged_or_ends_in_a_traceback(clinics, tmp_path, 
     wrong = {}
     for number, (name, harm) in enumerate({"as they are": lambda own: None, **MERGED}.items()):
         folders = [clinics / owner for owner in ("north", "south")]
-        hostile = folders[number % 2] = shutil.copytree(folders[number % 2], tmp_path / f"{number}" / "hostile")
+        hostile = folders[number % 2] = shutil.copytree(
+            folders[number % 2], tmp_path / f"{number}" / "hostile"
+        )
         harm(hostile)
         try:
             merge(folders, different_people=True, out=tmp_path / f"{number}" / "out")
@@ -310,13 +342,19 @@ def test_no_hostile_teacher_is_loaded_or_ends_in_a_traceback(teacher, tmp_path):
 
 HUGE = {
     "classes": ("classes", 10**8, "is larger than its files can fill"),
-    "width": ("network", arguments_of(build_network("whitened", (1, 8, 8), 4, 4)) | {"width": 10**5}, "files can fill"),
+    "width": (
+        "network",
+        arguments_of(build_network("whitened", (1, 8, 8), 4, 4)) | {"width": 10**5},
+        "files can fill",
+    ),
     "shape": ("shape", [1, 10**5, 10**5], "at most 2048 pixels per side"),
 }
 
 
 @pytest.mark.parametrize("case", HUGE)
-def test_a_config_of_any_sizes_takes_no_more_memory_than_the_files_can_fill(teacher, tmp_path, case):
+def test_a_config_of_any_sizes_takes_no_more_memory_than_the_files_can_fill(
+    teacher, tmp_path, case
+):
     key, value, why = HUGE[case]
     own = tmp_path / "teacher"
     shutil.copytree(teacher, own)
@@ -327,15 +365,23 @@ def test_a_config_of_any_sizes_takes_no_more_memory_than_the_files_can_fill(teac
 
 
 def test_a_merge_that_was_killed_anywhere_runs_again(clinics, tmp_path, without_repository):
-    """At each file and folder that it puts in place, as a power cut would: nothing is cleaned up."""
-    folders, out, rename = [clinics / name for name in ("north", "south")], tmp_path / "out", os.replace
+    """At each file and folder that it puts in place, as a power cut would: nothing is cleaned
+    up.
+    """
+    folders, out, rename = (
+        [clinics / name for name in ("north", "south")],
+        tmp_path / "out",
+        os.replace,
+    )
 
     def merge_and_die(after: int) -> int:
         """Merge in another process, which ends at the `after`-th rename. Returns its exit code."""
         child = os.fork()
         if child == 0:
             left = iter(range(after))
-            os.replace = lambda *paths: rename(*paths) if next(left, None) is not None else os._exit(9)
+            os.replace = lambda *paths: (
+                rename(*paths) if next(left, None) is not None else os._exit(9)
+            )
             try:
                 merge(folders, different_people=True, out=out)
                 os._exit(0)

@@ -1,4 +1,6 @@
-"""Which modules a command imports: a light one must not wait for an array library, an accountant or a network."""
+"""Which modules a command imports: a light one must not wait for an array library, an accountant or
+a network.
+"""
 
 import json
 import subprocess
@@ -27,7 +29,13 @@ print(json.dumps([*sys.modules]), file=sys.stderr)
 """
 NETWORKS = {"torch", "opacus", "sklearn", "pandas", "matplotlib", "dvc"}
 HEAVY = NETWORKS | {"numpy", "scipy", "dp_accounting"}
-CARD = {"dataset_id": "digits", "source": "digits", "shape": [1, 8, 8], "classes": ["0", "1"], "split": "keyed"}
+CARD = {
+    "dataset_id": "digits",
+    "source": "digits",
+    "shape": [1, 8, 8],
+    "classes": ["0", "1"],
+    "split": "keyed",
+}
 
 
 @pytest.fixture
@@ -60,7 +68,14 @@ def test_an_empty_public_set_is_written_without_an_array_library(project):
 
 
 def test_a_plan_imports_no_table_library_and_no_compiler(project):
-    slow = {"pandas", "matplotlib", "sklearn", "opacus", "torch._dynamo", "sfumato.planning.estimate"}
+    slow = {
+        "pandas",
+        "matplotlib",
+        "sklearn",
+        "opacus",
+        "torch._dynamo",
+        "sfumato.planning.estimate",
+    }
     file = project / "params.yaml"
     file.write_text(file.read_text().replace("dp-merf", "feta-pro"))
     (project / "dvc.yaml").write_text(dvc_text())
@@ -90,7 +105,9 @@ except ConfigError as error:
 
 
 def test_a_missing_package_is_named_with_its_install():
-    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True
+    )
     ends = "needs torch, which is not installed: pip install torch"
     assert done.stdout.splitlines() == [f"sfumato.load_teacher {ends}", f"to_torch {ends}"]
 

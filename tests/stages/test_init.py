@@ -1,4 +1,6 @@
-"""`stage init`: what it refuses, what it asks, what it writes, and a project of its own from a folder to a release."""
+"""`stage init`: what it refuses, what it asks, what it writes, and a project of its own from a
+folder to a release.
+"""
 
 import io
 import json
@@ -38,7 +40,11 @@ def write_shapes(root, each=EACH, side=SIDE):
     """Discs, crosses and stripes in random colours, a folder each."""
     random = np.random.default_rng(0)
     y, x = np.mgrid[:side, :side] - side // 2
-    masks = {"disc": x**2 + y**2 < (side / 3) ** 2, "cross": (abs(x) < 2) | (abs(y) < 2), "stripe": (x + y) % 6 < 3}
+    masks = {
+        "disc": x**2 + y**2 < (side / 3) ** 2,
+        "cross": (abs(x) < 2) | (abs(y) < 2),
+        "stripe": (x + y) % 6 < 3,
+    }
     for name, mask in masks.items():
         (root / name).mkdir(parents=True)
         for i in range(each):
@@ -57,7 +63,10 @@ def project(tmp_path):
 
 @pytest.fixture
 def init(desk, quick, project, tmp_path):
-    """`stage init` on the folder `in` beside the project: options, and what it must say. Returns what it said."""
+    """`stage init` on the folder `in` beside the project: options, and what it must say.
+
+    Returns what it said.
+    """
 
     def call(options: str = "", *said: str, code: int = 0) -> str:
         return desk.run(f"init {tmp_path / 'in'} --epsilon 5 --yes {options}", *said, code=code)
@@ -71,20 +80,38 @@ def own() -> dict:
 
 
 def test_a_project_is_written_without_a_question(desk, quick, project, tmp_path):
-    code, text = desk("init", str(write_shapes(tmp_path / "my photos")), "--epsilon", "5", "--minutes", "10", "--yes")
+    code, text = desk(
+        "init",
+        str(write_shapes(tmp_path / "my photos")),
+        "--epsilon",
+        "5",
+        "--minutes",
+        "10",
+        "--yes",
+    )
     assert code == 0, text
-    place = {"dataset_id": "my-photos", "source": "imagefolder", "path": str(tmp_path / "my photos")}
+    place = {
+        "dataset_id": "my-photos",
+        "source": "imagefolder",
+        "path": str(tmp_path / "my photos"),
+    }
     assert own()["data"] == {**place, "size": 8, "channels": 3} and own()["profile"] is None
-    assert own()["privacy"] == {"epsilon": 5.0, "size_hint": 100, "accountant": "exact"}  # 0.8 · 180, to one digit
+    # 0.8 · 180, to one digit
+    assert own()["privacy"] == {"epsilon": 5.0, "size_hint": 100, "accountant": "exact"}
     assert "size_hint=100" in text and "--size-hint" in text and "together" in text
     assert (project / ".git").is_dir() and (project / ".dvc" / "config").is_file()
     local = (project / ".dvc" / "config.local").read_text()
-    assert f"site_cache_dir = {os.environ['SFUMATO_STATE']}/dvc" in local, "every account may write to the default"
+    assert f"site_cache_dir = {os.environ['SFUMATO_STATE']}/dvc" in local, (
+        "every account may write to the default"
+    )
     shared = (project / ".dvc" / "config").read_text()
-    assert "analytics = False" in shared and "check_update = False" in shared, "nothing contacts DVC's makers"
+    assert "analytics = False" in shared and "check_update = False" in shared, (
+        "nothing contacts DVC's makers"
+    )
     assert "/config.local" in (project / ".dvc" / ".gitignore").read_text()
     assert "/data/sensitive/" in (project / ".gitignore").read_text().split()
-    assert (project / ".gitattributes").read_text() == "* -text\n"  # else git on Windows changes hashed files
+    # Else git on Windows changes hashed files
+    assert (project / ".gitattributes").read_text() == "* -text\n"
     workflow = yaml.safe_load((project / ".github/workflows/ledger.yml").read_text())
     check = f"stage ledger check --epsilon 5 --delta {default_delta(100)!r} --unit image"
     assert workflow["jobs"]["ledger"]["steps"][-1]["run"] == check
@@ -94,10 +121,14 @@ def test_a_project_is_written_without_a_question(desk, quick, project, tmp_path)
 
 def test_a_folder_that_does_not_exist_is_named_in_a_log_too(desk, project, tmp_path):
     code, text = desk("init", str(tmp_path / "nowhere"), "--epsilon", "5", "--yes")
-    assert code == 2 and text.startswith(f"error: {tmp_path}/nowhere does not exist: "), "nothing of it was opened"
+    assert code == 2 and text.startswith(f"error: {tmp_path}/nowhere does not exist: "), (
+        "nothing of it was opened"
+    )
 
 
-@pytest.mark.parametrize("folder, name", [("Röntgen Bilder", "Rontgen-Bilder"), ("Łódź", "odz"), ("胸部", "images")])
+@pytest.mark.parametrize(
+    "folder, name", [("Röntgen Bilder", "Rontgen-Bilder"), ("Łódź", "odz"), ("胸部", "images")]
+)
 def test_the_name_of_a_folder_is_spelled_in_plain_letters(folder, name, tmp_path):
     assert choose_name(tmp_path / folder, None, Owner(), tmp_path) == name
 
@@ -118,12 +149,16 @@ def test_nothing_is_overwritten_without_being_told(init, project, tmp_path):
     assert (project / "params.yaml").read_text() != "mine"
 
 
-def test_images_inside_the_project_and_a_missing_epsilon_are_refused(desk, quick, project, tmp_path):
+def test_images_inside_the_project_and_a_missing_epsilon_are_refused(
+    desk, quick, project, tmp_path
+):
     write_shapes(project / "in")
     out = write_shapes(tmp_path / "out")
     for words in ("in", f"{out} --out {out / 'project'}"):
         desk.run(f"init {words} --epsilon 5 --yes", "so git would track the images", code=2)
-    desk.run(f"init {out} --epsilon 5 --yes --public {out}", "contains the sensitive images", code=2)
+    desk.run(
+        f"init {out} --epsilon 5 --yes --public {out}", "contains the sensitive images", code=2
+    )
     desk.run(f"init {out} --yes", "--epsilon is missing", code=2)
     assert not (project / "params.yaml").exists()
 
@@ -142,7 +177,9 @@ def test_init_refuses_the_class_names_that_prepare_refuses(desk, tmp_path, name)
     for folder in (name, "b"):
         (tmp_path / "in" / folder).mkdir(parents=True)
         Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "in" / folder / "1.png")
-    text = desk.run("init in --epsilon 5 --yes --out out", "not a valid class name", "Rename it", code=4)
+    text = desk.run(
+        "init in --epsilon 5 --yes --out out", "not a valid class name", "Rename it", code=4
+    )
     assert "\x1b" not in text and "\u202e" not in text
 
 
@@ -160,15 +197,30 @@ def test_test_is_the_hold_out_and_grey_pictures_in_colour_files_are_grey(init, t
 
 
 ANSWERS = {  # what is answered, whether names look like persons -> privacy, data.groups
-    "no two of one person": ("clinic 2 n 7 300 y", False, {"size_hint": 300, "unit": "image"}, None),
+    "no two of one person": (
+        "clinic 2 n 7 300 y",
+        False,
+        {"size_hint": 300, "unit": "image"},
+        None,
+    ),
     "several of one person": (
         r"clinic 2 y ^(\d+\.p) 7 - y",
         False,
         {"size_hint": 50, "unit": "group"},  # 0.8 · 60 numbers, to one digit
         {"pattern": r"^(\d+\.p)"},
     ),
-    "names of persons": ("clinic 2 - - - - y", True, {"size_hint": 10, "unit": "group"}, {"pattern": r"^(\D*\d+)"}),
-    "names that are of none": ("clinic 2 n - - - y", True, {"size_hint": 100, "unit": "image"}, None),
+    "names of persons": (
+        "clinic 2 - - - - y",
+        True,
+        {"size_hint": 10, "unit": "group"},
+        {"pattern": r"^(\D*\d+)"},
+    ),
+    "names that are of none": (
+        "clinic 2 n - - - y",
+        True,
+        {"size_hint": 100, "unit": "image"},
+        None,
+    ),
 }
 
 
@@ -179,15 +231,27 @@ def test_what_is_not_given_is_asked_and_whose_the_images_are(desk, quick, projec
     root = write_shapes(tmp_path / "in")
     for file in sorted(root.rglob("*.png")) if named else ():
         file.rename(file.with_name(f"p{int(file.stem) // 4 + 1:04}_{int(file.stem) % 4}.png"))
-    desk.answers = "".join("\n" if word == "-" else f"{word}\n" for word in answers.split())  # -: the default
-    shown = ["repeat", r"15 persons, by the pattern ^(\D*\d+)", "p0001_0.png would show person p0001"]
+    # -: the default
+    desk.answers = "".join("\n" if word == "-" else f"{word}\n" for word in answers.split())
+    shown = [
+        "repeat",
+        r"15 persons, by the pattern ^(\D*\d+)",
+        "p0001_0.png would show person p0001",
+    ]
     said = desk.run(f"init {root}", *(shown if named else []))
-    assert ("person p0001: 12 images, among the most of any person" in said) == (named and groups is not None)
+    assert ("person p0001: 12 images, among the most of any person" in said) == (
+        named and groups is not None
+    )
     assert own()["data"]["dataset_id"] == "clinic" and own()["data"].get("groups") == groups
     assert own()["privacy"] == {"epsilon": 2.0, "accountant": "exact", **privacy}
 
 
-WORDS = {"controller": "The hospital", "purpose": "teaching", "legal_basis": "Article 6", "recipients": "partners"}
+WORDS = {
+    "controller": "The hospital",
+    "purpose": "teaching",
+    "legal_basis": "Article 6",
+    "recipients": "partners",
+}
 
 
 @pytest.mark.parametrize(
@@ -207,19 +271,32 @@ def test_the_words_of_an_officer_are_asked_on_a_terminal_and_skipped_by_one_ente
     stdin = io.StringIO(answers)
     stdin.isatty = lambda: terminal
     monkeypatch.setattr(sys, "stdin", stdin)
-    assert officers_words(Owner(None if yes else partial(ask, ""))) == section and stdin.read() == ""
+    assert (
+        officers_words(Owner(None if yes else partial(ask, ""))) == section and stdin.read() == ""
+    )
     Release(**section.get("release", {}))
 
 
 @pytest.mark.parametrize(
     ("given", "lacking"),
     [
-        ("", "give --epsilon, --dataset-id, --minutes, --size-hint, --groups or --one-image-each, or accept"),
+        (
+            "",
+            (
+                "give --epsilon, --dataset-id, --minutes, --size-hint, --groups or "
+                "--one-image-each, or accept"
+            ),
+        ),
         ("--epsilon 5 --minutes 1 --one-image-each", "give --dataset-id, --size-hint, --groups"),
-        ("--epsilon 5 --dataset-id a --minutes 1 --size-hint 50 --one-image-each", "or accept the defaults with --yes"),
+        (
+            "--epsilon 5 --dataset-id a --minutes 1 --size-hint 50 --one-image-each",
+            "or accept the defaults with --yes",
+        ),
     ],
 )
-def test_where_nobody_answers_it_says_which_options_it_lacks(desk, quick, project, tmp_path, given, lacking):
+def test_where_nobody_answers_it_says_which_options_it_lacks(
+    desk, quick, project, tmp_path, given, lacking
+):
     write_shapes(tmp_path / "in", each=20)
     desk.run(f"init {tmp_path / 'in'} {given}", "cannot ask without a terminal", lacking, code=2)
     assert not Path("params.yaml").exists()
@@ -229,15 +306,21 @@ def test_a_folder_that_is_counted_under_a_name_keeps_it(desk, init, tmp_path):
     write_shapes(tmp_path / "in", each=20)
     init("--dataset-id clinic --one-image-each")
     desk.run("prepare sensitive")
-    init("--dataset-id other --out ../other", "already counted as 'clinic'", "Keep that name", code=2)
+    init(
+        "--dataset-id other --out ../other", "already counted as 'clinic'", "Keep that name", code=2
+    )
     assert not Path("../other").exists()
     init("--out ../other")
-    assert yaml.safe_load(Path("../other/params.yaml").read_text())["data"]["dataset_id"] == "clinic"
+    assert (
+        yaml.safe_load(Path("../other/params.yaml").read_text())["data"]["dataset_id"] == "clinic"
+    )
 
 
 @pytest.mark.parametrize("way", ["folder", "array"])
 @pytest.mark.parametrize("split", [False, True])
-def test_a_folder_that_says_which_images_are_whose_gets_a_project_for_persons(desk, init, tmp_path, way, split):
+def test_a_folder_that_says_which_images_are_whose_gets_a_project_for_persons(
+    desk, init, tmp_path, way, split
+):
     """Thirty persons with two images each in every class; the hold-out's are others."""
     root = tmp_path / "in"
     for part in ("train", "test") if split else (".",):
@@ -250,8 +333,11 @@ def test_a_folder_that_says_which_images_are_whose_gets_a_project_for_persons(de
         whose = [f"P{i // 2:04}" for i in range(3 * EACH)]
         np.save(root / "groups.npy", whose + [f"Q{name}" for name in whose] * split)
     order = "--groups class/person" if way == "folder" else ""
-    text = init(order, "protects each person with all their images", "of persons, rounded to one digit")
-    persons = {"folder": 30, "array": 90}[way] * (1 if split else 0.8)  # in a folder, one name is one person
+    text = init(
+        order, "protects each person with all their images", "of persons, rounded to one digit"
+    )
+    # In a folder, one name is one person
+    persons = {"folder": 30, "array": 90}[way] * (1 if split else 0.8)
     assert own()["data"]["groups"] == {way: True} and own()["privacy"]["unit"] == "group"
     assert own()["privacy"]["size_hint"] == int(float(f"{persons:.0e}"))
     desk.run("prepare sensitive")  # the folder is read so, too
@@ -276,15 +362,26 @@ def test_the_time_of_reading_private_images_is_not_in_the_parameters(init, tmp_p
 
 
 def rows_of(text: str) -> list[list[str]]:
-    """The rows of the table of sizes: pixels, minutes, minutes up to which more help, expected usefulness."""
+    """The rows of the table of sizes: pixels, minutes, minutes up to which more help, expected
+    usefulness.
+    """
     (table,) = re.findall(r"sizes, to choose.*?└", text, re.S)
-    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in table.splitlines() if line.startswith("│")]
+    return [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in table.splitlines()
+        if line.startswith("│")
+    ]
 
 
-def test_one_table_has_a_row_a_size_with_its_minutes_and_its_expected_usefulness(init, tmp_path, expect_seconds):
+def test_one_table_has_a_row_a_size_with_its_minutes_and_its_expected_usefulness(
+    init, tmp_path, expect_seconds
+):
     write_shapes(tmp_path / "in", side=16)
     expect_seconds(lambda params: {"auxiliary": 3.0 * params.auxiliary.steps})
-    text = init("--size-hint 30000 --minutes 15 --force", "30,000 images at ε = 5 are worth 150,000 at ε = 1")
+    text = init(
+        "--size-hint 30000 --minutes 15 --force",
+        "30,000 images at ε = 5 are worth 150,000 at ε = 1",
+    )
     assert "×" not in text.split("sizes, to choose")[0], "sizes are said once"
     (larger, *about), (smaller, *_) = rows_of(text)
     assert (larger, smaller) == ("proposed 16", "8") and about[0] == "12"
@@ -319,12 +416,19 @@ def test_hands_that_are_left_and_right_are_not_taken_for_one_another(init, tmp_p
     assert not own()["teacher"]["flip"]
 
 
-def test_the_plan_can_be_looked_at_before_the_images_are_prepared(desk, init, project, tmp_path, monkeypatch):
+def test_the_plan_can_be_looked_at_before_the_images_are_prepared(
+    desk, init, project, tmp_path, monkeypatch
+):
     write_shapes(tmp_path / "in")
     init()
     monkeypatch.setattr(os, "getloadavg", lambda: (40.0, 1.0, 1.0))
     busy = "other programs are running (load 40.0"
-    desk.run("plan --dry-run", "the images are not prepared yet", "next: `dvc repro` will spend: count", busy)
+    desk.run(
+        "plan --dry-run",
+        "the images are not prepared yet",
+        "next: `dvc repro` will spend: count",
+        busy,
+    )
     assert not (project / "data").exists() and not (project / "artifacts").exists()
     desk.run("plan", code=4)
     desk.base = own()
@@ -332,13 +436,17 @@ def test_the_plan_can_be_looked_at_before_the_images_are_prepared(desk, init, pr
     desk.run("plan --dry-run", code=4)  # of another source the classes are not seen at a glance
 
 
-def test_pictures_added_after_the_preparation_are_pointed_out_on_a_terminal(desk, init, tmp_path, settled):
+def test_pictures_added_after_the_preparation_are_pointed_out_on_a_terminal(
+    desk, init, tmp_path, settled
+):
     root = write_shapes(tmp_path / "in")
     init()
 
     def changed(terminal: bool) -> bool:
         desk.terminal = terminal
-        return "have changed since they were prepared" in " ".join(desk.run("plan --dry-run").split())
+        return "have changed since they were prepared" in " ".join(
+            desk.run("plan --dry-run").split()
+        )
 
     desk.run("prepare sensitive")
     assert not changed(terminal=True)
@@ -352,17 +460,28 @@ def test_pictures_added_after_the_preparation_are_pointed_out_on_a_terminal(desk
 def test_what_the_plan_would_warn_of_is_said_at_once(desk, quick, project, tmp_path):
     root = write_shapes(tmp_path / "in", each=10)
     warnings = "the guarantee is almost meaningless", "so few units cannot be protected"
-    assert "pictures of each class" not in desk.run(f"init {root} --epsilon 1e9 --yes", *warnings)  # a log
+    # A log
+    assert "pictures of each class" not in desk.run(f"init {root} --epsilon 1e9 --yes", *warnings)
 
 
-def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_a_small_hold_out(desk, init, tmp_path):
+def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_a_small_hold_out(
+    desk, init, tmp_path
+):
     root = write_shapes(tmp_path / "in", each=12, side=40)
     for number in range(1, 10):
         (root / "disc" / f"{number}.png").unlink()
     found = survey(root)
-    assert [line.strip() for line in understood(replace(found, groups=Groups(column="patient"), persons=9))] == [
+    assert [
+        line.strip()
+        for line in understood(replace(found, groups=Groups(column="patient"), persons=9))
+    ] == [
         "local    27 images in 3 classes",
-        *("├─ cross: 12", "├─ disc: 3, too few to learn from", "├─ stripe: 12", "├─ 9 persons, by column patient"),
+        *(
+            "├─ cross: 12",
+            "├─ disc: 3, too few to learn from",
+            "├─ stripe: 12",
+            "├─ 9 persons, by column patient",
+        ),
         "└─ hold-out: drawn by a key, about 5 images, too few for a verdict",
     ]
     assert [*understood(replace(found, held_out=30))][-1].strip() == "└─ hold-out: test/, 30 images"
@@ -371,7 +490,9 @@ def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_a_small_hold_
     init("--force", "├─ disc: 3, too few to learn from")
 
 
-def test_pictures_far_from_square_are_stored_in_their_proportion_unless_they_lie_and_stand(init, tmp_path):
+def test_pictures_far_from_square_are_stored_in_their_proportion_unless_they_lie_and_stand(
+    init, tmp_path
+):
     root = write_shapes(tmp_path / "in", each=10, side=48)
     for path in root.glob("*/*.png"):
         with Image.open(path) as picture:
@@ -399,13 +520,19 @@ def test_the_looking_is_kept_for_the_next_call_until_a_file_changes(tmp_path, mo
     decoded = []
     real = decoding.decode
     monkeypatch.setattr(
-        decoding, "decode", lambda path, *rest, **more: decoded.append(path) or real(path, *rest, **more)
+        decoding,
+        "decode",
+        lambda path, *rest, **more: decoded.append(path) or real(path, *rest, **more),
     )
     root, state = write_shapes(tmp_path / "in", each=10, side=12), tmp_path / "state"
     found = survey(root, state=state)
     assert len(decoded) == 30 and (state / "looked.json").stat().st_mode & 0o077 == 0
     again = survey(root, Groups(pattern=r"^(\d\.p)"), state=state)
-    assert len(decoded) == 30 and replace(again, groups=None, persons=None, largest=()) == found and again.persons == 10
+    assert (
+        len(decoded) == 30
+        and replace(again, groups=None, persons=None, largest=()) == found
+        and again.persons == 10
+    )
     Image.new("RGB", (40, 40)).save(root / "disc" / "1.png")
     assert survey(root, state=state).side == 12 and len(decoded) == 60
     survey(root, span=(0, 99), state=state)
@@ -437,10 +564,14 @@ def test_a_bad_picture_of_a_person_is_named_where_only_the_owner_reads(init, tmp
     init("--groups class/person", "disc/Smith2/2.png cannot be read as an image", code=4)
 
 
-def test_from_a_folder_to_a_release_in_the_time_announced(desk, project, tmp_path, monkeypatch, environment, capsys):
-    """Three commands in a folder of its own, where neither the recipes nor the code are files of the project.
+def test_from_a_folder_to_a_release_in_the_time_announced(
+    desk, project, tmp_path, monkeypatch, environment, capsys
+):
+    """Three commands in a folder of its own, where neither the recipes nor the code are files of
+    the project.
 
-    DVC and its stages run by fork, and what a stage imports is timed once; `make demo` starts each as it is installed.
+    DVC and its stages run by fork, and what a stage imports is timed once; `make demo` starts each
+    as it is installed.
     """
     write_shapes(tmp_path / "photos")
     environment["DVC_SITE_CACHE_DIR"] = str(tmp_path / "dvc")
@@ -469,7 +600,13 @@ def test_from_a_folder_to_a_release_in_the_time_announced(desk, project, tmp_pat
     assert sfumato.Project(project).check(5).epsilon <= 5
     run(*re.search(r"in git +(git add [^(]+)", last)[1].split())
     tracked = run("git", "ls-files").split()
-    assert {".github/workflows/ledger.yml", ".gitignore", "README.md", "dvc.yaml", "ledger.json"} <= {*tracked}
+    assert {
+        ".github/workflows/ledger.yml",
+        ".gitignore",
+        "README.md",
+        "dvc.yaml",
+        "ledger.json",
+    } <= {*tracked}
     assert "??" not in run("git", "status", "--porcelain"), "as printed, it adds all"
 
     monkeypatch.setattr(project_module, "NOISE", ())
@@ -478,12 +615,17 @@ def test_from_a_folder_to_a_release_in_the_time_announced(desk, project, tmp_pat
     assert again == ["plan"]  # which looks for an upgrade of the package
     assert len(release) == len(images) and len(Odometer(tmp_path / "state", "photos").opened()) == 2
 
-    # In processor time, which other programs change less. Within a factor of 2 is the aim, of 4 the test: load remains
-    announced = float(re.search(r"together\D+([\d.]+)", told.split("minutes on an idle machine")[1])[1])
+    # In processor time, which other programs change less. Within a factor of 2 is the aim, of 4 the
+    # test: load remains
+    announced = float(
+        re.search(r"together\D+([\d.]+)", told.split("minutes on an idle machine")[1])[1]
+    )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run(sys.executable, "-c", "import stages.finetune")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    imported = sum(getattr(after, name) - getattr(before, name) for name in ("ru_utime", "ru_stime"))
+    imported = sum(
+        getattr(after, name) - getattr(before, name) for name in ("ru_utime", "ru_stime")
+    )
     recipe = yaml.safe_load((ROOT / "pipelines" / f"{own()['recipe']}.yaml").read_text())
     used += imported * (len(estimate.FRAME) + len(recipe["run"]))
     assert 1 / 4 < used / 60 / announced < 4

@@ -1,4 +1,6 @@
-"""A kill amid Private Evolution costs nothing: the rounds that were released are kept, and paid for once."""
+"""A kill amid Private Evolution costs nothing: the rounds that were released are kept, and paid for
+once.
+"""
 
 import json
 
@@ -22,7 +24,9 @@ def test_a_kill_in_round_three_of_five_costs_nothing(tmp_path):
         repository.stage(command)
 
     def durable() -> int:
-        return max([0, *(entry["uses"] for entry in repository.journal() if entry["kind"] == "progress")])
+        return max(
+            [0, *(entry["uses"] for entry in repository.journal() if entry["kind"] == "progress")]
+        )
 
     # the kill: two rounds are durable, the third is under way or durable too
     repository.kill("evolve", lambda: durable() >= 2)
@@ -54,4 +58,6 @@ def test_a_kill_in_round_three_of_five_costs_nothing(tmp_path):
         np.load(repository.path / "artifacts" / name / "images.npy").reshape(-1, 64)
         for name in ("synthesize", "evolve")
     )
-    assert len(found) == 200 and {row.tobytes() for row in found} <= {row.tobytes() for row in known}
+    assert len(found) == 200 and {row.tobytes() for row in found} <= {
+        row.tobytes() for row in known
+    }

@@ -1,4 +1,6 @@
-"""`SFUMATO_LAUNCH` in one process: what a launcher must start, and which exit code is the stage's."""
+"""`SFUMATO_LAUNCH` in one process: what a launcher must start, and which exit code is the
+stage's.
+"""
 
 import sys
 from pathlib import Path
@@ -15,12 +17,15 @@ def test_a_launcher_that_starts_the_command_itself_ends_at_the_first_level(envir
     """`python` would start itself without end."""
     environment[launch.LAUNCH] = "touch begun"
     environment[launch.EXIT_CODE] = "of the first level"
-    with pytest.raises(ConfigError, match="does not start a group of processes: set it to `torchrun`"):
+    with pytest.raises(
+        ConfigError, match="does not start a group of processes: set it to `torchrun`"
+    ):
         launch.again()
     assert not (here / "begun").exists()
 
 
-NO_END = "before the first process finished"  # its own exit code says nothing: 0 may leave no artifact
+# Its own exit code says nothing: 0 may leave no artifact
+NO_END = "before the first process finished"
 
 
 @pytest.mark.parametrize(
@@ -28,22 +33,34 @@ NO_END = "before the first process finished"  # its own exit code says nothing: 
     [
         ("'unclosed", ConfigError, "cannot be started"),
         ("/nowhere/torchrun", ConfigError, "cannot be started"),
-        *((f"sh -c 'exit {code}'", SfumatoError, f"ended with exit code {code} {NO_END}") for code in (0, 3, 77)),
+        *(
+            (f"sh -c 'exit {code}'", SfumatoError, f"ended with exit code {code} {NO_END}")
+            for code in (0, 3, 77)
+        ),
     ],
 )
-def test_a_launch_without_a_start_or_an_end_of_the_first_process_is_an_error(launcher, kind, message, environment):
+def test_a_launch_without_a_start_or_an_end_of_the_first_process_is_an_error(
+    launcher, kind, message, environment
+):
     environment[launch.LAUNCH] = launcher
     with pytest.raises(kind, match=message):
         launch.again()
 
 
 def leaving(code: int, own: int) -> str:
-    """A launcher that notes where it is to leave a code, leaves this one there, and ends with its own."""
+    """A launcher that notes where it is to leave a code, leaves this one there, and ends with its
+    own.
+    """
     noted = f"file = os.environ['{launch.EXIT_CODE}']; open('noted', 'a').write(file + chr(10))"
-    return f"{sys.executable} -c \"import os; {noted}; open(file, 'w').write('{code}'); raise SystemExit({own})\""
+    return (
+        f"{sys.executable} -c \"import os; {noted}; open(file, 'w').write('{code}'); raise "
+        f'SystemExit({own})"'
+    )
 
 
-def test_a_module_in_the_current_folder_does_not_run_in_place_of_the_stages(environment, here, monkeypatch):
+def test_a_module_in_the_current_folder_does_not_run_in_place_of_the_stages(
+    environment, here, monkeypatch
+):
     (here / "stages").mkdir()
     (here / "stages" / "cli.py").write_text("open('ran', 'w')\n")
     environment[launch.LAUNCH] = sys.executable
@@ -58,7 +75,9 @@ def test_the_exit_code_is_that_of_the_first_process(environment):
     assert launch.again() == 3
 
 
-def test_the_exit_code_comes_by_the_state_directory_which_all_hosts_share_under_an_id_of_its_own(environment, here):
+def test_the_exit_code_comes_by_the_state_directory_which_all_hosts_share_under_an_id_of_its_own(
+    environment, here
+):
     """Rank 0 may be on another host, where no temporary folder of this one is."""
     environment[launch.LAUNCH] = leaving(0, 1)
     assert launch.again() == launch.again() == 0

@@ -1,9 +1,24 @@
-"""Class folders: with parts for training and test, with names that no class should have, and what lies beside them."""
+"""Class folders: with parts for training and test, with names that no class should have, and what
+lies beside them.
+"""
 
 import unicodedata
 
 import pytest
-from layouts import ASKED, KINDS, ORDER, WHOLE, both, bring, draw, folders, images, littered, refused, splits
+from layouts import (
+    ASKED,
+    KINDS,
+    ORDER,
+    WHOLE,
+    both,
+    bring,
+    draw,
+    folders,
+    images,
+    littered,
+    refused,
+    splits,
+)
 
 
 def masked(root):
@@ -16,28 +31,44 @@ def with_folders(*names):
 
 
 ROWS = {
-    "folders of systems": images(with_folders("lost+found", "$RECYCLE.BIN", "System Volume Information", "@eaDir")),
-    "a folder without pictures": refused(with_folders("New folder", "venv", "backup"), "without pictures (New folder"),
+    "folders of systems": images(
+        with_folders("lost+found", "$RECYCLE.BIN", "System Volume Information", "@eaDir")
+    ),
+    "a folder without pictures": refused(
+        with_folders("New folder", "venv", "backup"), "without pictures (New folder"
+    ),
     "a class without pictures": images(
         with_folders("unsure"), "without pictures", "all " + WHOLE, classes=(*KINDS, "unsure")
     ),
     "class folders": images(folders()),
-    "<class>/train, test": refused(folders("{kind}/{person}/{i}.png", people=["train", "test"]), "which level is"),
+    "<class>/train, test": refused(
+        folders("{kind}/{person}/{i}.png", people=["train", "test"]), "which level is"
+    ),
     "grades": images(folders(kinds=("grade 1", "grade 2")), classes=("grade 1", "grade 2")),
     "masks in class folders": refused(masked, "20 of 40 pictures look like masks"),
     "masks that are pictures": images(masked, "look like masks", "- y n - - y"),
     "images beside masks": refused(folders(kinds=("images", "masks")), ASKED),
     "Images beside Labels": refused(folders(kinds=("Images", "Labels")), ASKED),
-    "train and others": images(folders(kinds=("train", "bus")), ASKED, "bus,train " + WHOLE, classes=("bus", "train")),
-    "splits beside others": refused(both(splits("train", "test"), folders("extra/{kind}/{i}.png")), ORDER),
+    "train and others": images(
+        folders(kinds=("train", "bus")), ASKED, "bus,train " + WHOLE, classes=("bus", "train")
+    ),
+    "splits beside others": refused(
+        both(splits("train", "test"), folders("extra/{kind}/{i}.png")), ORDER
+    ),
     **{
         " ".join(names): images(splits(*names), held_out=True)
-        for names in [("train", "test"), ("Train", "Val", "Test"), ("train_images", "Val-Images", "test2017")]
+        for names in [
+            ("train", "test"),
+            ("Train", "Val", "Test"),
+            ("train_images", "Val-Images", "test2017"),
+        ]
     },
     "train val": images(splits("train", "val")),
     "train alone": images(splits("train")),
     "pictures in train": refused(splits("train", "test", form="{i}.png"), "no class folder"),
-    "pictures in train_images": refused(splits("train_images", "test_images", form="{i}.png"), "no class folder"),
+    "pictures in train_images": refused(
+        splits("train_images", "test_images", form="{i}.png"), "no class folder"
+    ),
     "pictures in parts": refused(splits("images_001", "images_002", form="{i}.png"), ASKED),
     "a wrapper": refused(folders("anonymised/{kind}/{i}.png"), ORDER, "x"),
     "class folders, littered": images(littered(folders())),
@@ -57,12 +88,18 @@ ROWS = {
         ],
         "may be the same",
     ),
-    "class folders with spaces": images(folders(kinds=(" benign", "malignant ")), classes=(" benign", "malignant ")),
+    "class folders with spaces": images(
+        folders(kinds=(" benign", "malignant ")), classes=(" benign", "malignant ")
+    ),
     "class folders in two forms of Unicode": refused(
         lambda root: [
             draw(
                 root / part,
-                [f"{unicodedata.normalize(form, kind)}/{i}.png" for kind in ("bénin", "sévère") for i in range(20)],
+                [
+                    f"{unicodedata.normalize(form, kind)}/{i}.png"
+                    for kind in ("bénin", "sévère")
+                    for i in range(20)
+                ],
                 100 * n,
             )
             for n, (part, form) in enumerate((("train", "NFC"), ("test", "NFD")))

@@ -1,4 +1,7 @@
-"""Persons in the names of folders and files: a group each, in one part, or a question. Never a class."""
+"""Persons in the names of folders and files: a group each, in one part, or a question.
+
+Never a class.
+"""
 
 from pathlib import Path
 
@@ -38,12 +41,16 @@ def odd_names(root: Path) -> None:
 def beside_parts(root: Path) -> None:
     """Parts with class folders, each with a table of persons; some are in both."""
     for number, part in enumerate(("train", "test")):
-        names = draw(root / part, [f"{kind}/{i}.png" for kind in KINDS for i in range(24)], 100 * number)
+        names = draw(
+            root / part, [f"{kind}/{i}.png" for kind in KINDS for i in range(24)], 100 * number
+        )
         table(root / part, {"file_name": names, "Subject": [IDS[i % 9] for i in range(48)]})
 
 
 def glued_in_one_part(root: Path) -> None:
-    """Cells of 20 smears, named after their class in valid/ only; a smear has cells of both classes, in both parts."""
+    """Cells of 20 smears, named after their class in valid/ only; a smear has cells of both
+    classes, in both parts.
+    """
     for number, (part, glued) in enumerate((("train", ""), ("valid", "Malignant"))):
         names = [f"C{100 + i % 20}P{61 + i % 20}thinF_IMG_cell_{i // 20}.png" for i in range(60)]
         draw(root / part / "benign", names, 200 * number)
@@ -53,8 +60,12 @@ def glued_in_one_part(root: Path) -> None:
 ROWS = {
     "<class>/<id>/": persons("folder", folders("{kind}/{person}/{i}.png"), ORDER, "- " + PERSONS),
     "<id>/<class>/": persons("folder", folders("{person}/{kind}/{i}.png"), ORDER, "- " + PERSONS),
-    "<name>/<date>/": refused(folders("{kind}/{person}/{i}.png", kinds=NAMES[:2], people=DATES), ORDER, "x"),
-    "<year>/<name>/": refused(folders("{kind}/{person}/{i}.png", kinds=YEARS, people=NAMES[:5]), ORDER, "x"),
+    "<name>/<date>/": refused(
+        folders("{kind}/{person}/{i}.png", kinds=NAMES[:2], people=DATES), ORDER, "x"
+    ),
+    "<year>/<name>/": refused(
+        folders("{kind}/{person}/{i}.png", kinds=YEARS, people=NAMES[:5]), ORDER, "x"
+    ),
     "<name>/<class>/": persons(
         "folder", folders("{person}/{kind}/{i}.png", people=NAMES), ORDER, "person/class " + PERSONS
     ),
@@ -63,20 +74,34 @@ ROWS = {
     ),
     "<id>/": refused(folders("{person}/{kind}{i}.png"), ASKED),
     "<name>/": refused(folders("{person}/{kind}{i}.png", people=NAMES), ASKED),
-    "<name>/, nine": refused(folders("{person}/{i}.png", each=18, people=NAMES[:9], kinds=("a",)), ASKED),
+    "<name>/, nine": refused(
+        folders("{person}/{i}.png", each=18, people=NAMES[:9], kinds=("a",)), ASKED
+    ),
     "<first and last name>/": refused(
-        folders("{person}/{kind}{i}.png", people=["Tony_Blair", "Colin_Powell", "Hugo_Chavez"]), ASKED
+        folders("{person}/{kind}{i}.png", people=["Tony_Blair", "Colin_Powell", "Hugo_Chavez"]),
+        ASKED,
     ),
     "one person": refused(folders(kinds=("Smith",)), "only one class"),
     "numbered persons": refused(folders("{person}/{i}.png", 300, ("a",), list(range(30))), ASKED),
     "ids that are classes": images(
-        folders(kinds=("BIRADS100", "BIRADS200")), ASKED, "all " + WHOLE, classes=("BIRADS100", "BIRADS200")
+        folders(kinds=("BIRADS100", "BIRADS200")),
+        ASKED,
+        "all " + WHOLE,
+        classes=("BIRADS100", "BIRADS200"),
     ),
     "splits, <class>/<id>/": persons(
-        "folder", splits("train", "val", "test", form="{kind}/{person}/{i}.png"), ORDER, "- " + PERSONS, held_out=True
+        "folder",
+        splits("train", "val", "test", form="{kind}/{person}/{i}.png"),
+        ORDER,
+        "- " + PERSONS,
+        held_out=True,
     ),
     "splits, <id>/<class>/": persons(
-        "folder", splits("train", "val", "test", form="{person}/{kind}/{i}.png"), ORDER, "- " + PERSONS, held_out=True
+        "folder",
+        splits("train", "val", "test", form="{person}/{kind}/{i}.png"),
+        ORDER,
+        "- " + PERSONS,
+        held_out=True,
     ),
     "splits, somebody in both": refused(
         splits("train", "test", form="{kind}/{person}/{i}.png", shared=True), ORDER, "- -"
@@ -91,7 +116,9 @@ ROWS = {
         f"names such as {form}": persons("pattern", folders("{kind}/" + form), "repeat", REPEATED)
         for form in ("{person}_{i}.png", "{person}-left-{i}.png", "{person}_{i}_x.png")
     },
-    "names of persons": persons("pattern", folders("{kind}/{person}_{i}.png", people=NAMES), "repeat", REPEATED),
+    "names of persons": persons(
+        "pattern", folders("{kind}/{person}_{i}.png", people=NAMES), "repeat", REPEATED
+    ),
     **{
         f"scheme {form}": persons("pattern", folders("{kind}/" + form), "repeat", REPEATED)
         for form in (
@@ -103,9 +130,14 @@ ROWS = {
     },
     **{
         f"scheme {form}": refused(folders("{kind}/" + form, people=people), "repeat")
-        for form, people in (("frame{i:03}_video{person}.png", [*range(9)]), ("{person}_{i:02}.png", NAMES[:3]))
+        for form, people in (
+            ("frame{i:03}_video{person}.png", [*range(9)]),
+            ("{person}_{i:02}.png", NAMES[:3]),
+        )
     },
-    "photographs in a row": refused(folders("{kind}/IMG_20260131_1200{i:02}.png"), "within seconds"),
+    "photographs in a row": refused(
+        folders("{kind}/IMG_20260131_1200{i:02}.png"), "within seconds"
+    ),
     "class in the id": persons(
         "pattern",
         lambda root: [
@@ -118,12 +150,18 @@ ROWS = {
     "class glued in one part": persons("pattern", glued_in_one_part, "repeat", REPEATED),
     "scan (1).png, train0.png": images(
         lambda root: [
-            draw(root / kind, [f"{word}.png" for i in range(30) for word in (f"scan ({i})", f"train{i}")], 100 * n)
+            draw(
+                root / kind,
+                [f"{word}.png" for i in range(30) for word in (f"scan ({i})", f"train{i}")],
+                100 * n,
+            )
             for n, kind in enumerate(KINDS)
         ]
     ),
     "names, but for two": persons("pattern", odd_names, "repeat", "- - - alone - - y"),
-    "names, another pattern": persons("pattern", odd_names, "repeat", "- - (a)(b) ^(X) ^([a-zA-Z]+\\d*) - - y"),
+    "names, another pattern": persons(
+        "pattern", odd_names, "repeat", "- - (a)(b) ^(X) ^([a-zA-Z]+\\d*) - - y"
+    ),
     "splits, <id>/": refused(splits("Train", "Test", form="{person}/{i}{kind}.png"), ASKED),
     "splits, <name>/": refused(
         lambda root: [
@@ -132,37 +170,54 @@ ROWS = {
         ],
         "different names, so they look like persons",
     ),
-    "<class>/<id>/<date>/": refused(folders("{kind}/{person}/2026-01-02/{i}.png"), "three levels of folders"),
+    "<class>/<id>/<date>/": refused(
+        folders("{kind}/{person}/2026-01-02/{i}.png"), "three levels of folders"
+    ),
     "<name of DICOM>/": refused(
         folders("{person}/{kind}{i}.png", people=["Smith^John", "Müller^Hans", "Ito^Aiko"]), ASKED
     ),
     "dates before ids": persons(
         "pattern",
         folders(
-            "{kind}/{person}_{i}.png", people=[f"{y}-0{m}-12_{IDS[y % 9]}" for y in range(2015, 2025) for m in (1, 2)]
+            "{kind}/{person}_{i}.png",
+            people=[f"{y}-0{m}-12_{IDS[y % 9]}" for y in range(2015, 2025) for m in (1, 2)],
         ),
         "repeat",
         REPEATED,
     ),
-    "dates after ids": persons("pattern", folders("{kind}/{person}_2024-05-03_{i}.png"), "repeat", REPEATED),
+    "dates after ids": persons(
+        "pattern", folders("{kind}/{person}_2024-05-03_{i}.png"), "repeat", REPEATED
+    ),
     "<initials>/": refused(folders("{person}/{kind}{i}.png", people=["TB", "CP", "HC"]), ASKED),
     "augmented copies": persons(
         "pattern",
         lambda root: [
-            draw(root / kind, [f"s{i:02}{way}.png" for i in range(12) for way in ("", "_aug1", "_hflip")], 100 * n)
+            draw(
+                root / kind,
+                [f"s{i:02}{way}.png" for i in range(12) for way in ("", "_aug1", "_hflip")],
+                100 * n,
+            )
             for n, kind in enumerate(KINDS)
         ],
         "repeat",
         REPEATED,
     ),
-    "<id>/<study>/<series>/": refused(folders("{person}/study1/{kind}/{i}.png"), "three levels of folders"),
+    "<id>/<study>/<series>/": refused(
+        folders("{person}/study1/{kind}/{i}.png"), "three levels of folders"
+    ),
     "<fold>/<class>/": refused(
-        folders("{person}/{kind}/{i}.png", people=[f"fold{i}" for i in range(5)]), ORDER, "- " + PERSONS
+        folders("{person}/{kind}/{i}.png", people=[f"fold{i}" for i in range(5)]),
+        ORDER,
+        "- " + PERSONS,
     ),
     **{
-        f"{name}, somebody in both": refused(write, "person(s) have pictures in both train and test")
+        f"{name}, somebody in both": refused(
+            write, "person(s) have pictures in both train and test"
+        )
         for name, write in {
-            "Hugging Face's parts": tabled("label=kind, Patient ID=same id", parts=("train", "test")),
+            "Hugging Face's parts": tabled(
+                "label=kind, Patient ID=same id", parts=("train", "test")
+            ),
             "zip of a table": zipped(tabled("label=kind, MRN=same id", parts=("train", "test"))),
             "folders and a table": beside_parts,
             "Parquet": hub("train", "test", Patient_ID="same id"),
@@ -174,13 +229,21 @@ ROWS = {
     **{
         f"{name}, somebody in both": refused(write, why, answers)
         for name, (write, why, answers) in {
-            "names": (splits("train", "test", form="{kind}/{person}_{i}.png", shared=True), "repeat", "- - - -"),
+            "names": (
+                splits("train", "test", form="{kind}/{person}_{i}.png", shared=True),
+                "repeat",
+                "- - - -",
+            ),
             "zip, folders": (
                 zipped(splits("train", "test", form="{kind}/{person}/{i}.png", shared=True)),
                 ORDER,
                 "- -",
             ),
-            "<id>/<class>/": (splits("train", "test", form="{person}/{kind}/{i}.png", shared=True), ORDER, "- -"),
+            "<id>/<class>/": (
+                splits("train", "test", form="{person}/{kind}/{i}.png", shared=True),
+                ORDER,
+                "- -",
+            ),
         }.items()
     },
 }

@@ -1,4 +1,6 @@
-"""Tables beside pictures: what column is the label, which one tells persons, and files that only look like a table."""
+"""Tables beside pictures: what column is the label, which one tells persons, and files that only
+look like a table.
+"""
 
 import unicodedata
 from pathlib import Path
@@ -35,11 +37,25 @@ def beside(root: Path) -> None:
 def accented(root: Path) -> None:
     """Files as macOS names them, and a table as others do."""
     names = draw(root, [unicodedata.normalize("NFD", f"schädel/{i}.png") for i in range(48)])
-    table(root, {"file_name": [unicodedata.normalize("NFC", name) for name in names], "label": [*KINDS] * 24})
+    table(
+        root,
+        {
+            "file_name": [unicodedata.normalize("NFC", name) for name in names],
+            "label": [*KINDS] * 24,
+        },
+    )
 
 
-def listed(head: str, columns: str, form: str = "{i:03}.png", named=lambda path: path.name, tables=("export.csv",)):
-    """Pictures in folders that say nothing, and tables as clinics export them: other names, and semicolons in one."""
+def listed(
+    head: str,
+    columns: str,
+    form: str = "{i:03}.png",
+    named=lambda path: path.name,
+    tables=("export.csv",),
+):
+    """Pictures in folders that say nothing, and tables as clinics export them: other names, and
+    semicolons in one.
+    """
 
     def write(root: Path) -> None:
         names = draw(root, [form.format(i=i, part=1 + i % 2) for i in range(48)])
@@ -67,52 +83,86 @@ def twice(root: Path) -> None:
 ROWS = {
     "a table": images(tabled("label=kind")),
     "a table, by meaning": images(tabled("Diagnosis=kind, age=age")),
-    "a table, one column": images(tabled("what=kind"), "choose the one with the labels", "- " + WHOLE),
-    "a table, two columns": images(tabled("what=kind, age=age"), "choose the one with", "what " + WHOLE),
+    "a table, one column": images(
+        tabled("what=kind"), "choose the one with the labels", "- " + WHOLE
+    ),
+    "a table, two columns": images(
+        tabled("what=kind, age=age"), "choose the one with", "what " + WHOLE
+    ),
     "a table, sole id": refused(tabled("code=id"), "choose the one with the labels", "- -"),
     "a table, sole name": refused(tabled("who=name"), "choose the one with the labels", "- -"),
     "a table, sole age": refused(tabled("age=age"), "choose the one with the labels", "- -"),
     "a table, label of ids": refused(tabled("label=id"), ASKED),
-    "a table, label of names": images(tabled("label=name"), ASKED, "all " + WHOLE, classes=tuple(sorted(NAMES))),
+    "a table, label of names": images(
+        tabled("label=name"), ASKED, "all " + WHOLE, classes=tuple(sorted(NAMES))
+    ),
     **{
         f"a table, sole {head}": refused(tabled(f"{head}=id"), "and no labels: add a column")
         for head in ("Patient ID", "Case")  # others: tests/data/test_layout.py
     },
-    **{f"a table, {head}": persons("column", tabled(f"label=kind, {head}=id")) for head in ("MRN", "Patient ID")},
+    **{
+        f"a table, {head}": persons("column", tabled(f"label=kind, {head}=id"))
+        for head in ("MRN", "Patient ID")
+    },
     "a table, two of persons": persons(
         "column", tabled("label=kind, PID=id, subject=id"), "could all be", "subject " + PERSONS
     ),
-    "a table without heads": refused(lambda root: table(root, {f"{IDS[0]}.png": draw(root, ["a.png"])}), "no column"),
+    "a table without heads": refused(
+        lambda root: table(root, {f"{IDS[0]}.png": draw(root, ["a.png"])}), "no column"
+    ),
     "Hugging Face's parts": persons(
-        "column", tabled("label=kind, Patient ID=id", parts=("train", "validation", "test")), held_out=True
+        "column",
+        tabled("label=kind, Patient ID=id", parts=("train", "validation", "test")),
+        held_out=True,
     ),
     "a table above parts": images(
         tabled("label=kind", form="{kind}/{i}.png", classes=("train", "test")), held_out=True
     ),
-    "a table of any name": persons("column", listed("Image Index", "Diagnosis=kind, Patient ID=id")),
+    "a table of any name": persons(
+        "column", listed("Image Index", "Diagnosis=kind, Patient ID=id")
+    ),
     "a table with semicolons": images(listed("Bild", "label=kind", tables=(";.csv",))),
     "a table without suffixes, pictures in parts": images(
-        listed("image_id", "lesion=age, dx=kind", "X10000_images_part_{part}/X_{i:04}.jpg", lambda path: path.stem)
+        listed(
+            "image_id",
+            "lesion=age, dx=kind",
+            "X10000_images_part_{part}/X_{i:04}.jpg",
+            lambda path: path.stem,
+        )
     ),
     "a table, ids that repeat": persons(
         "column",
-        listed("image_id", "lesion_id=id, dx=kind, date=date", "{i:04}.jpg", lambda path: path.stem),
+        listed(
+            "image_id", "lesion_id=id, dx=kind, date=date", "{i:04}.jpg", lambda path: path.stem
+        ),
         "in a column repeat",
         REPEATED,
     ),
     "a table, dates and scanners that repeat": images(
-        listed("image_id", "date=same date, scanner=scanner, dx=kind", "{i:04}.jpg", lambda path: path.stem)
+        listed(
+            "image_id",
+            "date=same date, scanner=scanner, dx=kind",
+            "{i:04}.jpg",
+            lambda path: path.stem,
+        )
     ),
     "a list of labels, pictures in parts": persons(
-        "column", listed("Image Index", "Finding Labels=both, Patient ID=id", "images_00{part}/images/{i:04}.png")
+        "column",
+        listed(
+            "Image Index", "Finding Labels=both, Patient ID=id", "images_00{part}/images/{i:04}.png"
+        ),
     ),
     "a table, one column, beside train": images(
         listed("image", "level=kind", "train/{i}_left.png", lambda path: path.stem),
         "choose the one with the labels",
         "- " + WHOLE,
     ),
-    "two tables": refused(listed("id_code", "dx=kind", tables=("a.csv", "b.csv")), "one table is read"),
-    "several labels": persons("column", tabled("mass=bit, nodule=other, MRN=id"), classes=("mass", "nodule")),
+    "two tables": refused(
+        listed("id_code", "dx=kind", tables=("a.csv", "b.csv")), "one table is read"
+    ),
+    "several labels": persons(
+        "column", tabled("mass=bit, nodule=other, MRN=id"), classes=("mass", "nodule")
+    ),
     "labels in a list": persons("column", tabled("found=both, patient=id", "labels.csv")),
     "folders and a table": images(
         tabled("label=kind", form="{kind}/{i}.png", classes=("left", "right")),
@@ -139,15 +189,25 @@ ROWS = {
         }.items()
     },
     "a table, a diagnosis beside sex": images(tabled("dx=kind, male=bit, smoker=other")),
-    "one column a class": persons("column", tabled("MEL=word, NV=not, MRN=id"), classes=("MEL", "NV")),
+    "one column a class": persons(
+        "column", tabled("MEL=word, NV=not, MRN=id"), classes=("MEL", "NV")
+    ),
     **{
-        f"{name} beside pictures": refused(beside_folders(name, content, "scans/{kind}{i}.png"), why)
+        f"{name} beside pictures": refused(
+            beside_folders(name, content, "scans/{kind}{i}.png"), why
+        )
         for name, (content, why) in {
             "Befunde.xlsx": (b"PK", "save it as metadata.csv"),
             "labels.txt": (b"scans/benign0.png 1", "save it as metadata.csv"),
             "labels.json": (b"{}", "save it as metadata.csv"),
-            "cp1252.csv": ("Datei,Patient\nbenign0.png,Müller".encode("cp1252"), "write a regular file of UTF-8"),
-            "UTF-16.csv": ("Datei,Diagnose\nbenign0.png,x".encode("utf-16"), "write a regular file of UTF-8"),
+            "cp1252.csv": (
+                "Datei,Patient\nbenign0.png,Müller".encode("cp1252"),
+                "write a regular file of UTF-8",
+            ),
+            "UTF-16.csv": (
+                "Datei,Diagnose\nbenign0.png,x".encode("utf-16"),
+                "write a regular file of UTF-8",
+            ),
             "rows.csv": (b"patientId,Target\nSmith,1", "has no column file_name"),
             "more.zip": (b"PK", "unpack it in this folder"),
         }.items()
@@ -164,7 +224,11 @@ ROWS = {
     "two tables beside class folders": refused(twice, "one table is read"),
     "a table each for train and valid": refused(
         lambda root: [
-            table(root, {"Path": draw(root, [f"{part}/{IDS[n]}/study1/{i}.jpg" for i in range(9)])}, f"{part}.csv")
+            table(
+                root,
+                {"Path": draw(root, [f"{part}/{IDS[n]}/study1/{i}.jpg" for i in range(9)])},
+                f"{part}.csv",
+            )
             for n, part in enumerate(("train", "valid"))
         ],
         "one table is read",

@@ -1,4 +1,6 @@
-"""Ledger, plan and journal as the data owner meets them: `stage ledger write|adopt|history`, `stage plan`."""
+"""Ledger, plan and journal as the data owner meets them: `stage ledger write|adopt|history`,
+`stage plan`.
+"""
 
 import json
 import shutil
@@ -58,7 +60,9 @@ def release(*records: dict) -> None:
     shutil.rmtree("artifacts/count")
     with writing(Path("artifacts/count"), "count", records=records):
         pass
-    with writing(Path("artifacts/synthesize"), "synthesize", [read_artifact(Path("artifacts/count"))]) as directory:
+    with writing(
+        Path("artifacts/synthesize"), "synthesize", [read_artifact(Path("artifacts/count"))]
+    ) as directory:
         images = np.random.default_rng(3).integers(0, 256, (20, 8, 8, 1)).astype(np.uint8)
         save_images(directory, ImageSet(images, np.arange(20) % 2, ("a", "b")))
         save_set(directory / "images.npz", images)
@@ -105,13 +109,17 @@ def test_the_ledger_holds_the_head_of_the_journal_and_every_charge(desk):
 
 
 def test_a_lock_may_name_a_stage_that_an_earlier_version_had(desk):
-    """DVC keeps the entries of stages that are gone; an artifact of a stage of today must be there."""
+    """DVC keeps the entries of stages that are gone; an artifact of a stage of today must be
+    there.
+    """
     release(charged("p"))
     desk.run("ledger write")
 
     def problems(stage: str) -> list[str]:
         outs = [{"path": f"artifacts/{stage}", "md5": "a.dir"}]
-        Path("dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": {stage: {"outs": outs}}}))
+        Path("dvc.lock").write_text(
+            yaml.safe_dump({"schema": "2.0", "stages": {stage: {"outs": outs}}})
+        )
         return artifact_problems(read_ledger(Path("ledger.json")), Path())
 
     missing = "artifacts/{} is not an artifact"
@@ -119,13 +127,20 @@ def test_a_lock_may_name_a_stage_that_an_earlier_version_had(desk):
     assert any(missing.format("classifier") in problem for problem in problems("classifier"))
 
 
-def test_what_a_plan_with_a_setting_that_is_gone_released_can_be_checked_and_no_stage_runs_by_it(desk):
+def test_what_a_plan_with_a_setting_that_is_gone_released_can_be_checked_and_no_stage_runs_by_it(
+    desk,
+):
     release(charged("p"))
     desk.run("ledger write")
     plan = Path("artifacts/plan")
     plan.mkdir(exist_ok=True)
     for name in ("count", "synthesize"):
-        content = {"stage": name, "enabled": True, "shape": [1, 8, 8], "revision": STAGES[name].revision}
+        content = {
+            "stage": name,
+            "enabled": True,
+            "shape": [1, 8, 8],
+            "revision": STAGES[name].revision,
+        }
         content |= {"settings": {"gone_since": 3}, "mechanism": {"noise_multiplier": 5.0}}
         (plan / f"{name}.yaml").write_text(yaml.safe_dump(content))
     desk.check("--artifacts")
@@ -138,7 +153,9 @@ def test_a_ledger_that_does_not_hold_is_not_written(desk):
     assert not Path("ledger.json").exists()
 
 
-def test_a_ledger_beside_an_empty_state_directory_counts_the_release_and_says_that_it_is_incomplete(desk, environment):
+def test_a_ledger_beside_an_empty_state_directory_counts_the_release_and_says_that_it_is_incomplete(
+    desk, environment
+):
     charged("aborted")
     release(charged("p"))
     environment["SFUMATO_STATE"] = str(Path("elsewhere").absolute())
@@ -150,7 +167,9 @@ def test_a_ledger_beside_an_empty_state_directory_counts_the_release_and_says_th
 
 @pytest.mark.parametrize("lost", ["older", "deleted", "cut"])
 def test_a_journal_that_does_not_fit_the_ledger_refuses_with_the_way_out(desk, lost):
-    """An older copy of the whole state directory, say: it fits by itself, and forgets what the ledger names."""
+    """An older copy of the whole state directory, say: it fits by itself, and forgets what the
+    ledger names.
+    """
     first = charged("p")
     shutil.copytree("state", "copy")
     second = charged("q")
@@ -228,22 +247,30 @@ def test_a_copy_of_a_release_without_its_privacy_json_is_recognised(desk):
     release(record)
     desk.run("ledger write")
     released = np.load("artifacts/synthesize/images.npy")[..., 0]
-    for rows in (slice(None), slice(3, 5)):  # also where it was put into another format, or is a part of a set
+    # Also where it was put into another format, or is a part of a set
+    for rows in (slice(None), slice(3, 5)):
         save_set("copy.npz", np.concatenate([random_images(30), released[rows]]))
         assert public_records(desk, "copy.npz", declared_public=True) == {record["id"]: record}
-    shutil.copy("artifacts/synthesize/images.npz", "copy.npz")  # the very file, whatever shape it is prepared in
-    assert [found.records for found in recognised(STATE, hashes(Path("copy.npz")))] == [{record["id"]: record}]
+    # The very file, whatever shape it is prepared in
+    shutil.copy("artifacts/synthesize/images.npz", "copy.npz")
+    assert [found.records for found in recognised(STATE, hashes(Path("copy.npz")))] == [
+        {record["id"]: record}
+    ]
 
 
 def test_public_images_that_were_released_as_they_are_stay_public(desk):
-    """A release of public images that were privately chosen: its files carry its cost, the public set does not."""
+    """A release of public images that were privately chosen: its files carry its cost, the public
+    set does not.
+    """
     record = charged("p")
     release(record)
     save_set("public.npz", np.load("artifacts/synthesize/images.npy")[..., 0])
     Path("data/public").mkdir(parents=True, exist_ok=True)
     shutil.copy("artifacts/synthesize/images.npy", "data/public/images.npy")
     for synthetic, expected in ((False, {}), (True, {record["id"]: record})):
-        with writing(Path("artifacts/synthesize"), "synthesize", [read_artifact(Path("artifacts/count"))]) as directory:
+        with writing(
+            Path("artifacts/synthesize"), "synthesize", [read_artifact(Path("artifacts/count"))]
+        ) as directory:
             for name in ("images.npy", "labels.npy"):
                 shutil.copy(f"artifacts/synthesize/{name}", directory / name)
             (directory / "card.json").write_text(json.dumps({"synthetic": synthetic}))
@@ -278,7 +305,13 @@ def test_a_time_of_a_clock_that_was_far_off_can_be_shown():
 @pytest.mark.parametrize("entry", ["size_hint", "target", "delta", "recipe"])
 def test_a_budget_of_another_shape_writes_no_ledger(desk, entry):
     path = Path("artifacts/plan/budget.json")
-    for wrong in (json.dumps(json.loads(path.read_text()) | {entry: []}), "[]", "{", '{"a": ' * 1000, "\x00"):
+    for wrong in (
+        json.dumps(json.loads(path.read_text()) | {entry: []}),
+        "[]",
+        "{",
+        '{"a": ' * 1000,
+        "\x00",
+    ):
         path.write_text(wrong)
         desk.run("ledger write", "budget.json cannot be read", code=2)
         assert not Path("ledger.json").exists()

@@ -10,7 +10,8 @@ from small_repository import Repository, make_repository, programs
 def repository(tmp_path_factory) -> Repository:
     made = make_repository(tmp_path_factory.mktemp("repository"))
     made.environment["SFUMATO_LAUNCH"] = "torchrun --standalone --nproc-per-node=2"
-    made.environment["PYTHON_EXEC"] = str(programs() / "module")  # what torchrun starts imports nothing again
+    # What torchrun starts imports nothing again
+    made.environment["PYTHON_EXEC"] = str(programs() / "module")
     run = ["count", "central", "pretrain", "finetune", "synthesize", "evaluate"]
     judged = {"classifiers": ["lr"], "seeds": [0, 1], "steps": 5, "bound": False, "fidelity": []}
     steps = {"finetune": {"steps": 4, "trainable": "all"}, "pretrain": {"steps": 6}}
@@ -39,6 +40,8 @@ def test_a_launcher_that_starts_no_group_is_named_in_a_sentence(repository, monk
     """`python` would start itself without end. `test_launch.py` has the others."""
     monkeypatch.setitem(repository.environment, "SFUMATO_LAUNCH", "python")
     before = repository.opened()
-    text = repository.stage("count --out artifacts/anew", "does not start a group of processes", code=2)
+    text = repository.stage(
+        "count --out artifacts/anew", "does not start a group of processes", code=2
+    )
     assert text.count("error:") == 1 and repository.opened() == before
     assert not (repository.path / "artifacts/anew").exists()

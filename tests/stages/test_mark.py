@@ -16,7 +16,12 @@ KEY = pattern_key("clinic", 0)
 def pictures(desk, digits) -> np.ndarray:
     """Twenty of 64 pixels, and the card of their release."""
     Path("card.json").write_text(json.dumps({"shape": [1, 64, 64], "pattern": KEY}))
-    return np.stack([np.asarray(Image.fromarray(image).resize((64, 64))) for image in digits.images[:20, ..., 0]])
+    return np.stack(
+        [
+            np.asarray(Image.fromarray(image).resize((64, 64)))
+            for image in digits.images[:20, ..., 0]
+        ]
+    )
 
 
 def save(pictures: np.ndarray, folder: str, **options) -> None:
@@ -32,7 +37,9 @@ def marked(pictures: np.ndarray) -> np.ndarray:
 def test_the_pattern_is_found_in_a_set_and_in_one_picture(desk, pictures):
     save(marked(pictures), "marked")
     save(pictures, "plain")
-    text = desk.run("mark check marked --card card.json", "pattern: 20 of 20 pictures together carry it")
+    text = desk.run(
+        "mark check marked --card card.json", "pattern: 20 of 20 pictures together carry it"
+    )
     assert "signed metadata: 20 of 20 pictures: none" in text
     desk.run("mark check marked/3.jpg --card card.json", "1 of 1")
     desk.run("mark check plain --card card.json", "do not carry it", code=1)

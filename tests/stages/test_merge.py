@@ -1,4 +1,6 @@
-"""`stage merge`: two clinics with the same settings, one release, and a ledger that holds for the people of each."""
+"""`stage merge`: two clinics with the same settings, one release, and a ledger that holds for the
+people of each.
+"""
 
 import json
 import os
@@ -15,7 +17,17 @@ from sfumato.privacy.check import check_ledger
 from sfumato.privacy.ledger import build_ledger, read_budget, read_ledger
 from sfumato.storage.artifacts import read_artifact
 
-FREE = ("auxiliary", "classifier", "refine", "select", "pretrain", "synthesize", "student", "ledger write", "report")
+FREE = (
+    "auxiliary",
+    "classifier",
+    "refine",
+    "select",
+    "pretrain",
+    "synthesize",
+    "student",
+    "ledger write",
+    "report",
+)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +37,9 @@ def begun(tmp_path_factory, digits):
 
 @pytest.fixture
 def clinics(desk, begun, here, environment):
-    """`desk` in a folder beside those of two clinics, which released counts and an embedding of their own digits."""
+    """`desk` in a folder beside those of two clinics, which released counts and an embedding of
+    their own digits.
+    """
     for name in ("north", "south"):
         shutil.copytree(begun / name, here / name)
     environment["SFUMATO_STATE"] = str(here / "state-merger")
@@ -50,13 +64,25 @@ def test_two_clinics_release_together_and_each_keeps_its_own_epsilon(clinics, tm
     assert ledger["epsilon"]["rdp"] == pytest.approx(larger, rel=1e-6)
     clinics.check("--epsilon 5 --artifacts", "ε = 4.9", "for a person in 'south' only")
     card = Path("artifacts/synthesize/README.md").read_text()
-    assert "from 2 owners (north, south)" in card and "who merged them declared that they show different people" in card
-    assert json.loads(Path("artifacts/synthesize/card.json").read_text())["epsilon"] == ledger["epsilon"]["rdp"]
+    assert (
+        "from 2 owners (north, south)" in card
+        and "who merged them declared that they show different people" in card
+    )
+    assert (
+        json.loads(Path("artifacts/synthesize/card.json").read_text())["epsilon"]
+        == ledger["epsilon"]["rdp"]
+    )
     page = Path("artifacts/report/index.html").read_text()
-    assert "declared that <strong>their images show different people" in page and "ever opened on dataset" not in page
+    assert (
+        "declared that <strong>their images show different people" in page
+        and "ever opened on dataset" not in page
+    )
     assert len(np.load("artifacts/synthesize/images.npy")) == 40
 
-    budget, records = read_budget(Path("artifacts/plan/budget.json")), {r["id"]: r for r in ledger["records"]}
+    budget, records = (
+        read_budget(Path("artifacts/plan/budget.json")),
+        {r["id"]: r for r in ledger["records"]},
+    )
     assert budget["size_hint"] == 600  # of both clinics
     for apart in (["north"], ["north", "elsewhere"]):
         problems = check_ledger(build_ledger(budget, records, [], apart=apart))[1]
@@ -67,7 +93,10 @@ def test_two_clinics_release_together_and_each_keeps_its_own_epsilon(clinics, tm
 
 def test_the_plan_of_a_merge_has_the_delta_of_its_budget(tmp_path):
     """An owner's larger δ would go into the card, beside an ε that is smaller there."""
-    plans = {name: {"stage": name, "dataset_id": "north", "size_hint": 300} for name in ("count", "synthesize")}
+    plans = {
+        name: {"stage": name, "dataset_id": "north", "size_hint": 300}
+        for name in ("count", "synthesize")
+    }
     plans["synthesize"]["delta"] = 1e-4
     write_plans(plans, "north-and-south", 600, {"delta": 1e-6}, tmp_path)
     for name in plans:
@@ -88,7 +117,9 @@ def test_what_does_not_add_up_is_refused_with_the_reason(clinics):
     for stage in ("finetune", "teacher"):
         file, was = plan / f"{stage}.yaml", (plan / f"{stage}.yaml").read_text()
         mechanism = {"noise_multiplier": 1.0, "sample_rate": 0.5, "uses": 9}
-        file.write_text(yaml.safe_dump(yaml.safe_load(was) | {"enabled": True, "mechanism": mechanism}))
+        file.write_text(
+            yaml.safe_dump(yaml.safe_load(was) | {"enabled": True, "mechanism": mechanism})
+        )
         refused("north south", f"releases of {stage} cannot be added up, because its steps")
         file.write_text(was)
     file = plan / "frequency.yaml"

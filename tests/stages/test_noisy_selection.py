@@ -1,4 +1,6 @@
-"""A class histogram of noise alone: the selection is random, and the pipeline still ends in a release."""
+"""A class histogram of noise alone: the selection is random, and the pipeline still ends in a
+release.
+"""
 
 import csv
 import json
@@ -33,9 +35,13 @@ def test_pure_noise_selects_at_random_and_the_pipeline_completes(recipe, label, 
     assert selection["labels"] == label and len(selection["kept"]) == 10
     with Path("artifacts/select/selection.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert any(abs(float(row["noisy_count"])) > 1e5 for row in rows), "1437 images cannot have given so many votes"
+    assert any(abs(float(row["noisy_count"])) > 1e5 for row in rows), (
+        "1437 images cannot have given so many votes"
+    )
     right = sum(row["public_class"] == row["relabelled_as"] for row in rows)
     # by chance 1 in 62 digits is kept for itself: more than 3 about once in 70 000 runs
     assert label == "public" or right <= 3
     labels = np.load("artifacts/synthesize/labels.npy")
-    assert np.load("artifacts/synthesize/images.npy").shape == (60, 8, 8, 1) and set(labels) <= set(range(10))
+    assert np.load("artifacts/synthesize/images.npy").shape == (60, 8, 8, 1) and set(labels) <= set(
+        range(10)
+    )

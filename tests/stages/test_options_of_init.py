@@ -18,7 +18,14 @@ from sfumato.settings.data import Groups
 from sfumato.settings.options import InitOptions
 
 CLASSES = ["lung, left", '5" cut', '"large"', "stage: 2", "-none", "--groups", "{option.size}"]
-FOLDERS = ["scans--left", "--force", "a --out b", "x--one-image-each.d", "{option.size}--size", "--groups=1"]
+FOLDERS = [
+    "scans--left",
+    "--force",
+    "a --out b",
+    "x--one-image-each.d",
+    "{option.size}--size",
+    "--groups=1",
+]
 
 
 def labelled(folder: Path, classes: list[str]) -> Path:
@@ -46,10 +53,17 @@ def test_any_class_can_be_named_by_flag_and_in_python(desk, quick, tmp_path, nam
     classes = [name, "the other"]
     images = labelled(tmp_path / "in", classes)
     common = ["--epsilon", "5", "--minutes", "1", "--one-image-each", "--yes"]
-    code, text = desk("init", str(images), *common, "--classes", csv_line(classes), "--out", "by-flag")
+    code, text = desk(
+        "init", str(images), *common, "--classes", csv_line(classes), "--out", "by-flag"
+    )
     assert code == 0, text
     sfumato.Project.create(
-        "in-python", images=images, epsilon=5, minutes=1, one_image_each=True, classes=tuple(classes)
+        "in-python",
+        images=images,
+        epsilon=5,
+        minutes=1,
+        one_image_each=True,
+        classes=tuple(classes),
     )
     assert sorted(written("by-flag")["data"]["classes"]) == sorted(classes)
     assert Path("by-flag/params.yaml").read_bytes() == Path("in-python/params.yaml").read_bytes()
@@ -57,16 +71,25 @@ def test_any_class_can_be_named_by_flag_and_in_python(desk, quick, tmp_path, nam
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_an_error_names_a_folder_as_it_is(desk, quick, tmp_path, name):
-    """Of folders that do not exist, of tables that are unclear, and of projects that are there already."""
-    missing, unclear, there = (tmp_path / "of" / name / kind for kind in ("missing", "unclear", "there"))
+    """Of folders that do not exist, of tables that are unclear, and of projects that are there
+    already.
+    """
+    missing, unclear, there = (
+        tmp_path / "of" / name / kind for kind in ("missing", "unclear", "there")
+    )
     labelled(unclear, ["a", "b"])
-    (unclear / "metadata.csv").write_text("file_name,--alone,--size\n" + "pictures/disc/0.png,1,2\n" * 3)
+    (unclear / "metadata.csv").write_text(
+        "file_name,--alone,--size\n" + "pictures/disc/0.png,1,2\n" * 3
+    )
     there.mkdir(parents=True)
     (there / "params.yaml").touch()
     pictures = write_shapes(tmp_path / "pictures", each=12)
     cases = {
         (missing, Path("out")): ("images", f"{missing} does not exist"),
-        (unclear, Path("out")): ("label_column", f"{unclear}/metadata.csv has the columns --alone, --size: "),
+        (unclear, Path("out")): (
+            "label_column",
+            f"{unclear}/metadata.csv has the columns --alone, --size: ",
+        ),
         (pictures, there): ("out", f"{there} already contains params.yaml"),
     }
     if "{" in name:
@@ -90,7 +113,11 @@ def test_python_is_shown_parameters_and_a_command_flags(desk, quick, tmp_path, c
     sfumato.Project.create("in-python", images=images, epsilon=5)
     shown = capsys.readouterr().out
     assert "use --size-hint" in said and "(use --groups, or --one-image-each if" in said
-    assert "use size_hint" in shown and "(use groups, or one_image_each if" in shown and " --" not in shown
+    assert (
+        "use size_hint" in shown
+        and "(use groups, or one_image_each if" in shown
+        and " --" not in shown
+    )
     with pytest.raises(ConfigError, match=r"^size=33 is larger than most images") as caught:
         sfumato.Project.create("other", images=images, epsilon=5, size=33)
     assert caught.value.option == "size"
@@ -104,7 +131,9 @@ def test_persons_are_found_by_a_typed_value_as_by_its_text(quick, here, tmp_path
     images = write_shapes(tmp_path / "in", each=12)
     texts = []
     for groups in (r"^(\d+)\.", Groups(pattern=r"^(\d+)\.")):
-        sfumato.Project.create("out", images=images, epsilon=5, groups=groups, size="8", fit="pad", force=True)
+        sfumato.Project.create(
+            "out", images=images, epsilon=5, groups=groups, size="8", fit="pad", force=True
+        )
         texts.append(Path("out/params.yaml").read_text())
     assert texts[0] == texts[1]
     data = written("out")["data"]
@@ -128,7 +157,9 @@ def test_an_answer_that_is_not_valid_is_asked_for_again(here, tmp_path):
 
 
 def test_no_confirmation_is_written_that_the_owner_did_not_give(here, tmp_path):
-    """Who says that people repeat, and then names no way to find them, has not confirmed one image each."""
+    """Who says that people repeat, and then names no way to find them, has not confirmed one image
+    each.
+    """
     images = write_shapes(tmp_path / "in", each=12)
     options = InitOptions(images=images)
     _, seen = look(options, Owner(), here)
@@ -136,7 +167,13 @@ def test_no_confirmation_is_written_that_the_owner_did_not_give(here, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "file", ["stages/init.py", "stages/flags.py", "sfumato/planning/create.py", "sfumato/planning/project.py"]
+    "file",
+    [
+        "stages/init.py",
+        "stages/flags.py",
+        "sfumato/planning/create.py",
+        "sfumato/planning/project.py",
+    ],
 )
 def test_options_travel_as_one_value(file):
     text = (ROOT / file).read_text()
@@ -149,6 +186,8 @@ def test_options_travel_as_one_value(file):
 
 @pytest.mark.parametrize("name", ["a{b}", "{", "x}"])
 def test_a_project_folder_with_braces_is_refused_before_anything_is_read(name, desk, tmp_path):
-    text = desk.run(f"init {tmp_path / 'missing'} --epsilon 5 --yes --out {tmp_path / name}", code=2)
+    text = desk.run(
+        f"init {tmp_path / 'missing'} --epsilon 5 --yes --out {tmp_path / name}", code=2
+    )
     assert "has braces, which DVC cannot use" in " ".join(text.split()) and "--out" in text
     assert not (tmp_path / name).exists()

@@ -28,7 +28,13 @@ def clinic(desk, digits):
     sizes = np.random.default_rng(0).geometric(0.25, 200)
     ids = np.array([f"Q7734-{i}" for i in np.repeat(np.arange(200), sizes)[:500]])
     classes = np.array([str(i) for i in range(10)])
-    np.savez("set.npz", images=digits.images[:500], labels=digits.labels[:500], classes=classes, groups=ids)
+    np.savez(
+        "set.npz",
+        images=digits.images[:500],
+        labels=digits.labels[:500],
+        classes=classes,
+        groups=ids,
+    )
     desk.base = PARAMS
     return desk
 
@@ -51,15 +57,23 @@ def test_a_release_for_patients_says_so_everywhere_and_names_nobody(clinic):
     assert ledger["odometer"]["complete"]
     clinic.check("--unit image", "its privacy unit is", code=3)
     clinic.check("--unit person", code=2)
-    page, card = Path("artifacts/report/index.html").read_text(), Path("artifacts/synthesize/README.md").read_text()
+    page, card = (
+        Path("artifacts/report/index.html").read_text(),
+        Path("artifacts/synthesize/README.md").read_text(),
+    )
     assert (
-        "the guarantee covers each person with all their images" in page and "several images of one person" not in page
+        "the guarantee covers each person with all their images" in page
+        and "several images of one person" not in page
     )
     assert "differ in all images of one person with their labels, added" in card
     assert "several images of one person" not in card
     remove_unpacked(Path("state"))  # as the end of the process does
-    files = [path.read_bytes() for path in Path().rglob("*") if path.is_file() and path.name != "set.npz"]
-    assert not any(name in content for content in files for name in (b"Q7734", "Q7734".encode("utf-32-le")))
+    files = [
+        path.read_bytes() for path in Path().rglob("*") if path.is_file() and path.name != "set.npz"
+    ]
+    assert not any(
+        name in content for content in files for name in (b"Q7734", "Q7734".encode("utf-32-le"))
+    )
     assert "Q7734" not in said
 
 
@@ -86,7 +100,9 @@ def test_a_cap_needs_the_count(clinic):
     capped = {"privacy": {"unit": "group", "group_cap": 4}}
     clinic.params(**ARRAY | capped)
     clinic.run_all("prepare sensitive", "plan", "count")
-    record = next(iter(json.loads(Path("artifacts/count/privacy.json").read_text())["records"].values()))
+    record = next(
+        iter(json.loads(Path("artifacts/count/privacy.json").read_text())["records"].values())
+    )
     assert record["group_weight"] == "capped at 4 images"
     clinic.params(**ARRAY | capped, run=PARAMS["run"][1:])
     clinic.run("plan", "add count to run", code=2)

@@ -1,7 +1,9 @@
-"""`dvc repro` as the data owner meets it: what re-runs, what re-spends, what is refused, and what a kill costs.
+"""`dvc repro` as the data owner meets it: what re-runs, what re-spends, what is refused, and what a
+kill costs.
 
 One small real run, then edits of it.
-The tests of this module share one repository and run in the order of the file, each from what the last one left.
+The tests of this module share one repository and run in the order of the file, each from what the
+last one left.
 """
 
 import hashlib
@@ -48,7 +50,11 @@ def test_a_changed_file_a_cost_that_was_cut_away_and_a_trimmed_ledger_are_found(
         (labels, labels.read_bytes()[:-1] + b"\x07", "labels.npy"),
         (cost, content | {"records": {}}, "lacks records of"),
         (cost, content | {"stage": "auxiliary"}, "was written by `auxiliary`"),
-        (cost, content | {"records": dict(list(content["records"].items())[:-1])}, "lacks records of"),
+        (
+            cost,
+            content | {"records": dict(list(content["records"].items())[:-1])},
+            "lacks records of",
+        ),
         (ledger, trimmed | {"digest": digest_of(trimmed)}, "frequency ran", "md5"),
     ):
         before = file.read_bytes()
@@ -68,16 +74,23 @@ def test_git_holds_no_size_no_counts_and_no_hash_of_sensitive_bytes(repository):
     assert {"dvc.lock", "ledger.json"} <= set(tracked)
     assert not any(name.startswith(("metrics.json", "evaluation", "artifacts")) for name in tracked)
     of_the_owner = ("state/", "source.npz", "sfumato/", "stages/", "params.yaml", "pipelines/")
-    written = {name: (repository.path / name).read_text() for name in tracked if not name.startswith(of_the_owner)}
+    written = {
+        name: (repository.path / name).read_text()
+        for name in tracked
+        if not name.startswith(of_the_owner)
+    }
     numbers, hashes = [SIZE], []
     for part in ("sensitive", "holdout"):
         labels = np.load(state / part / "labels.npy")
         numbers.append(len(labels))
         hashes += [str(np.bincount(labels, minlength=10).tolist())]
         for file in (state / part).glob("*.npy"):
-            hashes += [hashlib.new(kind, file.read_bytes()).hexdigest() for kind in ("md5", "sha256", "sha1")]
-    # DVC notes the size of every file. A file made from public parameters alone may by chance have as many bytes as
-    # there are images.
+            hashes += [
+                hashlib.new(kind, file.read_bytes()).hexdigest()
+                for kind in ("md5", "sha256", "sha1")
+            ]
+    # DVC notes the size of every file. A file made from public parameters alone may by chance have
+    # as many bytes as there are images.
     public = ("params.yaml", "pipelines", "sfumato", "stages", "data/", "artifacts/plan")
     lock = written["dvc.lock"]
     for entry in re.findall(r"- path: (?:\S+)\n(?: {6}\S.*\n)+", lock):
@@ -86,16 +99,25 @@ def test_git_holds_no_size_no_counts_and_no_hash_of_sensitive_bytes(repository):
     assert lock.count("size: of a public file") > 20
     written["dvc.lock"] = lock
     for name, text in written.items():
-        assert not [number for number in numbers if re.search(rf"(?<![\w.]){number}(?![\w.])", text)], name
+        assert not [
+            number for number in numbers if re.search(rf"(?<![\w.]){number}(?![\w.])", text)
+        ], name
         assert not [secret for secret in hashes if secret in text], name
     lock = yaml.safe_load((repository.path / "dvc.lock").read_text())["stages"]
-    assert "outs" not in lock["evaluate"]  # a hash of numbers from the hold-out would change with one of its pixels
-    named = [entry["path"] for stage in lock.values() for entry in [*stage.get("deps", []), *stage.get("outs", [])]]
+    # A hash of numbers from the hold-out would change with one of its pixels
+    assert "outs" not in lock["evaluate"]
+    named = [
+        entry["path"]
+        for stage in lock.values()
+        for entry in [*stage.get("deps", []), *stage.get("outs", [])]
+    ]
     assert not any("state" in name or name.endswith((".npz", "metrics.json")) for name in named)
 
 
 def test_a_saved_experiment_holds_no_numbers_from_real_images(repository):
-    """DVC commits every metric and plot that dvc.yaml names with a saved experiment, also those that git ignores."""
+    """DVC commits every metric and plot that dvc.yaml names with a saved experiment, also those
+    that git ignores.
+    """
     files = ("dvc.yaml", "dvc.lock", "ledger.json", "params.yaml", ".gitignore", ".dvcignore")
     owner = ("-c", "user.name=owner", "-c", "user.email=owner@localhost")
     commit = ("git", *owner, "commit", "-qm", "a first release")
@@ -121,7 +143,11 @@ def test_a_second_run_runs_nothing_and_changing_the_release_spends_nothing(repos
 def test_other_code_under_the_same_revisions_runs_nothing(repository, monkeypatch):
     monkeypatch.setattr(repository, "forked", False)
     whole = {}
-    for name in ("sfumato/queries/count.py", "sfumato/training/curriculum.py", "sfumato/privacy/noise.py"):
+    for name in (
+        "sfumato/queries/count.py",
+        "sfumato/training/curriculum.py",
+        "sfumato/privacy/noise.py",
+    ):
         file = repository.path / name
         whole[file] = file.read_text()
         file.write_text(whole[file] + "\nANOTHER = 1\n")
@@ -134,12 +160,17 @@ def test_other_code_under_the_same_revisions_runs_nothing(repository, monkeypatc
         file.write_text(content)
 
 
-UPSTREAM, DOWNSTREAM = {"count", "central", "frequency", "teacher"}, ["finetune", "saliency"]  # of the warm-up
+# Of the warm-up
+UPSTREAM, DOWNSTREAM = {"count", "central", "frequency", "teacher"}, ["finetune", "saliency"]
 
 
 def test_what_the_warm_up_is_made_of_spends_downstream_only_and_the_plan_says_so_first(repository):
     before = len(repository.opened())
-    edits = {"select": {"images": 40}, "auxiliary": {"steps": 22}, "pretrain": {"amp": {"radius": 0.01}}}
+    edits = {
+        "select": {"images": 40},
+        "auxiliary": {"steps": 22},
+        "pretrain": {"amp": {"radius": 0.01}},
+    }
     for stage, edit in edits.items():
         repository.edit(**{stage: edit})
         text = repository.stage("plan --dry-run", f"depends on {stage}")
@@ -147,13 +178,15 @@ def test_what_the_warm_up_is_made_of_spends_downstream_only_and_the_plan_says_so
         assert all(f"{query}: already released" in text for query in UPSTREAM)
     released = (repository.path / "artifacts/teacher/privacy.json").read_bytes()
     text = repository.repro()
-    # DVC knows that a teacher may read the generator, not that this one does not: so it runs, and finds its release
+    # DVC knows that a teacher may read the generator, not that this one does not: so it runs, and
+    # finds its release
     assert UPSTREAM & ran(text) == {"teacher"} and text.count("restored, nothing is charged") == 1
     assert (repository.path / "artifacts/teacher/privacy.json").read_bytes() == released
     assert sorted(repository.opened()[before:]) == DOWNSTREAM
     ledger = json.loads((repository.path / "ledger.json").read_text())
     held = {path.parent.name for path in (repository.path / "state/runs").glob("*/released")}
-    assert held == {record["id"] for record in ledger["records"]}  # copies of what it holds, and of nothing else
+    # Copies of what it holds, and of nothing else
+    assert held == {record["id"] for record in ledger["records"]}
 
 
 def cache_object(repository, file: str):
@@ -169,7 +202,9 @@ def test_one_flipped_bit_in_the_cache_is_mended_by_what_the_message_says(reposit
     kept.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     kept.chmod(0o444)
     shutil.rmtree(repository.path / "artifacts/count")
-    assert repository.run("dvc", "checkout", "artifacts/count")[0] == 0 and file.read_bytes() != whole
+    assert (
+        repository.run("dvc", "checkout", "artifacts/count")[0] == 0 and file.read_bytes() != whole
+    )
     text = repository.stage("ledger check --artifacts", "no longer has the bytes", code=3)
     assert "spend_again" not in text
     first, second = re.findall(r"`(chmod [^`]+)` and `(dvc repro)`", text)[0]
@@ -180,13 +215,20 @@ def test_one_flipped_bit_in_the_cache_is_mended_by_what_the_message_says(reposit
     assert repository.opened() == before
 
 
-def test_a_forced_run_charges_nothing_and_without_the_copies_it_is_refused_with_the_reason(repository):
+def test_a_forced_run_charges_nothing_and_without_the_copies_it_is_refused_with_the_reason(
+    repository,
+):
     before = repository.opened()
     text = repository.repro("-f")
     assert text.count("restored, nothing is charged") == len(QUERIES)
     shutil.rmtree(repository.path / "state/runs")
     code, text = repository.run("dvc", "repro", "-f")
-    assert code != 0 and "already released" in text and "spend_again" in text and "Traceback" not in text
+    assert (
+        code != 0
+        and "already released" in text
+        and "spend_again" in text
+        and "Traceback" not in text
+    )
     assert repository.opened() == before
     assert repository.run("dvc", "checkout", "--force")[0] == 0
     assert ran(repository.repro()) <= PREPARED
@@ -202,7 +244,9 @@ def test_a_paid_release_that_no_ledger_held_yet_keeps_its_copy(repository):
     paid = list((repository.path / "state/runs").glob("*/released"))
     released = (artifact / "privacy.json").read_bytes()
     shutil.rmtree(artifact)
-    assert len(paid) == 1 and repository.run("dvc", "checkout", "--force", "artifacts/count")[0] == 0
+    assert (
+        len(paid) == 1 and repository.run("dvc", "checkout", "--force", "artifacts/count")[0] == 0
+    )
     assert (artifact / "privacy.json").read_bytes() != released
     repository.stage("ledger write")
     assert paid[0].exists()
@@ -211,11 +255,13 @@ def test_a_paid_release_that_no_ledger_held_yet_keeps_its_copy(repository):
     assert (artifact / "privacy.json").read_bytes() == released
 
 
-# --- what an image more costs, and what a kill leaves: nothing is paid twice, nothing is resumed for free -------------
+# --- what an image more costs, and what a kill leaves: nothing is paid twice, nothing is resumed fo
 
 
 def test_an_image_more_runs_every_query(repository):
-    """Once the owner says that the images are others: nothing that is public tells it, so nothing spends unasked."""
+    """Once the owner says that the images are others: nothing that is public tells it, so nothing
+    spends unasked.
+    """
     repository.edit(privacy={"spend_again": []})
     repository.write_source(SIZE + 1)
     before = len(repository.opened())
@@ -237,7 +283,10 @@ def test_a_killed_run_resumes_and_is_paid_for_once(repository):
 
         def reached(entries: int = entries, uses: int = uses) -> bool:
             coming = repository.journal()[entries:]
-            return any(entry["kind"] == "open" if uses == 0 else entry.get("uses", 0) >= uses for entry in coming)
+            return any(
+                entry["kind"] == "open" if uses == 0 else entry.get("uses", 0) >= uses
+                for entry in coming
+            )
 
         repository.kill("finetune", reached)
     run = repository.path / "state" / "runs" / repository.journal()[-1]["id"]

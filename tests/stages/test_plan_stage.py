@@ -34,8 +34,21 @@ def test_parquet_without_its_library_is_refused_by_the_plan(desk, uninstall):
 
 
 # entry -> value of another kind, in files that a stage reads
-CARD = {"classes": 5, "shape": [0, 8, 8], "dataset_id": "../digits", "range": None, "version": 7, "more": 1}
-PERMISSION = {"delta": "small", "lifetime_epsilon": [], "accountant": "none", "declared_size": "yes", "more": 1}
+CARD = {
+    "classes": 5,
+    "shape": [0, 8, 8],
+    "dataset_id": "../digits",
+    "range": None,
+    "version": 7,
+    "more": 1,
+}
+PERMISSION = {
+    "delta": "small",
+    "lifetime_epsilon": [],
+    "accountant": "none",
+    "declared_size": "yes",
+    "more": 1,
+}
 
 
 @pytest.mark.parametrize("entry", CARD)

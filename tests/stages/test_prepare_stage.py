@@ -1,4 +1,6 @@
-"""`stage prepare`: errors that could tell who is among the sensitive images are all the same off a terminal."""
+"""`stage prepare`: errors that could tell who is among the sensitive images are all the same off a
+terminal.
+"""
 
 from pathlib import Path
 
@@ -9,7 +11,9 @@ from PIL import Image
 
 @pytest.fixture
 def clinic(desk):
-    """Pictures of six persons in two classes, and `stage prepare` as a function of what and of `data.groups`."""
+    """Pictures of six persons in two classes, and `stage prepare` as a function of what and of
+    `data.groups`.
+    """
     random = np.random.default_rng(0)
     for number in range(24):
         for root in ("in", "public"):
@@ -79,5 +83,7 @@ def test_on_a_terminal_the_reason_is_shown(clinic, desk):
 
 @pytest.mark.parametrize("command", ["init ~nosuch/x --epsilon 1 --yes", "prepare sensitive"])
 def test_the_home_of_nobody_is_one_sentence(desk, command):
-    desk.params(recipe="dp-merf", data={"source": "imagefolder", "dataset_id": "a", "path": "~nosuch/x"})
+    desk.params(
+        recipe="dp-merf", data={"source": "imagefolder", "dataset_id": "a", "path": "~nosuch/x"}
+    )
     desk.run(command, "begins with ~", code=4)

@@ -25,7 +25,13 @@ def images(count: int, classes: str) -> ImageSet:
 def public(path, shape=(1, 8, 8)):
     with writing(path, "public") as directory:
         save_images(directory, images(40, "abcd"))
-        card = {"enabled": True, "source": "glyphs", "shape": list(shape), "classes": list("abcd"), "images": 40}
+        card = {
+            "enabled": True,
+            "source": "glyphs",
+            "shape": list(shape),
+            "classes": list("abcd"),
+            "images": 40,
+        }
         (directory / "card.json").write_text(json.dumps(card))
 
 
@@ -33,7 +39,9 @@ def select(path, labels="public"):
     with writing(path, "select", records=[RECORD]) as directory:
         np.save(directory / "indices.npy", np.array([1, 3, 5, 7]))
         np.save(directory / "labels.npy", np.array([0, 1, 0, 1]))
-        (directory / "selection.json").write_text(json.dumps({"labels": labels, "classes": ["b", "d"], "images": 4}))
+        (directory / "selection.json").write_text(
+            json.dumps({"labels": labels, "classes": ["b", "d"], "images": 4})
+        )
 
 
 def central(path):
@@ -48,7 +56,9 @@ def auxiliary(path):
 
 @pytest.fixture
 def stage(here):
-    """The stage on a resolved configuration with the phases given; its inputs are folders of `here`."""
+    """The stage on a resolved configuration with the phases given; its inputs are folders of
+    `here`.
+    """
     Path("data").mkdir()
     Path("plan").mkdir()
     Path("artifacts").symlink_to(here)
@@ -91,7 +101,8 @@ def test_all_sources_mix(stage, tmp_path):
     central(tmp_path / "central")
     auxiliary(tmp_path / "auxiliary")
     out = stage(
-        {"sources": {"central": 1.0}, "augment": 1}, {"sources": {"auxiliary": 1.0, "public": 1.0, "central": 1.0}}
+        {"sources": {"central": 1.0}, "augment": 1},
+        {"sources": {"auxiliary": 1.0, "public": 1.0, "central": 1.0}},
     )
     assert sorted(path.name for path in out.glob("*.png")) == ["central.png"]
 
@@ -102,13 +113,21 @@ def test_only_what_the_phases_need_is_read(stage, tmp_path, capsys):
     assert load_model(out).classes == 3
     stage({"sources": {"public": 1.0}}, dry_run=True)
     shown = capsys.readouterr().out
-    assert "select" in shown and "public" in shown and "central" not in shown and "auxiliary" not in shown
+    assert (
+        "select" in shown
+        and "public" in shown
+        and "central" not in shown
+        and "auxiliary" not in shown
+    )
 
 
 def test_an_empty_selection_is_an_error_that_says_so(stage, tmp_path):
     public(tmp_path / "public")
     write_empty(tmp_path / "select", "select")
-    with pytest.raises(ConfigError, match="pretrain needs select, .*select is the empty artifact .*add select to run"):
+    with pytest.raises(
+        ConfigError,
+        match="pretrain needs select, .*select is the empty artifact .*add select to run",
+    ):
         stage({"sources": {"public": 1.0}})
     assert not (tmp_path / "out").exists()
 

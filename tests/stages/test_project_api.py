@@ -1,4 +1,7 @@
-"""A project from Python. A whole run of one is in `test_init.py`, where its folder has a release already."""
+"""A project from Python.
+
+A whole run of one is in `test_init.py`, where its folder has a release already.
+"""
 
 import json
 import os
@@ -30,10 +33,14 @@ def project(tmp_path_factory):
         patch.setenv("SFUMATO_STATE", str(folder / "state"))
         patch.setenv("DVC_SITE_CACHE_DIR", str(folder / "dvc"))
         patch.setattr(
-            project_module, "sys", SimpleNamespace(executable=programs() / "module", platform="other")
+            project_module,
+            "sys",
+            SimpleNamespace(executable=programs() / "module", platform="other"),
         )  # imports nothing again
         images = write_shapes(folder / "photos", each=20)
-        yield sfumato.Project.create(folder / "project", images=images, epsilon=5, minutes=1, size_hint=50)
+        yield sfumato.Project.create(
+            folder / "project", images=images, epsilon=5, minutes=1, size_hint=50
+        )
 
 
 def test_a_plan_is_a_table_of_cost_and_minutes_and_spends_nothing(project):
@@ -65,7 +72,10 @@ def test_two_threads_plan_two_projects_and_each_gets_its_own(project, tmp_path):
             meet.wait(60)
             found[epsilon].append(of.plan().attrs["target"])
 
-    threads = [threading.Thread(target=plan, args=pair) for pair in ((5.0, project), (2.0, sfumato.Project(other)))]
+    threads = [
+        threading.Thread(target=plan, args=pair)
+        for pair in ((5.0, project), (2.0, sfumato.Project(other)))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -90,7 +100,9 @@ def test_a_failure_is_the_error_of_the_stage(project, tmp_path):
     text = params.read_text()
     params.write_text(re.sub(r"epsilon: [\d.]+", "epsilon: 0", text))
     for call in (project.plan, project.run):  # by the function, and by the stage that DVC starts
-        with pytest.raises(ConfigError, match=r"params\.yaml: privacy\.epsilon=0 is not valid: [^\n]*$"):
+        with pytest.raises(
+            ConfigError, match=r"params\.yaml: privacy\.epsilon=0 is not valid: [^\n]*$"
+        ):
             call()
     params.write_text(text)
     with pytest.raises(DataError, match="not a release"):
@@ -129,8 +141,12 @@ def test_dvc_and_its_stage_end_with_the_process_that_called_run(tmp_path, enviro
     subprocess.run(["dvc", "init", "-q", "--no-scm"], cwd=tmp_path, check=True)
     (tmp_path / "params.yaml").touch()
     (tmp_path / "slow.py").write_text(SLOW)
-    (tmp_path / "dvc.yaml").write_text(f"stages: {{slow: {{cmd: {sys.executable} slow.py {stage}}}}}")
-    caller = subprocess.Popen([sys.executable, "-c", "import sfumato; sfumato.Project().run()"], cwd=tmp_path)
+    (tmp_path / "dvc.yaml").write_text(
+        f"stages: {{slow: {{cmd: {sys.executable} slow.py {stage}}}}}"
+    )
+    caller = subprocess.Popen(
+        [sys.executable, "-c", "import sfumato; sfumato.Project().run()"], cwd=tmp_path
+    )
     said = tmp_path / "session"
     while not (said.exists() and said.read_text()):
         assert caller.poll() is None

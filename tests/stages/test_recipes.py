@@ -1,4 +1,6 @@
-"""Every shipped recipe that needs no downloaded model, with its own features, networks and sources, at few steps."""
+"""Every shipped recipe that needs no downloaded model, with its own features, networks and sources,
+at few steps.
+"""
 
 import itertools
 import json
@@ -28,7 +30,8 @@ SMALL = {
     "classifier": {"steps": 4, "width": 8},
     "evolve": {"rounds": 2, "population": 40, "images": 40},
     "adversarial": {"steps": 2, "batch": 60},
-    "select": {"images": 240},  # of each class as many as the release has: noisy counts may ask for all
+    # Of each class as many as the release has: noisy counts may ask for all
+    "select": {"images": 240},
     "auxiliary": {"steps": 4, "batch": 40, "images": 40},
     "refine": {"steps": 2, "batch": 40, "images": 40},
     "pretrain": {"steps": 4, "batch": 16},
@@ -38,7 +41,8 @@ SMALL = {
 }
 
 
-# a recipe of each family, which together have every query and every kind of generator: they run at 8×12
+# a recipe of each family, which together have every query and every kind of generator: they run at
+# 8×12
 OBLONG = ["dp-gan", "dp-mepf", "feta-pro", "pe-dpsgd", "sapf-pixel"]
 OBLONG += ["teacher-diffusion", "teacher-gaussian"]
 
@@ -56,22 +60,38 @@ def test_a_recipe_runs_as_it_is_shipped_from_images_to_a_ledger_that_holds(desk,
             Image.fromarray(image[..., 0]).resize((15, 9)).save(path)
     run = [stage for stage in RECIPES[name]["run"] if stage != "evaluate"]
     desk.base = SMALL
-    data = {} if size == 8 else {"source": "imagefolder", "path": "pictures", "size": [*size], "channels": 1}
-    streams = not {*RECIPES[name]["synthesize"].get("sources", ["finetune"])} <= {"select", "evolve"}
+    data = (
+        {}
+        if size == 8
+        else {"source": "imagefolder", "path": "pictures", "size": [*size], "channels": 1}
+    )
+    streams = not {*RECIPES[name]["synthesize"].get("sources", ["finetune"])} <= {
+        "select",
+        "evolve",
+    }
     synthesize = {"stream": streams, "mark": "pixels"}
     run += ["student"] * streams
     few = {"ratio": 0.2} if "histogram" in run else {}  # 10 of 62
     desk.params(recipe=name, run=run, data=data, select=few, synthesize=synthesize)
     desk.run_all("prepare sensitive", "prepare public", "plan", *STAGES, "ledger write")
     released = sfumato.load_release("artifacts/synthesize").images
-    assert released.shape == (SMALL["synthesize"]["count"], *both_sides(size), 1) and released.std() > 1
+    assert (
+        released.shape == (SMALL["synthesize"]["count"], *both_sides(size), 1)
+        and released.std() > 1
+    )
     assert f"images of {by(size)} pixels" in Path("artifacts/synthesize/README.md").read_text()
     if streams:
-        ((images, labels, _),) = itertools.islice(sfumato.stream("artifacts/synthesize", batch=8), 1)
+        ((images, labels, _),) = itertools.islice(
+            sfumato.stream("artifacts/synthesize", batch=8), 1
+        )
         assert images.shape == (8, 1, *both_sides(size)) and labels.shape == (8, 10)
         student = sfumato.load_student("artifacts/student")
         assert student.ledger == sfumato.load_release("artifacts/synthesize").ledger
         assert student.probabilities(released[:3]).shape == (3, 10)
     ledger = json.loads(Path("ledger.json").read_text())
-    assert {record["stage"] for record in ledger["records"]} == set(run) & set(QUERIES) == set(desk.opened)
+    assert (
+        {record["stage"] for record in ledger["records"]}
+        == set(run) & set(QUERIES)
+        == set(desk.opened)
+    )
     assert 0.9 < ledger["epsilon"]["rdp"] <= 1

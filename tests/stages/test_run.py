@@ -34,7 +34,11 @@ def test_stage_run_runs_what_changed_and_hides_stages_that_are_off(repository):
     text = repository.stage("run")
     assert "leaked" not in text
     shown = commands(text)
-    assert {name.split()[0] for name in shown} <= {"prepare", "plan", *AFTER} and "synthesize" in shown
+    assert {name.split()[0] for name in shown} <= {
+        "prepare",
+        "plan",
+        *AFTER,
+    } and "synthesize" in shown
     assert sorted(repository.opened()) == QUERIES
     before = (repository.path / "dvc.lock").read_bytes()
     assert commands(repository.stage("run --no-dvc")) == []
@@ -61,14 +65,18 @@ def test_targets_run_with_all_that_they_read():
     steps = without_dvc.read_steps(ROOT / "dvc.yaml")
     names = [step.name for step in without_dvc.chosen(steps, ["central"])]
     assert names == [
-        name for name in names if name in ("prepare-sensitive", "prepare-public", "plan", "count", "central")
+        name
+        for name in names
+        if name in ("prepare-sensitive", "prepare-public", "plan", "count", "central")
     ]
     assert names[-2:] == ["count", "central"] and len(names) == 5
     with pytest.raises(ConfigError, match="did you mean 'central'"):
         without_dvc.chosen(steps, ["centrall"])
 
 
-@pytest.mark.parametrize("more", [{"foreach": ["a"], "do": {"cmd": "true"}}, {"cmd": "echo ${item}"}])
+@pytest.mark.parametrize(
+    "more", [{"foreach": ["a"], "do": {"cmd": "true"}}, {"cmd": "echo ${item}"}]
+)
 def test_what_only_dvc_understands_is_refused(tmp_path, more):
     file = tmp_path / "dvc.yaml"
     file.write_text(yaml.safe_dump({"stages": {"mine": more}}))

@@ -19,7 +19,12 @@ def test_lines_end_between_words_and_go_on_below_where_they_began(columns, envir
     environment["COLUMNS"] = str(columns)
     shown = wrapped(LINES, Terminal())
     assert shown.split() == LINES.split(), "no word is cut"
-    assert all(len(line) <= columns or len(line.split()) == 1 or columns < 40 for line in shown.splitlines())
+    assert all(
+        len(line) <= columns or len(line.split()) == 1 or columns < 40
+        for line in shown.splitlines()
+    )
     if columns == 60:
-        assert "\n            of the names of files\n" in shown and "\n         pneumonia)," in shown
+        assert (
+            "\n            of the names of files\n" in shown and "\n         pneumonia)," in shown
+        )
     assert wrapped(LINES, io.StringIO()) == LINES, "a log has its lines as they are"

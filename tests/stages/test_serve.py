@@ -1,4 +1,6 @@
-"""`stage serve`: who may read the page and press its button, what it shows, and how it looks in a browser."""
+"""`stage serve`: who may read the page and press its button, what it shows, and how it looks in a
+browser.
+"""
 
 import contextlib
 import http.client
@@ -28,16 +30,29 @@ from stages.serve import CLOSED, Server
 SECRET = "a number from real images"
 PARAMS = {
     "recipe": "dp-merf",
-    "data": {"dataset_id": "lungs", "source": "imagefolder", "path": "/data/lungs", "size": 8, "channels": 1},
+    "data": {
+        "dataset_id": "lungs",
+        "source": "imagefolder",
+        "path": "/data/lungs",
+        "size": 8,
+        "channels": 1,
+    },
     "privacy": {"epsilon": 5, "size_hint": 300, "unit": "image"},
 }
-BUDGET = {"stages": {"count": {"epsilon": 0.519}, "frequency": {"epsilon": 4.939}}, "epsilon": 4.9998, "target": 5.0}
+BUDGET = {
+    "stages": {"count": {"epsilon": 0.519}, "frequency": {"epsilon": 4.939}},
+    "epsilon": 4.9998,
+    "target": 5.0,
+}
 FOUND = {
     "images": 300,
     "persons": 120,
     "protects": "each person",
     "classes": {"ill <b>": 100, "well": 200},
-    "sizes": [["proposed 16", "12", "20", "fair, 79 % (51 to 93)"], ["8", "4", "6", "fair, 70 % (45 to 90)"]],
+    "sizes": [
+        ["proposed 16", "12", "20", "fair, 79 % (51 to 93)"],
+        ["8", "4", "6", "fair, 70 % (45 to 90)"],
+    ],
     "budget": BUDGET,
     "seconds": {"count": 6.0, "auxiliary": 66.0, "plan": 30.0},
 }
@@ -120,23 +135,39 @@ def test_every_answer_tells_the_browser_to_keep_other_sites_out(server):
         headers = ask(server, path)[1]
         policy = headers["Content-Security-Policy"]
         assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
-        assert headers["Referrer-Policy"] in ("same-origin", "no-referrer"), "or a link would pass the token on"
-        assert headers["X-Content-Type-Options"] == "nosniff" and headers["Cache-Control"] == "no-store"
+        assert headers["Referrer-Policy"] in ("same-origin", "no-referrer"), (
+            "or a link would pass the token on"
+        )
+        assert (
+            headers["X-Content-Type-Options"] == "nosniff"
+            and headers["Cache-Control"] == "no-store"
+        )
 
 
 def test_nothing_is_shown_or_started_without_the_token(server):
     assert len(server.base) > 40
     origin = f"http://127.0.0.1:{server.server_port}"
-    for token in ("/", "/x/", server.base[:-2] + "/", f"/{server.base[::-1]}", server.base.lower(), "/%C3%A9/"):
+    for token in (
+        "/",
+        "/x/",
+        server.base[:-2] + "/",
+        f"/{server.base[::-1]}",
+        server.base.lower(),
+        "/%C3%A9/",
+    ):
         for name in ("", "owner.html", "grid.png", "start"):
-            for answer in (ask(server, token + name), ask(server, token + name, "POST", Origin=origin)):
+            for answer in (
+                ask(server, token + name),
+                ask(server, token + name, "POST", Origin=origin),
+            ):
                 assert (answer[0], answer[2]) == (403, CLOSED.decode()), token + name
     assert server.project.runs == 0
     assert ask(server, f"{server.base}owner.html")[2] == SECRET  # what was asked for is there
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:{port}.evil.example", ""]
+    "host",
+    ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:{port}.evil.example", ""],
 )
 def test_a_page_elsewhere_that_gives_this_machine_a_name_reads_nothing(server, host):
     host = host.format(port=server.server_port)
@@ -158,8 +189,21 @@ def test_only_the_page_s_own_button_starts_a_run(server, origin):
 @pytest.mark.parametrize(
     "name",
     [
-        *("params.yaml", "metrics.json", "evaluation/proposal.json", "../params.yaml", "%2e%2e/params.yaml"),
-        *("/etc/passwd", "artifacts/preview.png", "./owner.html", "owner.html?x", "owner.html/", "public.html"),
+        *(
+            "params.yaml",
+            "metrics.json",
+            "evaluation/proposal.json",
+            "../params.yaml",
+            "%2e%2e/params.yaml",
+        ),
+        *(
+            "/etc/passwd",
+            "artifacts/preview.png",
+            "./owner.html",
+            "owner.html?x",
+            "owner.html/",
+            "public.html",
+        ),
     ],
 )
 def test_only_listed_files_are_opened(server, name):
@@ -215,7 +259,10 @@ def test_the_page_shows_images_sizes_plan_verdict_and_pictures(server):
     status, headers, text = ask(server, server.base)
     text = text.encode("latin-1").decode()
     assert status == 200 and "default-src 'none'" in headers["Content-Security-Policy"]
-    assert "script" not in headers["Content-Security-Policy"] and headers["Cache-Control"] == "no-store"
+    assert (
+        "script" not in headers["Content-Security-Policy"]
+        and headers["Cache-Control"] == "no-store"
+    )
     assert "<script" not in text and "Access-Control-Allow-Origin" not in headers
     for said in (
         "lungs",
@@ -227,14 +274,21 @@ def test_the_page_shows_images_sizes_plan_verdict_and_pictures(server):
     ):
         assert said in text
     assert SECRET not in text and "5.000 of 5" in text and ">1.7<" in text
-    assert f"{server.base}grid.png" in text and f"{server.base}owner.html" in text and "public.html" not in text
+    assert (
+        f"{server.base}grid.png" in text
+        and f"{server.base}owner.html" in text
+        and "public.html" not in text
+    )
     assert ask(server, f"{server.base}grid.png")[1]["Content-Type"].startswith("image/png")
     card = Path("artifacts/synthesize/card.json")
     card.parent.mkdir()
     card.write_text(json.dumps({"images": 600, "epsilon": 5.487}))
-    Path("ledger.json").write_text(json.dumps({"accountant": "exact", "epsilon": {"exact": 4.99979, "rdp": 5.487}}))
+    Path("ledger.json").write_text(
+        json.dumps({"accountant": "exact", "epsilon": {"exact": 4.99979, "rdp": 5.487}})
+    )
     text = ask(server, server.base)[2].encode("latin-1").decode()
-    assert "600 images have been released, at a privacy cost of ε = 5." in text  # by the accountant of the ledger
+    # By the accountant of the ledger
+    assert "600 images have been released, at a privacy cost of ε = 5." in text
     assert f"fair: {SECRET}" in text
 
 
@@ -246,12 +300,15 @@ def test_a_run_from_elsewhere_is_seen_and_no_second_one_starts(server, monkeypat
     mine = {"pid": os.getpid(), "cmd": " ".join(sys.orig_argv)}
     running.write_text(json.dumps({"read": {plan: [mine]}}))
     text = ask(server, server.base)[2]
-    assert "stage 3 of 5, auxiliary" in text and 'max="5" value="2"' in text and "<button" not in text
+    assert (
+        "stage 3 of 5, auxiliary" in text and 'max="5" value="2"' in text and "<button" not in text
+    )
     press(server, Origin=f"http://127.0.0.1:{server.server_port}")
     assert server.project.runs == 0
     running.write_text(json.dumps({"read": {plan: [{"pid": 2**22 + 1, "cmd": "dvc"}]}}))  # killed
     assert "<button" in ask(server, server.base)[2]
-    running.write_text(json.dumps({"read": {plan: [mine | {"cmd": "dvc repro never"}]}}))  # its number is another's now
+    # Its number is another's now
+    running.write_text(json.dumps({"read": {plan: [mine | {"cmd": "dvc repro never"}]}}))
     assert "<button" in ask(server, server.base)[2]
 
 
@@ -267,7 +324,15 @@ def test_a_project_without_plan_or_proposal_and_one_that_cannot_be_read_have_a_p
 def test_what_init_understood_and_proposed_is_kept_for_the_page(here, expect_seconds):
     expect_seconds(lambda params: {"count": 30.0, "evaluate": 60.0})
     images, folder = write_shapes(here / "photos", each=20, side=16), here / "project"
-    words = ["init", str(images), "--yes", "--one-image-each", "--epsilon=5", "--minutes=9", f"--out={folder}"]
+    words = [
+        "init",
+        str(images),
+        "--yes",
+        "--one-image-each",
+        "--epsilon=5",
+        "--minutes=9",
+        f"--out={folder}",
+    ]
     assert CliRunner().invoke(app, words).exit_code == 0
     file = folder / PROPOSAL
     assert file.stat().st_mode & 0o077 == 0  # it holds the number of images of each class
@@ -289,7 +354,12 @@ def test_a_port_in_use_and_a_folder_without_a_project_are_sentences(server, monk
 @pytest.mark.parametrize("width", [1280, 400])
 def test_a_browser_draws_the_page(server, tmp_path, width):
     picture = tmp_path / "page.png"
-    options = ["--headless", "--no-sandbox", "--hide-scrollbars", f"--user-data-dir={tmp_path / 'browser'}"]
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--hide-scrollbars",
+        f"--user-data-dir={tmp_path / 'browser'}",
+    ]
     options += [f"--window-size={width},1600", f"--screenshot={picture}"]
     address = f"http://127.0.0.1:{server.server_port}{server.base}"
     subprocess.run(["chromium", *options, address], check=True, capture_output=True, timeout=60)

@@ -1,4 +1,6 @@
-"""Images with fourteen labels each, from a folder with a table to a release that classifiers learn from."""
+"""Images with fourteen labels each, from a folder with a table to a release that classifiers learn
+from.
+"""
 
 import csv
 import json
@@ -26,7 +28,12 @@ SHARES = np.linspace(0.1, 0.4, 14)
 PARAMS = {
     "recipe": "dp-merf",
     "profile": None,
-    "data": {"dataset_id": "chests", "source": "imagefolder", "path": "chests", "labels": "several"},
+    "data": {
+        "dataset_id": "chests",
+        "source": "imagefolder",
+        "path": "chests",
+        "labels": "several",
+    },
     "privacy": {"epsilon": 20, "size_hint": 1200, "lifetime_epsilon": "unlimited"},
     "count": {"noise": "10%"},
     "frequency": {"size": 400},
@@ -38,12 +45,18 @@ PARAMS = {
 
 
 def pictures(count: int, seed: int = 0) -> ImageSet:
-    """Pictures of 12×12 in 16 cells, of which a label lights one of its own; each of its own brightness."""
+    """Pictures of 12×12 in 16 cells, of which a label lights one of its own; each of its own
+    brightness.
+    """
     random = np.random.default_rng(seed)
     labels = (random.random((count, 14)) < SHARES).astype(np.uint8)
     cells = np.concatenate([labels, np.zeros((count, 2), np.uint8)], axis=1).reshape(count, 4, 4)
     images = np.kron(cells, np.ones((1, 3, 3))) * random.uniform(120, 250, (count, 1, 1))
-    return ImageSet((images + random.uniform(0, 5, images.shape)).astype(np.uint8)[..., None], labels, tuple(FINDINGS))
+    return ImageSet(
+        (images + random.uniform(0, 5, images.shape)).astype(np.uint8)[..., None],
+        labels,
+        tuple(FINDINGS),
+    )
 
 
 @pytest.fixture
@@ -83,9 +96,13 @@ def write_table(rows, heads=("file_name", *FINDINGS)) -> None:
 
 
 def test_a_folder_with_fourteen_labels_becomes_a_release_that_teaches_each_of_them(chests):
-    chests.run_all("prepare sensitive", "prepare public", "plan", "count", "frequency", "auxiliary", "teacher")
+    chests.run_all(
+        "prepare sensitive", "prepare public", "plan", "count", "frequency", "auxiliary", "teacher"
+    )
     counts = json.loads(Path("artifacts/count/counts.json").read_text())
-    record = next(iter(json.loads(Path("artifacts/count/privacy.json").read_text())["records"].values()))
+    record = next(
+        iter(json.loads(Path("artifacts/count/privacy.json").read_text())["records"].values())
+    )
     assert record["max_norm"] == 4.0  # √(14 + 2)
     np.testing.assert_allclose(counts["priors"], SHARES, atol=0.15)
     chests.run_all("synthesize", "evaluate")
@@ -102,7 +119,10 @@ def test_a_folder_with_fourteen_labels_becomes_a_release_that_teaches_each_of_th
     assert list(release.to_pandas().columns) == ["image", "kind", *FINDINGS]
     with Path("artifacts/synthesize/labels.csv").open() as file:
         heads, *rows = csv.reader(file)
-    assert heads == FINDINGS and [[int(cell) for cell in row] for row in rows] == release.labels.tolist()
+    assert (
+        heads == FINDINGS
+        and [[int(cell) for cell in row] for row in rows] == release.labels.tolist()
+    )
     with Path("artifacts/synthesize/png/metadata.csv").open() as file:
         heads, *rows = csv.reader(file)
     assert heads == ["file_name", "kind", *FINDINGS]
@@ -115,12 +135,25 @@ def test_a_folder_with_fourteen_labels_becomes_a_release_that_teaches_each_of_th
     assert "with any number of 14 labels each" in Path("artifacts/synthesize/README.md").read_text()
 
 
-def test_an_archive_as_medmnist_publishes_chests_is_labelled_by_a_teacher_for_patients_or_images(desk):
-    """Its teacher is fitted on the generator's images, relabels the release, and is scored beside it."""
+def test_an_archive_as_medmnist_publishes_chests_is_labelled_by_a_teacher_for_patients_or_images(
+    desk,
+):
+    """Its teacher is fitted on the generator's images, relabels the release, and is scored beside
+    it.
+    """
     train, test = pictures(800), pictures(200, seed=1)
-    parts = {"train": train.take(np.arange(600)), "val": train.take(np.arange(600, 800)), "test": test}
-    arrays = {f"{k}_{what}": getattr(v, what) for k, v in parts.items() for what in ("images", "labels")}
-    np.savez("chestmnist.npz", **{k: v[..., 0] if v.ndim == 4 else v.astype(np.int64) for k, v in arrays.items()})
+    parts = {
+        "train": train.take(np.arange(600)),
+        "val": train.take(np.arange(600, 800)),
+        "test": test,
+    }
+    arrays = {
+        f"{k}_{what}": getattr(v, what) for k, v in parts.items() for what in ("images", "labels")
+    }
+    np.savez(
+        "chestmnist.npz",
+        **{k: v[..., 0] if v.ndim == 4 else v.astype(np.int64) for k, v in arrays.items()},
+    )
     desk.params(
         data={"source": "npz", "path": "chestmnist.npz", "classes": FINDINGS},
         frequency={"noise": "40%"},
@@ -129,20 +162,28 @@ def test_an_archive_as_medmnist_publishes_chests_is_labelled_by_a_teacher_for_pa
         evaluate={"steps": 100},
         run=[*PARAMS["run"][:3], "teacher", *PARAMS["run"][3:]],
     )
-    said = desk.run_all("prepare sensitive", "prepare public", "plan --dry-run", "plan", "count", "frequency")
+    said = desk.run_all(
+        "prepare sensitive", "prepare public", "plan --dry-run", "plan", "count", "frequency"
+    )
     assert "teacher" in said
     desk.run_all("auxiliary", "teacher", "synthesize", "evaluate")
     asked = json.loads(Path("artifacts/count/counts.json").read_text())["priors"]
-    np.testing.assert_allclose(sfumato.load_release("artifacts/synthesize").labels.mean(axis=0), asked, atol=0.004)
+    np.testing.assert_allclose(
+        sfumato.load_release("artifacts/synthesize").labels.mean(axis=0), asked, atol=0.004
+    )
     found = json.loads(Path("metrics.json").read_text())
     assert found["teacher"]["accuracy"] > 0.6
 
 
 def test_init_proposes_a_recipe_for_a_table_of_findings_and_protects_its_patients(chests):
-    """The table of the fixture, with a patient for every two pictures: 1 000 of them, 400 patients not held out."""
+    """The table of the fixture, with a patient for every two pictures: 1 000 of them, 400 patients
+    not held out.
+    """
     rows = [row.split(",") for row in Path("chests/labels.csv").read_text().splitlines()]
     write_table([[*row, f"p{i // 2}"] for i, row in enumerate(rows[1:])], [*rows[0], "patient_id"])
-    chests.run("init chests --epsilon 5 --minutes 9 --yes --out project", "14 labels, any number per image")
+    chests.run(
+        "init chests --epsilon 5 --minutes 9 --yes --out project", "14 labels, any number per image"
+    )
     own = yaml.safe_load(Path("project/params.yaml").read_text())
     assert own["data"]["labels"] == "several" and own["data"]["groups"] == {"column": "patient_id"}
     assert own["data"]["classes"] == FINDINGS and own["privacy"]["unit"] == "group"
@@ -156,7 +197,9 @@ def test_init_takes_an_archive_of_medmnist_whose_labels_have_numbers_for_names(d
     arrays = {}
     for name, part in (("train", train), ("test", test)):
         arrays[f"{name}_images"] = part.images[..., 0]
-        arrays[f"{name}_labels"] = part.labels.astype(int) if several else part.labels[:, :1].astype(int)
+        arrays[f"{name}_labels"] = (
+            part.labels.astype(int) if several else part.labels[:, :1].astype(int)
+        )
     np.savez("mnist.npz", **arrays)
     desk.run("init mnist.npz --epsilon 5 --minutes 9 --yes --out project", "hold-out test/")
     own = yaml.safe_load(Path("project/params.yaml").read_text())["data"]
@@ -165,8 +208,12 @@ def test_init_takes_an_archive_of_medmnist_whose_labels_have_numbers_for_names(d
     assert own.get("labels") == ("several" if several else None)
 
 
-def test_a_diffusion_model_learns_several_labels_by_dp_sgd_and_shows_those_that_it_is_asked_for(archive):
-    """A label lights a cell of its own: in images with it that cell is brighter, after DP-SGD at so large an ε."""
+def test_a_diffusion_model_learns_several_labels_by_dp_sgd_and_shows_those_that_it_is_asked_for(
+    archive,
+):
+    """A label lights a cell of its own: in images with it that cell is brighter, after DP-SGD at so
+    large an ε.
+    """
     desk, save = archive
     save(pictures(800))
     desk.params(
@@ -177,14 +224,32 @@ def test_a_diffusion_model_learns_several_labels_by_dp_sgd_and_shows_those_that_
         model={"width": 16, "multipliers": [1, 1]},
         pretrain={"steps": 150, "learning_rate": 0.003},
         finetune={"steps": 3, "batch": 100, "draws": 2},
-        synthesize={"count": 120, "steps": 8, "guidance": 1, "sources": {"finetune": 1}, "export": ["npz"]},
+        synthesize={
+            "count": 120,
+            "steps": 8,
+            "guidance": 1,
+            "sources": {"finetune": 1},
+            "export": ["npz"],
+        },
         run=["count", "frequency", "auxiliary", "pretrain", "finetune", "synthesize"],
     )
-    free = "prepare public", "plan --dry-run", "plan", "count", "frequency", "auxiliary", "teacher", "select", "evolve"
+    free = (
+        "prepare public",
+        "plan --dry-run",
+        "plan",
+        "count",
+        "frequency",
+        "auxiliary",
+        "teacher",
+        "select",
+        "evolve",
+    )
     desk.run_all("prepare sensitive", *free, "pretrain", "saliency", "finetune", "synthesize")
     release = sfumato.load_release("artifacts/synthesize")
     assert release.labels.shape == (120, 14) and release.labels.dtype == np.uint8
-    cells = release.images[..., 0].reshape(120, 4, 3, 4, 3).mean(axis=(2, 4)).reshape(120, 16)[:, :14]
+    cells = (
+        release.images[..., 0].reshape(120, 4, 3, 4, 3).mean(axis=(2, 4)).reshape(120, 16)[:, :14]
+    )
     lit = release.labels == 1
     assert cells[lit].mean() > cells[~lit].mean() + 10
 
@@ -192,15 +257,23 @@ def test_a_diffusion_model_learns_several_labels_by_dp_sgd_and_shows_those_that_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"recipe": "dpdm", "run": ["count", "pretrain", "finetune", "synthesize"]}, "synthesize.labels: uniform"),
-        ({"run": ["count", "central", "frequency", "auxiliary", "synthesize"]}, "central requires one label per image"),
+        (
+            {"recipe": "dpdm", "run": ["count", "pretrain", "finetune", "synthesize"]},
+            "synthesize.labels: uniform",
+        ),
+        (
+            {"run": ["count", "central", "frequency", "auxiliary", "synthesize"]},
+            "central requires one label per image",
+        ),
         ({"run": ["frequency", "auxiliary", "synthesize"]}, "add count to run"),
         ({"count": {"noise": 50.0}}, "such as count.noise: 10%"),
         ({"synthesize": {"labels": "uniform"}}, "synthesize.labels: uniform"),
         ({"data": {"labels": "one"}}, "data.labels=one, but several was prepared"),
     ],
 )
-def test_what_takes_one_label_an_image_is_refused_by_name_before_anything_is_spent(changes, message, archive):
+def test_what_takes_one_label_an_image_is_refused_by_name_before_anything_is_spent(
+    changes, message, archive
+):
     desk, save = archive
     save(pictures(40))
     desk.params()
@@ -222,9 +295,22 @@ def test_a_plan_for_one_label_does_not_run_on_images_with_several(archive):
 
 
 def test_every_query_that_takes_one_label_is_refused():
-    """The list in the plan and that of the queries cannot drift apart: a new query is refused until it is listed."""
-    about = {"dataset_id": "chests", "source": "npz", "split": "keyed", "version": "1", "labels": "several"}
+    """The list in the plan and that of the queries cannot drift apart: a new query is refused until
+    it is listed.
+    """
+    about = {
+        "dataset_id": "chests",
+        "source": "npz",
+        "split": "keyed",
+        "version": "1",
+        "labels": "several",
+    }
     card = Card(shape=(1, 8, 8), classes=("a", "b"), **about)
     for name in (name for name in QUERIES if not STAGES[name].several_labels):
-        params = Params(data=Data(labels="several", source="npz", dataset_id="chests"), run=(name, "count"))
-        assert any(problem.startswith(f"{name} requires one label") for problem in label_problems(params, card))
+        params = Params(
+            data=Data(labels="several", source="npz", dataset_id="chests"), run=(name, "count")
+        )
+        assert any(
+            problem.startswith(f"{name} requires one label")
+            for problem in label_problems(params, card)
+        )

@@ -1,4 +1,6 @@
-"""The spending policy: what is kept, what is spent again, what a kill costs, what the dry run says."""
+"""The spending policy: what is kept, what is spent again, what a kill costs, what the dry run
+says.
+"""
 
 import contextlib
 import json
@@ -26,7 +28,11 @@ from sfumato.storage.files import copy_directory
 from stages import runner
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = {"recipe": "dp-feta", "central": {"repeats": 2}, "privacy": {"epsilon": 10.0, "lifetime_epsilon": 10.0}}
+SMALL = {
+    "recipe": "dp-feta",
+    "central": {"repeats": 2},
+    "privacy": {"epsilon": 10.0, "lifetime_epsilon": 10.0},
+}
 
 
 def closings(desk) -> list[str]:
@@ -87,7 +93,8 @@ def test_a_loss_keeps_what_was_released(desk, released, loss):
     assert planned(desk) == released
     if loss == "nothing":
         paid = Path("artifacts/count/privacy.json").read_bytes()
-        text = desk.run("count", "already released", "A copy is kept", code=3)  # its own artifact lies there
+        # Its own artifact lies there
+        text = desk.run("count", "already released", "A copy is kept", code=3)
         assert "spend_again" not in text  # nobody is told to pay beside a copy
         assert Path("artifacts/count/privacy.json").read_bytes() == paid
         shutil.rmtree("artifacts/count")
@@ -101,7 +108,8 @@ def raise_revision(monkeypatch, name: str) -> None:
 
 CHANGES_OF_A_PLAN = {
     "revision of central": (lambda patch: raise_revision(patch, "central"), {}, ["central"]),
-    "revision of count": (lambda patch: raise_revision(patch, "count"), {}, ["count", "central"]),  # central reads it
+    # Central reads it
+    "revision of count": (lambda patch: raise_revision(patch, "count"), {}, ["count", "central"]),
     "settings": (lambda _: None, {"central": {"repeats": 3}}, ["central"]),
     "version of the images": (lambda _: None, {"data": {"version": "2"}}, ["count", "central"]),
 }
@@ -114,9 +122,13 @@ def test_a_change_spends_again_with_what_reads_it(desk, released, monkeypatch, c
     desk.params(**content)
     desk.run("prepare sensitive")
     if change == "revision of central":
-        desk.run("central", "it is of revision 1 of central, now 2", "run `stage plan` again", code=2)
+        desk.run(
+            "central", "it is of revision 1 of central, now 2", "run `stage plan` again", code=2
+        )
     over = "privacy.lifetime_epsilon=10 of dataset 'digits' would be exceeded"
-    text = desk.run("plan --dry-run", over, "keep the old release", "raise privacy.lifetime_epsilon to", code=3)
+    text = desk.run(
+        "plan --dry-run", over, "keep the old release", "raise privacy.lifetime_epsilon to", code=3
+    )
     assert "central" in text.split("would be exceeded")[1]
     desk.params(**content, privacy={"lifetime_epsilon": "unlimited"})
     first = "would re-spend" if "count" in spent else "already released"
@@ -136,9 +148,13 @@ TWO_ROUNDS = {
 }
 
 
-def test_free_work_done_anew_puts_the_release_of_the_teacher_back_and_its_settings_are_said_first(desk, monkeypatch):
+def test_free_work_done_anew_puts_the_release_of_the_teacher_back_and_its_settings_are_said_first(
+    desk, monkeypatch
+):
     desk.params(**TWO_ROUNDS)
-    warning = "auxiliary: decide this before the first run; changing it later spends again on teacher"
+    warning = (
+        "auxiliary: decide this before the first run; changing it later spends again on teacher"
+    )
     desk.run("plan --dry-run", warning)
     desk.run_all("plan", "count", "frequency", "auxiliary", "teacher")
     paid, weights = desk.opened, digest_of_file(Path("artifacts/teacher/privacy.json"))
@@ -156,14 +172,20 @@ def test_free_work_done_anew_puts_the_release_of_the_teacher_back_and_its_settin
 
 
 def test_nothing_is_put_back_beside_inputs_of_other_charges(desk):
-    desk.params(**TWO_ROUNDS | {"run": [*TWO_ROUNDS["run"], "central"], "central": {"noise": "10%", "repeats": 2}})
+    desk.params(
+        **TWO_ROUNDS
+        | {"run": [*TWO_ROUNDS["run"], "central"], "central": {"noise": "10%", "repeats": 2}}
+    )
     desk.run_all("plan", "count", "frequency", "auxiliary", "teacher", "central")
     file = Path("artifacts/auxiliary/privacy.json")
     content = json.loads(file.read_text())
     content["records"] |= json.loads(Path("artifacts/central/privacy.json").read_text())["records"]
     file.write_text(json.dumps(content))
     shutil.rmtree("artifacts/teacher")
-    assert "restored, nothing" not in desk.run("teacher", "already released", code=3) and len(desk.opened) == 4
+    assert (
+        "restored, nothing" not in desk.run("teacher", "already released", code=3)
+        and len(desk.opened) == 4
+    )
 
 
 def test_a_release_that_is_lost_is_refused_and_not_spent_again(desk, released):
@@ -183,8 +205,12 @@ def test_what_is_named_in_spend_again_runs_anew_once_with_what_depends_on_it(des
     desk.run_all("count", "central")
     assert desk.opened == ["count", "central"] * 2
     assert planned(desk) == anew  # granted: the key may stay
-    desk.run("plan --dry-run", "count has been paid for again; to pay once more, set privacy.spend_again: {count: 2}")
-    lost = Path("artifacts/plan").rename("elsewhere")  # the wish is compared with the odometer, not with the last plan
+    desk.run(
+        "plan --dry-run",
+        "count has been paid for again; to pay once more, set privacy.spend_again: {count: 2}",
+    )
+    # The wish is compared with the odometer, not with the last plan
+    lost = Path("artifacts/plan").rename("elsewhere")
     assert planned(desk) == anew and lost.is_dir()
     desk.run("count", code=3)
     desk.params(privacy={"lifetime_epsilon": 99})
@@ -192,7 +218,9 @@ def test_what_is_named_in_spend_again_runs_anew_once_with_what_depends_on_it(des
     assert all(now[f"{s}.yaml"] == anew[f"{s}.yaml"] for s in ("count", "central"))
     desk.params(privacy={"spend_again": {"central": 2}, "lifetime_epsilon": 99})
     third = planned(desk)
-    assert third["central.yaml"] != anew["central.yaml"] and third["count.yaml"] == anew["count.yaml"]
+    assert (
+        third["central.yaml"] != anew["central.yaml"] and third["count.yaml"] == anew["count.yaml"]
+    )
 
 
 MOMENTS = {
@@ -211,14 +239,20 @@ def test_a_kill_costs_nothing_at_any_moment(desk, plan, killed_at, moment):
     runs = list(Path("state/runs").glob("*/released/counts.json"))
     assert bool(runs) == on_disk
     before = [path.read_text() for path in runs]
-    assert all(folder.stat().st_mode & 0o077 == 0 for path in runs for folder in (path.parents[1], path.parents[2]))
+    assert all(
+        folder.stat().st_mode & 0o077 == 0
+        for path in runs
+        for folder in (path.parents[1], path.parents[2])
+    )
     assert ("restored, nothing" in desk.run("count")) == on_disk
     assert desk.opened == ["count"]
     assert not before or before == [Path("artifacts/count/counts.json").read_text()]
     assert closings(desk) == [digest_of_file(Path("artifacts/count/privacy.json"))]
     desk.run("count", code=3)
     desk.run("ledger history", "1 charge,")
-    assert not list(Path("state/runs").rglob("*.tmp")) and not list(Path("artifacts").rglob("*.tmp"))
+    assert not list(Path("state/runs").rglob("*.tmp")) and not list(
+        Path("artifacts").rglob("*.tmp")
+    )
 
 
 def withdraw(desk, monkeypatch) -> None:
@@ -246,7 +280,9 @@ def test_an_open_charge_does_not_go_on_with_other_images(desk, monkeypatch, plan
     assert desk.opened == ["count"]
 
 
-def test_a_release_that_is_put_back_says_that_the_images_have_changed_since(desk, released, monkeypatch):
+def test_a_release_that_is_put_back_says_that_the_images_have_changed_since(
+    desk, released, monkeypatch
+):
     shutil.rmtree("artifacts/count")
     assert "changed" not in desk.run("count", "restored, nothing")
     shutil.rmtree("artifacts/count")
@@ -290,7 +326,10 @@ CHANGES = {
 @pytest.mark.parametrize("journalled", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_kept_copy_that_was_changed_is_not_put_back(desk, plan, killed_at, change, journalled):
-    killed_at("count", "stages.runner.copy_directory" if journalled else "sfumato.privacy.charge.Charge.close")
+    killed_at(
+        "count",
+        "stages.runner.copy_directory" if journalled else "sfumato.privacy.charge.Charge.close",
+    )
     if not journalled and change in ("a file and its hash", "a link to nowhere"):
         return  # nothing says what it was; nothing is there
     (kept,) = Path("state/runs").glob("*/released")
@@ -319,12 +358,16 @@ def test_a_release_is_copied_by_one_process_at_a_time(desk, monkeypatch, plan):
 
 def test_a_copy_whose_journal_is_older_than_its_digest_is_put_back(desk, released, monkeypatch):
     charges = Odometer.charges
-    monkeypatch.setattr(Odometer, "charges", lambda *asked: [replace(run, released=None) for run in charges(*asked)])
+    monkeypatch.setattr(
+        Odometer, "charges", lambda *asked: [replace(run, released=None) for run in charges(*asked)]
+    )
     shutil.rmtree("artifacts/count")
     desk.run("count", "restored, nothing")
 
 
-def test_what_a_process_left_behind_put_there_after_dvc_removed_it_is_no_failure(desk, released, environment):
+def test_what_a_process_left_behind_put_there_after_dvc_removed_it_is_no_failure(
+    desk, released, environment
+):
     """DVC was killed, its stage was not: the stage ends while the next one starts."""
     desk.run("count", code=3)
     environment["DVC_STAGE"] = "count"
@@ -332,7 +375,9 @@ def test_what_a_process_left_behind_put_there_after_dvc_removed_it_is_no_failure
     assert desk.opened == ["count", "central"]
 
 
-def test_an_older_artifact_gives_way_to_a_release_that_was_not_taken_over(desk, released, killed_at):
+def test_an_older_artifact_gives_way_to_a_release_that_was_not_taken_over(
+    desk, released, killed_at
+):
     desk.params(count={"noise": "1%"}, privacy={"lifetime_epsilon": 99})
     planned(desk)
     killed_at("count", "stages.runner.copy_directory")
@@ -346,7 +391,11 @@ def test_a_stage_that_is_killed_again_and_again_opens_one_charge(desk, plan):
     journal, runs = Path("state/odometer/digits.jsonl"), Path("state/runs")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "stages.cli", "count"]
-    for reached in (journal.exists, lambda: any(runs.glob("*/.released.*")), lambda: any(runs.glob("*/released"))):
+    for reached in (
+        journal.exists,
+        lambda: any(runs.glob("*/.released.*")),
+        lambda: any(runs.glob("*/released")),
+    ):
         process = subprocess.Popen(command, env=environment, start_new_session=True)
         while process.poll() is None and not reached():
             time.sleep(0.001)
@@ -378,12 +427,16 @@ def in_cache(content: bytes, end: str = "") -> str:
 
 
 def removed_by_dvc() -> None:
-    """The artifact of count, which DVC has moved to its cache, and removed before it runs the stage again."""
+    """The artifact of count, which DVC has moved to its cache, and removed before it runs the stage
+    again.
+    """
     md5 = in_cache(Path("artifacts/count/privacy.json").read_bytes())
     folder = in_cache(json.dumps([{"md5": md5, "relpath": "privacy.json"}]).encode(), ".dir")
     lock = {
         "schema": "2.0",
-        "stages": {"count": {"cmd": "stage count", "outs": [{"path": "artifacts/count", "md5": folder}]}},
+        "stages": {
+            "count": {"cmd": "stage count", "outs": [{"path": "artifacts/count", "md5": folder}]}
+        },
     }
     Path("dvc.lock").write_text(yaml.safe_dump(lock))
     shutil.rmtree("artifacts/count")
@@ -416,9 +469,14 @@ def test_a_rolled_back_state_spends_nothing_again(desk, plan, evidence):
     for command in ("count", "plan --dry-run", "plan"):
         desk.run(command, "digits.jsonl lacks", "stage ledger adopt", code=3)
     desk.run("doctor", "lacks", "stage ledger adopt")
-    assert desk.opened == [] and all(path.read_bytes() == content for path, content in artifacts.items())
+    assert desk.opened == [] and all(
+        path.read_bytes() == content for path, content in artifacts.items()
+    )
     desk.run("ledger adopt", "1 charge adopted")
-    assert len(Odometer(Path("state"), "digits").opened()) == 1 and not Odometer(Path("state"), "digits").complete()
+    assert (
+        len(Odometer(Path("state"), "digits").opened()) == 1
+        and not Odometer(Path("state"), "digits").complete()
+    )
 
 
 def test_an_artifact_elsewhere_is_evidence_before_it_is_replaced(desk, plan):

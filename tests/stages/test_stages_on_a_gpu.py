@@ -1,4 +1,6 @@
-"""The stages of recipes on a pretended GPU, from 40 digits to a release, by the program's commands."""
+"""The stages of recipes on a pretended GPU, from 40 digits to a release, by the program's
+commands.
+"""
 
 import json
 from pathlib import Path
@@ -22,8 +24,9 @@ IDLE_IN = {
     "pe": {"synthesize"},
     "teacher-gaussian": {"auxiliary"},
 }
-# By recipe, places where products of real tensors run on the CPU beside the card: features that are rebuilt with one
-# image, a layer that whitens patches once, the first fit of `evolve`, and Gaussians
+# By recipe, places where products of real tensors run on the CPU beside the card: features that are
+# rebuilt with one image, a layer that whitens patches once, the first fit of `evolve`, and
+# Gaussians
 ON_CPU = {
     "teacher-generator": {
         "features/public_network.py WhitenedCNN.whiten",
@@ -32,7 +35,10 @@ ON_CPU = {
         "features/public_network.py PooledBlock.forward",
     },
     "pe": {"features/projection.py ProjectedFeatures.projected"},
-    "teacher-gaussian": {"generators/gaussian.py beyond", "generators/gaussian.py GaussianGenerator.forward"},
+    "teacher-gaussian": {
+        "generators/gaussian.py beyond",
+        "generators/gaussian.py GaussianGenerator.forward",
+    },
 }
 SMALL = {
     "profile": None,
@@ -62,19 +68,33 @@ def recipe_of(name: str) -> dict:
 
 
 def test_every_stage_is_in_some_recipe_here():
-    assert {stage for name in EVALUATED + OTHERS for stage in recipe_of(name)["run"]} | {*ADDED} == set(STAGES)
+    assert {stage for name in EVALUATED + OTHERS for stage in recipe_of(name)["run"]} | {
+        *ADDED
+    } == set(STAGES)
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize("name", EVALUATED + OTHERS)
-def test_every_stage_of_a_recipe_runs_on_a_gpu(desk, digits, monkeypatch, environment, short_judging, name):
+def test_every_stage_of_a_recipe_runs_on_a_gpu(
+    desk, digits, monkeypatch, environment, short_judging, name
+):
     environment["SFUMATO_DEVICE"] = "cuda"
     monkeypatch.setattr("sfumato.dpsgd.trainable.check_trained", lambda *weights: None)
-    np.savez("source.npz", images=digits.images[:40], labels=digits.labels[:40], classes=np.array(digits.classes))
-    stages = {*recipe_of(name)["run"], *ADDED} if name == "teacher-generator" else recipe_of(name)["run"]
-    run = [stage for stage in STAGES if stage in stages and (stage != "evaluate" or name in EVALUATED)]
+    np.savez(
+        "source.npz",
+        images=digits.images[:40],
+        labels=digits.labels[:40],
+        classes=np.array(digits.classes),
+    )
+    stages = (
+        {*recipe_of(name)["run"], *ADDED} if name == "teacher-generator" else recipe_of(name)["run"]
+    )
+    run = [
+        stage for stage in STAGES if stage in stages and (stage != "evaluate" or name in EVALUATED)
+    ]
     desk.base = SMALL
-    select = {"ratio": 0.2} if "histogram" in run else {"images": 240}  # of each class as many as the release has
+    # Of each class as many as the release has
+    select = {"ratio": 0.2} if "histogram" in run else {"images": 240}
     desk.params(recipe=name, run=run, select=select, synthesize={"stream": "student" in run})
     with pretended_gpu() as card:
         desk.run_all("prepare sensitive", "prepare public", "plan")
@@ -85,7 +105,10 @@ def test_every_stage_of_a_recipe_runs_on_a_gpu(desk, digits, monkeypatch, enviro
             if stage in run and card.held == before:
                 idle.add(stage)
         desk.run_all("ledger write")
-    assert (idle - IDLE, {*card.on_cpu} - ON_CPU.get(name, set())) == (IDLE_IN.get(name, set()), set())
+    assert (idle - IDLE, {*card.on_cpu} - ON_CPU.get(name, set())) == (
+        IDLE_IN.get(name, set()),
+        set(),
+    )
     assert np.load("artifacts/synthesize/images.npy").shape == (24, 8, 8, 1)
     records = json.loads(Path("ledger.json").read_text())["records"]
     assert {record["stage"] for record in records} == set(run) & set(QUERIES)

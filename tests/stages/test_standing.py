@@ -1,4 +1,6 @@
-"""What a terminal shows while DVC runs the stages: how far the pipeline has come, and nothing of those that are off."""
+"""What a terminal shows while DVC runs the stages: how far the pipeline has come, and nothing of
+those that are off.
+"""
 
 import os
 import re
@@ -22,8 +24,15 @@ ERASED = re.compile(r"\x1b\[(\d)A\x1b\[J")
 
 @pytest.fixture
 def desk(desk, digits, environment, expect_seconds):
-    """A planned project on digits whose stages take a minute each, with the lock that DVC writes after a stage."""
-    np.savez("source.npz", images=digits.images[:317], labels=digits.labels[:317], classes=np.array(digits.classes))
+    """A planned project on digits whose stages take a minute each, with the lock that DVC writes
+    after a stage.
+    """
+    np.savez(
+        "source.npz",
+        images=digits.images[:317],
+        labels=digits.labels[:317],
+        classes=np.array(digits.classes),
+    )
     desk.base = SMALL
     desk.params(recipe="dp-merf", run=RUN)
     desk.run_all("prepare sensitive", "plan")
@@ -35,22 +44,38 @@ def desk(desk, digits, environment, expect_seconds):
 
 def test_each_stage_says_its_place_the_minutes_and_epsilon_so_far(desk):
     desk.terminal = True
-    said = {name: desk.run(name) for name in ("count", "central", "frequency", "auxiliary", "evolve", "synthesize")}
+    said = {
+        name: desk.run(name)
+        for name in ("count", "central", "frequency", "auxiliary", "evolve", "synthesize")
+    }
     assert ERASED.sub("", said["central"]) == ERASED.sub("", said["evolve"]) == ""
-    place = r"stage (\d of \d), .*: (takes about \d min, the rest \d) more, ε = ([\d.]+) of 1 so far"
+    place = (
+        r"stage (\d of \d), .*: (takes about \d min, the rest \d) more, ε = ([\d.]+) of 1 so far"
+    )
     shown = {name: re.search(place, " ".join(said[name].split())) for name in RUN}
     places = {name: (found[1], found[2]) for name, found in shown.items()}
-    assert places == {name: (f"{i + 1} of 4", f"takes about 1 min, the rest {3 - i}") for i, name in enumerate(RUN)}
+    assert places == {
+        name: (f"{i + 1} of 4", f"takes about 1 min, the rest {3 - i}")
+        for i, name in enumerate(RUN)
+    }
     spent = [float(found[3]) for found in shown.values()]
     assert spent[0] == 0 < spent[1] < spent[2] == spent[3] == pytest.approx(1, abs=0.005)
     assert "look at artifacts/preview.png" in " ".join(said["synthesize"].split())
     assert "look at" not in " ".join(said["auxiliary"].split())
     assert "auxiliary: first pictures in artifacts/preview.png" in said["auxiliary"]
     with Image.open("artifacts/preview.png") as preview:
-        assert preview.height > 10 * ENLARGED and preview.width > ENLARGED, "a row with a name for each of 10 classes"
-    written = {out if isinstance(out, str) else next(iter(out))
-               for entry in dvc_content()["stages"].values() for out in entry.get("outs", [])}  # fmt: skip
-    assert not written & {str(path) for path in (PREVIEW, *PREVIEW.parents)}, "DVC would miss it in older projects"
+        assert preview.height > 10 * ENLARGED and preview.width > ENLARGED, (
+            "a row with a name for each of 10 classes"
+        )
+    written = {
+        out if isinstance(out, str) else next(iter(out))
+        # Fmt: skip
+        for entry in dvc_content()["stages"].values()
+        for out in entry.get("outs", [])
+    }
+    assert not written & {str(path) for path in (PREVIEW, *PREVIEW.parents)}, (
+        "DVC would miss it in older projects"
+    )
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
@@ -63,7 +88,10 @@ def test_the_preview_shows_each_class_in_a_row_of_its_own(classes, here):
     rows, columns = classes, max(1, 8 // classes)
     side = ENLARGED + 2
     assert pixels.shape[0] == rows * side + 2
-    shown = [[int(pixels[2 + row * side, -1 - place * side - 2]) for place in range(columns)] for row in range(rows)]
+    shown = [
+        [int(pixels[2 + row * side, -1 - place * side - 2]) for place in range(columns)]
+        for row in range(rows)
+    ]
     assert shown == [[20 * row] * columns for row in range(rows)]
 
 

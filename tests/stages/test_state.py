@@ -10,7 +10,9 @@ from small_record import small_record
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
 
-FIRST, SECOND = (small_record(int(digit * 32, 16), Mechanism(noise_multiplier=2.0)) for digit in "ab")
+FIRST, SECOND = (
+    small_record(int(digit * 32, 16), Mechanism(noise_multiplier=2.0)) for digit in "ab"
+)
 
 
 def test_the_history_says_where_the_whole_state_is_an_older_copy(desk):
@@ -25,7 +27,9 @@ def test_the_history_says_where_the_whole_state_is_an_older_copy(desk):
     assert "incomplete" not in desk.run("ledger history")
     shutil.rmtree(state)
     shutil.copytree("older", state)
-    desk.run("ledger history", "incomplete", "lacks bbbbbbbb", "an older copy or a different journal")
+    desk.run(
+        "ledger history", "incomplete", "lacks bbbbbbbb", "an older copy or a different journal"
+    )
 
 
 def test_what_is_private_is_its_owner_s_alone_whatever_the_umask(desk):
@@ -33,7 +37,9 @@ def test_what_is_private_is_its_owner_s_alone_whatever_the_umask(desk):
     try:
         desk.params(recipe="dpdm")
         desk.run_all("prepare sensitive", "plan")
-        Odometer(Path("state").absolute(), "digits").append("open", record=FIRST, plan="p", work="w")
+        Odometer(Path("state").absolute(), "digits").append(
+            "open", record=FIRST, plan="p", work="w"
+        )
     finally:
         os.umask(before)
     assert Path("state").stat().st_mode & 0o777 == 0o700  # nobody else gets to anything below

@@ -1,4 +1,6 @@
-"""What a log shows follows from public facts: every command in two worlds, with one image and without."""
+"""What a log shows follows from public facts: every command in two worlds, with one image and
+without.
+"""
 
 import itertools
 import os
@@ -22,8 +24,24 @@ from sfumato.settings.recipes import overlaid
 from sfumato.settings.stages import QUERIES, STAGES
 
 VICTIM = "in/3/Maria_1902.png"
-TOGETHER = ["full", "teacher-generator", "sapf-pixel", "pe", "dp-mepf", "teacher-gaussian", "dp-gan"]  # all stages
-AFTER = ("ledger write", "ledger check", "ledger show", "ledger history", "report", "report --audience owner")
+# All stages
+TOGETHER = [
+    "full",
+    "teacher-generator",
+    "sapf-pixel",
+    "pe",
+    "dp-mepf",
+    "teacher-gaussian",
+    "dp-gan",
+]
+AFTER = (
+    "ledger write",
+    "ledger check",
+    "ledger show",
+    "ledger history",
+    "report",
+    "report --audience owner",
+)
 CLINIC = {
     "data": {"dataset_id": "clinic", "source": "imagefolder", "path": "in"},
     "privacy": {"lifetime_epsilon": "unlimited"},
@@ -43,8 +61,13 @@ def test_these_recipes_run_every_stage():
 
 
 @pytest.fixture
-def world(desk, digits, monkeypatch, expect_seconds, short_judging, settled) -> Callable[[bool], Callable[..., Log]]:
-    """Begins anew, with the victim's picture or without it. Returns `run`, which runs commands and gives the log."""
+def world(
+    desk, digits, monkeypatch, expect_seconds, short_judging, settled
+) -> Callable[[bool], Callable[..., Log]]:
+    """Begins anew, with the victim's picture or without it.
+
+    Returns `run`, which runs commands and gives the log.
+    """
     expect_seconds(lambda params: dict.fromkeys(estimate.FRAME, 60.0))
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     read = decoding.decode
@@ -71,9 +94,12 @@ def world(desk, digits, monkeypatch, expect_seconds, short_judging, settled) -> 
         for name in ("dvc.lock", "ledger.json", "metrics.json", "params.yaml"):
             Path(name).unlink(missing_ok=True)
         for i in range(200 + whole):
-            file = Path(VICTIM) if i == 200 else Path("in", str(digits.labels[i]), f"person_{i}.png")
+            file = (
+                Path(VICTIM) if i == 200 else Path("in", str(digits.labels[i]), f"person_{i}.png")
+            )
             file.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(digits.images[i + (i == 200), ..., 0]).save(file)  # the next falls to the hold-out
+            # The next falls to the hold-out
+            Image.fromarray(digits.images[i + (i == 200), ..., 0]).save(file)
         return run
 
     desk.base = overlaid(SMALL, CLINIC)
@@ -81,8 +107,12 @@ def world(desk, digits, monkeypatch, expect_seconds, short_judging, settled) -> 
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-def test_every_stage_prints_the_same_with_and_without_one_image_and_after_it_was_withdrawn(world, desk, name):
-    """The withdrawal too: releases are put back in one world after an image had been in, in the other after none."""
+def test_every_stage_prints_the_same_with_and_without_one_image_and_after_it_was_withdrawn(
+    world, desk, name
+):
+    """The withdrawal too: releases are put back in one world after an image had been in, in the
+    other after none.
+    """
     logs = []
     used = run_of(name)
     local = ("evaluate", *AFTER) if name == "pe" else ()
@@ -90,9 +120,19 @@ def test_every_stage_prints_the_same_with_and_without_one_image_and_after_it_was
     for whole in (True, False):
         run = world(whole)
         select = {"ratio": 0.2} if "histogram" in used else {}
-        stream = {"synthesize": {"stream": True}, "student": {"steps": 2}} if "student" in used else {}
+        stream = (
+            {"synthesize": {"stream": True}, "student": {"steps": 2}} if "student" in used else {}
+        )
         desk.params(recipe=name, run=used, select=select, **stream)
-        log = run("prepare sensitive", "prepare public", "doctor", "plan --dry-run", "plan", *stages, *local)
+        log = run(
+            "prepare sensitive",
+            "prepare public",
+            "doctor",
+            "plan --dry-run",
+            "plan",
+            *stages,
+            *local,
+        )
         before = next(Path("state").rglob("fingerprint")).read_text()
         Path(VICTIM).unlink(missing_ok=True)
         log += run("prepare sensitive", "plan --dry-run", "plan")
@@ -118,7 +158,9 @@ def failing(desk) -> None:
 
 REASONS = {
     "no picture": lambda desk: Path("in/0/Zoe_1931.png").write_bytes(b"none"),
-    "two of them": lambda desk: [Path(f"in/0/{name}_1931.png").write_bytes(b"none") for name in ("Zoe", "Ann")],
+    "two of them": lambda desk: [
+        Path(f"in/0/{name}_1931.png").write_bytes(b"none") for name in ("Zoe", "Ann")
+    ],
     "another size": lambda desk: Image.new("L", (9, 9)).save("in/0/Zoe_1931.png"),
     "a deep picture": lambda desk: Image.new("I;16", (8, 8)).save("in/0/Zoe_1931.png"),
     "an unreadable file": lambda desk: os.mkfifo("in/0/Zoe_1931.png"),
@@ -140,7 +182,10 @@ def test_a_refusal_is_the_same_whatever_its_reason_and_whoever_is_in(world, desk
         for reason, spoil in REASONS.items():
             run = world(whole)
             desk.params(recipe="dp-merf")
-            log = run("prepare sensitive", *(("prepare public", "plan", "count") if "spent" in reason else ()))
+            log = run(
+                "prepare sensitive",
+                *(("prepare public", "plan", "count") if "spent" in reason else ()),
+            )
             assert not [entry for entry in log if entry[1]]
             spoil(desk)
             said |= {*run("prepare sensitive")}
@@ -232,8 +277,12 @@ def test_what_libraries_print_by_themselves_is_kept_privately(world, desk):
     """Those in C write to descriptors."""
     world(True)
     desk.params(recipe="dp-merf")
-    done = subprocess.run([sys.executable, "-c", NATIVE], capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("data/sensitive/card.json: dataset")
+    done = subprocess.run(
+        [sys.executable, "-c", NATIVE], capture_output=True, text=True, timeout=100
+    )
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(
+        "data/sensitive/card.json: dataset"
+    )
     assert "Maria" not in done.stdout
     kept = Path("state/printed.txt")
     assert all(
@@ -247,7 +296,8 @@ def test_a_terminal_shows_all(world, desk):
     run = world(True)
     desk.terminal = True
     desk.params(recipe="dp-merf")
-    assert "in/0/person_0.png is odd" in run("prepare sensitive")[0][2]  # in this process, as the first is
+    # In this process, as the first is
+    assert "in/0/person_0.png is odd" in run("prepare sensitive")[0][2]
     Path("in/0/Zoe_1931.png").write_bytes(b"none")
     ((_, code, text),) = run("prepare sensitive")
     assert code == 4 and "Zoe_1931.png cannot be read" in text

@@ -1,4 +1,6 @@
-"""The private log of who acted: every entry of a journal and every command, and nothing that is published."""
+"""The private log of who acted: every entry of a journal and every command, and nothing that is
+published.
+"""
 
 import json
 import os
@@ -37,7 +39,10 @@ def test_the_account_is_named_whatever_the_variable_says(tmp_path, environment, 
     environment.pop(ACTOR)
     log_access(tmp_path)
     name = pwd.getpwuid(os.getuid()).pw_name
-    assert [(line["actor"], line["account"]) for line in lines(tmp_path)] == [("Ann", name), (name, name)]
+    assert [(line["actor"], line["account"]) for line in lines(tmp_path)] == [
+        ("Ann", name),
+        (name, name),
+    ]
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000)  # a container's number, without an account
     log_access(tmp_path)
     assert lines(tmp_path)[-1]["actor"] == "uid 4000000"

@@ -59,7 +59,10 @@ def test_files_that_no_longer_fit_are_named(tmp_path, damage):
 
 
 def test_a_hole_of_a_terabyte_is_refused_before_it_is_read(tmp_path):
-    """A sparse file costs its maker nothing; to hash it takes half an hour. The test takes no time, or it fails."""
+    """A sparse file costs its maker nothing; to hash it takes half an hour.
+
+    The test takes no time, or it fails.
+    """
     with writing(tmp_path / "a", "pretrain") as directory:
         (directory / "weights.safetensors").write_bytes(b"as small as it should be")
     os.truncate(tmp_path / "a" / "weights.safetensors", 2**40)
@@ -87,7 +90,10 @@ def test_a_local_input_makes_all_that_follows_local_and_is_refused(tmp_path):
 
 def test_a_block_that_fails_leaves_the_old_artifact_and_nothing_else(tmp_path):
     make(tmp_path / "count")
-    with pytest.raises(RuntimeError), writing(tmp_path / "count", "count", records=[TWO]) as directory:
+    with (
+        pytest.raises(RuntimeError),
+        writing(tmp_path / "count", "count", records=[TWO]) as directory,
+    ):
         (directory / "half").write_text("x")
         raise RuntimeError
     assert [p.name for p in tmp_path.iterdir()] == ["count"]
@@ -106,7 +112,9 @@ def test_what_is_no_artifact_is_never_overwritten(tmp_path):
 def test_the_empty_artifact_is_the_same_bytes_always_and_costs_nothing(tmp_path):
     for name in "ab":
         write_empty(tmp_path / name, "central")
-    assert (tmp_path / "a" / "privacy.json").read_bytes() == (tmp_path / "b" / "privacy.json").read_bytes()
+    assert (tmp_path / "a" / "privacy.json").read_bytes() == (
+        tmp_path / "b" / "privacy.json"
+    ).read_bytes()
     artifact = read_artifact(tmp_path / "a", "central")
     assert not artifact.enabled and artifact.records == {}
 

@@ -24,7 +24,8 @@ from sfumato.storage.documents import (
 )
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{chr(i + 1)}: &{chr(i + 1)} [{', '.join([f'*{chr(i)}'] * 9)}]\n" for i in range(ord("a"), ord("i"))
+    f"{chr(i + 1)}: &{chr(i + 1)} [{', '.join([f'*{chr(i)}'] * 9)}]\n"
+    for i in range(ord("a"), ord("i"))
 )
 
 
@@ -48,7 +49,10 @@ WRONG = {
         f"a: {10**30}": "too large",
         "a: 1" + ":59" * 100_000: "too large",
         "a: 2026-99-99": "month",
-        **dict.fromkeys(("a: 010", "a: 1_000", "a: 1:30", "a: 0b11", "a: 1_0.5"), "is one number to some programs"),
+        **dict.fromkeys(
+            ("a: 010", "a: 1_000", "a: 1:30", "a: 0b11", "a: 1_0.5"),
+            "is one number to some programs",
+        ),
         "a: !!python/object:os.system x": "constructor",
         "a: !!timestamp x": "groupdict",
         '"\\uD800"': "Unicode character escape|surrogates",
@@ -58,7 +62,9 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("parse", "text"), [(parse, text) for parse, why in WRONG.items() for text in why])
+@pytest.mark.parametrize(
+    ("parse", "text"), [(parse, text) for parse, why in WRONG.items() for text in why]
+)
 def test_a_text_that_is_wrong_is_one_sentence_at_once(parse, text):
     start = time.process_time()
     with pytest.raises(ValueError, match=WRONG[parse][text]):
@@ -68,7 +74,9 @@ def test_a_text_that_is_wrong_is_one_sentence_at_once(parse, text):
 
 def test_text_that_begins_as_a_number_is_text():
     """Digests in dvc.lock do."""
-    assert parse_yaml("8e2276dfa18df3b844d8fb53ef8624a0.dir") == "8e2276dfa18df3b844d8fb53ef8624a0.dir"
+    assert (
+        parse_yaml("8e2276dfa18df3b844d8fb53ef8624a0.dir") == "8e2276dfa18df3b844d8fb53ef8624a0.dir"
+    )
 
 
 @pytest.mark.parametrize("text", ["1e-3", "1e4", "-1E4", "1.5e3", "1e-05"])
@@ -107,7 +115,9 @@ class Form:
     names: tuple[str, ...] = ()
 
 
-@pytest.mark.parametrize("content", [[], None, {}, {"number": "1"}, {"number": True}, {"number": 1, "names": "ab"}])
+@pytest.mark.parametrize(
+    "content", [[], None, {}, {"number": "1"}, {"number": True}, {"number": 1, "names": "ab"}]
+)
 def test_a_shape_is_held_to_its_type_and_nothing_is_converted(content):
     assert validated(Form, {"number": 1, "names": ["a"]}) == Form(1, ("a",))
     with pytest.raises(ValueError, match=r"the whole|number|names"):
@@ -120,14 +130,18 @@ def test_the_digest_of_a_document_ignores_the_order_of_its_keys_and_refuses_nan(
         digest_of(float("nan"))
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "a\\b", "a\n", "-a", "a.journal", "é", "a" * 65])
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "a/b", "a\\b", "a\n", "-a", "a.journal", "é", "a" * 65]
+)
 def test_a_dataset_id_names_one_file_and_no_other(name):
     with pytest.raises(ValueError, match="dataset id"):
         dataset_name(name)
     assert dataset_name("clinic-2026.b_1") == "clinic-2026.b_1"
 
 
-@pytest.mark.parametrize("name", ["", "a\nb", "\x1b[31mred", "\u202egnp.exe", "caf\udce9", "a" * 256])
+@pytest.mark.parametrize(
+    "name", ["", "a\nb", "\x1b[31mred", "\u202egnp.exe", "caf\udce9", "a" * 256]
+)
 def test_a_class_name_can_be_shown_and_saved(name):
     with pytest.raises(ValueError, match="not a valid class name"):
         class_name(name)

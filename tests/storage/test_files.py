@@ -57,9 +57,13 @@ def write_directory(path: Path) -> None:
         (directory / "x").write_text("whole")
 
 
-@pytest.mark.parametrize("write", [check_writable, write_directory, lambda path: replace_file(path, b"whole")])
+@pytest.mark.parametrize(
+    "write", [check_writable, write_directory, lambda path: replace_file(path, b"whole")]
+)
 @pytest.mark.parametrize("folder", [False, True])
-def test_who_writes_again_sweeps_what_a_kill_left_of_the_same_name_and_nothing_else(tmp_path, write, folder):
+def test_who_writes_again_sweeps_what_a_kill_left_of_the_same_name_and_nothing_else(
+    tmp_path, write, folder
+):
     """A stage that is switched off, or a plan, has nothing else that would look."""
     living = tmp_path / f".a.{os.getppid()}.tmp"
     mine, other = (tmp_path / f".{name}.{dead_process()}.tmp" for name in ("a", "b"))
@@ -67,17 +71,22 @@ def test_who_writes_again_sweeps_what_a_kill_left_of_the_same_name_and_nothing_e
         path.mkdir() if folder else path.touch()
     write(tmp_path / "a")
     left = {path.name for path in tmp_path.iterdir()} - {"a"}
-    assert left == {living.name, other.name} and (tmp_path / "a").exists() == (write is not check_writable)
+    assert left == {living.name, other.name} and (tmp_path / "a").exists() == (
+        write is not check_writable
+    )
 
 
 def test_what_a_killed_container_left_is_swept_though_its_number_runs_again(tmp_path, monkeypatch):
-    """In the next one, the number is another program's, which began after the file was last changed."""
+    """In the next one, the number is another program's, which began after the file was last
+    changed.
+    """
     left = tmp_path / f".a.{os.getpid()}-1.tmp"
     left.touch()
     sweep(tmp_path / "a")
     assert left.exists()
     age = time.time() - psutil.Process().create_time()
-    monkeypatch.setattr(files, "CLOCK_SKEW", -age - 60)  # as if the file were a minute older than this process
+    # As if the file were a minute older than this process
+    monkeypatch.setattr(files, "CLOCK_SKEW", -age - 60)
     sweep(tmp_path / "a")
     assert not left.exists()
 
@@ -135,7 +144,11 @@ def test_weights_that_do_not_fit_on_the_disk_are_an_error_of_the_system_in_one_l
     )
     words = [sys.executable, "-c", program, str(tmp_path / "weights")]
     text = subprocess.run(words, check=True, capture_output=True, text=True).stdout
-    assert text.count("\n") == 1 and text.startswith(f"{tmp_path / 'weights'}: ") and "too large" in text
+    assert (
+        text.count("\n") == 1
+        and text.startswith(f"{tmp_path / 'weights'}: ")
+        and "too large" in text
+    )
 
 
 def test_a_directory_that_cannot_be_copied_is_named_with_the_reason(tmp_path):

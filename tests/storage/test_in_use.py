@@ -1,4 +1,6 @@
-"""Processes that work with real images are seen by `unused` for as long as they live, and no longer."""
+"""Processes that work with real images are seen by `unused` for as long as they live, and no
+longer.
+"""
 
 import os
 import re
@@ -79,7 +81,9 @@ def test_a_killed_process_is_named_until_it_is_gone(tmp_path, words):
 
 def test_a_process_that_ends_leaves_no_lock(tmp_path):
     ending = WORK.replace("time.sleep(60)", "")
-    subprocess.run([sys.executable, "-c", ending, str(tmp_path), "clinic"], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", ending, str(tmp_path), "clinic"], check=True, capture_output=True
+    )
     assert (tmp_path / "in_use" / "clinic").is_dir() and locks(tmp_path) == []
 
 
@@ -97,7 +101,9 @@ def test_work_waits_until_the_images_are_forgotten(tmp_path):
 
 
 def test_the_end_of_a_fork_does_not_end_the_work(tmp_path):
-    parent = subprocess.run([sys.executable, "-c", FORK, str(tmp_path)], check=True, capture_output=True, text=True)
+    parent = subprocess.run(
+        [sys.executable, "-c", FORK, str(tmp_path)], check=True, capture_output=True, text=True
+    )
     assert parent.stdout == "in use\n"
 
 

@@ -1,4 +1,6 @@
-"""What git answers about the state directory, and that no repository of another account runs a program."""
+"""What git answers about the state directory, and that no repository of another account runs a
+program.
+"""
 
 import os
 import shutil
@@ -21,7 +23,10 @@ def git_here(folder: Path, *words: str) -> None:
 
 
 def trapped(folder: Path) -> Path:
-    """A repository that runs a program whenever git reads its index. Returns the file that the program writes."""
+    """A repository that runs a program whenever git reads its index.
+
+    Returns the file that the program writes.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     git_here(folder, "init", "-q")
     marker, program = folder.parent / f"{folder.name}-ran", folder / ".git" / "program"
@@ -33,7 +38,9 @@ def trapped(folder: Path) -> Path:
 
 @pytest.fixture(params=["another account", "pretended"])
 def given_away(request, environment, monkeypatch):
-    """A function that gives folders to another account: really, or as git's own tests pretend it."""
+    """A function that gives folders to another account: really, or as git's own tests pretend
+    it.
+    """
     if request.param == "another account" and os.geteuid() != 0:
         pytest.skip("only root gives a folder away; the other variant runs everywhere")
 
@@ -53,7 +60,9 @@ def given_away(request, environment, monkeypatch):
 
 
 def pretend_owners(monkeypatch, given: set[int], mine: int, stranger: int) -> None:
-    """From now on, the files with these numbers belong to `stranger`, for `stat` and `lstat` of a path."""
+    """From now on, the files with these numbers belong to `stranger`, for `stat` and `lstat` of a
+    path.
+    """
 
     def owned(whole):
         def answer(path, **more):
@@ -86,13 +95,19 @@ def test_another_s_repository_in_an_own_folder_counts_as_taking(tmp_path, given_
     assert not marker.exists()
 
 
-def test_a_foreign_repository_that_the_owner_trusts_still_answers(tmp_path, given_away, environment):
+def test_a_foreign_repository_that_the_owner_trusts_still_answers(
+    tmp_path, given_away, environment
+):
     """Trust is stated to git. The program that the repository names does not run all the same."""
     shared = tmp_path / "shared"
     marker = trapped(shared)
     (shared / ".gitignore").write_text("/ignored/\n")
     given_away(shared, deep=shared / ".git")
-    environment |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": str(shared)}
+    environment |= {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "safe.directory",
+        "GIT_CONFIG_VALUE_0": str(shared),
+    }
     assert in_git(shared / "state" / "keys") and not in_git(shared / "ignored" / "keys")
     assert not marker.exists()
 
@@ -109,7 +124,9 @@ def test_a_ledger_that_git_refuses_to_show_stops_the_spending(tmp_path, given_aw
 def test_own_repositories_answer_as_before_without_a_program(tmp_path):
     marker = trapped(tmp_path / "mine")
     (tmp_path / "mine" / ".gitignore").write_text("/ignored/\n")
-    assert in_git(tmp_path / "mine" / "taken") and not in_git(tmp_path / "mine" / "ignored" / "keys")
+    assert in_git(tmp_path / "mine" / "taken") and not in_git(
+        tmp_path / "mine" / "ignored" / "keys"
+    )
     assert not marker.exists()
 
 
@@ -118,7 +135,10 @@ def test_within_a_git_hook_the_folder_s_own_repository_answers(tmp_path, environ
     for name, ignored in (("asked", "state"), ("hook", "nothing")):
         trapped(tmp_path / name)
         (tmp_path / name / ".gitignore").write_text(f"/{ignored}/\n")
-    environment |= {"GIT_DIR": str(tmp_path / "hook" / ".git"), "GIT_WORK_TREE": str(tmp_path / "hook")}
+    environment |= {
+        "GIT_DIR": str(tmp_path / "hook" / ".git"),
+        "GIT_WORK_TREE": str(tmp_path / "hook"),
+    }
     assert not in_git(tmp_path / "asked" / "state" / "keys")
 
 
@@ -137,7 +157,15 @@ def test_a_missing_file_is_not_fetched_by_the_repository_s_program(tmp_path):
     git_here(origin, "add", ".")
     git_here(origin, "commit", "-qm", "a")
     git_here(origin, "config", "uploadpack.allowFilter", "true")
-    git_here(tmp_path, "clone", "-q", "--no-checkout", "--filter=blob:none", f"file://{origin}", str(clone))
+    git_here(
+        tmp_path,
+        "clone",
+        "-q",
+        "--no-checkout",
+        "--filter=blob:none",
+        f"file://{origin}",
+        str(clone),
+    )
     git_here(clone, "config", "remote.origin.uploadpack", f"touch {marker}; git-upload-pack")
     assert git("-C", str(clone), "show", "HEAD:./ledger.json")[0] not in (0, REFUSED)
     assert not marker.exists()

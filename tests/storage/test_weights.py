@@ -8,7 +8,9 @@ from sfumato.storage.weights import load_network, load_tensors, save_tensors
 
 def test_weights_that_are_no_numbers_are_refused_though_their_hash_fits(tmp_path):
     with writing(tmp_path / "pretrain", "pretrain") as folder:
-        save_tensors({"weight": torch.tensor([[1.0, float("nan")]])}, folder / "weights.safetensors")
+        save_tensors(
+            {"weight": torch.tensor([[1.0, float("nan")]])}, folder / "weights.safetensors"
+        )
         (folder / "config.json").write_text('{"in_features": 2, "out_features": 1, "bias": false}')
     assert read_artifact(tmp_path / "pretrain", "pretrain").enabled
     with pytest.raises(DataError, match="not finite"):

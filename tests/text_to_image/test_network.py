@@ -1,4 +1,6 @@
-"""Public text-to-image models, tiny and random: the same numbers as the library's, bad folders, prompts, latents."""
+"""Public text-to-image models, tiny and random: the same numbers as the library's, bad folders,
+prompts, latents.
+"""
 
 import json
 import shutil
@@ -29,7 +31,12 @@ from sfumato.text_to_image import parts
 from sfumato.text_to_image.directory import HUB, ModelDirectory, locate, read_model_directory
 from sfumato.text_to_image.network import LatentDiffusion, load_latent
 from sfumato.text_to_image.parts import embed_prompts, load_part, make_scheduler
-from sfumato.text_to_image.reference import class_prompts, load_codec, read_reference, save_reference
+from sfumato.text_to_image.reference import (
+    class_prompts,
+    load_codec,
+    read_reference,
+    save_reference,
+)
 
 CPU = torch.device("cpu")
 CLASSES = ("zero", "one", "two")
@@ -55,7 +62,11 @@ def test_the_network_is_the_librarys_number_for_number(models, kind):
     import diffusers
 
     model = load_latent(reference(models, kind))
-    own = getattr(diffusers, type(model.network).__name__).from_pretrained(models / kind / PART[kind]).eval()
+    own = (
+        getattr(diffusers, type(model.network).__name__)
+        .from_pretrained(models / kind / PART[kind])
+        .eval()
+    )
     x, t, labels = torch.randn(3, 4, 8, 8), torch.tensor([0, 400, 999]), torch.tensor([0, 2, 3])
     more = {}
     if kind == "transformer":
@@ -65,10 +76,14 @@ def test_the_network_is_the_librarys_number_for_number(models, kind):
             "added_cond_kwargs": {"resolution": None, "aspect_ratio": None},
         }
     with torch.no_grad():
-        expected = own(x, encoder_hidden_states=model.prompts[labels], timestep=t, **more).sample[:, :4]
-        torch.testing.assert_close(model(x, t, labels), expected, rtol=1e-4, atol=1e-5)  # fused attention
+        expected = own(x, encoder_hidden_states=model.prompts[labels], timestep=t, **more).sample[
+            :, :4
+        ]
+        # Fused attention
+        torch.testing.assert_close(model(x, t, labels), expected, rtol=1e-4, atol=1e-5)
     with torch.enable_grad():
-        torch.testing.assert_close(model(x, t, labels), expected, rtol=1e-4, atol=1e-5)  # spelled-out attention
+        # Spelled-out attention
+        torch.testing.assert_close(model(x, t, labels), expected, rtol=1e-4, atol=1e-5)
     assert float(expected.std()) > 0.01
 
 
@@ -81,16 +96,25 @@ def test_the_prompts_are_encoded_as_the_librarys_pipeline_does_and_once_per_clas
     encoder = transformers.T5EncoderModel if kind == "transformer" else transformers.CLIPTextModel
     found = read_model_directory(str(models / kind))
     texts = ["An image of an airplane", "An image of a bird"]
-    with register_module_forward_pre_hook(lambda module, _: calls.append(1) if type(module) is encoder else None):
+    with register_module_forward_pre_hook(
+        lambda module, _: calls.append(1) if type(module) is encoder else None
+    ):
         embeddings, mask = embed_prompts(found, texts, CPU)
     assert len(calls) == 3  # two classes and no label
     if kind == "transformer":
         pipe = diffusers.PixArtAlphaPipeline.from_pretrained(models / kind)
         expected, attended, *_ = pipe.encode_prompt(
-            texts, do_classifier_free_guidance=False, device=CPU, max_sequence_length=64, clean_caption=False
+            texts,
+            do_classifier_free_guidance=False,
+            device=CPU,
+            max_sequence_length=64,
+            clean_caption=False,
         )
         assert torch.equal(mask[:2].long(), attended.long())
-        embeddings, expected = embeddings[:2] * mask[:2, :, None], (expected * attended[:, :, None]).float()
+        embeddings, expected = (
+            embeddings[:2] * mask[:2, :, None],
+            (expected * attended[:, :, None]).float(),
+        )
     else:
         pipe = diffusers.StableDiffusionPipeline.from_pretrained(models / kind, safety_checker=None)
         expected, none = pipe.encode_prompt(texts, CPU, 1, True)
@@ -108,14 +132,25 @@ def test_guided_samples_are_the_pipelines(models, kind):
     model, codec = load_latent(reference(models, kind)), load_codec(reference(models, kind), CPU)
     generator = torch.Generator().manual_seed(3)
     start = torch.stack([torch.randn(4, 8, 8, generator=generator) for _ in range(2)])
-    scheduler, again = make_scheduler(read_model_directory(str(models / kind))), torch.Generator().manual_seed(3)
+    scheduler, again = (
+        make_scheduler(read_model_directory(str(models / kind))),
+        torch.Generator().manual_seed(3),
+    )
     drawn = model.sample_latents(scheduler, torch.tensor([1, 2]), 6, 1.5, again, False)
     pipe = diffusers.StableDiffusionPipeline.from_pretrained(models / kind, safety_checker=None)
     texts = [read_reference(reference(models, kind))["prompts"][name] for name in CLASSES[1:]]
     expected = pipe(
-        texts, height=16, width=16, num_inference_steps=6, guidance_scale=2.5, latents=start, output_type="pt"
+        texts,
+        height=16,
+        width=16,
+        num_inference_steps=6,
+        guidance_scale=2.5,
+        latents=start,
+        output_type="pt",
     ).images
-    torch.testing.assert_close(codec.decode(drawn, (3, 16, 16)), expected.float(), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        codec.decode(drawn, (3, 16, 16)), expected.float(), rtol=1e-3, atol=1e-3
+    )
 
 
 def test_a_transformer_that_is_told_the_size_is_told_it_under_vmap_too():
@@ -129,9 +164,14 @@ def test_a_transformer_that_is_told_the_size_is_told_it_under_vmap_too():
     )  # fmt: skip
     prompts, mask = torch.randn(3, 5, 6), torch.ones(3, 5, dtype=torch.bool)
     configs: dict = {"scheduler": {}, "vae": {"block_out_channels": [4, 4]}}
-    directory = ModelDirectory(path=Path("none"), classes={"transformer": "PixArtTransformer2DModel"}, configs=configs)
+    directory = ModelDirectory(
+        path=Path("none"), classes={"transformer": "PixArtTransformer2DModel"}, configs=configs
+    )
     alphas_cumprod = torch.linspace(0.99, 0.01, 1000)
-    models = [LatentDiffusion(directory, network, prompts, mask, alphas_cumprod, size) for size in (16, 32)]
+    models = [
+        LatentDiffusion(directory, network, prompts, mask, alphas_cumprod, size)
+        for size in (16, 32)
+    ]
     x, t, labels = torch.randn(2, 4, 8, 8), torch.tensor([3, 700]), torch.tensor([0, 1])
     assert not torch.equal(*(model(x, t, labels) for model in models))
     drawn = draw(models[0], x, 2, UNIFORM, torch.Generator().manual_seed(0))
@@ -208,27 +248,37 @@ def test_a_gpu_decodes_several_latents_at_a_time_as_far_as_they_fit(models, monk
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("trainable", ["salient-lora", "attention-lora", "attention", "all"])
-def test_frozen_parts_stay_bit_identical_and_the_result_reads_back(models, tmp_path, kind, trainable):
+def test_frozen_parts_stay_bit_identical_and_the_result_reads_back(
+    models, tmp_path, kind, trainable
+):
     model = load_latent(reference(models, kind))
     ranking = candidates(model)
     settings = Finetune(trainable=trainable)
     names = choose_trainable(model, settings, [*ranking[::3], *ranking[1::3], *ranking[2::3]], 0)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    optimiser = torch.optim.Adam([value for value in model.parameters() if value.requires_grad], lr=0.01)
+    optimiser = torch.optim.Adam(
+        [value for value in model.parameters() if value.requires_grad], lr=0.01
+    )
     for _ in range(2):  # B starts at zero, so A moves from the second step on
         images, noise = torch.randn(2, 4, 4, 8, 8)
-        model.per_image_loss(images, torch.arange(4), torch.tensor([5, 100, 500, 900]), noise).mean().backward()
+        model.per_image_loss(
+            images, torch.arange(4), torch.tensor([5, 100, 500, 900]), noise
+        ).mean().backward()
         optimiser.step()
     after = model.state_dict()
     for name in before:
         assert name in names or torch.equal(before[name], after[name])
-    if trainable != "all":  # of all, some have no gradient: the class-independent parts of a tiny model
+    # Of all, some have no gradient: the class-independent parts of a tiny model
+    if trainable != "all":
         check_trained(before, model, names)
     if trainable.endswith("-lora"):
         save_adapter(model, tmp_path, reference(models, kind) / "config.json")
     else:
         model.save(tmp_path, names)
-    adapted = {name: layer.weight + layer.scale * (layer.A @ layer.B) for name, layer in adapted_layers(model).items()}
+    adapted = {
+        name: layer.weight + layer.scale * (layer.A @ layer.B)
+        for name, layer in adapted_layers(model).items()
+    }
     expected = model.state_dict() | adapted
     for name, value in load_synthesizer(tmp_path, reference(models, kind)).state_dict().items():
         assert torch.equal(value, expected[name]), name
@@ -248,16 +298,38 @@ AIR = ("airplane", "automobile", "bird", "cat")
 @pytest.mark.parametrize(
     ("dataset_id", "classes", "more", "expected"),
     [  # the four datasets of the paper get its prompts
-        ("cifar10", AIR, {}, [f"An image of {name}" for name in ("an airplane", "an automobile", "a bird", "a cat")]),
-        ("celeba", ("female", "male"), {}, ["An image of a female face", "An image of a male face"]),
-        ("camelyon", ("normal", "tumor"), {}, ["A normal lymph node image", "A lymph node histopathology image"]),
+        (
+            "cifar10",
+            AIR,
+            {},
+            [f"An image of {name}" for name in ("an airplane", "an automobile", "a bird", "a cat")],
+        ),
+        (
+            "celeba",
+            ("female", "male"),
+            {},
+            ["An image of a female face", "An image of a male face"],
+        ),
+        (
+            "camelyon",
+            ("normal", "tumor"),
+            {},
+            ["A normal lymph node image", "A lymph node histopathology image"],
+        ),
         ("octmnist", ("CNV", "DME", "drusen"), {}, [f"{RETINA} {i}" for i in (1, 2, 3)]),
         ("clinic", ("old_cat", "cow"), {}, ["An image of an old cat", "An image of a cow"]),
-        ("clinic", ("x", "y"), {"prompt": "{number}: {class}", "prompts": {"y": "Else"}}, ["1: x", "Else"]),
+        (
+            "clinic",
+            ("x", "y"),
+            {"prompt": "{number}: {class}", "prompts": {"y": "Else"}},
+            ["1: x", "Else"],
+        ),
         ("octmnist", ("x", "y"), {"prompts": {"x": "A scan"}}, ["A scan", f"{RETINA} 2"]),
     ],
 )
-def test_prompts_are_the_user_s_then_the_paper_s_then_a_template(dataset_id, classes, more, expected):
+def test_prompts_are_the_user_s_then_the_paper_s_then_a_template(
+    dataset_id, classes, more, expected
+):
     assert prompts(dataset_id, classes, **more) == expected
 
 
@@ -317,13 +389,29 @@ def test_directories_that_cannot_be_used_are_refused_in_one_sentence(copied, tmp
             read_model_directory(str(tmp_path / name))
     network = ["diffusers", "UNet2DConditionModel"]
     for file, change, message in [
-        ("model_index.json", {"unet": network, "transformer": network}, "expected a directory as diffusers saves it"),
-        ("model_index.json", {"transformer": None, "vae": None}, "expected a directory as diffusers saves it"),
+        (
+            "model_index.json",
+            {"unet": network, "transformer": network},
+            "expected a directory as diffusers saves it",
+        ),
+        (
+            "model_index.json",
+            {"transformer": None, "vae": None},
+            "expected a directory as diffusers saves it",
+        ),
         ("model_index.json", {"vae": ["diffusers", "VQModel"]}, "VQModel, which is not supported"),
         ("model_index.json", {"vae": ["diffusers", "AutoencoderKL"]}, None),
-        ("model_index.json", {"scheduler": ["diffusers", "DiffusionPipeline"]}, "DiffusionPipeline, which is not supp"),
+        (
+            "model_index.json",
+            {"scheduler": ["diffusers", "DiffusionPipeline"]},
+            "DiffusionPipeline, which is not supp",
+        ),
         ("model_index.json", {"scheduler": ["diffusers", "DDIMScheduler"]}, None),
-        ("scheduler/scheduler_config.json", {"prediction_type": "sample"}, "'sample', expected epsilon or v_pred"),
+        (
+            "scheduler/scheduler_config.json",
+            {"prediction_type": "sample"},
+            "'sample', expected epsilon or v_pred",
+        ),
     ]:
         spoil_json(copied / file, **change)
         with pytest.raises(DataError, match=message) if message else nullcontext():
@@ -341,7 +429,9 @@ def test_directories_that_cannot_be_used_are_refused_in_one_sentence(copied, tmp
     ],
 )
 def test_a_part_that_names_code_or_adapters_is_refused_before_it_is_loaded(copied, named):
-    """`transformers` fetches kernels and adapters by name, where the packages for them are installed."""
+    """`transformers` fetches kernels and adapters by name, where the packages for them are
+    installed.
+    """
     config = copied / "text_encoder" / "config.json"
     if named is None:
         config.with_name("adapter_config.json").write_text("{}")
@@ -355,22 +445,30 @@ def test_a_part_that_names_code_or_adapters_is_refused_before_it_is_loaded(copie
 def test_a_pickle_is_never_opened(copied, part):
     weights = next((copied / part).glob("*.safetensors"))
     weights.rename(weights.with_suffix(".bin"))
-    with pytest.raises(DataError, match=r"contains no weights: .*Pickles \(\.bin, \.ckpt\) may run any program"):
+    with pytest.raises(
+        DataError, match=r"contains no weights: .*Pickles \(\.bin, \.ckpt\) may run any program"
+    ):
         read_model_directory(str(copied))
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "../x.safetensors", "/x.safetensors", "evil.py"])
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "../x.safetensors", "/x.safetensors", "evil.py"]
+)
 def test_shards_are_safetensors_in_their_folder(copied, name):
     weights = next((copied / "unet").glob("*.safetensors"))
     index = {"metadata": {}, "weight_map": {"conv_in.weight": name}}
-    (copied / "unet" / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+    (copied / "unet" / "diffusion_pytorch_model.safetensors.index.json").write_text(
+        json.dumps(index)
+    )
     weights.rename(copied / "unet" / "pytorch_model.bin")
     with pytest.raises(DataError, match="not a safetensors file beside it"):
         read_model_directory(str(copied))
 
 
 def test_half_precision_and_sharded_files_are_read_as_they_are(models, copied):
-    whole, half = (copied / f"unet/diffusion_pytorch_model{kind}.safetensors" for kind in ("", ".fp16"))
+    whole, half = (
+        copied / f"unet/diffusion_pytorch_model{kind}.safetensors" for kind in ("", ".fp16")
+    )
     network = load_file(whole)
     whole.unlink()
     save_file({name: value.half() for name, value in network.items()}, half, {"format": "pt"})
@@ -380,7 +478,9 @@ def test_half_precision_and_sharded_files_are_read_as_they_are(models, copied):
     loaded.save_pretrained(copied / "unet", max_shard_size="100KB")
     half.unlink()
     assert len(list((copied / "unet").glob("*.safetensors"))) > 1
-    assert torch.equal(load_part(read_model_directory(str(copied)), "unet").conv_in.weight, loaded.conv_in.weight)
+    assert torch.equal(
+        load_part(read_model_directory(str(copied)), "unet").conv_in.weight, loaded.conv_in.weight
+    )
     next((copied / "unet").glob("*-00002-*.safetensors")).unlink()
     with pytest.raises(DataError, match="is missing"):
         read_model_directory(str(copied))
@@ -410,7 +510,9 @@ def test_damaged_weights_are_named(copied, tmp_path):
         load_latent(tmp_path / "out")
 
 
-@pytest.mark.parametrize(("kind", "size"), [("unet-epsilon", 18), ("unet-epsilon", 15), ("transformer", 18)])
+@pytest.mark.parametrize(
+    ("kind", "size"), [("unet-epsilon", 18), ("unet-epsilon", 15), ("transformer", 18)]
+)
 def test_a_size_that_the_vae_cannot_take_is_refused(models, tmp_path, kind, size):
     with pytest.raises(ConfigError, match=f"model.image_size={size} .* multiples of 4, such as"):
         refer(models / kind, tmp_path, image_size=size)
@@ -421,7 +523,9 @@ def test_other_sizes_than_the_models_own_work(models, tmp_path):
         refer(models / kind, tmp_path / kind, image_size=24)
         model = load_latent(tmp_path / kind)
         assert model.resolution == 12
-        assert model(torch.randn(2, 4, 12, 12), torch.tensor([1, 2]), torch.tensor([0, 1])).shape == (2, 4, 12, 12)
+        assert model(
+            torch.randn(2, 4, 12, 12), torch.tensor([1, 2]), torch.tensor([0, 1])
+        ).shape == (2, 4, 12, 12)
 
 
 def test_the_hub_is_asked_by_name_and_revision_and_its_failure_is_one_sentence(models, monkeypatch):
@@ -432,7 +536,9 @@ def test_the_hub_is_asked_by_name_and_revision_and_its_failure_is_one_sentence(m
     assert read_model_directory(f"{HUB}owner/name@abc").denoiser == "unet"
     asked = download.call_args
     assert asked.args == ("owner/name",) and asked.kwargs["revision"] == "abc"
-    assert not any(pattern.endswith((".bin", ".ckpt", "*")) for pattern in asked.kwargs["allow_patterns"])
+    assert not any(
+        pattern.endswith((".bin", ".ckpt", "*")) for pattern in asked.kwargs["allow_patterns"]
+    )
     download.side_effect = OSError("no network")
     with pytest.raises(ConfigError, match="no network"):
         locate("hub:owner/name")

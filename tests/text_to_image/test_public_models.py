@@ -1,4 +1,6 @@
-"""`stage` on tiny public models: a whole run from images to a ledger, a user's mistakes, and no extra installed."""
+"""`stage` on tiny public models: a whole run from images to a ledger, a user's mistakes, and no
+extra installed.
+"""
 
 import contextlib
 import io
@@ -59,7 +61,9 @@ def repository(here, environment) -> Path:
     environment["SFUMATO_MICROBATCH"] = "4"
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (60, 8, 8)).astype(np.uint8)
-    np.savez(here / "source.npz", images=images, labels=np.arange(60) % 3, classes=np.array(CLASSES))
+    np.savez(
+        here / "source.npz", images=images, labels=np.arange(60) % 3, classes=np.array(CLASSES)
+    )
     (here / "pipelines").symlink_to(ROOT / "pipelines")
     return here
 
@@ -68,7 +72,8 @@ def set_up(repository: Path, directory: Path, recipe: str, **more) -> None:
     model = {"directory": str(directory), "declared_public": True}
     content = overlaid(SMALL | {"recipe": recipe, "model": model}, more)
     stages = load_params(ROOT / "params.yaml", ROOT / "pipelines", recipe=recipe).run
-    content.setdefault("run", [name for name in stages if name != "evaluate"])  # which takes longest
+    # Which takes longest
+    content.setdefault("run", [name for name in stages if name != "evaluate"])
     (repository / "params.yaml").write_text(yaml.safe_dump(content))
 
 
@@ -77,11 +82,18 @@ RUN = [name for name in STAGES if name not in ("classifier", "select", "evaluate
 
 @pytest.mark.parametrize(
     ("kind", "recipe"),
-    [("transformer", "dp-sapf"), ("unet-epsilon", "dp-finetune"), ("unet-v", "dp-ldm"), ("transformer", "dp-lora")],
+    [
+        ("transformer", "dp-sapf"),
+        ("unet-epsilon", "dp-finetune"),
+        ("unet-v", "dp-ldm"),
+        ("transformer", "dp-lora"),
+    ],
 )
 def test_the_whole_pipeline_ends_in_labelled_images_with_a_ledger(models, repository, kind, recipe):
     set_up(repository, models / kind, recipe)
-    before = {file: digest_of_file(file) for file in sorted((models / kind).rglob("*")) if file.is_file()}
+    before = {
+        file: digest_of_file(file) for file in sorted((models / kind).rglob("*")) if file.is_file()
+    }
     stage(repository, "prepare", "sensitive")
     stage(repository, "prepare", "public")
     if recipe == "dp-sapf":
@@ -92,8 +104,16 @@ def test_the_whole_pipeline_ends_in_labelled_images_with_a_ledger(models, reposi
     for name in RUN:
         stage(repository, name)
     artifacts = repository / "artifacts"
-    images, labels = np.load(artifacts / "synthesize/images.npy"), np.load(artifacts / "synthesize/labels.npy")
-    assert images.shape == (12, 8, 8, 1) and images.dtype == np.uint8 and set(labels) <= {0, 1, 2} and images.std() > 1
+    images, labels = (
+        np.load(artifacts / "synthesize/images.npy"),
+        np.load(artifacts / "synthesize/labels.npy"),
+    )
+    assert (
+        images.shape == (12, 8, 8, 1)
+        and images.dtype == np.uint8
+        and set(labels) <= {0, 1, 2}
+        and images.std() > 1
+    )
     stage(repository, "ledger", "write")
     with contextlib.chdir(repository):
         write_lock()
@@ -101,16 +121,26 @@ def test_the_whole_pipeline_ends_in_labelled_images_with_a_ledger(models, reposi
     ledger = json.loads((repository / "ledger.json").read_text())
     queries = ["count", "finetune", *(["saliency"] if recipe == "dp-sapf" else [])]
     assert sorted(record["stage"] for record in ledger["records"]) == queries
-    assert before == {file: digest_of_file(file) for file in before}  # the model's own files are untouched
+    # The model's own files are untouched
+    assert before == {file: digest_of_file(file) for file in before}
     assert not list((artifacts / "pretrain").glob("*weights*"))
     assert sum(f.stat().st_size for f in (artifacts / "pretrain").iterdir()) < 200_000
-    base, tuned = load_latent(artifacts / "pretrain"), load_synthesizer(artifacts / "finetune", artifacts / "pretrain")
-    moved = {name for name, value in base.named_parameters() if not torch.equal(value, tuned.get_parameter(name))}
+    base, tuned = (
+        load_latent(artifacts / "pretrain"),
+        load_synthesizer(artifacts / "finetune", artifacts / "pretrain"),
+    )
+    moved = {
+        name
+        for name, value in base.named_parameters()
+        if not torch.equal(value, tuned.get_parameter(name))
+    }
     trained = json.loads((artifacts / "finetune/trainable.json").read_text())["trained"]
     assert moved == {re.sub(r"\.[AB]$", ".weight", name) for name in trained}
     # The latents are private, made once and journalled once.
     (home,) = (repository / "state/data/tiny").glob("latents-*")
-    assert home.stat().st_mode & 0o777 == 0o700 and all(file.stat().st_mode & 0o777 == 0o600 for file in home.iterdir())
+    assert home.stat().st_mode & 0o777 == 0o700 and all(
+        file.stat().st_mode & 0o777 == 0o600 for file in home.iterdir()
+    )
     journal = (repository / "state/odometer/tiny.jsonl").read_text()
     assert journal.count('"latents"') == 1
     assert not any(b"latents.npy" in file.read_bytes() for file in artifacts.rglob("*.json"))
@@ -140,7 +170,9 @@ def test_the_mistakes_of_a_user_are_one_sentence_and_an_exit_code(models, reposi
 
 def test_a_model_that_was_made_from_sensitive_images_brings_its_records(models, repository):
     """A fine-tuned model given as the public one lost what it had cost."""
-    record = small_record(7, Mechanism(noise_multiplier=3.0), stage="finetune", dataset_id="another")
+    record = small_record(
+        7, Mechanism(noise_multiplier=3.0), stage="finetune", dataset_id="another"
+    )
     with writing(repository / "tuned", "finetune", records=[record]) as directory:
         shutil.copytree(models / "unet-epsilon", directory / "model")
     own = {"model": {"declared_public": False}}
@@ -157,7 +189,9 @@ def test_a_model_that_was_made_from_sensitive_images_brings_its_records(models, 
 PUBLIC = {"run": ["pretrain", "select", "finetune", "synthesize"], "select": {"ratio": 1}}
 
 
-def stage_with(repository: Path, directory: Path | None, code: int, recipe: str = "dp-sapf", **more) -> str:
+def stage_with(
+    repository: Path, directory: Path | None, code: int, recipe: str = "dp-sapf", **more
+) -> str:
     set_up(repository, directory or Path(), recipe, **more)
     if directory is None:
         content = yaml.safe_load((repository / "params.yaml").read_text())
@@ -186,8 +220,14 @@ for package in (sfumato, stages):
 from stages.doctor import doctor
 doctor()
 """
-    environment = os.environ | {"SFUMATO_STATE": str(tmp_path), "PYTHONPATH": str(ROOT), "COLUMNS": "400"}
+    environment = os.environ | {
+        "SFUMATO_STATE": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+        "COLUMNS": "400",
+    }
     environment["OMP_NUM_THREADS"] = "1"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert "sfumato[diffusers]" in done.stdout and "dp-sapf" in done.stdout

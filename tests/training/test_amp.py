@@ -14,7 +14,12 @@ from sfumato.training.curriculum import mean_loss, warm_up
 
 CURVATURE = torch.tensor([1.0, 4.0])  # L(θ) = Σ c·θ²/2, so ∇L = c·θ
 START = torch.tensor([0.3, -0.2])
-SOURCES = {"auxiliary": (torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 3)}
+SOURCES = {
+    "auxiliary": (
+        torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)),
+        torch.arange(20) % 3,
+    )
+}
 
 
 def bowl() -> Tensor:
@@ -27,7 +32,9 @@ def tiny() -> UNet:
 
 
 def phase(**options) -> Phase:
-    return Phase(**{"sources": {"auxiliary": 1.0}, "steps": 3, "batch": 8, "learning_rate": 2e-3, **options})
+    return Phase(
+        **{"sources": {"auxiliary": 1.0}, "steps": 3, "batch": 8, "learning_rate": 2e-3, **options}
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +56,9 @@ def other(radius: float = 0.2, rate: float = 0.4, steps: int = 1) -> Amp:
 def inputs_of(model: UNet) -> list[list[Tensor]]:
     """A list that fills with what the network is shown."""
     seen: list[list[Tensor]] = []
-    model.register_forward_pre_hook(lambda module, inputs: seen.append([tensor.clone() for tensor in inputs]))
+    model.register_forward_pre_hook(
+        lambda module, inputs: seen.append([tensor.clone() for tensor in inputs])
+    )
     return seen
 
 
@@ -64,7 +73,11 @@ def inside(delta: Tensor, radius: float) -> Tensor:
 @pytest.mark.parametrize(("radius", "active"), [(0.05, True), (10.0, False)])
 def test_a_quadratic_loss_gives_what_the_hand_calculates(steps, radius, active, parts):
     """parts: how many parameters hold the two numbers. The norm is that of all together."""
-    theta, delta, clipped = [part.clone().requires_grad_() for part in START.chunk(parts)], torch.zeros(2), False
+    theta, delta, clipped = (
+        [part.clone().requires_grad_() for part in START.chunk(parts)],
+        torch.zeros(2),
+        False,
+    )
     amp = other(radius=radius, steps=steps)
     value = amp_gradient(theta, lambda: [(CURVATURE * torch.cat(theta) ** 2).sum() / 2], amp)
     for _ in range(steps):
@@ -72,13 +85,19 @@ def test_a_quadratic_loss_gives_what_the_hand_calculates(steps, radius, active, 
         delta = inside(raised, radius)
         clipped |= not torch.equal(delta, raised)
     assert clipped == active
-    assert torch.allclose(torch.cat([part.grad for part in theta]), CURVATURE * (START + delta), rtol=1e-6)
-    assert float(value) == pytest.approx(float((CURVATURE * (START + delta) ** 2).sum() / 2), rel=1e-6)
+    assert torch.allclose(
+        torch.cat([part.grad for part in theta]), CURVATURE * (START + delta), rtol=1e-6
+    )
+    assert float(value) == pytest.approx(
+        float((CURVATURE * (START + delta) ** 2).sum() / 2), rel=1e-6
+    )
     assert float(value) > float((CURVATURE * START**2).sum() / 2)  # uphill
     assert torch.equal(torch.cat(theta), START)
 
 
-@pytest.mark.parametrize("amp", [Amp(), other(radius=0.01, rate=100.0, steps=4), other(radius=5.0, steps=3)])
+@pytest.mark.parametrize(
+    "amp", [Amp(), other(radius=0.01, rate=100.0, steps=4), other(radius=5.0, steps=3)]
+)
 def test_the_perturbation_never_leaves_the_ball(amp):
     model, seen = tiny(), []
 
@@ -86,7 +105,9 @@ def test_the_perturbation_never_leaves_the_ball(amp):
         return torch.cat([value.detach().flatten().double() for value in model.parameters()])
 
     start = weights()
-    model.register_forward_pre_hook(lambda module, inputs: seen.append(torch.linalg.vector_norm(weights() - start)))
+    model.register_forward_pre_hook(
+        lambda module, inputs: seen.append(torch.linalg.vector_norm(weights() - start))
+    )
     run(model, steps=1, amp=amp)
     assert len(seen) == amp.steps + 1
     assert seen[0] == 0 and all(norm > 0 for norm in seen[1:])
@@ -98,22 +119,33 @@ def test_radius_zero_is_plain_training_bit_for_bit():
     plain, zero, amp = tiny(), tiny(), tiny()
     averages = [run(plain), run(zero, amp=other(radius=0.0, steps=3)), run(amp, amp=Amp())]
     for name, value in plain.state_dict().items():
-        assert torch.equal(value, zero.state_dict()[name]) and torch.equal(averages[0][name], averages[1][name])
+        assert torch.equal(value, zero.state_dict()[name]) and torch.equal(
+            averages[0][name], averages[1][name]
+        )
     assert any(not torch.equal(averages[0][name], averages[2][name]) for name in averages[0])
 
 
 @pytest.mark.parametrize("amp", [None, other(radius=0.5, rate=3.0, steps=2)])
 def test_a_batch_in_parts_has_the_gradient_of_the_whole_and_every_bit_of_the_network_stays(amp):
-    shown = [SOURCES["auxiliary"][0], SOURCES["auxiliary"][1], torch.linspace(0.1, 2, 20), torch.randn(20, 1, 8, 8)]
+    shown = [
+        SOURCES["auxiliary"][0],
+        SOURCES["auxiliary"][1],
+        torch.linspace(0.1, 2, 20),
+        torch.randn(20, 1, 8, 8),
+    ]
     found = {}
     for microbatch_size in (20, 7, 1, 64):
         model = tiny()
         before = {name: value.clone() for name, value in model.state_dict().items()}
         parts = [*zip(*(tensor.split(microbatch_size) for tensor in shown), strict=True)]
-        losses = functools.partial(map, functools.partial(mean_loss, model, autocast=False, size=20), parts)
+        losses = functools.partial(
+            map, functools.partial(mean_loss, model, autocast=False, size=20), parts
+        )
         loss = amp_gradient(model.parameters(), losses, amp)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-        found[microbatch_size] = torch.cat([loss[None], *(value.grad.flatten() for value in model.parameters())])
+        found[microbatch_size] = torch.cat(
+            [loss[None], *(value.grad.flatten() for value in model.parameters())]
+        )
     for microbatch_size in (7, 1, 64):
         assert torch.allclose(found[microbatch_size], found[20], rtol=1e-3, atol=1e-5)
 
@@ -125,7 +157,8 @@ def test_training_holds_no_more_images_than_fit_and_ends_in_the_same_weights(mon
         model = tiny()
         seen = inputs_of(model)
         averages.append(warm_up(model, [phase(), phase(amp=Amp())], SOURCES, 7))
-        assert {len(images) for images, *_ in seen} == ({8} if fits == 8 else {3, 2})  # 8 are 3, 3 and 2
+        # 8 are 3, 3 and 2
+        assert {len(images) for images, *_ in seen} == ({8} if fits == 8 else {3, 2})
     for name, value in averages[0].items():
         assert torch.allclose(value, averages[1][name], atol=1e-3)
 

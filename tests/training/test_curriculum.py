@@ -23,7 +23,10 @@ from sfumato.training.curriculum import (
 from sfumato.training.training_sets import public_training_set
 
 SOURCES = {
-    "central": (torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3),
+    "central": (
+        torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0)),
+        torch.arange(6) % 3,
+    ),
     "auxiliary": (torch.full((9, 1, 8, 8), 255, dtype=torch.uint8), torch.full((9,), 2)),
 }
 
@@ -74,7 +77,12 @@ def test_augmentation_changes_images_keeps_range_order_and_the_global_generator(
     pair = torch.cat([torch.full((40, 1, 8, 8), 0.1), torch.full((40, 1, 8, 8), 0.6)])
     out = rand_augment(pair, 1, torch.Generator().manual_seed(0)).amax(dim=(1, 2, 3))
     assert out[:40].median() < 0.3 < out[40:].median()
-    assert rand_augment(torch.rand(5, 3, 12, 12), 14, torch.Generator().manual_seed(0)).shape == (5, 3, 12, 12)
+    assert rand_augment(torch.rand(5, 3, 12, 12), 14, torch.Generator().manual_seed(0)).shape == (
+        5,
+        3,
+        12,
+        12,
+    )
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 12, 20)])
@@ -112,7 +120,8 @@ def test_labels_are_dropped_at_the_given_rate():
     model.label.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
     warm_up(model, [phase(steps=20, batch=100)], SOURCES, 0, label_dropout=0.3)
     dropped = (torch.cat(seen) == 3).double()
-    assert float(dropped.mean()) == pytest.approx(0.3, abs=5 * (0.3 * 0.7 / 2000) ** 0.5)  # false alarm below 1e-6
+    # False alarm below 1e-6
+    assert float(dropped.mean()) == pytest.approx(0.3, abs=5 * (0.3 * 0.7 / 2000) ** 0.5)
 
 
 # ---- public images
@@ -120,7 +129,9 @@ def test_labels_are_dropped_at_the_given_rate():
 
 def public(images: int = 30) -> ImageSet:
     """Image i is grey all over, of value i."""
-    pixels = np.broadcast_to(np.arange(images, dtype=np.uint8)[:, None, None, None], (images, 8, 8, 1))
+    pixels = np.broadcast_to(
+        np.arange(images, dtype=np.uint8)[:, None, None, None], (images, 8, 8, 1)
+    )
     return ImageSet(pixels, np.arange(images) % 5, tuple("abcde"))
 
 
@@ -134,7 +145,9 @@ def selection(directory, rows, labels, kind="public", classes=("a", "d")):
 
 
 def test_public_classes_get_rows_of_their_own_and_relabelled_ones_do_not(tmp_path):
-    images, labels, extra = public_training_set(public(), selection(tmp_path / "s", [3, 5, 8], [1, 0, 1]), classes=3)
+    images, labels, extra = public_training_set(
+        public(), selection(tmp_path / "s", [3, 5, 8], [1, 0, 1]), classes=3
+    )
     assert extra == 2 and labels.tolist() == [5, 4, 5]  # 0..2 are sensitive, 3 stands for no label
     assert images[torch.tensor([2, 0])].flatten(1).float().mean(dim=1).tolist() == [8, 3]
     assert images[torch.tensor([2, 0])].shape == (2, 1, 8, 8)
@@ -162,13 +175,19 @@ def test_a_selection_that_does_not_fit_is_refused(tmp_path, rows, labels, kind, 
 
 
 def test_sources_are_mixed_by_weight_and_keep_their_rows_and_labels(tmp_path):
-    images, labels, _ = public_training_set(public(), selection(tmp_path / "s", [0, 7, 11], [0, 1, 1]), classes=3)
+    images, labels, _ = public_training_set(
+        public(), selection(tmp_path / "s", [0, 7, 11], [0, 1, 1]), classes=3
+    )
     sources = {**SOURCES, "public": (images, labels)}
     weights = {"central": 1.0, "auxiliary": 2.0, "public": 5.0}
-    batch, labels = mixed_batch(phase(sources=weights, batch=4000), sources, torch.Generator().manual_seed(0))
+    batch, labels = mixed_batch(
+        phase(sources=weights, batch=4000), sources, torch.Generator().manual_seed(0)
+    )
     white, shown = (batch == 1).all(dim=(1, 2, 3)), labels > 3
     for part, share in ((white, 2 / 8), (shown, 5 / 8)):  # false alarm below 1e-6
-        assert float(part.double().mean()) == pytest.approx(share, abs=5 * (share * (1 - share) / 4000) ** 0.5)
+        assert float(part.double().mean()) == pytest.approx(
+            share, abs=5 * (share * (1 - share) / 4000) ** 0.5
+        )
     assert (labels[white] == 2).all() and batch.dtype == torch.float32 and batch.max() <= 1
     values = (batch[shown].flatten(1) * 255).round().unique()
     assert values.tolist() == [0, 7, 11]  # the selected rows and no others
@@ -179,7 +198,8 @@ def test_sources_are_mixed_by_weight_and_keep_their_rows_and_labels(tmp_path):
 def test_a_memory_map_is_read_row_by_row_and_never_copied(tmp_path):
     """64 GiB on paper: a copy of the whole would not fit."""
     size = 64 * 2**30 // 64
-    pixels = np.lib.format.open_memmap(tmp_path / "images.npy", "w+", np.uint8, (size, 8, 8, 1))  # a file of holes
+    # A file of holes
+    pixels = np.lib.format.open_memmap(tmp_path / "images.npy", "w+", np.uint8, (size, 8, 8, 1))
     pixels[size - 1], pixels[5] = 200, 100
     pixels.flush()
     mapped = np.load(tmp_path / "images.npy", mmap_mode="r")
@@ -198,7 +218,10 @@ def test_a_memory_map_is_read_row_by_row_and_never_copied(tmp_path):
 def test_mapped_images_train_as_the_same_images_in_memory_do():
     pixels = np.random.default_rng(0).integers(0, 256, (9, 8, 8, 1), dtype=np.uint8)
     held = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
-    both = [SOURCES | {"auxiliary": (images, SOURCES["auxiliary"][1])} for images in (MappedImages(pixels), held)]
+    both = [
+        SOURCES | {"auxiliary": (images, SOURCES["auxiliary"][1])}
+        for images in (MappedImages(pixels), held)
+    ]
     first, second = (warm_up(tiny(), [phase(augment=1)], sources, 7) for sources in both)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -210,9 +233,13 @@ def test_public_classes_are_trained_and_leave_with_their_rows():
     sources = {"public": (torch.rand(6, 1, 8, 8), torch.tensor([4, 5, 4, 5, 4, 5]))}
     seen = []
     model.label.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
-    phases = [phase(sources={"public": 1.0}, steps=20, amp=Amp()), phase(sources={"public": 1.0}, steps=5)]
+    phases = [
+        phase(sources={"public": 1.0}, steps=20, amp=Amp()),
+        phase(sources={"public": 1.0}, steps=5),
+    ]
     average = warm_up(model, phases, sources, 0, label_dropout=0.3)
-    assert set(torch.cat(seen[1:]).tolist()) == {3, 4, 5}  # 3: no label; the first is a measured blank
+    # 3: no label; the first is a measured blank
+    assert set(torch.cat(seen[1:]).tolist()) == {3, 4, 5}
     moved = (average["label.weight"] != start).any(dim=1)
     assert moved.tolist() == [False, False, False, True, True, True]
     ema_model(model, average)

@@ -16,18 +16,28 @@ def test_digits_are_learnt_and_the_accuracy_is_that_of_images_not_trained_on(dig
     model, accuracy = train_public_classifier(digits, SETTINGS, seed=0)
     assert not model.training and model.classes == 10
     assert accuracy > 0.85
-    scrambled = ImageSet(digits.images, np.random.default_rng(0).integers(0, 10, len(digits)), digits.classes)
-    _, chance = train_public_classifier(scrambled, SETTINGS.model_copy(update={"steps": 60}), seed=0)
-    assert chance < 0.25, "labels that mean nothing were predicted: the validation images were trained on"
+    scrambled = ImageSet(
+        digits.images, np.random.default_rng(0).integers(0, 10, len(digits)), digits.classes
+    )
+    _, chance = train_public_classifier(
+        scrambled, SETTINGS.model_copy(update={"steps": 60}), seed=0
+    )
+    assert chance < 0.25, (
+        "labels that mean nothing were predicted: the validation images were trained on"
+    )
 
 
 def test_the_seed_fixes_the_network_and_spares_the_global_generator(digits):
     before = torch.get_rng_state()
     short = SETTINGS.model_copy(update={"steps": 3})
-    (first, a), (second, b), (third, _) = (train_public_classifier(digits, short, seed) for seed in (0, 0, 1))
+    (first, a), (second, b), (third, _) = (
+        train_public_classifier(digits, short, seed) for seed in (0, 0, 1)
+    )
     assert torch.equal(torch.get_rng_state(), before)
     again = second.state_dict()
-    assert a == b and all(torch.equal(value, again[name]) for name, value in first.state_dict().items())
+    assert a == b and all(
+        torch.equal(value, again[name]) for name, value in first.state_dict().items()
+    )
     assert not torch.equal(first.head.weight, third.head.weight)
 
 
@@ -90,7 +100,9 @@ def test_large_images_come_in_smaller_batches_and_in_their_order():
         seen.append(len(images))
         return images.mean(dim=(1, 2, 3))[:, None]
 
-    images = np.arange(50, dtype=np.uint8)[:, None, None, None] * np.ones((1, 512, 512, 1), np.uint8)
+    images = np.arange(50, dtype=np.uint8)[:, None, None, None] * np.ones(
+        (1, 512, 512, 1), np.uint8
+    )
     found = supervised.apply(brightness, images, "cpu")
     assert max(seen) * 512**2 <= 1000 * 64**2 < (max(seen) + 1) * 512**2
     assert np.allclose(found[:, 0] * 255, np.arange(50), atol=1e-3)

@@ -1,4 +1,6 @@
-"""Selection from a noisy histogram, and the three stages classifier, histogram and select in a row."""
+"""Selection from a noisy histogram, and the three stages classifier, histogram and select in a
+row.
+"""
 
 import csv
 import json
@@ -49,7 +51,12 @@ def test_one_row_keeps_the_most_voted_equal_ones_in_their_order():
 
 def test_a_class_goes_to_the_row_that_votes_most_for_it_and_to_no_other():
     votes = np.array([[10.0, 9.0, 1.0, 0.0], [8.0, 7.0, 6.0, 5.0]])
-    assert select_classes(votes, 4) == [Kept(0, 0, 10.0), Kept(1, 0, 9.0), Kept(2, 1, 6.0), Kept(3, 1, 5.0)]
+    assert select_classes(votes, 4) == [
+        Kept(0, 0, 10.0),
+        Kept(1, 0, 9.0),
+        Kept(2, 1, 6.0),
+        Kept(3, 1, 5.0),
+    ]
     assert select_classes(votes, 2) == [Kept(0, 0, 10.0), Kept(1, 1, 7.0)]
 
 
@@ -69,7 +76,9 @@ def test_whatever_the_noise_every_row_is_served_equally_and_no_class_twice(data)
     assert len(kept) == keep == len({choice.public for choice in kept})
     share = np.bincount([choice.row for choice in kept], minlength=rows)
     assert share.min() >= keep // rows and share.max() <= math.ceil(keep / rows)
-    assert [choice.votes for choice in kept] == [votes[choice.row, choice.public] for choice in kept]
+    assert [choice.votes for choice in kept] == [
+        votes[choice.row, choice.public] for choice in kept
+    ]
     assert kept == sorted(kept, key=lambda choice: -choice.votes)
     assert kept == select_classes(votes.copy(), keep)
 
@@ -112,7 +121,9 @@ def test_the_table_names_what_each_class_became(tmp_path):
 def test_the_picture_has_a_row_of_examples_for_each_kept_class(channels):
     """Every class but the first has one image; the first has none."""
     pixels = np.zeros((69, 8, 6, channels), dtype=np.uint8)
-    images = ImageSet(pixels, np.arange(1, 70, dtype=np.int64), tuple(f"class {i}" for i in range(70)))
+    images = ImageSet(
+        pixels, np.arange(1, 70, dtype=np.int64), tuple(f"class {i}" for i in range(70))
+    )
     grid = example_grid(images, all_of(70))
     cell = 8 * 8 + 2  # pixels: each image is magnified by 8 and stands in a frame of 2
     assert grid.shape == (60 * cell + 2, 6 * (8 * 6 + 2) + 2, channels)
@@ -131,26 +142,51 @@ def public(digits, tmp_path_factory):
     out = tmp_path_factory.mktemp("public") / "public"
     with writing(out, "public") as directory:
         save_images(directory, both)
-        card = {"enabled": True, "source": "digits twice", "shape": [1, 8, 8], "classes": both.classes}
+        card = {
+            "enabled": True,
+            "source": "digits twice",
+            "shape": [1, 8, 8],
+            "classes": both.classes,
+        }
         (directory / "card.json").write_text(json.dumps(card | {"images": len(both)}))
     return out
 
 
 @pytest.fixture
 def desk(here, public):
-    """A working folder with prepared digits; a function that writes the plan of a stage and runs it."""
+    """A working folder with prepared digits; a function that writes the plan of a stage and runs
+    it.
+    """
     prepare_sensitive(Data(), here / "state", here / "data/sensitive/card.json", here / "raw")
     plans = here / "artifacts/plan"
     plans.mkdir(parents=True)
     (here / "data/public").symlink_to(public)
-    (plans / "permission.json").write_text(json.dumps({"delta": 1e-5, "lifetime_epsilon": "unlimited"}))
+    (plans / "permission.json").write_text(
+        json.dumps({"delta": 1e-5, "lifetime_epsilon": "unlimited"})
+    )
 
-    def run(stage, *, enabled=True, noise=None, sample_rate=1.0, uses=1, shape=(1, 8, 8), **settings):
-        content = {"stage": stage, "enabled": enabled, "revision": STAGES[stage].revision, "seed": 0}
+    def run(
+        stage, *, enabled=True, noise=None, sample_rate=1.0, uses=1, shape=(1, 8, 8), **settings
+    ):
+        content = {
+            "stage": stage,
+            "enabled": enabled,
+            "revision": STAGES[stage].revision,
+            "seed": 0,
+        }
         content |= {"settings": settings, "shape": list(shape)}
-        content |= {"dataset_id": "digits", "classes": list("0123456789"), "size_hint": 1400, "delta": 1e-5}
+        content |= {
+            "dataset_id": "digits",
+            "classes": list("0123456789"),
+            "size_hint": 1400,
+            "delta": 1e-5,
+        }
         if noise is not None:
-            content["mechanism"] = {"noise_multiplier": noise, "sample_rate": sample_rate, "uses": uses}
+            content["mechanism"] = {
+                "noise_multiplier": noise,
+                "sample_rate": sample_rate,
+                "uses": uses,
+            }
             lineage = {stage: {"plan": token_hex()}}
             (plans / "lineage.json").write_text(json.dumps(lineage))
         (plans / f"{stage}.yaml").write_text(yaml.safe_dump(content))
@@ -175,7 +211,9 @@ def test_relabelled_by_class_the_public_digits_take_the_labels_of_the_sensitive_
     (record,) = read_artifact(counted, "histogram").records.values()
     assert record["sensitivity"].startswith("√1") and record["event"]["type"] == "PoissonSampled"
     out = desk("select", ratio=0.5)
-    indices, labels = (np.load(out / name, allow_pickle=False) for name in ("indices.npy", "labels.npy"))
+    indices, labels = (
+        np.load(out / name, allow_pickle=False) for name in ("indices.npy", "labels.npy")
+    )
     original = np.load(public / "labels.npy")[indices]
     assert (np.diff(indices) > 0).all() and len(indices) == 1797
     assert np.array_equal(original, labels), "each digit's own class has the most votes of it"
@@ -183,7 +221,9 @@ def test_relabelled_by_class_the_public_digits_take_the_labels_of_the_sensitive_
     assert chosen["labels"] == "sensitive"
     assert chosen["classes"] == list("0123456789") == sorted(chosen["kept"])
     assert chosen["images"] == len(indices) and (out / "selection.png").is_file()
-    assert list(read_artifact(out, "select").records.values()) == [record], "the selection carries the histogram's cost"
+    assert list(read_artifact(out, "select").records.values()) == [record], (
+        "the selection carries the histogram's cost"
+    )
     with (out / "selection.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["rank"] for row in rows] == [str(i) for i in range(1, 11)]
@@ -196,25 +236,42 @@ def test_a_teacher_labels_the_public_digits_and_they_are_released_as_what_they_a
     desk("count", noise=5.0)
     assert resource.getrlimit(resource.RLIMIT_CORE)[0] == 0, "a query leaves no core dump"
     taught = desk("teacher", noise=1.0, uses=20, steps=20, dimension=32, learning_rate=30.0)
-    records = {record["stage"]: record for record in read_artifact(taught, "teacher").records.values()}
+    records = {
+        record["stage"]: record for record in read_artifact(taught, "teacher").records.values()
+    }
     assert set(records) == {"count", "teacher"} and records["teacher"]["event"]["count"] == 20
     chosen = desk("select", by="teacher", images=600)
-    indices, labels = (np.load(chosen / name, allow_pickle=False) for name in ("indices.npy", "labels.npy"))
+    indices, labels = (
+        np.load(chosen / name, allow_pickle=False) for name in ("indices.npy", "labels.npy")
+    )
     original = np.load(public / "labels.npy")[indices]
     assert np.bincount(labels).tolist() == [60] * 10 and len(set(indices.tolist())) == 600
-    assert (original == labels).mean() > 0.7, "most are digits of their own class, few are inverted ones"
+    assert (original == labels).mean() > 0.7, (
+        "most are digits of their own class, few are inverted ones"
+    )
     with (chosen / "selection.csv").open(newline="") as file:
-        assert [row["most_frequent"].split()[0] for row in csv.DictReader(file)] == list("0123456789")
+        assert [row["most_frequent"].split()[0] for row in csv.DictReader(file)] == list(
+            "0123456789"
+        )
     with pytest.raises(DataError, match="60: lower synthesize.count, or raise select.images"):
         desk("synthesize", sources={"select": 1}, count=1000, labels="uniform")
     out = desk("synthesize", sources={"select": 1}, count=300, labels="uniform")
-    images, labels = (np.load(out / name, allow_pickle=False) for name in ("images.npy", "labels.npy"))
+    images, labels = (
+        np.load(out / name, allow_pickle=False) for name in ("images.npy", "labels.npy")
+    )
     known = {image.tobytes() for image in np.load(public / "images.npy")[indices]}
-    assert np.bincount(labels).tolist() == [30] * 10 and all(image.tobytes() in known for image in images)
-    assert len(read_artifact(out, "synthesize").records) == 2, "it carries the cost of the teacher and of the counts"
+    assert np.bincount(labels).tolist() == [30] * 10 and all(
+        image.tobytes() in known for image in images
+    )
+    assert len(read_artifact(out, "synthesize").records) == 2, (
+        "it carries the cost of the teacher and of the counts"
+    )
     card, text = json.loads((out / "card.json").read_text()), (out / "README.md").read_text()
     assert card["sources"] == {"select": 300} and not card["synthetic"]
-    assert "All are **public images, privately selected and labelled**" in text and "drawn by" not in text
+    assert (
+        "All are **public images, privately selected and labelled**" in text
+        and "drawn by" not in text
+    )
 
 
 def test_the_mixture_is_chosen_without_a_look_at_any_sensitive_image(desk, tmp_path, monkeypatch):
@@ -222,7 +279,9 @@ def test_the_mixture_is_chosen_without_a_look_at_any_sensitive_image(desk, tmp_p
     desk("count", noise=5.0)
     desk("frequency", noise=1.0, size=40)
     desk("auxiliary", steps=5, images=50, batch=20, width=8, latent=4)
-    desk("teacher", noise=1.0, uses=20, steps=20, dimension=32, learning_rate=30.0, feature="pixels")
+    desk(
+        "teacher", noise=1.0, uses=20, steps=20, dimension=32, learning_rate=30.0, feature="pixels"
+    )
     desk("select", by="teacher", images=200)
     mixed = {
         "sources": {"auxiliary": 1, "select": 1},
@@ -237,10 +296,18 @@ def test_the_mixture_is_chosen_without_a_look_at_any_sensitive_image(desk, tmp_p
     card, text = json.loads((out / "card.json").read_text()), (out / "README.md").read_text()
     said = card["mixture"]
     assert said["chosen"] in said["agreement"] and f"The set was released {said['chosen']}" in text
-    assert ("select" in card["sources"]) == (said["chosen"] == "with public images") == ("public" in card["kinds"])
+    assert (
+        ("select" in card["sources"])
+        == (said["chosen"] == "with public images")
+        == ("public" in card["kinds"])
+    )
     assert "selected from 2 times as many" in text
-    assert all((out / name).exists() for name in re.findall(r"^\| `([^`*]+)` \|", text, re.MULTILINE))
-    assert len(read_artifact(out, "synthesize").records) == 3, "no charge but those of count, frequency and teacher"
+    assert all(
+        (out / name).exists() for name in re.findall(r"^\| `([^`*]+)` \|", text, re.MULTILINE)
+    )
+    assert len(read_artifact(out, "synthesize").records) == 3, (
+        "no charge but those of count, frequency and teacher"
+    )
 
 
 def test_in_one_row_the_kept_classes_are_renumbered_by_rank(desk, public):
@@ -248,14 +315,22 @@ def test_in_one_row_the_kept_classes_are_renumbered_by_rank(desk, public):
     desk("histogram", noise=5.0, votes=5)
     out = desk("select", ratio=0.25)
     chosen = json.loads((out / "selection.json").read_text())
-    assert chosen["labels"] == "public" and len(chosen["classes"]) == 5 and chosen["kept"] == chosen["classes"]
+    assert (
+        chosen["labels"] == "public"
+        and len(chosen["classes"]) == 5
+        and chosen["kept"] == chosen["classes"]
+    )
     names = json.loads((public / "card.json").read_text())["classes"]
-    indices, labels = (np.load(out / name, allow_pickle=False) for name in ("indices.npy", "labels.npy"))
+    indices, labels = (
+        np.load(out / name, allow_pickle=False) for name in ("indices.npy", "labels.npy")
+    )
     original = np.load(public / "labels.npy")[indices]
     assert [chosen["classes"][label] for label in labels] == [names[label] for label in original]
     files = {path.name: path.read_bytes() for path in out.iterdir()}
     desk("select", ratio=0.25)
-    assert files == {path.name: path.read_bytes() for path in out.iterdir()}, "the same plan selects the same bytes"
+    assert files == {path.name: path.read_bytes() for path in out.iterdir()}, (
+        "the same plan selects the same bytes"
+    )
 
 
 def test_switched_off_stages_write_empty_artifacts_and_selection_then_keeps_all(desk):
@@ -278,14 +353,19 @@ def test_what_does_not_fit_is_refused_before_anything_is_spent(desk, tmp_path):
         desk("histogram", noise=5.0, shape=(1, 9, 9))
     with pytest.raises(DataError, match="prepare public"):
         desk("classifier", shape=(1, 9, 9))
-    assert not list((tmp_path / "state" / "runs").glob("*")) and not (tmp_path / "artifacts/histogram").exists()
+    assert (
+        not list((tmp_path / "state" / "runs").glob("*"))
+        and not (tmp_path / "artifacts/histogram").exists()
+    )
     desk("histogram", noise=5.0)
     file = tmp_path / "artifacts/histogram/histogram.json"
     about = json.loads(file.read_text())
     votes = np.load(file.with_name("histogram.npy"))
     with writing(tmp_path / "artifacts/histogram", "histogram") as directory:
         np.save(directory / "histogram.npy", votes)
-        (directory / "histogram.json").write_text(json.dumps(about | {"public_classes": about["public_classes"][::-1]}))
+        (directory / "histogram.json").write_text(
+            json.dumps(about | {"public_classes": about["public_classes"][::-1]})
+        )
     with pytest.raises(DataError, match="different classes"):
         desk("select", ratio=0.1)
 
@@ -312,6 +392,8 @@ def test_every_class_gets_its_number_and_no_image_two(classes, per_class, spare,
 
 def test_votes_that_are_no_numbers_are_refused(tmp_path):
     np.save(tmp_path / "histogram.npy", np.array([[1.0, np.nan]]))
-    (tmp_path / "histogram.json").write_text(json.dumps({"per_class": False, "public_classes": ["x", "y"]}))
+    (tmp_path / "histogram.json").write_text(
+        json.dumps({"per_class": False, "public_classes": ["x", "y"]})
+    )
     with pytest.raises(DataError, match="no numbers"):
         read_votes(tmp_path, ("x", "y"), 3)

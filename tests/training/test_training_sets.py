@@ -22,7 +22,9 @@ def test_modes_become_the_midpoint_of_the_fullest_bin(tmp_path):
     assert images[0].unique().tolist() == [0.25] and images[1].unique().tolist() == [0.75]
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 3, 8, 8), (2, 3, 1, 4, 4), (2, 4, 1, 8, 8), (3, 1, 8, 8), (2, 3, 1, 0, 8)])
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 3, 8, 8), (2, 3, 1, 4, 4), (2, 4, 1, 8, 8), (3, 1, 8, 8), (2, 3, 1, 0, 8)]
+)
 def test_central_images_of_another_shape_are_refused(tmp_path, shape):
     np.save(tmp_path / "mean.npy", np.zeros(shape, np.float32))
     with pytest.raises(DataError):

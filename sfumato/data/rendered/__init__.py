@@ -1,6 +1,8 @@
-"""Public image sets that the program draws: glyphs of fonts, procedural textures, patches of two photographs.
+"""Public image sets that the program draws: glyphs of fonts, procedural textures, patches of two
+photographs.
 
-Every image has its own random stream, seeded by (seed, class, number), so a larger set begins with the smaller one.
+Every image has its own random stream, seeded by (seed, class, number), so a larger set begins with
+the smaller one.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +24,9 @@ DRAWN: dict[str, Callable[[Shape], tuple[tuple[str, ...], Draw]]] = {
 }
 
 
-def draw_all(draw: Draw, classes: int, per_class: int, seed: int) -> Iterator[tuple[np.ndarray, int]]:
+def draw_all(
+    draw: Draw, classes: int, per_class: int, seed: int
+) -> Iterator[tuple[np.ndarray, int]]:
     """Yield `per_class` images of each class, (H, W, C) uint8, with their labels."""
     for number in range(per_class):
         for label in range(classes):

@@ -1,7 +1,11 @@
-"""Genes, vectors in [0, 1)^n, which replace the random stream of a drawing. An image becomes a function of its genes.
+"""Genes, vectors in [0, 1)^n, which replace the random stream of a drawing.
 
-A small change of a gene, such as an angle or the noise of a texture, changes the image only a little.
-Source: the primary sample space of Kelemen et al. 2002; for Private Evolution, Sim-PE (Lin et al. 2025).
+An image becomes a function of its genes.
+
+A small change of a gene, such as an angle or the noise of a texture, changes the image only a
+little.
+Source: the primary sample space of Kelemen et al. 2002; for Private Evolution, Sim-PE (Lin et al.
+2025).
 """
 
 from collections.abc import Sequence
@@ -11,7 +15,9 @@ from scipy.special import ndtri
 
 
 class Genes:
-    """A random stream for drawing functions, which reads `values`, (n,) in [0, 1), then a fixed stream, and counts."""
+    """A random stream for drawing functions, which reads `values`, (n,) in [0, 1), then a fixed
+    stream, and counts.
+    """
 
     def __init__(self, values: np.ndarray) -> None:
         self.values = values

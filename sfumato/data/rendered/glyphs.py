@@ -1,6 +1,8 @@
-"""Digits and letters of fonts, rotated, sheared, shifted, thinned and thickened: 62 classes, as in EMNIST's full split.
+"""Digits and letters of fonts, rotated, sheared, shifted, thinned and thickened: 62 classes, as in
+EMNIST's full split.
 
-Grey images are white on black, like sets of handwriting. Colour images have a random foreground and background.
+Grey images are white on black, like sets of handwriting. Colour images have a random foreground and
+background.
 """
 
 import math
@@ -18,14 +20,18 @@ CONTRAST = 110.0  # minimum distance of foreground and background colours, in un
 
 
 def glyph_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """Return a function (random stream, label) -> glyph, (H, W, C) uint8, in a random font of matplotlib."""
+    """Return a function (random stream, label) -> glyph, (H, W, C) uint8, in a random font of
+    matplotlib.
+    """
     basic = ImageFont.Layout.BASIC
     # 96 pixels, before the transform
     faces = [ImageFont.truetype(str(path), 96, layout_engine=basic) for path in font_files()]
     thinnest = max(-1.0, 48 / min(shape[1:]) - 3)  # strokes should not be much thinner than a pixel
 
     def draw(random: np.random.Generator, label: int) -> np.ndarray:
-        picture = glyph_picture(faces[random.integers(len(faces))], CHARACTERS[label], random.uniform(thinnest, 5.0))
+        picture = glyph_picture(
+            faces[random.integers(len(faces))], CHARACTERS[label], random.uniform(thinnest, 5.0)
+        )
         mask = place(picture, shape[1:], random)
         return mask[..., None] if shape[0] == 1 else coloured(mask, random)
 
@@ -33,11 +39,18 @@ def glyph_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, 
 
 
 def font_files() -> list[Path]:
-    """Return the fonts of matplotlib that contain every character. Raises DataError if a file is missing."""
+    """Return the fonts of matplotlib that contain every character.
+
+    Raises DataError if a file is missing.
+    """
     import matplotlib
 
     names = (
-        *(f"DejaVuSans{kind}{style}" for kind in ("", "Mono") for style in ("-Bold", "-BoldOblique", "-Oblique", "")),
+        *(
+            f"DejaVuSans{kind}{style}"
+            for kind in ("", "Mono")
+            for style in ("-Bold", "-BoldOblique", "-Oblique", "")
+        ),
         *(f"DejaVuSerif{style}" for style in ("-Bold", "-BoldItalic", "-Italic", "")),
         *(f"STIXGeneral{style}" for style in ("", "Bol", "BolIta", "Italic")),
         *("cmb10", "cmmi10", "cmr10", "cmss10", "cmti10", "cmtt10"),
@@ -49,21 +62,29 @@ def font_files() -> list[Path]:
 
 
 def glyph_picture(face: ImageFont.FreeTypeFont, character: str, weight: float) -> Image.Image:
-    """Draw a character, cropped to its bounds, white on black, thickened by `weight` pixels (thinned if below -0.5)."""
+    """Draw a character, cropped to its bounds, white on black, thickened by `weight` pixels
+    (thinned if below -0.5).
+    """
     stroke = max(0, round(weight))
     left, top, right, bottom = face.getbbox(character, stroke_width=stroke)
     size = (math.ceil(right - left) + 2, math.ceil(bottom - top) + 2)
     picture = Image.new("L", size)
-    ImageDraw.Draw(picture).text((1 - left, 1 - top), character, fill=255, font=face, stroke_width=stroke)
+    ImageDraw.Draw(picture).text(
+        (1 - left, 1 - top), character, fill=255, font=face, stroke_width=stroke
+    )
     return picture.filter(ImageFilter.MinFilter(3)) if weight < -0.5 else picture
 
 
 def place(picture: Image.Image, size: tuple[int, int], random: np.random.Generator) -> np.ndarray:
-    """Place a glyph on a black canvas (H, W), scaled, sheared, rotated and shifted at random. Returns (H, W) uint8."""
+    """Place a glyph on a black canvas (H, W), scaled, sheared, rotated and shifted at random.
+
+    Returns (H, W) uint8.
+    """
     height, width = size
     side = min(height, width)
     fine = max(2, round(112 / side))  # drawn this many times larger, then averaged
-    fraction = random.uniform(min(0.85, 0.7 + 1.2 / side), 1.0)  # share of the side, larger for small images
+    # Share of the side, larger for small images
+    fraction = random.uniform(min(0.85, 0.7 + 1.2 / side), 1.0)
     scale = side * fine * fraction / max(picture.size)
     stretched = np.array([[random.uniform(0.8, 1.2), random.uniform(-0.2, 0.2)], [0, 1]])
     angle = math.radians(random.uniform(-15, 15))
@@ -74,12 +95,17 @@ def place(picture: Image.Image, size: tuple[int, int], random: np.random.Generat
     centre = np.array([width, height]) * fine / 2 + random.uniform(-room, room, 2)
     offset = np.array(picture.size) / 2 - back @ centre
     affine = (*back[0], offset[0], *back[1], offset[1])
-    placed = picture.transform((width * fine, height * fine), Image.Transform.AFFINE, affine, Image.Resampling.BILINEAR)
+    placed = picture.transform(
+        (width * fine, height * fine), Image.Transform.AFFINE, affine, Image.Resampling.BILINEAR
+    )
     return np.asarray(placed.reduce(fine))
 
 
 def coloured(mask: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Colour a mask, (H, W) uint8, with two colours at least CONTRAST apart. Returns (H, W, 3) uint8."""
+    """Colour a mask, (H, W) uint8, with two colours at least CONTRAST apart.
+
+    Returns (H, W, 3) uint8.
+    """
     ground, ink = random.uniform(0, 255, (2, 3))
     while np.linalg.norm(ground - ink) < CONTRAST:
         ink = random.uniform(0, 255, 3)

@@ -1,4 +1,7 @@
-"""Random patches of two photographs in scikit-learn, a Chinese palace and a flower. Each photograph is a class."""
+"""Random patches of two photographs in scikit-learn, a Chinese palace and a flower.
+
+Each photograph is a class.
+"""
 
 import math
 from collections.abc import Callable
@@ -10,22 +13,34 @@ PHOTOGRAPHS = ("china", "flower")
 
 
 def photo_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """Return a function (random stream, label) -> patch, (H, W, C) uint8, with random place, scale and mirroring."""
+    """Return a function (random stream, label) -> patch, (H, W, C) uint8, with random place, scale
+    and mirroring.
+    """
     from sklearn.datasets import load_sample_image
 
     channels, height, width = shape
     mode = {1: "L", 3: "RGB"}[channels]
-    pictures = [Image.fromarray(load_sample_image(f"{name}.jpg")).convert(mode) for name in PHOTOGRAPHS]
+    pictures = [
+        Image.fromarray(load_sample_image(f"{name}.jpg")).convert(mode) for name in PHOTOGRAPHS
+    ]
 
     def draw(random: np.random.Generator, label: int) -> np.ndarray:
         picture = pictures[label]
-        largest = min(picture.width / width, picture.height / height)  # largest scale of a patch, relative to the image
+        # Largest scale of a patch, relative to the image
+        largest = min(picture.width / width, picture.height / height)
         smallest = min(max(1.0, 16 / min(height, width)), largest)  # pixels of its shorter side
         scale = math.exp(random.uniform(math.log(smallest), math.log(largest)))
         left = random.uniform(0, picture.width - scale * width)
         top = random.uniform(0, picture.height - scale * height)
-        box = (left, top, min(left + scale * width, picture.width), min(top + scale * height, picture.height))
-        patch = np.atleast_3d(np.asarray(picture.resize((width, height), Image.Resampling.LANCZOS, box=box)))
+        box = (
+            left,
+            top,
+            min(left + scale * width, picture.width),
+            min(top + scale * height, picture.height),
+        )
+        patch = np.atleast_3d(
+            np.asarray(picture.resize((width, height), Image.Resampling.LANCZOS, box=box))
+        )
         return np.ascontiguousarray(patch[:, ::-1]) if random.random() < 0.5 else patch
 
     return draw

@@ -1,7 +1,8 @@
 """Textures of six classical generators, grey or in colour; the generator is the class.
 
-Sources: dead leaves (Lee, Mumford, Huang 2001; as public images: Baradad et al. 2021), 1/f noise (Field 1987), gradient
-noise (Perlin 1985), cellular noise (Worley 1996). Lengths are in units of the image's shorter side.
+Sources: dead leaves (Lee, Mumford, Huang 2001; as public images: Baradad et al. 2021), 1/f noise
+(Field 1987), gradient noise (Perlin 1985), cellular noise (Worley 1996). Lengths are in units of
+the image's shorter side.
 """
 
 import math
@@ -10,8 +11,12 @@ from collections.abc import Callable
 import numpy as np
 
 
-def procedural_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """Return a function (random stream, label) -> texture, (H, W, C) uint8; if it has edges, drawn at double size."""
+def procedural_drawer(
+    shape: tuple[int, int, int],
+) -> Callable[[np.random.Generator, int], np.ndarray]:
+    """Return a function (random stream, label) -> texture, (H, W, C) uint8; if it has edges, drawn
+    at double size.
+    """
     channels, height, width = shape
     textures = list(FAMILIES.values())
     edged = (dead_leaves, shapes, cells)
@@ -27,7 +32,9 @@ def procedural_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Genera
 
 
 def dead_leaves(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
-    """Draw overlapping discs, with radii of density ∝ r⁻³, until they cover nearly all of the background."""
+    """Draw overlapping discs, with radii of density ∝ r⁻³, until they cover nearly all of the
+    background.
+    """
     y, x = (axis.ravel() for axis in grid(height, width))
     image = np.broadcast_to(random.random(channels), (height * width, channels)).copy()
     bare = np.arange(height * width)
@@ -36,7 +43,8 @@ def dead_leaves(random: np.random.Generator, height: int, width: int, channels: 
     for _ in range(12):  # from front to back, 24 discs at once
         radius = (most**-2 + random.random(24) * (least**-2 - most**-2)) ** -0.5
         middle = random.uniform(-0.2, [[1.2 * y[-1]], [1.2 * x[-1]]], (2, 24))
-        square = (y[bare, None] - middle[0]) ** 2 + (x[bare, None] - middle[1]) ** 2  # (pixels still bare, 24)
+        # (pixels still bare, 24)
+        square = (y[bare, None] - middle[0]) ** 2 + (x[bare, None] - middle[1]) ** 2
         inside = square < radius**2
         hit = inside.any(axis=1)
         image[bare[hit]] = random.random((24, channels))[inside[hit].argmax(axis=1)]
@@ -44,7 +52,9 @@ def dead_leaves(random: np.random.Generator, height: int, width: int, channels: 
     return image.reshape(height, width, channels)
 
 
-def fractal_noise(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
+def fractal_noise(
+    random: np.random.Generator, height: int, width: int, channels: int
+) -> np.ndarray:
     """Draw Gaussian noise with an amplitude of 1/f^β, β in 0.6..1.8, and correlated channels."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
     frequency[0, 0] = np.inf
@@ -57,20 +67,28 @@ def fractal_noise(random: np.random.Generator, height: int, width: int, channels
     return random.uniform(0.3, 0.7, channels) + random.uniform(0.12, 0.25) * mixed
 
 
-def gradient_noise(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
+def gradient_noise(
+    random: np.random.Generator, height: int, width: int, channels: int
+) -> np.ndarray:
     """Draw Perlin noise of one to five octaves, as a mixture of three colours."""
     cells = random.uniform(1.5, 6)
     octaves = int(random.integers(1, 6))
-    waves = [0.55**octave * perlin(random, height, width, cells * 2**octave) for octave in range(octaves)]
+    waves = [
+        0.55**octave * perlin(random, height, width, cells * 2**octave) for octave in range(octaves)
+    ]
     value = np.sum(waves, axis=0)
     value = (value - value.min()) / (np.ptp(value) + 1e-12)
     low, middle, high = random.random((3, channels))
     value = value[..., None]
-    return np.where(value < 0.5, low + 2 * value * (middle - low), middle + (2 * value - 1) * (high - middle))
+    return np.where(
+        value < 0.5, low + 2 * value * (middle - low), middle + (2 * value - 1) * (high - middle)
+    )
 
 
 def perlin(random: np.random.Generator, height: int, width: int, cells: float) -> np.ndarray:
-    """Draw one octave, (H, W), from random unit gradients on a lattice with `cells` cells along the shorter side."""
+    """Draw one octave, (H, W), from random unit gradients on a lattice with `cells` cells along the
+    shorter side.
+    """
     y, x = (axis * cells for axis in grid(height, width))
     row = y.astype(int)
     column = x.astype(int)
@@ -78,7 +96,10 @@ def perlin(random: np.random.Generator, height: int, width: int, cells: float) -
     dy = y - row
     dx = x - column
     corner = [
-        [np.cos(turn := angle[row + i, column + j]) * (dx - j) + np.sin(turn) * (dy - i) for j in (0, 1)]
+        [
+            np.cos(turn := angle[row + i, column + j]) * (dx - j) + np.sin(turn) * (dy - i)
+            for j in (0, 1)
+        ]
         for i in (0, 1)
     ]
     u, v = (t**3 * (t * (6 * t - 15) + 10) for t in (dx, dy))
@@ -105,10 +126,14 @@ def gratings(random: np.random.Generator, height: int, width: int, channels: int
 
 
 def shapes(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
-    """Draw one to five overlapping ellipses and convex polygons on a gradient between two colours."""
+    """Draw one to five overlapping ellipses and convex polygons on a gradient between two
+    colours.
+    """
     y, x = grid(height, width)
     angle = random.uniform(0, 2 * math.pi)
-    ramp = (0.5 + 0.7 * ((x - 0.5) * math.cos(angle) + (y - 0.5) * math.sin(angle))).clip(0, 1)[..., None]
+    ramp = (0.5 + 0.7 * ((x - 0.5) * math.cos(angle) + (y - 0.5) * math.sin(angle))).clip(0, 1)[
+        ..., None
+    ]
     start, ink = apart(random, channels)
     image = start + ramp * random.uniform(0, 0.5) * (random.random(channels) - start)
     for _ in range(random.integers(1, 6)):
@@ -124,18 +149,23 @@ def shapes(random: np.random.Generator, height: int, width: int, channels: int) 
             sides = int(random.integers(3, 7))
             normal = 2 * math.pi * (np.arange(sides) + random.uniform(-0.2, 0.2, sides)) / sides
             reach = size * random.uniform(0.5, 0.9, sides)
-            inside = (across[..., None] * np.cos(normal) + along[..., None] * np.sin(normal) < reach).all(axis=2)
+            inside = (
+                across[..., None] * np.cos(normal) + along[..., None] * np.sin(normal) < reach
+            ).all(axis=2)
         image[inside] = ink
         ink = random.random(channels)
     return image
 
 
 def cells(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
-    """Draw Worley noise of 6 to 40 points: plain cells, distances to the nearest point, or walls between cells."""
+    """Draw Worley noise of 6 to 40 points: plain cells, distances to the nearest point, or walls
+    between cells.
+    """
     y, x = grid(height, width)
     count = int(random.integers(6, 41))
     point = random.uniform(-0.1, [[1.1 * y[-1, 0]], [1.1 * x[0, -1]]], (2, count))
-    square = (y[..., None] - point[0]) ** 2 + (x[..., None] - point[1]) ** 2  # squared distance, (H, W, points)
+    # Squared distance, (H, W, points)
+    square = (y[..., None] - point[0]) ** 2 + (x[..., None] - point[1]) ** 2
     kind = random.integers(3)
     if kind == 0:
         return random.random((count, channels))[square.argmin(axis=2)]
@@ -161,7 +191,9 @@ FAMILIES = {
 def grid(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the pixel centres, y and x (H, W), in units of the shorter side."""
     side = min(height, width)
-    y, x = np.meshgrid((np.arange(height) + 0.5) / side, (np.arange(width) + 0.5) / side, indexing="ij")
+    y, x = np.meshgrid(
+        (np.arange(height) + 0.5) / side, (np.arange(width) + 0.5) / side, indexing="ij"
+    )
     return y, x
 
 

@@ -1,7 +1,7 @@
 """Open a source of images, by its entry of SOURCES in `settings/sources.py`.
 
-Every source yields one image at a time, converted to the requested size and channels. The conversion of an image
-depends only on that image and the request.
+Every source yields one image at a time, converted to the requested size and channels. The
+conversion of an image depends only on that image and the request.
 """
 
 from dataclasses import replace
@@ -23,48 +23,85 @@ __all__ = ["Example", "Source", "read_public", "read_source"]
 def read_source(data: Data, raw: Path) -> Source:
     """Open the sensitive source in `data`. raw: folder of downloads.
 
-    Names and array shapes are checked here. Pictures are decoded, and may be refused, during iteration. Raises
-    ConfigError if `data` is incomplete, DataError if files are missing or unusable.
+    Names and array shapes are checked here. Pictures are decoded, and may be refused, during
+    iteration. Raises ConfigError if `data` is incomplete, DataError if files are missing or
+    unusable.
     """
     size = None if data.size is None else both_sides(data.size)
-    names = ("path", "channels", "groups", "range", "classes", "label_column", "compare_by", "skip", "volume")
+    names = (
+        "path",
+        "channels",
+        "groups",
+        "range",
+        "classes",
+        "label_column",
+        "compare_by",
+        "skip",
+        "volume",
+    )
     asked = {name: getattr(data, name) for name in names}
     several = data.labels == SEVERAL
     outer = data.groups is not None and data.groups.folder == OUTER
-    if data.classes is None and (data.label_column is not None or data.source == "webdataset" or outer):
+    if data.classes is None and (
+        data.label_column is not None or data.source == "webdataset" or outer
+    ):
         # A list collected from the labels would depend on the images.
         fix = "name the classes, [a, b, …]; `stage init` writes those that occur"
         raise public(ConfigError(f"data.classes is missing: {fix}"))
-    request = Request(section="data", name=data.source, size=size, pad=data.fit == "pad", several=several, **asked)
+    request = Request(
+        section="data", name=data.source, size=size, pad=data.fit == "pad", several=several, **asked
+    )
     return open_source(request, raw)
 
 
 def check_there(path: str | None, groups: Groups | None) -> None:
-    """Raise DataError if a path in the settings does not exist. A log may show it, because no file is open yet."""
+    """Raise DataError if a path in the settings does not exist.
+
+    A log may show it, because no file is open yet.
+    """
     named = {"data.path": path}
     if groups is not None:
         named["data.groups.csv"] = groups.csv
     for option, text in named.items():
         if text is not None and not Path(text).expanduser().exists():
-            raise public(DataError(f"{option}={text} does not exist: correct the path, or mount the disk it lies on"))
+            raise public(
+                DataError(
+                    f"{option}={text} does not exist: correct the path, or mount the disk it "
+                    "lies on"
+                )
+            )
 
 
 def read_public(public: Public, shape: Shape, raw: Path, seed: int) -> Source:
     """Open the training part of the source in `public`. Raises as `read_source` does.
 
-    shape: (C, H, W) to convert images to; they are yielded as (H, W, C); seed: seed of sources that the program draws.
+    shape: (C, H, W) to convert images to; they are yielded as (H, W, C); seed: seed of sources that
+    the program draws.
     """
     channels, height, width = shape
     asked = public.model_dump(include={"path", "per_class"})
-    request = Request(section="public", name=public.source, size=(height, width), channels=channels, seed=seed, **asked)
+    request = Request(
+        section="public",
+        name=public.source,
+        size=(height, width),
+        channels=channels,
+        seed=seed,
+        **asked,
+    )
     return open_source(request, raw)
 
 
 def open_source(request: Request, raw: Path) -> Source:
-    """Open a source. Raises ConfigError if SOURCES has no such name for the section, DataError for a single class."""
+    """Open a source.
+
+    Raises ConfigError if SOURCES has no such name for the section, DataError for a single class.
+    """
     known = names_in(request.section)
     if request.name not in known:
-        unknown = f"{request.section}.source={request.name!r} does not exist: {nearest(request.name, known)}"
+        unknown = (
+            f"{request.section}.source={request.name!r} does not exist: "
+            f"{nearest(request.name, known)}"
+        )
         raise public(ConfigError(unknown))
     if request.sensitive:
         check_there(request.path, request.groups)
@@ -73,16 +110,21 @@ def open_source(request: Request, raw: Path) -> Source:
             request = replace(request, path=str(unpacked(Path(request.path).expanduser())))
     read = resolve_name(f"{__name__}.{SOURCES[request.name].reader}")
     source = replace(read(request, raw), converted=request.converted, left_out=request.left_out)
-    with explained(DataError, lambda error: f"{request.section}.source={request.name}: {error}. Rename it."):
+    with explained(
+        DataError, lambda error: f"{request.section}.source={request.name}: {error}. Rename it."
+    ):
         for name in source.classes:
             class_name(name)
     if len(source.classes) < 2:
-        raise DataError(f"{request.section}.source={request.name} has only one class: expected two or more.")
+        raise DataError(
+            f"{request.section}.source={request.name} has only one class: expected two or more."
+        )
     ids = source.groups or []
     trained = source.size - source.held_out
     if shared := {*ids[:trained]} & {*ids[trained:]} - {None}:
         raise DataError(
-            f"data.groups: {len(shared)} person(s) have pictures in both train and test of {request.path}, and no "
-            "guarantee covers the hold-out: move all pictures of a person into one part, or merge the two parts"
+            f"data.groups: {len(shared)} person(s) have pictures in both train and test of "
+            f"{request.path}, and no guarantee covers the hold-out: move all pictures of a person "
+            "into one part, or merge the two parts"
         )
     return source

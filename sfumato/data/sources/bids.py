@@ -1,4 +1,7 @@
-"""BIDS: volumes in `sub-*/[ses-*/]anat/`, and one row per subject in `participants.tsv`. A subject is a person."""
+"""BIDS: volumes in `sub-*/[ses-*/]anat/`, and one row per subject in `participants.tsv`.
+
+A subject is a person.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -18,18 +21,25 @@ NO_LABEL = {"", "n/a"}
 
 
 def is_bids(path: Path) -> bool:
-    """Return whether a folder follows BIDS: one folder per subject, and BIDS's own files beside them."""
+    """Return whether a folder follows BIDS: one folder per subject, and BIDS's own files beside
+    them.
+    """
     subjects = any(folder.name.startswith(SUBJECT) for folder in folders_in(path))
-    return subjects and any((path / name).is_file() for name in (PARTICIPANTS, "dataset_description.json"))
+    return subjects and any(
+        (path / name).is_file() for name in (PARTICIPANTS, "dataset_description.json")
+    )
 
 
 def participants_of(root: Path) -> Path:
-    """Return the table of participants. Raises ConfigError if it is missing, or has no column for their ids."""
+    """Return the table of participants.
+
+    Raises ConfigError if it is missing, or has no column for their ids.
+    """
     table = root / PARTICIPANTS
     if not table.is_file() or PARTICIPANT not in heads_in(table):
         raise ConfigError(
-            f"{root} is laid out as BIDS, but {PARTICIPANTS} with the columns {PARTICIPANT} and a label is missing: "
-            "write it, with one row per sub-* folder"
+            f"{root} is laid out as BIDS, but {PARTICIPANTS} with the columns {PARTICIPANT} and a "
+            "label is missing: write it, with one row per sub-* folder"
         )
     return table
 
@@ -48,14 +58,20 @@ def anatomy_of(root: Path) -> Iterator[tuple[str, Path]]:
         for place in (subject, *sessions):
             if (place / "anat").is_dir():
                 files = (file for file in visible(place / "anat") if is_volume(file))
-                yield from ((subject.name, file) for file in files if suffix_of(file) not in ACCOMPANY)
+                yield from (
+                    (subject.name, file) for file in files if suffix_of(file) not in ACCOMPANY
+                )
 
 
-def rows_of_volumes(root: Path, columns: Sequence[str], suffix: str | None) -> dict[Path, list[str]]:
-    """Return the cells of each volume, from its subject's row. The cell of PARTICIPANT is the folder's name.
+def rows_of_volumes(
+    root: Path, columns: Sequence[str], suffix: str | None
+) -> dict[Path, list[str]]:
+    """Return the cells of each volume, from its subject's row.
 
-    suffix: of the volumes to use; None for the only one. Raises ConfigError for several, and DataError for a subject
-    without a row, or with several.
+    The cell of PARTICIPANT is the folder's name.
+
+    suffix: of the volumes to use; None for the only one. Raises ConfigError for several, and
+    DataError for a subject without a row, or with several.
     """
     table = participants_of(root)
     rows: dict[str, list[str]] = {}
@@ -63,14 +79,17 @@ def rows_of_volumes(root: Path, columns: Sequence[str], suffix: str | None) -> d
     for number, (name, *cells) in read_table(table, [PARTICIPANT, *read]):
         subject = SUBJECT + name.strip().removeprefix(SUBJECT)
         if subject in rows:
-            raise DataError(f"{table}, row {number}, names a participant a second time: keep one row per participant")
+            raise DataError(
+                f"{table}, row {number}, names a participant a second time: keep one row per "
+                "participant"
+            )
         rows[subject] = [re.sub("^n/a$", "", cell.strip()) for cell in cells]
     volumes = [*anatomy_of(root)]
     found = sorted({suffix_of(file) for _, file in volumes})
     if suffix is None and len(found) > 1:
         error = ConfigError(
-            "{root} has volumes of several kinds ({found}): choose one with data.volume.suffix ({option.volume} "
-            "suffix={first})",
+            "{root} has volumes of several kinds ({found}): choose one with data.volume.suffix "
+            "({option.volume} suffix={first})",
             option="volume",
             root=root,
             found=", ".join(found),
@@ -81,11 +100,19 @@ def rows_of_volumes(root: Path, columns: Sequence[str], suffix: str | None) -> d
     used = [(subject, file) for subject, file in volumes if suffix in (None, suffix_of(file))]
     if not used:
         kinds = ", ".join(found) or "none"
-        raise DataError(f"{root} has no volumes sub-*/anat/*_{suffix or 'T1w'}.nii.gz (or .nii); of others: {kinds}.")
+        raise DataError(
+            f"{root} has no volumes sub-*/anat/*_{suffix or 'T1w'}.nii.gz (or .nii); of others: "
+            f"{kinds}."
+        )
     if missing := {subject for subject, _ in used if subject not in rows}:
-        raise DataError(f"{table} has no row for {len(missing)} of the sub-* folders: add one row per participant")
+        raise DataError(
+            f"{table} has no row for {len(missing)} of the sub-* folders: add one row per "
+            "participant"
+        )
     named = {subject: dict(zip(read, cells, strict=True)) for subject, cells in rows.items()}
-    return {file: [named[subject].get(column, subject) for column in columns] for subject, file in used}
+    return {
+        file: [named[subject].get(column, subject) for column in columns] for subject, file in used
+    }
 
 
 def label_columns(root: Path) -> list[str]:
@@ -94,6 +121,9 @@ def label_columns(root: Path) -> list[str]:
     heads = [head for head in heads_in(table) if head != PARTICIPANT]
     named = r"(dx|diagnosis|diagnostic|disease|label|class|group|cohort|condition|status|target|category|pathology)s?"
     likely = [head for head in heads if re.search(rf"(^|[\W_]){named}([\W_]|$)", head.casefold())]
-    cells = {head: {cell for _, (cell,) in read_table(table, [head])} - NO_LABEL for head in likely or heads}
+    cells = {
+        head: {cell for _, (cell,) in read_table(table, [head])} - NO_LABEL
+        for head in likely or heads
+    }
     rows = sum(1 for _ in read_table(table, [PARTICIPANT]))
     return [head for head, found in cells.items() if 1 < len(found) <= max(2, rows // 5)]

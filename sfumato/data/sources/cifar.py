@@ -8,10 +8,19 @@ from sfumato.data.sources.source import Request, Source, download, examples
 
 
 def read_cifar(request: Request, raw: Path) -> Source:
-    """Read the set from its unpacked archive in `request.path`, or in `raw`. Without a path, download it if missing."""
+    """Read the set from its unpacked archive in `request.path`, or in `raw`.
+
+    Without a path, download it if missing.
+    """
     place = Path(request.path or raw).expanduser()
-    archive = {"cifar10": "cifar-10-python.tar.gz", "cifar100": "cifar-100-python.tar.gz"}[request.name]
+    archive = {"cifar10": "cifar-10-python.tar.gz", "cifar100": "cifar-100-python.tar.gz"}[
+        request.name
+    ]
     fix = f"Unpack {archive} into {place}"
-    parts = download(request.name.upper(), place, fix, test=request.sensitive, download=request.path is None)
-    train, *test = [examples(part.data, np.array(part.targets), request, request.name) for part in parts]
+    parts = download(
+        request.name.upper(), place, fix, test=request.sensitive, download=request.path is None
+    )
+    train, *test = [
+        examples(part.data, np.array(part.targets), request, request.name) for part in parts
+    ]
     return Source(tuple(parts[0].classes), train, next(iter(test), None), sum(map(len, parts)))

@@ -1,4 +1,6 @@
-"""Sources without files: scikit-learn's handwritten digits, and public images that the program draws."""
+"""Sources without files: scikit-learn's handwritten digits, and public images that the program
+draws.
+"""
 
 from pathlib import Path
 
@@ -15,14 +17,21 @@ def read_digits(request: Request, raw: Path) -> Source:
 
     bunch = load_digits()
     images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
-    return Source(tuple("0123456789"), examples(images, bunch.target, request, "digits"), None, len(images))
+    return Source(
+        tuple("0123456789"), examples(images, bunch.target, request, "digits"), None, len(images)
+    )
 
 
 def read_drawn(request: Request, raw: Path) -> Source:
     """Draw `request.per_class` images of each class, with the requested size and channels."""
     if request.path is not None:
-        raise ConfigError(f"public.path={request.path}: public.source={request.name} reads no files: leave it out.")
+        raise ConfigError(
+            f"public.path={request.path}: public.source={request.name} reads no files: leave it "
+            "out."
+        )
     assert request.size is not None and request.channels is not None  # set for all public sources
     classes, draw = DRAWN[request.name]((request.channels, *request.size))
     count = len(classes) * request.per_class
-    return Source(classes, draw_all(draw, len(classes), request.per_class, request.seed), None, count)
+    return Source(
+        classes, draw_all(draw, len(classes), request.per_class, request.seed), None, count
+    )

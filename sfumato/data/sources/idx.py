@@ -17,11 +17,15 @@ from sfumato.data.sources.source import Request, Source, download, examples
 from sfumato.errors import DataError, explained
 from sfumato.storage.files import reading
 
-DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # installed by Debian's package dataset-fashion-mnist
+# Installed by Debian's package dataset-fashion-mnist
+DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
 
 class IdxSet(NamedTuple):
-    """The names and files of a set. `splits`: prefixes of the names of its training and test files."""
+    """The names and files of a set.
+
+    `splits`: prefixes of the names of its training and test files.
+    """
 
     torchvision: str
     classes: tuple[str, ...]
@@ -34,7 +38,18 @@ IDX_SETS = {
     "mnist": IdxSet("MNIST", tuple("0123456789")),
     "fashion-mnist": IdxSet(
         "FashionMNIST",
-        ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
+        (
+            "t-shirt",
+            "trouser",
+            "pullover",
+            "dress",
+            "coat",
+            "sandal",
+            "shirt",
+            "sneaker",
+            "bag",
+            "ankle boot",
+        ),
     ),
     "kmnist": IdxSet("KMNIST", ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")),
     "emnist": IdxSet(
@@ -49,10 +64,14 @@ IDX_SETS = {
 
 
 def read_idx_set(request: Request, raw: Path) -> Source:
-    """Read a set of idx files, gzipped or not, from `request.path`, from the usual places, or after a download."""
+    """Read a set of idx files, gzipped or not, from `request.path`, from the usual places, or after
+    a download.
+    """
     chosen = IDX_SETS[request.name]
     splits = chosen.splits if request.sensitive else chosen.splits[:1]
-    stems = [f"{split}-{kind}" for split in splits for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
+    stems = [
+        f"{split}-{kind}" for split in splits for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")
+    ]
     home = Path(request.path or raw / request.name).expanduser()
     places = [home, home / "gzip"]  # EMNIST's archive unpacks into the second
     if request.path is None:
@@ -65,7 +84,10 @@ def read_idx_set(request: Request, raw: Path) -> Source:
         download(chosen.torchvision, raw, fix, test=request.sensitive, **chosen.options)
         files = first_with_all(places, stems)
     if files is None:
-        raise DataError(f"{', '.join(map(str, places))}: none contains {', '.join(f'{stem}[.gz]' for stem in stems)}.")
+        raise DataError(
+            f"{', '.join(map(str, places))}: none contains "
+            f"{', '.join(f'{stem}[.gz]' for stem in stems)}."
+        )
     parts = []
     size = 0
     for images_file, labels_file in zip(files[::2], files[1::2], strict=True):
@@ -85,14 +107,21 @@ def read_idx_set(request: Request, raw: Path) -> Source:
 def first_with_all(places: list[Path], stems: list[str]) -> list[Path] | None:
     """Return the files of the first folder that contains all of `stems`, each gzipped or plain."""
     for place in places:
-        files = {stem: file for stem in stems for file in (place / stem, place / f"{stem}.gz") if file.is_file()}
+        files = {
+            stem: file
+            for stem in stems
+            for file in (place / stem, place / f"{stem}.gz")
+            if file.is_file()
+        }
         if len(files) == len(stems):
             return [*files.values()]
     return None
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Read an idx file of unsigned bytes: magic 0, 0, 8, rank; then one big-endian int32 per axis; then the bytes."""
+    """Read an idx file of unsigned bytes: magic 0, 0, 8, rank; then one big-endian int32 per axis;
+    then the bytes.
+    """
     broken = f"{path} is truncated or corrupt"
     largest = 2**29  # number of values that fit into memory; the supported sets have at most 10⁸
     causes = (OSError, EOFError, zlib.error, struct.error)
@@ -104,12 +133,17 @@ def read_idx(path: Path) -> np.ndarray:
         magic = file.read(4)
         if magic[:3] != b"\0\0\x08" or len(magic) < 4:
             start = magic.hex() or "nothing"
-            raise DataError(f"{path} is not an idx file of unsigned bytes: it starts with {start}, expected 000008.")
+            raise DataError(
+                f"{path} is not an idx file of unsigned bytes: it starts with {start}, expected "
+                "000008."
+            )
         shape = struct.unpack(f">{magic[3]}i", file.read(4 * magic[3]))
         size = math.prod(shape)
         if min(shape, default=0) < 0 or size > largest:
             fix = "Fetch it again, or give an .npz."
-            raise DataError(f"{broken}: its header states {shape}, expected at most {largest:,} values. {fix}")
+            raise DataError(
+                f"{broken}: its header states {shape}, expected at most {largest:,} values. {fix}"
+            )
         content = file.read(size + 1)  # not more: a few bytes of gzip can expand to any number
     if len(content) != size:
         held = len(content) if len(content) < size else f"more than {size}"

@@ -1,4 +1,6 @@
-"""Read pictures from one folder per class, possibly in `train/` and `test/`, or as listed by `tabled`."""
+"""Read pictures from one folder per class, possibly in `train/` and `test/`, or as listed by
+`tabled`.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
@@ -18,7 +20,13 @@ from sfumato.data.series import in_slices
 from sfumato.data.sources.bids import PARTICIPANT, PARTICIPANTS, is_bids
 from sfumato.data.sources.source import Example, Listing, Place, Request, Source
 from sfumato.data.sources.splits import TRAIN, folders_in, split_of, visible
-from sfumato.data.sources.tabled import column_of, is_picture, list_labels, list_metadata, list_shards
+from sfumato.data.sources.tabled import (
+    column_of,
+    is_picture,
+    list_labels,
+    list_metadata,
+    list_shards,
+)
 from sfumato.data.tables import FILE, METADATA, TABLES
 from sfumato.data.volumes import is_volume
 from sfumato.errors import ConfigError, DataError
@@ -26,11 +34,13 @@ from sfumato.settings.data import OUTER, Groups
 
 
 def read_imagefolder(request: Request, raw: Path) -> Source:
-    """Read a folder with one folder of pictures per class, sorted by name. Hidden files are ignored.
+    """Read a folder with one folder of pictures per class, sorted by name.
 
-    Folders with the names of parts, such as train, are treated as parts (see `split_of`). If labels are in a table or
-    in tar files, `request` names the classes; with several labels, `list_labels` does. Raises DataError, here or during
-    decoding, with every file that cannot be used.
+    Hidden files are ignored.
+
+    Folders with the names of parts, such as train, are treated as parts (see `split_of`). If labels
+    are in a table or in tar files, `request` names the classes; with several labels, `list_labels`
+    does. Raises DataError, here or during decoding, with every file that cannot be used.
     """
     path = request.required_path()
     groups = request.groups
@@ -45,7 +55,11 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     if request.skip and groups is not None:
         places = without_strays(every, request)
     files = [place.file for place in places]
-    ids = None if groups is None else ids_of_files(groups, files, path, [place.person for place in places])
+    ids = (
+        None
+        if groups is None
+        else ids_of_files(groups, files, path, [place.person for place in places])
+    )
     compared: list[str] = []
     if request.compare_by is not None:
         compared = column_of(path, request.compare_by, files, request.volume)
@@ -59,9 +73,13 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     trained = sum(not place.held_out for place in places)
     shapes: list[tuple[int, ...]] = []  # shape of the first picture, for both parts
     train = pictures_of(places[:trained], every, request, shapes)
-    test = pictures_of(places[trained:], every, request, shapes, trained) if found.official else None
+    test = (
+        pictures_of(places[trained:], every, request, shapes, trained) if found.official else None
+    )
     labels = [place.label for place in places]
-    return Source(found.classes, train, test, len(files), ids, files, labels, compared, len(files) - trained)
+    return Source(
+        found.classes, train, test, len(files), ids, files, labels, compared, len(files) - trained
+    )
 
 
 def list_pictures(request: Request) -> Listing:
@@ -74,69 +92,100 @@ def list_pictures(request: Request) -> Listing:
         check_bids(request)
     if request.label_column is not None:
         return list_metadata(request, request.label_column)
-    return list_folder(request.required_path(), f"{request.section}.path", request.groups, request.classes)
+    return list_folder(
+        request.required_path(), f"{request.section}.path", request.groups, request.classes
+    )
 
 
 def check_bids(request: Request) -> None:
-    """Raise ConfigError unless the labels are a column of the participants, and the persons are they."""
+    """Raise ConfigError unless the labels are a column of the participants, and the persons are
+    they.
+    """
     if request.label_column is None or request.volume is None or request.id_column != PARTICIPANT:
         raise ConfigError(
-            f"{request.path} is laid out as BIDS, whose subjects are persons: set data.label_column to a column of "
-            f"{PARTICIPANTS}, data.volume, such as {{axis: axial}}, and data.groups: {{column: {PARTICIPANT}}}"
+            f"{request.path} is laid out as BIDS, whose subjects are persons: set "
+            f"data.label_column to a column of {PARTICIPANTS}, data.volume, such as {{axis: "
+            f"axial}}, and data.groups: {{column: {PARTICIPANT}}}"
         )
 
 
 def list_folder(
-    path: Path, option: str = "data.path", groups: Groups | None = None, named: Sequence[str] | None = None
+    path: Path,
+    option: str = "data.path",
+    groups: Groups | None = None,
+    named: Sequence[str] | None = None,
 ) -> Listing:
-    """List the pictures of a folder by class and split. named: classes, if the outer folders belong to persons.
+    """List the pictures of a folder by class and split. named: classes, if the outer folders belong
+    to persons.
 
     Raises DataError if there are no classes.
     """
     if not path.is_dir():
-        raise DataError(f"{option}={path} is not a folder: expected one folder of pictures per class.")
+        raise DataError(
+            f"{option}={path} is not a folder: expected one folder of pictures per class."
+        )
     trained, held_out = split_of(path)
     official = bool(held_out)
     classes = sorted({folder.name for part in trained for folder in folders_in(part)})
     if groups is not None and groups.folder == OUTER:  # a person's folder has the layout of a part
-        trained, held_out = ([person for one in part for person in folders_in(one)] for part in (trained, held_out))
+        trained, held_out = (
+            [person for one in part for person in folders_in(one)] for part in (trained, held_out)
+        )
         classes = [*(named or ())]
-    every = [found for part in trained + held_out for found in list_part(part, path, classes, groups, part in held_out)]
+    every = [
+        found
+        for part in trained + held_out
+        for found in list_part(part, path, classes, groups, part in held_out)
+    ]
     places = [found for found in every if isinstance(found, Place)]
     problems = [found for found in every if isinstance(found, DataError)]
     if not classes:
         held = "no pictures: expected one folder of pictures per class, or a table of labels"
         if problems:
-            held = "pictures, but no class folder: move each into a folder named after its class, or write "
+            held = (
+                "pictures, but no class folder: move each into a folder named after its class, or "
+                "write "
+            )
             held += f"{METADATA[0]} with the columns {FILE} and label"
         if (path / TABLES[0]).is_file():
             held += ". For labels.csv, set data.labels: several"
         raise DataError(f"{option}={path} contains {held}.")
     if groups is not None and groups.column is not None and not problems:
         persons = column_of(path, groups.column, [place.file for place in places])
-        places = [place._replace(person=person) for place, person in zip(places, persons, strict=True)]
+        places = [
+            place._replace(person=person) for place, person in zip(places, persons, strict=True)
+        ]
     return Listing(tuple(classes), places, official, problems)
 
 
 def list_part(
     path: Path, root: Path, classes: Sequence[str], groups: Groups | None, held_out: bool
 ) -> Iterator[Place | DataError]:
-    """Yield the pictures of one part of the folder `root`, by class, and an error for each entry that is not used."""
+    """Yield the pictures of one part of the folder `root`, by class, and an error for each entry
+    that is not used.
+    """
     nested = groups is not None and groups.folder is True
     deep = groups is not None and groups.dicom  # the person of a series shows in its files
     for folder in visible(path):
         if not folder.is_dir():
             if is_picture(folder):
-                yield DataError(f"{folder} lies outside a class: move it into a folder named after its class.")
+                yield DataError(
+                    f"{folder} lies outside a class: move it into a folder named after its class."
+                )
             continue
         wrong = misplaced(folder, root)
         if wrong is None and folder.name not in classes:
-            known = "data.classes" if groups is not None and groups.folder == OUTER else root / TRAIN
-            wrong = DataError(f"{folder} is a class that {known} does not have: add it there, or remove it.")
+            known = (
+                "data.classes" if groups is not None and groups.folder == OUTER else root / TRAIN
+            )
+            wrong = DataError(
+                f"{folder} is a class that {known} does not have: add it there, or remove it."
+            )
         if wrong is not None:
             yield wrong
             continue
-        # A folder without pictures is still a class: a refusal would reveal that its last picture was removed.
+        # A folder without pictures is still a class: a refusal would reveal that its last picture
+        # was removed.
         inner = (entries_of(entry, nested, deep) for entry in visible(folder))
         for picture in chain.from_iterable(inner):
             if picture.is_dir():
@@ -145,11 +194,15 @@ def list_part(
                     fix += ", or, if it is one person's, set data.groups: {folder: true}"
                 yield DataError(f"{picture} is a folder inside a class: {fix}.")
             else:
-                yield misplaced(picture, root) or Place(picture, classes.index(folder.name), held_out=held_out)
+                yield misplaced(picture, root) or Place(
+                    picture, classes.index(folder.name), held_out=held_out
+                )
 
 
 def entries_of(entry: Path, nested: bool, deep: bool) -> Iterable[Path]:
-    """List the entries of a folder in a class: one level if `nested`, all if `deep`, else the folder itself."""
+    """List the entries of a folder in a class: one level if `nested`, all if `deep`, else the
+    folder itself.
+    """
     if not (nested or deep) or not entry.is_dir() or (deep and entry.is_symlink()):
         return [entry]
     if nested:
@@ -158,7 +211,9 @@ def entries_of(entry: Path, nested: bool, deep: bool) -> Iterable[Path]:
 
 
 def misplaced(entry: Path, root: Path) -> DataError | None:
-    """Return the error for an entry of the folder `root` that is not a file, or is a link out of `root`, or None."""
+    """Return the error for an entry of the folder `root` that is not a file, or is a link out of
+    `root`, or None.
+    """
     leads_out = entry.is_symlink() and not entry.resolve().is_relative_to(root.resolve())
     found = entry.is_file() or entry.is_dir()
     if found and not leads_out:
@@ -166,20 +221,28 @@ def misplaced(entry: Path, root: Path) -> DataError | None:
     if form := link_format(entry):
         return AnotherFormat(str(entry), form)
     if leads_out:
-        wrong = f"{entry} is a link to {entry.resolve()}, outside of {root}: copy what it links to in its place."
+        wrong = (
+            f"{entry} is a link to {entry.resolve()}, outside of {root}: copy what it links to in "
+            "its place."
+        )
     else:
         wrong = f"{entry} is not a file (a pipe, a device, or a link to nothing): remove it."
     return DataError(wrong)
 
 
 def pictures_of(
-    files: list[Place], every: list[Place], request: Request, shapes: list[tuple[int, ...]], before: int = 0
+    files: list[Place],
+    every: list[Place],
+    request: Request,
+    shapes: list[tuple[int, ...]],
+    before: int = 0,
 ) -> Iterator[Example]:
-    """Decode picture files one by one. shapes: list that receives the shape of the first picture, which all must have.
+    """Decode picture files one by one. shapes: list that receives the shape of the first picture,
+    which all must have.
 
-    before: number of places before these. Raises DataError with all pictures of `every` that cannot be read, or whose
-    size or channels differ. Guarantee: whether a picture is left out depends on that picture only; with too many, all
-    fail.
+    before: number of places before these. Raises DataError with all pictures of `every` that cannot
+    be read, or whose size or channels differ. Guarantee: whether a picture is left out depends on
+    that picture only; with too many, all fail.
     """
     with closing(decoded([place.file for place in files], request)) as images:
         for number, image in enumerate(images):
@@ -195,8 +258,8 @@ def pictures_of(
 def leave_out(key: Any, error: DataError, every: list[Place], request: Request) -> None:
     """Record why one of `every` is left out.
 
-    Raises DataError with all of them if the request allows fewer, or if this one is intact but in an unsupported
-    format.
+    Raises DataError with all of them if the request allows fewer, or if this one is intact but in
+    an unsupported format.
     """
     request.left_out[key] = str(error)
     if isinstance(error, AnotherFormat) or len(request.left_out) / len(every) > request.skip:
@@ -204,7 +267,10 @@ def leave_out(key: Any, error: DataError, every: list[Place], request: Request) 
 
 
 def without_strays(places: list[Place], request: Request) -> list[Place]:
-    """Drop files that are not pictures, by name and content. They have no person and no row in a table."""
+    """Drop files that are not pictures, by name and content.
+
+    They have no person and no row in a table.
+    """
     for file, *_ in places:
         if (
             isinstance(file, Path)
@@ -224,7 +290,9 @@ def is_whole(file: Path, request: Request) -> bool:
 
 
 def problems_of(files: Sequence[Place], request: Request) -> list[DataError]:
-    """Return one error per file that cannot be used, and one error for all whose size or channels differ."""
+    """Return one error per file that cannot be used, and one error for all whose size or channels
+    differ.
+    """
     problems: list[DataError] = []
     shapes: dict[PictureFile, tuple[int, ...]] = {}
     paths = [place.file for place in files]
@@ -236,21 +304,32 @@ def problems_of(files: Sequence[Place], request: Request) -> list[DataError]:
     first, *others = shapes or [Path()]
     if odd := [path for path in others if shapes[path] != shapes[first] and not request.mixed]:
         parts = {"size": slice(2), "channels": slice(2, 3)}
-        differ = [name for name, part in parts.items() if len({shape[part] for shape in shapes.values()}) > 1]
+        differ = [
+            name
+            for name, part in parts.items()
+            if len({shape[part] for shape in shapes.values()}) > 1
+        ]
         wish = " and ".join(f"{request.section}.{name}" for name in differ)
         more = f" ({len(odd) - 1} more differ)" if len(odd) > 1 else ""
-        wrong = f"{odd[0]} is {describe(shapes[odd[0]])} but {first} is {describe(shapes[first])}{more}"
+        wrong = (
+            f"{odd[0]} is {describe(shapes[odd[0]])} but {first} is {describe(shapes[first])}{more}"
+        )
         problems.append(DataError(f"{wrong}: set {wish} to convert all alike."))
     return problems
 
 
 def refusal(problems: Sequence[DataError]) -> DataError:
-    """Return one error with all problems, in at most 200 lines. If there are none, a file has changed meanwhile."""
+    """Return one error with all problems, in at most 200 lines.
+
+    If there are none, a file has changed meanwhile.
+    """
     if not problems:
         return DataError(
-            "pictures changed while they were read: leave the folder unchanged, and run the command again."
+            "pictures changed while they were read: leave the folder unchanged, and run the "
+            "command again."
         )
-    problems = [*{str(problem): problem for problem in problems}.values()]  # slices of a volume share theirs
+    # Slices of a volume share theirs
+    problems = [*{str(problem): problem for problem in problems}.values()]
     lines = sentences(problems)
     if len(lines) == 1:
         return DataError(lines[0])

@@ -17,12 +17,14 @@ AS_PLAIN_ARRAYS = "write it with np.savez and plain arrays."
 
 
 def read_npz(request: Request, raw: Path) -> Source:
-    """Read `images` (N, H, W) or (N, H, W, C) uint8, `labels` (N,) integers, and `classes`, an array of strings.
+    """Read `images` (N, H, W) or (N, H, W, C) uint8, `labels` (N,) integers, and `classes`, an
+    array of strings.
 
     With `data.labels: several`, labels are (N, classes) of 0 and 1.
-    Or read MedMNIST's own file: `train_images`, `train_labels` (N,) or (N, 1), `val_…`, and `test_…` as the hold-out.
-    It contains no class names, so `data.classes` must name them; a list of the classes that occur would depend on the
-    images. The ids of persons are in the array `groups`, or in the array named by `data.groups.column`.
+    Or read MedMNIST's own file: `train_images`, `train_labels` (N,) or (N, 1), `val_…`, and
+    `test_…` as the hold-out. It contains no class names, so `data.classes` must name them; a list
+    of the classes that occur would depend on the images. The ids of persons are in the array
+    `groups`, or in the array named by `data.groups.column`.
     """
     path = request.required_path()
     if not path.is_file():
@@ -30,7 +32,9 @@ def read_npz(request: Request, raw: Path) -> Source:
         raise DataError(f"{request.section}.path={path} is not a file: expected {wanted}.")
     groups = request.groups
     if groups is not None and not (groups.array or groups.column):
-        raise ConfigError("data.groups: an archive has no file names, so its ids are an array: set {array: true}")
+        raise ConfigError(
+            "data.groups: an archive has no file names, so its ids are an array: set {array: true}"
+        )
     arrays = arrays_in(path, AS_PLAIN_ARRAYS)
     parts = [""]  # prefixes of the names of each part's arrays; empty if there is one part
     if "train_images" in arrays:
@@ -53,7 +57,9 @@ def read_npz(request: Request, raw: Path) -> Source:
         raise DataError(f"{path}: `groups` {GROUPS_REFUSED}.")
     names = np.asarray(names)
     if names.dtype.kind != "U" or names.ndim != 1 or not len(names) or len({*names}) != len(names):
-        raise DataError(f"{path}: classes are {names.dtype} {names.shape}, expected distinct names as strings.")
+        raise DataError(
+            f"{path}: classes are {names.dtype} {names.shape}, expected distinct names as strings."
+        )
     classes = tuple(map(str, names))
     labels = {part: labels_of(path, arrays, part, classes, request.several) for part in parts}
     size = sum(map(len, labels.values()))
@@ -62,22 +68,33 @@ def read_npz(request: Request, raw: Path) -> Source:
         ids = np.concatenate([arrays[name] for name in ids_in])
         persons = checked(ids_of_array(ids, size, f"{path}: `{owners}`"), groups)
 
-    read = {part: examples(arrays[f"{part}images"], labels[part], request, path.name) for part in parts}
+    read = {
+        part: examples(arrays[f"{part}images"], labels[part], request, path.name) for part in parts
+    }
     test = read.pop("test_", None)
     if not request.sensitive:
         test = None
     every = chain.from_iterable(labels.values())
     train = chain.from_iterable(read.values())
-    return Source(classes, train, test, size, persons, labels=every, held_out=len(labels.get("test_", ())))
+    return Source(
+        classes, train, test, size, persons, labels=every, held_out=len(labels.get("test_", ()))
+    )
 
 
 def labels_of(
     path: Path, arrays: dict[str, np.ndarray], part: str, classes: tuple[str, ...], several: bool
 ) -> np.ndarray:
-    """Return the labels of a part, (N,) or, if several, (N, classes). Raises DataError if images and labels differ."""
+    """Return the labels of a part, (N,) or, if several, (N, classes).
+
+    Raises DataError if images and labels differ.
+    """
     images = arrays[f"{part}images"]
     labels = arrays[f"{part}labels"]
-    if images.dtype != np.uint8 or images.ndim not in (3, 4) or images.shape[3:] not in ((), (1,), (3,)):
+    if (
+        images.dtype != np.uint8
+        or images.ndim not in (3, 4)
+        or images.shape[3:] not in ((), (1,), (3,))
+    ):
         held = f"{part}images are {images.dtype} {images.shape}"
         raise DataError(f"{path}: {held}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3")
     count = len(images)
@@ -96,7 +113,8 @@ def labels_of(
 
 
 def archive_layout(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the keys of a Request for an archive, and the names of its arrays without the prefixes of parts.
+    """Return the keys of a Request for an archive, and the names of its arrays without the prefixes
+    of parts.
 
     Labels without names, as in MedMNIST, are named by numbers.
     """

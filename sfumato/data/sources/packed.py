@@ -1,4 +1,6 @@
-"""Unpack a zip, a tar file, an .npz, or Parquet with pictures, into a private folder while the program runs."""
+"""Unpack a zip, a tar file, an .npz, or Parquet with pictures, into a private folder while the
+program runs.
+"""
 
 import atexit
 import bz2
@@ -44,20 +46,28 @@ COMPRESSED: dict[str, Callable[..., Any]] = {
 CHUNK = 2**20  # bytes to inflate at a time
 DAMAGED = (*UNREADABLE, tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OverflowError)
 UNPACKED = "unpacked"  # folder in the state directory for unpacked archives
-MADE_HERE: dict[tuple[Path, int, int], Path] = {}  # folders that each thread of this process has unpacked
-HELD: dict[tuple[int, Path], ExitStack] = {}  # locks by (thread, folder), which show that the process runs
+# Folders that each thread of this process has unpacked
+MADE_HERE: dict[tuple[Path, int, int], Path] = {}
+# Locks by (thread, folder), which show that the process runs
+HELD: dict[tuple[int, Path], ExitStack] = {}
 
 
 def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> Path:
-    """Unpack a zip, a tar file, or Parquet. Returns a folder, or its only file; any other path unchanged.
+    """Unpack a zip, a tar file, or Parquet.
 
-    A tar file of samples with labels (WebDataset) and Parquet beside a table or beside folders of pictures stay
-    unchanged too. Raises DataError if unpacking fails.
+    Returns a folder, or its only file; any other path unchanged.
+
+    A tar file of samples with labels (WebDataset) and Parquet beside a table or beside folders of
+    pictures stay unchanged too. Raises DataError if unpacking fails.
 
     allowance: limits of the outermost archive; depth: number of archives that contain this one.
     """
     tables = [path] if path.suffix == ".parquet" and path.is_file() else []
-    if path.is_dir() and table_of(path) is None and all(folder.name == "data" for folder in folders_in(path)):
+    if (
+        path.is_dir()
+        and table_of(path) is None
+        and all(folder.name == "data" for folder in folders_in(path))
+    ):
         tables = parquet_in(path)
     suffix = ""
     if path.is_file():
@@ -67,7 +77,9 @@ def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> 
         return path
     if depth == DEEPEST_ARCHIVE:
         raise DataError(f"{path.name} is nested in {depth} archives: unpack it by hand.")
-    allowance = allowance or Allowance(path, sum(file.stat().st_size for file in tables or [path]), state_dir())
+    allowance = allowance or Allowance(
+        path, sum(file.stat().st_size for file in tables or [path]), state_dir()
+    )
     if tables:
         folder = kept(path, lambda folder: unpack_tables(tables, folder, allowance))
     elif suffix == ".tar":
@@ -88,7 +100,10 @@ def parquet_in(folder: Path) -> list[Path]:
 
 
 def private_folder() -> Path:
-    """Create a folder that is deleted when the program ends. Until then it is locked, also for other hosts."""
+    """Create a folder that is deleted when the program ends.
+
+    Until then it is locked, also for other hosts.
+    """
     state = state_dir()
     remove_left(state)
     state.mkdir(0o700, parents=True, exist_ok=True)
@@ -116,7 +131,9 @@ def remove_left(state: Path) -> None:
 
 @contextmanager
 def unpacking() -> Iterator[None]:
-    """Delete the folders of this thread when the block ends, because a notebook may keep running for long."""
+    """Delete the folders of this thread when the block ends, because a notebook may keep running
+    for long.
+    """
     try:
         yield
     finally:
@@ -124,7 +141,9 @@ def unpacking() -> Iterator[None]:
 
 
 def remove_unpacked(state: Path) -> None:
-    """Delete the folders of this process and of killed ones, because a program may keep running for long."""
+    """Delete the folders of this process and of killed ones, because a program may keep running for
+    long.
+    """
     MADE_HERE.clear()
     remove_held({*HELD})
     remove_left(state)
@@ -139,7 +158,8 @@ def remove_held(keys: Iterable[tuple[int, Path]]) -> None:
 
 
 def kept(path: Path, fill: Callable[[Path], None]) -> Path:
-    """Return a private folder with the content of `path`, which `fill` unpacks again only if one of them has changed.
+    """Return a private folder with the content of `path`, which `fill` unpacks again only if one of
+    them has changed.
 
     If that fails, the folder is deleted.
     """
@@ -157,11 +177,19 @@ def kept(path: Path, fill: Callable[[Path], None]) -> Path:
 
 
 def extract(path: Path, folder: Path, allowance: Allowance) -> None:
-    """Write the files of a zip or an .npz into a folder. A file that is longer than listed is refused."""
-    with reading(path), BoundedReader(path, LARGEST_DIRECTORY) as file, zipfile.ZipFile(file) as archive:
+    """Write the files of a zip or an .npz into a folder.
+
+    A file that is longer than listed is refused.
+    """
+    with (
+        reading(path),
+        BoundedReader(path, LARGEST_DIRECTORY) as file,
+        zipfile.ZipFile(file) as archive,
+    ):
         entries = archive.infolist()
         for entry in entries:
-            entry.filename = entry.filename.replace("\\", "/")  # as some programs of Windows write folders
+            # As some programs of Windows write folders
+            entry.filename = entry.filename.replace("\\", "/")
         if len({entry.filename for entry in entries}) < len(entries):
             raise ValueError("two of its files have the same name")
         for entry in entries:
@@ -173,7 +201,9 @@ def extract(path: Path, folder: Path, allowance: Allowance) -> None:
 
 
 def is_compressed_tar(path: Path) -> bool:
-    """Return whether a compressed file contains a tar file, by its content or, if damaged, by its name."""
+    """Return whether a compressed file contains a tar file, by its content or, if damaged, by its
+    name.
+    """
     with suppress(*DAMAGED), COMPRESSED[path.suffix.lower()](path) as file:
         return bool(file.read(HEAD)[257:262] == b"ustar")
     return path.suffix.lower().startswith(".t") or ".tar." in path.name.lower()
@@ -181,14 +211,21 @@ def is_compressed_tar(path: Path) -> bool:
 
 def inflate_tar(path: Path, target: Path, allowance: Allowance) -> None:
     """Write the tar file in a compressed one."""
-    with readable_archive(path), reading(path), COMPRESSED[path.suffix.lower()](path) as file, target.open("wb") as tar:
+    with (
+        readable_archive(path),
+        reading(path),
+        COMPRESSED[path.suffix.lower()](path) as file,
+        target.open("wb") as tar,
+    ):
         while chunk := file.read(CHUNK):
             allowance.take(len(chunk))
             tar.write(chunk)
 
 
 def holds_folders(path: Path) -> bool:
-    """Return whether a tar file has folders and no labels beside its pictures, so that its folders are the classes."""
+    """Return whether a tar file has folders and no labels beside its pictures, so that its folders
+    are the classes.
+    """
     with suppress(DataError, *DAMAGED):
         if not any({"cls", "json"} & sample.keys() for sample in samples_in(path)):
             with tarfile.open(path, mode="r:") as archive:
@@ -197,7 +234,10 @@ def holds_folders(path: Path) -> bool:
 
 
 def extract_tar(path: Path, folder: Path, allowance: Allowance) -> None:
-    """Write the files of a tar file into a folder. Links and devices were refused by `samples_in`."""
+    """Write the files of a tar file into a folder.
+
+    Links and devices were refused by `samples_in`.
+    """
     with (
         readable_archive(path),
         reading(path),
@@ -213,11 +253,15 @@ def extract_tar(path: Path, folder: Path, allowance: Allowance) -> None:
 
 def readable_archive(path: Path) -> AbstractContextManager[None]:
     wrong = f"{path} cannot be read as a tar file"
-    return explained(DataError, lambda error: f"{wrong} ({error}): write it again, or as a zip", causes=DAMAGED)
+    return explained(
+        DataError, lambda error: f"{wrong} ({error}): write it again, or as a zip", causes=DAMAGED
+    )
 
 
 def in_archives(text: str) -> str:
-    """Replace the private folders in a text by the paths of the archives that were unpacked into them."""
+    """Replace the private folders in a text by the paths of the archives that were unpacked into
+    them.
+    """
     for (path, *_), folder in reversed(MADE_HERE.items()):  # the innermost first
         text = text.replace(str(folder), str(path))
     return text
@@ -225,7 +269,9 @@ def in_archives(text: str) -> str:
 
 @contextmanager
 def naming_archives() -> Iterator[None]:
-    """Name archives in errors as their owner does, and not the private folders that they were unpacked into."""
+    """Name archives in errors as their owner does, and not the private folders that they were
+    unpacked into.
+    """
     try:
         yield
     except SfumatoError as error:
@@ -236,21 +282,32 @@ def naming_archives() -> Iterator[None]:
 
 
 def arrays_in(path: Path, fix: str) -> dict[str, np.ndarray]:
-    """Return the arrays of an .npz by name, memory-mapped. Raises DataError for pickles, or if it cannot be read."""
+    """Return the arrays of an .npz by name, memory-mapped.
+
+    Raises DataError for pickles, or if it cannot be read.
+    """
     with readable_zip(path, fix):
         allowance = Allowance(path, path.stat().st_size, state_dir())
         files = sorted(kept(path, lambda folder: extract(path, folder, allowance)).glob("*.npy"))
-        return {file.stem: np.asarray(np.load(file, mmap_mode="r", allow_pickle=False)) for file in files}
+        return {
+            file.stem: np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
+            for file in files
+        }
 
 
 def readable_zip(path: Path, fix: str) -> AbstractContextManager[None]:
     causes = (*UNREADABLE, EOFError, OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error)
-    # RuntimeError: it is encrypted; OverflowError, ValueError: an array claims more bytes than the file has
-    return explained(DataError, lambda error: f"{path} cannot be read ({error}): {fix}", causes=causes)
+    # RuntimeError: it is encrypted; OverflowError, ValueError: an array claims more bytes than the
+    # file has
+    return explained(
+        DataError, lambda error: f"{path} cannot be read ({error}): {fix}", causes=causes
+    )
 
 
 def unpack_tables(tables: Sequence[Path], folder: Path, allowance: Allowance) -> None:
-    """Write pictures, and a table of the other columns, for training and test separately if there are both."""
+    """Write pictures, and a table of the other columns, for training and test separately if there
+    are both.
+    """
     check_parquet()
     import pyarrow
     from pyarrow import parquet
@@ -265,7 +322,10 @@ def unpack_tables(tables: Sequence[Path], folder: Path, allowance: Allowance) ->
 
 
 def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict[str, Any]]:
-    """Write the pictures, under their names if they have any. Yields the other cells of each row, and its FILE."""
+    """Write the pictures, under their names if they have any.
+
+    Yields the other cells of each row, and its FILE.
+    """
     from pyarrow import parquet
 
     wrong = f"{file} cannot be read as Parquet with pictures inside"
@@ -277,21 +337,40 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
     ):
         table = stack.enter_context(parquet.ParquetFile(file, buffer_size=2**20))
         groups = (table.metadata.row_group(i) for i in range(table.num_row_groups))
-        allowance.require(max(table.metadata.num_rows * DISK_BLOCK, sum(group.total_byte_size for group in groups)))
+        allowance.require(
+            max(
+                table.metadata.num_rows * DISK_BLOCK, sum(group.total_byte_size for group in groups)
+            )
+        )
         schema = table.schema_arrow
         # The form of Hugging Face's `datasets`: bytes, with or without a path, and names of classes
-        binary = [field.name for field in schema if str(field.type).startswith(("struct<bytes: ", "binary"))]
+        binary = [
+            field.name
+            for field in schema
+            if str(field.type).startswith(("struct<bytes: ", "binary"))
+        ]
         if not binary:
-            raise DataError(f"{file} has no column of pictures: write their bytes, as Hugging Face's `datasets` does")
+            raise DataError(
+                f"{file} has no column of pictures: write their bytes, as Hugging Face's "
+                "`datasets` does"
+            )
         column = binary[0]  # others, such as masks, are left out
-        about = parse_json((schema.metadata or {}).get(b"huggingface", b'{"info": {"features": {}}}').decode())
-        names = {key: kind.get("feature", kind).get("names") for key, kind in about["info"]["features"].items()}
+        about = parse_json(
+            (schema.metadata or {}).get(b"huggingface", b'{"info": {"features": {}}}').decode()
+        )
+        names = {
+            key: kind.get("feature", kind).get("names")
+            for key, kind in about["info"]["features"].items()
+        }
         others = [field.name for field in schema if field.name not in binary]
         for number, row in enumerate(records_of(table, others, str(file), column)):
             picture = row.pop(column)
             pixels, called = picture.values() if isinstance(picture, dict) else (picture, "")
             if pixels is None:
-                raise DataError(f"{file}, row {number + 1}: the picture is missing: write its bytes, or remove the row")
+                raise DataError(
+                    f"{file}, row {number + 1}: the picture is missing: write its bytes, or remove "
+                    "the row"
+                )
             name = Path(called or "").name
             if not name.strip(".") or (place / name).exists():
                 name = f"{file.stem}-{number:08d}{Path(name).suffix or '.png'}"

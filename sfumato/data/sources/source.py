@@ -1,4 +1,6 @@
-"""Types and functions for all sources of images: the request, the result, and the conversion of an image."""
+"""Types and functions for all sources of images: the request, the result, and the conversion of an
+image.
+"""
 
 import socket
 from collections import Counter
@@ -14,17 +16,22 @@ from sfumato.data.decoding import PictureFile, fit
 from sfumato.errors import ConfigError, DataError, is_failure, public
 from sfumato.settings.data import Groups, Volume
 
-Example = tuple[np.ndarray, int | np.ndarray]  # (H, W, C) uint8 and its label, or its (classes,) uint8 of 0 and 1
+# (H, W, C) uint8 and its label, or its (classes,) uint8 of 0 and 1
+Example = tuple[np.ndarray, int | np.ndarray]
 
 
 @dataclass(frozen=True)
 class Source:
-    """A labelled source. `train` and `test` are read once. `test` is None without an official or requested split.
+    """A labelled source.
 
-    groups, files, labels: id of each image's person (or None), file and label, in the order of `train` and then `test`;
-    the last `held_out` belong to `test`. Only the owner's own sources have them;
+    `train` and `test` are read once. `test` is None without an official or requested split.
+
+    groups, files, labels: id of each image's person (or None), file and label, in the order of
+    `train` and then `test`; the last `held_out` belong to `test`. Only the owner's own sources have
+    them;
     converted: number of images by conversion. Private;
-    left_out: reasons for leaving pictures out, by their place in that order, or other files. Private.
+    left_out: reasons for leaving pictures out, by their place in that order, or other files.
+    Private.
     """
 
     classes: tuple[str, ...]
@@ -34,7 +41,8 @@ class Source:
     groups: list[str | None] | None = None
     files: Sequence[PictureFile] = ()  # private, because their names may be ids
     labels: Iterable[int | np.ndarray] = ()
-    compared: Sequence[str] = ()  # cells of the column `data.compare_by`, in the order of groups; private
+    # Cells of the column `data.compare_by`, in the order of groups; private
+    compared: Sequence[str] = ()
     held_out: int = 0
     converted: Counter[str] = field(default_factory=Counter)
     left_out: dict[Any, str] = field(default_factory=dict)
@@ -55,7 +63,9 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """The content of a source before decoding: its pictures, with held-out ones last, and problems with other files."""
+    """The content of a source before decoding: its pictures, with held-out ones last, and problems
+    with other files.
+    """
 
     classes: tuple[str, ...]
     places: list[Place]
@@ -69,7 +79,10 @@ class Listing:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The user's request to a source. `section`: "data" for sensitive images, "public" for public ones."""
+    """The user's request to a source.
+
+    `section`: "data" for sensitive images, "public" for public ones.
+    """
 
     section: str
     name: str
@@ -79,9 +92,11 @@ class Request:
     per_class: int = 0  # number of images per class, for sources that the program draws
     seed: int = 0  # seed of such sources
     groups: Groups | None = None  # rule for finding ids of sensitive images
-    range: tuple[float, float] | None = None  # values of black and white, for files with more than 8 bits
+    # Values of black and white, for files with more than 8 bits
+    range: tuple[float, float] | None = None
     volume: Volume | None = None  # slices of volumes and series that become images
-    pad: bool = False  # add black bars to images in other proportions, instead of cropping them to the middle
+    # Add black bars to images in other proportions, instead of cropping them to the middle
+    pad: bool = False
     classes: tuple[str, ...] | None = None  # names by label, for files without names
     label_column: str | None = None  # column of a table, or key of samples, with the labels
     compare_by: str | None = None  # column of the table, see `data.compare_by`
@@ -102,26 +117,41 @@ class Request:
 
     def required_path(self) -> Path:
         if self.path is None:
-            raise public(ConfigError(f"{self.section}.path is missing: {self.section}.source={self.name} needs it."))
+            raise public(
+                ConfigError(
+                    f"{self.section}.path is missing: {self.section}.source={self.name} needs it."
+                )
+            )
         return Path(self.path).expanduser()
 
 
-def examples(images: Iterable[np.ndarray], labels: Iterable, request: Request, name: str) -> Iterator[Example]:
-    """Convert images, (H, W) or (H, W, C) uint8, one by one as requested. Yields them with their labels."""
+def examples(
+    images: Iterable[np.ndarray], labels: Iterable, request: Request, name: str
+) -> Iterator[Example]:
+    """Convert images, (H, W) or (H, W, C) uint8, one by one as requested.
+
+    Yields them with their labels.
+    """
     for i, (image, label) in enumerate(zip(images, labels, strict=True)):
         converted = fit(np.atleast_3d(image), request, f"{name}, image {i}")
         yield converted, label.astype(np.uint8) if request.several else int(label)
 
 
 def download(name: str, raw: Path, fix: str, *, test: bool, **options: Any) -> tuple:
-    """Let torchvision fetch and verify dataset `name` under `raw`. Returns (training set,); with `test`, both sets."""
+    """Let torchvision fetch and verify dataset `name` under `raw`.
+
+    Returns (training set,); with `test`, both sets.
+    """
     from torchvision import datasets  # slow import, only when needed
 
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(60.0)  # seconds without an answer
     try:
         splits = (True, False) if test else (True,)
-        return tuple(getattr(datasets, name)(raw, train=train, **{"download": True, **options}) for train in splits)
+        return tuple(
+            getattr(datasets, name)(raw, train=train, **{"download": True, **options})
+            for train in splits
+        )
     except (OSError, RuntimeError) as error:  # no network, a broken file, a full disk
         if options.get("download") is False and is_failure(error):
             raise
@@ -129,7 +159,8 @@ def download(name: str, raw: Path, fix: str, *, test: bool, **options: Any) -> t
             with suppress(OSError):  # rmdir removes empty folders only
                 empty.rmdir()
         raise DataError(
-            f"{raw} does not contain a complete {name}, and it could not be downloaded ({error}). {fix}."
+            f"{raw} does not contain a complete {name}, and it could not be downloaded ({error}). "
+            f"{fix}."
         ) from error
     finally:
         socket.setdefaulttimeout(before)

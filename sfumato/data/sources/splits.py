@@ -1,4 +1,6 @@
-"""Recognise training images and the hold-out by names of folders such as train, val, test or train_images."""
+"""Recognise training images and the hold-out by names of folders such as train, val, test or
+train_images.
+"""
 
 import re
 from pathlib import Path
@@ -7,8 +9,15 @@ from sfumato.data.tables import table_in
 
 TRAIN = "train"
 TEST = "test"
-VALIDATION = ("val", "valid", "validation", "dev")  # added to the training part, because no choice depends on them
-PARTS = {TRAIN: TRAIN, "training": TRAIN, TEST: TEST, "testing": TEST, **dict.fromkeys(VALIDATION, TRAIN)}
+# Added to the training part, because no choice depends on them
+VALIDATION = ("val", "valid", "validation", "dev")
+PARTS = {
+    TRAIN: TRAIN,
+    "training": TRAIN,
+    TEST: TEST,
+    "testing": TEST,
+    **dict.fromkeys(VALIDATION, TRAIN),
+}
 
 
 # Files and folders that systems, disks and network storage create beside pictures, in lower case
@@ -29,11 +38,17 @@ OF_SYSTEMS |= {"@eadir", "@tmp", "#snapshot", "@recently-snapshot", "$windows.~b
 def visible(folder: Path) -> list[Path]:
     """Return the entries of a folder, sorted by name, without hidden files and OF_SYSTEMS."""
     entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
-    return [entry for entry in entries if not entry.name.startswith(".") and entry.name.lower() not in OF_SYSTEMS]
+    return [
+        entry
+        for entry in entries
+        if not entry.name.startswith(".") and entry.name.lower() not in OF_SYSTEMS
+    ]
 
 
 def is_test(name: str) -> bool:
-    """Return whether a file belongs to the hold-out: its name begins with "test" or contains a word for it."""
+    """Return whether a file belongs to the hold-out: its name begins with "test" or contains a word
+    for it.
+    """
     return name.startswith(TEST) or TEST in map(PARTS.get, words_in(name))
 
 
@@ -42,15 +57,21 @@ def words_in(name: str) -> list[str]:
 
 
 def is_filing(name: str) -> bool:
-    """Return whether a name only describes how files are stored: images_001, Train, masks, HAM10000_images_part_1."""
+    """Return whether a name only describes how files are stored: images_001, Train, masks,
+    HAM10000_images_part_1.
+    """
     filed = "(image|img|picture|photo|scan|file|mask|label|annotation|segmentation|part|fold)s?|(data)?set|raw|data"
-    others = [word for word in words_in(name) if word not in PARTS and not re.fullmatch(filed, word)]
+    others = [
+        word for word in words_in(name) if word not in PARTS and not re.fullmatch(filed, word)
+    ]
     numbered = re.findall(r"[^\W\d_]+(?=\d)", name.casefold())
     return {*others} <= {*numbered} and len(others) < len(words_in(name))
 
 
 def part_of(folder: Path) -> str | None:
-    """Return TRAIN or TEST by a folder's name, such as train, Testing or val_images; None for other names."""
+    """Return TRAIN or TEST by a folder's name, such as train, Testing or val_images; None for other
+    names.
+    """
     parts = {PARTS[word] for word in words_in(folder.name) if word in PARTS}
     if len(parts) != 1 or not is_filing(folder.name):
         return None
@@ -66,8 +87,8 @@ def folders_in(folder: Path) -> list[Path]:
 def split_of(path: Path) -> tuple[list[Path], list[Path]]:
     """Return the training folders and the hold-out folders in `path`, recognised by name.
 
-    If no folder has a training name, or if there are other folders and no training folder contains a table, return
-    `path` itself and no hold-out.
+    If no folder has a training name, or if there are other folders and no training folder contains
+    a table, return `path` itself and no hold-out.
     """
     parts = [(folder, part_of(folder)) for folder in folders_in(path)]
     train = [folder for folder, part in parts if part == TRAIN]

@@ -1,4 +1,6 @@
-"""List pictures with labels in a table or in tar files (WebDataset), instead of names of folders."""
+"""List pictures with labels in a table or in tar files (WebDataset), instead of names of
+folders.
+"""
 
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +17,17 @@ from sfumato.data.formats import link_format
 from sfumato.data.sources.bids import is_bids, rows_of_volumes
 from sfumato.data.sources.source import Listing, Place, Request
 from sfumato.data.sources.splits import is_test, split_of, visible
-from sfumato.data.tables import BETWEEN, FILE, METADATA, TABLES, cell_text, heads_of, rows_by_file, table_in, table_of
+from sfumato.data.tables import (
+    BETWEEN,
+    FILE,
+    METADATA,
+    TABLES,
+    cell_text,
+    heads_of,
+    rows_by_file,
+    table_in,
+    table_of,
+)
 from sfumato.data.volumes import is_volume
 from sfumato.errors import UNREADABLE, DataError, explained
 from sfumato.settings.data import Volume
@@ -29,7 +41,8 @@ Sample = dict[str, Member]  # its files, by suffix
 
 
 def list_metadata(request: Request, label: str) -> Listing:
-    """List a folder with metadata.csv, .jsonl or .parquet, which has file_name and columns of labels and persons' ids.
+    """List a folder with metadata.csv, .jsonl or .parquet, which has file_name and columns of
+    labels and persons' ids.
 
     Each of its parts (see `split_of`) may have its own table. Raises as `rows_by_file` does.
     """
@@ -39,19 +52,31 @@ def list_metadata(request: Request, label: str) -> Listing:
     held_out = split_of(path)[1]
     rows = [
         Place(file, text, person, any(map(file.is_relative_to, held_out)))
-        for file, (text, person) in rows_of(path, [label, request.id_column or label], request.volume).items()
+        for file, (text, person) in rows_of(
+            path, [label, request.id_column or label], request.volume
+        ).items()
     ]
     return numbered(rows, bool(held_out), request)
 
 
-def column_of(path: Path, column: str, files: Iterable[PictureFile], volume: Volume | None = None) -> list[str]:
-    """Return the cells of these files, "" for a file without a row. Raises as `rows_by_file` does."""
+def column_of(
+    path: Path, column: str, files: Iterable[PictureFile], volume: Volume | None = None
+) -> list[str]:
+    """Return the cells of these files, "" for a file without a row.
+
+    Raises as `rows_by_file` does.
+    """
     rows: dict[Any, list[str]] = dict(rows_of(path, [column], volume))
     return [rows.get(file, [""])[0] for file in files]
 
 
-def rows_of(path: Path, columns: Sequence[str], volume: Volume | None = None) -> dict[Path, list[str]]:
-    """Return the cells of each picture of a folder, from its tables. Raises as `rows_by_file` does."""
+def rows_of(
+    path: Path, columns: Sequence[str], volume: Volume | None = None
+) -> dict[Path, list[str]]:
+    """Return the cells of each picture of a folder, from its tables.
+
+    Raises as `rows_by_file` does.
+    """
     if is_bids(path):
         return rows_of_volumes(path, columns, (volume or Volume()).suffix)
     train, test = split_of(path)
@@ -59,7 +84,9 @@ def rows_of(path: Path, columns: Sequence[str], volume: Volume | None = None) ->
     for part in [path] if table_in(path) else train + test:
         if (table := table_in(part)) is None:
             wanted = ", ".join([FILE, *columns])
-            raise DataError(f"{part} contains no {', '.join(METADATA)} with the columns {wanted}: write one.")
+            raise DataError(
+                f"{part} contains no {', '.join(METADATA)} with the columns {wanted}: write one."
+            )
         named = [heads_of(table)[0], *columns]
         rows |= rows_by_file(table, named, pictures_below(part), part, files_below(part))
     return rows
@@ -75,8 +102,14 @@ def files_below(root: Path) -> Iterator[Path]:
 
 
 def pictures_below(root: Path) -> list[Path]:
-    """Return the pictures, DICOM files and volumes below a folder, and links to pictures stored elsewhere."""
-    return [file for file in files_below(root) if is_picture(file) or (link_format(file) and not file.exists())]
+    """Return the pictures, DICOM files and volumes below a folder, and links to pictures stored
+    elsewhere.
+    """
+    return [
+        file
+        for file in files_below(root)
+        if is_picture(file) or (link_format(file) and not file.exists())
+    ]
 
 
 def is_picture(file: Path) -> bool:
@@ -85,37 +118,48 @@ def is_picture(file: Path) -> bool:
 
 
 def list_labels(request: Request) -> Listing:
-    """List each picture of a folder with its labels, (classes,) uint8 of 0 and 1, and its person's id, if there is one.
+    """List each picture of a folder with its labels, (classes,) uint8 of 0 and 1, and its person's
+    id, if there is one.
 
-    The labels are in the columns named by `request.classes`, by default all others, or are listed in `label_column`.
-    Class names are the names of the columns, or `request.classes`, so they do not depend on the images. Raises
-    DataError.
+    The labels are in the columns named by `request.classes`, by default all others, or are listed
+    in `label_column`. Class names are the names of the columns, or `request.classes`, so they do
+    not depend on the images. Raises DataError.
     """
     root = request.required_path()
     table = table_of(root)
     column = request.label_column
     person = request.id_column
     if table is None:
-        wanted = f"{' or '.join(TABLES)}, with the column {FILE} and one column of 0 and 1 per label"
-        raise DataError(f"data.labels: several, but data.path={root} is not a folder with {wanted}: write that table.")
+        wanted = (
+            f"{' or '.join(TABLES)}, with the column {FILE} and one column of 0 and 1 per label"
+        )
+        raise DataError(
+            f"data.labels: several, but data.path={root} is not a folder with {wanted}: write that "
+            "table."
+        )
     files = pictures_below(root)
     named, others = heads_of(table)
     classes = request.classes or tuple(name for name in others if name != person)
-    rows = rows_by_file(table, (named, *([column] if column else classes), person or named), files, root)
+    rows = rows_by_file(
+        table, (named, *([column] if column else classes), person or named), files, root
+    )
     places: list[Place] = []
     for file in files:
         *cells, who = rows[file]
         if column:
             listed = {*labels_listed(cells[0])}
             if not listed <= {*classes}:
-                raise DataError(f"{table} lists a label that is not in data.classes: name all labels there")
+                raise DataError(
+                    f"{table} lists a label that is not in data.classes: name all labels there"
+                )
             row = [int(name in listed) for name in classes]
         elif {*cells} <= {*VALUES}:
             row = [VALUES[cell] for cell in cells]
         else:
             raise DataError(
-                f"{table} has a cell that is neither 0 nor 1 in a label column: write 0 or 1 for each picture, also "
-                "for uncertain ones, and name the label columns in data.classes: [a, b, …]"
+                f"{table} has a cell that is neither 0 nor 1 in a label column: write 0 or 1 for "
+                "each picture, also for uncertain ones, and name the label columns in "
+                "data.classes: [a, b, …]"
             )
         places.append(Place(file, np.array(row, dtype=np.uint8), who))
     return Listing(classes, places)
@@ -126,10 +170,12 @@ def labels_listed(cell: str) -> list[str]:
 
 
 def numbered(rows: list[Place], official: bool, request: Request) -> Listing:
-    """Replace the labels of rows, which are text, by numbers of classes. official: whether there is a test split.
+    """Replace the labels of rows, which are text, by numbers of classes. official: whether there is
+    a test split.
 
-    The classes are the owner's, or all labels that occur, which depend on the images. A label is the name of a class
-    or, if no name is a number, its number from 0. Raises DataError for an empty or unknown label.
+    The classes are the owner's, or all labels that occur, which depend on the images. A label is
+    the name of a class or, if no name is a number, its number from 0. Raises DataError for an empty
+    or unknown label.
     """
     rows = sorted(rows, key=lambda row: row.held_out)
     labels = [row.label for row in rows]
@@ -143,18 +189,25 @@ def numbered(rows: list[Place], official: bool, request: Request) -> Listing:
         numbers |= {text: number for text, number in given.items() if number < len(classes)}
     if unknown := next((text for text in labels if text not in numbers), None):
         raise DataError(
-            f"{request.path} contains the label {unknown[:40]!r}, which is not in data.classes: name all labels."
+            f"{request.path} contains the label {unknown[:40]!r}, which is not in data.classes: "
+            "name all labels."
         )
     return Listing(classes, [row._replace(label=numbers[row.label]) for row in rows], official)
 
 
 def classes_in(labels: Sequence[str]) -> tuple[str, ...]:
-    """Return the labels that occur, sorted. They depend on the images, so only the owner may publish them."""
+    """Return the labels that occur, sorted.
+
+    They depend on the images, so only the owner may publish them.
+    """
     return tuple(sorted({*labels}, key=int if all(text.isdecimal() for text in labels) else None))
 
 
 def shards_of(path: Path) -> list[Path]:
-    """Return the tar file at a path, or all tar files in a folder. Raises DataError if there are none."""
+    """Return the tar file at a path, or all tar files in a folder.
+
+    Raises DataError if there are none.
+    """
     if path.is_file():
         return [path]
     shards = files_in(path, "*.tar")
@@ -162,16 +215,20 @@ def shards_of(path: Path) -> list[Path]:
         raise DataError(f"data.path={path} is neither a tar file nor a folder of them (*.tar).")
     for file in shards:
         if not file.is_file() or not file.resolve().is_relative_to(path.resolve()):
-            raise DataError(f"{file} must be a file, or a link to a file in {path}: copy the shard into {path}.")
+            raise DataError(
+                f"{file} must be a file, or a link to a file in {path}: copy the shard into {path}."
+            )
     return shards
 
 
 def list_shards(request: Request) -> Listing:
-    """List the samples of tar files, each a picture with a `.cls` (name or number of its class) or a `.json`.
+    """List the samples of tar files, each a picture with a `.cls` (name or number of its class) or
+    a `.json`.
 
-    Shards whose names begin with "test", or contain it as a word, are the hold-out. Label and id are keys of each
-    .json;
-    without a `label_column`, the .cls is the label. Raises DataError with the position of a faulty sample.
+    Shards whose names begin with "test", or contain it as a word, are the hold-out. Label and id
+    are keys of each .json;
+    without a `label_column`, the .cls is the label. Raises DataError with the position of a faulty
+    sample.
     Guarantee: nothing is unpacked, and links within an archive are refused.
     """
     rows: list[Place] = []
@@ -180,18 +237,31 @@ def list_shards(request: Request) -> Listing:
         held_out = len(shards) > 1 and is_test(shard.name)
         for number, sample in enumerate(samples_in(shard), 1):
             what = f"{shard}: sample {number}"
-            pictures = [member for suffix, member in sample.items() if f".{suffix}" in registered_extensions()]
+            pictures = [
+                member
+                for suffix, member in sample.items()
+                if f".{suffix}" in registered_extensions()
+            ]
             if len(pictures) != 1:
-                raise DataError(f"{what} has {len(pictures)} pictures: expected one ({', '.join(sorted(sample))}).")
+                raise DataError(
+                    f"{what} has {len(pictures)} pictures: expected one "
+                    f"({', '.join(sorted(sample))})."
+                )
             words = words_of(sample, request.label_column, request.id_column, what)
             rows.append(Place(pictures[0], *words, held_out))
     return numbered(rows, any(row.held_out for row in rows), request)
 
 
 def samples_in(shard: Path) -> Iterable[Sample]:
-    """Yield the samples of a tar file: files with the same name up to the first dot. Hidden files are skipped."""
+    """Yield the samples of a tar file: files with the same name up to the first dot.
+
+    Hidden files are skipped.
+    """
     samples: dict[str, Sample] = {}
-    wrong = f"{shard} cannot be read as a plain tar file: write it without compression, or use a folder, .zip or .npz."
+    wrong = (
+        f"{shard} cannot be read as a plain tar file: write it without compression, or use a "
+        "folder, .zip or .npz."
+    )
     causes = (*UNREADABLE, tarfile.TarError, EOFError, OverflowError, RecursionError)
     with (
         explained(DataError, lambda _: wrong, causes=causes),
@@ -203,12 +273,21 @@ def samples_in(shard: Path) -> Iterable[Sample]:
             if entry.isdir():
                 continue
             if entry.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or entry.sparse:
-                raise DataError(f"{shard}: entry {number} is a link or not a plain file: write the file itself.")
+                raise DataError(
+                    f"{shard}: entry {number} is a link or not a plain file: write the file itself."
+                )
             folder, _, last = entry.name.rpartition("/")
             key, _, suffix = last.partition(".")
             member = Member(shard, entry.offset_data, entry.size, f"{key}.{suffix.lower()}")
-            if key and samples.setdefault(f"{folder}/{key}", {}).setdefault(suffix.lower(), member) is not member:
-                raise DataError(f"{shard}: entry {number} is a second file of the same kind in its sample: remove one.")
+            if (
+                key
+                and samples.setdefault(f"{folder}/{key}", {}).setdefault(suffix.lower(), member)
+                is not member
+            ):
+                raise DataError(
+                    f"{shard}: entry {number} is a second file of the same kind in its sample: "
+                    "remove one."
+                )
         file.seek(archive.offset)
         if any(file.read(tarfile.BLOCKSIZE)) or archive.offset > shard.stat().st_size:
             seen = len(archive.getmembers())
@@ -220,21 +299,27 @@ def words_of(sample: Sample, label: str | None, group: str | None, what: str) ->
     """Return the label and the person's id from a sample's `.cls` and `.json`, "" if missing."""
     content: dict = {}
     if "json" in sample and (label or group or "cls" not in sample):
-        with explained(DataError, lambda _: f"{what} has a .json that is not a JSON object: correct it."):
+        with explained(
+            DataError, lambda _: f"{what} has a .json that is not a JSON object: correct it."
+        ):
             content = dict(parse_json(text_of(sample["json"])))
     if label is None and "cls" in sample:
-        with explained(DataError, lambda _: f"{what} has a .cls that is not a line of text: correct it."):
+        with explained(
+            DataError, lambda _: f"{what} has a .cls that is not a line of text: correct it."
+        ):
             content[LABEL] = text_of(sample["cls"]).strip()
     text, person = (cell_text(content.get(key)) for key in (label or LABEL, group))
     if person is None:
         raise DataError(f"{what}: `{group}` in the .json is neither text nor a whole number.")
     if not text and label is None:
         raise DataError(
-            f"{what}: the label is missing, or neither text nor a whole number. Give it in a .cls, or as `{LABEL}` in "
-            "the .json."
+            f"{what}: the label is missing, or neither text nor a whole number. Give it in a .cls, "
+            f"or as `{LABEL}` in the .json."
         )
     if not text:
-        raise DataError(f"{what}: label `{label}` in the .json is missing, or neither text nor a whole number.")
+        raise DataError(
+            f"{what}: label `{label}` in the .json is missing, or neither text nor a whole number."
+        )
     return text, person
 
 
@@ -246,7 +331,8 @@ def text_of(member: Member) -> str:
 
 def keys_of(path: Path) -> list[str]:
     """Return the keys of the first sample's .json in the tar files of `path`, if it has one."""
-    with suppress(DataError, ValueError, KeyError, TypeError):  # the .json is missing or not an object
+    # The .json is missing or not an object
+    with suppress(DataError, ValueError, KeyError, TypeError):
         for sample in samples_in(shards_of(path)[0]):
             return [*dict(parse_json(text_of(sample["json"])))]
     return []

@@ -29,7 +29,11 @@ def frechet_distance(features_a: np.ndarray, features_b: np.ndarray) -> float:
 
 
 def sliced_distance(
-    features_a: np.ndarray, features_b: np.ndarray, count: int, directions: int = 1000, seeds: int = 5
+    features_a: np.ndarray,
+    features_b: np.ndarray,
+    count: int,
+    directions: int = 1000,
+    seeds: int = 5,
 ) -> tuple[float, float]:
     """Compute the root mean squared difference of sorted projections.
 
@@ -42,11 +46,16 @@ def sliced_distance(
     distances = []
     for seed in range(seeds):
         random = np.random.default_rng(seed)
-        a, b = (features[random.choice(len(features), count, replace=False)] for features in (features_a, features_b))
+        a, b = (
+            features[random.choice(len(features), count, replace=False)]
+            for features in (features_a, features_b)
+        )
         axes = random.normal(size=(directions, a.shape[1]))
         axes /= np.linalg.norm(axes, axis=1, keepdims=True)
         parts = np.array_split(axes, -(-directions * count // PROJECTED))
-        squares = [np.square(np.sort(part @ a.T) - np.sort(part @ b.T)).mean(axis=1) for part in parts]
+        squares = [
+            np.square(np.sort(part @ a.T) - np.sort(part @ b.T)).mean(axis=1) for part in parts
+        ]
         distances.append(np.sqrt(np.concatenate(squares).mean()))
     return float(np.mean(distances)), float(np.std(distances))
 
@@ -65,7 +74,10 @@ def kernel_distance(
     size = min(size, len(features_a), len(features_b))
     estimates = []
     for _ in range(subsets):
-        a, b = (features[random.choice(len(features), size, replace=False)] for features in (features_a, features_b))
+        a, b = (
+            features[random.choice(len(features), size, replace=False)]
+            for features in (features_a, features_b)
+        )
         estimates.append(squared_mmd(a.astype(np.float64), b.astype(np.float64)))
     return float(np.mean(estimates)), float(np.std(estimates))
 

@@ -7,7 +7,12 @@ import numpy as np
 from scipy.special import softmax
 
 from sfumato.evaluation.extractors import Extractor
-from sfumato.evaluation.metrics.distances import frechet_distance, inception_score, kernel_distance, sliced_distance
+from sfumato.evaluation.metrics.distances import (
+    frechet_distance,
+    inception_score,
+    kernel_distance,
+    sliced_distance,
+)
 from sfumato.evaluation.metrics.fld import feature_likelihood
 from sfumato.evaluation.metrics.neighbours import NEIGHBOURS, authenticity, precision_recall
 from sfumato.settings.evaluate import Evaluate
@@ -33,8 +38,12 @@ def frechet(compared: np.ndarray, reference: np.ndarray, **_: Any) -> dict[str, 
     return {"frechet": frechet_distance(compared, reference)}
 
 
-def mind(compared: np.ndarray, reference: np.ndarray, novel: tuple[np.ndarray, ...], **_: Any) -> dict[str, float]:
-    """Compute MIND of equally many images of the set and of training, because it falls with their number."""
+def mind(
+    compared: np.ndarray, reference: np.ndarray, novel: tuple[np.ndarray, ...], **_: Any
+) -> dict[str, float]:
+    """Compute MIND of equally many images of the set and of training, because it falls with their
+    number.
+    """
     count = min(map(len, (compared, reference, novel[1])))
     real = {"mind_real": sliced_distance(novel[1], reference, count)[0]}
     return with_spread("mind", sliced_distance(compared, reference, count)) | real
@@ -56,12 +65,27 @@ def with_spread(key: str, values: tuple[float, float]) -> dict[str, float]:
 
 
 METRICS = {
-    "frechet": Metric("Fréchet distance of Gaussians fitted to the features; lower is better", frechet, yardstick=True),
-    "mind": Metric("sliced distance of the whole distributions; as low as `mind_real` is real", mind, yardstick=True),
-    "mmd": Metric("squared kernel distance, without bias at few images; lower is better, and it may be negative", mmd),
-    "inception_score": Metric("clear and varied images; higher is better; needs Inception", score, "inception"),
+    "frechet": Metric(
+        "Fréchet distance of Gaussians fitted to the features; lower is better",
+        frechet,
+        yardstick=True,
+    ),
+    "mind": Metric(
+        "sliced distance of the whole distributions; as low as `mind_real` is real",
+        mind,
+        yardstick=True,
+    ),
+    "mmd": Metric(
+        "squared kernel distance, without bias at few images; lower is better, and it may be "
+        "negative",
+        mmd,
+    ),
+    "inception_score": Metric(
+        "clear and varied images; higher is better; needs Inception", score, "inception"
+    ),
     "precision_recall": Metric(
-        "`precision`, `recall`, `density`, `coverage`: shares of each set near the other; higher is better",
+        "`precision`, `recall`, `density`, `coverage`: shares of each set near the other; higher "
+        "is better",
         lambda compared, reference, **_: precision_recall(compared, reference),
         yardstick=True,
     ),
@@ -70,10 +94,13 @@ METRICS = {
         lambda novel, **_: feature_likelihood(*novel) if min(map(len, novel)) >= 4 else {},
     ),
     "authenticity": Metric(
-        "share of images that are no closer copies of a training image than chance; best if as for `real`",
+        "share of images that are no closer copies of a training image than chance; best if as for "
+        "`real`",
         lambda novel, **_: authenticity(*novel),
     ),
-    "detector": Metric("balanced accuracy of a small network that separates the hold-out; 0.5 is best"),
+    "detector": Metric(
+        "balanced accuracy of a small network that separates the hold-out; 0.5 is best"
+    ),
     "disclosure": Metric("the test for copies, described below"),
 }
 
@@ -106,7 +133,9 @@ def fidelity(
     numbers: dict[str, Any] = {}
     for key, metric in METRICS.items():
         if key in metrics and metric.measure is not None:
-            numbers |= metric.measure(compared=compared, reference=reference, novel=novel, extractor=extractor)
+            numbers |= metric.measure(
+                compared=compared, reference=reference, novel=novel, extractor=extractor
+            )
     fewest = min(len(compared), len(reference))
     if "frechet" in numbers and fewest <= compared.shape[1]:
         warn(
@@ -116,7 +145,10 @@ def fidelity(
         )
     k = numbers.get("neighbours", NEIGHBOURS)
     if k < NEIGHBOURS:
-        warn(f"{name}: precision and recall take {k} neighbours, not {NEIGHBOURS}: there are only {fewest} images")
+        warn(
+            f"{name}: precision and recall take {k} neighbours, not {NEIGHBOURS}: there are only "
+            f"{fewest} images"
+        )
     if "fld" in metrics and "fld" not in numbers:
         warn(f"{name}: no feature likelihood: it needs 4 images or more of each kind, which differ")
     gap = numbers.get("generalisation_gap", 0.0)

@@ -19,7 +19,9 @@ MIN_VARIANCE = 1e-4  # Least variance of a Gaussian: a hundredth of a feature's 
 ROWS_AT_ONCE = 256
 
 
-def feature_likelihood(synthetic: np.ndarray, train: np.ndarray, holdout: np.ndarray) -> dict[str, float]:
+def feature_likelihood(
+    synthetic: np.ndarray, train: np.ndarray, holdout: np.ndarray
+) -> dict[str, float]:
     """Compute `fld` and `generalisation_gap`, in hundredths of a nat per dimension.
 
     `fld` is the negative log-likelihood of the hold-out, minus the same number for a baseline with
@@ -44,13 +46,19 @@ def feature_likelihood(synthetic: np.ndarray, train: np.ndarray, holdout: np.nda
     if not varied.any():  # no likelihood can be compared
         return {}
     normal, points, unseen = (
-        torch.from_numpy((features[:, varied] - mean[varied]) / std[varied]) for features in (centres, fitted, scored)
+        torch.from_numpy((features[:, varied] - mean[varied]) / std[varied])
+        for features in (centres, fitted, scored)
     )
     variances = fit_variances(normal, points)
     of_holdout = negative_log_likelihood(unseen, normal, variances)
     of_train = negative_log_likelihood(points, normal, variances)
-    baseline = negative_log_likelihood(unseen, points[:size], fit_variances(points[:size], points[size:]))
-    return {"fld": 100 * (of_holdout - baseline), "generalisation_gap": 100 * (of_train - of_holdout)}
+    baseline = negative_log_likelihood(
+        unseen, points[:size], fit_variances(points[:size], points[size:])
+    )
+    return {
+        "fld": 100 * (of_holdout - baseline),
+        "generalisation_gap": 100 * (of_train - of_holdout),
+    }
 
 
 def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
@@ -70,7 +78,9 @@ def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
     for _ in range(ROUNDS):
         weight, spread = torch.zeros_like(variances), torch.zeros_like(variances)
         broad_weight, broad_spread, total = 0.0, 0.0, 0.0
-        for apart, from_mean in zip(distances.split(ROWS_AT_ONCE), far.split(ROWS_AT_ONCE), strict=True):
+        for apart, from_mean in zip(
+            distances.split(ROWS_AT_ONCE), far.split(ROWS_AT_ONCE), strict=True
+        ):
             log_density = log_gaussian(apart, variances, dimension).sub_(math.log(len(centres)))
             log_broad = log_gaussian(from_mean, background, dimension)  # (B, 1)
             whole = torch.logaddexp(log_density.logsumexp(dim=1, keepdim=True), log_broad)
@@ -82,9 +92,13 @@ def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
             broad_spread += float((broad * from_mean).sum())
             total += float(whole.sum())
         used = weight > 1e-12  # a centre that explains nothing keeps its width
-        variances = torch.where(used, spread / (dimension * weight.clamp_min(1e-12)), variances).clamp_min(MIN_VARIANCE)
+        variances = torch.where(
+            used, spread / (dimension * weight.clamp_min(1e-12)), variances
+        ).clamp_min(MIN_VARIANCE)
         if broad_weight > 1e-12:
-            background = torch.full_like(background, max(broad_spread / (dimension * broad_weight), MIN_VARIANCE))
+            background = torch.full_like(
+                background, max(broad_spread / (dimension * broad_weight), MIN_VARIANCE)
+            )
         if total - before < SETTLED * dimension * len(points):
             break
         before = total
@@ -96,7 +110,9 @@ def negative_log_likelihood(points: Tensor, centres: Tensor, variances: Tensor) 
     dimension, total = points.shape[1], 0.0
     for part in points.split(ROWS_AT_ONCE):
         log_density = log_gaussian(torch.cdist(part, centres).square_(), variances, dimension)
-        total += float(log_density.logsumexp(dim=1).sum()) - math.log(len(centres)) * len(log_density)
+        total += float(log_density.logsumexp(dim=1).sum()) - math.log(len(centres)) * len(
+            log_density
+        )
     return -total / (len(points) * dimension)
 
 

@@ -17,7 +17,9 @@ def nearest(features: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np
     """
     from sklearn.metrics import pairwise_distances_argmin_min
 
-    index, distance = pairwise_distances_argmin_min(features.astype(np.float64), reference.astype(np.float64))
+    index, distance = pairwise_distances_argmin_min(
+        features.astype(np.float64), reference.astype(np.float64)
+    )
     return index, distance
 
 
@@ -28,11 +30,17 @@ def radii(features: np.ndarray, k: int) -> np.ndarray:
     """
     from sklearn.neighbors import NearestNeighbors
 
-    distances, _ = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(features.astype(np.float64)).kneighbors()
+    distances, _ = (
+        NearestNeighbors(n_neighbors=k, algorithm="brute")
+        .fit(features.astype(np.float64))
+        .kneighbors()
+    )
     return np.asarray(distances[:, -1])
 
 
-def precision_recall(synthetic: np.ndarray, real: np.ndarray, k: int = NEIGHBOURS) -> dict[str, float]:
+def precision_recall(
+    synthetic: np.ndarray, real: np.ndarray, k: int = NEIGHBOURS
+) -> dict[str, float]:
     """Compute precision, recall, density and coverage, from balls to the k-th neighbour.
 
     synthetic: (N, D), real: (M, D), finite. Balls are closed; k is 3 in the first paper. Also
@@ -49,7 +57,9 @@ def precision_recall(synthetic: np.ndarray, real: np.ndarray, k: int = NEIGHBOUR
     balls: list[int] = []  # number of real balls around each synthetic image
     recalled = np.zeros(len(real), dtype=bool)
     covered = np.zeros(len(real), dtype=bool)
-    chunks = pairwise_distances_chunked(synthetic.astype(np.float64), real.astype(np.float64), working_memory=MEMORY)
+    chunks = pairwise_distances_chunked(
+        synthetic.astype(np.float64), real.astype(np.float64), working_memory=MEMORY
+    )
     for distances in chunks:
         inside = distances <= real_radii
         own_radii = synthetic_radii[len(balls) : len(balls) + len(distances), None]
@@ -77,4 +87,7 @@ def authenticity(synthetic: np.ndarray, train: np.ndarray, holdout: np.ndarray) 
     index, distance = nearest(synthetic, train)
     fresh = float(np.median(nearest(holdout, train)[1]))
     ratio = float(np.median(distance)) / fresh if fresh > 0 else float(np.median(distance) == 0)
-    return {"authenticity": float((distance > radii(train, 1)[index]).mean()), "distance_ratio": ratio}
+    return {
+        "authenticity": float((distance > radii(train, 1)[index]).mean()),
+        "distance_ratio": ratio,
+    }

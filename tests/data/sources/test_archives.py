@@ -1,4 +1,6 @@
-"""Archives and tables as owners have them: read, or refused with advice that works when followed."""
+"""Archives and tables as owners have them: read, or refused with advice that works when
+followed.
+"""
 
 import io
 import tarfile
@@ -65,7 +67,9 @@ def test_a_tar_file_that_inflates_without_end_is_refused(folder, tmp_path):
 def test_a_damaged_tar_file_is_named(folder, tmp_path):
     file = packed(tmp_path / "in.tar.gz", folder)
     file.write_bytes(file.read_bytes()[:-3000])
-    with pytest.raises(DataError, match=r"in\.tar\.gz cannot be read as a tar file .*write it again"):
+    with pytest.raises(
+        DataError, match=r"in\.tar\.gz cannot be read as a tar file .*write it again"
+    ):
         survey(file, classes=ALL)
 
 
@@ -108,7 +112,10 @@ def test_the_list_of_what_was_left_out_names_the_archive(folder, tmp_path):
 
 def rows_of(folder):
     pictures = sorted(folder.rglob("*.png"))
-    return [{"image": {"bytes": p.read_bytes(), "path": p.name}, "label": p.parent.name} for p in pictures]
+    return [
+        {"image": {"bytes": p.read_bytes(), "path": p.name}, "label": p.parent.name}
+        for p in pictures
+    ]
 
 
 @pytest.mark.parametrize("cell", [{"bytes": None, "path": "x.png"}, None])
@@ -116,10 +123,13 @@ def test_an_empty_picture_in_parquet_is_named_by_its_row(cell, folder, tmp_path)
     rows = rows_of(folder)
     rows[3]["image"] = cell
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "in.parquet")
-    with pytest.raises(DataError, match=r"in\.parquet, row 4: the picture is missing: .*remove the row"):
+    with pytest.raises(
+        DataError, match=r"in\.parquet, row 4: the picture is missing: .*remove the row"
+    ):
         survey(tmp_path / "in.parquet")
     parquet.write_table(
-        pyarrow.Table.from_pylist([row for row in rows if row["image"] != cell]), tmp_path / "in.parquet"
+        pyarrow.Table.from_pylist([row for row in rows if row["image"] != cell]),
+        tmp_path / "in.parquet",
     )
     assert survey(tmp_path / "in.parquet").images == 23
 
@@ -128,7 +138,9 @@ def test_an_empty_label_and_a_table_without_pictures_are_named(folder, tmp_path)
     rows = rows_of(folder)
     rows[3]["label"] = None
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "in.parquet")
-    with pytest.raises(DataError, match=r"in\.parquet: picture 4, in the order of its table, has no label: add one"):
+    with pytest.raises(
+        DataError, match=r"in\.parquet: picture 4, in the order of its table, has no label: add one"
+    ):
         survey(tmp_path / "in.parquet")
     parquet.write_table(pyarrow.Table.from_pylist([{"label": "cat"}]), tmp_path / "other.parquet")
     with pytest.raises(DataError, match=r"other\.parquet has no column of pictures"):
@@ -145,7 +157,9 @@ def test_a_set_saved_by_datasets_is_named_with_the_way(folder, tmp_path):
     for name in ("train/dataset_info.json", "train/state.json", "dataset_dict.json"):
         (tmp_path / "saved" / name).write_text("{}")
     for path in (tmp_path / "saved", place):
-        with pytest.raises(DataError, match=r"`datasets` saved to disk: write it as Parquet.*to_parquet"):
+        with pytest.raises(
+            DataError, match=r"`datasets` saved to disk: write it as Parquet.*to_parquet"
+        ):
             survey(path)
     (tmp_path / "in").mkdir()
     parquet.write_table(table, tmp_path / "in/train.parquet")  # as `to_parquet` does
@@ -157,7 +171,12 @@ def test_files_of_mnist_are_named_with_a_way_that_works(suffix, tmp_path):
     images = np.arange(40 * 36, dtype=np.uint8).reshape(40, 6, 6)
     write_idx(tmp_path / f"in/train-images-idx3-ubyte{suffix}", images)
     write_idx(tmp_path / f"in/train-labels-idx1-ubyte{suffix}", np.arange(40) % 2)
-    with pytest.raises(DataError, match=r"an array of MNIST's format: .*one \.npz with the arrays images, labels and"):
+    with pytest.raises(
+        DataError,
+        match=r"an array of MNIST's format: .*one \.npz with the arrays images, labels and",
+    ):
         survey(tmp_path / "in")
-    np.savez(tmp_path / "in.npz", images=images, labels=np.arange(40) % 2, classes=np.array(["a", "b"]))
+    np.savez(
+        tmp_path / "in.npz", images=images, labels=np.arange(40) % 2, classes=np.array(["a", "b"])
+    )
     assert survey(tmp_path / "in.npz").images == 40

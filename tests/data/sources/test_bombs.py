@@ -1,4 +1,6 @@
-"""Files that expand to far more than they are: refused by their headers, before memory or disk is taken."""
+"""Files that expand to far more than they are: refused by their headers, before memory or disk is
+taken.
+"""
 
 import shutil
 from types import SimpleNamespace
@@ -64,14 +66,17 @@ def test_a_bomb_is_refused_by_its_header(tmp_path, here, name):
 
 def test_an_archive_and_those_in_it_share_one_allowance(tmp_path, here, monkeypatch):
     monkeypatch.setattr(limits, "LARGEST_PICTURE", 16 * MEGABYTE)
-    inner = zipped(tmp_path / "inner.zip", {"a/0.png": 4 * MEGABYTE, "b/0.png": picture()}).read_bytes()
+    inner = zipped(
+        tmp_path / "inner.zip", {"a/0.png": 4 * MEGABYTE, "b/0.png": picture()}
+    ).read_bytes()
     for name, bytes_within in (("small.zip", 4), ("large.zip", 14)):
         files = {"inner.zip": inner, "__MACOSX/x": bytes_within * MEGABYTE}
         path = zipped(tmp_path / name, files)
         wanted = "expands to more than" if name == "large.zip" else "cannot be read as an image"
         with pytest.raises(DataError, match=wanted):
             bombs.read(path)
-    assert sum(file.is_file() for file in (here / "state").rglob("0.png")) == 2  # of the small one, till the end
+    # Of the small one, till the end
+    assert sum(file.is_file() for file in (here / "state").rglob("0.png")) == 2
 
 
 def test_an_archive_that_the_disk_cannot_take_is_refused_unwritten(tmp_path, here, monkeypatch):
@@ -94,7 +99,9 @@ def test_an_archive_that_fails_midway_leaves_nothing(tmp_path, here):
 
 
 def test_parquet_is_read_row_by_row(tmp_path, here):
-    """One value of 8 MB that 5,000 rows repeat: what is written stays below the limit, and is removed."""
+    """One value of 8 MB that 5,000 rows repeat: what is written stays below the limit, and is
+    removed.
+    """
     path = bombs.parquet(tmp_path / "set.parquet", 5000, bytes(8 * MEGABYTE))
     with pytest.raises(DataError, match="expands to more than"):
         bombs.read(path, label_column="label", classes=("0", "1"))
@@ -102,23 +109,36 @@ def test_parquet_is_read_row_by_row(tmp_path, here):
 
 
 def test_many_pictures_in_one_row_group_are_read(tmp_path, here):
-    rows = [{"image": {"bytes": picture(), "path": f"{i}.png"}, "label": i % 2} for i in range(1000)]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "set.parquet", row_group_size=20_000)
+    rows = [
+        {"image": {"bytes": picture(), "path": f"{i}.png"}, "label": i % 2} for i in range(1000)
+    ]
+    parquet.write_table(
+        pyarrow.Table.from_pylist(rows), tmp_path / "set.parquet", row_group_size=20_000
+    )
     assert parquet.read_metadata(tmp_path / "set.parquet").num_row_groups == 1
     path = str(tmp_path / "set.parquet")
-    source = read_source(Data(source="imagefolder", path=path, label_column="label", classes=("0", "1")), tmp_path)
+    source = read_source(
+        Data(source="imagefolder", path=path, label_column="label", classes=("0", "1")), tmp_path
+    )
     assert source.size == 1000
 
 
 def test_pictures_of_cameras_and_mammograms_are_read(tmp_path):
-    photograph = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8).repeat(10, 0).repeat(10, 1)
+    photograph = (
+        np.random.default_rng(0)
+        .integers(0, 256, (300, 400, 3), dtype=np.uint8)
+        .repeat(10, 0)
+        .repeat(10, 1)
+    )
     Image.fromarray(photograph).save(tmp_path / "photograph.jpg")  # 12 megapixels
     assert decode(tmp_path / "photograph.jpg").shape == (3000, 4000, 3)
     mammogram = np.arange(5000 * 4000, dtype=np.uint32).reshape(5000, 4000).astype(np.uint16)
     Image.fromarray(mammogram).save(tmp_path / "mammogram.png")
     shown = decode(tmp_path / "mammogram.png", span=(0, 65535))
     assert (shown[..., 0] == np.rint(mammogram / 257)).all()  # as if computed at once
-    (tmp_path / "mammogram.dcm").write_bytes(dicom(bombs.PLAIN, mammogram.tobytes(), 5000, 4000, 16))
+    (tmp_path / "mammogram.dcm").write_bytes(
+        dicom(bombs.PLAIN, mammogram.tobytes(), 5000, 4000, 16)
+    )
     assert (decode(tmp_path / "mammogram.dcm", span=(0, 65535)) == shown).all()
 
 
@@ -137,7 +157,11 @@ def test_deflated_dicom_of_usual_size_is_read(tmp_path):
 
 
 def test_a_zip_within_a_zip_is_read(tmp_path, here):
-    inner = zipped(tmp_path / "inner.zip", {"a/0.png": picture(), "b/0.png": picture()}).read_bytes()
+    inner = zipped(
+        tmp_path / "inner.zip", {"a/0.png": picture(), "b/0.png": picture()}
+    ).read_bytes()
     path = zipped(tmp_path / "outer.zip", {"inner.zip": inner})
-    _, images, labels = read_all(Data(source="imagefolder", path=str(path), dataset_id="own"), tmp_path)
+    _, images, labels = read_all(
+        Data(source="imagefolder", path=str(path), dataset_id="own"), tmp_path
+    )
     assert len(images) == 2 and labels == [0, 1]

@@ -18,7 +18,9 @@ FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 
 @pytest.fixture(params=FOLDERS)
 def written(request, tmp_path, monkeypatch):
-    """A set of two images in each file, which torchvision takes for whole: its name, the images and the labels."""
+    """A set of two images in each file, which torchvision takes for whole: its name, the images and
+    the labels.
+    """
     known, folder = getattr(datasets, request.param.upper()), tmp_path / FOLDERS[request.param]
     folder.mkdir()
 
@@ -37,14 +39,22 @@ def written(request, tmp_path, monkeypatch):
     ]
     monkeypatch.setattr(known, "train_list", sums[:-1])
     monkeypatch.setattr(known, "test_list", sums[-1:])
-    monkeypatch.setattr(known, "meta", known.meta | {"md5": write(known.meta["filename"], {known.meta["key"]: NAMES})})
+    monkeypatch.setattr(
+        known,
+        "meta",
+        known.meta | {"md5": write(known.meta["filename"], {known.meta["key"]: NAMES})},
+    )
     return request.param, images.reshape(-1, 32, 32, 3), labels.flatten().tolist()
 
 
 def test_cifar_comes_out_as_rows_of_rgb(written, tmp_path):
     name, images, labels = written
     source, read, found = read_all_public(Public(source=name), (3, 32, 32), tmp_path)
-    assert np.array_equal(read, images[:-2]) and found.tolist() == labels[:-2] and source.classes == tuple(NAMES)
+    assert (
+        np.array_equal(read, images[:-2])
+        and found.tolist() == labels[:-2]
+        and source.classes == tuple(NAMES)
+    )
     with pytest.raises(DataError, match="not contain a complete CIFAR"):
         read_public(Public(source=name, path=str(tmp_path / "elsewhere")), (3, 32, 32), tmp_path, 0)
     if name == "cifar10":

@@ -1,4 +1,6 @@
-"""Whole files in forms that are not read here: named once, with the way to proceed, and never left out."""
+"""Whole files in forms that are not read here: named once, with the way to proceed, and never left
+out.
+"""
 
 import gzip
 import io
@@ -51,7 +53,11 @@ WHOLE = {  # file: its content, what it is called, and how to proceed
     "x.h5": (b"\x89HDF\r\n\x1a\n" + bytes(90), "HDF5", "np.savez"),
     "x.pdf": (b"%PDF-1.7\n", "PDF", "pdfimages"),
     "x.png": (b"%!PS-Adobe-3.0\n", "PostScript", "convert"),
-    "y.png": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer of Git LFS", "git lfs pull"),
+    "y.png": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+        "a pointer of Git LFS",
+        "git lfs pull",
+    ),
     "z.png": (b"/annex/objects/SHA256E-s1--0.png\n", "a pointer of git-annex", "datalad get"),
     "x.png.dvc": (b"outs:\n- md5: 0\n  path: x.png\n", "a pointer of DVC", "dvc pull"),
     "x.tar.gz": (tar_gz(), "a compressed tar file", "unpack it"),
@@ -100,7 +106,12 @@ def test_links_that_were_not_fetched_are_named_once(tmp_path):
     assert "remove it" not in str(error.value)
     (root / "metadata.csv").write_text("file_name,label\n8.png,cat\n")
     with pytest.raises(DataError, match=r"8\.png is a link of DataLad"):
-        read_source(Data(source="imagefolder", path=str(root), label_column="label", classes=("cat", "dog")), tmp_path)
+        read_source(
+            Data(
+                source="imagefolder", path=str(root), label_column="label", classes=("cat", "dog")
+            ),
+            tmp_path,
+        )
 
 
 def test_a_fetched_link_is_a_picture(tmp_path):

@@ -19,7 +19,13 @@ from sfumato.settings.data import Data, Public
 def test_mnist_files_are_found_and_keep_their_official_split(tmp_path, suffix, folder):
     arrays = write_mnist(tmp_path / folder, suffix=suffix)
     source, images, labels = read_all(Data(source="mnist"), tmp_path)
-    assert np.array_equal(np.stack(images)[..., 0], arrays["train"][0]) and labels == [0, 1, 2, 3, 4]
+    assert np.array_equal(np.stack(images)[..., 0], arrays["train"][0]) and labels == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
     assert np.array_equal(np.stack([image for image, _ in source.test])[..., 0], arrays["t10k"][0])
 
 
@@ -28,7 +34,10 @@ def test_fashion_mnist_comes_from_the_system_package_when_it_is_there(tmp_path, 
     arrays = write_mnist(tmp_path / "package", train=7)
     write_mnist(tmp_path / "raw" / "fashion-mnist", train=4, seed=1)
     source, images, _ = read_all(Data(source="fashion-mnist"), tmp_path / "raw")
-    assert np.array_equal(np.stack(images)[..., 0], arrays["train"][0]) and source.classes[9] == "ankle boot"
+    assert (
+        np.array_equal(np.stack(images)[..., 0], arrays["train"][0])
+        and source.classes[9] == "ankle boot"
+    )
 
 
 def header(*shape):
@@ -73,14 +82,20 @@ def test_labels_of_another_length_or_out_of_range_are_refused(tmp_path):
             read_source(Data(source="mnist"), tmp_path)
 
 
-@pytest.mark.parametrize("place", ["raw/emnist", "raw/emnist/gzip", "raw/EMNIST/raw", "elsewhere", "elsewhere/gzip"])
+@pytest.mark.parametrize(
+    "place", ["raw/emnist", "raw/emnist/gzip", "raw/EMNIST/raw", "elsewhere", "elsewhere/gzip"]
+)
 def test_emnist_is_turned_upright_and_needs_no_test_files(tmp_path, place):
     upright = np.zeros((2, 28, 28), np.uint8)
     upright[:, 4, 3:20] = 255  # a horizontal bar
-    write_idx(tmp_path / place / "emnist-balanced-train-images-idx3-ubyte.gz", upright.transpose(0, 2, 1))
+    write_idx(
+        tmp_path / place / "emnist-balanced-train-images-idx3-ubyte.gz", upright.transpose(0, 2, 1)
+    )
     write_idx(tmp_path / place / "emnist-balanced-train-labels-idx1-ubyte.gz", np.array([0, 46]))
     path = str(tmp_path / "elsewhere") if "elsewhere" in place else None
-    source, images, labels = read_all_public(Public(source="emnist", path=path), (1, 28, 28), tmp_path / "raw")
+    source, images, labels = read_all_public(
+        Public(source="emnist", path=path), (1, 28, 28), tmp_path / "raw"
+    )
     assert np.array_equal(images[..., 0], upright) and labels.tolist() == [0, 46]
     assert len(source.classes) == 47 and source.classes[46] == "t" and source.classes[10] == "A"
 

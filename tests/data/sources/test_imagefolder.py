@@ -13,7 +13,9 @@ from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Data, Public
 
 
-def test_a_folder_gives_its_classes_and_pictures_by_name_and_not_what_systems_leave_behind(tmp_path):
+def test_a_folder_gives_its_classes_and_pictures_by_name_and_not_what_systems_leave_behind(
+    tmp_path,
+):
     root = write_folder(tmp_path / "in", classes=("dog", "cat"))
     for name in (".hidden", "__MACOSX"):
         (root / name).mkdir()
@@ -25,7 +27,9 @@ def test_a_folder_gives_its_classes_and_pictures_by_name_and_not_what_systems_le
     assert np.array_equal(images[4], np.asarray(Image.open(root / "dog" / "1.png")))
 
 
-@pytest.mark.parametrize("name", ["lost+found", "LOST+FOUND", "$RECYCLE.BIN", "System Volume Information", "@eaDir"])
+@pytest.mark.parametrize(
+    "name", ["lost+found", "LOST+FOUND", "$RECYCLE.BIN", "System Volume Information", "@eaDir"]
+)
 def test_a_folder_of_a_system_is_not_opened(name, tmp_path):
     """A link out of the folder stands for one that may not be read: both would end the reading."""
     root = write_folder(tmp_path / "in")
@@ -59,21 +63,57 @@ def link_out(file):
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 6 6\n%%EndComments\n"
 SPOILED = {  # how a folder of cats and dogs is spoiled, what is named, and the fix
-    "size": (lambda root: Image.new("RGB", (7, 6)).save(root / "dog/1.png"), "1.png", "set data.size to"),
-    "sizes": (lambda root: resize_three(root / "dog"), "0.png is 6×7 colour", r"\(2 more differ\): set data.size to"),
-    "channels": (lambda root: Image.new("L", (6, 6)).save(root / "dog/1.png"), "1.png", "set data.channels to"),
-    "groups": (lambda root: np.save(root / "groups.npy", np.zeros(6)), "groups.npy", "privacy.unit: group"),
-    "loose": (lambda root: Image.new("RGB", (6, 6)).save(root / "loose.jpg"), "loose.jpg", "outside a class"),
+    "size": (
+        lambda root: Image.new("RGB", (7, 6)).save(root / "dog/1.png"),
+        "1.png",
+        "set data.size to",
+    ),
+    "sizes": (
+        lambda root: resize_three(root / "dog"),
+        "0.png is 6×7 colour",
+        r"\(2 more differ\): set data.size to",
+    ),
+    "channels": (
+        lambda root: Image.new("L", (6, 6)).save(root / "dog/1.png"),
+        "1.png",
+        "set data.channels to",
+    ),
+    "groups": (
+        lambda root: np.save(root / "groups.npy", np.zeros(6)),
+        "groups.npy",
+        "privacy.unit: group",
+    ),
+    "loose": (
+        lambda root: Image.new("RGB", (6, 6)).save(root / "loose.jpg"),
+        "loose.jpg",
+        "outside a class",
+    ),
     "nesting": (lambda root: (root / "dog/puppies").mkdir(), "puppies", "directly in their class"),
-    "text": (lambda root: (root / "dog/notes.txt").write_text("no picture"), "notes.txt", "repair or remove"),
+    "text": (
+        lambda root: (root / "dog/notes.txt").write_text("no picture"),
+        "notes.txt",
+        "repair or remove",
+    ),
     "cut": (lambda root: os.truncate(root / "dog/1.png", 60), "1.png", "repair or remove"),
-    "postscript": (lambda root: (root / "cat/1.png").write_bytes(POSTSCRIPT), "1.png", "is PostScript"),
+    "postscript": (
+        lambda root: (root / "cat/1.png").write_bytes(POSTSCRIPT),
+        "1.png",
+        "is PostScript",
+    ),
     "frames": (lambda root: save_frames(root / "dog/1.gif"), "1.gif", "several frames"),
-    "depth": (lambda root: Image.fromarray(np.zeros((6, 6), "f4")).save(root / "dog/1.tiff"), "1.tiff", "range: "),
+    "depth": (
+        lambda root: Image.fromarray(np.zeros((6, 6), "f4")).save(root / "dog/1.tiff"),
+        "1.tiff",
+        "range: ",
+    ),
     "pipe": (lambda root: os.mkfifo(root / "cat/pipe.png"), "pipe.png", "is not a file"),
     "link": (lambda root: link_out(root / "cat/link.png"), "elsewhere.png", "outside of"),
     "linked class": (lambda root: (root / "bird").symlink_to(root.parent), "bird", "outside of"),
-    "dead link": (lambda root: (root / "cat/link.png").symlink_to(root / "gone.png"), "link.png", "is not a file"),
+    "dead link": (
+        lambda root: (root / "cat/link.png").symlink_to(root / "gone.png"),
+        "link.png",
+        "is not a file",
+    ),
     "class name": (lambda root: (root / "caf\udce9").mkdir(), "caf", "not a valid class name"),
 }
 
@@ -111,8 +151,14 @@ def test_a_missing_empty_or_single_class_folder_is_refused(tmp_path):
     for change, message in (
         (lambda: None, "does not exist"),
         (root.mkdir, "contains no pictures: expected one folder of pictures per class"),
-        (lambda: (root / "0.png").write_bytes(b""), "contains pictures, but no class folder: move each"),
-        (lambda: (root / "0.png").rename(write_folder(root, classes=("cat",)) / "cat/0.png"), "only one class"),
+        (
+            lambda: (root / "0.png").write_bytes(b""),
+            "contains pictures, but no class folder: move each",
+        ),
+        (
+            lambda: (root / "0.png").rename(write_folder(root, classes=("cat",)) / "cat/0.png"),
+            "only one class",
+        ),
     ):
         change()
         with pytest.raises(DataError, match=message):
@@ -123,7 +169,9 @@ def test_a_public_folder_or_archive_may_mix_sizes_and_hold_groups(tmp_path):
     root = write_folder(tmp_path / "in")
     for name in ("size", "channels", "groups"):
         SPOILED[name][0](root)
-    _, images, labels = read_all_public(Public(source="imagefolder", path=str(root)), (1, 5, 7), tmp_path)
+    _, images, labels = read_all_public(
+        Public(source="imagefolder", path=str(root)), (1, 5, 7), tmp_path
+    )
     assert images.shape == (6, 5, 7, 1) and labels.tolist() == [0, 0, 0, 1, 1, 1]
     path = write_npz(tmp_path, groups=np.zeros(4)).path
     assert len(read_all_public(Public(source="npz", path=path), (3, 4, 4), tmp_path)[1]) == 4
@@ -141,9 +189,16 @@ def test_the_folder_test_is_the_hold_out(tmp_path):
     source = read_source(data, tmp_path)
     assert source.classes == ("cat", "dog") and source.size == 10
     train, test = list(source.train), list(source.test)
-    assert [label for _, label in train] == [0, 0, 0, 1, 1, 1] and [label for _, label in test] == [0, 0, 1, 1]
+    assert [label for _, label in train] == [0, 0, 0, 1, 1, 1] and [label for _, label in test] == [
+        0,
+        0,
+        1,
+        1,
+    ]
     assert np.array_equal(test[3][0], np.asarray(Image.open(root / "test" / "dog" / "1.png")))
-    _, images, _ = read_all_public(Public(source="imagefolder", path=str(root)), (3, 6, 6), tmp_path)
+    _, images, _ = read_all_public(
+        Public(source="imagefolder", path=str(root)), (3, 6, 6), tmp_path
+    )
     assert len(images) == 6  # public images need no hold-out
     for name in source.classes:
         resize_three(root / "test" / name)
@@ -155,7 +210,9 @@ def test_the_folder_test_is_the_hold_out(tmp_path):
 
 def test_every_bad_file_of_either_split_is_named_in_one_run(tmp_path):
     root = write_splits(tmp_path / "in")
-    pictures = [f"{folder}/{i}.png" for folder in ("train/cat", "train/dog", "test/cat") for i in range(6)]
+    pictures = [
+        f"{folder}/{i}.png" for folder in ("train/cat", "train/dog", "test/cat") for i in range(6)
+    ]
     for name in pictures:
         (root / name).write_bytes(b"no picture")
     for name in ("loose", "nesting"):
@@ -174,10 +231,15 @@ def test_every_bad_file_of_either_split_is_named_in_one_run(tmp_path):
 )
 def test_parts_are_known_in_any_case_and_validation_joins_training(tmp_path, names):
     for i, name in enumerate(names):
-        write_folder(tmp_path / "in" / name, classes=("cat", "dog", *(["bird"] if i == 1 < len(names) - 1 else [])))
+        write_folder(
+            tmp_path / "in" / name,
+            classes=("cat", "dog", *(["bird"] if i == 1 < len(names) - 1 else [])),
+        )
     source = read_source(Data(source="imagefolder", path=str(tmp_path / "in")), tmp_path)
     assert {*source.classes} == ({"cat", "dog"} if len(names) == 2 else {"bird", "cat", "dog"})
-    assert len(list(source.test)) == 6 and source.size == len(list((tmp_path / "in").rglob("*.png")))
+    assert len(list(source.test)) == 6 and source.size == len(
+        list((tmp_path / "in").rglob("*.png"))
+    )
 
 
 def test_pictures_directly_in_train_and_test_are_no_two_classes(tmp_path):
@@ -186,4 +248,5 @@ def test_pictures_directly_in_train_and_test_are_no_two_classes(tmp_path):
         read_source(Data(source="imagefolder", path=str(root)), tmp_path)
     write_folder(root, classes=("bus", "car"))
     source = read_source(Data(source="imagefolder", path=str(root)), tmp_path)
-    assert source.classes == ("bus", "car", "test", "train") and source.test is None  # of whoever wrote params.yaml
+    # Of whoever wrote params.yaml
+    assert source.classes == ("bus", "car", "test", "train") and source.test is None

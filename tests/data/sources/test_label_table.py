@@ -30,7 +30,13 @@ def folder(tmp_path) -> Path:
 
 
 def read(folder: Path, **more):
-    settings = {"source": "imagefolder", "dataset_id": "chests", "path": str(folder), "labels": "several", **more}
+    settings = {
+        "source": "imagefolder",
+        "dataset_id": "chests",
+        "path": str(folder),
+        "labels": "several",
+        **more,
+    }
     source = read_source(Data(**settings), folder)
     return source, [(int(image[0, 0, 0]), labels.tolist()) for image, labels in source.train]
 
@@ -44,7 +50,9 @@ def test_each_picture_gets_the_labels_of_its_row(folder, name):
 
 
 def test_the_columns_that_are_labels_may_be_named(folder):
-    (folder / "labels.csv").write_text("file_name,age,mass,nodule\na.png,61,1,0\nb/2.png,7,0,1\nb/10.png,5,0,0\n")
+    (folder / "labels.csv").write_text(
+        "file_name,age,mass,nodule\na.png,61,1,0\nb/2.png,7,0,1\nb/10.png,5,0,0\n"
+    )
     source, found = read(folder, classes=["nodule", "mass"])
     assert source.classes == ("nodule", "mass")
     assert found == [(10, [0, 1]), (20, [0, 0]), (30, [1, 0])]
@@ -53,10 +61,14 @@ def test_the_columns_that_are_labels_may_be_named(folder):
 
 
 LISTS = {
-    "metadata.csv": "file_name,found,patient\na.png,mass| nodule,p1\nb/2.png,,p2\nb/10.png,mass,p1\n",
-    "metadata.jsonl": """{"file_name": "b/2.png", "found": [], "patient": "p2"}
+    "metadata.csv": (
+        "file_name,found,patient\na.png,mass| nodule,p1\nb/2.png,,p2\nb/10.png,mass,p1\n"
+    ),
+    "metadata.jsonl": (
+        """{"file_name": "b/2.png", "found": [], "patient": "p2"}
         {"file_name": "a.png", "found": ["nodule", "mass"], "patient": "p1"}
-        {"file_name": "b/10.png", "found": ["mass"], "patient": "p1"}""",
+        {"file_name": "b/10.png", "found": ["mass"], "patient": "p1"}"""
+    ),
 }
 
 
@@ -66,9 +78,17 @@ def test_a_column_may_list_the_labels_and_another_the_persons(folder, name):
     (folder / name).write_text(LISTS[name])
     form, groups = layout_of(folder, None)
     classes, column = form["classes"], form["label_column"]
-    assert (classes, column, groups.column) == (("mass", "nodule"), "found", "patient") and form["several"]
-    source, found = read(folder, classes=classes, label_column=column, groups={"column": groups.column})
-    assert found == [(10, [1, 1]), (20, [1, 0]), (30, [0, 0])] and source.groups == ["p1", "p1", "p2"]
+    assert (classes, column, groups.column) == (("mass", "nodule"), "found", "patient") and form[
+        "several"
+    ]
+    source, found = read(
+        folder, classes=classes, label_column=column, groups={"column": groups.column}
+    )
+    assert found == [(10, [1, 1]), (20, [1, 0]), (30, [0, 0])] and source.groups == [
+        "p1",
+        "p1",
+        "p2",
+    ]
     with pytest.raises(DataError, match="lists a label that is not in data.classes"):
         read(folder, classes=["mass"], label_column=column)
     with pytest.raises(ConfigError, match="data.classes is missing"):
@@ -84,11 +104,14 @@ def test_a_column_may_list_the_labels_and_another_the_persons(folder, name):
         ("file_name,found,seen,label\na.png,a|b,c|d,x\n", None),  # the owner says which
     ],
 )
-def test_several_labels_are_recognised_by_two_columns_of_0_and_1_or_one_of_lists(folder, table, expected):
+def test_several_labels_are_recognised_by_two_columns_of_0_and_1_or_one_of_lists(
+    folder, table, expected
+):
     (folder / "labels.csv").rename(folder / "metadata.csv")
     (folder / "metadata.csv").write_text(table)
     if expected is None and "label" not in table:
-        with pytest.raises(Unclear, match="choose the one with the labels"):  # a sole column may be anything
+        # A sole column may be anything
+        with pytest.raises(Unclear, match="choose the one with the labels"):
             layout_of(folder, None)
     form, groups = layout_of(folder, None if "label" in table or expected else "mass")
     assert form.get("classes") == expected and form.get("several", False) == (expected is not None)
@@ -104,7 +127,11 @@ def test_several_labels_are_recognised_by_two_columns_of_0_and_1_or_one_of_lists
     ("table", "message"),
     [
         (None, "write that table"),
-        ("file_name,mass,mass\n" + "".join(f"{n},0,1\n" for n in ("a.png", "b/2.png", "b/10.png")), "each once"),
+        (
+            "file_name,mass,mass\n"
+            + "".join(f"{n},0,1\n" for n in ("a.png", "b/2.png", "b/10.png")),
+            "each once",
+        ),
         (TABLE.replace("1.0", ""), "neither 0 nor 1"),
         (TABLE.replace("1.0", "-1"), "neither 0 nor 1"),
         (TABLE.replace("1.0", "0.5"), "neither 0 nor 1"),
@@ -113,7 +140,11 @@ def test_several_labels_are_recognised_by_two_columns_of_0_and_1_or_one_of_lists
     ],
 )
 def test_a_table_that_does_not_fit_the_pictures_is_refused(folder, table, message):
-    (folder / "labels.csv").unlink() if table is None else (folder / "labels.csv").write_text(table)
+    (
+        (folder / "labels.csv").unlink()
+        if table is None
+        else (folder / "labels.csv").write_text(table)
+    )
     with pytest.raises(SfumatoError, match=message):
         read(folder)
 
@@ -127,7 +158,9 @@ def test_a_bad_picture_is_named(folder):
 def test_persons_are_found_by_file_names_and_not_by_folders_of_classes(folder):
     source, _ = read(folder, groups={"pattern": r"^(\w+)[.]png"})
     assert source.groups == ["a", "10", "2"]
-    with pytest.raises(ValueError, match="folder does not apply.*use column, csv, pattern, array or dicom"):
+    with pytest.raises(
+        ValueError, match="folder does not apply.*use column, csv, pattern, array or dicom"
+    ):
         read(folder, groups={"folder": True})
 
 
@@ -147,7 +180,12 @@ def test_a_matrix_of_labels_in_an_archive_holds_0_and_1_only(tmp_path):
         (rows + 1, "several", "labels other than 0 and 1"),
         (rows - 1, "several", "labels other than 0 and 1"),
     ):
-        write_npz(tmp_path, images=np.zeros((2, 4, 4), np.uint8), labels=labels, classes=np.array(["a", "b", "c"]))
+        write_npz(
+            tmp_path,
+            images=np.zeros((2, 4, 4), np.uint8),
+            labels=labels,
+            classes=np.array(["a", "b", "c"]),
+        )
         with pytest.raises(DataError, match=message) if message else nullcontext():
             source, found = read(tmp_path, **more, labels=way)
             assert [row for _, row in found] == rows.tolist() and source.classes == ("a", "b", "c")

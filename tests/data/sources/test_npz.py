@@ -47,7 +47,11 @@ def test_an_npz_that_cannot_be_used_is_refused(tmp_path, changes, message):
 
 
 def test_a_file_that_is_no_npz_is_refused(tmp_path):
-    for name, content in (("empty.npz", b""), ("broken.npz", b"PK\x03\x04 broken"), ("text.npz", b"text")):
+    for name, content in (
+        ("empty.npz", b""),
+        ("broken.npz", b"PK\x03\x04 broken"),
+        ("text.npz", b"text"),
+    ):
         (tmp_path / name).write_bytes(content)
     np.save(tmp_path / "set.npy", NPZ["images"])
     for name in ("empty.npz", "broken.npz", "text.npz", "set.npy", "nowhere.npz"):
@@ -60,14 +64,23 @@ def test_a_file_that_is_no_npz_is_refused(tmp_path):
 def test_an_archive_is_the_same_however_it_was_saved(tmp_path, order, save):
     images = np.random.default_rng(0).integers(0, 256, (10, 4, 5, 3), dtype=np.uint8)
     labels = (np.arange(10) % 2).astype(">i4")
-    save(tmp_path / "set.npz", images=np.asarray(images, order=order), labels=labels, classes=NPZ["classes"])
+    save(
+        tmp_path / "set.npz",
+        images=np.asarray(images, order=order),
+        labels=labels,
+        classes=NPZ["classes"],
+    )
     source, found, known = read_all(Data(source="npz", path=str(tmp_path / "set.npz")), tmp_path)
-    assert source.size == 10 and np.array_equal(np.stack(found), images) and known == labels.tolist()
+    assert (
+        source.size == 10 and np.array_equal(np.stack(found), images) and known == labels.tolist()
+    )
 
 
 def test_an_archive_is_never_held_whole(tmp_path):
     count = 100_000  # 6.4 MB and 0.8 MB
-    data = write_npz(tmp_path, images=np.zeros((count, 8, 8), np.uint8), labels=np.zeros(count, np.int64))
+    data = write_npz(
+        tmp_path, images=np.zeros((count, 8, 8), np.uint8), labels=np.zeros(count, np.int64)
+    )
     next(iter(read_source(data, tmp_path).train))  # imports
     tracemalloc.start()
     assert sum(1 for _ in read_source(data, tmp_path).train) == count
@@ -77,7 +90,9 @@ def test_an_archive_is_never_held_whole(tmp_path):
 
 
 def test_an_archive_whose_bytes_were_changed_is_refused(tmp_path):
-    data = write_npz(tmp_path, images=np.full((600, 3, 3), 7, np.uint8), labels=np.zeros(600, np.int64))
+    data = write_npz(
+        tmp_path, images=np.full((600, 3, 3), 7, np.uint8), labels=np.zeros(600, np.int64)
+    )
     whole = Path(data.path).read_bytes()
     Path(data.path).write_bytes(whole.replace(bytes([7] * 9), bytes([8] * 9), 1))
     with pytest.raises(DataError, match="Bad CRC-32"):

@@ -1,4 +1,6 @@
-"""A zip of any layout, and Parquet with pictures inside: read as what they hold, and nothing of it is left lying."""
+"""A zip of any layout, and Parquet with pictures inside: read as what they hold, and nothing of it
+is left lying.
+"""
 
 import atexit
 import json
@@ -32,7 +34,9 @@ NAMES = ["normal", "sick"]
 def state(here, monkeypatch):
     """The state directory, and what a program does at its end."""
     ends = []
-    monkeypatch.setattr(atexit, "register", lambda function, *given, **more: ends.append((function, given, more)))
+    monkeypatch.setattr(
+        atexit, "register", lambda function, *given, **more: ends.append((function, given, more))
+    )
     yield here / "state"
     for function, given, more in ends:
         function(*given, **more)
@@ -65,7 +69,8 @@ def write_rows(file, labels, paths=None, first=0, **columns):
     features = {"label": {"names": NAMES, "_type": "ClassLabel"}}
     made = pyarrow.table({"image": pyarrow.array(cells, image), "label": labels, **columns})
     parquet.write_table(
-        made.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})}), file
+        made.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})}),
+        file,
     )
     return file
 
@@ -75,7 +80,11 @@ def test_a_zip_is_read_as_the_folder_in_it_which_only_its_owner_can_open_meanwhi
     plain, images, labels = read_all(data(tmp_path / "set"), tmp_path)
     file = zipped(tmp_path / "set", tmp_path / "set.zip")
     source, packed, packed_labels = read_all(data(file), tmp_path)
-    assert source.classes == plain.classes and labels == packed_labels and np.array_equal(images, packed)
+    assert (
+        source.classes == plain.classes
+        and labels == packed_labels
+        and np.array_equal(images, packed)
+    )
     assert survey(file, classes=("cat", "dog")).counts == (3, 3)
     (place,) = state.glob(".unpacked.*.tmp")
     assert stat.S_IMODE(place.stat().st_mode) == 0o700 and len([*place.iterdir()]) == 1
@@ -131,23 +140,34 @@ def test_parquet_gives_classes_persons_and_the_hold_out(tmp_path, state, split):
     write_rows(tmp_path / "in/data/train-00000-of-00001.parquet", [0, 1, 1, 0], **people)
     if split:
         others = {"Patient ID": ["q1", "q2", "q3", "q3"]}
-        write_rows(tmp_path / "in/data/test-00000-of-00001.parquet", [1, 0, 1, 0], first=4, **others)
+        write_rows(
+            tmp_path / "in/data/test-00000-of-00001.parquet", [1, 0, 1, 0], first=4, **others
+        )
     found = survey(tmp_path / "in", classes=tuple(NAMES))
     assert (found.counts, found.groups.column, found.persons) == ((2, 2), "Patient ID", 3)
     assert found.held_out == (4 if split else None) and found.data["label_column"] == "label"
-    asked = data(tmp_path / "in", classes=NAMES, label_column="label", groups={"column": "Patient ID"})
+    asked = data(
+        tmp_path / "in", classes=NAMES, label_column="label", groups={"column": "Patient ID"}
+    )
     source, images, labels = read_all(asked, tmp_path)
     assert labels == [0, 1, 1, 0] and [int(image[0, 0, 0]) for image in images] == [0, 1, 2, 3]
-    assert [(int(image[0, 0, 0]), label) for image, label in source.test or ()] == [(4, 1), (5, 0), (6, 1), (7, 0)][
-        : 4 * split
-    ]
+    assert [(int(image[0, 0, 0]), label) for image, label in source.test or ()] == [
+        (4, 1),
+        (5, 0),
+        (6, 1),
+        (7, 0),
+    ][: 4 * split]
 
 
-def test_names_that_parquet_keeps_of_its_pictures_show_whose_they_are_and_lead_nowhere_else(tmp_path, state):
+def test_names_that_parquet_keeps_of_its_pictures_show_whose_they_are_and_lead_nowhere_else(
+    tmp_path, state
+):
     names = ["a/p1_1.png", "../../p1_2.png", "p2_1.png", "p2_1.png", ".."]
     file = write_rows(tmp_path / "x.parquet", [0, 1, 1, 0, 0], names)
     source, images, _ = read_all(data(file, classes=NAMES, label_column="label"), tmp_path)
-    assert [file.name for file in source.files[:3]] == ["p1_1.png", "p1_2.png", "p2_1.png"] and len(images) == 5
+    assert [file.name for file in source.files[:3]] == ["p1_1.png", "p1_2.png", "p2_1.png"] and len(
+        images
+    ) == 5
     assert {path.name for path in tmp_path.iterdir()} == {"x.parquet", "state"}
 
 
@@ -157,7 +177,10 @@ def test_a_release_in_parquet_is_read_as_what_was_released(tmp_path, state, digi
     asked = data(tmp_path / "parquet", classes=digits.classes, label_column="label")
     _, images, labels = read_all(asked, tmp_path)
     assert np.array_equal(images, released.images) and labels == released.labels.tolist()
-    both = np.eye(10, dtype=np.uint8)[released.labels] | np.eye(10, dtype=np.uint8)[(released.labels + 1) % 10]
+    both = (
+        np.eye(10, dtype=np.uint8)[released.labels]
+        | np.eye(10, dtype=np.uint8)[(released.labels + 1) % 10]
+    )
     several = ImageSet(released.images, both, digits.classes)
     save_parquet(tmp_path / "two", several, np.full(60, "plain"), mark_of(["auxiliary"]))
     form, _ = layout_of(tmp_path / "two/parquet", "labels")
@@ -172,20 +195,30 @@ def test_parquet_beside_folders_or_a_table_of_pictures_is_let_be(tmp_path, state
 
 def test_what_cannot_be_unpacked_is_one_sentence(tmp_path, state):
     (tmp_path / "a.zip").write_bytes(b"PK no zip")
-    with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+    with (
+        zipfile.ZipFile(tmp_path / "b.zip", "w") as archive,
+        pytest.warns(UserWarning, match="Duplicate name"),
+    ):
         archive.writestr("cat/0.png", picture(0))
         archive.writestr("cat/0.png", picture(1))
     parquet.write_table(pyarrow.table({"label": [1]}), tmp_path / "c.parquet")
     (tmp_path / "d.parquet").write_bytes(b"PAR1")
     write_rows(tmp_path / "e.parquet", [0, 5])
-    said = {"a.zip": "cannot be read .File is not a zip", "b.zip": "two of its files have the same name"}
+    said = {
+        "a.zip": "cannot be read .File is not a zip",
+        "b.zip": "two of its files have the same name",
+    }
     said["c.parquet"] = "has no column of pictures"
     for name in ("a.zip", "b.zip", "c.parquet", "d.parquet", "e.parquet"):
-        with pytest.raises(DataError, match=said.get(name, "cannot be read as Parquet with pictures inside")):
+        with pytest.raises(
+            DataError, match=said.get(name, "cannot be read as Parquet with pictures inside")
+        ):
             read_source(data(tmp_path / name, classes=NAMES, label_column="label"), tmp_path)
 
 
-def test_a_public_zip_is_refused_since_the_records_of_a_release_in_it_would_not_be_found(tmp_path, state):
+def test_a_public_zip_is_refused_since_the_records_of_a_release_in_it_would_not_be_found(
+    tmp_path, state
+):
     write_folder(tmp_path / "set")
     public = Public(source="imagefolder", path=str(zipped(tmp_path / "set", tmp_path / "set.zip")))
     with pytest.raises(DataError, match="is not a folder"):

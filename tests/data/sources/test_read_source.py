@@ -1,4 +1,6 @@
-"""What holds for every source: its shape, its size and channels, where its files lie, how public images fit."""
+"""What holds for every source: its shape, its size and channels, where its files lie, how public
+images fit.
+"""
 
 import sys
 from unittest.mock import Mock
@@ -31,7 +33,9 @@ def test_size_and_channels_convert_every_picture(tmp_path):
         for size in (5, (4, 6)):
             asked = Data(source="imagefolder", path=str(root), size=size, channels=channels)
             _, images, _ = read_all(asked, tmp_path)
-            assert {(image.shape, image.dtype.name) for image in images} == {((*both_sides(size), channels), "uint8")}
+            assert {(image.shape, image.dtype.name) for image in images} == {
+                ((*both_sides(size), channels), "uint8")
+            }
     assert np.abs(images[3].astype(int) - 77).max() <= 2
 
 
@@ -64,13 +68,16 @@ def test_real_public_images_take_the_shape_of_the_sensitive_ones(tmp_path):
         _, read, _ = read_all_public(Public(source="npz", path=path), shape, tmp_path)
         assert read.shape == (3, shape[1], shape[2], shape[0])
     weights = np.array([0.299, 0.587, 0.114])
-    assert np.abs(read[..., 0] - images @ weights).max() <= 1.5  # the last one was grey at full size
+    # The last one was grey at full size
+    assert np.abs(read[..., 0] - images @ weights).max() <= 1.5
 
 
 def test_missing_files_name_the_place_and_the_key_and_are_not_replaced_by_a_download(tmp_path):
     for name in {*names_in("data")} - {"digits"}:
         with pytest.raises(DataError, match="nowhere"):
-            read_source(Data(source=name, path=str(tmp_path / "nowhere"), classes=("a", "b")), tmp_path)
+            read_source(
+                Data(source=name, path=str(tmp_path / "nowhere"), classes=("a", "b")), tmp_path
+            )
     for name in {*names_in("public")} - {*DRAWN}:
         with pytest.raises(DataError, match="nowhere"):
             read_public(Public(source=name, path=str(tmp_path / "nowhere")), (1, 8, 8), tmp_path, 0)
@@ -85,7 +92,9 @@ def test_missing_files_name_the_place_and_the_key_and_are_not_replaced_by_a_down
 
 
 def test_a_drawn_source_yields_the_images_of_its_set(tmp_path):
-    opened, images, labels = read_all_public(Public(source="procedural", per_class=2), (3, 12, 9), tmp_path, seed=1)
+    opened, images, labels = read_all_public(
+        Public(source="procedural", per_class=2), (3, 12, 9), tmp_path, seed=1
+    )
     drawn = drawn_set("procedural", (3, 12, 9), 2, seed=1)
     assert np.array_equal(images, drawn.images) and np.array_equal(labels, drawn.labels)
     assert opened.classes == drawn.classes

@@ -1,4 +1,6 @@
-"""Labels in a table beside the pictures (Hugging Face's `imagefolder`), and samples in tar files (WebDataset)."""
+"""Labels in a table beside the pictures (Hugging Face's `imagefolder`), and samples in tar files
+(WebDataset).
+"""
 
 import io
 import json
@@ -47,7 +49,10 @@ def write_table(folder, rows, form="csv", pictures=None):
 
 def rows_of(words=WORDS, names=None):
     names = names or [f"scans/{i}.png" for i in range(len(words))]
-    return [{"file_name": n, "label": w, "patient": p} for n, w, p in zip(names, words, PATIENTS, strict=True)]
+    return [
+        {"file_name": n, "label": w, "patient": p}
+        for n, w, p in zip(names, words, PATIENTS, strict=True)
+    ]
 
 
 def data(path, source="imagefolder", **changes):
@@ -70,7 +75,10 @@ def samples(words=WORDS, first=0, **more):
     for i, word in enumerate(words, first):
         yield f"shard/{i:03d}.png", png(i)
         yield f"shard/{i:03d}.cls", str(word).encode()
-        yield f"shard/{i:03d}.json", json.dumps({"finding": word, "patient": PATIENTS[i % 4], **more}).encode()
+        yield (
+            f"shard/{i:03d}.json",
+            json.dumps({"finding": word, "patient": PATIENTS[i % 4], **more}).encode(),
+        )
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
@@ -98,7 +106,9 @@ def test_train_and_test_with_a_table_each_bring_the_hold_out(tmp_path):
         read_source(data(tmp_path, groups={"column": "patient"}), tmp_path)
 
 
-@pytest.mark.parametrize("name", ["../out.png", "/etc/out.png", "scans/../../out.png", "C:\\out.png", ""])
+@pytest.mark.parametrize(
+    "name", ["../out.png", "/etc/out.png", "scans/../../out.png", "C:\\out.png", ""]
+)
 def test_a_row_that_names_a_file_outside_the_folder_is_refused_without_its_name(tmp_path, name):
     (tmp_path / "out.png").write_bytes(png(9))
     kept = [f"{i}.png" for i in range(4)]
@@ -120,7 +130,9 @@ def test_a_name_that_two_files_have_names_neither(tmp_path, name):
     assert [label for _, label in read_source(data(tmp_path), tmp_path).train] == [1, 0, 1, 0]
 
 
-def test_a_link_out_of_the_folder_is_refused_and_a_folder_behind_a_link_is_not_looked_into(tmp_path):
+def test_a_link_out_of_the_folder_is_refused_and_a_folder_behind_a_link_is_not_looked_into(
+    tmp_path,
+):
     write_table(tmp_path / "in", rows_of())
     (tmp_path / "out").mkdir()
     first = (tmp_path / "in/scans/0.png").rename(tmp_path / "out/0.png")
@@ -137,7 +149,10 @@ def test_a_link_out_of_the_folder_is_refused_and_a_folder_behind_a_link_is_not_l
 
 SPOILED = {
     "a row more": (lambda t: t + "scans/0.png,cat,p1\n", "row 6, names a file a second time"),
-    "a row less": (lambda t: t.replace("scans/0.png,cat,p1\n", ""), r"has no row for .*scans/0\.png"),
+    "a row less": (
+        lambda t: t.replace("scans/0.png,cat,p1\n", ""),
+        r"has no row for .*scans/0\.png",
+    ),
     "a cell less": (lambda t: t.replace("cat,p1", "cat"), "row 2, has 2 cells and 3 columns"),
     "no label": (lambda t: t.replace("cat,p1", ",p1"), "picture 1, .* has no label"),
     "an unknown label": (lambda t: t.replace("cat,p1", "cow,p1"), r"not in data\.classes"),
@@ -183,19 +198,27 @@ def test_labels_in_a_table_need_the_owners_list_of_classes(tmp_path):
 def test_a_table_beside_class_folders_gives_the_persons(tmp_path):
     for part, people in (("train", PATIENTS), ("test", ["q1", "q2", "q2", "q3"])):
         names = [f"{word}/{i}.png" for i, word in enumerate(WORDS)]
-        rows = [{"file_name": name, "Patient ID": who} for name, who in zip(names, people, strict=True)]
+        rows = [
+            {"file_name": name, "Patient ID": who} for name, who in zip(names, people, strict=True)
+        ]
         write_table(tmp_path / part, rows)
     asked = data(tmp_path, groups={"column": "Patient ID"}, label_column=None)
     assert read_source(asked, tmp_path).groups == ["p1", "p2", "p2", "p3", "q1", "q2", "q2", "q3"]
     found = survey(tmp_path, classes=("cat", "dog"))
     assert found.groups.column == "Patient ID" and (found.persons, found.held_out) == (3, 4)
     (tmp_path / "train/metadata.csv").unlink()
-    with pytest.raises(DataError, match=r"contains no metadata.csv.* with the columns file_name, Patient ID"):
+    with pytest.raises(
+        DataError, match=r"contains no metadata.csv.* with the columns file_name, Patient ID"
+    ):
         read_source(asked, tmp_path)
 
 
-@pytest.mark.parametrize("held_out", ["test-0.tar", "testset.tar", "x-Testing_0.tar", "x_test_0.tar"])
-def test_shards_give_samples_in_their_order_and_test_shards_the_hold_out(tmp_path, monkeypatch, held_out):
+@pytest.mark.parametrize(
+    "held_out", ["test-0.tar", "testset.tar", "x-Testing_0.tar", "x_test_0.tar"]
+)
+def test_shards_give_samples_in_their_order_and_test_shards_the_hold_out(
+    tmp_path, monkeypatch, held_out
+):
     write_tar(tmp_path / "in/latest-train-0.tar", samples())
     write_tar(tmp_path / "in/train-1.tar", samples(first=4))
     write_tar(tmp_path / f"in/{held_out}", samples(first=8))
@@ -216,12 +239,16 @@ def test_a_sample_takes_its_label_and_person_from_json_if_asked(tmp_path):
     with pytest.raises(DataError, match=r"sample 1: label `finding` in the .json is missing"):
         write_tar(file, [("0.png", png(0)), ("0.cls", b"cat")])
         read_source(asked, tmp_path)
-    with pytest.raises(DataError, match=r"sample 1: `patient` in the .json is neither text nor a whole number"):
+    with pytest.raises(
+        DataError, match=r"sample 1: `patient` in the .json is neither text nor a whole number"
+    ):
         write_tar(file, [("0.png", png(0)), ("0.json", b'{"finding": "cat", "patient": 1.5}')])
         read_source(asked, tmp_path)
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
+)
 def test_links_and_devices_in_a_shard_and_a_link_to_one_are_refused(tmp_path, kind):
     file = write_tar(tmp_path / "a.tar", samples())
     with tarfile.open(file, "a") as archive:
@@ -246,7 +273,10 @@ def test_links_and_devices_in_a_shard_and_a_link_to_one_are_refused(tmp_path, ki
         ([("0.png", png(0)), ("0.json", b"[]")], "the label is missing|not a JSON object"),
         ([("0.png", png(0)), ("0.json", b'{"label": NaN}')], "not a JSON object"),
         ([("0.png", png(0)), ("0.cls", b"cow")], r"not in data\.classes"),
-        ([("0.png", png(0)), ("0.png", png(0)), ("0.cls", b"cat")], "a second file of the same kind"),
+        (
+            [("0.png", png(0)), ("0.png", png(0)), ("0.cls", b"cat")],
+            "a second file of the same kind",
+        ),
         ([("0.png", b"text"), ("0.cls", b"cat")], r"0\.png in .*a\.tar cannot be read"),
     ],
 )
@@ -271,13 +301,20 @@ def test_a_shard_that_is_cut_short_compressed_or_damaged_is_refused(tmp_path, cu
 def test_what_a_folder_holds_is_recognised_by_its_layout(tmp_path):
     write_table(tmp_path / "a", rows_of())
     found = survey(tmp_path / "a", classes=ALL)
-    assert found.data == {"source": "imagefolder", "classes": ["cat", "dog"], "label_column": "label"}
+    assert found.data == {
+        "source": "imagefolder",
+        "classes": ["cat", "dog"],
+        "label_column": "label",
+    }
     assert found.groups.column == "patient" and found.persons == 3 and found.counts == (2, 2)
     with pytest.raises(ConfigError, match="looks like persons' ids, which would be published"):
         survey(tmp_path / "a", label="patient")
     write_tar(tmp_path / "b/a.tar", samples([10, 9, 10, 9]))
     found = survey(tmp_path / "b", classes=ALL)
-    assert found.data == {"source": "webdataset", "classes": ["9", "10"]} and found.groups.column == "patient"
+    assert (
+        found.data == {"source": "webdataset", "classes": ["9", "10"]}
+        and found.groups.column == "patient"
+    )
     for name in ("cat", "dog"):  # folders beside a table that says something else: the owner tells
         (tmp_path / "c" / name).mkdir(parents=True)
         (tmp_path / "c" / name / "0.png").write_bytes(png(1))

@@ -18,7 +18,9 @@ def write_idx(path, array):
 
 
 def write_mnist(folder, train=5, test=3, suffix=".gz", seed=0):
-    """The four files of an MNIST; returns {"train" or "t10k": (images (N, 28, 28), labels (N,))}."""
+    """The four files of an MNIST; returns {"train" or "t10k": (images (N, 28, 28), labels
+    (N,))}.
+    """
     rng = np.random.default_rng(seed)
     arrays = {}
     for split, count in (("train", train), ("t10k", test)):
@@ -29,13 +31,17 @@ def write_mnist(folder, train=5, test=3, suffix=".gz", seed=0):
 
 
 def write_folder(root, classes=("cat", "dog"), per_class=3, shape=(6, 6, 3)):
-    """A folder per class with pictures 0.png, 1.png and so on of `shape` (H, W, C); returns the root."""
+    """A folder per class with pictures 0.png, 1.png and so on of `shape` (H, W, C); returns the
+    root.
+    """
     rng = np.random.default_rng(1)
     for name in classes:
         (root / name).mkdir(parents=True)
         for i in range(per_class):
             array = rng.integers(0, 256, shape, dtype=np.uint8)
-            Image.fromarray(array[..., 0] if shape[2] == 1 else array).save(root / name / f"{i}.png")
+            Image.fromarray(array[..., 0] if shape[2] == 1 else array).save(
+                root / name / f"{i}.png"
+            )
     return root
 
 
@@ -47,8 +53,13 @@ NPZ = {
 
 
 def write_npz(tmp_path, **changes):
-    """The arrays of NPZ with changes (None: left out) as set.npz; returns the settings that read it."""
-    np.savez(tmp_path / "set.npz", **{key: value for key, value in {**NPZ, **changes}.items() if value is not None})
+    """The arrays of NPZ with changes (None: left out) as set.npz; returns the settings that read
+    it.
+    """
+    np.savez(
+        tmp_path / "set.npz",
+        **{key: value for key, value in {**NPZ, **changes}.items() if value is not None},
+    )
     return Data(source="npz", path=str(tmp_path / "set.npz"))
 
 
