@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import count
+from itertools import cycle
 from pathlib import Path
 
 import kills
@@ -356,10 +356,8 @@ def main() -> None:
         try:
             for name in arguments.commands:
                 began = time.monotonic()
-                turns = count()
-                tried, wrong = sweep(
-                    name, base, programs, lambda _: next(turns) % arguments.every == 0
-                )  # noqa: B023
+                chosen = cycle([True, *[False] * (arguments.every - 1)])
+                tried, wrong = sweep(name, base, programs, lambda _, chosen=chosen: next(chosen))
                 failed += len(wrong)
                 counts = ", ".join(f"{what} {number}" for what, number in tried.items())
                 print(

@@ -76,8 +76,9 @@ def left_out(table: pd.DataFrame) -> pd.DataFrame:
             }
             rows.append({**about, "height": height_at(line, str(run.kind), run.product)})
     found = pd.DataFrame(rows)
-    return found.assign(forecast=expit(found.height), expected=list(map(level_of, expit(found.height))),
-                        level=list(map(level_of, found.learned)))  # fmt: skip
+    forecast = expit(found.height)
+    levels = {"expected": map(level_of, forecast), "level": map(level_of, found.learned)}
+    return found.assign(forecast=forecast, **{name: list(level) for name, level in levels.items()})
 
 
 def fitted(table: pd.DataFrame) -> dict[str, Any]:

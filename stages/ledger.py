@@ -1,10 +1,13 @@
 """`stage ledger write|check|show|adopt|history`: compose, check and show the cost of a release."""
 
+from __future__ import annotations
+
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +16,9 @@ from sfumato.settings.stage import LEDGER, LOCK
 from stages.dvc_lock import keep_copy
 from stages.screen import charges, delta_text, say, table_console, tell
 from stages.state import dataset_of_project, read_policy, state_dir
+
+if TYPE_CHECKING:
+    from sfumato.privacy.odometer import Odometer
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -169,8 +175,7 @@ def history(
     from rich.table import Table
 
     from sfumato.privacy.accountant import epsilon
-    from sfumato.privacy.events import Mechanism
-    from sfumato.privacy.odometer import ABANDON, ADOPT, CLOSE, LOCAL_USE, OPEN, Odometer
+    from sfumato.privacy.odometer import Odometer
     from sfumato.privacy.project_ledger import seen_in_project
     from sfumato.storage.access import logged_actors
     from sfumato.storage.journal import GENESIS
@@ -198,11 +203,33 @@ def history(
         policy = read_policy()
         delta = policy.delta
         accountant = policy.accountant
-    runs = {run.id: run for run in odometer.charges()}
-    ends = {CLOSE: "released", ABANDON: "abandoned"}
     heads = ("time (UTC)", "stage", "charge", "mechanism", "state")
     table = Table(*heads, title=f"dataset {odometer.dataset_id}", title_justify="left")
-    acted = {head: f"\nby {name}" for head, name in logged_actors(state_dir()).items() if actors}
+    acted = {}
+    if actors:
+        acted = {head: f"\nby {name}" for head, name in logged_actors(state_dir()).items()}
+    for row in rows_of(odometer, entries, acted):
+        table.add_row(*row)
+    table_console().print(table)
+    opened = odometer.events()
+    total = (
+        f"{charges(len(opened))}, ε = {epsilon(opened, delta, accountant):.4f} together at δ = "
+        f"{delta_text(delta)}"
+    )
+    if unknown or not odometer.complete():
+        total += " (incomplete: entries of the journal were lost)"
+    tell(total)
+
+
+def rows_of(
+    odometer: Odometer, entries: Iterable[Mapping[str, Any]], acted: Mapping[str, str]
+) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of the history. acted: who acted, by the hash of an entry."""
+    from sfumato.privacy.events import Mechanism
+    from sfumato.privacy.odometer import ABANDON, ADOPT, CLOSE, LOCAL_USE, OPEN
+
+    ends = {CLOSE: "released", ABANDON: "abandoned"}
+    runs = {run.id: run for run in odometer.charges()}
     for entry in entries:
         when = utc(entry["time"])
         if not sys.stdout.isatty():
@@ -217,21 +244,12 @@ def history(
             charged = [(run.record, ends.get(run.end or "", f"open, {run.uses} uses journalled"))]
         # Private, because it reveals when the images changed
         elif entry["kind"] == LOCAL_USE and sys.stdout.isatty():
-            table.add_row(when, "local", "", entry["purpose"], f"outside the guarantee{who}")
+            yield when, "local", "", entry["purpose"], f"outside the guarantee{who}"
         elif entry["kind"] == ADOPT:
             charged = [(record, "adopted") for record in entry["records"]]
         for record, state in charged:
             mechanism = Mechanism.from_json(record["event"])
-            table.add_row(when, record["stage"], record["id"][:8], str(mechanism), state + who)
-    table_console().print(table)
-    opened = odometer.events()
-    total = (
-        f"{charges(len(opened))}, ε = {epsilon(opened, delta, accountant):.4f} together at δ = "
-        f"{delta_text(delta)}"
-    )
-    if unknown or not odometer.complete():
-        total += " (incomplete: entries of the journal were lost)"
-    tell(total)
+            yield when, record["stage"], record["id"][:8], str(mechanism), state + who
 
 
 def utc(seconds: int) -> str:

@@ -202,10 +202,8 @@ def describe(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None
         return typer.echo("charges nothing")
     typer.echo(f"charges {plan.mechanism} on dataset {plan.dataset_id!r}, for one {plan.unit}")
     if plan.model is not None:
-        typer.echo(
-            "memory "
-            f" {memory_line(plan.model, plan.shape, len(plan.classes), plan.settings, plan.size_hint)}"
-        )
+        sizes = plan.shape, len(plan.classes), plan.settings, plan.size_hint
+        typer.echo(f"memory  {memory_line(plan.model, *sizes)}")
 
 
 def memory_line(

@@ -30,9 +30,15 @@ def save_clip_text(directory: Path, width: int) -> None:
     CLIPTokenizer.from_pretrained(source, local_files_only=True).save_pretrained(source)
     end = len(words) - 1
     config = CLIPTextConfig(
-        vocab_size=len(words), hidden_size=width, intermediate_size=2 * width, num_hidden_layers=1,
-        num_attention_heads=2, bos_token_id=end - 1, eos_token_id=end, pad_token_id=end,
-    )  # fmt: skip
+        vocab_size=len(words),
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        bos_token_id=end - 1,
+        eos_token_id=end,
+        pad_token_id=end,
+    )
     CLIPTextModel(config).save_pretrained(directory / "text_encoder")
 
 
@@ -45,9 +51,14 @@ def save_t5_text(directory: Path, width: int) -> None:
         directory / "tokenizer"
     )
     config = T5Config(
-        vocab_size=len(pieces), d_model=width, d_ff=2 * width, d_kv=8, num_layers=1, num_heads=2,
+        vocab_size=len(pieces),
+        d_model=width,
+        d_ff=2 * width,
+        d_kv=8,
+        num_layers=1,
+        num_heads=2,
         decoder_start_token_id=0,
-    )  # fmt: skip
+    )
     T5EncoderModel(config).save_pretrained(directory / "text_encoder")
 
 
@@ -58,15 +69,29 @@ def save_tiny_model(directory: Path, kind: str, width: int = 16) -> Path:
     torch.manual_seed(0)
     (save_t5_text if kind == "transformer" else save_clip_text)(directory, width)
     vae = diffusers.AutoencoderKL(
-        in_channels=3, out_channels=3, latent_channels=4, block_out_channels=(8, 8), norm_num_groups=4,
-        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2, sample_size=16,
-    )  # fmt: skip
+        in_channels=3,
+        out_channels=3,
+        latent_channels=4,
+        block_out_channels=(8, 8),
+        norm_num_groups=4,
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        sample_size=16,
+    )
     vae.save_pretrained(directory / "vae")
     if kind == "transformer":
         network = diffusers.PixArtTransformer2DModel(
-            num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=8, num_layers=2,
-            cross_attention_dim=16, sample_size=8, patch_size=2, caption_channels=width, norm_num_groups=4,
-        )  # fmt: skip
+            num_attention_heads=2,
+            attention_head_dim=8,
+            in_channels=4,
+            out_channels=8,
+            num_layers=2,
+            cross_attention_dim=16,
+            sample_size=8,
+            patch_size=2,
+            caption_channels=width,
+            norm_num_groups=4,
+        )
         # The last layer of a fresh one is not zero, but the first scale is small
         with torch.no_grad():
             for parameter in network.parameters():
@@ -76,11 +101,18 @@ def save_tiny_model(directory: Path, kind: str, width: int = 16) -> Path:
         )
     else:
         network = diffusers.UNet2DConditionModel(
-            sample_size=8, in_channels=4, out_channels=4, block_out_channels=(8, 16), layers_per_block=1,
-            norm_num_groups=4, cross_attention_dim=width, attention_head_dim=2,
+            sample_size=8,
+            in_channels=4,
+            out_channels=4,
+            block_out_channels=(8, 16),
+            layers_per_block=1,
+            norm_num_groups=4,
+            cross_attention_dim=width,
+            attention_head_dim=2,
             down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-            up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"), use_linear_projection=kind == "unet-v",
-        )  # fmt: skip
+            up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+            use_linear_projection=kind == "unet-v",
+        )
         schedule = {
             "beta_schedule": "scaled_linear",
             "beta_start": 0.00085,

@@ -5,6 +5,7 @@ Their costs would not add up.
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -36,9 +37,8 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
     there = {folder for folder in folders if (folder / CARD).exists() or (folder / ORIGIN).exists()}
     for other in sorted(there - {home}):
         file = other / ORIGIN
-        with explained(
-            DataError, lambda e: f"{file} cannot be read ({e}): prepare these images again"
-        ):  # noqa: B023
+        wrong = partial("{} cannot be read ({}): prepare these images again".format, file)
+        with explained(DataError, wrong):
             same = file.is_file() and read_json(file) == origin
         if not same and not (other / CARD).is_file():
             continue  # its images were forgotten, so only its folder is known

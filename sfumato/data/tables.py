@@ -73,7 +73,10 @@ def heads_of(table: Path) -> tuple[str, list[str]]:
     Raises DataError as `cells_of` does.
     """
     heads = heads_in(table)  # private: the first line may be a person's row
-    naming = r"(file|image|img|picture|photo|scan|bild|datei)s?((file)?(name|path)|id|index|no)?|(relative)?path|idcode"
+    naming = (
+        r"(file|image|img|picture|photo|scan|bild|datei)s?((file)?(name|path)|id|index|no)?|"
+        r"(relative)?path|idcode"
+    )
     found = [head for head in heads if head == FILE] or [
         head for head in heads if re.fullmatch(naming, meaning(head))
     ]

@@ -142,11 +142,8 @@ class Linear:
 
 def by_image(x: Tensor, images: int) -> Tensor:
     """Reshape (K·B, ..., n) to (B, K·..., n)."""
-    return (
-        x.reshape(-1, images, x[0].numel() // x.shape[-1], x.shape[-1])
-        .transpose(0, 1)
-        .flatten(1, 2)
-    )
+    n = x.shape[-1]
+    return x.reshape(-1, images, x[0].numel() // n, n).transpose(0, 1).flatten(1, 2)
 
 
 @dataclass(frozen=True)

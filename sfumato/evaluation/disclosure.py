@@ -136,8 +136,8 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
     if rings:
         told = min(tests, key=lambda test: test["p"])
         outcome = (
-            "A SIGN OF COPYING. Look at neighbours.png, and do not share the release before you "
-            "know why"
+            "A SIGN OF COPYING. Look at neighbours.png, and do not share the release before the "
+            "cause is found"
         )
     share = "the nearest 1 % of strangers" if told["rank"] > 1 else f"all of {grouped(m)} strangers"
     seen = f"{grouped(told['near'])} of {grouped(n)} {unit} are nearer than {share}"

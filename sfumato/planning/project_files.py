@@ -31,8 +31,10 @@ def unsaid(text: str) -> None:
     """Show nothing."""
 
 
-IGNORED = "/artifacts/\n/data/raw/\n/data/sensitive/\n/data/public/\n/models/\n/evaluation/\n/dvc_plots/\n/.sfumato/\n"
-IGNORED += "/metrics.json\n"
+IGNORED = (
+    "/artifacts/\n/data/raw/\n/data/sensitive/\n/data/public/\n/models/\n/evaluation/\n"
+    "/dvc_plots/\n/.sfumato/\n/metrics.json\n"
+)
 # Comments of `dvc.yaml`
 DVC_HEADERS: dict[str, str] = dict(read_yaml(Path(__file__).with_name("dvc_headers.yaml")))
 # Files that git tracks in a project; `pipelines` exists if the owner has recipes

@@ -173,10 +173,8 @@ def check_ledger(
     """
     if problems := malformed(ledger):
         return math.inf, problems
-    if (
-        digest_of({key: value for key, value in ledger.items() if key != "digest"})
-        != ledger["digest"]
-    ):
+    content = {key: value for key, value in ledger.items() if key != "digest"}
+    if digest_of(content) != ledger["digest"]:
         problems.append("its digest does not match its content: it was edited")
     if delta is None:
         delta = ledger["delta"]

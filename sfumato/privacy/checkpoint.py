@@ -46,8 +46,8 @@ def load_checkpoint(
             metadata = file.metadata() or {}
             if metadata.get("run") != run.name or metadata.get("uses") != str(uses):
                 return None
-            # Noqa: SIM118 (not a dict)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            names = file.keys()
+            tensors = {name: file.get_tensor(name) for name in names}
             return tensors, json.loads(metadata["log"])
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         if is_failure(error):  # The checkpoint may still exist, so the query must not pay again.

@@ -6,6 +6,7 @@ Merging is free, because it reads releases only.
 import math
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,9 +163,8 @@ def merge_counts(
     """
     noisy = torch.zeros(1, dtype=torch.float64)
     for count in counts:
-        with explained(
-            DataError, lambda e: f"{count.path} contains no counts ({e!r}): run `stage count` again"
-        ):  # noqa: B023
+        wrong = partial("{} contains no counts ({!r}): run `stage count` again".format, count.path)
+        with explained(DataError, wrong):
             one = validated(Counts, read_json(count.path / "counts.json"))
             if len(one.noisy) != len(one.per_class) * (1 + several) + 2 * several:
                 raise ValueError(f"{len(one.noisy)} noisy numbers for {len(one.per_class)} classes")

@@ -108,7 +108,8 @@ from sfumato.planning.project_files import dvc_text
 from sfumato.settings.recipes import load_params
 assert Path(stages.cli.__file__).is_relative_to(Path.cwd())
 for path in Path("pipelines").glob("*.yaml"):
-    assert not list(missing_stages(load_params(Path("none.yaml"), Path("pipelines"), recipe=path.stem))), path
+    params = load_params(Path("none.yaml"), Path("pipelines"), recipe=path.stem)
+    assert not list(missing_stages(params)), path
 assert not any(f"artifacts/{name}" in dvc_text() for name in ("evolve", "adversarial"))
 print(*get_command(stages.cli.app).commands)
 """

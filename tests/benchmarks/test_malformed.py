@@ -89,23 +89,33 @@ def take_all(path: Path) -> None:
 
 # file -> what it holds undamaged (by its path), and what reads it
 READERS = {
-    "params.yaml": (lambda path: b"recipe: dpdm\nseed: 3\nprivacy: {epsilon: 2}\n",
-                    lambda path: load_params(path, ROOT / "pipelines")),
+    "params.yaml": (
+        lambda path: b"recipe: dpdm\nseed: 3\nprivacy: {epsilon: 2}\n",
+        lambda path: load_params(path, ROOT / "pipelines"),
+    ),
     "card.json": (lambda path: json.dumps({**CARD, "version": "v"}).encode(), read_card),
-    "ledger.json": (lambda path: json.dumps(build_ledger(BUDGET, {}, [])).encode(),
-                    lambda path: check_ledger(read_ledger(path))),
+    "ledger.json": (
+        lambda path: json.dumps(build_ledger(BUDGET, {}, [])).encode(),
+        lambda path: check_ledger(read_ledger(path)),
+    ),
     "budget.json": (lambda path: json.dumps(BUDGET).encode(), read_budget),
-    "lineage.json": (lambda path: json.dumps({"count": {"plan": "p", "again": 0}}).encode(),
-                     lambda path: read_lineage(path.parent, "count")),
-    "count.yaml": (lambda path: yaml.safe_dump(PLAN).encode(), lambda path: read_stage_plan(path, "count")),
+    "lineage.json": (
+        lambda path: json.dumps({"count": {"plan": "p", "again": 0}}).encode(),
+        lambda path: read_lineage(path.parent, "count"),
+    ),
+    "count.yaml": (
+        lambda path: yaml.safe_dump(PLAN).encode(),
+        lambda path: read_stage_plan(path, "count"),
+    ),
     "count/privacy.json": (listed, lambda path: read_artifact(path.parent, "count")),
     "odometer/own.jsonl": (journal, lambda path: Odometer(path.parents[1], "own").entries()),
     "set.npz": (npz, take_all),
     "train-images.gz": (
-        lambda path: gzip.compress(b"\0\0\x08\x03" + struct.pack(">3i", 2, 3, 3) + bytes(18)), read_idx
+        lambda path: gzip.compress(b"\0\0\x08\x03" + struct.pack(">3i", 2, 3, 3) + bytes(18)),
+        read_idx,
     ),
     "weights.safetensors": (tensors, load_tensors),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", READERS)

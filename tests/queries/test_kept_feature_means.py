@@ -39,14 +39,14 @@ def embedding(folder):
 MAKE = {"covariance": covariance, "embedding": embedding}
 WRONG = [
     *(("covariance", key, value) for key, value in {
-        "shape": [1, 9, 9], "frequencies": -1, "contrasts": "2", "bound": 0, "products": 1.5, "flip": 1, "more": 1,
-        "deviation": -1.0,
+        "shape": [1, 9, 9], "frequencies": -1, "contrasts": "2", "bound": 0, "products": 1.5,
+        "flip": 1, "more": 1, "deviation": -1.0,
     }.items()),
     *(("embedding", key, value) for key, value in {
         "size": 10**9, "seed": 0.5, "length_scales": [], "teacher": 7, "more": 1, "deviation": "no",
     }.items()),
     ("embedding", "length_scales", [1.0, -1.0]),
-]  # fmt: skip  # fmt: skip
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("stage", "key", "value"), WRONG)

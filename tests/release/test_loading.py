@@ -37,15 +37,18 @@ import sys
 class Only:
     def find_spec(self, name, path=None, target=None):
         top = name.split(".")[0]
-        if top not in {"numpy", "PIL", "sfumato", *sys.stdlib_module_names} and not top.startswith("_"):
+        allowed = {"numpy", "PIL", "sfumato", *sys.stdlib_module_names}
+        if top not in allowed and not top.startswith("_"):
             raise ImportError(f"{name} is not installed here")
 sys.meta_path.insert(0, Only())
 import sfumato
 release = sfumato.load_release(sys.argv[1])
-print(len(release), release.images.shape, release.images.dtype, release.labels[:3].tolist(), release.classes)
+images = release.images
+print(len(release), images.shape, images.dtype, release.labels[:3].tolist(), release.classes)
 assert release.prepare(release.images[0]).shape == release.images.shape[1:]
 loaded = {name.split(".")[0] for name in sys.modules}
-print(release.card["epsilon"] > 0, len(release.ledger), sorted(loaded & {"torch", "pandas", "yaml"}))
+heavy = sorted(loaded & {"torch", "pandas", "yaml"})
+print(release.card["epsilon"] > 0, len(release.ledger), heavy)
 print(release.cost["basis"], release.cost["epsilon"] == release.card["epsilon"])
 """
 

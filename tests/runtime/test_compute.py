@@ -13,7 +13,8 @@ KEPT = """
 import gc, sys, torch
 from sfumato.runtime.compute import keep_freed_memory
 def resident():
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS"))
+    lines = open("/proc/self/status")
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 if sys.argv[1] == "keep":
     keep_freed_memory()
 parts = [torch.ones(2**24) for _ in range(3)]

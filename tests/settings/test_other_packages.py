@@ -28,9 +28,11 @@ def brightness(run, settings):
     from sfumato.storage.files import write_json
 
     def brightness_of(images, labels):
-        return Rows((images / settings.brightest).clamp(max=1).mean(dim=(1, 2, 3))[:, None].double())
+        brightness = (images / settings.brightest).clamp(max=1).mean(dim=(1, 2, 3))
+        return Rows(brightness[:, None].double())
 
-    charge = run.open_charge("the summed brightness of all images", "1: a brightness is at most 1", 1.0)
+    bound = "1: a brightness is at most 1"
+    charge = run.open_charge("the summed brightness of all images", bound, 1.0)
     total = charge.sum(brightness_of, 1.0, size=100)
     with run.releasing(charge) as directory:
         write_json(directory / "brightness.json", {"mean": total.item() / run.counts.total})

@@ -97,7 +97,8 @@ HELP = (
 )
 LIBRARY = """
 import sfumato.privacy.charge, sfumato.privacy.ledger, sfumato.planning.resolve, sfumato.dpsgd.run
-import sfumato.release.synthesis, sfumato.evaluation.scores, sfumato.training.curriculum, sfumato.data.prepare
+import sfumato.release.synthesis, sfumato.evaluation.scores, sfumato.training.curriculum
+import sfumato.data.prepare
 """
 
 
@@ -397,7 +398,8 @@ CLOSED = """
 import os, sys
 for number in {numbers}:
     os.close(number)
-os.execv(sys.executable, [sys.executable, "-m", "stages.cli", "init", "{folder}", "--epsilon", "1", "--yes"])
+words = ["init", "{folder}", "--epsilon", "1", "--yes"]
+os.execv(sys.executable, [sys.executable, "-m", "stages.cli", *words])
 """
 
 

@@ -26,8 +26,9 @@ from stages import cli, fork_server
 def show():
     streams = [sys.stdin.readline(), sys.stdout.isatty(), sys.stdout is sys.__stdout__]
     print(json.dumps({
-        "argv": sys.argv, "folder": os.getcwd(), "streams": streams, "given": os.environ.get("DVC_STAGE"),
-        "descriptors": sorted(map(int, os.listdir("/proc/self/fd"))), "session": os.getsid(0) == os.getpid(),
+        "argv": sys.argv, "folder": os.getcwd(), "streams": streams,
+        "given": os.environ.get("DVC_STAGE"), "session": os.getsid(0) == os.getpid(),
+        "descriptors": sorted(map(int, os.listdir("/proc/self/fd"))),
     }))
 
 def wait():
@@ -53,8 +54,9 @@ def leave():
     sys.exit("message")
 
 COMMANDS = {
-    "show": show, "wait": wait, "draw": draw, "deaf": lambda: (print(os.getpid(), flush=True), time.sleep(60)),
-    "exit": lambda: sys.exit(3), "leave": leave, "bug": lambda: 1 / 0, "abort": os.abort,
+    "show": show, "wait": wait, "draw": draw, "leave": leave,
+    "deaf": lambda: (print(os.getpid(), flush=True), time.sleep(60)),
+    "exit": lambda: sys.exit(3), "bug": lambda: 1 / 0, "abort": os.abort,
 }
 cli.main = lambda: COMMANDS[sys.argv[1]]()
 fork_server.import_libraries = lambda request: None
@@ -259,8 +261,8 @@ before = threads()
 from stages.fork_server import Request, import_libraries
 for word in ("plan", "finetune"):
     import_libraries(Request(words=[word], folder=".", environment={}, around={}))
-missing = {"torch._dynamo", "dp_accounting.pld", "stages.finetune", "sfumato.dpsgd.run"} - {*sys.modules}
-print(touched, threads() - before, missing)
+needed = {"torch._dynamo", "dp_accounting.pld", "stages.finetune", "sfumato.dpsgd.run"}
+print(touched, threads() - before, needed - {*sys.modules})
 """
 
 

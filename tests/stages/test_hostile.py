@@ -171,8 +171,15 @@ for stage in ("count", "frequency"):
         "size_hint": (0, -1, 299, 10**12, "300", None),
         "delta": (0.9, 1e-3, 0, "x"),
         "mechanism": (
-            {}, None, [], {"noise_multiplier": 0.0}, {"noise_multiplier": -1.0}, {"noise_multiplier": 1e-9},
-            {"noise_multiplier": 5.0, "uses": 2.5}, {"noise_multiplier": "x"}, {"noise_multiplier": 5.0, "more": 1},
+            {},
+            None,
+            [],
+            {"noise_multiplier": 0.0},
+            {"noise_multiplier": -1.0},
+            {"noise_multiplier": 1e-9},
+            {"noise_multiplier": 5.0, "uses": 2.5},
+            {"noise_multiplier": "x"},
+            {"noise_multiplier": 5.0, "more": 1},
         ),
         "enabled": (False, "no", None),
         "dataset_id": ("", "../up", "other", 5),
@@ -181,7 +188,7 @@ for stage in ("count", "frequency"):
         "revision": (0, 99),
         "unit": ("group", "patient"),
         "settings": ({"noise": 0.0}, [], {"unknown": 1}),
-    }.items():  # fmt: skip
+    }.items():
         for number, value in enumerate(values):
             MERGED[f"plan of {stage}: {key} {number}"] = lambda own, s=stage, k=key, v=value: edit(
                 own / PLAN / f"{s}.yaml", k, value=v
@@ -270,9 +277,13 @@ for file in ("config.json", "weights.safetensors", "card.json"):
 for kind in KINDS:
     TAUGHT[f"privacy.json is {kind}"] = lambda own, k=kind: replaced(own / "privacy.json", k)
 for key, values in {
-    "classes": WORDS, "feature": (*WORDS, "unknown"), "shape": (*WORDS, [0, 8, 8], [1, 9, 9]),
-    "dimension": (*WORDS, 10**9), "network": WORDS[1:], "more": (1,),
-}.items():  # fmt: skip
+    "classes": WORDS,
+    "feature": (*WORDS, "unknown"),
+    "shape": (*WORDS, [0, 8, 8], [1, 9, 9]),
+    "dimension": (*WORDS, 10**9),
+    "network": WORDS[1:],
+    "more": (1,),
+}.items():
     for number, value in enumerate(values):
 
         def built(own, key=key, value=value):

@@ -11,7 +11,8 @@ LINES = """local    4190 images in 2 classes
          ├─ 2121 persons, by pattern ^([A-Za-z]+-?\\d+)_\\d+\\. of the names of files
 public   that the dataset exists, its class names (normal, pneumonia), and privacy.size_hint=2000
 
-risk: who guesses is right at most 86 % of the time (a coin: 50 %); see /a/very/long/path/of/more/than/forty/columns"""
+risk: who guesses is right at most 86 % of the time (a coin: 50 %); see \
+/a/very/long/path/of/more/than/forty/columns"""
 
 
 @pytest.mark.parametrize("columns", [20, 40, 60, 80, 200])

@@ -264,8 +264,10 @@ from sfumato.data import decoding
 from stages.cli import main
 read = decoding.decode
 def decode(path, *given, **more):
-    os.write(1, b"Maria out\\n"), os.write(2, b"Maria err\\n"), print("Maria", path), print("Maria", file=sys.stderr)
-    warnings.warn(f"Maria warns of {path}"), logging.getLogger("pictures").warning("Maria logs %s", path)
+    os.write(1, b"Maria out\\n"), os.write(2, b"Maria err\\n")
+    print("Maria", path), print("Maria", file=sys.stderr)
+    warnings.warn(f"Maria warns of {path}")
+    logging.getLogger("pictures").warning("Maria logs %s", path)
     return read(path, *given, **more)
 decoding.decode = decode
 sys.argv = ["stage", "prepare", "sensitive"]

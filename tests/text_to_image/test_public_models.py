@@ -213,7 +213,8 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 import importlib, importlib.util, pkgutil, sfumato, stages
 found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name in ("diffusers", "transformers") else found(name, *rest)
+missing = ("diffusers", "transformers")
+importlib.util.find_spec = lambda name, *rest: None if name in missing else found(name, *rest)
 for package in (sfumato, stages):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(module.name)

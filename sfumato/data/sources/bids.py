@@ -119,7 +119,10 @@ def label_columns(root: Path) -> list[str]:
     """List the columns that may be labels: by their names, or else because they have few values."""
     table = participants_of(root)
     heads = [head for head in heads_in(table) if head != PARTICIPANT]
-    named = r"(dx|diagnosis|diagnostic|disease|label|class|group|cohort|condition|status|target|category|pathology)s?"
+    named = (
+        r"(dx|diagnosis|diagnostic|disease|label|class|group|cohort|condition|status|target|"
+        r"category|pathology)s?"
+    )
     likely = [head for head in heads if re.search(rf"(^|[\W_]){named}([\W_]|$)", head.casefold())]
     cells = {
         head: {cell for _, (cell,) in read_table(table, [head])} - NO_LABEL

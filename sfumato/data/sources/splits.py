@@ -60,7 +60,10 @@ def is_filing(name: str) -> bool:
     """Return whether a name only describes how files are stored: images_001, Train, masks,
     HAM10000_images_part_1.
     """
-    filed = "(image|img|picture|photo|scan|file|mask|label|annotation|segmentation|part|fold)s?|(data)?set|raw|data"
+    filed = (
+        "(image|img|picture|photo|scan|file|mask|label|annotation|segmentation|part|fold)s?|"
+        "(data)?set|raw|data"
+    )
     others = [
         word for word in words_in(name) if word not in PARTS and not re.fullmatch(filed, word)
     ]
