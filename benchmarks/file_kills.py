@@ -338,6 +338,12 @@ def sweep(
     return tried, wrong
 
 
+def one_in(number: int) -> Callable[[str], bool]:
+    """Return a function that is true for the first of each so many calls."""
+    turns = cycle([True, *[False] * (number - 1)])
+    return lambda _: next(turns)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--commands", nargs="+", choices=CASES, default=[*CASES])
@@ -356,8 +362,7 @@ def main() -> None:
         try:
             for name in arguments.commands:
                 began = time.monotonic()
-                chosen = cycle([True, *[False] * (arguments.every - 1)])
-                tried, wrong = sweep(name, base, programs, lambda _, chosen=chosen: next(chosen))
+                tried, wrong = sweep(name, base, programs, one_in(arguments.every))
                 failed += len(wrong)
                 counts = ", ".join(f"{what} {number}" for what, number in tried.items())
                 print(

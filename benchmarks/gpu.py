@@ -28,6 +28,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -467,9 +468,7 @@ def votes(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
     )
     for one_by_one in {True, matters}:
         some = images[:64] if one_by_one else images
-        rate = len(some) / found.seconds(
-            lambda some=some, one=one_by_one: rows_alone(network, some, one), 1
-        )  # type: ignore[misc]
+        rate = len(some) / found.seconds(partial(rows_alone, network, some, one_by_one), 1)
         found.row(
             "others", f"votes, {'one by one' if one_by_one else 'in batches'}", rate, "images/s"
         )
@@ -484,9 +483,7 @@ def classifiers(found: Found, setting: Setting, shape: tuple[int, int, int]) -> 
     labels, steps = np.arange(512) % 10, 2 if found.small else 20
     for name in ("lr", "cnn") if found.small else CLASSIFIERS:
         schedule = schedule_of(name, len(pixels), 1, steps=steps)
-        took = found.seconds(
-            lambda name=name, own=schedule: fit(name, pixels, labels, 10, own, 0), 1
-        )  # type: ignore[misc]
+        took = found.seconds(partial(fit, name, pixels, labels, 10, schedule, 0), 1)
         found.row("others", f"{name}, batches of {schedule.batch}", steps / took, "steps/s")
 
 

@@ -68,5 +68,6 @@ STAGE = Stage(
     "sfumato.settings.queries:Count",
     count,
     several_labels=True,
+    adds_up=True,
     problems=problems,
 )

@@ -31,4 +31,5 @@ STAGE = Stage(
     "sfumato.settings.queries:Covariance",
     covariance,
     inputs=("count",),
+    adds_up=True,
 )

@@ -72,6 +72,7 @@ STAGE = Stage(
     inputs=("count",),
     seeded=True,
     several_labels=True,
+    adds_up=True,
     network_work=network_work,
     work=work,
     problems=problems,

@@ -37,4 +37,5 @@ STAGE = Stage(
     moments,
     inputs=("classifier", "count"),
     several_labels=True,
+    adds_up=True,
 )

@@ -363,9 +363,7 @@ def test_commands_are_thin(name):
         if isinstance(node, ast.FunctionDef | ast.ClassDef)
     ]
     assert [
-        node.name
-        for node in functions
-        if code_tokens(node) > 500 or isinstance(node, ast.ClassDef)
+        node.name for node in functions if code_tokens(node) > 500 or isinstance(node, ast.ClassDef)
     ] == []
     assert not re.findall(
         r"subprocess|shutil|replace_file|write_text|unlink|make_plan|check_ledger|read_artifact",

@@ -116,10 +116,11 @@ def subjects() -> list[Subject]:
     candidates, voted = unit_rows(torch.rand(24, *SHAPE)), torch.arange(24) % CLASSES
 
     def teach(charge: Any) -> object:
-        once = SimpleNamespace(sum=charge.sum, uses=1)  # limits the query to one use of the charge
+        # Limits the query to one use of the charge
+        once: Any = SimpleNamespace(sum=charge.sum, uses=1)
         return query_teacher(
             once, teacher, CLASSES, 4.0, torch.eye(SIDE**2), lambda done, total: None
-        )  # type: ignore[arg-type]
+        )
 
     def mapped(charge: Any, features: FourierFeatures) -> object:
         return query_feature_means(charge, features, CLASSES, 4.0, cached=True)

@@ -44,81 +44,89 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
     if not sets:  # the hold-out is not usable
         return
     measure = metrics.get("measure", "accuracy")  # AUROC with several labels
-    names = list(next(iter(sets.values())))
-    moved = {name: rows[names[-1]]["shifted"] for name, rows in sets.items()}
+    yield from accuracy_tables(metrics, sets, measure)
     judged = {f"{name}: {model}": row for name, rows in sets.items() for model, row in rows.items()}
-    note = ""
-    for name in filter(metrics.__contains__, HANDED_OUT):
-        moved[name] = metrics[name]["shifted"]
-        judged[name] = metrics[name]
-        note += (
-            f"The {name}, a released classifier, reaches {per_cent(metrics[name]['accuracy'])} %. "
-        )
-    rows = ([name, *(percent(values[c]) for c in names)] for name, values in sets.items())
-    title = f"{measure[0].upper()}{measure[1:]} on the real hold-out, % (local)"
-    yield table_of(title, ["trained on", *names], rows, note.strip())
-    by_class = zip(*(sets["release"][name]["per_class"] for name in names), strict=True)
-    rows = ([of_class[0]["class"], *map(percent, of_class)] for of_class in by_class)
-    yield table_of("The release, class by class, % (local)", ["class", *names], rows)
-    if moved["release"]:
-        rows = ([name, *map(per_cent, shares.values())] for name, shares in moved.items())
-        title = f"Accuracy of {names[-1]} on shifted hold-out images, % (local)"
-        yield table_of(title, ["trained on", *moved["release"]], rows)
+    judged |= {name: metrics[name] for name in HANDED_OUT if name in metrics}
     # Older ones lack it
     rows = ([name, *reliability(row)] for name, row in judged.items() if row.get("per_class"))
-    heads = (
-        "classifier",
-        INTERVAL,
-        "worst class",
-        f"its {measure}",
-        "below the mean",
-        "calibration error",
-    )
+    heads = ["classifier", *reliability_heads(measure)]
     note = "Interval: over the hold-out, by person if persons are known. Mean: over the classes."
     yield table_of("How far these can be relied on, % (local)", heads, rows, note)
     yield from detailed_tables(judged, measure)
+    yield from fidelity_tables(metrics)
+    if "public_student" in metrics:
+        yield public_student_table(metrics["public_student"], measure)
+    verdict = metrics["verdict"]
+    balanced = verdict["balanced_accuracy"]
+    rows = (
+        [name, per_cent(share), per_cent(balanced[name])]
+        for name, share in verdict["accuracy"].items()
+    )
+    heads = ["what is used", measure, "mean over classes"]
+    yield table_of("What a classifier can do, % (local)", heads, rows)
+
+
+def reliability_heads(measure: str) -> list[str]:
+    return [INTERVAL, "worst class", f"its {measure}", "below the mean", "calibration error"]
+
+
+def accuracy_tables(metrics: Mapping, sets: Mapping[str, dict], measure: str) -> Iterator[Table]:
+    """Yield the accuracies on the real hold-out: of all sets, by class, and on shifted images.
+
+    sets: result of `accuracies` by set of images.
+    """
+    names = list(next(iter(sets.values())))
+    note = " ".join(
+        f"The {name}, a released classifier, reaches {per_cent(metrics[name]['accuracy'])} %."
+        for name in HANDED_OUT
+        if name in metrics
+    )
+    rows = ([name, *(percent(values[c]) for c in names)] for name, values in sets.items())
+    title = f"{measure[0].upper()}{measure[1:]} on the real hold-out, % (local)"
+    yield table_of(title, ["trained on", *names], rows, note)
+    by_class = zip(*(sets["release"][name]["per_class"] for name in names), strict=True)
+    rows = ([of_class[0]["class"], *map(percent, of_class)] for of_class in by_class)
+    yield table_of("The release, class by class, % (local)", ["class", *names], rows)
+    shifted = {name: values[names[-1]]["shifted"] for name, values in sets.items()}
+    shifted |= {name: metrics[name]["shifted"] for name in HANDED_OUT if name in metrics}
+    if shifted["release"]:
+        rows = ([name, *map(per_cent, shares.values())] for name, shares in shifted.items())
+        title = f"Accuracy of {names[-1]} on shifted hold-out images, % (local)"
+        yield table_of(title, ["trained on", *shifted["release"]], rows)
+
+
+def fidelity_tables(metrics: Mapping) -> Iterator[Table]:
+    """Yield the distances to the real images, if they were measured."""
     measured = {
-        name: values
+        name: values["fidelity"]
         for name, values in metrics.items()
         if isinstance(values, dict) and "fidelity" in values
     }
-    compared = pd.DataFrame({name: values["fidelity"] for name, values in measured.items()})
-    if len(compared.columns):
-        first = compared.iloc[:, 0]
-        title = f"Fidelity to the real {first['reference']} images in {first['space']} (local)"
-        keys = [
-            key
-            for key in map(str, first.index)
-            if isinstance(first[key], float) and not key.endswith("_std")
-        ]
-        spreads = compared.reindex([f"{key}_std" for key in keys])
-        rows = (
-            [key.replace("_", " "), *map(number, compared.loc[key], spreads.loc[f"{key}_std"])]
-            for key in keys
-        )
-        if keys:  # else only the test for copies was requested
-            yield table_of(title, ["metric", *compared.columns], rows)
-    if "public_student" in metrics:
-        title = (
-            "A second student, linear on the public network "
-            f"{metrics['public_student']['network']}, % (local)"
-        )
-        note = "It was trained on public pictures. Compare these rows with each other only."
-        rows = (
-            [name, percent(row), *reliability(row)]
-            for name, row in metrics["public_student"]["trained_on"].items()
-        )
-        yield table_of(
-            title, ["trained on", measure, *heads[1:3], f"its {measure}", *heads[4:]], rows, note
-        )
-    balanced = metrics["verdict"]["balanced_accuracy"]
+    if not measured:
+        return
+    compared = pd.DataFrame(measured)
+    first = compared.iloc[:, 0]
+    keys = [
+        key
+        for key in map(str, first.index)
+        if isinstance(first[key], float) and not key.endswith("_std")
+    ]
+    spreads = compared.reindex([f"{key}_std" for key in keys])
     rows = (
-        [name, per_cent(share), per_cent(balanced[name])]
-        for name, share in metrics["verdict"]["accuracy"].items()
+        [key.replace("_", " "), *map(number, compared.loc[key], spreads.loc[f"{key}_std"])]
+        for key in keys
     )
-    yield table_of(
-        "What a classifier can do, % (local)", ["what is used", measure, "mean over classes"], rows
-    )
+    if keys:  # else only the test for copies was requested
+        title = f"Fidelity to the real {first['reference']} images in {first['space']} (local)"
+        yield table_of(title, ["metric", *compared.columns], rows)
+
+
+def public_student_table(student: Mapping, measure: str) -> Table:
+    title = f"A second student, linear on the public network {student['network']}, % (local)"
+    heads = ["trained on", measure, *reliability_heads(measure)]
+    rows = ([name, percent(row), *reliability(row)] for name, row in student["trained_on"].items())
+    note = "It was trained on public pictures. Compare these rows with each other only."
+    return table_of(title, heads, rows, note)
 
 
 def detailed_tables(judged: Mapping[str, Mapping], measure: str) -> Iterator[Table]:

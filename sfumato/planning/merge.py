@@ -24,6 +24,7 @@ from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stage import ARTIFACTS, LEDGER, PLAN, PUBLIC, Kind
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import (
+    Artifact,
     check_out,
     merge_records,
     read_artifact,
@@ -38,27 +39,13 @@ from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, copy_directory
 def merge_projects(
     folders: Sequence[Path], out: Path, say: Say, *, different_people: bool
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """Add up the noisy counts and means of owners with the same settings, and write a project to
-    `out`.
+    """Add up the noisy counts and means of owners with the same settings in a project at `out`.
 
     Each owner's ε stays the same, because no person is among the images of two owners.
     different_people: the owners' confirmation of this. Returns (merged queries, dataset ids).
     Raises ConfigError or DataError if merging fails.
     """
-    own_folder = (
-        out.resolve() in [folder.resolve() for folder in folders] or (out / "params.yaml").exists()
-    )
-    if len(folders) < 2 or own_folder:
-        raise ConfigError(
-            "name two or more projects, and a different folder without params.yaml as --out, not "
-            f"{out}"
-        )
-    for folder in folders:
-        refuse_links(folder / ARTIFACTS)
-        refuse_links(folder / PUBLIC.parts[0], folder / PUBLIC)
-    # Raises ConfigError if a plan is missing or incomplete
-    for folder, name in itertools.product(folders, STAGES):
-        read_stage_plan(folder / PLAN / f"{name}.yaml", name)
+    check_folders(folders, out)
     plans = [
         {name: read_yaml(folder / PLAN / f"{name}.yaml") for name in STAGES} for folder in folders
     ]
@@ -73,6 +60,52 @@ def merge_projects(
     releases = zip(*releases_of.values(), strict=True)
     owners = [check_owner(*each) for each in zip(folders, plans, budgets, releases, strict=True)]
     apart = sorted(name for names in owners for name in names)
+    records = list(merge_records([*itertools.chain(*releases_of.values())]).values())
+    check_owners(apart, records, different_people)
+    shared = [
+        name for name, stage in STAGES.items() if stage.public_only and first[name]["enabled"]
+    ]
+
+    size_hint = sum(plan["count"]["size_hint"] for plan in plans)
+    budget = merged_budget(budgets, size_hint, records, apart)
+    for name in (*QUERIES, *shared):
+        check_out(out / ARTIFACTS / name, name)
+    write_plans(first, "-and-".join(apart)[:64], size_hint, budget, out / PLAN)
+    write_releases(releases_of, apart, out)
+    # Inputs of the features, which all owners share
+    for path in (*(ARTIFACTS / name for name in shared), PUBLIC):
+        if (folders[0] / path).is_dir():
+            read_artifact(folders[0] / path, path.name)
+            copy_directory(folders[0] / path, out / path)
+    free = [
+        name for name, stage in STAGES.items() if stage.kind is Kind.FREE and name not in shared
+    ]
+    unit = first["count"].get("unit", IMAGE)
+    limit = {"epsilon": budget["target"], "delta": budget["delta"], "unit": unit}
+    write_pipeline(out, free, say, **limit)
+    return queries, apart
+
+
+def check_folders(folders: Sequence[Path], out: Path) -> None:
+    """Raise ConfigError for too few projects, an `out` that is one, links, or unreadable plans."""
+    own_folder = out.resolve() in [folder.resolve() for folder in folders]
+    if len(folders) < 2 or own_folder or (out / "params.yaml").exists():
+        raise ConfigError(
+            "name two or more projects, and a different folder without params.yaml as --out, not "
+            f"{out}"
+        )
+    for folder in folders:
+        refuse_links(folder / ARTIFACTS)
+        refuse_links(folder / PUBLIC.parts[0], folder / PUBLIC)
+    for folder, name in itertools.product(folders, STAGES):
+        read_stage_plan(folder / PLAN / f"{name}.yaml", name)
+
+
+def check_owners(apart: Sequence[str], records: Sequence[dict], different_people: bool) -> None:
+    """Raise ConfigError if the costs of one person could add up, or if the units differ.
+
+    apart: dataset ids of all owners, sorted.
+    """
     if len({*apart}) < len(apart):
         raise ConfigError(
             f"two projects have the same dataset id ({', '.join(apart)}): each owner needs a "
@@ -84,52 +117,32 @@ def merge_projects(
             "--different-people that no person is among the images of two owners, or release "
             "separately"
         )
-    records = list(
-        merge_records([artifact for each in releases_of.values() for artifact in each]).values()
-    )
     if len(units := sorted({record["unit"] for record in records})) > 1:
         raise ConfigError(
             f"the owners protect different units ({', '.join(units)}): set the same privacy.unit "
             "in all"
         )
-    shared = [
-        name for name, stage in STAGES.items() if stage.public_only and first[name]["enabled"]
-    ]
 
-    size_hint = sum(plan["count"]["size_hint"] for plan in plans)
-    budget = merged_budget(budgets, size_hint, records, apart)
-    for name in (*QUERIES, *shared):
-        check_out(out / ARTIFACTS / name, name)
-    write_plans(first, "-and-".join(apart)[:64], size_hint, budget, out / PLAN)
+
+def write_releases(
+    releases_of: Mapping[str, Sequence[Artifact]], apart: Sequence[str], out: Path
+) -> None:
+    """Write the sums of the owners' releases, and empty artifacts of the other queries.
+
+    releases_of: releases of all owners by query; apart: their dataset ids.
+    """
     plan = read_stage_plan(out / PLAN / "auxiliary.yaml", "auxiliary")
-    sizes = [
-        read_counts(count, plan.size_hint, len(plan.classes)).total
-        for count in releases_of["count"]
-    ]
-    with writing(
-        out / ARTIFACTS / "count", "count", releases_of["count"], apart=apart
-    ) as directory:
-        total = merge_counts(releases_of["count"], directory, plan.several).total
-    for name in [name for name in queries if name != "count"]:
-        with writing(out / ARTIFACTS / name, name, releases_of[name], apart=apart) as directory:
-            merge_means(name, releases_of[name], sizes, total, directory, plan)
-    for name in [name for name in QUERIES if name not in queries]:
-        write_empty(out / ARTIFACTS / name, name)
-    # Inputs of the features, which all owners share
-    for path in (*(ARTIFACTS / name for name in shared), PUBLIC):
-        if (folders[0] / path).is_dir():
-            read_artifact(folders[0] / path, path.name)
-            copy_directory(folders[0] / path, out / path)
-    free = [
-        name for name, stage in STAGES.items() if stage.kind is Kind.FREE and name not in shared
-    ]
-    limit = {
-        "epsilon": budget["target"],
-        "delta": budget["delta"],
-        "unit": first["count"].get("unit", IMAGE),
-    }
-    write_pipeline(out, free, say, **limit)
-    return queries, apart
+    counts = releases_of["count"]
+    sizes = [read_counts(count, plan.size_hint, len(plan.classes)).total for count in counts]
+    with writing(out / ARTIFACTS / "count", "count", counts, apart=apart) as directory:
+        total = merge_counts(counts, directory, plan.several).total
+    for name, releases in releases_of.items():
+        if name != "count":
+            with writing(out / ARTIFACTS / name, name, releases, apart=apart) as directory:
+                merge_means(name, releases, sizes, total, directory, plan)
+    for name in QUERIES:
+        if name not in releases_of:
+            write_empty(out / ARTIFACTS / name, name)
 
 
 def write_plans(

@@ -10,7 +10,7 @@ from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -203,30 +203,7 @@ def proposal(
     known: Known, row: Mapping[str, Any], overlays: list, part: float, seconds: Seconds
 ) -> Proposal:
     """Interpolate between the first and the last numbers of a row. part: position, from 0 to 1."""
-    data: dict[str, Any] = {
-        "dataset_id": known.dataset_id,
-        "source": "imagefolder",
-        "path": known.path,
-    }
-    data |= {"size": known.side, "channels": known.channels, **known.data}
-    if known.fit != Data().fit:
-        data["fit"] = known.fit
-    if known.groups is not None:
-        data["groups"] = known.groups.model_dump(exclude_defaults=True)
-    privacy = {"epsilon": known.epsilon, "size_hint": known.size_hint, "accountant": "exact"}
-    content: dict[str, Any] = {
-        "recipe": None,
-        "profile": None,
-        "seed": 0,
-        "data": data,
-        "privacy": privacy,
-    }
-    if known.unit is not None:
-        content["privacy"]["unit"] = known.unit
-    if known.public is not None:
-        content["public"] = {"source": "imagefolder", "path": known.public, "declared_public": True}
-    for overlay in overlays:
-        content = overlaid(content, overlay)
+    content = reduce(overlaid, overlays, settings_of(known))
     beside = known.public is not None and row["when"].get("public") == "beside"
     runs = content.get("run", read_overlay(recipes_at(RECIPES), content["recipe"], "recipe")["run"])
     if beside:
@@ -242,21 +219,7 @@ def proposal(
         for name in reversed(key.split(".")):
             value = {name: value}
         content = overlaid(content, value)
-    drawn: dict[str, Any] = {"mark": "files"}  # a new project: no digest of a release is known yet
-    if beside:
-        content = overlaid(
-            content,
-            {"select": {"images": max(2, int(known.public_images * PROPOSALS["beside_part"]))}},
-        )
-    elif "select" in runs:
-        most = max(2, int(known.public_images * PROPOSALS["public_part"]))
-        drawn["count"] = min(content["synthesize"]["count"], most)
-        content = overlaid(content, {"select": {"images": drawn["count"]}})
-    if known.sided and "teacher" in runs:
-        content = overlaid(content, {"teacher": {"flip": False}})
-    content = overlaid(content, {"synthesize": drawn})
-    if content["synthesize"]["count"] <= PROPOSALS["folders"]:
-        content = overlaid(content, {"synthesize": {"export": ["png"]}})
+    content = with_images_of_the_release(content, known, runs, beside)
     params = params_of(content, Path("params.yaml"))
     expected = seconds(params)
     allowed = JUDGING * 60 * known.minutes * PROPOSALS["reserve"]
@@ -270,6 +233,59 @@ def proposal(
     return Proposal(
         content, params, row["name"], part, total, expected.get("evaluate", 0.0), enough
     )
+
+
+def settings_of(known: Known) -> dict[str, Any]:
+    """Return the settings that follow from only the images and the owner's answers."""
+    data: dict[str, Any] = {
+        "dataset_id": known.dataset_id,
+        "source": "imagefolder",
+        "path": known.path,
+        "size": known.side,
+        "channels": known.channels,
+        **known.data,
+    }
+    if known.fit != Data().fit:
+        data["fit"] = known.fit
+    if known.groups is not None:
+        data["groups"] = known.groups.model_dump(exclude_defaults=True)
+    privacy: dict[str, Any] = {
+        "epsilon": known.epsilon,
+        "size_hint": known.size_hint,
+        "accountant": "exact",
+    }
+    if known.unit is not None:
+        privacy["unit"] = known.unit
+    content: dict[str, Any] = {
+        "recipe": None,
+        "profile": None,
+        "seed": 0,
+        "data": data,
+        "privacy": privacy,
+    }
+    if known.public is not None:
+        content["public"] = {"source": "imagefolder", "path": known.public, "declared_public": True}
+    return content
+
+
+def with_images_of_the_release(
+    content: dict[str, Any], known: Known, runs: Sequence[str], beside: bool
+) -> dict[str, Any]:
+    """Set the number of images and their forms. beside: public images are among those released."""
+    drawn: dict[str, Any] = {"mark": "files"}  # a new project: no digest of a release is known yet
+    if beside:
+        images = max(2, int(known.public_images * PROPOSALS["beside_part"]))
+        content = overlaid(content, {"select": {"images": images}})
+    elif "select" in runs:
+        most = max(2, int(known.public_images * PROPOSALS["public_part"]))
+        drawn["count"] = min(content["synthesize"]["count"], most)
+        content = overlaid(content, {"select": {"images": drawn["count"]}})
+    if known.sided and "teacher" in runs:
+        content = overlaid(content, {"teacher": {"flip": False}})
+    content = overlaid(content, {"synthesize": drawn})
+    if content["synthesize"]["count"] <= PROPOSALS["folders"]:
+        content = overlaid(content, {"synthesize": {"export": ["png"]}})
+    return content
 
 
 def for_so_many(

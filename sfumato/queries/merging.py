@@ -28,8 +28,7 @@ from sfumato.storage.artifacts import PRIVACY, Artifact, merge_records
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json, validated
 
-# Queries that can be merged. All others depend on earlier releases of one owner.
-MERGED = ("count", "frequency", "moments", "covariance")
+MERGED = tuple(name for name in QUERIES if STAGES[name].adds_up)
 
 
 def same_settings(

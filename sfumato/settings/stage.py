@@ -76,6 +76,8 @@ class Stage:
         shared: A free stage whose work many processes share. Queries do so unless `one_process`.
         one_process: A query that refuses to run in more than one process.
         several_labels: Accepts images with several labels each.
+        adds_up: Its noisy sums of several owners are one release when added up, because they do not
+            depend on earlier releases of one owner.
         beside: Further input files.
         gives: Content of its artifact that `synthesize` may draw from: a "generator", or "images"
             to choose from.
@@ -108,6 +110,7 @@ class Stage:
     shared: bool = False
     one_process: bool = False
     several_labels: bool = False
+    adds_up: bool = False
     beside: tuple[Path, ...] = ()
     gives: str = ""
     network_work: Callable[..., int] | None = None
