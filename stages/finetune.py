@@ -29,7 +29,6 @@ def finetune(run: QueryRun, settings: Finetune) -> None:
     from sfumato.queries.saliency import read_ranking
     from sfumato.release.synthesizer import load_start, start_file
     from sfumato.runtime.compute import device
-    from sfumato.text_to_image.reference import load_codec
     from stages.screen import progress, say
 
     plan = run.plan
@@ -37,7 +36,7 @@ def finetune(run: QueryRun, settings: Finetune) -> None:
 
     # Load the network, choose the weights to train, and open the charge.
     model = load_start(pretrain)
-    latents = run.latents(model.encoder, "latents", lambda: load_codec(pretrain, device()).encode)
+    latents = run.latents(model.encoder, "latents", lambda: model.load_encoder(device()))
     ranking = read_ranking(run.inputs.get("saliency"))
     names = choose_trainable(model.to(device()), settings, ranking, plan.seed)
     before = {name: value.to("cpu", copy=True) for name, value in model.state_dict().items()}

@@ -23,21 +23,23 @@ if TYPE_CHECKING:
 def pretrain(run: StageRun, settings: Pretrain) -> None:
     import torch
 
-    from sfumato.data.lineage import lineage
     from sfumato.diffusion.ema import ema_model
     from sfumato.diffusion.unet import UNet, drop_extra_classes
     from sfumato.runtime.compute import device
     from sfumato.storage.png import save_png, to_grid
-    from sfumato.text_to_image.directory import locate
-    from sfumato.text_to_image.reference import save_reference
     from sfumato.training.curriculum import warm_up
     from sfumato.training.training_sets import training_sets
-    from stages.screen import progress, say
-    from stages.state import state_dir
+    from stages.screen import progress
 
     plan = run.plan
     classes = plan.classes
-    if plan.network.directory is not None:  # a public text-to-image model
+    if plan.network.directory is not None:
+        from sfumato.data.lineage import lineage
+        from sfumato.text_to_image.directory import locate
+        from sfumato.text_to_image.reference import save_reference
+        from stages.screen import say
+        from stages.state import state_dir
+
         brought = lineage(locate(str(plan.network.directory)), "model", True, state_dir())
         with run.writing(brought) as directory:
             reference = save_reference(plan.network, plan.dataset_id, classes, directory, device())
@@ -90,12 +92,13 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
     """
     from sfumato.release.synthesizer import outline
     from sfumato.settings.data import SEVERAL
-    from sfumato.text_to_image.reference import class_prompts
 
     model = params.model
     if model.directory is None:
         outline(model, card.shape, len(card.classes))
         return
+    from sfumato.text_to_image.reference import class_prompts
+
     if card.labels == SEVERAL:
         yield one_label_only("model.directory")
     if params.pretrain.phases:
@@ -112,6 +115,9 @@ def inherited(folder: Path, params: Params, state: Path) -> list[Artifact]:
 
     Raises ConfigError if the model cannot be used.
     """
+    model = params.model
+    if model.directory is None:
+        return []
     from pathlib import Path
 
     from sfumato.data.lineage import lineage
@@ -123,9 +129,6 @@ def inherited(folder: Path, params: Params, state: Path) -> list[Artifact]:
         require_library,
     )
 
-    model = params.model
-    if model.directory is None:
-        return []
     require_library()
     place = model.directory
     if not place.startswith(HUB):

@@ -22,11 +22,10 @@ def saliency(run: QueryRun, settings: Saliency) -> None:
     from sfumato.queries.saliency import query_saliency, rank_candidates, save_ranking
     from sfumato.release.synthesizer import load_start
     from sfumato.runtime.compute import device
-    from sfumato.text_to_image.reference import load_codec
 
     pretrain = run.path("pretrain")
     model = load_start(pretrain)
-    latents = run.latents(model.encoder, "latents", lambda: load_codec(pretrain, device()).encode)
+    latents = run.latents(model.encoder, "latents", lambda: model.load_encoder(device()))
     pool = candidates(model.to(device()))
     parameters = {name: model.get_parameter(name) for name in pool}
     dropout = run.plan.network.label_dropout

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.data.images import Shape
+from sfumato.data.store import Encode
 from sfumato.settings.fields import Size, both_sides
 from sfumato.settings.noise_levels import NoiseLevels, TimestepMixture
 
@@ -52,6 +53,13 @@ class Denoiser(nn.Module):
     def shape(self) -> Shape:
         """(C, H, W) of the pixels or latents."""
         return self.channels, *both_sides(self.resolution)
+
+    def load_encoder(self, device: torch.device) -> Encode:
+        """Load the function from images to latents, (B, C, H, W) to (B, c, h, w), on a device.
+
+        Raises ValueError for a network that works on pixels.
+        """
+        raise ValueError("a network without an encoder works on pixels")
 
     @property
     def no_label(self) -> int:

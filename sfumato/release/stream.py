@@ -39,8 +39,7 @@ from sfumato.runtime.compute import device
 from sfumato.settings.release import Synthesize
 from sfumato.storage.artifacts import PRIVACY, changed_files
 from sfumato.storage.documents import Exact, read_json, validated
-from sfumato.storage.weights import CONFIG, WEIGHTS
-from sfumato.text_to_image.reference import is_latent
+from sfumato.storage.weights import CONFIG, WEIGHTS, refers_to_public_model
 from sfumato.training.supervised import shift_and_mirror
 
 SHIPPED = "networks"  # Folder of a release
@@ -82,7 +81,7 @@ def save_networks(
 
     Guarantee: what is copied are files of artifacts whose charges the release has.
     """
-    sources = settings.networks("pretrain" in paths and is_latent(paths["pretrain"]))
+    sources = settings.networks("pretrain" in paths and refers_to_public_model(paths["pretrain"]))
     needed = {*sources}
     if "finetune" in sources and (paths["finetune"] / ADAPTER_CONFIG).is_file():
         needed.add("pretrain")

@@ -10,15 +10,25 @@ from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.unet import UNet, load_model
 from sfumato.dpsgd.lora import ADAPTER_CONFIG, apply_adapter
 from sfumato.settings.training import Model
-from sfumato.storage.weights import WEIGHTS
-from sfumato.text_to_image.network import load_latent, load_trained
-from sfumato.text_to_image.network import outline as outline_of_public_model
-from sfumato.text_to_image.reference import CONFIG, is_latent
+from sfumato.storage.weights import CONFIG, WEIGHTS, refers_to_public_model
+
+
+def public_models() -> Any:
+    """Import the networks of public text-to-image models.
+
+    Without their recipes, `sfumato/text_to_image` may be deleted: only this function and
+    `stages/pretrain.py` import it.
+    """
+    from sfumato.text_to_image import network
+
+    return network
 
 
 def load_start(pretrain: Path) -> Denoiser:
     """Load the network that fine-tuning starts from: our own, or a reference's public model."""
-    return load_latent(pretrain) if is_latent(pretrain) else load_model(pretrain)
+    if refers_to_public_model(pretrain):
+        return public_models().load_latent(pretrain)
+    return load_model(pretrain)
 
 
 def load_synthesizer(finetune: Path, pretrain: Path) -> Denoiser:
@@ -27,7 +37,9 @@ def load_synthesizer(finetune: Path, pretrain: Path) -> Denoiser:
         model = load_start(pretrain)
         apply_adapter(model, finetune, start_file(pretrain))
         return model
-    return load_trained(finetune) if is_latent(finetune) else load_model(finetune)
+    if refers_to_public_model(finetune):
+        return public_models().load_trained(finetune)
+    return load_model(finetune)
 
 
 def start_file(pretrain: Path) -> Path:
@@ -35,7 +47,7 @@ def start_file(pretrain: Path) -> Path:
 
     For a public model this is its reference, which names all of them.
     """
-    return pretrain / (CONFIG if is_latent(pretrain) else WEIGHTS)
+    return pretrain / (CONFIG if refers_to_public_model(pretrain) else WEIGHTS)
 
 
 class WithoutInitialValues(TorchFunctionMode):
@@ -52,6 +64,6 @@ class WithoutInitialValues(TorchFunctionMode):
 def outline(settings: Model, shape: tuple[int, int, int], classes: int) -> Denoiser:
     """Build the network of `settings` on the meta device: shapes without weights, for estimates."""
     if settings.directory is not None:
-        return outline_of_public_model(settings, classes)
+        return public_models().outline(settings, classes)
     with torch.device("meta"), WithoutInitialValues():
         return UNet(resolution=shape[1:], channels=shape[0], classes=classes, **settings.network())

@@ -11,12 +11,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sfumato.errors import UNREADABLE, DataError, explained
+from sfumato.errors import UNREADABLE, DataError, explained, passing_over
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import replacing, write_json
 
 WEIGHTS = "weights.safetensors"
 CONFIG = "config.json"
+LATENT_DIFFUSION = "latent-diffusion"  # kind of an artifact that refers to a public model
 LARGEST_HEADER = 2**24  # Bytes of a list of tensors: 100 for each
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -108,3 +109,10 @@ def load_network(
             model = build(**read_json(directory / CONFIG))
         model.load_state_dict(load_tensors(directory / weights))
     return model
+
+
+def refers_to_public_model(directory: Path) -> bool:
+    """Return whether the artifact refers to a public model, instead of having weights of its own."""
+    with passing_over(*UNREADABLE):
+        return bool(read_json(directory / CONFIG).get("kind") == LATENT_DIFFUSION)
+    return False

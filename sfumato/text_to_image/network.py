@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sfumato.data.store import Encode
 from sfumato.diffusion.denoiser import (
     TIMESTEPS,
     Denoiser,
@@ -23,7 +24,7 @@ from sfumato.runtime import distributed
 from sfumato.runtime.compute import prefers_bfloat16
 from sfumato.settings.noise_levels import NoiseLevels, TimestepMixture
 from sfumato.settings.training import Model
-from sfumato.storage.weights import load_tensors, save_tensors
+from sfumato.storage.weights import CONFIG, load_tensors, save_tensors
 from sfumato.text_to_image.directory import ModelDirectory, choose_image_size, read_model_directory
 from sfumato.text_to_image.parts import (
     LONGEST_T5,
@@ -32,7 +33,7 @@ from sfumato.text_to_image.parts import (
     make_differentiable,
     make_scheduler,
 )
-from sfumato.text_to_image.reference import CONFIG, PROMPTS, load_codec, read_reference, referred
+from sfumato.text_to_image.reference import PROMPTS, load_codec, read_reference, referred
 
 TRAINED = "trained.safetensors"
 
@@ -214,6 +215,10 @@ class LatentDiffusion(Denoiser):
                 )
             x = scheduler.step(output.float(), t, x, return_dict=False, **draws)[0]
         return x
+
+    def load_encoder(self, device: torch.device) -> Encode:
+        assert self.reference is not None
+        return load_codec(self.reference, device).encode
 
     def save(self, directory: Path, trained: Sequence[str]) -> None:
         """Write the trained parameters and their reference. Other changes of the model are lost."""

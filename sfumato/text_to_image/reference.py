@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from sfumato.errors import UNREADABLE, ConfigError, DataError, explained, nearest, passing_over
+from sfumato.errors import ConfigError, DataError, explained, nearest
 from sfumato.settings.training import Model
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json
-from sfumato.storage.weights import save_tensors
+from sfumato.storage.weights import CONFIG, LATENT_DIFFUSION, save_tensors
 from sfumato.text_to_image.directory import (
     ModelDirectory,
     choose_image_size,
@@ -25,9 +25,7 @@ from sfumato.text_to_image.directory import (
 )
 from sfumato.text_to_image.parts import LatentCodec, embed_prompts, make_scheduler
 
-CONFIG = "config.json"
 PROMPTS = "prompts.safetensors"
-KIND = "latent-diffusion"
 # Template of a prompt; class names are public, and so are prompts
 TEMPLATE = "An image of {article} {class}"
 # By data.dataset_id: another template, or the prompt of each class
@@ -39,13 +37,6 @@ PROMPTS_OF: dict[str, str | dict[str, str]] = {
         "tumor": "A lymph node histopathology image",
     },
 }  # Source: DP-SAPF Table 14
-
-
-def is_latent(directory: Path) -> bool:
-    """Return whether the artifact refers to a public model, or contains a network of our own."""
-    with passing_over(*UNREADABLE):
-        return bool(read_json(directory / CONFIG).get("kind") == KIND)
-    return False
 
 
 def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list[str]:
@@ -106,7 +97,7 @@ def save_reference(
     make_scheduler(model)
     embeddings, mask = embed_prompts(model, texts, device)
     content = {
-        "kind": KIND,
+        "kind": LATENT_DIFFUSION,
         "directory": settings.directory,
         "sha256": digest,
         "parts": {

@@ -1,6 +1,4 @@
-"""The baselines may be deleted: nothing but their rows in the table of stages, and their settings,
-leads to them.
-"""
+"""Folders that may be deleted with their recipes: nothing else leads to them."""
 
 import ast
 import re
@@ -99,6 +97,42 @@ def test_without_the_baselines_all_other_recipes_load_and_all_other_stages_are_t
     assert not NAMES & commands and {"init", "plan", "finetune", "synthesize"} <= commands
 
 
+def test_two_functions_alone_import_the_public_models():
+    found = {
+        name
+        for name, text in MODULES.items()
+        if re.search(r"sfumato(\.| import )text_to_image", text) and "text_to_image/" not in name
+    }
+    assert found == {"sfumato/release/synthesizer.py", "stages/pretrain.py"}
+
+
+def test_without_the_public_models_all_is_imported_and_a_network_of_our_own_is_planned(tmp_path):
+    for folder in ("sfumato", "stages", "pipelines"):
+        shutil.copytree(
+            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    shutil.rmtree(tmp_path / "sfumato/text_to_image")
+    done = subprocess.run(
+        [sys.executable, "-c", PLANNED], cwd=tmp_path, env={"PYTHONPATH": "."}, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
+PLANNED = """
+import pkgutil, sfumato, stages
+from importlib import import_module
+from pathlib import Path
+for package in (sfumato, stages):
+    assert Path(package.__file__).is_relative_to(Path.cwd())
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if module.name != "sfumato.__main__":
+            import_module(module.name)
+from sfumato.release.synthesizer import load_start, outline
+from sfumato.settings.training import Model
+from sfumato.storage.weights import refers_to_public_model
+outline(Model(), (1, 8, 8), 3)
+assert not refers_to_public_model(Path("."))
+"""
 WITHOUT = """
 from pathlib import Path
 import stages.cli
