@@ -33,7 +33,10 @@ image)
     list "$2"
     ;;
 install)
-    hashes | diff SHA256SUMS - || { echo "the folder is not what SHA256SUMS lists (< listed, > found): nothing was installed"; exit 1; }
+    if ! hashes | diff SHA256SUMS -; then
+        echo "the folder is not what SHA256SUMS lists (< listed, > found): nothing was installed"
+        exit 1
+    fi
     "$python" -m venv "$2"
     "$2/bin/python" -m pip install --quiet --no-index --no-deps wheels/*.whl
     "$2/bin/python" -c 'import sfumato; print("installed: sfumato", sfumato.__version__)'
