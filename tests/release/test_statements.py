@@ -129,8 +129,9 @@ def texts(*keys: str) -> dict:
     return dict.fromkeys(keys, TEXT)
 
 
-# The keys, types and values of `schemas/deployments-schema.yaml` of opendp/deployments-registry-data,
-# commit 057e5d8 (2026), as far as an entry uses them. What is advice there for tier 3 is needed here.
+# The keys, types and values of `schemas/deployments-schema.yaml` of the repository
+# opendp/deployments-registry-data, commit 057e5d8 (2026), as far as an entry uses them. What is
+# advice there for tier 3 is needed here.
 SOURCE = ["Peer-reviewed publication", "Formal publication by the deploying organization"]
 SOURCE += ["Authorized organizational attestation", "Other public source"]
 CURATOR = entry(
