@@ -10,7 +10,7 @@ COPY . .
 RUN python -m venv /opt/sfumato \
     && grep -E '^torch(vision)?==' constraints.txt > torch.txt \
     && /opt/sfumato/bin/pip install --no-cache-dir --index-url "https://download.pytorch.org/whl/${TORCH}" -r torch.txt \
-    && /opt/sfumato/bin/pip install --no-cache-dir -c constraints.txt '.[dicom,parquet,volumes]'
+    && /opt/sfumato/bin/pip install --no-cache-dir -c constraints.txt '.[dicom,marks,parquet,volumes]'
 
 FROM python:3.11-slim
 ARG UID=1000
@@ -24,7 +24,7 @@ RUN apt-get update \
 COPY --from=build /opt/sfumato /opt/sfumato
 ENV PATH=/opt/sfumato/bin:$PATH SFUMATO_STATE=/state DVC_SITE_CACHE_DIR=/state/dvc
 # The first process reaps what ended, and passes a stop on to all as Ctrl-C: a stage then ends by itself, and so does DVC.
-ENTRYPOINT ["tini", "-g", "--"]
+ENTRYPOINT ["tini", "-s", "-g", "--"]
 STOPSIGNAL SIGINT
 USER ${UID}
 VOLUME /state

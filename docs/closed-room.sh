@@ -9,9 +9,13 @@
 set -eu
 python=${PYTHON:-python3.11}
 
-list() { # every file of a folder, with its hash
+hashes() { # of every file of the folder except the list itself, in a fixed order
+    find . ! -type d ! -path ./SHA256SUMS | LC_ALL=C sort | xargs sha256sum
+}
+
+list() {
     cp docs/closed-room.sh "$1/closed-room.sh"
-    (cd "$1" && find . -type f ! -name SHA256SUMS | LC_ALL=C sort | xargs sha256sum > SHA256SUMS && sha256sum SHA256SUMS)
+    (cd "$1" && hashes > SHA256SUMS && sha256sum SHA256SUMS)
 }
 
 case "${1:-}" in
@@ -29,7 +33,10 @@ image)
     list "$2"
     ;;
 install)
-    sha256sum --quiet --check SHA256SUMS
+    if ! hashes | diff SHA256SUMS -; then
+        echo "the folder is not what SHA256SUMS lists (< listed, > found): nothing was installed"
+        exit 1
+    fi
     "$python" -m venv "$2"
     "$2/bin/python" -m pip install --quiet --no-index --no-deps wheels/*.whl
     "$2/bin/python" -c 'import sfumato; print("installed: sfumato", sfumato.__version__)'

@@ -43,5 +43,7 @@ def egress(
             "pictures are signed with --certificate and --key together: name both, or neither"
         )
     sha256 = write_package(folder, signing=signing)
-    typer.echo(f"{folder}: may leave once the output checker has signed {folder / 'risk-form.md'}")
+    typer.echo(
+        f"{folder}: may leave once the output checker has signed {folder / 'risk-form.html'}"
+    )
     typer.echo(f"SHA-256 of {folder / 'manifest.json'}: {sha256} (send it separately)")

@@ -1,6 +1,7 @@
 """`docs/closed-room.sh`: what is carried in is checked, then installed from the folder only."""
 
 import hashlib
+import re
 import shutil
 import subprocess
 import sys
@@ -32,7 +33,7 @@ def room(tmp_path) -> Path:
         )
         archive.writestr(f"{about}/RECORD", "")
     shutil.copy(SCRIPT, tmp_path / "room")
-    files = [wheel, tmp_path / "room" / SCRIPT.name]
+    files = [tmp_path / "room" / SCRIPT.name, wheel]
     lines = [f"{sha256(file)}  ./{file.relative_to(tmp_path / 'room')}\n" for file in files]
     (tmp_path / "room" / "SHA256SUMS").write_text("".join(lines))
     return tmp_path / "room"
@@ -55,13 +56,31 @@ def test_an_unchanged_folder_installs_without_an_index(room):
     assert (done.returncode, done.stdout) == (0, "installed: sfumato 9.9\n"), done.stderr
 
 
-def test_a_changed_byte_stops_before_anything_is_installed(room):
-    name = "wheels/sfumato-9.9-py3-none-any.whl"
-    content = bytearray((room / name).read_bytes())
+def change_a_byte(room: Path) -> None:
+    wheel = room / "wheels" / "sfumato-9.9-py3-none-any.whl"
+    content = bytearray(wheel.read_bytes())
     content[-3] ^= 1
-    (room / name).write_bytes(content)
+    wheel.write_bytes(content)
+
+
+def add_a_wheel(room: Path) -> None:
+    (room / "wheels" / "added-1-py3-none-any.whl").write_bytes(b"a program that nobody listed")
+
+
+def link_a_wheel(room: Path) -> None:
+    (room / "wheels" / "added-1-py3-none-any.whl").symlink_to(sys.executable)
+
+
+def remove_a_wheel(room: Path) -> None:
+    (room / "wheels" / "sfumato-9.9-py3-none-any.whl").unlink()
+
+
+@pytest.mark.parametrize("change", [change_a_byte, add_a_wheel, link_a_wheel, remove_a_wheel])
+def test_another_file_stops_before_anything_is_installed(room, change):
+    change(room)
     done = install(room)
-    assert done.returncode != 0 and f"./{name}: FAILED" in done.stdout
+    assert done.returncode != 0 and "nothing was installed" in done.stdout
+    assert re.search(r"^[<>] [0-9a-f]{64}  \./wheels/\S+\.whl$", done.stdout, re.MULTILINE)
     assert not (room.parent / "venv").exists()
 
 

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from markdown_it import MarkdownIt
-
 from sfumato.planning.forecast import forecast, kind_of
 from sfumato.planning.make import ProjectPlan
 from sfumato.privacy.events import PROTECTED, UNITS, event_of
 from sfumato.privacy.profile import bound_text, privacy_profile
-from sfumato.release.card import WORDS, plain, table, template
+from sfumato.release.card import WORDS, page, plain, table, template
 from sfumato.release.exports import PUBLIC_SOURCE
 from sfumato.release.report import attack_bounds, grouped, not_covered, scientific
 from sfumato.settings.data import GROUP
@@ -40,14 +38,10 @@ def write_brief(made: ProjectPlan, folder: Path) -> list[str]:
     text = template(Path(__file__).with_name(MARKDOWN), autoescape=False, plain=plain).render(
         facts_of(made)
     )
-    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
-    page = template(Path(__file__).with_name(PAGE), autoescape=True)
+    title = f"Request: {made.card.dataset_id}, ε = {bound_text(made.budget['epsilon'])}"
     make_folder(folder)
     replace_file(folder / MARKDOWN, text.encode())
-    html = page.render(
-        body=body, dataset=made.card.dataset_id, epsilon=bound_text(made.budget["epsilon"])
-    )
-    replace_file(folder / PAGE, html.encode())
+    replace_file(folder / PAGE, page(text, title).encode())
     return [f"release.{key}" for key in ANSWERS if getattr(made.params.release, key) is None]
 
 
@@ -84,15 +78,18 @@ def facts_of(made: ProjectPlan) -> dict[str, Any]:
 
 def released(made: ProjectPlan) -> dict[str, Any]:
     """Describe what would be shared."""
-    sources = {*made.params.synthesize.sources}
-    kinds = {
-        "synthetic images": sources - {PUBLIC_SOURCE},
-        "public images, privately selected": PUBLIC_SOURCE in sources,
-    }
+    synthesize = made.params.synthesize
+    kind = "synthetic images"
+    if {*synthesize.sources} == {PUBLIC_SOURCE}:
+        kind = "privately selected public images"
+    elif PUBLIC_SOURCE in synthesize.sources:
+        kind = "synthetic and privately selected public images"
+        if synthesize.choose:
+            kind = "synthetic images, and privately selected public images if they do no harm, each"
     _, height, width = made.card.shape
     return {
-        "images": grouped(made.params.synthesize.count),
-        "kind": " and ".join(kind for kind, present in kinds.items() if present),
+        "images": grouped(synthesize.count),
+        "kind": kind,
         "shape": f"{height} × {width}",
         "classes": made.card.classes,
         "classifier": "teacher" in made.mechanisms,

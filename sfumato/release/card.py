@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 from jinja2 import Environment, StrictUndefined, Template
+from markdown_it import MarkdownIt
 
 from sfumato.privacy.accountant import checked_delta
 from sfumato.privacy.events import PROTECTED, UNITS, common_adjacency
@@ -119,6 +120,15 @@ def template(name: str | Path, **given: Any) -> Template:
     )
     environment.filters |= given
     return environment.from_string((Path(__file__).parent / name).read_text(encoding="utf-8"))
+
+
+def page(text: str, title: str) -> str:
+    """Render Markdown as an HTML page that needs no other file and no network.
+
+    HTML in the text stays text.
+    """
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+    return template("page.html", autoescape=True).render(body=body, title=title)
 
 
 def cost_of(

@@ -1,19 +1,16 @@
 """The package for an output checker: plain files, and a program that verifies them."""
 
-import itertools
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sfumato.errors import BudgetError, ConfigError, DataError
 from sfumato.privacy.check import verify
 from sfumato.privacy.ledger import read_budget
-from sfumato.release.card import WORDS, data_dictionary, plain, template
+from sfumato.release.card import WORDS, data_dictionary, page, plain, template
 from sfumato.release.card_check import PUBLIC_KIND
-from sfumato.release.exports import SHARD, mark_of
+from sfumato.release.exports import label_columns, mark_of, shards
 from sfumato.release.loading import Release, load_release
 from sfumato.release.pattern import add_pattern, pattern_key
 from sfumato.release.report import (
@@ -34,8 +31,7 @@ from sfumato.storage.png import png_bytes
 
 MOST_ARCHIVES = 10  # With the nine other files, the package has fewer than 20
 VERIFY = Path(__file__).with_name("verify.py")
-# Template of each file in the package
-TEXTS = {"README.md": "egress.md", "risk-form.md": "risk_form.md"}
+FORM = "risk-form.html"
 COLUMNS = dict.fromkeys(("column", "meaning", "type", "values"), "")
 
 
@@ -61,7 +57,7 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
             "than it lists. Restore the newest state directory and run `stage ledger write`"
         )
     place = project / ARTIFACTS / "synthesize"
-    page = report_page(place, path)  # refuses a local release
+    report = report_page(place, path)  # refuses a local release
     release = load_release(place)
     card = dict(release.card)
     mark = mark_of(card["sources"])
@@ -76,12 +72,15 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
         write_json(directory / "card.json", card, ensure_ascii=False)
         for source in (path, VERIFY):
             (directory / source.name).write_bytes(source.read_bytes())
-        (directory / "report.html").write_text(page, encoding="utf-8")
+        (directory / "report.html").write_text(report, encoding="utf-8")
         facts = facts_of(release, verified.ledger, verified.epsilon)
         facts |= {"generated": mark.source_type, "signing": signing}
-        for name, form in TEXTS.items():
-            text = template(form, autoescape=False, plain=plain).render(facts)
-            (directory / name).write_text(text, encoding="utf-8")
+        about, form = (
+            template(name, autoescape=False, plain=plain).render(facts)
+            for name in ("egress.md", "risk_form.md")
+        )
+        (directory / "README.md").write_text(about, encoding="utf-8")
+        (directory / FORM).write_text(page(form, f"Risk form: {dataset}"), encoding="utf-8")
         files = sorted(directory.iterdir())
         listed = {
             file.name: {"bytes": file.stat().st_size, "sha256": digest_of_file(file)}
@@ -123,13 +122,11 @@ def write_pictures(
     """
     mark = mark_of(card["sources"])
     lacking = "pattern" in card and "pattern" not in release.card
-    archives = min(MOST_ARCHIVES, -(-release.images.nbytes // SHARD))
-    edges = np.linspace(0, len(release), archives + 1).astype(int)
-    for number, (start, stop) in enumerate(itertools.pairwise(edges), 1):
+    for number, places in enumerate(shards(release.images, MOST_ARCHIVES), 1):
         with zipfile.ZipFile(
             directory / f"images-{number:02d}.zip", "w", zipfile.ZIP_STORED
         ) as archive:
-            for i in range(start, stop):
+            for i in places:
                 image = release.images[i : i + 1]
                 if lacking and release.kinds[i] != PUBLIC_KIND:
                     image = add_pattern(image, card["pattern"])
@@ -140,15 +137,13 @@ def write_pictures(
 def write_tables(directory: Path, release: Release) -> None:
     """Write `labels.csv`, one row per picture, and `dictionary.csv`, which describes columns."""
     several = release.labels.ndim == 2
-    names = [f"label {name}" for name in release.classes]
-    rows = []
-    for i, label in enumerate(release.labels.tolist()):
-        row = {"file_name": file_name(i), "kind": str(release.kinds[i])}
-        if several:
-            row |= dict(zip(names, label, strict=True))
-        else:
-            row |= {"label": label, "class": release.classes[label]}
-        rows.append(row)
+    names = release.classes
+    if several:
+        names = tuple(f"label {name}" for name in names)
+    rows = [
+        {"file_name": file_name(i), "kind": str(release.kinds[i])} | label_columns(label, names)
+        for i, label in enumerate(release.labels.tolist())
+    ]
     meanings = data_dictionary(release.card, several)
     described = [
         dict(zip(COLUMNS, (name, *about), strict=True)) for name, about in meanings.items()

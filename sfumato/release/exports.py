@@ -84,11 +84,22 @@ def save_npz(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark
     replace_file(directory / "images.npz", archive.getvalue())
 
 
-def shards(image_set: ImageSet) -> list[range]:
-    """Split the images equally into files of SHARD bytes of pixels at most."""
-    number = -(-image_set.images.nbytes // SHARD) or 1
-    edges = [len(image_set) * i // number for i in range(number + 1)]
+def shards(images: np.ndarray, most: int | None = None) -> list[range]:
+    """Split the images equally into files of SHARD bytes of pixels at most.
+
+    most: number of files, which may then be larger.
+    """
+    number = -(-images.nbytes // SHARD) or 1
+    number = min(number, most or number)
+    edges = [len(images) * i // number for i in range(number + 1)]
     return [range(*pair) for pair in itertools.pairwise(edges)]
+
+
+def label_columns(label: Any, classes: Sequence[str]) -> dict[str, Any]:
+    """Return an image's entries in a table of labels: number and name, or one column per label."""
+    if isinstance(label, list):
+        return dict(zip(classes, label, strict=True))
+    return {"label": label, "class": classes[label]}
 
 
 def save_webdataset(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
@@ -99,7 +110,7 @@ def save_webdataset(directory: Path, image_set: ImageSet, kinds: np.ndarray, mar
     folder = directory / "webdataset"
     folder.mkdir(parents=True, exist_ok=True)
     comment = {"comment": mark.xmp} if mark.everywhere else {}
-    for shard, rows in enumerate(shards(image_set)):
+    for shard, rows in enumerate(shards(image_set.images)):
         with tarfile.open(folder / f"train-{shard:05d}.tar", "w", pax_headers=comment) as file:
             for i in rows:
                 label = image_set.labels[i]
@@ -150,7 +161,7 @@ def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: 
         | mark.metadata,
     )
     (directory / PARQUET).parent.mkdir(parents=True, exist_ok=True)
-    files = shards(image_set)
+    files = shards(image_set.images)
     for shard, places in enumerate(files):
         path = directory / PARQUET_FILES.replace("*", f"train-{shard:05d}-of-{len(files):05d}")
         # No compression, because PNGs are already compressed.
@@ -182,15 +193,12 @@ def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, ma
         zip(image_set.images, image_set.labels.tolist(), strict=True)
     ):
         name = f"{i:06d}.png"
-        if image_set.labels.ndim == 2:
-            row = dict(zip(classes, label, strict=True))
-        else:
+        if image_set.labels.ndim == 1:
             name = f"{folders[label]}/{name}"
-            row = {"label": label, "class": classes[label]}
         file = directory / PNG / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(png_bytes(image, mark.xmp))
-        rows.append(row | {"file_name": name, "kind": str(kinds[i])})
+        rows.append(label_columns(label, classes) | {"file_name": name, "kind": str(kinds[i])})
     replace_file(
         directory / PNG / "metadata.csv", csv_text(rows, dict.fromkeys(columns, "")).encode()
     )

@@ -4,7 +4,6 @@ Their texts are in `statements.yaml`, parsed before facts are filled in: the own
 change the structure.
 """
 
-import json
 import re
 from collections.abc import Collection, Mapping
 from importlib.metadata import version
@@ -24,6 +23,7 @@ from sfumato.settings.recipes import as_yaml
 from sfumato.storage.artifacts import PRIVACY, Artifact
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json
+from sfumato.storage.files import write_json
 
 CROISSANT = "croissant.json"
 REGISTRY = "deployment.yaml"
@@ -82,9 +82,7 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> dict[str, 
     )
     if PARQUET in files and LABEL_TABLE not in files:  # the table has one column of labels
         record["recordSet"].append(filled(FORMS["table"], {"parquet": PARQUET}))
-    (directory / CROISSANT).write_text(
-        json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    write_json(directory / CROISSANT, record, ensure_ascii=False)
     missing = {
         name: [f"release.{key}" for key in keys if key not in facts] for name, keys in NEEDS.items()
     }
@@ -105,9 +103,8 @@ def write_catalogue(directory: Path, facts: Mapping[str, Any]) -> None:
     """Write the entry of a health catalogue, as JSON-LD and as Turtle."""
     from rdflib import Graph  # half a second
 
-    text = json.dumps(filled(FORMS["healthdcat"], facts), indent=1, ensure_ascii=False) + "\n"
-    (directory / CATALOGUE).write_text(text, encoding="utf-8")
-    Graph().parse(data=text, format="json-ld").serialize(
+    write_json(directory / CATALOGUE, filled(FORMS["healthdcat"], facts), ensure_ascii=False)
+    Graph().parse(directory / CATALOGUE).serialize(
         directory / TURTLE, format="turtle", encoding="utf-8"
     )
 

@@ -1,12 +1,15 @@
 """`stage brief`: the request for permission, before ε is spent."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from opened_files import opened_files
 from PIL import Image
+from small_plan import card, params
 from test_recipes import SMALL
 
+from sfumato.planning.brief import released
 from sfumato.privacy.ledger import read_ledger
 from sfumato.release.report import what_it_means
 from sfumato.settings.recipes import overlaid
@@ -93,3 +96,27 @@ def test_no_sentence_claims_that_a_law_is_met(scans):
     ):
         assert f"| {criterion}" in text
     assert not any(word in text.lower() for word in ("compl", "conform", "guarantees that the law"))
+
+
+@pytest.mark.parametrize(
+    ("synthesize", "words"),
+    [
+        ({"sources": {"finetune": 1.0}}, "synthetic images"),
+        ({"sources": {"select": 1.0}}, "privately selected public images"),
+        (
+            {"sources": {"finetune": 1.0, "select": 1.0}},
+            "synthetic and privately selected public images",
+        ),
+        (
+            {"sources": {"finetune": 1.0, "select": 1.0}, "choose": True},
+            "synthetic images, and privately selected",
+        ),
+    ],
+)
+def test_public_images_are_counted_as_the_release_counts(synthesize, words):
+    """With `choose`, they join the number that is drawn; without, they are part of it."""
+    made = SimpleNamespace(
+        params=params(synthesize={"count": 600, **synthesize}), card=card(), mechanisms={}
+    )
+    shared = released(made)
+    assert shared["images"] == "600" and shared["kind"].startswith(words)

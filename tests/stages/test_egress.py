@@ -11,7 +11,7 @@ from certificates import write_chain
 from small_release import write_project
 
 from sfumato.privacy.ledger import read_ledger
-from sfumato.release import egress
+from sfumato.release import egress, exports
 from sfumato.release.egress import write_package
 from sfumato.release.loading import load_release
 from sfumato.release.verify import results_of
@@ -34,7 +34,7 @@ def test_the_package_is_complete_and_verifies(project, desk):
     assert digest_of_file(package / "manifest.json") in text
     assert {path.name for path in package.iterdir()} == {
         *("README.md", "card.json", "dictionary.csv", "images-01.zip", "labels.csv", "ledger.json"),
-        *("manifest.json", "report.html", "risk-form.md", "verify.py"),
+        *("manifest.json", "report.html", "risk-form.html", "verify.py"),
     }
     assert all(passed for passed, text in results_of(package) if passed is not None)
     with zipfile.ZipFile(package / "images-01.zip") as archive:
@@ -53,7 +53,7 @@ def test_the_package_is_the_same_bytes_each_time(project):
 
 def test_the_risk_form_states_the_bounds_of_the_report(project):
     write_package(project / "out")
-    form = (project / "out" / "risk-form.md").read_text()
+    form = (project / "out" / "risk-form.html").read_text()
     facts = egress.what_it_means(read_ledger(Path("ledger.json")))
     for words in (
         f"at most {facts['guess']} %",
@@ -83,7 +83,7 @@ def test_several_labels_have_one_column_each(here, digits, monkeypatch):
 
 
 def test_a_large_release_still_has_few_files(project, monkeypatch):
-    monkeypatch.setattr(egress, "SHARD", 1)
+    monkeypatch.setattr(exports, "SHARD", 1)
     write_package(project / "out")
     assert (
         len(list((project / "out").iterdir())) <= 20
@@ -141,7 +141,8 @@ def test_the_package_is_signed_and_says_so(project, desk):
     desk.run(f"egress out --certificate {chain} --key {key}")
     assert all(passed for passed, text in results_of(project / "out") if passed is not None)
     assert (
-        "with the owner's certificate, without a time stamp" in Path("out/risk-form.md").read_text()
+        "with the owner's certificate, without a time stamp"
+        in Path("out/risk-form.html").read_text()
     )
     with zipfile.ZipFile("out/images-01.zip") as archive:
         archive.extractall("pictures")
@@ -153,7 +154,7 @@ def test_the_package_is_signed_and_says_so(project, desk):
 
 def test_without_a_certificate_the_form_says_so(project, desk):
     desk.run("egress out")
-    assert "none, because no certificate was given" in Path("out/risk-form.md").read_text()
+    assert "none, because no certificate was given" in Path("out/risk-form.html").read_text()
 
 
 @pytest.mark.parametrize(
