@@ -112,7 +112,7 @@ def load_network(
 
 
 def refers_to_public_model(directory: Path) -> bool:
-    """Return whether the artifact refers to a public model, instead of having weights of its own."""
+    """Return whether the artifact refers to a public model instead of having its own weights."""
     with passing_over(*UNREADABLE):
         return bool(read_json(directory / CONFIG).get("kind") == LATENT_DIFFUSION)
     return False
