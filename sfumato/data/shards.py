@@ -1,4 +1,4 @@
-"""Prepare a set in shards (tar files, Parquet files, blocks of a large folder), in several processes.
+"""Prepare a set in shards (tar or Parquet files, blocks of a large folder), in several processes.
 
 A shard is converted without the others. The finished ones lie in the folder
 `<state>/data/.<dataset_id>.shards`, mode 0700, until the set is complete, so that a killed command
