@@ -1,5 +1,6 @@
 """`stage prepare`: copy images from their source into the private state directory."""
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -8,12 +9,20 @@ import typer
 
 from sfumato.settings.stage import CARD_PATH, PUBLIC, RECIPES
 from sfumato.storage.in_use import use_until_the_end
+from stages import launch
 from stages.flags import CardPath
 from stages.plan import ParamsPath
 from stages.screen import tell
 from stages.state import state_dir
 
 RAW = Path("data/raw")  # folder of downloads
+Workers = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Processes that convert shards: tar or Parquet files, or parts of a large folder.",
+    ),
+]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,17 +31,33 @@ app = typer.Typer(
 
 
 @app.command()
-def sensitive(params: ParamsPath = Path("params.yaml"), card: CardPath = CARD_PATH) -> None:
+def sensitive(
+    params: ParamsPath = Path("params.yaml"), card: CardPath = CARD_PATH, workers: Workers = 1
+) -> None:
     """Local: store sensitive and hold-out images under $SFUMATO_STATE, and write the public
     card.
     """
     from sfumato.data.prepare import prepare_sensitive
+    from sfumato.data.shards import help_first, shards_in
+    from sfumato.runtime import distributed
     from sfumato.settings.recipes import load_params
 
     data = load_params(params, RECIPES).data
     # Also if it fails and writes the reason to a private file
     use_until_the_end(state_dir(), data.name)
-    content = prepare_sensitive(data, state_dir(), card, RAW)
+    if launch.asked() and not distributed.launched() and shards_in(data):
+        raise SystemExit(launch.again())
+    if distributed.launched():
+        os.environ["SFUMATO_DEVICE"] = "cpu"  # pictures are decoded without GPUs
+    distributed.join()
+    if not distributed.is_main():
+        help_first(data)
+        return distributed.leave()
+    try:
+        content = prepare_sensitive(data, state_dir(), card, RAW, workers)
+    finally:
+        distributed.broadcast_object(None)  # ends `help_first`
+        distributed.leave()
     shape = (
         f"shape {list(content['shape'])}, {len(content['classes'])} classes, {content['split']} "
         "hold-out"

@@ -6,8 +6,9 @@ The results do not depend on them.
 import errno
 import io
 import os
+import sys
 from collections import Counter, deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageMode, ImageOps, UnidentifiedImageError
+from rich.console import Console
+from rich.progress import track
 
 from sfumato.data.deep import (
     TRANSPARENT,
@@ -217,16 +220,35 @@ def decoded(
 
     Raises an error that concerns more than one picture.
     """
+    for picture, converted in in_threads(files, request):
+        request.converted.update(converted)
+        yield picture
+
+
+def in_threads(
+    files: Sequence[PictureFile], request: Request
+) -> Iterator[tuple[np.ndarray | DataError, Counter[str]]]:
+    """Yield the results of `picture_of`, computed in DECODERS threads, in the order of `files`."""
+    if DECODERS == 1:  # without the cost of handing over, which is high for small pictures
+        yield from (picture_of(file, request) for file in files)
+        return
     rest = iter(files)
     with ThreadPoolExecutor(DECODERS) as threads:
         busy = deque(
             threads.submit(picture_of, file, request) for file in islice(rest, 2 * DECODERS)
         )
         while busy:
-            picture, converted = busy.popleft().result()
+            yield busy.popleft().result()
             busy.extend(threads.submit(picture_of, file, request) for file in islice(rest, 1))
-            request.converted.update(converted)
-            yield picture
+
+
+def progress(items: Iterable, total: int, what: str = "preparing") -> Iterator:
+    """Yield the items, with a progress bar on a terminal only, because a log would reveal how many
+    there are.
+    """
+    yield from track(
+        items, what, total, console=Console(stderr=True), disable=not sys.stderr.isatty()
+    )
 
 
 def picture_of(file: PictureFile, request: Request) -> tuple[np.ndarray | DataError, Counter[str]]:

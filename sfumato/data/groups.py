@@ -72,36 +72,50 @@ def ids_of_files(
     cannot be read or does not match the files, and as `checked` does.
     """
     ids: Sequence[str | None]
-    if groups.pattern is not None:
-        ids = ids_in_names(groups.pattern, files, groups.alone)
-    elif groups.folder == OUTER:
+    if groups.folder == OUTER:
         ids = [file.parents[1].name for file in files]
     elif groups.folder:
         ids = [None if file.parents[1] == root else file.parent.name for file in files]
-    elif groups.dicom:
-        ids = [patient_of(file) for file in files]
     elif groups.volume:  # names of files, no names of persons that may be spelled in two ways
         return [str(file.relative_to(root)) for file in files]
     elif groups.array:
         ids = ids_of_array(load_array(root / "groups.npy"), len(files), str(root / "groups.npy"))
-    elif groups.column is not None:
-        ids = given or ()
+    elif groups.csv is None:
+        return ids_of_persons(groups, persons_of(groups, files, given or ()))
     else:
-        table = Path(str(groups.csv)).expanduser()
+        table = Path(groups.csv).expanduser()
         with explained(DataError, lambda error: f"data.groups.csv={error}", causes=(DataError,)):
             rows = rows_by_file(table, ("file", "group"), files, root)
         ids = [rows[file][0] for file in files]
     return checked(ids, groups)
 
 
-def ids_in_names(pattern: str, files: Sequence[Any], alone: bool) -> Ids:
+def persons_of(groups: Groups, files: Sequence[Any], given: Sequence[str]) -> list[str]:
+    """Return the text that contains each picture's id: its name, its PatientID or its cell of a
+    column.
+    """
+    if groups.pattern is not None:
+        return [file.name for file in files]
+    if groups.dicom:
+        return [patient_of(file) for file in files]
+    return [*given]
+
+
+def ids_of_persons(groups: Groups, persons: Sequence[str]) -> Ids:
+    """Return the ids in the texts of `persons_of`. Raises as `ids_in_names` and `checked` do."""
+    if groups.pattern is None:
+        return checked(persons, groups)
+    return checked(ids_in_names(groups.pattern, persons, groups.alone), groups)
+
+
+def ids_in_names(pattern: str, names: Sequence[str], alone: bool) -> Ids:
     """Find the id in each name by a pattern.
 
     Raises DataError if one has none or, with `alone`, if none has one.
     """
-    matches = [re.search(pattern, file.name) for file in files]
-    missed = [file.name for file, match in zip(files, matches, strict=True) if match is None]
-    if missed and (not alone or len(missed) == len(files)):
+    matches = [re.search(pattern, name) for name in names]
+    missed = [name for name, match in zip(names, matches, strict=True) if match is None]
+    if missed and (not alone or len(missed) == len(names)):
         error = DataError(
             "data.groups.pattern={pattern} finds no id in {missed} of {files} file names, as in "
             "{example}: change it, or set data.groups.alone: true ({option.alone}) to confirm "
@@ -109,7 +123,7 @@ def ids_in_names(pattern: str, files: Sequence[Any], alone: bool) -> Ids:
             option="groups",
             pattern=pattern,
             missed=len(missed),
-            files=len(files),
+            files=len(names),
             example=missed[0],
         )
         error.undecided = True

@@ -22,13 +22,12 @@ LEFT_OUT_FILES = "left_out.json"  # their paths, to try them again
 
 def reasons_left_out(source: Source) -> str:
     """List why pictures of a source were left out, one per line, for LEFT_OUT."""
-    return in_archives("\n".join(source.left_out.values()))
+    return in_archives("\n".join(left.reason for left in source.left_out.values()))
 
 
 def places_left_out(source: Source) -> str:
     """Return the content of LEFT_OUT_FILES for a source that was read to its end."""
-    files = dict(enumerate(source.files))
-    return json.dumps([place_of(files.get(key, key)) for key in source.left_out])
+    return json.dumps([place_of(left.file) for left in source.left_out.values()])
 
 
 def place_of(file: PictureFile) -> list[str | int | None]:

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import stat
 import sys
 import time
@@ -25,10 +26,9 @@ from itertools import chain, compress, repeat
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 
 from sfumato.data.cards import CARD, Card, PublicCard, card_text, dataset_directory, read_card
+from sfumato.data.decoding import progress
 from sfumato.data.duplicates import ORIGIN, refuse_another_id, refuse_regrouping
 from sfumato.data.groups import GroupIndex, refuse_crowd
 from sfumato.data.images import COMPARED_FILE, ImageSet, ImageWriter, load_images
@@ -41,11 +41,13 @@ from sfumato.data.left_out import (
 )
 from sfumato.data.lineage import digests, lineage, recognised, refuse_overlap
 from sfumato.data.rendered import DRAWN
+from sfumato.data.shards import FRESH, place_shards, read_shards, shards_folder, shards_in
 from sfumato.data.sources import Example, Source, read_public, read_source
 from sfumato.data.sources.packed import naming_archives
+from sfumato.data.sources.remote import remote_files
 from sfumato.data.store import HOLDOUT, SENSITIVE, load_prepared
 from sfumato.errors import ConfigError, DataError, reading_sensitive
-from sfumato.settings.data import GROUP, IMAGE, SEVERAL, Data, Public
+from sfumato.settings.data import GROUP, IMAGE, SEVERAL, Data, Public, is_url
 from sfumato.settings.sources import OF_THE_OWNER
 from sfumato.storage.artifacts import Artifact, writing
 from sfumato.storage.digest import canonical
@@ -66,13 +68,12 @@ from sfumato.storage.png import save_png, to_grid
 KEY_BYTES = 32
 FINGERPRINT_DIGITS = 64
 PREPARE_REVISION = 2  # raise this if the same source would be stored differently
-FRESH = 2.0  # seconds after a change during which a file may change again without a new time stamp
 LISTING = "listing"  # keyed digest of the source's files, which is private
 UNNAMED = "unnamed"  # version of the images if data.version is not set
 
 
 @naming_archives()
-def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
+def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path, workers: int = 1) -> dict:
     """Store the sensitive and hold-out images of the source in `data`; write the public card and
     return it.
 
@@ -81,7 +82,8 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
     hash, keyed or not. The version is `data.version` or, if it is not set, a random version, which
     stays the same for this dataset.
 
-    state: state directory for the images; card: path of the card.
+    state: state directory for the images; card: path of the card; workers: number of processes that
+    convert shards.
 
     Raises ConfigError or DataError (see `sources.read_source`; also if images are counted under
     another id, or charged images would change their groups), and then leaves the older set and card
@@ -100,10 +102,11 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
             # Missing if the last process was killed
             kept_fingerprint(state, read_card(home / CARD))
             replace_file(card, same)
+            shutil.rmtree(shards_folder(home), ignore_errors=True)
             return json.loads(same)  # type: ignore[no-any-return]
         unnamed = unnamed_version(home)
+        source = open_whole(data, raw, home, listing, key, workers)
         with replacing_directory(home, private=True) as fresh:
-            source = read_source(data, raw)
             image_set = split(source, key, data.holdout_fraction, fresh, data.labels == SEVERAL)
             if data.groups is not None and image_set.groups is not None:
                 refuse_crowd(GroupIndex(image_set.groups).sizes, data.groups)
@@ -119,10 +122,7 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
             )
             if data.version is None:
                 unnamed = public.version
-            origin = {
-                "source": data.source,
-                "path": data.path and str(Path(data.path).expanduser().resolve()),
-            }
+            origin = {"source": data.source, "path": data.path and resolved(data.path)}
             if not data.different_people:
                 refuse_another_id(home, fresh, image_set.shape, origin)
             refuse_regrouping(data, home, fresh, journal)
@@ -134,13 +134,35 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
                     LEFT_OUT: reasons_left_out(source),
                     LEFT_OUT_FILES: places_left_out(source),
                 }
-            for name, content in private.items():
-                if content:
-                    write_local(fresh / name, content.encode())
+            write_texts(fresh, private)
+        shutil.rmtree(shards_folder(home), ignore_errors=True)
         kept_fingerprint(state, public)
         replace_file(card, text)
     say_converted(source, home / LEFT_OUT)
     return public.content()
+
+
+def write_texts(folder: Path, texts: dict[str, str | None]) -> None:
+    """Write private files by name, except empty ones."""
+    for name, text in texts.items():
+        if text:
+            write_local(folder / name, text.encode())
+
+
+def open_whole(
+    data: Data, raw: Path, home: Path, listing: str | None, key: bytes, workers: int
+) -> Source:
+    """Open the source at once or, if it has several shards, convert them first.
+
+    listing: see `listing_of`.
+    """
+    folder = shards_folder(home)
+    shards = shards_in(data)
+    if not shards:
+        shutil.rmtree(folder, ignore_errors=True)  # of earlier settings
+        return read_source(data, raw)
+    make_private(folder)
+    return read_shards(data, place_shards(shards, folder, key, decisive(data), listing), workers)
 
 
 def say_converted(source: Source, listed: Path) -> None:
@@ -177,17 +199,18 @@ def listing_of(data: Data, key: bytes) -> str | None:
     status. Programs cannot reset the time of a status change. Returns None without a path, if a
     file changed just now, or if there is a link.
     """
+    mac = hmac.new(key, canonical(decisive(data)), "sha256")
+    if data.path is not None and is_url(data.path):
+        files = remote_files(data.path)
+        mac.update(json.dumps([[file.url, file.state] for file in files]).encode())
+        if not all(file.state for file in files):
+            return None
+        return mac.hexdigest()
     named = [data.path, data.groups.csv] if data.groups is not None else [data.path]
-    paths = [Path(name).expanduser().resolve() for name in named if name is not None]
+    paths = [Path(resolved(name)) for name in named if name is not None]
     if data.path is None or not all(path.exists() for path in paths):
         return None
     reading_sensitive()
-    decides = {
-        "data": data.model_dump(mode="json"),
-        "path": str(paths[0]),
-        "revision": PREPARE_REVISION,
-    }
-    mac = hmac.new(key, canonical(decides), "sha256")
     latest = time.time_ns() - int(FRESH * 1e9)
     for name, status in chain.from_iterable(map(statuses, paths)):
         if stat.S_ISLNK(status.st_mode) or max(status.st_ctime_ns, status.st_mtime_ns) > latest:
@@ -202,6 +225,22 @@ def listing_of(data: Data, key: bytes) -> str | None:
         ]
         mac.update(json.dumps(entry).encode())
     return mac.hexdigest()
+
+
+def decisive(data: Data) -> dict[str, object]:
+    """Return what decides, beside the files, how images are stored."""
+    return {
+        "data": data.model_dump(mode="json"),
+        "path": data.path and resolved(data.path),
+        "revision": PREPARE_REVISION,
+    }
+
+
+def resolved(path: str) -> str:
+    """Return the absolute form of a path; a URL unchanged."""
+    if is_url(path):
+        return path
+    return str(Path(path).expanduser().resolve())
 
 
 def statuses(path: Path) -> Iterator[tuple[str, os.stat_result]]:
@@ -473,12 +512,3 @@ def fingerprint(image_set: ImageSet, key: bytes) -> str:
         for start in range(0, len(array), 4096):
             mac.update(np.ascontiguousarray(array[start : start + 4096]).tobytes())
     return mac.hexdigest()
-
-
-def progress(items: Iterable, total: int, what: str = "preparing") -> Iterator:
-    """Yield the items, with a progress bar on a terminal only, because a log would reveal how many
-    there are.
-    """
-    yield from track(
-        items, what, total, console=Console(stderr=True), disable=not sys.stderr.isatty()
-    )

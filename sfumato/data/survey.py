@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from sfumato.data.companions import Companions, companions_in
-from sfumato.data.decoding import Member, PictureFile
+from sfumato.data.decoding import Member, PictureFile, progress
 from sfumato.data.deep import Span
 from sfumato.data.images import per_class
 from sfumato.data.layout import ALL, FOLDERS, check_found, layout_of, repeated_ids, volume_in
 from sfumato.data.names import Repeats, repeated_folders, repeats_in
 from sfumato.data.photographs import taken_in_a_row
-from sfumato.data.prepare import progress, statuses
+from sfumato.data.prepare import statuses
 from sfumato.data.series import LOCALIZERS, burned_in
 from sfumato.data.sources import Source, check_there, open_source
 from sfumato.data.sources.packed import naming_archives

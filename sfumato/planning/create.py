@@ -252,10 +252,14 @@ def check_places(options: InitOptions) -> None:
         if images is None:
             continue
         if not images.exists():
+            fix = "name the folder of the images"
+            if any(part.endswith(":") for part in images.parts[1:]):  # a URL
+                fix = (
+                    "copy a few of its files into a folder, name that, and set data.path to the "
+                    "URL afterwards"
+                )
             raise ConfigError(
-                "{images} does not exist: name the folder of the images",
-                option=option,
-                images=images,
+                "{images} does not exist: {fix}", option=option, images=images, fix=fix
             )
         if out == images or out in images.parents or images in out.parents:
             raise ConfigError(

@@ -21,7 +21,7 @@ from sfumato.planning.proposal import proposed_card
 from sfumato.planning.resolve import make_plan
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.project_ledger import seen_in_project
-from sfumato.settings.data import OF_THE_OWNER, SEVERAL
+from sfumato.settings.data import OF_THE_OWNER, SEVERAL, is_url
 from sfumato.settings.params import Params
 from sfumato.settings.recipes import load_params
 from sfumato.settings.stage import CARD_PATH, PUBLIC, RECIPES
@@ -116,12 +116,8 @@ def unprepared(folder: Path, params: Params, say: Say) -> Card:
     """
     reading_sensitive()
     data = params.data
-    if (
-        data.source != "imagefolder"
-        or data.path is None
-        or data.size is None
-        or data.channels is None
-    ):
+    local = data.source == "imagefolder" and not is_url(data.path)
+    if not local or data.path is None or data.size is None or data.channels is None:
         return read_card(folder / CARD_PATH)
     path = folder / Path(data.path).expanduser()
     classes = data.classes or list_folder(path).classes
@@ -134,7 +130,7 @@ def changed_pictures(params: Params, state: Path) -> str | None:
     notice.
     """
     file = dataset_directory(state, params.data.name) / LISTING
-    if not file.is_file():
+    if not file.is_file() or is_url(params.data.path):  # planning needs no network
         return None
     listing = listing_of(params.data, secret_key(state, params.data.name))
     if listing is None or listing == file.read_text(encoding="utf-8"):
@@ -148,7 +144,7 @@ def changed_pictures(params: Params, state: Path) -> str | None:
 
 def prepare_images(folder: Path, state: Path) -> None:
     data = load_params(folder / "params.yaml", folder / RECIPES).data
-    if data.path is not None:
+    if data.path is not None and not is_url(data.path):
         data = data.model_copy(update={"path": str(folder / Path(data.path).expanduser())})
     with unpacking():
         prepare_sensitive(data, state, folder / CARD_PATH, folder / "data/raw")

@@ -45,7 +45,7 @@ def private_files(state: Path, dataset_id: str) -> dict[str, list[Path]]:
     The journal may be invalid.
     """
     home = dataset_directory(state, dataset_id)
-    unfinished = re.compile(rf"\.{re.escape(dataset_id)}\.(\d+(-\w+)?\.tmp|old)")
+    unfinished = re.compile(rf"\.{re.escape(dataset_id)}\.(\d+(-\w+)?\.tmp|old|shards)")
     copies = [path for path in home.parent.glob(".*") if unfinished.fullmatch(path.name)]
     evaluations = (state / EVALUATIONS).glob("*")
     named = f'"dataset": "{dataset_id}"'

@@ -60,6 +60,9 @@ class ProjectPlan(Plan):
             )
         for warning in warnings_of(self.params, self.budget["delta"], len(self.card.classes)):
             yield f"warning: {warning}"
+        for name in self.mechanisms:
+            if STAGES[name].one_process:
+                yield f"{name} runs in one process, for which SFUMATO_LAUNCH must be unset"
 
     def spending(self) -> tuple[list[Decision], set[str]]:
         """Decide on each query, and which stages will run.

@@ -26,6 +26,28 @@ OUTER: Literal["outer"] = "outer"
 SEVERAL: Literal["several"] = "several"
 
 
+def is_url(path: str | None) -> bool:
+    return path is not None and "://" in path
+
+
+def without_secrets(path: str | None) -> str | None:
+    """Refuse a URL that contains credentials, because settings are committed, or that caches its
+    files elsewhere.
+    """
+    if path is not None and is_url(path):
+        if "::" in path:
+            raise ValueError(
+                "a URL with :: may keep copies that others can read: give one URL without ::"
+            )
+        if "@" in path or "?" in path:
+            raise ValueError(
+                "a URL with @ or ? may contain a password or key, and settings are shared: "
+                "leave that part out, and "
+                "give credentials in the environment"
+            )
+    return path
+
+
 def rising(span: tuple[float, float] | None) -> tuple[float, float] | None:
     if span is not None and not span[0] < span[1]:
         raise ValueError(
@@ -142,8 +164,8 @@ class Data(Strict):
     dataset_id: DatasetId | None = None
     source: str = "digits"  # Kind of source: one of SOURCES (sfumato/settings/sources)
     # Folder or file with the images, a zip of it, or Parquet with embedded pictures. Required for
-    # your own files
-    path: str | None = None
+    # your own files. Or the URL of tar or Parquet files, such as s3://scans/{0000..0999}.tar
+    path: Annotated[str | None, AfterValidator(without_secrets)] = None
     # Stored size in pixels: the side of a square, or [rows, columns]; None: as in the source
     size: Size | None = None
     # Number of channels: 1 grey, 3 colour; None: as in the source

@@ -156,7 +156,8 @@ def validate(values: dict, path: Path) -> Params:
                 f"unknown key {key!r}{meant} For keys of earlier versions, see docs/upgrading.md"
             )
         else:
-            problem = f"{key}={first['input']!r} is not valid: {reason}" if key else reason
+            given = re.sub("://.*", "://…", repr(first["input"]))  # a URL may contain a password
+            problem = f"{key}={given} is not valid: {reason}" if key else reason
             if first["type"] == "string_type":
                 problem += f", such as '{first['input']}' in quotes"
         raise ConfigError(f"{path}: {problem}") from error

@@ -10,9 +10,9 @@ from pkgutil import resolve_name
 
 from sfumato.data.images import Shape
 from sfumato.data.sources.packed import unpacked
-from sfumato.data.sources.source import Example, Request, Source
+from sfumato.data.sources.source import Example, Request, Shard, Source
 from sfumato.errors import ConfigError, DataError, explained, nearest, public, reading_sensitive
-from sfumato.settings.data import OUTER, SEVERAL, Data, Groups, Public
+from sfumato.settings.data import OUTER, SEVERAL, Data, Groups, Public, is_url
 from sfumato.settings.fields import both_sides
 from sfumato.settings.sources import SOURCES, names_in
 from sfumato.storage.documents import class_name
@@ -20,8 +20,8 @@ from sfumato.storage.documents import class_name
 __all__ = ["Example", "Source", "read_public", "read_source"]
 
 
-def read_source(data: Data, raw: Path) -> Source:
-    """Open the sensitive source in `data`. raw: folder of downloads.
+def read_source(data: Data, raw: Path, shard: Shard | None = None) -> Source:
+    """Open the sensitive source in `data`, or a shard of it. raw: folder of downloads.
 
     Names and array shapes are checked here. Pictures are decoded, and may be refused, during
     iteration. Raises ConfigError if `data` is incomplete, DataError if files are missing or
@@ -51,7 +51,7 @@ def read_source(data: Data, raw: Path) -> Source:
     request = Request(
         section="data", name=data.source, size=size, pad=data.fit == "pad", several=several, **asked
     )
-    return open_source(request, raw)
+    return open_source(replace(request, shard=shard), raw)
 
 
 def check_there(path: str | None, groups: Groups | None) -> None:
@@ -59,6 +59,16 @@ def check_there(path: str | None, groups: Groups | None) -> None:
 
     A log may show it, because no file is open yet.
     """
+    if is_url(path):
+        raise public(
+            ConfigError(
+                f"data.path={path} is a URL, which is read only for tar files (data.source: "
+                "webdataset) or Parquet "
+                "files (imagefolder) with one label per picture, and with persons by column, "
+                "pattern or dicom: copy "
+                "the files into a folder"
+            )
+        )
     named = {"data.path": path}
     if groups is not None:
         named["data.groups.csv"] = groups.csv
@@ -106,7 +116,7 @@ def open_source(request: Request, raw: Path) -> Source:
     if request.sensitive:
         check_there(request.path, request.groups)
         reading_sensitive()
-        if request.path is not None:
+        if request.path is not None and (request.shard is None or request.name != "webdataset"):
             request = replace(request, path=str(unpacked(Path(request.path).expanduser())))
     read = resolve_name(f"{__name__}.{SOURCES[request.name].reader}")
     source = replace(read(request, raw), converted=request.converted, left_out=request.left_out)
@@ -119,12 +129,18 @@ def open_source(request: Request, raw: Path) -> Source:
         raise DataError(
             f"{request.section}.source={request.name} has only one class: expected two or more."
         )
+    refuse_shared_persons(source, request.path)
+    return source
+
+
+def refuse_shared_persons(source: Source, path: str | None) -> None:
+    """Raise DataError if a person is in both parts of a source."""
     ids = source.groups or []
     trained = source.size - source.held_out
     if shared := {*ids[:trained]} & {*ids[trained:]} - {None}:
         raise DataError(
             f"data.groups: {len(shared)} person(s) have pictures in both train and test of "
-            f"{request.path}, and no guarantee covers the hold-out: move all pictures of a person "
-            "into one part, or merge the two parts"
+            f"{path}, and no guarantee "
+            "covers the hold-out: move all pictures of a person into one part, or merge the "
+            "two parts"
         )
-    return source

@@ -14,12 +14,12 @@ from PIL.Image import registered_extensions
 from sfumato.data.decoding import PictureFile, decode, decoded
 from sfumato.data.deep import is_dicom
 from sfumato.data.formats import AnotherFormat, link_format, sentences
-from sfumato.data.groups import ids_of_files
+from sfumato.data.groups import ids_of_files, persons_of
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.series import in_slices
 from sfumato.data.sources.bids import PARTICIPANT, PARTICIPANTS, is_bids
-from sfumato.data.sources.source import Example, Listing, Place, Request, Source
-from sfumato.data.sources.splits import TRAIN, folders_in, split_of, visible
+from sfumato.data.sources.source import Block, Example, LeftOut, Listing, Place, Request, Source
+from sfumato.data.sources.splits import TRAIN, folders_in, names_in, split_of, visible
 from sfumato.data.sources.tabled import (
     column_of,
     is_picture,
@@ -55,11 +55,12 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     if request.skip and groups is not None:
         places = without_strays(every, request)
     files = [place.file for place in places]
-    ids = (
-        None
-        if groups is None
-        else ids_of_files(groups, files, path, [place.person for place in places])
-    )
+    persons = [place.person for place in places]
+    ids: list[str | None] | None = None
+    if groups is not None and request.shard is not None:
+        ids = [*persons_of(groups, files, persons)]
+    elif groups is not None:
+        ids = ids_of_files(groups, files, path, persons)
     compared: list[str] = []
     if request.compare_by is not None:
         compared = column_of(path, request.compare_by, files, request.volume)
@@ -92,8 +93,11 @@ def list_pictures(request: Request) -> Listing:
         check_bids(request)
     if request.label_column is not None:
         return list_metadata(request, request.label_column)
+    block = None
+    if request.shard is not None:
+        block = request.shard.block
     return list_folder(
-        request.required_path(), f"{request.section}.path", request.groups, request.classes
+        request.required_path(), f"{request.section}.path", request.groups, request.classes, block
     )
 
 
@@ -114,9 +118,11 @@ def list_folder(
     option: str = "data.path",
     groups: Groups | None = None,
     named: Sequence[str] | None = None,
+    block: Block | None = None,
 ) -> Listing:
-    """List the pictures of a folder by class and split. named: classes, if the outer folders belong
-    to persons.
+    """List the pictures of a folder, or of one block of it, by class and split.
+
+    named: classes, if the outer folders belong to persons.
 
     Raises DataError if there are no classes.
     """
@@ -132,10 +138,11 @@ def list_folder(
             [person for one in part for person in folders_in(one)] for part in (trained, held_out)
         )
         classes = [*(named or ())]
+    parts = trained + held_out
     every = [
         found
-        for part in trained + held_out
-        for found in list_part(part, path, classes, groups, part in held_out)
+        for part in parts
+        for found in list_part(part, path, classes, groups, part in held_out, block)
     ]
     places = [found for found in every if isinstance(found, Place)]
     problems = [found for found in every if isinstance(found, DataError)]
@@ -159,7 +166,12 @@ def list_folder(
 
 
 def list_part(
-    path: Path, root: Path, classes: Sequence[str], groups: Groups | None, held_out: bool
+    path: Path,
+    root: Path,
+    classes: Sequence[str],
+    groups: Groups | None,
+    held_out: bool,
+    block: Block | None,
 ) -> Iterator[Place | DataError]:
     """Yield the pictures of one part of the folder `root`, by class, and an error for each entry
     that is not used.
@@ -186,7 +198,12 @@ def list_part(
             continue
         # A folder without pictures is still a class: a refusal would reveal that its last picture
         # was removed.
-        inner = (entries_of(entry, nested, deep) for entry in visible(folder))
+        if block is not None and block.folder != str(folder):
+            continue
+        entries = names_in(folder)
+        if block is not None:
+            entries = entries[block.first : block.stop]
+        inner = (entries_of(folder / entry, nested, deep) for entry in entries)
         for picture in chain.from_iterable(inner):
             if picture.is_dir():
                 fix = "pictures must lie directly in their class's folder"
@@ -247,7 +264,7 @@ def pictures_of(
     with closing(decoded([place.file for place in files], request)) as images:
         for number, image in enumerate(images):
             if isinstance(image, DataError):
-                leave_out(before + number, image, every, request)
+                leave_out(before + number, files[number].file, image, every, request)
                 continue
             shapes[:] = shapes or [image.shape]
             if image.shape != shapes[0] and not request.mixed:
@@ -255,13 +272,15 @@ def pictures_of(
             yield image, files[number].label
 
 
-def leave_out(key: Any, error: DataError, every: list[Place], request: Request) -> None:
-    """Record why one of `every` is left out.
+def leave_out(
+    key: Any, file: PictureFile, error: DataError, every: list[Place], request: Request
+) -> None:
+    """Record why one of `every` is left out, by its key in `Source.left_out`.
 
     Raises DataError with all of them if the request allows fewer, or if this one is intact but in
     an unsupported format.
     """
-    request.left_out[key] = str(error)
+    request.left_out[key] = LeftOut(file, str(error))
     if isinstance(error, AnotherFormat) or len(request.left_out) / len(every) > request.skip:
         raise refusal(problems_of(every, request)) from None
 
@@ -280,7 +299,7 @@ def without_strays(places: list[Place], request: Request) -> list[Place]:
             try:
                 decode(file, request.range or (0, 1))
             except DataError as error:
-                leave_out(file, error, places, request)
+                leave_out(file, file, error, places, request)
     return [place for place in places if place.file not in request.left_out]
 
 

@@ -46,8 +46,8 @@ COMPRESSED: dict[str, Callable[..., Any]] = {
 CHUNK = 2**20  # bytes to inflate at a time
 DAMAGED = (*UNREADABLE, tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OverflowError)
 UNPACKED = "unpacked"  # folder in the state directory for unpacked archives
-# Folders that each thread of this process has unpacked
-MADE_HERE: dict[tuple[Path, int, int], Path] = {}
+# Folders that each thread of this process has unpacked, and its private copies of URLs
+MADE_HERE: dict[tuple[Path | str, int, int], Path] = {}
 # Locks by (thread, folder), which show that the process runs
 HELD: dict[tuple[int, Path], ExitStack] = {}
 
@@ -62,13 +62,7 @@ def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> 
 
     allowance: limits of the outermost archive; depth: number of archives that contain this one.
     """
-    tables = [path] if path.suffix == ".parquet" and path.is_file() else []
-    if (
-        path.is_dir()
-        and table_of(path) is None
-        and all(folder.name == "data" for folder in folders_in(path))
-    ):
-        tables = parquet_in(path)
+    tables = tables_at(path)
     suffix = ""
     if path.is_file():
         suffix = path.suffix.lower()
@@ -92,6 +86,21 @@ def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> 
     while folder.is_dir() and len(inside := visible(folder)) == 1:
         folder = inside[0]
     return unpacked(folder, allowance, depth + 1)
+
+
+def tables_at(path: Path) -> list[Path]:
+    """Return the Parquet files with pictures at a path: the file, or those of a folder that has no
+    other table.
+    """
+    if path.suffix == ".parquet" and path.is_file():
+        return [path]
+    if (
+        path.is_dir()
+        and table_of(path) is None
+        and all(folder.name == "data" for folder in folders_in(path))
+    ):
+        return parquet_in(path)
+    return []
 
 
 def parquet_in(folder: Path) -> list[Path]:

@@ -21,6 +21,36 @@ Example = tuple[np.ndarray, int | np.ndarray]
 
 
 @dataclass(frozen=True)
+class Block:
+    """The entries of a class folder from number `first` up to `stop`, in the order of names."""
+
+    folder: str
+    first: int
+    stop: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """A part of a source that is converted without the others.
+
+    path: a file, its URL, or the folder of which `block` is a part;
+    state: values that change with the content; None if nothing shows whether it changed.
+    """
+
+    path: str
+    held_out: bool = False
+    block: Block | None = None
+    state: tuple[str | int, ...] | None = None
+
+
+class LeftOut(NamedTuple):
+    """A picture that is left out, and why."""
+
+    file: PictureFile
+    reason: str
+
+
+@dataclass(frozen=True)
 class Source:
     """A labelled source.
 
@@ -30,8 +60,7 @@ class Source:
     `train` and then `test`; the last `held_out` belong to `test`. Only the owner's own sources have
     them;
     converted: number of images by conversion. Private;
-    left_out: reasons for leaving pictures out, by their place in that order, or other files.
-    Private.
+    left_out: pictures that are left out, by their place in that order, or other files. Private.
     """
 
     classes: tuple[str, ...]
@@ -45,7 +74,7 @@ class Source:
     compared: Sequence[str] = ()
     held_out: int = 0
     converted: Counter[str] = field(default_factory=Counter)
-    left_out: dict[Any, str] = field(default_factory=dict)
+    left_out: dict[Any, LeftOut] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -104,7 +133,8 @@ class Request:
     mixed: bool = False  # images may differ in size and channels
     skip: float = 0.0  # share of the pictures that may be broken
     converted: Counter[str] = field(default_factory=Counter)
-    left_out: dict[Any, str] = field(default_factory=dict)
+    left_out: dict[Any, LeftOut] = field(default_factory=dict)
+    shard: Shard | None = None  # one of several, whose ids are checked together later
 
     @property
     def sensitive(self) -> bool:

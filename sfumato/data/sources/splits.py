@@ -2,6 +2,7 @@
 train_images.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -37,12 +38,16 @@ OF_SYSTEMS |= {"@eadir", "@tmp", "#snapshot", "@recently-snapshot", "$windows.~b
 
 def visible(folder: Path) -> list[Path]:
     """Return the entries of a folder, sorted by name, without hidden files and OF_SYSTEMS."""
-    entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
-    return [
-        entry
-        for entry in entries
-        if not entry.name.startswith(".") and entry.name.lower() not in OF_SYSTEMS
-    ]
+    return [folder / name for name in names_in(folder)]
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the names of `visible` entries, which take much less memory."""
+    return sorted(
+        name
+        for name in os.listdir(folder)
+        if not name.startswith(".") and name.lower() not in OF_SYSTEMS
+    )
 
 
 def is_test(name: str) -> bool:

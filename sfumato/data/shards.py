@@ -1,0 +1,417 @@
+"""Prepare a set in shards (tar or Parquet files, blocks of a large folder), in several processes.
+
+A shard is converted without the others. The finished ones lie in the folder
+`<state>/data/.<dataset_id>.shards`, mode 0700, until the set is complete, so that a killed command
+continues with the next shard.
+
+Guarantee: the set has the bytes that one process gets when it reads the whole source at once.
+"""
+
+import hmac
+import json
+import os
+import secrets
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain
+from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sfumato.data import decoding
+from sfumato.data.groups import ids_of_persons
+from sfumato.data.images import COMPARED_FILE, IMAGES, LABELS, ImageWriter, load_array
+from sfumato.data.left_out import file_at, place_of
+from sfumato.data.sources import read_source, refuse_shared_persons
+from sfumato.data.sources.imagefolder import describe
+from sfumato.data.sources.packed import in_archives, naming_archives, tables_at, unpacking
+from sfumato.data.sources.remote import local_copy, remote_files
+from sfumato.data.sources.source import Block, Example, LeftOut, Shard, Source
+from sfumato.data.sources.splits import folders_in, is_test, names_in, split_of
+from sfumato.data.sources.tabled import shards_of
+from sfumato.data.tables import check_parquet
+from sfumato.errors import UNREADABLE, ConfigError, DataError, reading_sensitive
+from sfumato.runtime.distributed import broadcast_object, map_sharded, world_size
+from sfumato.settings.data import SEVERAL, Data, is_url
+from sfumato.storage.digest import canonical, digest_of_file
+from sfumato.storage.documents import read_json, validated
+from sfumato.storage.files import open_private, replacing_directory, write_local
+
+BLOCK_SIZE = 2**20  # pictures of a folder that are listed at once
+FRESH = 2.0  # seconds after a change during which a file may change again without a new time stamp
+CONVERTED = "converted.json"  # a Converted
+PERSONS_FILE = "persons.npy"  # text with each picture's id, see `persons_of`
+
+Task = tuple[Shard, Path]  # and the folder of its images
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converted:
+    """What is known of a shard that was converted, beside its arrays.
+
+    size: number of its pictures, with those that are left out;
+    left_out: their place in that order (-1 for other files), file and reason;
+    sha256: digest of the file, empty for a block.
+    """
+
+    classes: tuple[str, ...]
+    size: int
+    conversions: dict[str, int]
+    left_out: list[tuple[int, list[Any], str]]
+    sha256: str
+
+
+def shards_folder(home: Path) -> Path:
+    return home.with_name(f".{home.name}.shards")
+
+
+def shards_in(data: Data) -> list[Shard]:
+    """Return the shards of the source, in the order of its images; none if it must be read at once.
+
+    That is so for a single file, and if a table lists all pictures or their persons.
+    """
+    single = data.labels != SEVERAL and data.volume is None
+    ways = set[str]()
+    if data.groups is not None:
+        ways = {*data.groups.model_dump(exclude_defaults=True)}
+    if (
+        data.path is None
+        or not single
+        or not ways <= {"pattern", "column", "dicom", "largest", "alone"}
+    ):
+        return []
+    if is_url(data.path):
+        return shards_of_files({file.url: file.state for file in remote_files(data.path)}, data)
+    reading_sensitive()
+    path = Path(data.path).expanduser()
+    files: list[Path] = []
+    if data.source == "webdataset" and path.is_dir() and not tables_at(path):
+        files = shards_of(path)
+    elif data.source == "imagefolder" and data.label_column is not None:
+        files = tables_at(path)
+    elif data.source == "imagefolder" and path.is_dir():
+        return blocks_of(path)
+    if len(files) < 2:
+        return []
+    return shards_of_files({str(file): state_of(file) for file in files}, data)
+
+
+def shards_of_files(files: dict[str, tuple[str | int, ...] | None], data: Data) -> list[Shard]:
+    """Return one shard per file, those of the hold-out last. A single file is not a hold-out."""
+    tested = {file for file in files if len(files) > 1 and is_test(file.rpartition("/")[2])}
+    if data.source == "imagefolder" and len(tested) == len(
+        files
+    ):  # as for Parquet that is read at once
+        tested = set()
+    ordered = sorted(files, key=tested.__contains__)
+    return [Shard(path=file, held_out=file in tested, state=files[file]) for file in ordered]
+
+
+def state_of(file: Path) -> tuple[str | int, ...] | None:
+    """Return what changes with the content of a file; None if it changed just now."""
+    status = file.stat()
+    if max(status.st_ctime, status.st_mtime) > time.time() - FRESH:
+        return None
+    return status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+
+
+def blocks_of(path: Path) -> list[Shard]:
+    """Return blocks of at most BLOCK_SIZE pictures of a folder of class folders; none for a smaller
+    folder.
+    """
+    train, test = split_of(path)
+    folders = [(folder, part in test) for part in train + test for folder in folders_in(part)]
+    counts = [len(names_in(folder)) for folder, _ in folders]
+    if sum(counts) <= BLOCK_SIZE:
+        return []
+    return [
+        Shard(
+            path=str(path),
+            held_out=held_out,
+            block=Block(str(folder), first, first + BLOCK_SIZE),
+            state=(),
+        )
+        for (folder, held_out), count in zip(folders, counts, strict=True)
+        for first in range(0, count, BLOCK_SIZE)
+    ]
+
+
+def place_shards(
+    shards: Sequence[Shard],
+    folder: Path,
+    key: bytes,
+    decides: dict[str, object],
+    listing: str | None,
+) -> list[Task]:
+    """Return each shard with its place in `folder`, under a keyed digest, and delete everything
+    else there.
+
+    decides: settings that decide how images are stored; listing: digest of all files, None if it is
+    unknown.
+    """
+    places = []
+    for shard in shards:
+        about = decides | {"shard": asdict(shard), "listing": shard.block and listing}
+        known = shard.state is not None and (shard.block is None or listing is not None)
+        name = secrets.token_hex(32)
+        if known:
+            name = hmac.digest(key, canonical(about), "sha256").hex()
+        places.append(folder / name)
+    for other in {*folder.iterdir()} - {
+        *places
+    }:  # it may include images of a person who has withdrawn
+        shutil.rmtree(other, ignore_errors=True)
+    return [*zip(shards, places, strict=True)]
+
+
+def read_shards(data: Data, tasks: Sequence[Task], workers: int) -> Source:
+    """Convert the shards that no earlier process has converted, and return all as one source.
+
+    workers: number of processes, unless `torchrun` started several. Raises DataError with the
+    faults of all shards.
+    """
+    missing = [(shard, place) for shard, place in tasks if not place.is_dir()]
+    errors = [error for error in in_processes(data, missing, workers) if error is not None]
+    for error in errors:
+        if not isinstance(error, DataError):
+            raise error
+    if errors:
+        raise DataError("\n".join(dict.fromkeys(map(str, errors))))
+    return one_source(data, *zip(*tasks, strict=True))
+
+
+def in_processes(data: Data, tasks: list[Task], workers: int) -> list[Exception | None]:
+    """Call `convert` for each task, in several processes. Returns their errors."""
+    work = partial(convert, data)
+    if world_size() > 1:
+        return map_sharded(broadcast_object(tasks), work)
+    if workers == 1 or len(tasks) < 2:
+        return [*decoding.progress(map(work, tasks), len(tasks), "converting shards")]
+    before = {*active_children()}
+    count = min(workers, len(tasks))
+    context: Any = get_context("spawn")
+    if os.name != "nt":
+        context = get_context("forkserver")
+        context.set_forkserver_preload([__name__])  # one process imports for all
+    with ProcessPoolExecutor(count, context, begin_worker, (count,)) as pool:
+        try:
+            return [*decoding.progress(pool.map(work, tasks), len(tasks), "converting shards")]
+        except BrokenProcessPool:
+            raise ConfigError(
+                "a process that converted shards was ended from outside, perhaps because "
+                f"memory ran out with {count} "
+                "workers: run the command again with fewer. Finished shards are kept"
+            ) from None
+        except BaseException:
+            for process in {*active_children()} - before:
+                process.terminate()
+            raise
+
+
+def begin_worker(count: int) -> None:
+    """Ready a process of the pool: it ends with the program that started it, and shares the
+    processors.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    decoding.DECODERS = max(1, decoding.DECODERS // count)
+    parent = parent_process()
+    assert parent is not None
+    threading.Thread(target=end_after, args=(parent,), daemon=True).start()
+
+
+def end_after(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
+
+
+def help_first(data: Data) -> None:
+    """Convert shards for the first process of `torchrun`, until it has no more."""
+    tasks: list[Task] | None = []
+    while (tasks := broadcast_object(tasks)) is not None:
+        map_sharded(tasks, partial(convert, data))
+
+
+def convert(data: Data, task: Task) -> Exception | None:
+    """Write the pictures of a shard to a folder.
+
+    Returns the error, so that other shards are still converted.
+    """
+    shard, folder = task
+    try:
+        with naming_archives(), unpacking(), local_copy(shard.path) as path:
+            # With the other shards, more pictures of this one may be broken than `skip` allows.
+            part = data.model_copy(update={"path": str(path), "skip": float(data.skip > 0)})
+            source = Source(classes=data.classes or (), train=(), test=None, size=0)
+            if has_rows(path):
+                source = read_source(part, path, shard)
+            digest = ""
+            if shard.block is None:
+                digest = digest_of_file(path)
+            with replacing_directory(folder, private=True) as fresh:
+                write_shard(source, fresh, data.labels == SEVERAL, digest)
+    except Exception as error:
+        return error
+    return None
+
+
+def has_rows(path: Path) -> bool:
+    """Return False for Parquet without a row, which has no pictures to unpack."""
+    if path.suffix != ".parquet":
+        return True
+    check_parquet()
+    from pyarrow.parquet import read_metadata
+
+    with suppress(*UNREADABLE):  # refused later
+        return bool(read_metadata(path).num_rows)
+    return True
+
+
+def write_shard(source: Source, folder: Path, several: bool, sha256: str) -> None:
+    """Write the pictures of one shard in their order, and what else is known of them."""
+    with ExitStack() as stack:
+        writer: ImageWriter | None = None
+        for image, label in chain(source.train, source.test or ()):
+            if writer is None:
+                height, width, channels = image.shape
+                writer = ImageWriter(
+                    folder, (channels, height, width), source.classes, several=several
+                )
+                stack.enter_context(writer)
+            writer.append(image, label)
+    for name, texts in {PERSONS_FILE: source.groups or (), COMPARED_FILE: source.compared}.items():
+        with open_private(folder / name) as file:
+            np.save(file, np.array([*texts], dtype=np.str_))
+    left_out = []
+    for key, left in source.left_out.items():
+        number = -1
+        if isinstance(key, int):
+            number = key
+        left_out.append((number, place_of(left.file), in_archives(left.reason)))
+    about = Converted(
+        classes=source.classes,
+        size=source.size,
+        conversions=dict(source.converted),
+        left_out=left_out,
+        sha256=sha256,
+    )
+    write_local(folder / CONVERTED, json.dumps(asdict(about)).encode())
+
+
+def one_source(data: Data, shards: Sequence[Shard], folders: Sequence[Path]) -> Source:
+    """Return converted shards as one source.
+
+    Raises DataError if two do not fit together, or too much is left out.
+    """
+    every = [validated(Converted, read_json(folder / CONVERTED)) for folder in folders]
+    refuse_twins(
+        {
+            shard.path: one.sha256
+            for shard, one in zip(shards, every, strict=True)
+            if one.size and one.sha256
+        }
+    )
+    refuse_other_shapes({shard.path: folder for shard, folder in zip(shards, folders, strict=True)})
+    left_out: dict[object, LeftOut] = {}
+    conversions = Counter[str]()
+    before = 0
+    for one in every:
+        conversions.update(one.conversions)
+        for number, place, reason in one.left_out:
+            file = file_at(*place)
+            key: object = file
+            if number >= 0:
+                key = before + number
+            left_out[key] = LeftOut(file, reason)
+        before += one.size
+    if left_out and len(left_out) > data.skip * (
+        before + sum(isinstance(key, Path) for key in left_out)
+    ):
+        raise DataError(
+            f"more pictures are broken than data.skip={data.skip} allows: repair or remove "
+            "them, or raise it:\n" + "\n".join(left.reason for left in [*left_out.values()][:200])
+        )
+    tested = [folder for shard, folder in zip(shards, folders, strict=True) if shard.held_out]
+    held_out = sum(one.size for shard, one in zip(shards, every, strict=True) if shard.held_out)
+    ids = None
+    if data.groups is not None:
+        ids = ids_of_persons(data.groups, texts_of(folders, PERSONS_FILE))
+    test = None
+    if held_out:
+        test = stored(tested)
+    source = Source(
+        classes=every[0].classes,
+        train=stored(folders[: len(folders) - len(tested)]),
+        test=test,
+        size=before,
+        groups=ids,
+        compared=texts_of(folders, COMPARED_FILE),
+        held_out=held_out,
+        converted=conversions,
+        left_out=left_out,
+    )
+    refuse_shared_persons(source, data.path)
+    return source
+
+
+def stored(folders: Iterable[Path]) -> Iterator[Example]:
+    """Yield the converted images of shards and their labels, a few at a time."""
+    for folder in folders:
+        if not (folder / IMAGES).exists():  # it has no pictures
+            continue
+        images, labels = (load_array(folder / name) for name in (IMAGES, LABELS))
+        for start in range(0, len(images), 1024):
+            yield from zip(
+                np.array(images[start : start + 1024]),
+                np.array(labels[start : start + 1024]),
+                strict=True,
+            )
+
+
+def texts_of(folders: Iterable[Path], name: str) -> list[str]:
+    return [sys.intern(str(text)) for folder in folders for text in load_array(folder / name)]
+
+
+def refuse_twins(digests: dict[str, str]) -> None:
+    """Raise DataError if two shards are equal, because a person's images would count twice.
+
+    digests: by path.
+    """
+    seen: dict[str, str] = {}
+    for path, digest in digests.items():
+        if (other := seen.setdefault(digest, path)) != path:
+            raise DataError(
+                f"{path} has the same content as {other}, so its images would count twice: "
+                "remove one"
+            )
+
+
+def refuse_other_shapes(folders: dict[str, Path]) -> None:
+    """Raise DataError if images of two shards differ in size or channels.
+
+    folders: converted shards by path.
+    """
+    filled = {
+        path: folder / IMAGES for path, folder in folders.items() if (folder / IMAGES).exists()
+    }
+    shapes = {path: load_array(images).shape[1:] for path, images in filled.items()}
+    first = next(iter(shapes), "")
+    for path, shape in shapes.items():
+        if shape != shapes[first]:
+            raise DataError(
+                f"{path} has pictures of {describe(shape)} but {first} of "
+                f"{describe(shapes[first])}: set data.size and "
+                "data.channels to convert all alike"
+            )

@@ -1,0 +1,152 @@
+"""Read shards by URL, such as s3://bucket/{0000..0999}.tar, with `fsspec`.
+
+Copies here are private and temporary.
+"""
+
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+from sfumato.data.sources.packed import CHUNK, MADE_HERE, private_folder
+from sfumato.errors import FULL, ConfigError, DataError, SfumatoError, public, reading_sensitive
+from sfumato.settings.data import is_url
+from sfumato.storage.files import open_private
+
+# Entries of a file's description that change with its content
+CHANGING = (
+    "ETag",
+    "etag",
+    "Content-MD5",
+    "LastModified",
+    "Last-Modified",
+    "last_modified",
+    "mtime",
+    "updated",
+)
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file on a server.
+
+    state: what changes with its content; None if the server does not state it.
+    """
+
+    url: str
+    state: tuple[str | int, ...] | None
+
+
+def remote_files(pattern: str) -> list[RemoteFile]:
+    """List the files of a URL with a range {0000..0999}, alternatives {a,b}, or `*`.
+
+    Raises DataError if one is missing, and ConfigError if the server does not answer or refuses.
+    """
+    with reaching(pattern):
+        system = system_of(pattern)
+        urls = expanded(pattern)
+        if "*" in pattern:
+            urls = [
+                system.unstrip_protocol(found) for url in urls for found in sorted(system.glob(url))
+            ]
+        if not urls or len({*urls}) < len(urls):
+            raise public(
+                DataError(f"data.path={pattern} names no file, or one twice: correct the range")
+            )
+        with ThreadPoolExecutor(16) as threads:
+            return [*threads.map(lambda url: described(system, url), urls)]
+
+
+def system_of(url: str) -> Any:
+    """Return fsspec's file system for a URL, without what an earlier one has remembered of its
+    files.
+    """
+    from fsspec.core import url_to_fs
+
+    return url_to_fs(url, skip_instance_cache=True)[0]
+
+
+def described(system: Any, url: str) -> RemoteFile:
+    with reaching(url):
+        about = system.info(url)
+    changing = [str(about[name]) for name in CHANGING if about.get(name)]
+    if not changing:
+        return RemoteFile(url, None)
+    return RemoteFile(url, (int(about["size"] or 0), *changing))
+
+
+def expanded(pattern: str) -> list[str]:
+    """Return the URLs that a pattern with {0000..0999} or {a,b} names."""
+    found = re.search(r"\{([^{}]*)\}", pattern)
+    if found is None:
+        return [pattern]
+    values = found[1].split(",")
+    if span := re.fullmatch(r"(\d+)\.\.(\d+)", found[1]):
+        values = [f"{number:0{len(span[1])}d}" for number in range(int(span[1]), int(span[2]) + 1)]
+    return [
+        url
+        for value in values
+        for url in expanded(pattern[: found.start()] + value + pattern[found.end() :])
+    ]
+
+
+@contextmanager
+def local_copy(path: str) -> Iterator[Path]:
+    """Yield a path on this machine: for a URL, a copy (mode 600) that is deleted when `unpacking`
+    ends.
+    """
+    if not is_url(path):
+        yield Path(path)
+        return
+    reading_sensitive()
+    file = private_folder() / PurePosixPath(urlsplit(path).path).name
+    MADE_HERE[path, 0, threading.get_native_id()] = file
+    with reaching(path), system_of(path).open(path, "rb") as remote, open_private(file) as local:
+        shutil.copyfileobj(remote, local, CHUNK)
+    yield file
+
+
+@contextmanager
+def reaching(url: str) -> Iterator[None]:
+    """Raise one sentence if a server fails.
+
+    It contains no text of the server, which may repeat credentials.
+    """
+    try:
+        yield
+    except SfumatoError:
+        raise
+    except ImportError as error:
+        known = "for s3://, pip install 'sfumato[s3]'"
+        raise public(
+            ConfigError(f"{url} needs a package that is not installed ({error}): {known}")
+        ) from None
+    except FileNotFoundError:
+        fix = "correct the range in data.path, or upload it"
+        raise public(DataError(f"{url} does not exist: {fix}")) from None
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise
+        kind = type(error).__name__
+        if isinstance(error, PermissionError) or kind == "NoCredentialsError":
+            raise public(
+                ConfigError(
+                    f"{url} may not be read with these credentials ({kind}): correct them in "
+                    "the environment or in the "
+                    "file of credentials of its library (for s3://, AWS_ACCESS_KEY_ID and "
+                    "AWS_SECRET_ACCESS_KEY)"
+                )
+            ) from None
+        raise public(
+            ConfigError(
+                f"{url} cannot be read ({kind}): check the network and the address of the "
+                "server (for s3://, "
+                "AWS_ENDPOINT_URL), and run the command again"
+            )
+        ) from None
