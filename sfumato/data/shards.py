@@ -60,7 +60,7 @@ Task = tuple[Shard, Path]  # and the folder of its images
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """What is known of a shard that was converted, beside its arrays.
+    """Facts about a converted shard, beside its arrays.
 
     size: number of its pictures, with those that are left out;
     left_out: their place in that order (-1 for other files), file and reason;
@@ -110,12 +110,10 @@ def shards_in(data: Data) -> list[Shard]:
 
 
 def shards_of_files(files: dict[str, tuple[str | int, ...] | None], data: Data) -> list[Shard]:
-    """Return one shard per file, those of the hold-out last. A single file is not a hold-out."""
+    """Return one shard per file, the hold-out's last. A single file is not a hold-out."""
     tested = {file for file in files if len(files) > 1 and is_test(file.rpartition("/")[2])}
-    if data.source == "imagefolder" and len(tested) == len(
-        files
-    ):  # as for Parquet that is read at once
-        tested = set()
+    if data.source == "imagefolder" and len(tested) == len(files):
+        tested = set()  # as for Parquet that is read at once
     ordered = sorted(files, key=tested.__contains__)
     return [Shard(path=file, held_out=file in tested, state=files[file]) for file in ordered]
 

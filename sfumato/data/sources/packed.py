@@ -89,8 +89,8 @@ def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> 
 
 
 def tables_at(path: Path) -> list[Path]:
-    """Return the Parquet files with pictures at a path: the file, or those of a folder that has no
-    other table.
+    """Return the Parquet files with pictures: the path itself, or all in a folder without another
+    table.
     """
     if path.suffix == ".parquet" and path.is_file():
         return [path]

@@ -33,7 +33,7 @@ class Block:
 class Shard:
     """A part of a source that is converted without the others.
 
-    path: a file, its URL, or the folder of which `block` is a part;
+    path: a file, its URL, or the folder that `block` is a part of;
     state: values that change with the content; None if nothing shows whether it changed.
     """
 
