@@ -48,11 +48,11 @@ def resolve_project(
     Raises ConfigError, DataError or BudgetError if the project's settings, images and charges do
     not match.
     """
-    if not dry_run and renew(folder / "dvc.yaml"):
+    loaded = load_params(folder / params, folder / RECIPES)
+    if not dry_run and renew(folder / "dvc.yaml", loaded.run):
         raise ConfigError(
             "dvc.yaml was written by an older version and has been updated: run `dvc repro` again"
         )
-    loaded = load_params(folder / params, folder / RECIPES)
     if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
         check_parquet()  # checked before anything is spent
     prepared = (folder / CARD_PATH).exists()

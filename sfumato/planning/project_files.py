@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -82,8 +82,8 @@ def dvc_content(*, clone: bool = False) -> dict[str, Any]:
     return {"stages": stages, "plots": [*plots, f"{ARTIFACTS}/synthesize/grid.png"]}
 
 
-def renew(file: Path) -> bool:
-    """Rewrite a project's `dvc.yaml` if it lists stages of an older version.
+def renew(file: Path, run: Iterable[str] = ()) -> bool:
+    """Rewrite a project's `dvc.yaml` if it lists stages of an older version, or lacks one of `run`.
 
     Stages that the owner added are kept.
 
@@ -107,7 +107,7 @@ def renew(file: Path) -> bool:
         for name, entry in stages.items()
         if str(entry.get("cmd", "")).strip("['").startswith("stage ")
     }
-    if not ours - set(made["stages"]):
+    if not ours - set(made["stages"]) and {*run} <= {*stages}:
         return False
     made["stages"] |= {name: entry for name, entry in stages.items() if name not in ours}
     replace_file(file, (DVC_HEADERS["project"] + as_yaml(made, blocks=True)).encode())

@@ -87,6 +87,8 @@ def vary(
         requested = labels[:plain]
         seen = probabilities_of(teacher, images)
         numbers = requested.bincount(minlength=teacher.classes)
+        if settings.shares == "each":  # the plain images' own shares are random
+            numbers = labels.bincount(minlength=teacher.classes) * plain / len(images)
         offsets = {PLAIN: share_offsets(seen[:plain], numbers)}
         shares = at_shares(seen, offsets[PLAIN])
         vary_parts(images, plain, distorted, shares, random)

@@ -33,6 +33,16 @@ def test_a_pipeline_of_an_older_version_is_renewed_and_keeps_the_owner_s_stages(
     assert not renew(file), "stage init did not write it"
 
 
+def test_a_pipeline_is_renewed_if_it_lacks_a_stage_that_runs(tmp_path):
+    file, content = tmp_path / "dvc.yaml", yaml.safe_load(dvc_text())
+    older = {name: entry for name, entry in content["stages"].items() if name != "student"}
+    header = "# Written by `stage init`. Older.\n"
+    file.write_text(header + yaml.safe_dump({**content, "stages": older}))
+    assert not renew(file, ["count", "synthesize"]), "nothing that runs is missing"
+    assert renew(file, ["count", "student"]) and not renew(file, ["count", "student"])
+    assert yaml.safe_load(file.read_text()) == content
+
+
 CONTENT = {
     "recipe": "dp-merf",
     "data": {"dataset_id": "clinic"},
