@@ -58,7 +58,7 @@ $(VENV)/.installed-test: pyproject.toml constraints.txt cpu.txt | $(VENV)/bin/py
 endif
 
 $(VENV)/.installed-docs: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(INSTALLER) -c constraints.txt mkdocs-material
+	$(INSTALLER) -c constraints.txt mkdocs-material 'mkdocstrings[python]' ruff
 	@touch $@
 
 install: $(VENV)/.installed

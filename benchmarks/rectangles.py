@@ -1,4 +1,6 @@
-"""Measure teachers on full non-square pictures, and on their middles: a linear classifier under DP.
+r"""Measure teachers on full non-square pictures, and on their middles.
+
+A teacher is a linear classifier under DP.
 
     OMP_NUM_THREADS=1 python benchmarks/rectangles.py FOLDER [--sizes 96x128,96x96,128x128pad]
     [--map patches]

@@ -1,6 +1,6 @@
-"""Write the generated parts of docs/reference.md and docs/api.md, and dvc.yaml.
+"""Write the generated parts of docs/reference.md, and dvc.yaml.
 
-Those of the reference stand between the marks `<!-- NAME -->` and `<!-- /NAME -->`.
+They stand between the marks `<!-- NAME -->` and `<!-- /NAME -->`.
 
 Everything comes from the code: the table of stages, the Typer app, the exit codes of
 `sfumato.errors`, the recipes in `pipelines/` and the settings. The description of a setting is the
@@ -33,9 +33,6 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import api  # beside this file
-
 from sfumato import errors
 from sfumato.planning.project_files import dvc_text
 from sfumato.settings.fields import MACHINE
@@ -46,7 +43,6 @@ from sfumato.settings.stages import STAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference.md"
-API = ROOT / "docs" / "api.md"
 SHARED = 4  # an option of so many commands is described once
 BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 HUGE = 10**9  # bounds from here on guard against overflow and are not shown
@@ -446,10 +442,11 @@ def generated(page: str) -> str:
 
 
 def fresh_pages() -> dict[Path, str]:
-    """The pages with generated parts, and dvc.yaml, made new."""
-    page, interface = (path.read_text(encoding="utf-8") for path in (REFERENCE, API))
-    text = {REFERENCE: generated(page), API: api.generated(interface, table, comments_of)}
-    return text | {ROOT / "dvc.yaml": dvc_text(clone=True)}
+    """Return the reference with its generated parts, and dvc.yaml, both made from the code."""
+    return {
+        REFERENCE: generated(REFERENCE.read_text(encoding="utf-8")),
+        ROOT / "dvc.yaml": dvc_text(clone=True),
+    }
 
 
 def main() -> int:

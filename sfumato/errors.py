@@ -40,10 +40,12 @@ Spelling = Callable[[str], str]  # from the name of an option to its form in a f
 class SfumatoError(Exception):
     """An error that the user can fix. Its text names the thing, its value and the fix.
 
-    option: option of a command, or parameter of a function, that is wrong. The text is then a
-    template, filled with `values`. Options in it, such as {option.size_hint}, are spelled by each
-    front end;
-    proposed: suggested value for the option.
+    Args:
+        text: Message or, with `option`, its template. Each front end spells the options in it, such
+            as {option.size_hint}.
+        option: Option of a command, or parameter of a function, that is wrong.
+        proposed: Suggested value for the option.
+        values: Values of the template.
     """
 
     exit_code = 1

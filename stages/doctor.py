@@ -94,7 +94,9 @@ def queries_in_words() -> dict[str, str]:
 
     words = {}
     try:
-        state, card, policy = state_dir(), read_card(CARD_PATH), read_policy()
+        state = state_dir()
+        card = read_card(CARD_PATH)
+        policy = read_policy()
         seen = seen_in_project(card.dataset_id, Path(), state)
         check_known(
             Odometer(state, card.dataset_id), card, seen, policy.lifetime_epsilon != UNLIMITED

@@ -56,7 +56,7 @@ def evaluate(
     check_local("--out", out / "neighbours.png")
     from sfumato.runtime.distributed import join, launched
 
-    if launch.asked() and not launched():
+    if launch.is_configured() and not launched():
         raise SystemExit(launch.again())
     from sfumato.data.cards import read_card
     from sfumato.evaluation.comparison import keep_evaluation

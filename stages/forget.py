@@ -42,8 +42,8 @@ def forget(
             f"dataset {name!r}: no files here or in {state} (SFUMATO_STATE). {others}"
         )
     kept = library.private_files(state, name) | {"in this project": here}
-    left = any(paths for kind, paths in kept.items() if kind != library.OF_ANY)
-    if left:
+    any_files = any(paths for kind, paths in kept.items() if kind != library.OF_ANY)
+    if any_files:
         show(name, kept)
         tell(
             Path(library.__file__)
@@ -60,14 +60,14 @@ def forget(
             "state directory, set SFUMATO_STATE to it and run `stage forget` again"
         )
     problem = None
-    if left or library.forgotten_on(state, name) is None:
+    if any_files or library.forgotten_on(state, name) is None:
         problem = library.forget(state, name, here)
     if problem is not None:
         tell(
             f"no files of dataset {name!r} are left. Its journal is invalid and was not changed: "
             f"{problem}"
         )
-    elif left:
+    elif any_files:
         tell(f"dataset {name!r} is forgotten, and its journal records this")
     else:
         tell(

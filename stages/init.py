@@ -41,7 +41,7 @@ def init(
     minutes.
     """
     from sfumato.planning.create import Owner, propose_project, summary, warnings
-    from sfumato.planning.project_files import unsaid
+    from sfumato.planning.project_files import discard
 
     use_until_the_end(state_dir())  # for all datasets, because the name is not known yet
 
@@ -52,7 +52,7 @@ def init(
     ]
     lacking = ", ".join([*map(flag, decided), "--groups or --one-image-each"])
     asking = None if yes else partial(ask, lacking)
-    owner = Owner(asking, say if sys.stderr.isatty() else unsaid, flag)
+    owner = Owner(asking, say if sys.stderr.isatty() else discard, flag)
     made = propose_project(options, owner, state_dir())
     from sfumato.planning.make import risk_line  # imported late because it is slow
 

@@ -19,7 +19,7 @@ LAUNCH = "SFUMATO_LAUNCH"
 EXIT_CODE = "SFUMATO_EXIT_CODE"
 
 
-def asked() -> bool:
+def is_configured() -> bool:
     return bool(os.environ.get(LAUNCH))
 
 
@@ -33,22 +33,22 @@ def again() -> int:
         raise ConfigError(
             f"{launcher} does not start a group of processes: set it to `torchrun` and its options"
         )
-    said = state_dir() / "launches" / secrets.token_hex(8)
-    said.parent.mkdir(0o700, parents=True, exist_ok=True)
+    code_file = state_dir() / "launches" / secrets.token_hex(8)
+    code_file.parent.mkdir(0o700, parents=True, exist_ok=True)
     try:
         with explained(ConfigError, lambda error: f"{launcher} cannot be started: {error}"):
             words = [*shlex.split(os.environ[LAUNCH]), "-m", "stages.cli", *sys.argv[1:]]
             # PYTHONSAFEPATH: no module in the current folder can replace a package.
-            given = {**os.environ, EXIT_CODE: str(said), "PYTHONSAFEPATH": "1"}
+            given = {**os.environ, EXIT_CODE: str(code_file), "PYTHONSAFEPATH": "1"}
             done = subprocess.run(words, env=given, check=False)
-        if not said.is_file():
+        if not code_file.is_file():
             raise SfumatoError(
                 f"{launcher} ended with exit code {done.returncode} before the first process "
                 "finished"
             )
-        return int(said.read_text(encoding="utf-8"))
+        return int(code_file.read_text(encoding="utf-8"))
     finally:
-        said.unlink(missing_ok=True)
+        code_file.unlink(missing_ok=True)
 
 
 def speaks() -> bool:
@@ -65,8 +65,8 @@ def leave(code: int) -> None:
     if speaks():
         with suppress(OSError, SfumatoError):  # no state directory yet, or none that can be written
             log_access(state_dir(), folder=os.getcwd(), command=sys.argv[1:], exit_code=code)
-    said = os.environ.get(EXIT_CODE)
-    if said and speaks():
-        Path(said).write_text(str(code), encoding="utf-8")
+    code_file = os.environ.get(EXIT_CODE)
+    if code_file and speaks():
+        Path(code_file).write_text(str(code), encoding="utf-8")
         sys.exit(0)
     sys.exit(code)

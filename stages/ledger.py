@@ -92,7 +92,7 @@ def check(
     if opinions == "own":
         compared = " (not compared with Opacus: --opinions all)"
     tell(f"ε by accountant: {by}{compared}")
-    for name, spent in checked.apart.items():
+    for name, spent in checked.epsilon_by_set.items():
         tell(
             f"ε = {spent:.4f} for a person in {name!r} only (the owners declare that they share no "
             "person)"

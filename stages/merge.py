@@ -29,8 +29,9 @@ def merge(
     """
     from sfumato.planning.merge import merge_projects
 
-    queries, apart = merge_projects(folders, out, say, different_people=different_people)
+    queries, disjoint_sets = merge_projects(folders, out, say, different_people=different_people)
     tell(
-        f"{out / ARTIFACTS}: merged {', '.join(queries)} of {', '.join(apart)}; nothing was charged"
+        f"{out / ARTIFACTS}: merged {', '.join(queries)} of {', '.join(disjoint_sets)}; "
+        "nothing was charged"
     )
     tell(f"next: cd {out} && dvc repro")

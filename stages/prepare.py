@@ -45,7 +45,7 @@ def sensitive(
     data = load_params(params, RECIPES).data
     # Also if it fails and writes the reason to a private file
     use_until_the_end(state_dir(), data.name)
-    if launch.asked() and not distributed.launched() and shards_in(data):
+    if launch.is_configured() and not distributed.launched() and shards_in(data):
         raise SystemExit(launch.again())
     if distributed.launched():
         os.environ["SFUMATO_DEVICE"] = "cpu"  # pictures are decoded without GPUs

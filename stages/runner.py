@@ -70,7 +70,7 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
         return write_empty(out, stage.name)
     from sfumato.runtime import distributed
 
-    if stage.one_process and launch.asked():
+    if stage.one_process and launch.is_configured():
         raise ConfigError(f"{stage.name} runs in one process: unset {launch.LAUNCH} for this stage")
     distributed.join()
     check_out(out, stage.name)
@@ -83,7 +83,7 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
             remedy = f"add {name} to run, and run `stage plan` and `stage {name}`"
             what = f"{artifact.path} is the empty artifact of a stage that is not in `run`"
             raise ConfigError(f"{stage.name} needs {name}, but {what}: {remedy}")
-    if stage.spread and not distributed.launched() and launch.asked():
+    if stage.spread and not distributed.launched() and launch.is_configured():
         raise SystemExit(launch.again())
     ready_processor()
     remembered: AbstractContextManager[None] = nullcontext()

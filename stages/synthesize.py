@@ -36,7 +36,7 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
     from sfumato.release.synthesis import draw_mixture
     from sfumato.release.variation import vary
     from sfumato.runtime.compute import device
-    from sfumato.storage.artifacts import declared_apart, merge_records
+    from sfumato.storage.artifacts import declared_disjoint, merge_records
     from stages.screen import progress
 
     plan = run.plan
@@ -68,7 +68,7 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
             images, labels, sources = drawn(settings=settings, seed=plan.seed)
             varied = vary(images, labels, settings, teacher, plan.seed, sources == PUBLIC_SOURCE)
         if settings.herding > 1:
-            varied = replace(varied, asked=None)  # its labels were already the teacher's
+            varied = replace(varied, requested_labels=None)  # its labels were already the teacher's
     with run.writing() as directory:
         inputs = list(run.inputs.values())
         public = None
@@ -81,7 +81,7 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
             )
         records = merge_records(inputs)
         save_release(
-            directory, varied, sources, records, plan, declared_apart(inputs), public, stream
+            directory, varied, sources, records, plan, declared_disjoint(inputs), public, stream
         )
 
 

@@ -67,7 +67,8 @@ def write_chain(
     """Write a chain and its key. Returns their paths."""
     above = KEYS["P-256"]()
     key = KEYS[kind]()
-    chain, secret = folder / f"{common}.pem", folder / f"{common}.key"
+    chain = folder / f"{common}.pem"
+    secret = folder / f"{common}.key"
     chain.write_bytes(
         certificate(common, key, "CA", above, purpose) + certificate("CA", above, "CA", above)
     )

@@ -40,13 +40,12 @@ def install(folder: str, state: str, kind: str, number: int) -> None:
     """Put the faults into this process, for as long as it lives."""
     if kind == "file":  # counted in file events
         return file_faults.install(folder, number)
-    moments, full = Path(folder, "moments"), Path(folder, "full")
-    append, write, flush, save = (
-        Journal._append,
-        os.write,
-        os.fsync,
-        safetensors.torch.serialize_file,
-    )
+    moments = Path(folder, "moments")
+    full = Path(folder, "full")
+    append = Journal._append
+    write = os.write
+    flush = os.fsync
+    save = safetensors.torch.serialize_file
     cut = False  # the next line of the journal
 
     def reached(name: str) -> bool:
@@ -79,7 +78,8 @@ def install(folder: str, state: str, kind: str, number: int) -> None:
         nonlocal cut
         needs_room(path_of(descriptor))
         if cut:
-            cut, written = False, write(descriptor, content[: len(content) // 2])
+            cut = False
+            written = write(descriptor, content[: len(content) // 2])
             strike()
             return written
         return write(descriptor, content)
@@ -111,7 +111,9 @@ def install(folder: str, state: str, kind: str, number: int) -> None:
         raise MemoryError
 
     Journal._append = append_entry
-    os.write, os.fsync, safetensors.torch.serialize_file = write_bytes, flush_file, save_file
+    os.write = write_bytes
+    os.fsync = flush_file
+    safetensors.torch.serialize_file = save_file
     sys.addaudithook(listen)
     signal.signal(SIGNALS["memory"], out_of_memory)
 

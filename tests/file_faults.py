@@ -24,7 +24,8 @@ import safetensors.torch
 
 from sfumato.data import prepare
 
-EMPTIED, LOST = ".emptied", ".lost"
+EMPTIED = ".emptied"
+LOST = ".lost"
 EVENTS = "events"  # beside the folder: a line for each event
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 KILLED = 137
@@ -99,9 +100,14 @@ def install(folder: str, number: int) -> None:
     At number 0 there is none, and events are counted.
     """
     prepare.FRESH = 0.0  # so that every run has the same events, however fast the machine is
-    disk, seen, over = Disk(Path(folder)), 0, False
+    disk = Disk(Path(folder))
+    seen = 0
+    over = False
     events = Path(folder + "." + EVENTS).open("w", buffering=1)  # noqa: SIM115
-    flush, end, serialize, write = os.fsync, os._exit, safetensors.torch.serialize_file, os.write
+    flush = os.fsync
+    end = os._exit
+    serialize = safetensors.torch.serialize_file
+    write = os.write
 
     def finish(code: int) -> None:
         nonlocal over

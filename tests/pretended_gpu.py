@@ -222,7 +222,8 @@ class Card:
     def hold(self, tensor: Tensor) -> None:
         """Count the memory of a tensor for as long as it is there."""
         storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
+        size = storage.nbytes()
         if key in self.storages:
             return
 
@@ -261,7 +262,8 @@ class Operators(TorchDispatchMode):
 
     def __init__(self, fake: FakeTensorMode, card: Card) -> None:
         super().__init__()
-        self.fake, self.card = fake, card
+        self.fake = fake
+        self.card = card
         self.random = CPU_GENERATOR().manual_seed(0)
 
     def __torch_dispatch__(
@@ -480,7 +482,8 @@ def patches(card: Card) -> Iterator[Any]:
 @contextmanager
 def pretended_gpu(size: int = 80 * GIB) -> Iterator[Card]:
     """Everything inside finds one card with so many bytes."""
-    card, fake = Card(size), Fake(allow_non_fake_inputs=True)
+    card = Card(size)
+    fake = Fake(allow_non_fake_inputs=True)
     with ExitStack() as stack:
         for patch in patches(card):
             stack.enter_context(patch)

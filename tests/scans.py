@@ -85,15 +85,21 @@ def write_dicom(
 ) -> Path:
     """A DICOM file of one frame, (H, W), or of several, (N, H, W), in 12 bits."""
     meta = FileMetaDataset()
-    meta.MediaStorageSOPClassUID, meta.TransferSyntaxUID = CTImageStorage, ExplicitVRLittleEndian
+    meta.MediaStorageSOPClassUID = CTImageStorage
+    meta.TransferSyntaxUID = ExplicitVRLittleEndian
     meta.MediaStorageSOPInstanceUID = "1.2.3"
     data = FileDataset(str(file), {}, file_meta=meta, preamble=b"\0" * 128)
-    data.PatientID, data.SeriesInstanceUID = patient, series
-    data.PhotometricInterpretation, data.SamplesPerPixel = "MONOCHROME2", 1
+    data.PatientID = patient
+    data.SeriesInstanceUID = series
+    data.PhotometricInterpretation = "MONOCHROME2"
+    data.SamplesPerPixel = 1
     data.Rows, data.Columns = values.shape[-2:]
     if values.ndim == 3:
         data.NumberOfFrames = len(values)
-    data.BitsAllocated, data.BitsStored, data.HighBit, data.PixelRepresentation = 16, 12, 11, 0
+    data.BitsAllocated = 16
+    data.BitsStored = 12
+    data.HighBit = 11
+    data.PixelRepresentation = 0
     data.ImageType = ["ORIGINAL", "PRIMARY", "AXIAL"]
     for name, value in more.items():
         setattr(data, name, value)

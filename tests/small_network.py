@@ -25,7 +25,8 @@ class OneDraw:
     """A charge that draws these images again and again."""
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
-        self.images, self.labels = images, labels
+        self.images = images
+        self.labels = labels
 
     def agree(self, *given: object) -> None:
         pass

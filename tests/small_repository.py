@@ -77,7 +77,8 @@ class Repository:
     """
 
     def __init__(self, path: Path, forked: bool) -> None:
-        self.path, self.forked = path, forked
+        self.path = path
+        self.forked = forked
         self.environment = os.environ | {
             "SFUMATO_STATE": str(path / "state"),
             "PYTHONPATH": str(path),

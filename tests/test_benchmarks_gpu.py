@@ -13,7 +13,6 @@ from program import call
 @pytest.fixture
 def run(environment, tmp_path):
     """Run the program; its exit code and what it wrote."""
-
     environment["SFUMATO_DEVICE"] = "cpu"
 
     def on_the_cpu() -> tuple[int, dict]:

@@ -25,7 +25,7 @@ def said(word: str, steps=FINAL) -> list[str]:
     return [rest for name, rest in steps if name == word]
 
 
-def test_both_stages_start_from_a_slim_python_that_the_package_takes():
+def test_both_stages_start_from_a_supported_slim_python():
     wanted = re.search(r'requires-python = ">=(.*)"', (ROOT / "pyproject.toml").read_text())[1]
     assert {base.split()[0] for base in said("FROM", STEPS)} == {f"python:{wanted}-slim"}
     assert not said("ADD", STEPS)
@@ -47,7 +47,7 @@ def test_what_runs_is_not_root_and_its_state_is_a_volume():
     )
 
 
-def test_a_stop_reaches_every_process_as_ctrl_c_and_the_first_one_reaps():
+def test_a_stop_reaches_every_process_like_ctrl_c():
     """DVC ignores it while a stage runs, which ends by itself; without `-g` no stage would get
     it. `-s` reaps in Apptainer too, where tini is not the first process.
     """
@@ -56,7 +56,7 @@ def test_a_stop_reaches_every_process_as_ctrl_c_and_the_first_one_reaps():
     assert re.search(r"apt-get install [^&]*\btini\b", said("RUN")[0])
 
 
-def test_pytorch_is_the_cpu_s_unless_an_argument_names_another_build():
+def test_pytorch_is_the_cpu_build_by_default():
     (run,), (argument,) = (said(word, STEPS[: -len(FINAL)]) for word in ("RUN", "ARG"))
     assert argument == "TORCH=cpu" and 'https://download.pytorch.org/whl/${TORCH}"' in run
     assert run.index("download.pytorch.org") < run.index("-c constraints.txt"), (
@@ -108,7 +108,7 @@ def test_what_it_is_built_from_is_there():
     } <= {*ALLOWED}
 
 
-def test_the_readme_s_command_mounts_the_volume_reads_the_pictures_only_and_has_no_network():
+def test_the_readmes_command_mounts_pictures_read_only():
     command = re.search(r"docker run [^`]*", (ROOT / "README.md").read_text())[0]
     assert f":{said('VOLUME')[0]} " in command and f":{said('WORKDIR')[0]} " in command
     assert "--network none" in command and re.search(r"-v \S+:/data/clinic:ro ", command)

@@ -89,13 +89,15 @@ def test_the_navigation_names_every_page_once():
     assert {*named} == pages | notebooks | GENERATED
 
 
-def test_every_link_of_the_site_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site):
+def test_every_link_of_the_site_leads_to_a_local_page(site):
     pages = {
         path: Links(path.read_text(encoding="utf-8"))
         for path in site.rglob("*.html")
         if path.name != "404.html"
     }
-    broken, foreign, inner = [], [], 0
+    broken = []
+    foreign = []
+    inner = 0
     for path, page in pages.items():
         for link in sorted(page.links | page.loaded):
             parts = urlsplit(link)
@@ -134,10 +136,12 @@ def test_every_command_in_the_docs_exists_with_its_options():
 
     from stages.cli import app
 
-    wrong, seen = [], 0
+    wrong = []
+    seen = 0
     for page in PAGES:
         for words in commands_in(page.read_text(encoding="utf-8")):
-            command, rest = get_command(app), list(words)
+            command = get_command(app)
+            rest = list(words)
             while rest and hasattr(command, "commands"):
                 command = command.commands.get(rest.pop(0))
             options = {
@@ -339,7 +343,7 @@ def test_the_newest_changes_fit_on_a_page():
     assert 10 < len(newest.splitlines()) <= 60
 
 
-def test_the_generated_parts_of_the_reference_are_those_of_the_code(generate):
+def test_the_reference_matches_the_code(generate):
     page = generate.REFERENCE.read_text(encoding="utf-8")
     assert generate.generated(page) == page, "run python docs/generate.py"
 
@@ -379,7 +383,7 @@ class Child(Parent):
     count: int | None = None
 
 
-def test_a_description_is_the_comment_on_the_line_or_above_it_or_inherited(generate):
+def test_a_description_is_the_fields_comment_or_inherited(generate):
     assert generate.description(Child, "size") == "height and width"
     assert generate.description(Child, "count") == "how many; `null`: all"
     assert list(generate.rows_of(Child, ""))[1][1:3] == ("integer or `null`", "`null`")

@@ -79,7 +79,8 @@ from stages.runner import QueryRun
 
 GOLDEN = Path(__file__).with_name("golden.json")
 # Of the sensitive and of the public images
-CLASSES, OTHERS = ("0", "1", "2", "3"), ("4", "5", "6", "7", "8")
+CLASSES = ("0", "1", "2", "3")
+OTHERS = ("4", "5", "6", "7", "8")
 COUNT, PUBLIC = 16, 40  # sensitive and public images
 # Noise multiplier of charges that add none: releases are rounded to less than a millionth
 NOISE = 2**-10
@@ -203,7 +204,8 @@ def made_public(folder: Path, shape: Shape) -> None:
 def made_drawing(folder: Path, shape: Shape, kind: str = "") -> None:
     """A generator, and images as of one."""
     save_generator(filled(new_generator(shape, 4, 4, 8, 0), kind), folder)
-    images, first = public(shape), len(kind)
+    images = public(shape)
+    first = len(kind)
     save_images(folder, ImageSet(images.images[first:], images.labels[first:] % 4, CLASSES))
 
 
@@ -348,7 +350,9 @@ def maps(*names: str, **more: Any) -> list[dict]:
 
 # tolerances: of sums of a float32 feature, of a gradient through a network, of what principal
 # directions are in
-FEATURE, GRADIENT, DIRECTIONS = 1e-5, 5e-5, 5e-4
+FEATURE = 1e-5
+GRADIENT = 5e-5
+DIRECTIONS = 5e-4
 DESCENT = {
     "tolerance": GRADIENT,
     "steps": 3,
@@ -380,10 +384,8 @@ AUXILIARY |= {
 }
 GAUSSIANS = {"target": "covariance", "images": 10, "tolerance": FEATURE}
 CENTRAL = {"sources": {"central": 1.0}}
-FITTED_IMAGES, EVOLVED = (
-    {"sources": {"auxiliary": 1.0, "refine": 2.0}},
-    {"sources": {"evolve": 1.0}, "part": 2},
-)
+FITTED_IMAGES = {"sources": {"auxiliary": 1.0, "refine": 2.0}}
+EVOLVED = {"sources": {"evolve": 1.0}, "part": 2}
 DRAWN = {"count": 8, "tolerance": GRADIENT}
 VARIED = {"relabel": True, "distorted": 0.3, "tolerance": GRADIENT}
 EVERY_MAP = maps(
@@ -664,7 +666,9 @@ def import_all() -> None:
 @contextmanager
 def settled(run: SilentRun) -> Iterator[None]:
     """Fixed randomness and arithmetic: secret draws, precision, signs of eigenvectors."""
-    autocast, eigh, svd = torch.autocast, torch.linalg.eigh, torch.svd_lowrank
+    autocast = torch.autocast
+    eigh = torch.linalg.eigh
+    svd = torch.svd_lowrank
 
     def signed(vectors: Tensor) -> Tensor:
         largest = vectors.abs().argmax(dim=-2, keepdim=True)
@@ -737,7 +741,8 @@ def computed(case: Case) -> dict[str, Tensor]:
     """What the stage releases, draws and writes, by name."""
     work = getattr(import_module(f"stages.{case.stage}"), case.stage)
     query = STAGES[case.stage].kind is Kind.QUERY
-    kind, images = STAGES[case.stage].settings, sensitive(case)
+    kind = STAGES[case.stage].settings
+    images = sensitive(case)
     settings = kind.model_validate({**case.settings, **({"noise": NOISE} if query else {})})
     rate, uses = settings.sampling(COUNT) if query else (1.0, 1)
     public_facts = {
@@ -799,7 +804,8 @@ def written(directory: Path) -> dict[str, Tensor]:
 def idle(name: str) -> bool:
     """Whether rounding decides it: a key's offset, whose gradient is zero until Adam enlarges it; a
     principal direction where features hardly vary. What is seen through it is pinned, among what is
-    released."""
+    released.
+    """
     return name.endswith((".k.bias", "directions"))
 
 
@@ -892,7 +898,8 @@ def test_every_case_is_pinned():
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_stage_computes_what_it_did_under_its_revision(name):
-    pinned, stage = read_golden()[name], CASES[name].stage
+    pinned = read_golden()[name]
+    stage = CASES[name].stage
     changed = differences(name, pinned, summaries_of(name))
     revision = STAGES[stage].revision
     raised = revision != pinned["revision"]
@@ -913,9 +920,11 @@ def write(names: list[str]) -> int:
 
     A case that changed under the same revision is refused.
     """
-    golden, refused = read_golden(), []
+    golden = read_golden()
+    refused = []
     for name in names or CASES:
-        found, revision = summaries_of(name), STAGES[CASES[name].stage].revision
+        found = summaries_of(name)
+        revision = STAGES[CASES[name].stage].revision
         pinned = golden.get(name)
         changed = differences(name, pinned, found) if pinned else ["new"]
         if pinned and changed and pinned["revision"] == revision:

@@ -52,12 +52,10 @@ def test_every_query_is_pinned():
 
 
 @pytest.mark.parametrize("name", PINNED)
-def test_a_query_releases_of_rectangles_what_it_did_under_its_revision(name):
-    pinned, case, found = (
-        json.loads(GOLDEN.read_text(encoding="utf-8"))[name],
-        CASES[name],
-        released(name),
-    )
+def test_a_query_of_rectangles_is_pinned_by_its_revision(name):
+    pinned = json.loads(GOLDEN.read_text(encoding="utf-8"))[name]
+    case = CASES[name]
+    found = released(name)
     known = {what: Summary(**content) for what, content in pinned["tensors"].items()}
     assert (known.keys(), STAGES[case.stage].revision) == (found.keys(), pinned["revision"])
     changed = [

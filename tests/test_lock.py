@@ -35,7 +35,7 @@ CONSTRAINTS = (
 BOTH = {plain(name): said for name, said in CONSTRAINTS if plain(name) in PINS}
 
 
-def test_every_package_has_one_version_and_hashes_that_are_sha256():
+def test_every_package_has_one_version_and_sha256_hashes():
     assert len(PINS) > 150
     for name, (wanted, hashes) in PINS.items():
         assert re.fullmatch(r"[0-9][0-9A-Za-z.]*", wanted), name
@@ -48,7 +48,7 @@ def test_no_index_address_or_file_is_named():
     assert not re.search(r"://|^-|index-url|find-links| @ ", LOCK, re.M)
 
 
-def test_all_that_the_project_asks_for_is_locked_and_what_builds_it():
+def test_all_requirements_and_build_tools_are_locked():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extras = project["project"]["optional-dependencies"]
     asked = [

@@ -68,7 +68,9 @@ from sfumato.training.public_classifier import train_public_classifier
 from sfumato.training.supervised import Schedule, train_supervised
 
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
-CUDA, SHAPE, CLASSES = torch.device("cuda"), (1, 16, 16), 10
+CUDA = torch.device("cuda")
+SHAPE = (1, 16, 16)
+CLASSES = 10
 ONE_LEVEL = {"multipliers": (1,), "attention": (0,)}  # of a network whose layers do not matter
 EVEN = torch.full((CLASSES,), 1 / CLASSES).double()
 DRAWN = "privacy/charge.py Charge._noised"  # a sum comes to the CPU, where the noise is made
@@ -225,7 +227,8 @@ def query_of_saliency() -> None:
 
 def test_a_step_waits_twice_and_copies_only_the_noise():
     with pretended_gpu() as card:
-        run, drawn = state(), charge(images(100))
+        run = state()
+        drawn = charge(images(100))
         card.waits.clear()
         card.copies.clear()
         step(run, drawn)
@@ -374,11 +377,10 @@ def query_of_evolution() -> None:
     "dpsgd/run.py update",
 )
 def dp_gan() -> None:
-    settings, judge = (
-        Adversarial(steps=2, max_grad_norm=1.0),
-        Discriminator(28, 1, CLASSES, 8).to(CUDA),
-    )
-    generator, shape = small_generator((1, 28, 28)), (1, 28, 28)
+    settings = Adversarial(steps=2, max_grad_norm=1.0)
+    judge = Discriminator(28, 1, CLASSES, 8).to(CUDA)
+    generator = small_generator((1, 28, 28))
+    shape = (1, 28, 28)
     run = AdversarialState(judge, generator, settings, EVEN, 0, public_batch=40.0, autocast=True)
     drawn = charge(images(shape=shape))
     run.step(drawn)
@@ -413,7 +415,8 @@ def test_the_warm_up_copies_its_batches_from_pinned_memory():
 
 @part("diffusion/sampler.py sample")
 def samples_with_and_without_guidance() -> None:
-    labels, random = torch.arange(20) % CLASSES, torch.Generator().manual_seed(0)
+    labels = torch.arange(20) % CLASSES
+    random = torch.Generator().manual_seed(0)
     sample(unet(**ONE_LEVEL), labels, 2, 0.5, random, True)
     sample(unet(**ONE_LEVEL), labels, 2, 0.0, random, True, guide_by(teacher(), 1.0))
 
@@ -426,7 +429,7 @@ def labels_of_a_teacher() -> None:
     classify(teacher(), images(300))
 
 
-def test_a_step_of_supervised_training_copies_from_pinned_memory_only():
+def test_supervised_training_copies_from_pinned_memory_only():
     schedule = Schedule(steps=2, learning_rate=0.1, weight_decay=0.0, augment=True)
     with pretended_gpu() as card:
         model = build_network("residual", (3, 16, 16), CLASSES, 8).to(CUDA)
@@ -482,7 +485,7 @@ def features_of_the_evaluation() -> None:
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_part_runs_on_a_gpu_and_waits_only_where_it_is_known_to(name, short_judging):
+def test_a_part_on_a_gpu_waits_only_where_expected(name, short_judging):
     run, waits = PARTS[name]
     with pretended_gpu() as card:
         run()

@@ -95,7 +95,7 @@ def first_population(
 
 
 def parents_of(
-    votes: Tensor, labels: Tensor, wanted: Tensor, threshold: float, random: torch.Generator
+    votes: Tensor, labels: Tensor, next_labels: Tensor, threshold: float, random: torch.Generator
 ) -> Tensor:
     """Choose the parent of each next candidate, in proportion to the votes: (n,) int64 below N.
 
@@ -104,12 +104,12 @@ def parents_of(
 
     votes: (M, N), noisy;
     labels: (N,), classes of the candidates;
-    wanted: (n,), classes of the next ones;
+    next_labels: (n,), classes of the next ones;
     threshold: votes up to it count as zero, votes above it in full.
     """
-    parents = torch.empty_like(wanted)
-    for label in wanted.unique():
-        places = (wanted == label).nonzero().flatten()
+    parents = torch.empty_like(next_labels)
+    for label in next_labels.unique():
+        places = (next_labels == label).nonzero().flatten()
         candidates = (labels == label).double()
         strong = torch.where(votes[label] > threshold, votes[label], 0).double() * candidates
         weights = next(
@@ -126,16 +126,18 @@ def parents_of(
 def descendants(
     population: Population,
     parents: Tensor,
-    wanted: Tensor,
+    next_labels: Tensor,
     strength: float,
     random: torch.Generator,
 ) -> Population:
     """Create the next candidates: a copy of each parent, and variations of it."""
     genes = population.genes[parents]
-    _, first = np.unique(torch.stack([parents, wanted], dim=1).numpy(), axis=0, return_index=True)
+    _, first = np.unique(
+        torch.stack([parents, next_labels], dim=1).numpy(), axis=0, return_index=True
+    )
     again = np.delete(np.arange(len(parents)), first)
     genes[again] = varied(genes[again], strength, random)
-    return Population(wanted, population.kinds[parents], genes)
+    return Population(next_labels, population.kinds[parents], genes)
 
 
 # --- the votes
@@ -241,13 +243,15 @@ def query_evolve(
         first, last = settings.variation  # falls by a constant factor
         strength = first * (last / first) ** (done / max(charge.uses - 1, 1))
         threshold = settings.threshold * charge.noise_multiplier
-        wanted = classes_of(settings.images if charge.used == charge.uses else settings.population)
+        next_labels = classes_of(
+            settings.images if charge.used == charge.uses else settings.population
+        )
         parents = parents_of(
-            votes, population.labels, wanted, threshold, public_random(seed, "parents", done)
+            votes, population.labels, next_labels, threshold, public_random(seed, "parents", done)
         )
         chance = public_random(seed, "variation", done)
         log.append({"round": done + 1, "strength": strength, "parents": len(parents.unique())})
-        population = descendants(population, parents, wanted, strength, chance)
+        population = descendants(population, parents, next_labels, strength, chance)
         make_durable(charge, population._asdict(), log)
         report(charge.used, charge.uses)
     return charge, population, log

@@ -49,8 +49,8 @@ def companions_in(names: Sequence[str], folders: Sequence[str]) -> Companions | 
 
 def words_of(name: str) -> Words:
     """Split a name into words and numbers in lower case: x1_Mask.png into x, 1 and mask."""
-    apart = re.sub(r"(?<=[a-z\d])(?=[A-Z])", " ", SUFFIX.sub("", name))
-    return tuple(re.findall(r"[^\W\d_]+|\d+", apart.lower()))
+    spaced = re.sub(r"(?<=[a-z\d])(?=[A-Z])", " ", SUFFIX.sub("", name))
+    return tuple(re.findall(r"[^\W\d_]+|\d+", spaced.lower()))
 
 
 def without(words: re.Pattern[str], own: Words) -> Words:

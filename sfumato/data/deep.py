@@ -78,7 +78,7 @@ def shown(
         if rescale is not None:
             part = rescale(part)
         if not np.isfinite(part).all():
-            raise DataError(f"{name} has values that are not finite: repair or remove it.")
+            raise DataError(f"{name} has non-finite values: repair or remove it.")
         scaled = (np.atleast_3d(part).astype(np.float64) - span[0]) / (span[1] - span[0])
         levels = np.rint(255 * scaled.clip(0, 1))
         if inverted:

@@ -22,7 +22,7 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.journal import REGROUP, Journal
 
 ORIGIN = "origin.json"  # source and path of prepared images, which are private
-LOOKS_AT_ONCE = 4096  # number of small versions of images that are compared at once
+LOOKS_AT_ONCE = 4096  # number of thumbnails compared at once
 
 
 def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], origin: dict) -> None:
@@ -65,10 +65,10 @@ def resized_copies(fresh: Path, other: Path) -> bool:
     """Return whether a third of a sample of images resemble images of another set, in any size and
     colour.
     """
-    few = np.concatenate([*looks(fresh, 500)])
-    nearest = np.zeros(len(few))
+    sample = np.concatenate([*looks(fresh, 500)])
+    nearest = np.zeros(len(sample))
     for block in looks(other):
-        nearest = np.maximum(nearest, (few @ block.T).max(axis=1))
+        nearest = np.maximum(nearest, (sample @ block.T).max(axis=1))
     # At least 97 % of resized copies exceed 0.995, but only 10 % of different slices from the same
     # scanner.
     return bool((nearest > 0.995).mean() > 1 / 3)
@@ -87,11 +87,11 @@ def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
         for start in range(0, len(rows), LOOKS_AT_ONCE):
             part = rows[start : start + LOOKS_AT_ONCE]
             greys = (fromarray(np.rint(images[i].mean(axis=2)).astype(np.uint8)) for i in part)
-            few = [
+            thumbnails = [
                 np.asarray(grey.resize((8, 8), Resampling.BILINEAR), np.float32).ravel()
                 for grey in greys
             ]
-            small = np.array(few) - np.mean(few, axis=1, keepdims=True)
+            small = np.array(thumbnails) - np.mean(thumbnails, axis=1, keepdims=True)
             yield small / np.maximum(np.linalg.norm(small, axis=1, keepdims=True), 1e-9)
 
 

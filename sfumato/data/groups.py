@@ -188,8 +188,8 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
             )
         found.append(name)
     for number, name in enumerate(found, 1):
-        whole = name and without_part(name)
-        if whole and known.get(spelling(whole), name) != name:
+        person = name and without_part(name)
+        if person and known.get(spelling(person), name) != name:
             raise DataError(
                 f"data.groups gives image {number}, in the order of classes and names, an id that "
                 "another id begins with or continues, as P12/1 continues P12. If they are the "
@@ -246,8 +246,8 @@ def plain(text: str) -> str:
     digits = "".join(
         str(unicodedata.decimal(c, "-" if unicodedata.category(c) == "Pd" else c)) for c in seen
     )
-    whole = re.sub(r"(?<=\d)\.0+$", "", digits.replace("−", "-"))
-    marked = re.sub(r"(?<=\d)[\W_]+(?=\d)|^-(?=\d)", "§", whole)
+    integers = re.sub(r"(?<=\d)\.0+$", "", digits.replace("−", "-"))
+    marked = re.sub(r"(?<=\d)[\W_]+(?=\d)|^-(?=\d)", "§", integers)
     return re.sub(r"(?<!\d)0+(?=\d)", "", re.sub(r"[^\w§]|_", "", marked).replace("§", "-"))
 
 

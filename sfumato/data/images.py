@@ -41,12 +41,13 @@ GROUPS_REFUSED = (
 class ImageSet:
     """Labelled images.
 
-    images: (N, H, W, C) uint8, possibly a memory map;
-    labels: (N,) int64 below len(classes), or (N, classes) uint8 of 0 and 1;
-    classes: names of the classes;
-    groups: (N,) int64, equal for images of one person; None if each image is its own group.
-    Private;
-    compared: (N,) text, cells of the column `data.compare_by` for a hold-out. Local.
+    Args:
+        images: (N, H, W, C) uint8, possibly a memory map.
+        labels: (N,) int64 below len(classes), or (N, classes) uint8 of 0 and 1.
+        classes: Names of the classes.
+        groups: (N,) int64, equal for images of one person; None if each image is its own group.
+            Private.
+        compared: (N,) text, cells of the column `data.compare_by` for a hold-out. Local.
     """
 
     images: np.ndarray
@@ -68,7 +69,8 @@ class ImageSet:
         """Copy some images and their labels: ((B, C, H, W) float32 in [0, 1], (B,) or (B,
         classes)).
 
-        indices: (B,) integers.
+        Args:
+            indices: (B,) integers.
         """
         indices = np.asarray(indices, dtype=np.int64)
         images, labels = (
@@ -211,14 +213,14 @@ def check(
         or images.shape[3] not in (1, 3)
         or 0 in images.shape[1:]
     ):
-        wanted = "uint8 (N, H, W, C) with C 1 or 3"
+        expected = "uint8 (N, H, W, C) with C 1 or 3"
         raise DataError(
-            f"{directory / IMAGES} is {images.dtype} {images.shape}, expected {wanted}."
+            f"{directory / IMAGES} is {images.dtype} {images.shape}, expected {expected}."
         )
     if (labels.dtype, labels.shape[1:]) not in ((np.int64, ()), (np.uint8, (len(classes),))):
-        wanted = f"int64 (N,), or uint8 (N, {len(classes)}) for several labels"
+        expected = f"int64 (N,), or uint8 (N, {len(classes)}) for several labels"
         raise DataError(
-            f"{directory / LABELS} is {labels.dtype} {labels.shape}, expected {wanted}."
+            f"{directory / LABELS} is {labels.dtype} {labels.shape}, expected {expected}."
         )
     if len(labels) != len(images):
         raise DataError(

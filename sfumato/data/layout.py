@@ -372,24 +372,24 @@ def check_beside(
     outer: folders that may be classes; nested: whether they contain folders; decided: whether the
     owner stated what they are.
     """
-    few = len({folder.name for folder in outer}) < 2 and not nested
+    no_classes = len({folder.name for folder in outer}) < 2 and not nested
     beside = dict.fromkeys(
         entry for folder in (path, *train) for entry in visible(folder) if entry.is_file()
     )
     readable = [
         file for file in beside if file.suffix.lower() == ".csv" and tables.names_pictures(file)
     ]
-    unread = [why for file in beside if (why := why_unread(file, few))]
+    unread = [why for file in beside if (why := why_unread(file, no_classes))]
     persons = any(
         PERSONS.fullmatch(meaning(name)) for file in readable for name in tables.heads_of(file)[1]
     )
-    if len(readable) > 1 and (few or nested or persons):
+    if len(readable) > 1 and (no_classes or nested or persons):
         names = " and ".join(file.name for file in readable[:3])
         unread.append(
             f"{path} contains {names}, but only one table is read: join them in metadata.csv, or "
             "move others"
         )
-    if unread and few:
+    if unread and no_classes:
         raise ConfigError(unread[0])
     if unread and not decided:
         raise Unclear(
@@ -400,13 +400,14 @@ def check_beside(
         )
 
 
-def why_unread(file: Path, few: bool) -> str | None:
-    """Return why a file beside pictures is not read, and what to do. few: whether there are no
-    class folders.
+def why_unread(file: Path, no_classes: bool) -> str | None:
+    """Return why a file beside pictures is not read, and what to do.
+
+    no_classes: whether there are no class folders.
     """
     suffix = file.suffix.lower()
     try:
-        if suffix == ".csv" and few:
+        if suffix == ".csv" and no_classes:
             tables.heads_of(file)
         elif suffix == ".csv":
             tables.heads_in(file)
@@ -416,12 +417,12 @@ def why_unread(file: Path, few: bool) -> str | None:
         "readme",
         "license",
     )
-    if suffix in (".xls", ".xlsx", ".ods") or (few and listing):
+    if suffix in (".xls", ".xlsx", ".ods") or (no_classes and listing):
         return (
             f"{file} is not read: save it as metadata.csv in UTF-8, with a column file_name and a "
             "column of labels"
         )
-    if few and suffix in (".zip", ".7z", ".rar", ".gz", ".tgz"):
+    if no_classes and suffix in (".zip", ".7z", ".rar", ".gz", ".tgz"):
         return f"{file} is not read beside other files: unpack it in this folder"
     return None
 

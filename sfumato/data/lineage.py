@@ -100,7 +100,7 @@ def recognised(state: Path | None, found: Iterable[str]) -> list[Artifact]:
     files = [] if state is None else files_in(state / RELEASED, "*.json")
     if not files:
         return []  # `found` is lazy: nothing is hashed
-    wanted = {*found}
+    hashes = {*found}
     releases = []
     for file in files:
         why = (
@@ -109,7 +109,7 @@ def recognised(state: Path | None, found: Iterable[str]) -> list[Artifact]:
         )
         with explained(DataError, why.format, causes=(OSError, ValueError)):
             content = validated(Remembered, read_json(file))
-        if not wanted.isdisjoint(content.hashes):
+        if not hashes.isdisjoint(content.hashes):
             releases.append(Artifact(file, RELEASED, content.records))
     return releases
 

@@ -19,7 +19,7 @@ from sfumato.data.sources.splits import is_filing
 
 FEWEST = 5  # smallest number of groups for which a pattern is proposed
 LARGE = 30  # average number of images per value above which FEWEST is doubled
-# Words that are not names of persons. They may become part of a pattern, which is published.
+# Words other than names of persons. They may become part of a pattern, which is published.
 SIDE_WORDS = (
     "left|right|l|r|lt|rt|od|os|ou|links|rechts|gauche|droite?|izquierd[ao]|derech[ao]|cc|mlo?|lmo?|x?ccl|pa|ap|lat"
     "|lateral|frontal|oblique|anterior|posterior|axial|sagittal|coronal|ax|sag|cor|flair|t[12](ce|c|w|gd)?|adc|dwi|pd"
@@ -32,7 +32,7 @@ FILE_WORDS = (
     "train(ing)?|test(ing)?|val(id(ation)?)?|dev|image|img|pic|picture|photo|foto|scan|file|mask|dsc[nf]?|dicom|dcm"
     "|frame|slice|screenshot|capture|untitled|unnamed|sample|bild|pxl|data|dataset|cell|patch|tile|crop|slide|wa"
 )
-SERIES_WORDS = "batch|fold|split|part"  # words before numbers that are not ids of persons
+SERIES_WORDS = "batch|fold|split|part"  # words before numbers, other than ids of persons
 PERSON = re.compile(
     r"(patient(en)?|person|subject|participant|case|individual|donor|volunteer|proband|client|pat|pt|subj?|mrn|pid)s?"
     r"(id|no|nr)?",
@@ -216,7 +216,7 @@ def repeats_in(
     sure = [
         c
         for place, c in enumerate(candidates)
-        if c.proposable and not (c.restarts and few(candidates[:place]))
+        if c.proposable and not (c.restarts and any_with_few_values(candidates[:place]))
     ]
     if not sure:
         return Repeats(why=why)
@@ -265,7 +265,7 @@ def beginning(stems: Sequence[str]) -> str:
     return rf"(?:(?:{'|'.join(ways)})[-_ ]+)?"
 
 
-def few(columns: Sequence[Column]) -> bool:
+def any_with_few_values(columns: Sequence[Column]) -> bool:
     """Return whether columns have too few values for a proposal.
 
     A number after them may restart for each value.

@@ -35,9 +35,11 @@ def taken_in_a_row(files: Sequence[Path | Member]) -> bool:
     """Return whether many photographs were taken within seconds of each other, or in sequence by
     one device.
     """
-    taken = [taken_at(file) for file in files]
-    times = sorted(photograph.second for photograph in taken if photograph.second is not None)
-    numbers = {(one.device, one.number) for one in taken if one.device and one.number is not None}
+    photographs = [taken_at(file) for file in files]
+    times = sorted(photograph.second for photograph in photographs if photograph.second is not None)
+    numbers = {
+        (one.device, one.number) for one in photographs if one.device and one.number is not None
+    }
     following = sum(
         (device, number + 1) in numbers or (device, number - 1) in numbers
         for device, number in numbers

@@ -179,7 +179,10 @@ def say_converted(source: Source, listed: Path) -> None:
 
 
 def make_private(directory: Path) -> None:
-    """Create a folder that only its owner may open. Raises ConfigError if this account cannot."""
+    """Create a folder that only its owner may open.
+
+    Raises ConfigError if this account lacks the permission.
+    """
     make_folder(directory, 0o700)
     try:
         directory.chmod(0o700)
@@ -431,8 +434,8 @@ def split(
             number = None if group is None else numbers.setdefault(group, len(numbers))
             writers[HOLDOUT if held_out else SENSITIVE].append(image, label, number)
             parts.append(held_out)
-    wanted = (SENSITIVE, HOLDOUT) if holdout_fraction else (SENSITIVE,)
-    if empty := [part for part in wanted if not writers or not writers[part].count]:
+    expected_parts = (SENSITIVE, HOLDOUT) if holdout_fraction else (SENSITIVE,)
+    if empty := [part for part in expected_parts if not writers or not writers[part].count]:
         raise DataError(
             f"the split leaves no {empty[0]} image, because identical images (and all images of a "
             "person) stay together. Add more distinct images, or a hold-out of your own in "

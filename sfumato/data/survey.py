@@ -35,8 +35,8 @@ from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_private
 
-LOOKED = "looked.json"  # file in the state directory with the results for the last folder
-LOOKED_FOR = ("side", "longer", "proportion", "colour", "in_a_row", "burned_in")
+CACHE = "survey_cache.json"  # file in the state directory with the results for the last folder
+PICTURE_FACTS = ("side", "longer", "proportion", "colour", "in_a_row", "burned_in")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ def survey(
         text = "{option.classes}={names}, but {path} contains others: name all of its classes"
         raise ConfigError(text, option="classes", names=",".join(classes), path=path)
     check_not_empty(source, path)
-    form_and_colour = looked(source, path, (span, skip, slices_of(request)), state)
+    form_and_colour = picture_facts(source, path, (span, skip, slices_of(request)), state)
     in_a_row = form_and_colour.pop("in_a_row")
     files = {
         whole_file(file): label for file, label in zip(source.files, source.labels, strict=True)
@@ -193,24 +193,23 @@ def whole_file(file: PictureFile) -> Path | Member:
     return file
 
 
-def looked(source: Source, path: Path, asked: Any, state: Path | None) -> dict[str, Any]:
-    """Return LOOKED_FOR: what follows from the pictures themselves, such as `side`, and from their
-    headers.
+def picture_facts(source: Source, path: Path, options: Any, state: Path | None) -> dict[str, Any]:
+    """Return PICTURE_FACTS, from the pictures and their headers.
 
-    They are read from `state` if nothing has changed. asked: options that affect decoding. Raises
+    They are read from `state` if nothing has changed. options: those that affect decoding. Raises
     as decoding does.
     """
     about = [
         str(path),
-        asked,
+        options,
         source.size,
         [(name, s.st_size, s.st_ino, s.st_ctime_ns) for name, s in statuses(path)],
     ]
     key = digest_of(about)
     if state is not None:
         with suppress(*UNREADABLE):
-            seen = read_json(state / LOOKED)[key]
-            return {name: seen[name] for name in LOOKED_FOR}
+            facts = read_json(state / CACHE)[key]
+            return {name: facts[name] for name in PICTURE_FACTS}
     sides = []
     coloured = 0
     for image, _ in progress(chain(source.train, source.test or ()), source.size, "looking"):
@@ -221,21 +220,21 @@ def looked(source: Source, path: Path, asked: Any, state: Path | None) -> dict[s
     if (low - 1) * (high - 1) <= 0:
         middle = 1.0
     colour = 2 * coloured > len(sides)
-    seen = {
+    facts = {
         "side": int(shorter),
         "longer": int(longer),
         "proportion": float(middle),
         "colour": colour,
     }
     files = [*dict.fromkeys(map(whole_file, source.files))]
-    seen["in_a_row"] = taken_in_a_row(
+    facts["in_a_row"] = taken_in_a_row(
         [file for file in files if isinstance(file, Member) or not is_volume(file)]
     )
-    seen["burned_in"] = burned_in(files)
+    facts["burned_in"] = burned_in(files)
     if state is not None:
         with suppress(OSError):
-            replace_private(state / LOOKED, json.dumps({key: seen}).encode())
-    return seen
+            replace_private(state / CACHE, json.dumps({key: facts}).encode())
+    return facts
 
 
 def repeats_of(

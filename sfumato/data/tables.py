@@ -156,8 +156,8 @@ def rows_by_file(
                 "there"
             )
         found[file] = cells
-    if left := next((path for path in files if path not in found), None):
-        raise DataError(f"{table} has no row for {left}: add one row per file")
+    if missing := next((path for path in files if path not in found), None):
+        raise DataError(f"{table} has no row for {missing}: add one row per file")
     return found
 
 
@@ -179,7 +179,7 @@ def names_of(file: Path) -> set[str]:
 
 
 def plain_path(text: str) -> str:
-    """Normalize a relative path for comparison, whichever system wrote it."""
+    """Normalize a relative path for comparison, on any operating system."""
     return unicodedata.normalize("NFC", text.strip().replace("\\", "/")).removeprefix("./")
 
 
@@ -252,7 +252,7 @@ def check_length(characters: int, table: Path) -> None:
 
 
 def csv_rows(table: Path) -> Rows:
-    """Yield the column names, then the rows that are not empty."""
+    """Yield the column names, then the non-empty rows."""
     length = 0  # length of a row, which may span several lines
 
     def lines() -> Iterator[str]:
@@ -324,11 +324,11 @@ def records_of(
     else:  # a cell may be as large as all values of its chunk, and occur in every row
         largest = max((chunk.total_uncompressed_size for chunk in table), default=0)
         rows = max(1, min(1024, LARGEST_PICTURE // max(1, largest)))
-    left = LARGEST_TEXT
+    remaining = LARGEST_TEXT
     try:
         for batch in file.iter_batches(rows, columns=read):
-            left -= sum(batch.column(column).nbytes for column in columns)
-            if left < 0:
+            remaining -= sum(batch.column(column).nbytes for column in columns)
+            if remaining < 0:
                 raise DataError(
                     f"{name} has more than {LARGEST_TEXT:,} bytes beside its pictures: leave out "
                     "columns."

@@ -102,7 +102,7 @@ def slices_of(path: Path, volume: Volume) -> list[Slice]:
 
 
 def decode_slice(place: Slice, span: Span | None) -> np.ndarray:
-    """Show a slice of a volume as (H, W, 1) uint8; values that are not finite are black.
+    """Show a slice of a volume as (H, W, 1) uint8; non-finite values are black.
 
     Front and top of the body are at the top, and the left side of the body is at the left.
     span: shown as black and white, in the file's units; None: the percentiles of the volume itself.
@@ -193,7 +193,7 @@ def percentiles(flat: np.ndarray) -> tuple[float, float]:
 
 @contextmanager
 def damaged(path: Path) -> Iterator[None]:
-    """Raise ConfigError without nibabel, and DataError for whatever damaged bytes raise."""
+    """Raise ConfigError without nibabel, and DataError for any exception of damaged bytes."""
     with installed("volumes", str(path)):
         import nibabel
 

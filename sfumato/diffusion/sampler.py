@@ -56,8 +56,8 @@ def sample(
     start = torch.cat([torch.empty(0, *model.shape), *noise])
     with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
         noised = distributed.local_shard(start).to(device) * noise_schedule(steps)[0].item()
-        asked = distributed.local_shard(labels).to(device)
-        drawn = to_image_range(solve(model, noised, asked, steps, guidance, guide)).float()
+        own_labels = distributed.local_shard(labels).to(device)
+        drawn = to_image_range(solve(model, noised, own_labels, steps, guidance, guide)).float()
     model.train(training)
     return distributed.all_gather(drawn, len(labels)).cpu()
 

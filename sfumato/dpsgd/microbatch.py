@@ -28,7 +28,7 @@ def choose_microbatch(
     parameters: Mapping[str, Tensor],
     draws: int,
     batch: float,
-    wanted: int | None = None,
+    requested_size: int | None = None,
 ) -> tuple[int, int]:
     """Choose how many images, and how many of their K draws, to differentiate at a time.
 
@@ -38,12 +38,12 @@ def choose_microbatch(
     may lack a kernel.
 
     batch: expected number of images per step;
-    wanted: number of images at a time, if the user set it.
+    requested_size: number of images at a time, if the user set it.
 
     Returns (images, draws). Raises MemoryError if no trial fits.
     """
     device = device_of(parameters)
-    first = fitting(model, parameters, draws, batch, device, wanted)
+    first = fitting(model, parameters, draws, batch, device, requested_size)
     if device.type != "cuda":
         return distributed.all_min(first[0]), distributed.all_min(first[1])
     # In float32, a grouped convolution is faster with 8 or more draws (measured on an H200).
@@ -64,14 +64,14 @@ def fitting(
     draws: int,
     batch: float,
     device: torch.device,
-    asked: int | None,
+    requested_size: int | None,
 ) -> tuple[int, int]:
     """Estimate the result of `choose_microbatch` from the memory of this device, without a trial.
 
     model: network on that device, or on the meta device.
     """
-    if asked:
-        return asked, draws
+    if requested_size:
+        return requested_size, draws
     gpu = device.type == "cuda"
     room = room_on(device, parameters)
     passes = max(1, int(room / activation_bytes(model, parameters)))
@@ -99,13 +99,13 @@ def needed(
     parameters: Mapping[str, Tensor],
     draws: int,
     batch: float,
-    wanted: int | None = None,
+    requested_size: int | None = None,
 ) -> str:
     """Describe the memory that a step of DP-SGD needs on this machine, in one line.
 
     model: network on the meta device.
     """
-    images, some = fitting(model, parameters, draws, batch, compute.device(), wanted)
+    images, some = fitting(model, parameters, draws, batch, compute.device(), requested_size)
     trained = sum(value.numel() for value in parameters.values())
     network = sum(
         value.numel() * value.element_size() for value in [*model.parameters(), *model.buffers()]

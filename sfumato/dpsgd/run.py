@@ -251,8 +251,11 @@ def gradient_sum(state: Gradients, charge: Charge) -> Tensor:
     Returns (P,) float64, zeros for an empty draw.
     """
     total = torch.zeros(state.size, dtype=torch.float64, device=state.device)
-    bound, size, each = state.max_norm, state.microbatch_size, state.draws_per_pass
-    model, names = state.model, state.parameters
+    bound = state.max_norm
+    size = state.microbatch_size
+    each = state.draws_per_pass
+    model = state.model
+    names = state.parameters
     charge.agree(names.values(), size, each, state.autocast, model.use_products)
     for images, labels in charge.batches(size=4 * size, draws=state.config.draws):
         images, labels = to_device(images, state.device), to_device(labels, state.device)
@@ -291,7 +294,7 @@ def update(state: State, noised: Tensor, public: Tensor | None = None) -> dict[s
 def step_noise(noise_multiplier: float, weights: int, batch: float) -> float:
     """Return the expected norm of one step's noise, in units of the clip norm: σ·√P / batch.
 
-    Above 1, a step is mostly noise, whatever the images are.
+    Above 1, a step is mostly noise, for any images.
     """
     return noise_multiplier * math.sqrt(weights) / batch
 

@@ -128,22 +128,24 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
     epsilon = max(test["epsilon"] for test in tests)
     rings = p <= FALSE_ALARMS
     unseen = math.ceil(math.log(FALSE_ALARMS / len(ranks)) / math.log(n / (n + m))) - 1
-    told = tests[-1]
+    reported = tests[-1]
     outcome = (
         f"no sign of copying. Up to {grouped(unseen)} copies could go undetected; a larger "
         "hold-out detects more"
     )
     if rings:
-        told = min(tests, key=lambda test: test["p"])
+        reported = min(tests, key=lambda test: test["p"])
         outcome = (
             "A SIGN OF COPYING. Look at neighbours.png, and do not share the release before the "
             "cause is found"
         )
-    share = "the nearest 1 % of strangers" if told["rank"] > 1 else f"all of {grouped(m)} strangers"
-    seen = f"{grouped(told['near'])} of {grouped(n)} {unit} are nearer than {share}"
+    share = (
+        "the nearest 1 % of strangers" if reported["rank"] > 1 else f"all of {grouped(m)} strangers"
+    )
+    seen = f"{grouped(reported['near'])} of {grouped(n)} {unit} are nearer than {share}"
     sentence = (
-        f"{seen}; {told['chance']:.0f} are expected by chance (p = {p:.2g}, ε ≥ {epsilon:.2g}): "
-        f"{outcome}."
+        f"{seen}; {reported['chance']:.0f} are expected by chance (p = {p:.2g}, "
+        f"ε ≥ {epsilon:.2g}): {outcome}."
     )
     about = {
         "units": n,
@@ -153,4 +155,4 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
         "epsilon": epsilon,
         "unseen": unseen,
     }
-    return told | about | {"sentence": sentence}
+    return reported | about | {"sentence": sentence}

@@ -1,6 +1,6 @@
 """Downstream accuracy: train a classifier on one set, score it on another.
 
-No choice depends on the images that are scored.
+No choice depends on the scored images.
 """
 
 import math
@@ -173,7 +173,7 @@ def auroc(scores: np.ndarray, labels: np.ndarray) -> list[float | None]:
 
 
 def mean_of(by_label: Sequence[float | None]) -> float:
-    """Return the mean of all values that are not None; 1/2, as by chance, if there is none."""
+    """Return the mean of all values except None; 1/2, as by chance, if there is none."""
     return float(np.mean([value for value in by_label if value is not None] or [0.5]))
 
 
@@ -211,7 +211,7 @@ def aggregate(
 def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> list[float]:
     """Compute [low, high] of an accuracy at 95 %, over resamples of the hold-out.
 
-    right: (N,) share of classifiers that are right; groups: see `resampled`.
+    right: (N,) share of correct classifiers; groups: see `resampled`.
     """
     return interval_of([right @ drawn / drawn.sum() for drawn in resampled(len(right), groups)])
 

@@ -105,13 +105,13 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dic
         parts.append(
             f"It was made {chosen}, by a comparison of classifiers trained on both mixtures"
         )
-    said = ". ".join(parts) + "."
+    text = ". ".join(parts) + "."
     if "disclosure" in metrics:
-        said += f" Copies: {metrics['disclosure']['sentence']}"
+        text += f" Copies: {metrics['disclosure']['sentence']}"
     accuracy = {name: row["accuracy"] for name, row in rows.items()}
     return {
         "level": level,
-        "sentence": said,
+        "sentence": text,
         "learned": learned,
         "accuracy": accuracy,
         "balanced_accuracy": balanced,

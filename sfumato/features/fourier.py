@@ -140,7 +140,8 @@ class FourierFeatures(nn.Module):
     def block_of(self, images: Tensor) -> int:
         """Return the side of the blocks that the images are means of; 1 for full images."""
         return max(
-            -(-whole // side) for whole, side in zip(self.shape[1:], images.shape[2:], strict=True)
+            -(-length // side)
+            for length, side in zip(self.shape[1:], images.shape[2:], strict=True)
         )
 
     def active(self, block: int) -> Tensor:

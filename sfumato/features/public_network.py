@@ -74,7 +74,9 @@ class ResNet(nn.Module):
         super().__init__()
         channels = shape[0]
         side = shorter_side(shape, SMALLEST_MAP)
-        self.shape, self.classes, self.width = shape, classes, width
+        self.shape = shape
+        self.classes = classes
+        self.width = width
         stride = 2 if side >= (16 if channels == 1 else 64) else 1
         self.stem = nn.Sequential(
             nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False),
@@ -125,7 +127,9 @@ class WhitenedCNN(nn.Module):
     def __init__(self, shape: Shape, classes: int, width: int = 64) -> None:
         super().__init__()
         channels = shape[0]
-        self.shape, self.classes, self.width = shape, classes, width
+        self.shape = shape
+        self.classes = classes
+        self.width = width
         self.patch = 2 if channels == 3 else 3
         depth = 2 * channels * self.patch**2
         self.filters = nn.Buffer(torch.zeros(depth, channels, self.patch, self.patch))

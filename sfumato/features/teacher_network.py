@@ -169,23 +169,23 @@ class Labelling:
         ).softmax(dim=1)
 
 
-def best_temperature(shares: Tensor, wanted: Tensor) -> float:
+def best_temperature(shares: Tensor, labels: Tensor) -> float:
     """Return the temperature at which labels give the requested classes the highest likelihood.
 
-    shares: (N, M), from `at_shares`; wanted: (N,) int64.
+    shares: (N, M), from `at_shares`; labels: (N,) int64.
     """
     logs = shares.clamp(min=1e-30).log()
-    losses = {each: float(F.cross_entropy(logs / each, wanted)) for each in TEMPERATURES}
+    losses = {each: float(F.cross_entropy(logs / each, labels)) for each in TEMPERATURES}
     return min(losses, key=lambda each: losses[each])
 
 
-def share_offsets(probabilities: Tensor, wanted: Tensor) -> Tensor:
-    """Find offsets of log p, (M,) float64, that make each class likeliest `wanted` times.
+def share_offsets(probabilities: Tensor, target_counts: Tensor) -> Tensor:
+    """Find offsets of log p, (M,) float64, that make each class likeliest `target_counts` times.
 
     A noisy teacher predicts some classes too often and others hardly ever, but ranks the images of
     a class reliably. The steps become shorter, because the numbers of hard labels change in jumps.
 
-    probabilities: (N, M); wanted: (M,) numbers of images. Source: posteriors at known shares
+    probabilities: (N, M); target_counts: (M,) numbers of images. Source: posteriors at known shares
     (Saerens et al. 2002).
     """
     offsets = torch.zeros(probabilities.shape[1], dtype=torch.float64)
@@ -196,7 +196,7 @@ def share_offsets(probabilities: Tensor, wanted: Tensor) -> Tensor:
     steps = 200
     for step in range(steps):
         counts = at_shares(probabilities, offsets).argmax(dim=1).bincount(minlength=len(offsets))
-        offsets += unit * (1 - step / steps) * ((wanted + 1) / (counts + 1)).double().log()
+        offsets += unit * (1 - step / steps) * ((target_counts + 1) / (counts + 1)).double().log()
     return offsets
 
 

@@ -33,11 +33,11 @@ class GaussianGenerator(nn.Module):
         self.classes = classes
         self.shape = self.features.shape
         size = len(self.features.chosen)
-        whole = math.prod(self.shape)
-        self.latent = whole + 1
+        pixels = math.prod(self.shape)
+        self.latent = pixels + 1
         self.means = nn.Buffer(torch.zeros(classes, size))
         self.factors = nn.Buffer(torch.zeros(classes, size, size))
-        self.fine = nn.Buffer(torch.zeros(whole))
+        self.fine = nn.Buffer(torch.zeros(pixels))
         self.details = nn.Buffer(torch.zeros(details, *self.shape, dtype=torch.uint8))
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
@@ -127,8 +127,8 @@ def shrunk(means: Tensor, noise: Tensor, shares: Tensor) -> Tensor:
     shares: (M, 1).
     """
     middle = (shares * means).sum(0) / shares.sum()
-    apart = means - middle
-    return middle + (1 - noise / apart.square().sum(1, keepdim=True)).clamp(min=0) * apart
+    deviations = means - middle
+    return middle + (1 - noise / deviations.square().sum(1, keepdim=True)).clamp(min=0) * deviations
 
 
 def recoloured(images: Tensor, random: Tensor) -> Tensor:

@@ -45,8 +45,8 @@ def card_problems(params: Params, card: Card, public: PublicCard | None) -> Iter
         )
     shape = {"size": size_of(card.shape[1:]), "channels": card.shape[0]}
     for key, prepared in {"source": card.source, "labels": card.labels, **shape}.items():
-        if (asked := getattr(data, key)) not in (None, prepared):
-            yield f"data.{key}={asked}, but {prepared} was prepared: {prepare_again}"
+        if (setting := getattr(data, key)) not in (None, prepared):
+            yield f"data.{key}={setting}, but {prepared} was prepared: {prepare_again}"
     privacy = params.privacy
     groups = data.groups
     if groups is not None and privacy.unit != GROUP:

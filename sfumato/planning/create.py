@@ -19,7 +19,13 @@ from sfumato.data.sources.imagefolder import list_folder
 from sfumato.data.sources.splits import VALIDATION, split_of, words_in
 from sfumato.data.survey import Survey, survey
 from sfumato.errors import ConfigError, SfumatoError, Spelling
-from sfumato.planning.project_files import Say, project_files, unsaid, workflow_place, write_project
+from sfumato.planning.project_files import (
+    Say,
+    discard,
+    project_files,
+    workflow_place,
+    write_project,
+)
 from sfumato.settings.data import GROUP, IMAGE, SEVERAL, Data, Groups
 from sfumato.settings.fields import Size, both_sides, by
 from sfumato.settings.options import InitOptions
@@ -57,7 +63,7 @@ class Owner:
     """
 
     ask: Callable[[str, Any, type | None], Any] | None = None
-    see: Say = unsaid
+    see: Say = discard
     spelling: Spelling = str
 
     def answer(self, question: str, default: Any, kind: type | None = str) -> Any:
@@ -511,8 +517,8 @@ def understood(seen: Survey) -> Iterator[str]:
     if held is None:
         way = "drawn by a key, about"
         held = round(Data().holdout_fraction * seen.images)
-    few = ", too few for a verdict" if held < 10 * len(seen.classes) else ""
-    yield f"         └─ hold-out: {way} {held} images{few}"
+    warning = ", too few for a verdict" if held < 10 * len(seen.classes) else ""
+    yield f"         └─ hold-out: {way} {held} images{warning}"
 
 
 def summary(made: Proposed) -> Iterator[str]:
@@ -588,9 +594,11 @@ def size_rows(made: Proposed) -> Iterator[list[str]]:
         pixels = f"{size}" if isinstance(size, int) else by(size)
         minutes = f"{one.seconds / 60:.0f}{'' if one.enough else ' at least'}"
         useful = (
-            forecast(one.kind, privacy.size, privacy.epsilon, one.left) if one.kind else "unknown"
+            forecast(one.kind, privacy.size, privacy.epsilon, one.size_factor)
+            if one.kind
+            else "unknown"
         )
-        yield [mark + pixels, minutes, f"{math.ceil(one.whole)}", useful]
+        yield [mark + pixels, minutes, f"{math.ceil(one.full_minutes)}", useful]
 
 
 def protected(made: Proposed) -> str:

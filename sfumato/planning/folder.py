@@ -16,7 +16,7 @@ from sfumato.data.tables import check_parquet
 from sfumato.errors import ConfigError, reading_sensitive
 from sfumato.planning.kept import known_past
 from sfumato.planning.make import ProjectPlan
-from sfumato.planning.project_files import Say, renew, unsaid
+from sfumato.planning.project_files import Say, discard, renew
 from sfumato.planning.proposal import proposed_card
 from sfumato.planning.resolve import make_plan
 from sfumato.privacy.odometer import Odometer
@@ -35,7 +35,7 @@ def resolve_project(
     params: Path,
     *,
     dry_run: bool = False,
-    say: Say = unsaid,
+    say: Say = discard,
     see: Say | None = None,
 ) -> ProjectPlan:
     """Compute the plan of a project. Writes nothing.

@@ -36,40 +36,42 @@ def kind_of(params: Params, channels: int | None) -> str | None:
     return "colour" if channels == 3 else "grey"
 
 
-def kept(grown: float, side: int, largest: int, product: float) -> float:
+def size_factor(fit_length: float, side: int, largest: int, product: float) -> float:
     """Return the factor that shorter fits and smaller images apply to a forecast; above 1 if
     smaller images teach more.
 
-    grown: length of the fits, from 0, the shortest, to 1, the longest that was measured;
+    fit_length: length of the fits, from 0, the shortest, to 1, the longest that was measured;
     side: longer side of the images, in pixels;
     largest: largest size to which they could be resized;
     product: units · ε; if it is small, noise hides the detail of large images.
     """
     rule = LINE["sizes"]
     power = rule["offset"] + rule["slope"] * math.log10(product)
-    fits = 1 - 0.3 * (1 - grown) ** 2  # fitted to brain MRI with 18, 49 and 64 % of the longest
+    fits = (
+        1 - 0.3 * (1 - fit_length) ** 2
+    )  # fitted to brain MRI with 18, 49 and 64 % of the longest
     return fits * float((min(side, rule["largest"]) / min(largest, rule["largest"])) ** power)
 
 
-def expected_part(kind: str, product: float, left: float = 1.0, sure: float = 0.0) -> float:
+def expected_part(kind: str, product: float, size_factor: float = 1.0, sure: float = 0.0) -> float:
     """Return the expected share of what there is to learn, for a product of units · ε.
 
     kind: key of the offsets;
-    left: result of `kept`;
+    size_factor: result of `size_factor`;
     sure: number of standard deviations to add; two of three public results lay within one.
     """
     middle = LINE["offsets"][kind] + LINE["slope"] * math.log10(product)
-    return left * float(expit(middle + sure * LINE["spread"]))
+    return size_factor * float(expit(middle + sure * LINE["spread"]))
 
 
-def forecast(kind: str, units: int, epsilon: float, left: float) -> str:
+def forecast(kind: str, units: int, epsilon: float, size_factor: float) -> str:
     """Describe the forecast: its level, and its share in per cent with the range.
 
     The range widens below FEW_UNITS.
     """
     wide = max(1.0, (FEW_UNITS / units) ** 0.5)
     low, part, high = (
-        expected_part(kind, units * epsilon, left, sure) for sure in (-wide, 0, wide)
+        expected_part(kind, units * epsilon, size_factor, sure) for sure in (-wide, 0, wide)
     )
     return f"{level_of(part)}, {100 * part:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
 

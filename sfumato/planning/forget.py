@@ -16,7 +16,7 @@ from sfumato.data.cards import dataset_directory
 from sfumato.data.duplicates import ORIGIN
 from sfumato.data.prepare import UNNAMED
 from sfumato.data.sources.packed import remove_unpacked
-from sfumato.data.survey import LOOKED
+from sfumato.data.survey import CACHE
 from sfumato.errors import BudgetError, explained
 from sfumato.evaluation.comparison import EVALUATIONS
 from sfumato.privacy.odometer import LOCAL_USE, Odometer
@@ -28,6 +28,8 @@ FORGOTTEN = "forget"  # purpose of the entry in the journal
 # Kept to detect a second name for the same folder, and a second version of the same images
 STAYS = (ORIGIN, UNNAMED)
 # Deleted for all datasets: a later command may have written them
+# versions before 0.4 wrote looked.json
+CACHES = (CACHE, "looked.json", "printed.txt", "refused.txt")
 OF_ANY = "withheld output, survey caches"
 
 
@@ -60,11 +62,7 @@ def private_files(state: Path, dataset_id: str) -> dict[str, list[Path]]:
             for file in evaluations
             if is_left_over(file) or named in file.read_text("utf-8", "replace")
         ],
-        OF_ANY: [
-            path
-            for name in (LOOKED, "printed.txt", "refused.txt")
-            for path in state.glob(f"*{name}*")
-        ],
+        OF_ANY: [path for name in CACHES for path in state.glob(f"*{name}*")],
     }
 
 

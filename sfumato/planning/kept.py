@@ -72,8 +72,12 @@ class Past:
             **vars(lineage),
         )
         decision = decide(self.state, work, self.runs, None, self.terms)
-        whole = decision.kind == "restore" and decision.same_inputs
-        if whole and decision.run and own_record(self.artifact(name), decision.run.record["id"]):
+        restorable = decision.kind == "restore" and decision.same_inputs
+        if (
+            restorable
+            and decision.run
+            and own_record(self.artifact(name), decision.run.record["id"])
+        ):
             return replace(decision, problem="")
         return decision
 

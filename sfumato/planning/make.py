@@ -100,7 +100,7 @@ def write_texts(out: Path, texts: Mapping[str, str]) -> None:
     """Replace the files that have changed, and remove files of an older plan."""
     ours = (".yaml", ".json", ".csv", ".tmp")
     if any(path.name not in texts and path.suffix not in ours for path in out.glob("*")):
-        raise ConfigError(f"{out} contains files that are not part of a plan: move them elsewhere")
+        raise ConfigError(f"{out} contains other files than a plan: move them elsewhere")
     make_folder(out)
     for name, text in texts.items():
         if not (out / name).is_file() or (out / name).read_bytes() != text.encode():
@@ -132,7 +132,7 @@ def share_lines(made: Plan, content: Mapping[str, Any], file: Path) -> Iterator[
     """Yield the stages whose share differs from the requested one, and why. content: content of
     `file`.
     """
-    apart = []
+    differences = []
     for name in made.mechanisms:
         noise = getattr(made.params, name).noise
         share = made.budget["stages"][name]["share"]
@@ -147,13 +147,13 @@ def share_lines(made: Plan, content: Mapping[str, Any], file: Path) -> Iterator[
             and noise != REST
             and abs(share - float(noise.rstrip("%")) / 100) > 0.001
         ):
-            apart.append(f"{name} {noise}")
-    if apart:
+            differences.append(f"{name} {noise}")
+    if differences:
         why = (
             "They differ from the table because a share is fixed at one Rényi order, and the table "
             "composes all queries"
         )
-        yield f"requested shares: {', '.join(apart)}. {why}"
+        yield f"requested shares: {', '.join(differences)}. {why}"
 
 
 def spending_lines(made: ProjectPlan, spending: Sequence[Decision]) -> Iterator[str]:

@@ -59,19 +59,19 @@ def merge_projects(
     # One tuple per query, with the releases of all owners
     releases = zip(*releases_of.values(), strict=True)
     owners = [check_owner(*each) for each in zip(folders, plans, budgets, releases, strict=True)]
-    apart = sorted(name for names in owners for name in names)
+    disjoint_sets = sorted(name for names in owners for name in names)
     records = list(merge_records([*itertools.chain(*releases_of.values())]).values())
-    check_owners(apart, records, different_people)
+    check_owners(disjoint_sets, records, different_people)
     shared = [
         name for name, stage in STAGES.items() if stage.public_only and first[name]["enabled"]
     ]
 
     size_hint = sum(plan["count"]["size_hint"] for plan in plans)
-    budget = merged_budget(budgets, size_hint, records, apart)
+    budget = merged_budget(budgets, size_hint, records, disjoint_sets)
     for name in (*QUERIES, *shared):
         check_out(out / ARTIFACTS / name, name)
-    write_plans(first, "-and-".join(apart)[:64], size_hint, budget, out / PLAN)
-    write_releases(releases_of, apart, out)
+    write_plans(first, "-and-".join(disjoint_sets)[:64], size_hint, budget, out / PLAN)
+    write_releases(releases_of, disjoint_sets, out)
     # Inputs of the features, which all owners share
     for path in (*(ARTIFACTS / name for name in shared), PUBLIC):
         if (folders[0] / path).is_dir():
@@ -83,7 +83,7 @@ def merge_projects(
     unit = first["count"].get("unit", IMAGE)
     limit = {"epsilon": budget["target"], "delta": budget["delta"], "unit": unit}
     write_pipeline(out, free, say, **limit)
-    return queries, apart
+    return queries, disjoint_sets
 
 
 def check_folders(folders: Sequence[Path], out: Path) -> None:
@@ -101,20 +101,22 @@ def check_folders(folders: Sequence[Path], out: Path) -> None:
         read_stage_plan(folder / PLAN / f"{name}.yaml", name)
 
 
-def check_owners(apart: Sequence[str], records: Sequence[dict], different_people: bool) -> None:
+def check_owners(
+    disjoint_sets: Sequence[str], records: Sequence[dict], different_people: bool
+) -> None:
     """Raise ConfigError if the costs of one person could add up, or if the units differ.
 
-    apart: dataset ids of all owners, sorted.
+    disjoint_sets: dataset ids of all owners, sorted.
     """
-    if len({*apart}) < len(apart):
+    if len({*disjoint_sets}) < len(disjoint_sets):
         raise ConfigError(
-            f"two projects have the same dataset id ({', '.join(apart)}): each owner needs a "
-            "different one"
+            f"two projects have the same dataset id ({', '.join(disjoint_sets)}): each owner needs "
+            "a different one"
         )
     if not different_people:
         raise ConfigError(
-            f"the costs of a person in two of {', '.join(apart)} would add up: confirm with "
-            "--different-people that no person is among the images of two owners, or release "
+            f"the costs of a person in two of {', '.join(disjoint_sets)} would add up: confirm "
+            "with --different-people that no person is among the images of two owners, or release "
             "separately"
         )
     if len(units := sorted({record["unit"] for record in records})) > 1:
@@ -125,20 +127,24 @@ def check_owners(apart: Sequence[str], records: Sequence[dict], different_people
 
 
 def write_releases(
-    releases_of: Mapping[str, Sequence[Artifact]], apart: Sequence[str], out: Path
+    releases_of: Mapping[str, Sequence[Artifact]], disjoint_sets: Sequence[str], out: Path
 ) -> None:
     """Write the sums of the owners' releases, and empty artifacts of the other queries.
 
-    releases_of: releases of all owners by query; apart: their dataset ids.
+    releases_of: releases of all owners by query; disjoint_sets: their dataset ids.
     """
     plan = read_stage_plan(out / PLAN / "auxiliary.yaml", "auxiliary")
     counts = releases_of["count"]
     sizes = [read_counts(count, plan.size_hint, len(plan.classes)).total for count in counts]
-    with writing(out / ARTIFACTS / "count", "count", counts, apart=apart) as directory:
+    with writing(
+        out / ARTIFACTS / "count", "count", counts, disjoint_sets=disjoint_sets
+    ) as directory:
         total = merge_counts(counts, directory, plan.several).total
     for name, releases in releases_of.items():
         if name != "count":
-            with writing(out / ARTIFACTS / name, name, releases, apart=apart) as directory:
+            with writing(
+                out / ARTIFACTS / name, name, releases, disjoint_sets=disjoint_sets
+            ) as directory:
                 merge_means(name, releases, sizes, total, directory, plan)
     for name in QUERIES:
         if name not in releases_of:

@@ -114,7 +114,7 @@ class Project:
     def plan(self) -> pandas.DataFrame:
         """Compute what each stage would cost, in ε and minutes. Spends nothing.
 
-        Images that are not prepared yet are prepared first.
+        It prepares the images first, if no run has done so.
 
         Returns:
             One row per stage that runs, with the columns noise_multiplier, sample_rate, releases,
@@ -261,7 +261,7 @@ def forking(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
 def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> None:
     """Run `dvc repro` of this Python environment, with its `stage` command first on the path.
 
-    shown: print its lines, without stages that are off; terminal: leave the terminal to DVC and its
+    shown: print its lines, without disabled stages; terminal: leave the terminal to DVC and its
     stages.
 
     If this process is killed or interrupted, everything that DVC started is interrupted too, and
@@ -270,13 +270,13 @@ def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> N
     """
     release_left(folder)
     with tempfile.TemporaryDirectory() as place:
-        said = Path(place) / "error.json"
+        error_file = Path(place) / "error.json"
         watcher = ["sh", "-c", WATCHER, "sh"] if os.name == "posix" else []
         streams: tuple[int | None, int | None] = (None, None)
         if not terminal:
             streams = (subprocess.PIPE, subprocess.STDOUT)
         with (
-            forking({**os.environ, "PATH": own_path(), LAST_ERROR: str(said)}) as environment,
+            forking({**os.environ, "PATH": own_path(), LAST_ERROR: str(error_file)}) as environment,
             subprocess.Popen(
                 # -P: no file in the user's folder can replace a package
                 [*watcher, sys.executable, "-P", "-m", "dvc", "repro", *targets],
@@ -299,7 +299,7 @@ def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> N
                     print(line, end="", flush=True)
             running.wait()
             running.communicate("\n")  # ends the watcher
-        if running.returncode and said.is_file():
-            raise error_from(read_json(said))
+        if running.returncode and error_file.is_file():
+            raise error_from(read_json(error_file))
         if running.returncode:
             raise SfumatoError(f"`dvc repro` failed in {folder}: {''.join(last).strip()}")

@@ -27,7 +27,7 @@ from sfumato.storage.state_directory import DVC_INDEX, git, state_dir
 Say = Callable[[str], None]  # shows a line
 
 
-def unsaid(text: str) -> None:
+def discard(text: str) -> None:
     """Show nothing."""
 
 

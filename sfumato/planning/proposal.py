@@ -16,7 +16,7 @@ from typing import Any
 
 from sfumato.data.cards import Card
 from sfumato.errors import ConfigError
-from sfumato.planning.forecast import kept, kind_of
+from sfumato.planning.forecast import kind_of, size_factor
 from sfumato.settings.data import SEVERAL, Data, Groups
 from sfumato.settings.fields import Size, both_sides, by, size_of
 from sfumato.settings.noise import noise_at
@@ -63,12 +63,14 @@ class Proposal:
     content: dict[str, Any]  # the content of `params.yaml`
     params: Params  # the same, resolved
     row: str  # name of the row of the table
-    grown: float  # length of the fits, from 0, the shortest, to 1, the longest that was measured
+    fit_length: (
+        float  # length of the fits, from 0, the shortest, to 1, the longest that was measured
+    )
     seconds: float  # expected seconds of a run
     judging: float  # seconds of them for the evaluation
     enough: bool  # whether the requested time is enough
-    whole: float = math.inf  # minutes that the longest measured fits would take
-    left: float = 1.0  # result of `forecast.kept`
+    full_minutes: float = math.inf  # minutes that the longest measured fits would take
+    size_factor: float = 1.0  # result of `forecast.size_factor`
 
     @property
     def kind(self) -> str | None:
@@ -135,7 +137,7 @@ def propose(known: Known, seconds: Seconds) -> Proposal:
     row = row_for(known)
     budget = 60 * known.minutes * PROPOSALS["reserve"]
     longest = proposal(replace(known, minutes=math.inf), row, [row["params"]], 1.0, seconds)
-    whole = (
+    full_minutes = (
         min(longest.seconds, (longest.seconds - longest.judging) / (1 - JUDGING))
         / 60
         / PROPOSALS["reserve"]
@@ -148,7 +150,8 @@ def propose(known: Known, seconds: Seconds) -> Proposal:
             break
     parts = [step / 128 for step in range(129)]  # between the first and the last numbers of the row
     return replace(
-        at(parts[bisect(parts[1:], budget, key=lambda part: at(part).seconds)]), whole=whole
+        at(parts[bisect(parts[1:], budget, key=lambda part: at(part).seconds)]),
+        full_minutes=full_minutes,
     )
 
 
@@ -172,11 +175,11 @@ def proposals(known: Known, sides: Sequence[Size], seconds: Seconds) -> list[Pro
     longer = [max(both_sides(one.params.data.size or 0)) for one in by_size]
     about = max(longer[0], known.longer), known.epsilon * known.size_hint
     by_size = [
-        replace(one, left=kept(one.grown, side, *about))
+        replace(one, size_factor=size_factor(one.fit_length, side, *about))
         for one, side in zip(by_size, longer, strict=True)
     ]
-    best = max((one.left for one in by_size if one.enough), default=0.0)
-    worth = (one for one in by_size if one.enough and one.left >= 0.9 * best)
+    best = max((one.size_factor for one in by_size if one.enough), default=0.0)
+    worth = (one for one in by_size if one.enough and one.size_factor >= 0.9 * best)
     chosen = next(worth, by_size[-1])
     return [chosen, *(one for one in by_size if one is not chosen)]
 
@@ -302,16 +305,22 @@ def for_so_many(
         )
         teacher = content["teacher"]
         most = teacher.get("dimension", TEACHER_CONSTANTS["auxiliary"]["dimension"][0])
-        fewer = {"dimension": min(most, int(few("dimension", product)))}
+        fewer = {"dimension": min(most, int(small_sample("dimension", product)))}
         content = overlaid(
             content,
-            {"teacher": {"ridge": float(f"{few('ridge', effective):.2g}"), **teacher, **fewer}},
+            {
+                "teacher": {
+                    "ridge": float(f"{small_sample('ridge', effective):.2g}"),
+                    **teacher,
+                    **fewer,
+                }
+            },
         )
-    share = max(float(content["count"]["noise"].rstrip("%")), few("count", product))
+    share = max(float(content["count"]["noise"].rstrip("%")), small_sample("count", product))
     return overlaid(content, {"count": {"noise": f"{share:.2g}%"}})
 
 
-def few(what: str, product: float) -> float:
+def small_sample(what: str, product: float) -> float:
     """Look up a value of the table `few`. product: number of images or persons times ε."""
     rule = PROPOSALS["few"][what]
     low, high = rule["within"]

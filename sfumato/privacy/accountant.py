@@ -356,13 +356,13 @@ def noise_of_share(
 ) -> float:
     """Return the noise multiplier at which a stage uses a share of the whole budget."""
     order = reference_order(ask, target, delta)
-    whole = target - conversion(order, delta)
+    full_rdp = target - conversion(order, delta)
     # At this order, the RDP of a single Gaussian that exactly meets the target
     if accountant == EXACT:
         from dp_accounting.gaussian_mechanism import get_sigma_gaussian
 
-        whole = order / 2 / get_sigma_gaussian(target, delta) ** 2
-    return smallest_noise(partial(_fits, ask, order, share * whole))
+        full_rdp = order / 2 / get_sigma_gaussian(target, delta) ** 2
+    return smallest_noise(partial(_fits, ask, order, share * full_rdp))
 
 
 def noise_of_rest(
@@ -373,13 +373,13 @@ def noise_of_rest(
     delta: float,
 ) -> float:
     """Return the smallest noise multiplier over all orders at which all stages meet the target."""
-    taken = dict(zip(ORDERS, rdp_curve(before), strict=True))
+    spent_rdp = dict(zip(ORDERS, rdp_curve(before), strict=True))
     best_noise = math.inf
     for order in ORDERS:
-        left = target - conversion(order, delta) - taken[order]
-        left -= sum(_mechanism_rdp(m, order) for m in solved.values())
-        fits = partial(_fits, ask, order, left)
-        if left > 0 and (not math.isfinite(best_noise) or fits(best_noise * (1 - 1e-5))):
+        remaining_rdp = target - conversion(order, delta) - spent_rdp[order]
+        remaining_rdp -= sum(_mechanism_rdp(m, order) for m in solved.values())
+        fits = partial(_fits, ask, order, remaining_rdp)
+        if remaining_rdp > 0 and (not math.isfinite(best_noise) or fits(best_noise * (1 - 1e-5))):
             best_noise = min(best_noise, smallest_noise(fits, high=min(best_noise, MOST_NOISE)))
     return best_noise
 

@@ -38,7 +38,7 @@ from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import (
     Artifact,
     as_text,
-    declared_apart,
+    declared_disjoint,
     empty_content,
     read_artifact,
 )
@@ -63,14 +63,14 @@ class Verified:
     """A valid ledger.
 
     epsilon: ε at `delta`;
-    apart: ε of a person by the data set they are in, if owners declared that they share no person.
+    epsilon_by_set: ε of a person by data set, if owners declared that they share no person.
     """
 
     ledger: dict
     epsilon: float
     delta: float
     opinions: Mapping[str, Opinion]
-    apart: Mapping[str, float]
+    epsilon_by_set: Mapping[str, float]
 
 
 def verify(
@@ -124,8 +124,8 @@ def verify(
         raise LedgerError(path, problems)
     at = delta or ledger["delta"]
     by = ledger["accountant"]
-    apart = ledger.get("apart", ())
-    parts = of_one_person(ledger["records"], apart)
+    disjoint_sets = ledger.get("apart", ())
+    parts = of_one_person(ledger["records"], disjoint_sets)
     dearest = max(parts.values(), key=lambda part: compose(part, at)["epsilon"]["rdp"])
     if all_opinions:
         # Takes seconds, so only for a valid ledger
@@ -137,9 +137,9 @@ def verify(
     each = {
         name: compose(part, at, accountant=by)["epsilon"][by]
         for name, part in parts.items()
-        if apart
+        if disjoint_sets
     }
-    return Verified(ledger=ledger, epsilon=spent, delta=at, opinions=opinions, apart=each)
+    return Verified(ledger=ledger, epsilon=spent, delta=at, opinions=opinions, epsilon_by_set=each)
 
 
 def check_bounds(limit: float | None, delta: float | None, unit: str | None) -> None:
@@ -206,17 +206,17 @@ def check_ledger(
     if problems:
         return math.inf, problems
 
-    apart = tuple(ledger.get("apart", ()))
-    if apart and without_records(records, apart):
+    disjoint_sets = tuple(ledger.get("apart", ()))
+    if disjoint_sets and without_records(records, disjoint_sets):
         problems.append(
-            f"it declares that {', '.join(apart)} share no person, but does not have records of "
-            "each of them"
+            f"it declares that {', '.join(disjoint_sets)} share no person, but does not have "
+            "records of each of them"
         )
         return math.inf, problems
-    stored = compose(records, ledger["delta"], apart, accountant)
+    stored = compose(records, ledger["delta"], disjoint_sets, accountant)
     problems += stated_problems(ledger, stored)
     problems += odometer_problems(ledger)
-    spent = spent_on_one(records, delta, accountant, stored["adjacency"], apart)
+    spent = spent_on_one(records, delta, accountant, stored["adjacency"], disjoint_sets)
     for what, bound, cost, at in (
         ("its own target", ledger["target"], stored["epsilon"][accountant], ledger["delta"]),
         ("the limit", limit, spent, delta),
@@ -238,9 +238,9 @@ def stated_problems(ledger: Mapping, computed: Mapping) -> list[str]:
             f"{computed['adjacency']!r}"
         )
     for name, cost in computed["epsilon"].items():
-        said = ledger["epsilon"].get(name, math.nan)
-        if differs(said, cost):
-            problems.append(f"its epsilon ({name}) is {said}, but its records come to {cost:.6g}")
+        stated = ledger["epsilon"].get(name, math.nan)
+        if differs(stated, cost):
+            problems.append(f"its epsilon ({name}) is {stated}, but its records come to {cost:.6g}")
     if others := sorted(ledger["epsilon"].keys() - computed["epsilon"].keys()):
         problems.append(
             f"it states an epsilon for an unknown accountant ({', '.join(others)}): it was edited"
@@ -270,36 +270,37 @@ def differs(stated: float, computed: float) -> bool:
 
 def odometer_problems(ledger: Mapping) -> list[str]:
     """Recompute the odometer's line from the charges that the ledger lists, and list all errors."""
-    said = ledger["odometer"]
+    stated = ledger["odometer"]
     try:
-        others = [{"id": None, "event": event} for event in said["others"]]
+        others = [{"id": None, "event": event} for event in stated["others"]]
         line = odometer_line(
             ledger["records"],
             others,
             ledger["delta"],
-            said["dataset_id"],
-            said["head"],
+            stated["dataset_id"],
+            stated["head"],
             ledger["accountant"],
         )
     except BudgetError as error:
         return [f"its odometer cannot be read ({error})"]
     problems = [
-        f"its odometer's {key} is {said[key]}, but its list comes to {line[key]:.6g}"
+        f"its odometer's {key} is {stated[key]}, but its list comes to {line[key]:.6g}"
         for key in ("charges", "epsilon")
-        if differs(said[key], line[key])
+        if differs(stated[key], line[key])
     ]
-    if said["complete"] is not line["complete"] or not (
-        said["head"] is None or re.fullmatch("[0-9a-f]{64}", said["head"])
+    if stated["complete"] is not line["complete"] or not (
+        stated["head"] is None or re.fullmatch("[0-9a-f]{64}", stated["head"])
     ):
         problems.append(
             "its odometer is marked as complete, but does not have a valid head of a journal"
         )
     if (
-        said["dataset_id"] not in {record["dataset_id"] for record in ledger["records"]}
+        stated["dataset_id"] not in {record["dataset_id"] for record in ledger["records"]}
         and ledger["records"]
     ):
         problems.append(
-            f"its odometer is for {said['dataset_id']!r}, but it contains no record of that dataset"
+            f"its odometer is for {stated['dataset_id']!r}, but it contains no record of that "
+            "dataset"
         )
     return problems
 
@@ -447,7 +448,7 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
             f"{path} depends on charge {key[:8]}, which the ledger does not contain"
             for key in unknown
         ]
-    if declared_apart(list(artifacts.values())) != tuple(ledger.get("apart", ())):
+    if declared_disjoint(list(artifacts.values())) != tuple(ledger.get("apart", ())):
         problems.append(
             "its declaration of owners without common people differs from that in its artifacts"
         )

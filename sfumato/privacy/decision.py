@@ -169,17 +169,14 @@ def resuming_problem(
         if run.record.get(key) != value
     ]
     if not same_inputs:
-        why, cure = "under this plan with different inputs", OTHER_BYTES
+        why = "under this plan with different inputs"
+        cure = OTHER_BYTES
     elif prepared is not None and run.drew_others(prepared):
-        why, cure = (
-            "on other images than the prepared ones",
-            "prepare those again, or set another data.version",
-        )
+        why = "on other images than the prepared ones"
+        cure = "prepare those again, or set another data.version"
     elif other:
-        why, cure = (
-            f"with another mechanism ({', '.join(other)})",
-            "restore the settings of that run",
-        )
+        why = f"with another mechanism ({', '.join(other)})"
+        cure = "restore the settings of that run"
     else:
         return ""
     return (

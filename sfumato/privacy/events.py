@@ -26,7 +26,8 @@ ZERO_OUT_ONE = "zero-out-one"
 ADJACENCIES = (ADD_OR_REMOVE_ONE, ZERO_OUT_ONE)
 MOST_USES = 10**9  # Largest number of uses of one mechanism
 # Range of a mechanism's numbers and of norms, whose squares and products then fit into float64.
-LOWEST, HIGHEST = 1e-100, 1e100
+LOWEST = 1e-100
+HIGHEST = 1e100
 # Names of the units in records
 UNITS = {IMAGE: "one (image, label)", GROUP: "all (image, label) of one group"}
 PROTECTED = {
@@ -70,7 +71,9 @@ class Mechanism:
         Raises:
             BudgetError: `data` has any other form. No part of it is guessed or skipped.
         """
-        uses, rate, inner = 1, 1.0, data
+        uses = 1
+        rate = 1.0
+        inner = data
         if is_form(inner, "SelfComposed", "count", "event"):
             uses, inner = inner["count"], inner["event"]
         if is_form(inner, "PoissonSampled", "sampling_probability", "event"):

@@ -73,27 +73,32 @@ def read_budget(path: Path) -> dict[str, Any]:
     return content
 
 
-def of_one_person(records: Sequence[dict], apart: Sequence[str] = ()) -> dict[str, list[dict]]:
-    """Return the records that can depend on one person, for each data set of `apart`.
+def of_one_person(
+    records: Sequence[dict], disjoint_sets: Sequence[str] = ()
+) -> dict[str, list[dict]]:
+    """Return the records that can depend on one person, for each data set of `disjoint_sets`.
 
-    For a person in one of these data sets, these are its records, and the records of all data sets
-    that are not in `apart`, which may contain anyone. Without `apart`, returns all records under
-    "".
+    For a person in one of these data sets, these are its records, and the records of all other
+    data sets, which may contain anyone. Without `disjoint_sets`, returns all records under "".
 
-    Guarantee: if a person is in at most one set of `apart`, only these records depend on that
+    Guarantee: if a person is in at most one of `disjoint_sets`, only these records depend on that
     person.
     """
-    if not apart:
+    if not disjoint_sets:
         return {"": list(records)}
     return {
-        name: [r for r in records if r["dataset_id"] == name or r["dataset_id"] not in apart]
-        for name in apart
+        name: [
+            r for r in records if r["dataset_id"] == name or r["dataset_id"] not in disjoint_sets
+        ]
+        for name in disjoint_sets
     }
 
 
-def without_records(records: Sequence[dict], apart: Sequence[str]) -> bool:
+def without_records(records: Sequence[dict], disjoint_sets: Sequence[str]) -> bool:
     """Return whether fewer than two data sets are declared apart, or one of them has no record."""
-    return len({*apart}) < 2 or not {*apart} <= {record["dataset_id"] for record in records}
+    return len({*disjoint_sets}) < 2 or not {*disjoint_sets} <= {
+        record["dataset_id"] for record in records
+    }
 
 
 def spent_on_one(
@@ -101,10 +106,10 @@ def spent_on_one(
     delta: float,
     accountant: str,
     adjacency: str,
-    apart: Sequence[str] = (),
+    disjoint_sets: Sequence[str] = (),
 ) -> float:
-    """Return epsilon for one person: the largest over the data sets of `apart`."""
-    parts = of_one_person(records, apart).values()
+    """Return epsilon for one person: the largest over the data sets of `disjoint_sets`."""
+    parts = of_one_person(records, disjoint_sets).values()
     return max(epsilon(map(event_of, part), delta, accountant, adjacency) for part in parts)
 
 
@@ -114,12 +119,15 @@ def by_line(accountant: str) -> str:
 
 
 def compose(
-    records: Sequence[dict], delta: float, apart: Sequence[str] = (), accountant: str = "rdp"
+    records: Sequence[dict],
+    delta: float,
+    disjoint_sets: Sequence[str] = (),
+    accountant: str = "rdp",
 ) -> dict:
     """Compute the cost of the records, in total and by stage.
 
     `epsilon` of the result contains the total by every accountant, and `stages` each stage's own
-    epsilon and share of the RDP. With `apart`, each number is the largest over its data sets, and
+    epsilon and share of the RDP. With `disjoint_sets`, each number is the largest over them, and
     shares are computed for the data set that costs most. Raises BudgetError if the records have
     different privacy units, which cannot be composed.
     """
@@ -128,7 +136,7 @@ def compose(
             f"records of different units ({', '.join(sorted(units))}) cannot be composed"
         )
     adjacency = common_adjacency(records)  # a Gaussian sum costs the same under both
-    parts = of_one_person(records, apart).values()
+    parts = of_one_person(records, disjoint_sets).values()
     dearest = max(parts, key=lambda part: epsilon(map(event_of, part), delta, "rdp", adjacency))
     shares = shares_of_rdp(
         {n: [event_of(r) for r in dearest if r["stage"] == n] for n in QUERIES}, delta
@@ -137,12 +145,14 @@ def compose(
     return {
         "adjacency": adjacency,
         "epsilon": {
-            name: spent_on_one(records, delta, name, adjacency, apart)
+            name: spent_on_one(records, delta, name, adjacency, disjoint_sets)
             for name in {*BOUNDS, accountant}
         },
         "stages": {
             name: {
-                "epsilon": spent_on_one(charged, delta, by_line(accountant), adjacency, apart),
+                "epsilon": spent_on_one(
+                    charged, delta, by_line(accountant), adjacency, disjoint_sets
+                ),
                 "share": shares[name],
                 "records": sorted(record["id"] for record in charged),
             }
@@ -185,7 +195,7 @@ def build_ledger(
     *,
     dataset_id: str | None = None,
     head: str | None = None,
-    apart: Sequence[str] = (),
+    disjoint_sets: Sequence[str] = (),
 ) -> dict:
     """Build the ledger of a release.
 
@@ -199,12 +209,12 @@ def build_ledger(
     ledger = {
         "schema": 5,
         **{key: budget[key] for key in ("recipe", "accountant", "delta", "size_hint", "target")},
-        **compose(rows, delta, apart, accountant),
+        **compose(rows, delta, disjoint_sets, accountant),
         "records": rows,
         "odometer": odometer_line(rows, journal, delta, dataset_id, head, accountant),
     }
-    if apart:
-        ledger["apart"] = sorted(apart)
+    if disjoint_sets:
+        ledger["apart"] = sorted(disjoint_sets)
     return {**ledger, "digest": digest_of(ledger)}
 
 

@@ -21,7 +21,11 @@ from sfumato.storage.journal import ADOPT, GENESIS, REGROUP, Journal
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-OPEN, RESUME, PROGRESS, CLOSE, ABANDON = "open", "resume", "progress", "close", "abandon"
+OPEN = "open"
+RESUME = "resume"
+PROGRESS = "progress"
+CLOSE = "close"
+ABANDON = "abandon"
 LOCAL_USE = "local"
 
 

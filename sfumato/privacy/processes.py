@@ -18,7 +18,7 @@ from sfumato.privacy.charge import Charge, Drawn
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.odometer import PROGRESS
-from sfumato.privacy.sampling import dealt
+from sfumato.privacy.sampling import assign_processes
 from sfumato.runtime import distributed
 
 
@@ -39,7 +39,7 @@ class SharedCharge(Charge):
         # From a separate source, so that a seeded charge draws the same images as with one process.
         secret = NoiseSource().generator
         for chosen, weights in super()._draw(draws):
-            places = dealt(secret, chosen, distributed.world_size())
+            places = assign_processes(secret, chosen, distributed.world_size())
             distributed.broadcast_object((chosen, weights, places))
             yield own_rows(chosen, weights, places)
         distributed.broadcast_object(None)

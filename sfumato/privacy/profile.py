@@ -1,7 +1,7 @@
 """Bound how well any attacker can detect whether one image was used.
 
 Everything follows from the privacy profile: delta as a function of epsilon. It bounds the trade-off
-between false alarms and hits of every test, whatever else the attacker knows.
+between false alarms and hits of every test, regardless of what else the attacker knows.
 
 Source: Wasserman & Zhou 2010; Dong, Roth & Su 2022.
 """
@@ -97,7 +97,7 @@ def membership_advantage(profile: Profile) -> float:
     epsilon 0, and at most (e^epsilon − 1 + 2 delta) / (e^epsilon + 1) at any other point of the
     profile, which matters if only the Rényi curve is known.
 
-    Guarantee: no test of "was this image used?" does better, whatever else is known.
+    Guarantee: no test of "was this image used?" does better, with any other knowledge.
     """
     ratio = np.tanh(profile.epsilons / 2)  # (e^epsilon − 1) / (e^epsilon + 1)
     allowed = ratio + (1 - ratio) * profile.deltas
@@ -113,7 +113,7 @@ def best_guess(
     The result lies in [1/2, 1]. It takes a tenth of a second, because it uses a coarser
     distribution than `privacy_profile`. noise: factor applied to all noise multipliers.
 
-    Guarantee: no test does better, whatever else is known.
+    Guarantee: no test does better, with any other knowledge.
     """
     events = [
         replace(one, noise_multiplier=one.noise_multiplier * noise).event for one in mechanisms

@@ -26,7 +26,7 @@ from sfumato.settings.stages import QUERIES
 from sfumato.storage.artifacts import (
     PRIVACY,
     Artifact,
-    declared_apart,
+    declared_disjoint,
     merge_records,
     read_artifact,
 )
@@ -115,13 +115,13 @@ def write_ledger(
         read_artifact(folder / ARTIFACTS / stage, stage) for stage in ("synthesize", *QUERIES)
     ]
     records = merge_records(artifacts)
-    apart = declared_apart(artifacts)
-    if apart and not (folder / CARD_PATH).exists():  # a project made by `stage merge`
+    disjoint_sets = declared_disjoint(artifacts)
+    if disjoint_sets and not (folder / CARD_PATH).exists():  # a project made by `stage merge`
         say(
-            f"note: {', '.join(apart)} have their own journals: charges opened elsewhere are not "
-            "included here"
+            f"note: {', '.join(disjoint_sets)} have their own journals: charges opened elsewhere "
+            "are not included here"
         )
-        ledger = build_ledger(budget, records, [], apart=apart)
+        ledger = build_ledger(budget, records, [], disjoint_sets=disjoint_sets)
         return ledger, save_ledger(ledger, artifacts, folder, state, out)
     odometer = Odometer(state, read_card(folder / CARD_PATH).dataset_id)
     journal = list[dict]()
@@ -137,7 +137,12 @@ def write_ledger(
     if gap:
         say(f"note: the odometer is incomplete: {gap}")
     ledger = build_ledger(
-        budget, records, journal, dataset_id=odometer.dataset_id, head=head, apart=apart
+        budget,
+        records,
+        journal,
+        dataset_id=odometer.dataset_id,
+        head=head,
+        disjoint_sets=disjoint_sets,
     )
     spent = save_ledger(ledger, artifacts, folder, state, out)
     # Keep copies of the releases in this ledger, to restore them at no cost. Also keep copies that
@@ -204,8 +209,8 @@ def adopt_charges(
         for record in known_records(folder, state).values()
         if record.get("dataset_id") == named
     ]
-    whole = [record for record in here if not record_problems("record", record)]
+    valid = [record for record in here if not record_problems("record", record)]
     for record in here:
-        if record not in whole:
+        if record not in valid:
             say(f"left out: the charge {record['id'][:8]}, whose record is damaged")
-    return odometer, *odometer.adopt(whole, seen_in_project(named, folder, state))
+    return odometer, *odometer.adopt(valid, seen_in_project(named, folder, state))

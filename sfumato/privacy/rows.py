@@ -18,7 +18,7 @@ class Rows(NamedTuple):
 
     The row is left_i ⊗ right_i, or left_i without `right`. Its norm is the product of both norms.
 
-    Args:
+    Attributes:
         left: (B, a).
         right: (B, b).
     """

@@ -47,7 +47,9 @@ def poisson_blocks(
         yield np.concatenate(block)
 
 
-def dealt(generator: np.random.Generator, chosen: np.ndarray, processes: int) -> np.ndarray:
+def assign_processes(
+    generator: np.random.Generator, chosen: np.ndarray, processes: int
+) -> np.ndarray:
     """Assign each row of a draw to a process, uniformly and independently of all other rows.
 
     Returns (n,) int64.

@@ -94,12 +94,12 @@ def check_owner(
             problems.append(
                 f"its plans of {name} and count are for different data sets: run `stage plan`"
             )
-    apart = queries[0].apart
-    owners = apart or (plans["count"].get("dataset_id", ""),)
+    disjoint_sets = queries[0].disjoint_sets
+    owners = disjoint_sets or (plans["count"].get("dataset_id", ""),)
     for query in queries if not problems else ():
         released = [record for record in query.records.values() if record["stage"] == query.stage]
         planned = Mechanism(**plans[query.stage]["mechanism"]).to_json()
-        if query.apart != apart or len(apart) == 1:
+        if query.disjoint_sets != disjoint_sets or len(disjoint_sets) == 1:
             problems.append(
                 f"{query.path} and {queries[0].path} differ in which data sets share no person"
             )
@@ -107,14 +107,14 @@ def check_owner(
             problems.append(
                 f"{query.path} contains no release of its own: run `stage {query.stage}` there"
             )
-        elif not apart and any(record["event"] != planned for record in released):
+        elif not disjoint_sets and any(record["event"] != planned for record in released):
             problems.append(
                 f"{query.path} was not released by the mechanism of its plan: run `stage plan`"
             )
     if problems:
         raise DataError(f"{folder} cannot be merged: {problems[0]}")
     every = [*records.values()]
-    spent = spent_on_one(every, delta, budget["accountant"], common_adjacency(every), apart)
+    spent = spent_on_one(every, delta, budget["accountant"], common_adjacency(every), disjoint_sets)
     if spent > budget["target"] * (1 + TOLERANCE):
         raise BudgetError(
             f"{folder} spent ε = {spent:.4g}, above the target of its budget.json, "
@@ -127,7 +127,7 @@ def merged_budget(
     budgets: Sequence[Mapping[str, Any]],
     size_hint: int,
     records: Sequence[dict],
-    apart: Sequence[str],
+    disjoint_sets: Sequence[str],
 ) -> dict[str, Any]:
     """Compute the merged budget at the smallest δ of all owners.
 
@@ -141,7 +141,7 @@ def merged_budget(
         )
     accountant = min((budget["accountant"] for budget in budgets), key=ACCOUNTANTS.index)
     delta = checked_delta(min(budget["delta"] for budget in budgets), size_hint)
-    spent = spent_on_one(records, delta, accountant, common_adjacency(records), apart)
+    spent = spent_on_one(records, delta, accountant, common_adjacency(records), disjoint_sets)
     target = max(*(budget["target"] for budget in budgets), round_up(spent))
     return {
         "recipe": recipe,

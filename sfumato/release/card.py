@@ -27,7 +27,7 @@ PREPARED = {
     "range": None,
     "filter": "lanczos",
 }
-ASKED_LABELS = "asked.npy"  # In a release with the labels of a teacher
+REQUESTED_LABELS = "asked.npy"  # In a release with the labels of a teacher
 UNCHANGED = {
     "plain": "as a model drew it",
     "public": "a public image, privately selected and labelled",
@@ -132,7 +132,7 @@ def page(text: str, title: str) -> str:
 
 
 def cost_of(
-    plan: StagePlan[Any], records: Mapping[str, dict], apart: Sequence[str] = ()
+    plan: StagePlan[Any], records: Mapping[str, dict], disjoint_sets: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Compute the cost of all charges behind a release, for one person, by the plan's accountant.
 
@@ -141,7 +141,7 @@ def cost_of(
     """
     adjacency = common_adjacency(records.values())
     delta = checked_delta(plan.delta, plan.size_hint)
-    spent = spent_on_one(list(records.values()), delta, plan.accountant, adjacency, apart)
+    spent = spent_on_one(list(records.values()), delta, plan.accountant, adjacency, disjoint_sets)
     units = sorted({record["unit"] for record in records.values()})
     return {"epsilon": spent, "delta": delta, "adjacency": adjacency, "units": units}
 

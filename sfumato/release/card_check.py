@@ -33,11 +33,11 @@ def check_card(
     labels: np.ndarray,
     kinds: np.ndarray,
     records: Mapping[str, dict],
-    apart: Sequence[str],
+    disjoint_sets: Sequence[str],
 ) -> None:
     """Raise ValueError for the first wrong statement of a card. Statements may be missing.
 
-    apart: data sets that `privacy.json` declares to show different people.
+    disjoint_sets: data sets that `privacy.json` declares to show different people.
     """
     classes = card["classes"]
     if not isinstance(classes, list) or not all(isinstance(name, str) and name for name in classes):
@@ -57,8 +57,8 @@ def check_card(
         expected = (np.uint8, (len(images), len(classes)))
         most = 2
     if (labels.dtype, labels.shape) != expected:
-        whole = f"{len(images)} images in {len(classes)} classes"
-        raise ValueError(f"labels.npy is {labels.dtype} {labels.shape}, for {whole}")
+        described = f"{len(images)} images in {len(classes)} classes"
+        raise ValueError(f"labels.npy is {labels.dtype} {labels.shape}, for {described}")
     if labels.size and not 0 <= labels.min() <= labels.max() < most:
         raise ValueError(
             f"labels.npy contains the label {labels.max()}, and it names {len(classes)} classes"
@@ -86,7 +86,7 @@ def check_card(
         "shape": [images.shape[3], *images.shape[1:3]],
         "kinds": number,
         "units": sorted({record["unit"] for record in records.values()}),
-        "apart": sorted(apart),
+        "apart": sorted(disjoint_sets),
     }
     if sources:
         found |= {
@@ -101,7 +101,7 @@ def check_card(
 
 
 def known_cost(
-    card: Mapping[str, Any], records: Mapping[str, dict], apart: Sequence[str] = ()
+    card: Mapping[str, Any], records: Mapping[str, dict], disjoint_sets: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return the cost of a release: ε at its card's δ, recomputed if the accountant is installed.
 
@@ -138,10 +138,10 @@ def known_cost(
         raise ValueError(
             f"its records are of different units ({', '.join(units)}), which cannot be composed"
         )
-    if apart and without_records(rows, apart):
+    if disjoint_sets and without_records(rows, disjoint_sets):
         raise ValueError(
-            f"it declares that {', '.join(apart)} share no person, but lacks records of some of "
-            "them"
+            f"it declares that {', '.join(disjoint_sets)} share no person, but lacks records of "
+            "some of them"
         )
     if (adjacency := common_adjacency(rows)) != card["adjacency"]:
         raise ValueError(
@@ -152,7 +152,7 @@ def known_cost(
             f"it states delta={delta:g}, and above {LARGEST_DELTA:g} there is no guarantee"
         )
     for accountant in ("rdp", EXACT):
-        spent = spent_on_one(rows, delta, accountant, adjacency, apart)
+        spent = spent_on_one(rows, delta, accountant, adjacency, disjoint_sets)
         if card["epsilon"] >= spent - TOLERANCE * max(1.0, spent):
             return cost | {"epsilon": spent, "basis": RECOMPUTED}
     stated = f"it states epsilon={card['epsilon']:g} at delta={delta:g}"

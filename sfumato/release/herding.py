@@ -66,16 +66,16 @@ def herded(
     ]
     ends = labels.bincount(minlength=len(priors)).cumsum(0) * number // len(labels)
     kept = []
-    for label, wanted in enumerate(ends.diff(prepend=torch.zeros(1, dtype=torch.int64)).tolist()):
+    for label, count in enumerate(ends.diff(prepend=torch.zeros(1, dtype=torch.int64)).tolist()):
         among = (labels == label).nonzero().flatten()
-        if wanted and priors[label] > 0:
+        if count and priors[label] > 0:
             target = (means.table[cells, label] / priors[label]).to(device())
-            for part, share in zip(among.split(TOGETHER), shares(wanted, len(among)), strict=True):
+            for part, share in zip(among.split(TOGETHER), shares(count, len(among)), strict=True):
                 kept.append(
                     part[nearest_mean(rows_of(features, images[part], cells), target, share)]
                 )
         else:
-            kept.append(among[:wanted])
+            kept.append(among[:count])
     return torch.cat(kept)
 
 

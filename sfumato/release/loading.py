@@ -35,19 +35,29 @@ KINDS_FILE = "kinds.npy"
 
 @dataclass(frozen=True)
 class Release:
-    """A released set."""
+    """A released set.
 
-    images: np.ndarray  # (N, H, W, C) uint8, memory-mapped and read-only
-    # (N,) int64 below len(classes), or (N, len(classes)) uint8 of 0 and 1: several labels
+    Args:
+        images: (N, H, W, C) uint8, memory-mapped and read-only.
+        labels: (N,) int64 below len(classes), or (N, len(classes)) uint8 of 0 and 1 if images have
+            several labels.
+        kinds: (N,) text: "plain" for an image as a model drew it, "distorted", "blend" or "public".
+        classes: Class names, in the order of the labels.
+        card: Content of `card.json`, with ε and δ.
+        ledger: Record of every privacy mechanism behind the set, by id.
+        path: Folder that the set was read from.
+        cost: Cost of everything behind the set: ε, δ, the neighbour relation and the protected
+            units. `basis` states whether ε was recomputed from the records or, if no accountant is
+            installed, copied from the card.
+    """
+
+    images: np.ndarray
     labels: np.ndarray
-    kinds: np.ndarray  # (N,) text: "plain", as a model drew it, "distorted", "blend" or "public"
-    classes: tuple[str, ...]  # class names, in the order of the labels
-    card: dict[str, Any]  # content of `card.json`, with ε and δ
-    ledger: dict[str, dict[str, Any]]  # record of every privacy mechanism behind the set, by id
-    path: Path  # folder that it was read from
-    # cost of everything behind the set: ε, δ, the neighbour relation and the protected units.
-    # `basis` states whether ε was recomputed from the records, or is as the card states, if no
-    # accountant is installed
+    kinds: np.ndarray
+    classes: tuple[str, ...]
+    card: dict[str, Any]
+    ledger: dict[str, dict[str, Any]]
+    path: Path
     cost: dict[str, Any]
 
     def __len__(self) -> int:
@@ -124,7 +134,7 @@ class Release:
             lambda error: f"{readme} has no front matter ({error!r}): fetch the release again",
         ):
             _, front, text = read_text(readme).split("---\n", 2)
-            said = dict(parse_yaml(front))
+            metadata = dict(parse_yaml(front))
         images = ImageSet(self.images, self.labels, self.classes)
         mark = mark_of(self.card["sources"])
         if find_spec("pyarrow") is None:
@@ -135,8 +145,8 @@ class Release:
             place = {"data_files": PARQUET_FILES}
         for name in ("card.json", "privacy.json"):
             shutil.copyfile(self.path / name, folder / name)
-        said |= {"configs": [{"config_name": "default", **place}]}
-        front = yaml.safe_dump(said, sort_keys=False, allow_unicode=True, width=120)
+        metadata |= {"configs": [{"config_name": "default", **place}]}
+        front = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True, width=120)
         (folder / "README.md").write_text(f"---\n{front}---\n{text}", encoding="utf-8")
         return folder
 
@@ -198,7 +208,7 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
         content = read_json(file)
         files = dict(content["files"])
         records = dict(content["records"])
-        apart = tuple(content.get("apart", ()))
+        disjoint_sets = tuple(content.get("apart", ()))
         if odd := [key for key, record in records.items() if record["id"] != key]:
             raise ValueError(f"the record {odd[0][:32]!r} has another id")
         stage = content["stage"]
@@ -234,8 +244,8 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
         DataError,
         lambda error: f"{folder / 'card.json'} does not fit the release ({error}): {fetch}",
     ):
-        check_card(card, images, labels, kind, records, apart)
-        cost = known_cost(card, records, apart)
+        check_card(card, images, labels, kind, records, disjoint_sets)
+        cost = known_cost(card, records, disjoint_sets)
         card.setdefault("kinds", {"plain": len(images)})
     if missing := {*(kinds or ())} - {*card["kinds"]}:
         raise DataError(

@@ -33,10 +33,10 @@ def pattern_key(dataset: str, seed: int) -> str:
 def blocks_of(images: np.ndarray) -> np.ndarray:
     """Cut (N, H, W) into (N, h, w, 64): the full blocks, from the upper left."""
     height, width = (side // BLOCK for side in images.shape[1:])
-    whole = images[:, : height * BLOCK, : width * BLOCK].reshape(
+    blocks = images[:, : height * BLOCK, : width * BLOCK].reshape(
         len(images), height, BLOCK, width, BLOCK
     )
-    return whole.swapaxes(2, 3).reshape(len(images), height, width, BLOCK**2)
+    return blocks.swapaxes(2, 3).reshape(len(images), height, width, BLOCK**2)
 
 
 def coefficients(images: np.ndarray, key: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

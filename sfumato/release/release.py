@@ -11,7 +11,7 @@ import torch
 
 from sfumato.data.images import IMAGES, ImageSet, load_array, per_class, save_images
 from sfumato.privacy.resolved import StagePlan
-from sfumato.release.card import ASKED_LABELS, LABEL_TABLE, PREPARED, cost_of, dataset_card
+from sfumato.release.card import LABEL_TABLE, PREPARED, REQUESTED_LABELS, cost_of, dataset_card
 from sfumato.release.exports import EXPORTS, PUBLIC_SOURCE, folder_names, mark_of
 from sfumato.release.loading import KINDS_FILE
 from sfumato.release.pattern import add_pattern, pattern_key
@@ -31,7 +31,7 @@ def save_release(
     sources: np.ndarray,
     records: Mapping[str, dict],
     plan: StagePlan[Synthesize],
-    apart: Sequence[str] = (),
+    disjoint_sets: Sequence[str] = (),
     public_source: str | None = None,
     stream: Mapping[str, Any] | None = None,
 ) -> None:
@@ -57,8 +57,8 @@ def save_release(
             csv_text(rows, dict.fromkeys(plan.classes, "")), encoding="utf-8"
         )
     np.save(directory / KINDS_FILE, varied.kinds)
-    if varied.asked is not None:
-        np.save(directory / ASKED_LABELS, varied.asked.numpy(), allow_pickle=False)
+    if varied.requested_labels is not None:
+        np.save(directory / REQUESTED_LABELS, varied.requested_labels.numpy(), allow_pickle=False)
     unchanged = np.isin(varied.kinds, (PLAIN, FROM_PUBLIC))
     shown = sorted_examples(
         varied.images, varied.labels, len(plan.classes), SHOWN_PER_CLASS, unchanged
@@ -80,8 +80,8 @@ def save_release(
         "synthetic": PUBLIC_SOURCE not in drawn,
         "digital_source_type": mark.source_type,
         **pattern,
-        **cost_of(plan, records, apart),
-        **({"apart": sorted(apart)} if apart else {}),
+        **cost_of(plan, records, disjoint_sets),
+        **({"apart": sorted(disjoint_sets)} if disjoint_sets else {}),
         "about": dict(plan.about),
         "privacy": "differentially private; privacy.json holds every mechanism that was paid for, "
         "ledger.json composes them",
@@ -148,7 +148,7 @@ def plain_images(released: ImageSet, directory: Path) -> ImageSet | None:
 
     Returns None if that is the release itself.
     """
-    if not (directory / ASKED_LABELS).exists():
+    if not (directory / REQUESTED_LABELS).exists():
         return None
     plain, requested = plain_requests(directory)
     return ImageSet(released.images[plain], requested, released.classes)
@@ -156,7 +156,7 @@ def plain_images(released: ImageSet, directory: Path) -> ImageSet | None:
 
 def plain_requests(directory: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of the plain images of a release, and the classes requested for them."""
-    requested = load_array(directory / ASKED_LABELS)
+    requested = load_array(directory / REQUESTED_LABELS)
     plain = np.flatnonzero(load_array(directory / KINDS_FILE)[: len(requested)] == PLAIN)
     return plain, requested[plain]
 

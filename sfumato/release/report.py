@@ -176,13 +176,13 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
 def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
     """Recompute epsilon, delta, the table of charges and the bar of spending from the records."""
     records = ledger["records"]
-    apart = ledger.get("apart", ())
+    disjoint_sets = ledger.get("apart", ())
     delta = ledger["delta"]
 
     def cost_of(part: Sequence[dict]) -> str:
         return bound_text(spent_on_one(part, delta, ledger["accountant"], common_adjacency(part)))
 
-    composed = compose(records, delta, apart, ledger["accountant"])
+    composed = compose(records, delta, disjoint_sets, ledger["accountant"])
     spending = {name: stage for name in QUERIES if (stage := composed["stages"][name])["records"]}
     rows = []
     start = 0.0
@@ -231,7 +231,9 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "stages": rows,
         "public_images": any(record["stage"] == "histogram" for record in records),
         "owners": [
-            (owner, cost_of(part)) for owner, part in of_one_person(records, apart).items() if apart
+            (owner, cost_of(part))
+            for owner, part in of_one_person(records, disjoint_sets).items()
+            if disjoint_sets
         ],
         "together": cost_of(records),
     }

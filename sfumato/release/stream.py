@@ -1,4 +1,4 @@
-"""An endless release: labelled images, drawn anew from a release's own networks. It is free.
+"""An endless release: new labelled images from a release's own networks. It is free.
 
 import sfumato
 for images, labels, about in sfumato.stream("artifacts/synthesize", batch=128): ...
@@ -111,9 +111,11 @@ def save_networks(
 class Batch(NamedTuple):
     """Images that were drawn together.
 
-    images: (B, C, H, W) float32 in [0, 1]; labels: (B, classes) float32, rows of sum 1, or with
-    several labels the probability of each; about: the mark that they are generated, and the
-    licence.
+    Attributes:
+        images: (B, C, H, W) float32 in [0, 1].
+        labels: (B, classes) float32: probabilities that add up to 1 in each row or, with several
+            labels per image, the probability of each label.
+        about: Mark that the images are generated, and their licence.
     """
 
     images: Tensor
@@ -224,7 +226,7 @@ class Stream(IterableDataset[Batch]):
         return self.labelling.soft(seen, PLAIN)
 
     def blend(self, images: Tensor, labels: Tensor, random: torch.Generator) -> None:
-        """Blend the release's share of images with others, and label them anew, in place."""
+        """Blend the release's share of images with others, and label the blends, in place."""
         plain = self.batch - int(self.batch * self.settings.mixed)
         if self.labelling is None or self.teacher is None or plain == self.batch:
             return

@@ -65,8 +65,8 @@ def kept_images(
     for label in labels.unique().tolist():
         of_class = torch.from_numpy(np.flatnonzero(population.labels == label))
         order = of_class[torch.randperm(len(of_class), generator=random)]
-        wanted = labels == label
-        rows[wanted] = order[torch.arange(int(wanted.sum())) % len(order)]
+        places = labels == label
+        rows[places] = order[torch.arange(int(places.sum())) % len(order)]
     return (population.batch(part.numpy())[0] for part in rows.split(DRAWING_BATCH)), labels
 
 
@@ -83,11 +83,11 @@ def chosen_images(
     """
     public = load_public(paths["public"], (*shape,))  # type: ignore[misc]
     images, labels, _ = public_training_set(public, paths["select"], None)
-    wanted = balanced_labels(
+    new_labels = balanced_labels(
         count, priors, int(labels.max()) + 1, torch.Generator().manual_seed(seed)
     )
     rows = []
-    for label, number in enumerate(wanted.bincount().tolist()):
+    for label, number in enumerate(new_labels.bincount().tolist()):
         of_class = (labels == label).nonzero().flatten()
         if len(of_class) < number:
             raise DataError(
@@ -177,9 +177,9 @@ def mixed(
 
     drawn_from: function from a source, a number of images and a seed.
     """
-    whole = sum(settings.sources.values())
+    total_weight = sum(settings.sources.values())
     numbers: dict[str, int] = {
-        name: int(settings.count * weight / whole)
+        name: int(settings.count * weight / total_weight)
         for name, weight in sorted(settings.sources.items())
     }
     numbers[max(numbers, key=lambda name: numbers[name])] += settings.count - sum(numbers.values())

@@ -27,12 +27,19 @@ from sfumato.storage.files import write_json
 
 @dataclass(frozen=True)
 class ReleasedClassifier:
-    """A released classifier, a teacher or a student."""
+    """A released classifier, a teacher or a student.
 
-    network: Any  # (B, C, H, W) float32 in [0, 1] -> (B, classes) logits
-    classes: tuple[str, ...]  # class names, in the order of the logits
-    card: dict[str, Any]  # content of `card.json`, with ε and δ
-    ledger: dict[str, dict[str, Any]]  # record of every privacy mechanism behind the weights, by id
+    Args:
+        network: Function from (B, C, H, W) float32 in [0, 1] to (B, classes) logits.
+        classes: Class names, in the order of the logits.
+        card: Content of `card.json`, with ε and δ.
+        ledger: Record of every privacy mechanism behind the weights, by id.
+    """
+
+    network: Any
+    classes: tuple[str, ...]
+    card: dict[str, Any]
+    ledger: dict[str, dict[str, Any]]
 
     def predict(self, picture: str | Path | np.ndarray) -> str | tuple[str, ...]:
         """Classify a picture. With several labels, return all with a probability above 1/2.
@@ -56,9 +63,9 @@ class ReleasedClassifier:
         """
         channels, *sides = self.card["shape"]
         if images.dtype != np.uint8 or images.shape[1:] != (*sides, channels):
-            asked = f"uint8 (N, {sides[0]}, {sides[1]}, {channels})"
+            expected = f"uint8 (N, {sides[0]}, {sides[1]}, {channels})"
             raise DataError(
-                f"images are {images.dtype} {images.shape}, and the classifier takes {asked}"
+                f"images are {images.dtype} {images.shape}, and the classifier takes {expected}"
             )
         return probabilities_of(
             self.network, torch.tensor(images).permute(0, 3, 1, 2).float() / 255
@@ -91,7 +98,7 @@ def load_classifier(folder: Path, stage: str, load: Callable[[Path], Any]) -> Re
         classes = tuple(card["classes"])
         if (tuple(card["shape"]), len(classes)) != (tuple(network.shape), network.classes):
             raise ValueError("it describes different images or classes than the network")
-        known_cost(card, artifact.records, artifact.apart)
+        known_cost(card, artifact.records, artifact.disjoint_sets)
         return ReleasedClassifier(network, classes, card, artifact.records)
 
 
@@ -100,12 +107,12 @@ def write_card(
     plan: StagePlan[Any],
     records: Mapping[str, dict],
     form: str = "teacher.md",
-    apart: Sequence[str] = (),
+    disjoint_sets: Sequence[str] = (),
 ) -> None:
     """Write the cards of a classifier, for programs and people.
 
-    records: every charge that it depends on, by id; form: template of the card for people; apart:
-    see `Artifact`.
+    records: every charge that it depends on, by id; form: template of the card for people;
+    disjoint_sets: see `Artifact`.
     """
     channels, height, width = plan.shape
     card = {
@@ -113,7 +120,7 @@ def write_card(
         "classes": list(plan.classes),
         "prepared": PREPARED | plan.prepared,
     }
-    card |= cost_of(plan, records, apart)
+    card |= cost_of(plan, records, disjoint_sets)
     write_json(directory / "card.json", card, ensure_ascii=False)
     text = template(form, autoescape=False, plain=plain).render(
         **privacy_facts(plan, records, card),

@@ -34,8 +34,8 @@ class Varied:
     images: (N, C, H, W) uint8;
     labels: (N,) int64;
     kinds: (N,) of KINDS;
-    asked: (n,) int64, classes requested from the models for the first n images, which are
-    unchanged, if `labels` are the teacher's;
+    requested_labels: (n,) int64, classes requested from the models for the first n images, which
+    are unchanged, if `labels` are the teacher's;
     mixture: entry of the card on the choice of the mixture, "chosen" by name and "agreement" by
     mixture;
     labelling: how the teacher labelled them, if it did.
@@ -44,7 +44,7 @@ class Varied:
     images: Tensor
     labels: Tensor
     kinds: np.ndarray
-    asked: Tensor | None = None
+    requested_labels: Tensor | None = None
     mixture: Mapping[str, Any] | None = None
     labelling: Labelling | None = None
 
@@ -122,7 +122,9 @@ def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, se
         images=torch.cat([varied.images[::every], images])[order],
         labels=torch.cat([varied.labels[::every], labels])[order],
         kinds=kinds[order.numpy()],
-        asked=None if varied.asked is None else torch.cat([varied.asked[::every], labels])[mixed],
+        requested_labels=None
+        if varied.requested_labels is None
+        else torch.cat([varied.requested_labels[::every], labels])[mixed],
     )
 
 
@@ -209,8 +211,8 @@ def blend_partners(
 ) -> tuple[Tensor, Tensor]:
     """Choose weights and earlier partners for the images from place `end` on, (B,) each.
 
-    The partner belongs to a class that the teacher confuses with the image's, drawn by its
-    probability, or is any image if that class is empty. probabilities: (N, classes).
+    The class of a partner is drawn by the teacher's probabilities, without the image's own class.
+    If no earlier image has it, the partner is any of them. probabilities: (N, classes).
     """
     classes = probabilities[:end].argmax(dim=1)
     blended = probabilities[end:]

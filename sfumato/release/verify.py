@@ -149,8 +149,8 @@ def check_epsilon(ledger, card):
     stated = ledger["epsilon"]
     accountant = ledger["accountant"]
     # Owners in `apart` declare that no person is in two of their data sets: the dearest counts.
-    apart = ledger.get("apart") or [None]
-    groups = [mechanisms_of(ledger, {*apart} - {name}) for name in apart]
+    disjoint_sets = ledger.get("apart") or [None]
+    groups = [mechanisms_of(ledger, {*disjoint_sets} - {name}) for name in disjoint_sets]
     bound = max(renyi_epsilon(parts, delta) for parts in groups)
     text = f"epsilon: at most {bound:.6f} (Renyi) at delta {delta:g}, ledger.json states"
     yield close(bound, stated["rdp"]), f"{text} {stated['rdp']:.6f}"

@@ -24,7 +24,7 @@ THREADS = torch.get_num_threads()  # As many as there are cores, or OMP_NUM_THRE
 def device() -> torch.device:
     """Return the device of `SFUMATO_DEVICE`, by default a GPU if there is one.
 
-    Raises ConfigError for `cuda` without one.
+    Raises ConfigError if `cuda` is set and there is no GPU.
     """
     requested = os.environ.get("SFUMATO_DEVICE") or "auto"
     if requested not in ("auto", "cpu", "cuda"):
@@ -39,7 +39,7 @@ def device() -> torch.device:
 
 @functools.cache
 def no_cuda() -> str:
-    """Return why no GPU can be used, in one line; empty if one can.
+    """Return the reason why no GPU can be used, in one line, or an empty text.
 
     Prints torch's warning once, on standard error.
     """
@@ -52,10 +52,10 @@ def no_cuda() -> str:
         f"torch {torch.__version__} "
         f"{'finds no GPU' if torch.version.cuda else 'was built without CUDA'}"
     )
-    said = " ".join(str(caught[0].message).split("\n")[0].split()) if caught else ""
-    if said:
-        print(f"no GPU is used: {said}", file=sys.stderr)
-    return f"{built} here{f' ({said})' if said else ''}"
+    warning = " ".join(str(caught[0].message).split("\n")[0].split()) if caught else ""
+    if warning:
+        print(f"no GPU is used: {warning}", file=sys.stderr)
+    return f"{built} here{f' ({warning})' if warning else ''}"
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -84,10 +84,10 @@ def agree(tensors: Iterable[Tensor], *plain: object) -> None:
     if world_size() > 1:
         tensors = [*tensors]
         parts = [tensor.contiguous().flatten().view(torch.uint8) for tensor in tensors]
-        whole = broadcast(torch.cat(parts))  # one call, because each waits for all processes
-        for tensor, part in zip(tensors, whole.split([len(part) for part in parts]), strict=True):
+        flat = broadcast(torch.cat(parts))  # one call, because each waits for all processes
+        for tensor, part in zip(tensors, flat.split([len(part) for part in parts]), strict=True):
             tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))
-        mine = (*plain, int(whole.sum()))
+        mine = (*plain, int(flat.sum()))
         _refuse_unless(broadcast_object(mine) == mine)
 
 
@@ -162,9 +162,9 @@ def all_gather(rows: Tensor, count: int) -> Tensor:
     """Return all `count` rows in all processes. Each process has its share of them."""
     if world_size() == 1:
         return rows
-    whole = rows.new_zeros(count, *rows.shape[1:])
-    whole[rank() :: world_size()] = rows
-    return all_reduce([whole])[0]
+    gathered = rows.new_zeros(count, *rows.shape[1:])
+    gathered[rank() :: world_size()] = rows
+    return all_reduce([gathered])[0]
 
 
 def broadcast(tensor: Tensor) -> Tensor:

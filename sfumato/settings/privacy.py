@@ -47,7 +47,7 @@ class Privacy(Strict):
     # A change after a release spends again
     accountant: Literal["rdp", "pld", "exact"] = "rdp"
     # Queries to pay for again, and how often in total: {count: 1}; [count] means the same. Queries
-    # that depend on them are paid for again too
+    # that depend on them are charged again too
     spend_again: dict[str, Annotated[int, Field(ge=1)]] = Field(default={})
     # Limit on the total ε ever charged to the dataset; None: `epsilon`; `unlimited`: no limit, for
     # public images only. A profile's `unlimited` applies only to the profile's own images

@@ -83,7 +83,7 @@ def restore_rest(recipe: Mapping[str, Any], values: dict[str, Any]) -> dict[str,
 
 
 def drop_unlimited_lifetime(merged: dict[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove an unlimited lifetime budget if `content` names images that are not the profile's."""
+    """Remove an unlimited lifetime budget if `content` names other images than the profile."""
     data = merged.get("data", {})
     named = content.get("data", {})
     privacy = merged.get("privacy", {})
@@ -120,8 +120,8 @@ def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
     """
     result = dict(under)
     for key, value in over.items():
-        whole = key in ("sources", "noise_levels") or not isinstance(result.get(key), Mapping)
-        if isinstance(value, Mapping) and not whole:
+        replaces = key in ("sources", "noise_levels") or not isinstance(result.get(key), Mapping)
+        if isinstance(value, Mapping) and not replaces:
             value = overlaid(result[key], value)
         result[key] = value
     return result

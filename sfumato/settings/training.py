@@ -214,10 +214,10 @@ class Pretrain(Settings):
         for name, number in [("pretrain.steps", common["steps"]), *parts]:
             if not is_positive(number):
                 raise ValueError(f"{name}={number!r}: expected a positive number")
-        whole = sum(phase.get("part", 1) for phase in phases if "steps" not in phase)
+        total = sum(phase.get("part", 1) for phase in phases if "steps" not in phase)
         filled = []
         for phase in phases:
-            steps = max(1, round(common["steps"] * phase.get("part", 1) / (whole or 1)))
+            steps = max(1, round(common["steps"] * phase.get("part", 1) / (total or 1)))
             phase = {
                 **common,
                 "steps": steps,

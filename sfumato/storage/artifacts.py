@@ -25,7 +25,7 @@ class Artifact:
     records: dict[str, dict] = field(default_factory=dict)
     local: bool = False  # computed outside the guarantee, never to be released
     enabled: bool = True  # False for the empty artifact of a stage that its recipe switches off
-    apart: tuple[str, ...] = ()  # merged data sets, declared to show different people
+    disjoint_sets: tuple[str, ...] = ()  # merged data sets, declared to show different people
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,24 +51,26 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
     """
     file = path / PRIVACY
     if not file.is_file():
-        wanted = {"public": "prepare public"}.get(stage or path.name, stage or path.name)
+        command = {"public": "prepare public"}.get(stage or path.name, stage or path.name)
         raise DataError(
-            f"{path} is not an artifact: {PRIVACY} is missing. Run `stage {wanted}` first, or name "
-            "another"
+            f"{path} is not an artifact: {PRIVACY} is missing. Run `stage {command}` first, or "
+            "name another"
         )
     with explained(
-        DataError, lambda error: f"{file} cannot be read ({error}). {mended(path.name)}"
+        DataError, lambda error: f"{file} cannot be read ({error}). {how_to_repair(path.name)}"
     ):
-        said = validated(Privacy, read_json(file))
-        if odd := [key for key, record in said.records.items() if record.get("id") != key]:
+        content = validated(Privacy, read_json(file))
+        if odd := [key for key, record in content.records.items() if record.get("id") != key]:
             raise ValueError(f"the record {odd[0][:32]!r} has another id")
-    artifact = Artifact(path, said.stage, said.records, said.local, said.enabled, said.apart)
+    artifact = Artifact(
+        path, content.stage, content.records, content.local, content.enabled, content.apart
+    )
     if stage is not None and artifact.stage != stage:
         raise DataError(
             f"{path} was written by `{artifact.stage}`, not by `{stage}`: name another directory"
         )
-    if problems := changed_files(path, said.files):
-        raise DataError(f"{path}: {problems[0]}. {mended(artifact.stage)}")
+    if problems := changed_files(path, content.files):
+        raise DataError(f"{path}: {problems[0]}. {how_to_repair(artifact.stage)}")
     if artifact.local and not allow_local:
         raise DataError(
             f"{path} is local: it contains numbers from real images without noise, so no release "
@@ -103,7 +105,7 @@ def refuse_links(*folders: Path) -> None:
             raise DataError(f"{path} is a link or not a regular file: replace it by a copy")
 
 
-def mended(stage: str) -> str:
+def how_to_repair(stage: str) -> str:
     """Describe how to replace an invalid artifact.
 
     DVC does not verify read-only files of its cache.
@@ -166,13 +168,13 @@ def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> dict[
     return dict(sorted(merged.items()))
 
 
-def declared_apart(inputs: Sequence[Artifact]) -> tuple[str, ...]:
+def declared_disjoint(inputs: Sequence[Artifact]) -> tuple[str, ...]:
     """Return the widest declaration of data sets that show different people.
 
     Returns none if it does not contain all other declarations. Costs are then added up.
     """
-    widest = max((artifact.apart for artifact in inputs), key=len, default=())
-    return widest if all({*artifact.apart} <= {*widest} for artifact in inputs) else ()
+    widest = max((artifact.disjoint_sets for artifact in inputs), key=len, default=())
+    return widest if all({*artifact.disjoint_sets} <= {*widest} for artifact in inputs) else ()
 
 
 @contextmanager
@@ -183,12 +185,12 @@ def writing(
     records: Sequence[dict] = (),
     *,
     local: bool = False,
-    apart: Sequence[str] = (),
+    disjoint_sets: Sequence[str] = (),
 ) -> Iterator[Path]:
     """Yield a new directory, which becomes `out`, with `privacy.json`, if the block succeeds.
 
     Otherwise no file is left. Raises ConfigError if `out` is not an artifact of the same stage.
-    apart: data sets that are merged here.
+    disjoint_sets: data sets that are merged here.
     """
     check_out(out, stage)
     with replacing_directory(out) as directory:
@@ -202,8 +204,8 @@ def writing(
             },
             "records": merge_records(inputs, records),
         }
-        if apart := apart or declared_apart(inputs):
-            content["apart"] = sorted(apart)
+        if disjoint_sets := disjoint_sets or declared_disjoint(inputs):
+            content["apart"] = sorted(disjoint_sets)
         (directory / PRIVACY).write_text(as_text(content), encoding="utf-8")
 
 

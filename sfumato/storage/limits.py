@@ -97,16 +97,16 @@ class Allowance:
         made = next(place for place in (folder, *folder.parents) if place.exists())
         free = shutil.disk_usage(made).free - SPARE_DISK
         self.limit = max(0, min(free, max(LARGEST_PICTURE, EXPANSION * size)))
-        self.left = self.limit
+        self.remaining = self.limit
 
     def take(self, size: int) -> None:
         """Reserve this many bytes for a file. Raises DataError if that exceeds the remainder."""
         self.require(max(size, DISK_BLOCK))
-        self.left -= max(size, DISK_BLOCK)
+        self.remaining -= max(size, DISK_BLOCK)
 
     def require(self, size: int) -> None:
         """Raise DataError if this many bytes exceed the remainder."""
-        if size > self.left:
+        if size > self.remaining:
             raise DataError(
                 f"{self.path} expands to more than {self.limit:,} bytes. It may take {EXPANSION} "
                 f"times its own size ({LARGEST_PICTURE:,} bytes if that is more), and what is "
@@ -126,9 +126,9 @@ class BoundedReader(io.BufferedReader):
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Read as usual. Raises ValueError for more than `most` bytes."""
-        left = max(0, self.size - self.tell())
-        if size is None or size < 0 or size > left:
-            size = left
+        remaining = max(0, self.size - self.tell())
+        if size is None or size < 0 or size > remaining:
+            size = remaining
         if size > self.most:
             raise ValueError(f"a part of it has {size:,} bytes, expected at most {self.most:,}")
         return super().read(size)

@@ -64,22 +64,22 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(str(error)) from error
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise ValueError(f"{name} contains numbers that are not finite")
+            raise ValueError(f"{name} contains non-finite numbers")
     return tensors
 
 
 class Room(TorchFunctionMode):
-    """A limit on created tensors: beyond `left` numbers in all, ValueError is raised first."""
+    """A limit on created tensors: beyond `remaining` numbers in all, ValueError is raised first."""
 
-    def __init__(self, left: int) -> None:
+    def __init__(self, remaining: int) -> None:
         super().__init__()
-        self.left = left
+        self.remaining = remaining
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn):
             sides = args[0] if args and isinstance(args[0], (list, tuple)) else args
-            self.left -= math.prod(sides)
-            if self.left < 0:
+            self.remaining -= math.prod(sides)
+            if self.remaining < 0:
                 raise ValueError(f"a tensor of {tuple(sides)} is larger than its files can fill")
         return func(*args, **kwargs or {})
 

@@ -117,8 +117,8 @@ class PlainAttention:
 class GroupNorm(nn.GroupNorm):
     """`nn.GroupNorm`, computed as a layer norm over (group, ...), with the same numbers.
 
-    Under vmap the backward pass of `F.group_norm` splits into many small operations;
-    `F.layer_norm`'s does not.
+    Under vmap the backward pass of `F.group_norm` splits into many small operations. The backward
+    pass of `F.layer_norm` stays one operation.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -249,8 +249,8 @@ class LatentCodec:
 
         Images are resized, grey is repeated, and the mean of the posterior is taken.
 
-        Guarantee: row i depends only on image i, bit for bit, whatever other images contain and
-        however many there are.
+        Guarantee: row i depends only on image i, bit for bit, regardless of the content and
+        the number of other images.
         """
         rows = []
         for image in images.to(self.device).split(1):

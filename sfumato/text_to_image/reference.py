@@ -52,9 +52,9 @@ def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list
             hint = nearest(name, classes, f"the classes are {', '.join(classes)}")
             raise ConfigError(f"model.prompts names {name!r}, which is not a class: {hint}")
     template = model.prompt or PROMPTS_OF.get(dataset_id, TEMPLATE)
-    whole: dict[str, str] = {}
+    by_class: dict[str, str] = {}
     if isinstance(template, dict):
-        whole = template
+        by_class = template
         template = TEMPLATE
     for field in re.findall(r"\{[^{}]*\}", template):
         if field not in ("{class}", "{article}", "{number}"):
@@ -67,7 +67,7 @@ def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list
         words = re.sub(r"[_\s]+", " ", name).strip()
         article = "an" if re.match("[aeiou]", words, re.IGNORECASE) else "a"
         fields = {"class": words, "article": article, "number": str(number)}
-        prompts.append(model.prompts.get(name) or whole.get(name) or template.format(**fields))
+        prompts.append(model.prompts.get(name) or by_class.get(name) or template.format(**fields))
     if len(classes) > 1 and (same := [prompt for prompt in prompts if prompts.count(prompt) > 1]):
         raise ConfigError(
             f"two classes share the prompt {same[0]!r}: put {{class}} into model.prompt"

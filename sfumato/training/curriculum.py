@@ -43,8 +43,8 @@ class MappedImages:
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """Read a batch, (B, C, H, W) uint8. rows: (B,) int64 below len(self)."""
-        wanted = rows.numpy() if self.rows is None else self.rows[rows.numpy()]
-        return torch.from_numpy(np.array(self.images[wanted])).permute(0, 3, 1, 2).contiguous()
+        indices = rows.numpy() if self.rows is None else self.rows[rows.numpy()]
+        return torch.from_numpy(np.array(self.images[indices])).permute(0, 3, 1, 2).contiguous()
 
 
 Images = Tensor | MappedImages  # (N, C, H, W), uint8 or float32 in [0, 1]
@@ -76,7 +76,7 @@ def warm_up(
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     ema = EMA(parameters)
     model.train()
-    whole = sum(phase.steps for phase in phases)
+    total_steps = sum(phase.steps for phase in phases)
     most = plain_microbatch(model)
     fast = distributed.broadcast_object(prefers_bfloat16(model))
     for phase in phases:
@@ -96,7 +96,7 @@ def warm_up(
             optimiser.step()
             ema.update(parameters)
             if ema.steps % 20 == 0 or step == phase.steps:
-                report(ema.steps, whole)
+                report(ema.steps, total_steps)
     return ema.average
 
 

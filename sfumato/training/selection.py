@@ -45,15 +45,15 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
     """
     rows, public_classes = histogram.shape
     share, extra = divmod(keep, rows)
-    taken = np.zeros(public_classes, dtype=bool)
+    assigned = np.zeros(public_classes, dtype=bool)
     held = np.zeros(rows, dtype=np.int64)
     kept: list[Kept] = []
     for pair in np.argsort(-histogram, axis=None, kind="stable"):
         row, public = divmod(int(pair), public_classes)
-        if taken[public] or held[row] > share or (held[row] == share and not extra):
+        if assigned[public] or held[row] > share or (held[row] == share and not extra):
             continue
         extra -= int(held[row] == share)
-        taken[public] = True
+        assigned[public] = True
         held[row] += 1
         kept.append(Kept(public, row, float(histogram[row, public])))
         if len(kept) == keep:

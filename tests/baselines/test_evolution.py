@@ -24,7 +24,7 @@ def generator(request):
     return RendererGenerator(request.param, (1, 8, 8))
 
 
-def test_equal_genes_are_equal_images_and_a_small_step_is_a_small_change(generator):
+def test_equal_genes_are_equal_images(generator):
     kinds = torch.arange(20) % generator.kinds
     genes = generator.draw(len(kinds), chance())
     images = generator.images(kinds, genes)
@@ -56,17 +56,19 @@ def test_the_first_candidates_of_a_class_are_of_all_kinds(generator):
         assert counts.min() == counts.max() == 2
 
 
-def test_parents_come_in_proportion_to_the_votes_above_the_threshold_and_within_their_class():
+def test_parents_come_in_proportion_to_votes_within_a_class():
     votes = torch.tensor([[6.0, 3.0, 1.0, 50.0], [90.0, 0.0, 0.0, 4.0]])
-    labels, wanted = torch.tensor([0, 0, 0, 1]), torch.tensor([0] * 90 + [1] * 10)
+    labels = torch.tensor([0, 0, 0, 1])
+    wanted = torch.tensor([0] * 90 + [1] * 10)
     found = parents_of(votes, labels, wanted, 2.0, chance())
     assert found[:90].bincount(minlength=4).tolist() == [60, 30, 0, 0] and (found[90:] == 3).all()
     found = parents_of(votes, labels, wanted, 5.0, chance())
     assert (found[:90] == 0).all()
 
 
-def test_a_class_whose_votes_are_all_below_the_threshold_keeps_its_candidates_alike():
-    votes, labels = torch.full((2, 6), -3.0), torch.tensor([0, 0, 0, 1, 1, 1])
+def test_a_class_below_the_threshold_keeps_its_candidates():
+    votes = torch.full((2, 6), -3.0)
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
     found = parents_of(votes, labels, torch.tensor([0] * 6 + [1] * 3), 1.0, chance())
     assert found.bincount(minlength=6).tolist() == [2, 2, 2, 1, 1, 1]
     lone = parents_of(
@@ -80,7 +82,8 @@ def test_of_each_parent_the_first_child_is_itself_in_every_class(generator):
     population = Population(
         torch.zeros(4, dtype=torch.int64), kinds, generator.draw(len(kinds), chance())
     )
-    parents, wanted = torch.tensor([2, 2, 2, 0, 2]), torch.tensor([0, 0, 0, 0, 1])
+    parents = torch.tensor([2, 2, 2, 0, 2])
+    wanted = torch.tensor([0, 0, 0, 0, 1])
     next_ones = descendants(population, parents, wanted, 0.3, chance(1))
     assert torch.equal(next_ones.kinds, kinds[parents]) and torch.equal(next_ones.labels, wanted)
     same = [

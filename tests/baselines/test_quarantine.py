@@ -31,7 +31,7 @@ def test_only_their_own_stages_import_the_baselines():
     } == OWN
 
 
-def test_only_settings_and_their_stages_read_the_settings_of_baselines():
+def test_only_baseline_stages_read_baseline_settings():
     readers = {
         name for name, text in MODULES.items() if re.search(r"settings(\.| import )baselines", text)
     }
@@ -63,7 +63,7 @@ def types_in(annotation: object) -> set[type[BaseModel]]:
     return set().union(*(types_in(part) for part in getattr(annotation, "__args__", ())))
 
 
-def test_no_other_settings_have_an_option_that_only_a_baseline_reads():
+def test_no_other_settings_have_a_baseline_option():
     named = set().union(*(names_in(text) for name, text in MODULES.items() if name not in OWN))
     models = models_of(Params)
     assert len(models) > 25
@@ -74,7 +74,7 @@ def test_no_other_settings_have_an_option_that_only_a_baseline_reads():
     } == set()
 
 
-def test_without_the_baselines_all_other_recipes_load_and_all_other_stages_are_there(tmp_path):
+def test_other_recipes_load_without_the_baselines(tmp_path):
     for folder in ("sfumato", "stages", "pipelines"):
         shutil.copytree(
             ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
@@ -106,7 +106,7 @@ def test_two_functions_alone_import_the_public_models():
     assert found == {"sfumato/release/synthesizer.py", "stages/pretrain.py"}
 
 
-def test_without_the_public_models_all_is_imported_and_a_network_of_our_own_is_planned(tmp_path):
+def test_an_own_network_is_planned_without_public_models(tmp_path):
     for folder in ("sfumato", "stages", "pipelines"):
         shutil.copytree(
             ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")

@@ -91,7 +91,8 @@ def most_likely(
     opposite event.
     """
     number = np.arange(guesses + 1)
-    rows, limits = [np.ones(guesses + 1)], [1.0]
+    rows = [np.ones(guesses + 1)]
+    limits = [1.0]
     for j in range(1, guesses + 1):
         right = np.where(number >= j, number, 0) / canaries
         wrong = np.where(number >= j - 1, guesses - number, 0) / canaries
@@ -116,7 +117,7 @@ def test_the_f_dp_bound_of_one_run_is_that_of_a_linear_program(mu, case):
 
 
 @pytest.mark.parametrize("mu", [0.3, 1.0])
-def test_the_f_dp_bound_refutes_no_true_claim_more_often_than_allowed(mu):
+def test_the_f_dp_bound_rarely_refutes_a_true_claim(mu):
     """The best guesser of independent Gaussian canaries is right Φ(μ/2) of the time: exact, no
     sampling.
     """
@@ -126,7 +127,7 @@ def test_the_f_dp_bound_refutes_no_true_claim_more_often_than_allowed(mu):
     assert binom.sf(refuted[0] - 1, 200, norm.cdf(mu / 2)) <= 0.05
 
 
-def test_the_f_dp_bound_grants_what_coins_do_and_proves_more_than_the_pair_of_a_gaussian():
+def test_the_f_dp_bound_proves_more_than_a_gaussian_pair():
     pure = least_chance(np.array([1.0]), np.array([0.0]))
     assert pure(0.3) == pytest.approx(0.3 / np.e) and pure(0.9) == pytest.approx(1 - 0.1 * np.e)
     coins = float(binom.sf(84, 100, np.e / (1 + np.e)))
@@ -134,16 +135,15 @@ def test_the_f_dp_bound_grants_what_coins_do_and_proves_more_than_the_pair_of_a_
         100, 100, 85, pure, 2 * coins
     )
     curve = gaussian_curve(1.55)
-    epsilon, delta = curve[0][28], curve[1][28]
+    epsilon = curve[0][28]
+    delta = curve[1][28]
     assert epsilon == 7 and delta < 3e-5 and one_run_p_value(1024, 1024, 1017, epsilon, delta) > 0.9
     assert refutes_f_dp(1024, 1024, 1017, least_chance(*curve), 0.025)
 
 
 def test_guesses_are_the_surest():
-    scores, inside = (
-        np.array([3.0, -2.0, 0.1, 9.0, -5.0, 0.0]),
-        np.array([True, False, True, False, False, True]),
-    )
+    scores = np.array([3.0, -2.0, 0.1, 9.0, -5.0, 0.0])
+    inside = np.array([True, False, True, False, False, True])
     assert (
         guess(scores, inside, 4) == 3
         and guess(scores, inside, 2) == 1
@@ -176,7 +176,7 @@ def test_a_release_off_the_grid_is_found():
     assert found.off_grid == 200 and found.alarm
 
 
-def test_one_run_proves_no_more_than_is_true_and_finds_missing_noise():
+def test_one_run_finds_missing_noise_and_proves_only_the_truth():
     """The honest run is held to a confidence of 99.999 %: a false alarm in 100 000."""
     honest = one_run(3.0, steps=2, confidence=SURE)
     assert not honest.alarm and honest.low <= honest.exact <= 3.0 and 0.5 < honest.right < 0.85
@@ -188,9 +188,7 @@ def test_one_run_proves_no_more_than_is_true_and_finds_missing_noise():
     assert found.right > honest.right and found.low_pair > honest.low_pair + 0.5
 
 
-def test_the_script_writes_a_table_and_a_plot_and_fails_if_a_claim_is_refuted(
-    tmp_path, monkeypatch
-):
+def test_the_script_fails_if_a_claim_is_refuted(tmp_path, monkeypatch):
     assert run.repeated(400, 0.99, "half the noise", tmp_path) == []  # planted, and found
     row = pd.read_csv(tmp_path / "audit.csv").iloc[0]
     assert row["verdict"] == "planted, found" and row["low"] > 2

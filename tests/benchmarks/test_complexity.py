@@ -11,7 +11,9 @@ RNG = np.random.default_rng(0)
 
 
 def test_entropy_is_that_of_the_grey_levels():
-    flat, halves, every = np.full(256, 9), np.repeat([[3, 200]], 128, axis=0), np.arange(256)
+    flat = np.full(256, 9)
+    halves = np.repeat([[3, 200]], 128, axis=0)
+    every = np.arange(256)
     images = np.stack([part.reshape(16, 16, 1) for part in (flat, halves, every)]).astype(np.uint8)
     assert entropy(images) == pytest.approx([0, math.log(2), math.log(256)])
 

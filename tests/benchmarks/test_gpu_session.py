@@ -22,7 +22,6 @@ def run(environment, tmp_path):
     """Run the program on the CPU at small sizes; its exit code and the lines on disk after that of
     the machine.
     """
-
     environment["SFUMATO_DEVICE"] = "cpu"
 
     def on_the_cpu(*arguments: str) -> tuple[int, list[dict]]:
@@ -37,7 +36,7 @@ def lines(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "session.jsonl").read_text().splitlines()]
 
 
-def test_the_cheap_parts_run_without_a_card_and_one_that_does_not_fit_is_skipped(run):
+def test_the_cheap_parts_run_without_a_card(run):
     code, found = run("--only", "ceilings", "graph", "drawing", "stages", "--seconds", "35")
     assert code == 0
     assert {line["part"] for line in found if "part" in line} >= {"ceilings", "others"}
@@ -46,7 +45,7 @@ def test_the_cheap_parts_run_without_a_card_and_one_that_does_not_fit_is_skipped
     assert "s are left, and it begins only with 40" in skipped["stages"]
 
 
-def test_a_part_that_outlasts_the_seconds_is_cut_off_and_what_it_found_stays(run, monkeypatch):
+def test_a_part_over_its_seconds_is_cut_and_its_findings_stay(run, monkeypatch):
     def endless(found):
         found.row("endless", "one thing", 1.0, "")
         while True:
@@ -96,7 +95,7 @@ def test_a_part_that_breaks_does_not_take_the_others_along(run, monkeypatch):
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
-def test_a_step_that_does_not_run_here_is_skipped_and_the_others_are_measured(run, monkeypatch):
+def test_a_step_that_cannot_run_here_is_skipped(run, monkeypatch):
     def too_large(*_, **__):
         raise RuntimeError("CUDA error: out of memory")
 
@@ -110,7 +109,7 @@ def test_a_step_that_does_not_run_here_is_skipped_and_the_others_are_measured(ru
     assert len(private) == 3 and all(line["plain_steps"] > 0 for line in private)
 
 
-def test_a_bare_machine_finds_the_carried_packages_before_its_own(tmp_path):
+def test_a_bare_machine_finds_the_carried_packages_first(tmp_path):
     """Where pydantic is not installed, `bare` puts .gpu/site first, also for child processes."""
     copy = tmp_path / "benchmarks" / "bare.py"
     site = tmp_path / ".gpu" / "site"

@@ -34,7 +34,8 @@ def test_a_fault_at_any_entry_of_the_journal_costs_nothing(tmp_path, query, unit
     for command in ("prepare sensitive", "prepare public", "plan", *names[: names.index(query)]):
         code, said = project.run("stage", *command.split())
         assert code == 0, said
-    kept, wrong = project.keep("planned"), []
+    kept = project.keep("planned")
+    wrong = []
     for number, name in enumerate(moments_of(project, kept, as_dvc_does), start=1):
         (kind,) = kinds_at(number)
         try:

@@ -1,6 +1,7 @@
 """Many damaged files, each read by what reads it: one of our own errors, or what it says is true.
 
-By the generator of `benchmarks/malformed.py`, which also runs the program itself."""
+By the generator of `benchmarks/malformed.py`, which also runs the program itself.
+"""
 
 import gzip
 import importlib.util
@@ -77,7 +78,8 @@ def journal(path: Path) -> bytes:
 
 
 def npz(path: Path) -> bytes:
-    images, labels = np.zeros((4, 8, 8), np.uint8), np.array([0, 1, 0, 1])
+    images = np.zeros((4, 8, 8), np.uint8)
+    labels = np.array([0, 1, 0, 1])
     np.savez(path, images=images, labels=labels, classes=np.array(["a", "b"]))
     return path.read_bytes()
 
@@ -119,17 +121,15 @@ READERS = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_damaged_file_is_read_as_it_is_or_refused_in_one_sentence(tmp_path, name):
+def test_a_damaged_file_is_read_or_refused_in_one_sentence(tmp_path, name):
     make, read = READERS[name]
     path = tmp_path / "here" / name
     path.parent.mkdir(parents=True)
     whole = make(path)
     path.write_bytes(whole)
     read(path)
-    refused, own = (
-        0,
-        (SfumatoError, ValueError) if name == "weights.safetensors" else (SfumatoError,),
-    )
+    refused = 0
+    own = (SfumatoError, ValueError) if name == "weights.safetensors" else (SfumatoError,)
     for number in range(60):
         chance = random.Random(number)
         path.write_bytes(chance.choice(malformed.DAMAGES)(whole, chance))

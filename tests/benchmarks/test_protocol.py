@@ -78,7 +78,8 @@ def test_agreement_is_that_of_ranks():
 
 def test_the_images_that_rank_the_settings_are_not_trained_on(sets, monkeypatch):
     _, holdout, synthetic = sets
-    trained, scored = [], []
+    trained = []
+    scored = []
     monkeypatch.setattr(protocol, "fit", lambda name, images, *rest, **_: trained.append(images))
     monkeypatch.setattr(protocol, "accuracy", lambda model, part: scored.append(part) or 0.5)
     model_selection([Setting(classifier="lr", rate=1, weight_decay=0)], [QUICK], synthetic, holdout)

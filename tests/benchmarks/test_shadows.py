@@ -18,7 +18,8 @@ from audit.shadows import (
 )
 from scipy.stats import norm
 
-PAIRS, IMAGES = 12, 400
+PAIRS = 12
+IMAGES = 400
 
 
 @pytest.fixture
@@ -27,20 +28,22 @@ def inside() -> np.ndarray:
     return np.stack([first, ~first], axis=1)
 
 
-def test_every_image_is_in_one_release_of_a_pair_by_a_coin_of_its_own(inside):
+def test_a_coin_decides_which_release_of_a_pair_has_an_image(inside):
     assert (inside.sum(axis=1) == 1).all()
     assert abs(inside[:, 0].mean() - 0.5) < 0.05 and not (inside[0, 0] == inside[1, 0]).all()
 
 
 def test_a_confidence_is_the_log_odds_of_the_own_class():
-    found, labels = np.random.default_rng(0).normal(size=(5, 10)) * 4, np.array([0, 3, 9, 1, 1])
+    found = np.random.default_rng(0).normal(size=(5, 10)) * 4
+    labels = np.array([0, 3, 9, 1, 1])
     chance = (np.exp(found) / np.exp(found).sum(axis=1, keepdims=True))[np.arange(5), labels]
     assert confidences(found, labels) == pytest.approx(np.log(chance / (1 - chance)))
 
 
-def test_lira_is_the_ratio_of_two_gaussians_fitted_to_the_other_pairs(inside):
+def test_lira_is_the_ratio_of_two_fitted_gaussians(inside):
     scores = np.random.default_rng(0).normal(size=inside.shape) + 0.5 * inside
-    others, known = scores[1:].reshape(-1, IMAGES), inside[1:].reshape(-1, IMAGES)
+    others = scores[1:].reshape(-1, IMAGES)
+    known = inside[1:].reshape(-1, IMAGES)
     image = 7
     means = others[known[:, image], image].mean(), others[~known[:, image], image].mean()
     residuals = [others[known[:, i], i] - others[known[:, i], i].mean() for i in range(IMAGES)]
@@ -60,12 +63,13 @@ def test_rmia_divides_by_the_mean_chance_in_the_other_pairs(inside):
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0])
-def test_what_a_guarantee_allows_is_the_worst_of_all_its_mechanisms(epsilon):
+def test_a_guarantee_allows_the_worst_of_its_mechanisms(epsilon):
     """Of randomised response that fails with probability δ: its two rates of hits lie on the
     bound.
     """
     right = np.exp(epsilon) / (1 + np.exp(epsilon))
-    alarms, hits = (1 - DELTA) * (1 - right), DELTA + (1 - DELTA) * right
+    alarms = (1 - DELTA) * (1 - right)
+    hits = DELTA + (1 - DELTA) * right
     assert most_hits(np.array([alarms, 0.0, 1.0]), epsilon) == pytest.approx([hits, DELTA, 1.0])
     grid = np.linspace(0, 1, 100_001)
     assert most_advantage(epsilon) == pytest.approx(
@@ -79,7 +83,7 @@ def test_the_two_releases_of_a_pair_count_once():
 
 
 @pytest.mark.parametrize("leak", [0.0, 3.0])
-def test_the_attacks_find_what_the_student_remembers_and_nothing_else(tmp_path, leak):
+def test_the_attacks_find_only_what_the_student_remembers(tmp_path, leak):
     """False alarm of the silent case: an AUC or advantage of 5 standard errors, below 1 in 100
     000.
     """
@@ -91,9 +95,11 @@ def test_the_attacks_find_what_the_student_remembers_and_nothing_else(tmp_path, 
             own = coins(pair, IMAGES) ^ bool(side)
             logits = random.normal(size=(IMAGES, len(CLASSES)))
             logits[np.arange(IMAGES), labels] += 1 + leak * own
-            released, given = images, random.permutation(labels)
+            released = images
+            given = random.permutation(labels)
             if leak:
-                released, given = images[own], labels[own]
+                released = images[own]
+                given = labels[own]
             np.savez(
                 tmp_path / f"{pair}-{side}.npz",
                 images=released[..., None],

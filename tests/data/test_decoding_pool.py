@@ -42,9 +42,7 @@ def pictures(root: Path, broken=()) -> list[Path]:
 @pytest.mark.parametrize(
     "skip, broken", [("5%", (0, 44, 89)), ("1%", (3, 50, 88)), (0.0, ()), ("5%", (7,))]
 )
-def test_a_set_is_the_same_byte_by_byte_whatever_the_number_of_threads(
-    tmp_path, monkeypatch, skip, broken
-):
+def test_any_number_of_threads_gives_the_same_bytes(tmp_path, monkeypatch, skip, broken):
     pictures(tmp_path / "in", broken)
     ways = {
         "size": 6,
@@ -90,7 +88,7 @@ def test_conversions_are_counted_once(tmp_path, monkeypatch):
     )
 
 
-def test_a_file_that_may_not_be_read_is_not_called_a_broken_picture(tmp_path, monkeypatch):
+def test_an_unreadable_file_is_not_called_a_broken_picture(tmp_path, monkeypatch):
     files = pictures(tmp_path / "in")
 
     def refused(path, *args):
@@ -110,7 +108,7 @@ def test_who_reads_no_further_ends_them_all(tmp_path):
     assert threading.active_count() == before
 
 
-def test_a_mistake_that_is_no_picture_s_is_raised_as_in_one_thread(tmp_path, monkeypatch):
+def test_a_fault_of_the_code_is_raised_as_in_one_thread(tmp_path, monkeypatch):
     """Such as 16 bits without a range: `stage init` asks for it."""
     files = pictures(tmp_path / "in")
     Image.fromarray(np.zeros((6, 6), np.uint16)).save(files[40])

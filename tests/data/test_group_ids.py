@@ -32,7 +32,9 @@ class Clinic:
     """Pictures of patients in two classes, 1 to 4 of each, and a place to prepare them in."""
 
     def __init__(self, folder: Path) -> None:
-        self.root, self.state, self.card = folder / "in", folder / "state", folder / "card.json"
+        self.root = folder / "in"
+        self.state = folder / "state"
+        self.card = folder / "card.json"
         self.table = folder / "patients.csv"
         self.rows: list[tuple[str, str]] = []  # file, id
         random = np.random.default_rng(0)
@@ -73,10 +75,8 @@ class Clinic:
         """The patients of each group of both parts."""
         found = {}
         for name in ("sensitive", "holdout"):
-            image_set, groups = (
-                load_prepared(self.state, read_card(self.card), name),
-                defaultdict(set),
-            )
+            image_set = load_prepared(self.state, read_card(self.card), name)
+            groups = defaultdict(set)
             for image, group in zip(image_set.images, image_set.groups, strict=True):
                 groups[int(group)].add(self.patient[image.tobytes()])
             found[name] = dict(groups)
@@ -145,7 +145,7 @@ def test_a_patient_is_held_out_whatever_the_others_are(clinic):
     assert after == {patient for patient in before if int(patient[-2:]) % 2 == 0}
 
 
-def test_no_id_is_written_anywhere_and_the_card_names_the_unit_alone(clinic, capfd):
+def test_no_id_is_written_and_the_card_names_only_the_unit(clinic, capfd):
     clinic.prepare(groups=WAYS["csv"](clinic))
     clinic.spend()
     written = [path for path in clinic.state.rglob("*") if path.is_file()] + [clinic.card]
@@ -163,7 +163,7 @@ def test_no_id_is_written_anywhere_and_the_card_names_the_unit_alone(clinic, cap
     assert set(card) == facts and ID not in "".join(capfd.readouterr())
 
 
-def test_an_image_without_an_id_is_a_group_with_its_copies_where_the_owner_says_so(clinic):
+def test_an_image_without_an_id_can_be_confirmed_as_a_group(clinic):
     rows = [(name, "" if i in (3, 9) else patient) for i, (name, patient) in enumerate(clinic.rows)]
     shutil.copy(clinic.root / clinic.rows[3][0], clinic.root / "left/copy.png")
     groups = clinic.write([*rows, ("left/copy.png", "NA")])
@@ -447,9 +447,7 @@ TENS = {"pattern": r"^(\w+-\d)\d_"}  # ten patients in one group
 @pytest.mark.parametrize(
     ("first", "then"), [(PATIENTS, TENS), (TENS, PATIENTS), (None, TENS), (TENS, None)]
 )
-def test_images_that_were_spent_on_come_in_other_groups_only_where_the_owner_says_so(
-    first, then, clinic
-):
+def test_charged_images_change_groups_only_if_the_owner_agrees(first, then, clinic):
     # A part may not be empty
     first, then = ({"groups": given, "holdout_fraction": 0} for given in (first, then))
     clinic.prepare(**first)
@@ -457,7 +455,8 @@ def test_images_that_were_spent_on_come_in_other_groups_only_where_the_owner_say
     clinic.prepare(**first)
     clinic.spend()
     odometer = Odometer(clinic.state, "clinic")
-    before, card = odometer.opened(), clinic.card.read_text()
+    before = odometer.opened()
+    card = clinic.card.read_text()
     with pytest.raises(ConfigError, match=r"data\.other_groups: true"):
         clinic.prepare(**then)
     assert clinic.card.read_text() == card and odometer.complete()
@@ -481,9 +480,7 @@ def test_a_set_that_is_gone_or_was_resized_cannot_be_compared(clinic):
         clinic.prepare(groups=PATIENTS)
 
 
-def test_new_patients_new_images_and_other_names_of_groups_are_no_other_groups_and_a_lifetime_adds_up(
-    clinic,
-):
+def test_new_patients_and_renamed_groups_keep_the_lifetime(clinic):
     first = shutil.copytree(clinic.root, clinic.root.parent / "first")
     for name, _ in clinic.rows[60:]:
         (first / name).unlink()

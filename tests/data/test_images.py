@@ -77,7 +77,7 @@ def test_an_invalid_set_is_refused_on_loading_and_on_saving(case, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_missing_truncated_and_pickled_files_and_groups_are_refused(tmp_path):
+def test_missing_truncated_and_pickled_files_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"images\.npy is missing"):
         load_images(tmp_path, ("a", "b"))
     np.save(tmp_path / "images.npy", GOOD)
@@ -94,7 +94,7 @@ def test_missing_truncated_and_pickled_files_and_groups_are_refused(tmp_path):
         load_images(tmp_path, ("a", "b"))
 
 
-def test_a_grid_magnifies_small_images_and_shows_each_in_its_place(tmp_path):
+def test_a_grid_magnifies_images_and_keeps_their_places(tmp_path):
     images = torch.tensor([0.0, 1.0, float("nan"), 7.0]).view(4, 1, 1, 1).expand(4, 3, 8, 8)
     grid = to_grid(images, columns=3)
     assert grid.dtype == np.uint8 and grid.shape == (2 + 2 * 50, 2 + 3 * 50, 3)

@@ -46,7 +46,7 @@ def test_folders_of_files_are_known_by_their_meaning(name, form):
 @pytest.mark.parametrize(
     "name", ["train", "TRAINING", "val", "valid", "Validation", "dev", "Val-Images", "train2017"]
 )
-def test_folders_of_parts_are_known_in_any_case_and_beside_words_of_filing(name):
+def test_part_folders_match_in_any_case_beside_filing_words(name):
     assert part_of(Path(name)) == "train" and part_of(Path("positive " + name)) is None
     held_out = re.sub("train(ing)?|val(id)?(ation)?|dev", "test", name, flags=re.IGNORECASE)
     assert part_of(Path(held_out)) == part_of(Path("TESTING")) == "test"
@@ -90,7 +90,7 @@ def test_ids_look_more_like_ids_than_diagnoses():
     assert looks == [2, 1, 0]
 
 
-def test_a_folder_that_holds_the_classes_one_level_below_is_named(tmp_path):
+def test_a_folder_with_classes_one_level_below_is_named(tmp_path):
     """As an archive leaves it.
 
     It is not taken: one class with a folder for each person looks the same.
@@ -114,7 +114,7 @@ def test_a_folder_that_holds_the_classes_one_level_below_is_named(tmp_path):
         ("2026-01-31", "2026-02-01"),
     ],
 )
-def test_names_that_may_be_those_of_persons_are_asked_about_however_few_they_are(names):
+def test_possible_person_names_are_asked_about_even_if_few(names):
     with pytest.raises(Unclear, match="look like ids, dates or names of persons"):
         check_names(names, (500, 500))
 

@@ -147,7 +147,7 @@ def test_the_person_of_a_naming_scheme_is_proposed(scheme, spread):
 
 @pytest.mark.parametrize("spread", [True, False])
 @pytest.mark.parametrize("scheme", ASKED)
-def test_what_only_the_owner_can_tell_is_asked_without_a_proposal(scheme, spread):
+def test_questions_for_the_owner_come_without_a_proposal(scheme, spread):
     found, *_ = brought(ASKED[scheme], spread)
     assert found is not None and found.groups is None
 
@@ -286,7 +286,7 @@ def test_times_in_names_are_evidence_and_damage_is_none(tmp_path):
     assert not taken_in_a_row(sorted(tmp_path.iterdir()))
 
 
-def test_a_photograph_that_cannot_be_read_now_states_nothing_else(tmp_path):
+def test_an_unreadable_photograph_states_nothing(tmp_path):
     """A faltering network must not hide that pictures were taken in a row."""
     with pytest.raises(OSError):
         taken_in_a_row([tmp_path / "gone.jpg"])

@@ -22,7 +22,7 @@ def test_sets_without_a_common_image_do_not_overlap():
     assert overlapping(image_set(IMAGES[:0]), [image_set(IMAGES)]).tolist() == []
 
 
-def test_duplicates_are_found_in_either_part_whatever_their_label():
+def test_duplicates_are_found_across_parts_and_labels():
     public = image_set(np.concatenate([IMAGES[:10], IMAGES[[25, 35, 25]]]), label=1)
     for label in (0, 1):
         private = [image_set(part, label) for part in (IMAGES[20:30], IMAGES[30:])]
@@ -36,9 +36,7 @@ def test_one_private_image_among_the_public_ones_is_refused():
         refuse_overlap(image_set(public), [image_set(IMAGES[20:])])
 
 
-def test_one_bit_makes_another_image_and_so_does_another_shape_but_not_another_order_in_memory(
-    tmp_path,
-):
+def test_a_bit_or_shape_but_no_memory_order_changes_the_image(tmp_path):
     changed = IMAGES.copy()
     changed[:, 0, 0, 0] ^= 1
     assert overlapping(image_set(changed), [image_set(IMAGES)]).tolist() == []

@@ -192,7 +192,7 @@ def sgi(file):
     file.write_bytes(head.ljust(512, b"\0") + COLOUR.transpose(2, 0, 1).astype(">u2").tobytes())
 
 
-def test_signed_values_of_8_bits_need_a_range_and_keep_their_order(tmp_path):
+def test_signed_8_bit_values_need_a_range_and_keep_their_order(tmp_path):
     values = np.arange(-128, 128, dtype=np.int8).reshape(16, 16)
     tifffile.imwrite(tmp_path / "x.tif", values)
     with pytest.raises(DataError, match="has int8 values: set the values of black and white"):

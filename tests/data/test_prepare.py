@@ -49,11 +49,9 @@ class Owner:
     """A data owner with a state directory, a project, and one npz file that may change."""
 
     def __init__(self, folder):
-        self.state, self.card, self.raw = (
-            folder / "state",
-            folder / "project" / "card.json",
-            folder / "raw",
-        )
+        self.state = folder / "state"
+        self.card = folder / "project" / "card.json"
+        self.raw = folder / "raw"
         self.file = folder / "set.npz"
         folder.mkdir(exist_ok=True)
 
@@ -95,7 +93,8 @@ def rows(image_set):
 
 def test_every_image_goes_to_one_part_in_its_order(owner, images):
     owner.prepare(images)
-    sensitive, holdout = owner.part("sensitive"), owner.part("holdout")
+    sensitive = owner.part("sensitive")
+    holdout = owner.part("holdout")
     everything = {(image.tobytes(), i % 3) for i, image in enumerate(images)}
     assert rows(sensitive) | rows(holdout) == everything and not rows(sensitive) & rows(holdout)
     kept = [image for image in images if image.tobytes() in {row for row, _ in rows(sensitive)}]
@@ -171,12 +170,14 @@ def test_the_owner_names_the_version_of_the_images(owner, images):
     assert owner.prepare(images).version == first  # back is back
 
 
-def test_the_fingerprint_follows_every_sensitive_pixel_and_label_and_no_other(owner, images):
-    labels, kept = np.arange(300) % 3, owner.state / "data" / "set" / "fingerprint"
+def test_the_fingerprint_follows_exactly_the_sensitive_set(owner, images):
+    labels = np.arange(300) % 3
+    kept = owner.state / "data" / "set" / "fingerprint"
 
     def of(images, labels) -> str:
         """It is kept for each preparation anew."""
-        card, found = owner.prepare(images, labels), kept.read_text()
+        card = owner.prepare(images, labels)
+        found = kept.read_text()
         kept.unlink()  # as in a set that an older version prepared
         assert (
             prepare.kept_fingerprint(owner.state, card)
@@ -191,7 +192,8 @@ def test_the_fingerprint_follows_every_sensitive_pixel_and_label_and_no_other(ow
     inside, out = (
         [image.tobytes() in held for image in images].index(part) for part in (False, True)
     )
-    other, pixel = labels.copy(), images.copy()
+    other = labels.copy()
+    pixel = images.copy()
     other[inside] = (other[inside] + 1) % 3
     pixel[inside, 2, 2] ^= 1
     assert first == of(images, labels) == of(np.delete(images, out, axis=0), np.delete(labels, out))
@@ -200,7 +202,8 @@ def test_the_fingerprint_follows_every_sensitive_pixel_and_label_and_no_other(ow
 
 
 def test_the_fingerprint_follows_the_groups_and_needs_the_key(images):
-    labels, groups = np.arange(300) % 3, np.arange(300) // 2
+    labels = np.arange(300) % 3
+    groups = np.arange(300) // 2
     sets = [
         ImageSet(images[..., None], labels, ("a", "b", "c"), of)
         for of in (None, groups, groups[::-1])
@@ -239,10 +242,11 @@ def test_only_the_owner_may_read_what_is_stored(owner, images, monkeypatch):
         owner.prepare(images)
 
 
-def test_an_official_test_image_changes_neither_card_nor_sensitive_set(owner):
+def test_an_official_test_image_does_not_change_the_card(owner):
     arrays = write_mnist(owner.raw / "mnist")
     card = owner.take(dataset_id="m", source="mnist")
-    sensitive, holdout = rows(owner.part("sensitive")), rows(owner.part("holdout"))
+    sensitive = rows(owner.part("sensitive"))
+    holdout = rows(owner.part("holdout"))
     assert card.split == "official" and len(sensitive) == 5 and len(holdout) == 3
     arrays["t10k"][0][1, 3, 3] ^= 1
     write_idx(owner.raw / "mnist" / "t10k-images-idx3-ubyte.gz", arrays["t10k"][0])
@@ -251,7 +255,7 @@ def test_an_official_test_image_changes_neither_card_nor_sensitive_set(owner):
 
 
 @pytest.mark.parametrize("earlier", [False, True])
-def test_a_failure_leaves_what_was_there_and_nothing_half_written(owner, tmp_path, earlier):
+def test_a_failure_leaves_the_old_files_and_no_partial_ones(owner, tmp_path, earlier):
     folder = {
         "dataset_id": "set",
         "source": "imagefolder",
@@ -285,9 +289,7 @@ def test_a_kill_between_the_two_renames_is_mended(owner, images):
 
 
 @pytest.mark.parametrize(("part", "fraction"), [("sensitive", 0.9999999999), ("holdout", 1e-10)])
-def test_a_set_that_leaves_a_part_empty_is_refused_before_anything_is_spent(
-    owner, images, part, fraction
-):
+def test_a_set_with_an_empty_part_is_refused_before_spending(owner, images, part, fraction):
     with pytest.raises(DataError, match=f"no {part} image"):
         owner.prepare(images[:1], labels=np.array([0]), holdout_fraction=fraction)
 
@@ -300,7 +302,7 @@ def contents(directory):
 
 
 @pytest.mark.parametrize("source", ["glyphs", "procedural", "photos"])
-def test_a_public_set_is_an_artifact_of_the_same_bytes_every_time(tmp_path, source):
+def test_a_public_set_is_an_artifact_of_equal_bytes(tmp_path, source):
     public = Public(source=source, per_class=2)
     card = prepare_public(public, (1, 8, 8), tmp_path / "a", tmp_path, seed=3)
     prepare_public(public, (1, 8, 8), tmp_path / "b", tmp_path, seed=3)
@@ -388,9 +390,7 @@ def test_the_sensitive_images_are_never_taken_for_public_ones(data, public, refu
         refuse_sensitive_as_public(data, public)
 
 
-def test_a_new_source_that_may_be_sensitive_and_public_is_refused_as_both(
-    tmp_path, monkeypatch, images
-):
+def test_a_source_that_may_be_sensitive_is_not_public(tmp_path, monkeypatch, images):
     """Its entry in the table is enough."""
     monkeypatch.setitem(SOURCES, "histology", SourceKind("drawn:read_digits", ("data", "public")))
     read_public(Public(source="histology"), (1, 5, 6), tmp_path, seed=0)
@@ -414,14 +414,15 @@ def desk(here):
     def stage(command, code=0, **params):
         Path("params.yaml").write_text(yaml.safe_dump({"recipe": "one", "profile": None, **params}))
         screen = StringIO()
-        ended, said = call(main, "stage", *command.split(), screen=screen), screen.getvalue()
+        ended = call(main, "stage", *command.split(), screen=screen)
+        said = screen.getvalue()
         assert ended == code and "Traceback" not in said, said
         return said.replace(str(here), "")
 
     return stage
 
 
-def test_the_command_takes_the_shape_from_the_card_and_says_what_it_made(desk):
+def test_the_command_takes_the_shape_from_the_card(desk):
     assert "stage prepare sensitive" in desk("prepare public", code=4) and not Path("data").exists()
     desk("prepare sensitive")
     said = desk("prepare public", public={"per_class": 1})
@@ -479,9 +480,7 @@ def test_a_public_set_that_holds_real_images_is_refused(desk, images, others):
     assert journalled_checks() == 4
 
 
-def test_real_images_that_come_after_the_public_ones_are_found_by_preparing_these_again(
-    desk, images, others
-):
+def test_later_real_images_are_found_by_preparing_public_again(desk, images, others):
     others[[4, 17]] = images[[3, 200]]
     write_own(np.delete(images, [3, 200], axis=0), others)
     desk("prepare sensitive", **OWN)
@@ -497,7 +496,8 @@ def test_real_images_that_come_after_the_public_ones_are_found_by_preparing_thes
 @pytest.fixture
 def take_folder(owner, tmp_path, settled):
     """Prepares the folder of pictures `in`; returns how often it was stored anew until then."""
-    root, homes = write_folder(tmp_path / "in", per_class=20), [0]
+    root = write_folder(tmp_path / "in", per_class=20)
+    homes = [0]
 
     def take(**changes):
         owner.take(dataset_id="set", source="imagefolder", path=str(root), **changes)
@@ -509,9 +509,7 @@ def take_folder(owner, tmp_path, settled):
     return take
 
 
-def test_the_same_files_are_prepared_once_unless_they_changed_just_now(
-    take_folder, owner, tmp_path
-):
+def test_unchanged_files_are_prepared_once(take_folder, owner, tmp_path):
     assert take_folder() == 1
     before = rows(owner.part("sensitive"))
     owner.card.unlink()
@@ -570,7 +568,7 @@ def test_a_log_shows_nothing_of_reading_images(take_folder, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_images_that_are_counted_under_one_id_are_not_counted_under_another(owner, images):
+def test_images_counted_under_one_id_are_not_counted_again(owner, images):
     """A second name was a second odometer, from nought, for the same people."""
     owner.prepare(images)
     card = owner.card.read_text()
@@ -619,7 +617,7 @@ def test_equal_images_are_found_whatever_stands_around_them(owner):
         owner.prepare(images[:300])
 
 
-def test_looks_are_compared_in_blocks_and_the_sample_is_always_the_same(owner, monkeypatch):
+def test_thumbnails_are_compared_in_blocks_of_a_fixed_sample(owner, monkeypatch):
     images = np.random.default_rng(4).integers(0, 256, (90, 12, 12), dtype=np.uint8)
     owner.prepare(images)
     home = owner.state / "data/set"
@@ -695,7 +693,7 @@ def test_a_key_of_charged_images_is_not_drawn_again(tmp_path, images, loss, entr
         owner.prepare(images)
 
 
-def test_a_key_that_a_full_disk_left_empty_before_any_use_is_drawn(tmp_path, images):
+def test_a_key_left_empty_by_a_full_disk_is_drawn(tmp_path, images):
     owner = Owner(tmp_path)
     Journal(owner.state, "set").begin()
     (owner.state / "keys/set").touch()
@@ -726,7 +724,7 @@ def test_a_fingerprint_that_was_cut_short_is_computed_again(tmp_path, images):
     assert prepare.kept_fingerprint(owner.state, card) == kept.read_text() == whole
 
 
-def test_images_replaced_before_a_kill_are_gone_after_the_next_run(tmp_path, images, settled):
+def test_images_replaced_before_a_kill_are_removed_later(tmp_path, images, settled):
     """The new set is in place, and the same files are found unchanged: nothing else is left to
     do.
     """
@@ -738,7 +736,7 @@ def test_images_replaced_before_a_kill_are_gone_after_the_next_run(tmp_path, ima
     assert not old.exists()
 
 
-def test_a_fingerprint_that_a_kill_prevented_is_there_after_the_next_run(tmp_path, images, settled):
+def test_a_fingerprint_missed_by_a_kill_is_written_later(tmp_path, images, settled):
     owner = Owner(tmp_path)
     owner.prepare(images)
     kept = owner.state / "data/set/fingerprint"

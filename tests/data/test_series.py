@@ -48,7 +48,7 @@ def test_a_series_is_ordered_by_position_without_localizers(tmp_path):
     assert source.converted["localizers left out"] == 7
 
 
-def test_without_positions_the_numbers_of_the_images_give_the_order(tmp_path):
+def test_image_numbers_give_the_order_without_positions(tmp_path):
     for number in range(3):
         write_dicom(tmp_path / f"{9 - number}.dcm", phantom(0)[number], "P", InstanceNumber=number)
     files = sorted(tmp_path.glob("*.dcm"))
@@ -114,8 +114,11 @@ def test_frames_are_slices_with_their_own_rescale(tmp_path):
 
 
 def rescaled(number):
-    inner, outer = Dataset(), Dataset()
-    inner.RescaleSlope, inner.RescaleIntercept, inner.RescaleType = 1, 100 * number, "US"
+    inner = Dataset()
+    outer = Dataset()
+    inner.RescaleSlope = 1
+    inner.RescaleIntercept = 100 * number
+    inner.RescaleType = "US"
     outer.PixelValueTransformationSequence = Sequence([inner])
     return outer
 

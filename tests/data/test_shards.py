@@ -222,7 +222,7 @@ def test_a_killed_preparation_continues_with_the_next_shard(tmp_path, settled):
     assert not (state / "data/.set.shards").exists()
 
 
-def test_a_changed_shard_is_converted_again_and_its_old_images_go(tmp_path, settled):
+def test_a_changed_shard_is_converted_again(tmp_path, settled):
     data = write_set(tmp_path / "in", "tar")
     write_tar(tmp_path / "in/e-4.tar", range(2), side=5)
     with pytest.raises(

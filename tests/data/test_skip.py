@@ -47,7 +47,7 @@ def values(source) -> list[int]:
     return [int(image[0, 0, 0]) for image, _ in source.train]
 
 
-def test_up_to_the_share_is_left_out_and_one_more_is_refused_with_all_names(tmp_path):
+def test_one_more_broken_picture_than_allowed_is_refused(tmp_path):
     root = folder(tmp_path / "in")
     source = read_source(data(root, skip="7.5%"), tmp_path)  # three of forty
     assert values(source) == [v for v in (*range(20), *range(100, 120)) if v not in (0, 5, 119)]
@@ -87,7 +87,7 @@ def test_leaving_out_is_of_one_picture_only(tmp_path):
     assert first.left_out and len(first.left_out) == len(second.left_out) == 3
 
 
-def test_another_size_is_never_left_out_since_that_hangs_on_the_first_picture(tmp_path):
+def test_a_picture_of_another_size_is_never_left_out(tmp_path):
     root = folder(tmp_path / "in", broken=())
     Image.new("L", (9, 6)).save(root / "dog/10_P2.png")
     with pytest.raises(DataError, match=r"set data\.size"):
@@ -137,7 +137,7 @@ def test_strays_beyond_the_share_are_refused_by_name(tmp_path):
     assert len(read_source(data(root, skip="5%", groups=groups), tmp_path).groups) == 40
 
 
-def test_what_was_converted_and_left_out_is_said_once_with_counts_on_a_terminal_only(tmp_path):
+def test_conversions_are_counted_once_on_a_terminal_only(tmp_path):
     root = folder(tmp_path / "in")
     for i in range(3):
         Image.new("RGB", (6, 6), (9, i, 0)).save(root / "cat" / f"1{i}_P0.png")
@@ -161,8 +161,9 @@ def test_what_was_converted_and_left_out_is_said_once_with_counts_on_a_terminal_
         assert len(said) == terminal and all(line.endswith(expected) for line in said)
 
 
-def test_looking_leaves_out_as_preparing_does_and_is_kept_for_that_share_only(tmp_path):
-    root, state = folder(tmp_path / "in"), tmp_path / "state"
+def test_a_survey_leaves_out_like_preparation_for_its_share(tmp_path):
+    root = folder(tmp_path / "in")
+    state = tmp_path / "state"
     state.mkdir()
     assert survey(root, classes=ALL, skip=0.1, state=state).data == {"skip": 0.1}
     with pytest.raises(DataError, match="3 files"):

@@ -17,7 +17,7 @@ def test_images_of_another_card_are_refused(tmp_path):
         load_prepared(tmp_path / "state", card, "sensitive")
 
 
-def test_a_public_set_is_what_its_card_says_and_refused_for_another_shape(tmp_path):
+def test_a_public_set_must_match_its_card_and_shape(tmp_path):
     public = tmp_path / "public"
     prepare_public(Public(source="photos", per_class=3), (3, 8, 9), public, tmp_path, seed=0)
     card = read_public_card(public / "card.json")

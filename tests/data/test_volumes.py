@@ -235,7 +235,7 @@ def test_a_volume_is_refused_in_little_memory(name, tmp_path, little_memory):
     assert "x.nii.gz" in str(error.value) and "y.nii" in str(error.value)
 
 
-def test_a_gzip_file_without_end_is_read_as_far_as_its_header_states(tmp_path, little_memory):
+def test_gzip_is_read_only_as_far_as_its_header_states(tmp_path, little_memory):
     """256 MB of zeros behind the values; and an extension in front of them that claims 2 GB."""
     root = write_classes(tmp_path / "in")
     values = phantom(1).tobytes()

@@ -4,7 +4,7 @@ import torch
 from sfumato.diffusion.ema import EMA
 
 
-def test_a_long_run_decays_at_the_given_rate_and_keeps_a_constant():
+def test_a_long_run_decays_at_its_rate_and_keeps_a_constant():
     ema = EMA({"a": torch.zeros(1), "constant": torch.full((3,), 2.0)}, 0.9)
     ema.steps = 10_000
     for _ in range(7):

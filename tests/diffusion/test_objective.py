@@ -20,17 +20,19 @@ def test_ranges_are_inverse_and_clamped():
 
 def test_without_a_network_the_denoiser_is_the_best_linear_one():
     # For data N(0, s²) the best estimate from x = y + σn is x·s²/(s² + σ²): EDM's c_skip.
-    x, sigma = torch.randn(3, 1, 2, 2), torch.tensor([0.01, 0.5, 50.0])
+    x = torch.randn(3, 1, 2, 2)
+    sigma = torch.tensor([0.01, 0.5, 50.0])
     shrink = 0.3**2 / (0.3**2 + sigma**2)
     found = denoise(nothing, x, sigma, torch.zeros(3).long(), 0.3)
     assert torch.allclose(found, x * shrink[:, None, None, None], atol=1e-6)
 
 
-def test_the_network_sees_unit_variance_and_its_target_has_unit_variance():
+def test_network_input_and_target_have_unit_variance():
     generator = torch.Generator().manual_seed(0)
     for sigma_data, level in [(0.5, 0.02), (0.5, 0.5), (0.5, 30.0), (0.2, 1.0)]:
         images = (sigma_data * torch.randn(64, 1, 32, 32, generator=generator) + 1) / 2
-        noise, sigma = torch.randn(64, 1, 32, 32, generator=generator), torch.full((64,), level)
+        noise = torch.randn(64, 1, 32, 32, generator=generator)
+        sigma = torch.full((64,), level)
         seen = []
 
         def record(x, c_noise, labels, seen=seen):
@@ -47,11 +49,9 @@ def test_the_network_sees_unit_variance_and_its_target_has_unit_variance():
 
 
 def test_a_perfect_network_has_no_loss():
-    images, noise, sigma = (
-        torch.rand(4, 1, 3, 3),
-        torch.randn(4, 1, 3, 3),
-        torch.tensor([0.1, 1.0, 5.0, 0.4]),
-    )
+    images = torch.rand(4, 1, 3, 3)
+    noise = torch.randn(4, 1, 3, 3)
+    sigma = torch.tensor([0.1, 1.0, 5.0, 0.4])
     clean = to_model_range(images)
     s = sigma[:, None, None, None]
 
@@ -75,7 +75,8 @@ def test_log_normal_levels_have_their_law():
 
 
 def test_timestep_mixture_has_its_weights_and_bounds():
-    n, sigmas = 20_000, schedule(torch.device("cpu"))
+    n = 20_000
+    sigmas = schedule(torch.device("cpu"))
     law = TimestepMixture(weights=(1.0, 18.0, 1.0), bounds=(10, 200, 800, 1000))
     drawn = draw_noise_levels(law, n, torch.Generator().manual_seed(0))
     t = torch.searchsorted(sigmas, drawn)

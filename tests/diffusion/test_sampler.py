@@ -15,7 +15,10 @@ class Gaussian(Denoiser):
     std²).
     """
 
-    resolution, channels, classes, sigma_data = 4, 1, 2, 0.5
+    resolution = 4
+    channels = 1
+    classes = 2
+    sigma_data = 0.5
 
     def __init__(self, std: float) -> None:
         super().__init__()
@@ -72,7 +75,8 @@ def test_guidance_moves_away_from_the_unconditional_mean():
 
 
 def test_images_depend_on_neither_batch_nor_neighbours():
-    model, labels = Gaussian(0.15), torch.tensor([0, 1, 1, 0, 1])
+    model = Gaussian(0.15)
+    labels = torch.tensor([0, 1, 1, 0, 1])
     whole = draw(model, labels, steps=4)
     random = torch.Generator().manual_seed(0)
     pairs = [sample(model, part, 4, generator=random) * 2 - 1 for part in labels.split(2)]
@@ -81,22 +85,18 @@ def test_images_depend_on_neither_batch_nor_neighbours():
     assert not torch.allclose(whole[0], whole[3])
 
 
-def test_output_is_float32_in_range_also_under_autocast_and_for_no_labels():
+def test_output_is_float32_in_range_under_autocast():
     images = sample(Gaussian(3.0), torch.zeros(3).long(), steps=3, autocast=True)
     assert images.dtype == torch.float32 and images.min() >= 0 and images.max() <= 1
     assert sample(Gaussian(1.0), torch.empty(0).long(), steps=3).shape == (0, 1, 4, 4)
 
 
 @pytest.mark.parametrize(("known", "large"), [(False, True), (True, False), (True, True)])
-def test_a_large_network_draws_in_bfloat16_and_the_images_are_the_same_but_for_rounding(
-    bfloat16, known, large
-):
+def test_a_large_network_draws_the_same_images_in_bfloat16(bfloat16, known, large):
     torch.manual_seed(0)
     width = 64 if large else 8
-    model, labels = (
-        UNet(8, 1, 3, width=width, multipliers=(1,), attention=()),
-        torch.tensor([0, 1, 2]),
-    )
+    model = UNet(8, 1, 3, width=width, multipliers=(1,), attention=())
+    labels = torch.tensor([0, 1, 2])
     assert (sum(value.numel() for value in model.parameters()) >= LARGE_NETWORK) == large
     torch.nn.init.normal_(model.conv_out.weight, std=0.3 / width**0.5)
     bfloat16(known)
@@ -109,10 +109,12 @@ def test_a_large_network_draws_in_bfloat16_and_the_images_are_the_same_but_for_r
     assert torch.allclose(images, exact, atol=0.02 if known and large else 1e-6)
 
 
-def test_a_guide_draws_from_the_product_of_images_and_what_it_says():
+def test_a_guide_draws_from_the_product_of_both_densities():
     # images N(0, s²), and a guide that says p(label | image) ~ exp(-(image - a)² / 2t²): their
     # product is N(m, v)
-    spread, target, width = Gaussian.sigma_data, 1.0, 2.0
+    spread = Gaussian.sigma_data
+    target = 1.0
+    width = 2.0
 
     def guide(denoised, labels, variance):
         return variance * (target - denoised) / width**2

@@ -34,11 +34,11 @@ TINY = {"width": 8, "multipliers": (1, 2), "attention": (1,), "blocks": 1}
         ((12, 20), 3, {"multipliers": (1, 1, 2), "attention": (2,), "unshuffle": 2}),
     ],
 )
-def test_every_size_comes_out_as_it_went_in_and_images_do_not_see_each_other(
-    resolution, channels, options
-):
+def test_sizes_are_kept_and_images_are_independent(resolution, channels, options):
     model = perturbed(UNet(resolution, channels, 4, **{**TINY, **options}))
-    x, c_noise, labels = torch.randn(3, *model.shape), torch.randn(3), torch.tensor([0, 3, 4])
+    x = torch.randn(3, *model.shape)
+    c_noise = torch.randn(3)
+    labels = torch.tensor([0, 3, 4])
     together = model(x, c_noise, labels)
     assert together.shape == (3, channels, *both_sides(resolution)) and together.isfinite().all()
     alone = torch.cat(
@@ -54,7 +54,8 @@ def test_a_new_network_answers_zero():
 
 def test_noise_level_label_and_every_parameter_matter():
     model = perturbed(UNet(8, 1, 4, **TINY))
-    x, c_noise = torch.randn(1, 1, 8, 8).expand(5, -1, -1, -1), torch.zeros(5)
+    x = torch.randn(1, 1, 8, 8).expand(5, -1, -1, -1)
+    c_noise = torch.zeros(5)
     outputs = model(x, c_noise, torch.arange(5)).flatten(1)
     assert torch.pdist(outputs).min() > 1e-3  # four labels and none: all different
     assert (model(x, c_noise + 0.3, torch.arange(5)).flatten(1) - outputs).norm(dim=1).min() > 1e-3
@@ -68,7 +69,7 @@ def test_noise_level_label_and_every_parameter_matter():
     assert all(name.endswith("attention.k.bias") for name in idle)
 
 
-def test_every_set_of_labels_is_shown_and_none_of_them_is_not_the_same_as_untold(tmp_path):
+def test_every_set_of_labels_shows_and_none_is_not_unlabelled(tmp_path):
     model = perturbed(UNet(8, 1, 3, **TINY, several=True))
     sets = torch.tensor([[i >> 2, i >> 1 & 1, i & 1] for i in range(8)] + [[model.no_label] * 3])
     outputs = model(torch.randn(1, 1, 8, 8).expand(9, -1, -1, -1), torch.zeros(9), sets).flatten(1)
@@ -109,8 +110,10 @@ def test_sizes_change_by_means_and_by_copies(size):
         assert torch.equal(double(x, (rows, columns)), whole[:, :, :rows, :columns])
 
 
-def test_a_norm_is_group_normalisation_with_its_own_or_a_given_scale():
-    x, scale, shift = torch.randn(3, 8, 4, 4), torch.randn(3, 8), torch.randn(3, 8)
+def test_a_norm_is_group_normalisation_with_any_scale():
+    x = torch.randn(3, 8, 4, 4)
+    scale = torch.randn(3, 8)
+    shift = torch.randn(3, 8)
     norm = GroupNorm(8)
     torch.nn.init.normal_(norm.weight)
     torch.nn.init.normal_(norm.bias)
@@ -136,9 +139,7 @@ def test_sizes_that_do_not_fit_are_refused(options, named):
         UNet(10, 1, 4, **{**TINY, "attention": (0,), **options})
 
 
-def test_a_network_of_rectangles_is_the_same_after_the_disk_and_one_of_squares_keeps_one_number(
-    tmp_path,
-):
+def test_a_network_of_rectangles_survives_saving(tmp_path):
     for resolution, kept in ((8, 8), ((8, 12), [8, 12])):
         model = UNet(resolution, 1, 4, **TINY)
         model.save(tmp_path)
@@ -157,7 +158,7 @@ def test_a_broken_model_is_an_error_that_names_it(tmp_path):
         load_model(tmp_path)
 
 
-def test_extra_classes_leave_every_other_weight_as_it_starts_without():
+def test_extra_classes_leave_other_initial_weights_unchanged():
     torch.manual_seed(3)
     plain = UNet(8, 1, 4, **TINY).state_dict()
     torch.manual_seed(3)
@@ -174,11 +175,11 @@ def test_extra_classes_leave_every_other_weight_as_it_starts_without():
     assert torch.pdist(extra).min() > 0.1
 
 
-def test_dropped_classes_leave_the_plain_network_with_the_same_answers_also_when_it_was_saved(
-    tmp_path,
-):
+def test_dropped_classes_leave_the_plain_network_unchanged(tmp_path):
     model = perturbed(UNet(8, 1, 4, **TINY, sigma_data=0.3, extra_classes=6))
-    x, c_noise, labels = torch.randn(5, 1, 8, 8), torch.randn(5), torch.arange(5)
+    x = torch.randn(5, 1, 8, 8)
+    c_noise = torch.randn(5)
+    labels = torch.arange(5)
     before = model(x, c_noise, labels)
     assert model(x, c_noise, labels + 6).shape == before.shape  # 6..10 are public classes
     assert drop_extra_classes(model) is model and model.extra_classes == 0
@@ -194,7 +195,7 @@ def test_dropped_classes_leave_the_plain_network_with_the_same_answers_also_when
     assert torch.equal(again(x, c_noise, labels), before) and again.sigma_data == 0.3
 
 
-def test_dropping_nothing_changes_nothing_and_a_frozen_table_stays_frozen():
+def test_dropping_nothing_changes_nothing():
     model = UNet(8, 1, 4, **TINY)
     table = model.label
     assert drop_extra_classes(model).label is table
@@ -204,7 +205,7 @@ def test_dropping_nothing_changes_nothing_and_a_frozen_table_stays_frozen():
     assert drop_extra_classes(UNet(8, 1, 4, **TINY, extra_classes=2)).label.weight.requires_grad
 
 
-def test_larger_images_are_drawn_fewer_at_a_time_in_about_the_same_memory():
+def test_larger_images_are_drawn_in_smaller_batches():
     def network(size, **options) -> UNet:
         return UNet(size, 1, 2, width=8, multipliers=(1,), attention=(), **options)
 

@@ -67,8 +67,10 @@ FOREIGN = ["transformer_blocks.0.attn1.to_q.weight", "transformer_blocks.0.attn1
 
 
 def test_adapters_start_as_nothing():
-    model, foreign = network(), Foreign()
-    x, before = inputs(), dict(model.named_parameters())
+    model = network()
+    foreign = Foreign()
+    x = inputs()
+    before = dict(model.named_parameters())
     expected = model(*x)
     for name in [*NAMES, *FOREIGN]:
         net = foreign if name in FOREIGN else model
@@ -128,10 +130,8 @@ def test_an_adapter_does_what_its_product_does(name):
 def test_per_image_gradients_are_those_of_a_loop(draws):
     model = adapted(network())
     generator = torch.Generator().manual_seed(0)
-    images, labels = (
-        torch.rand(5, 1, 8, 8, generator=generator),
-        torch.randint(4, (5,), generator=generator),
-    )
+    images = torch.rand(5, 1, 8, 8, generator=generator)
+    labels = torch.randint(4, (5,), generator=generator)
     drawn = draw(model, images, draws, LogNormal(), generator, label_dropout=0.2)
     parameters = {
         name: value for name, value in model.named_parameters() if name.endswith((".A", ".B"))
@@ -150,7 +150,7 @@ def test_per_image_gradients_are_those_of_a_loop(draws):
             )
 
 
-def test_per_image_gradients_of_foreign_layers_are_those_of_a_loop():
+def test_gradients_of_foreign_layers_equal_those_of_a_loop():
     torch.manual_seed(0)
     model = adapted(Foreign(), FOREIGN)
     assert [type(layer) for layer in adapted_layers(model).values()] == [LoraLinear, LoraLinear]
@@ -173,7 +173,7 @@ def test_per_image_gradients_of_foreign_layers_are_those_of_a_loop():
             torch.testing.assert_close(rows[name][i], value, rtol=1e-3, atol=1e-4)
 
 
-def test_a_rank_above_the_matrix_is_refused_by_name_before_anything_changes():
+def test_a_rank_above_the_matrix_is_refused_by_name():
     model = network()
     with pytest.raises(
         ConfigError, match=r"adapter rank 9 .*min\(8, 8\).*down\.0\.attention\.q\.weight"

@@ -43,7 +43,8 @@ def batch(model: UNet, draws: int, groups: bool = False):
 def test_draws_in_parts_are_averaged_before_the_clip(model, draws_per_pass, groups):
     parameters = dict(model.named_parameters())
     images, labels, drawn = batch(model, 8, groups)
-    found, sums = [], []
+    found = []
+    sums = []
     for some in (None, draws_per_pass):
         rows = per_image_gradients(model, parameters, images, labels, drawn, draws_per_pass=some)
         found.append(torch.cat([value.flatten(1) for value in rows.values()], dim=1))
@@ -61,9 +62,7 @@ def test_draws_in_parts_are_averaged_before_the_clip(model, draws_per_pass, grou
 
 
 @pytest.mark.parametrize(("draws_per_pass", "broken"), [(1, None), (3, None), (2, 3)])
-def test_one_image_moves_the_sum_by_the_clip_where_its_draws_come_in_parts(
-    model, draws_per_pass, broken
-):
+def test_one_image_in_parts_moves_the_sum_by_the_clip(model, draws_per_pass, broken):
     """broken: a draw of image 2 that is not finite, in the second part. Its image adds nothing."""
     parameters = dict(model.named_parameters())
     images, labels, drawn = batch(model, 8 if broken is None else 4)
@@ -128,9 +127,7 @@ def test_what_is_chosen_fits_and_is_a_power_of_two(room_of, model, draws, room):
 
 @pytest.mark.parametrize("draws", [1, 4, 32])
 @pytest.mark.parametrize("batch", [8.0, 600.0, 2048.0, 1e6])
-def test_on_a_cpu_a_microbatch_is_what_is_fast_and_never_more_than_half_of_a_batch(
-    model, draws, batch
-):
+def test_a_cpu_microbatch_is_fast_and_at_most_half_a_batch(model, draws, batch):
     images, some = choose_microbatch(model, dict(model.named_parameters()), draws, batch)
     assert some == draws
     assert images == (
@@ -153,7 +150,7 @@ def test_on_a_gpu_a_usual_draw_fills_its_microbatches(room_of, model, batch, ima
     )
 
 
-def test_what_the_user_asks_is_taken_and_a_network_without_ghost_layers_takes_fewer():
+def test_the_users_size_is_taken_unless_layers_need_fewer():
     model = network((1,))
     assert choose_microbatch(model, dict(model.named_parameters()), 8, 64.0, 5) == (5, 8)
     model.supports_ghost_layers = False
@@ -169,9 +166,13 @@ def chosen_on_a_gpu(monkeypatch, cuda):
     """
 
     def choose(
-        largest: dict[bool, int], draws: int = 8, fast: bool = True, wanted: int | None = None
+        largest: dict[bool, int],
+        draws: int = 8,
+        fast: bool = True,
+        requested_size: int | None = None,
     ):
-        model, tried = network((1,)), []
+        model = network((1,))
+        tried = []
         monkeypatch.setattr(microbatch, "device_of", lambda parameters: torch.device("cuda"))
         monkeypatch.setattr(microbatch, "fitting", lambda *asked: (asked[-1] or 512, draws))
         cuda(get_device_capability=(8, 0) if fast else (7, 5))
@@ -181,7 +182,7 @@ def chosen_on_a_gpu(monkeypatch, cuda):
             return images * draws <= largest[model.use_products]
 
         monkeypatch.setattr(microbatch, "fits", fits)
-        found = choose_microbatch(model, dict(model.named_parameters()), draws, 1e6, wanted)
+        found = choose_microbatch(model, dict(model.named_parameters()), draws, 1e6, requested_size)
         return (model.use_products, *found), tried
 
     return choose
@@ -190,17 +191,13 @@ def chosen_on_a_gpu(monkeypatch, cuda):
 @pytest.mark.parametrize(
     ("largest", "expected"), [(10**6, (512, 8)), (100, (8, 8)), (12, (1, 8)), (3, (1, 2))]
 )
-def test_on_a_gpu_the_choice_is_halved_until_a_trial_on_blanks_fits(
-    chosen_on_a_gpu, largest, expected
-):
+def test_a_gpu_size_is_halved_until_a_trial_fits(chosen_on_a_gpu, largest, expected):
     found, tried = chosen_on_a_gpu({False: 0, True: largest})
     assert found == (True, *expected)
     assert tried[0] == (True, 4096) and sorted(tried, key=lambda trial: -trial[1]) == tried
 
 
-def test_where_no_size_fits_the_other_way_is_taken_and_where_that_does_not_fit_either_is_an_error(
-    chosen_on_a_gpu,
-):
+def test_without_a_fitting_size_the_other_way_is_tried(chosen_on_a_gpu):
     """cuDNN may have no kernel for the grouped convolution of any number of images."""
     assert chosen_on_a_gpu({False: 0, True: 1000}, fast=False)[0] == (True, 64, 8)
     assert chosen_on_a_gpu({False: 1000, True: 0})[0] == (False, 64, 8)
@@ -216,8 +213,8 @@ def test_products_are_taken_in_bfloat16_and_of_few_draws(chosen_on_a_gpu, draws,
 
 
 def test_what_the_user_asks_is_the_most_that_a_gpu_takes(chosen_on_a_gpu):
-    assert chosen_on_a_gpu({False: 0, True: 10**6}, wanted=5)[0] == (True, 5, 8)
-    assert chosen_on_a_gpu({False: 0, True: 20}, wanted=5)[0] == (True, 2, 8)
+    assert chosen_on_a_gpu({False: 0, True: 10**6}, requested_size=5)[0] == (True, 5, 8)
+    assert chosen_on_a_gpu({False: 0, True: 20}, requested_size=5)[0] == (True, 2, 8)
 
 
 @pytest.mark.parametrize(
@@ -233,21 +230,20 @@ def test_what_the_user_asks_is_the_most_that_a_gpu_takes(chosen_on_a_gpu):
         "GET was unable to find an engine to execute this computation",
     ],
 )
-def test_a_library_without_memory_or_a_kernel_says_so_in_words_and_a_mistake_of_ours_is_none(
-    monkeypatch, model, message
-):
+def test_missing_memory_or_kernels_are_reported_in_words(monkeypatch, model, message):
     def refused(*given):
         raise RuntimeError(text)
 
     monkeypatch.setattr(microbatch, "per_image_gradients", refused)
-    text, parameters = message, dict(model.named_parameters())
+    text = message
+    parameters = dict(model.named_parameters())
     assert not microbatch.fits(model, parameters, 3, 2)
     text = "Expected all tensors to be on the same device"
     with pytest.raises(RuntimeError, match=text):
         microbatch.fits(model, parameters, 3, 2)
 
 
-def test_a_trial_sees_only_blanks_and_notices_that_memory_does_not_suffice(monkeypatch, model):
+def test_a_trial_uses_blanks_and_notices_missing_memory(monkeypatch, model):
     seen = []
 
     def taken(model, parameters, images, labels, draws):
@@ -265,10 +261,12 @@ def test_a_trial_sees_only_blanks_and_notices_that_memory_does_not_suffice(monke
 @pytest.mark.parametrize("options", [{}, {"width": 32}, {"blocks": 2}])
 def test_activations_of_one_pass_tell_the_memory_of_many(options):
     model = network((1,), **options)
-    parameters, generator = dict(model.named_parameters()), torch.Generator().manual_seed(0)
+    parameters = dict(model.named_parameters())
+    generator = torch.Generator().manual_seed(0)
 
     def step() -> None:
-        images, labels = torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64)
+        images = torch.zeros(4, 1, 8, 8)
+        labels = torch.zeros(4, dtype=torch.int64)
         per_image_gradients(
             model, parameters, images, labels, draw(model, images, 16, LogNormal(), generator)
         )
@@ -305,7 +303,8 @@ def test_a_run_goes_on_with_another_microbatch(model):
             setattr(state, name, value)
         return state
 
-    whole, parts = state(), state(microbatch_size=4, draws_per_pass=3)
+    whole = state()
+    parts = state(microbatch_size=4, draws_per_pass=3)
     parts.load(whole.tensors())
     assert whole.tensors().keys() == parts.tensors().keys()
     assert not any("microbatch" in name or "draws_per_pass" in name for name in whole.tensors())

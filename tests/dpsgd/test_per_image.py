@@ -24,7 +24,8 @@ from sfumato.dpsgd.per_image import (
 )
 from sfumato.settings.noise_levels import LogNormal
 
-IMAGES, DRAWS = 3, 2
+IMAGES = 3
+DRAWS = 2
 
 
 def rows_of(
@@ -82,7 +83,8 @@ LAYERS = {
 def test_the_gradients_of_a_layer_are_those_of_a_loop(name, layout):
     make, shape = LAYERS[name]
     torch.manual_seed(0)
-    module, x = make().double(), torch.randn(DRAWS * IMAGES, *shape, dtype=torch.float64)
+    module = make().double()
+    x = torch.randn(DRAWS * IMAGES, *shape, dtype=torch.float64)
     if layout == "channels last":
         x = x.movedim(1, -1).contiguous().movedim(-1, 1)
     expected = loop_of(module, x)
@@ -117,10 +119,8 @@ def test_by_products_an_image_of_infinities_touches_no_other_row(given):
     torch.manual_seed(0)
     layer = nn.Conv2d(3, 5, (3, 2), **given)
     x = torch.randn(DRAWS * IMAGES, 3, 9, 8)
-    gradient, geometry = (
-        torch.randn_like(layer(x)),
-        (list(layer.stride), list(layer.padding), list(layer.dilation)),
-    )
+    gradient = torch.randn_like(layer(x))
+    geometry = (list(layer.stride), list(layer.padding), list(layer.dilation))
     before = shifted_weight_gradients(gradient, x, layer.weight, geometry, IMAGES)
     x[1::IMAGES] = torch.inf
     after = shifted_weight_gradients(gradient, x, layer.weight, geometry, IMAGES)
@@ -136,7 +136,8 @@ def test_a_network_has_the_same_gradients_by_products(autocast, monkeypatch):
         monkeypatch.setattr(per_image, way.__name__, spy)
     model = network((1,))
     parameters = dict(model.named_parameters())
-    images, labels = torch.rand(5, 1, 8, 8), torch.arange(5) % 4
+    images = torch.rand(5, 1, 8, 8)
+    labels = torch.arange(5) % 4
     drawn = draw(model, images, 3, LogNormal(), torch.Generator().manual_seed(0))
     rows = []
     for products in (False, True):
@@ -163,12 +164,10 @@ def test_a_network_has_the_same_gradients_by_products(autocast, monkeypatch):
         {"dilation": 2, "padding": 1},
     ],
 )
-def test_what_a_convolution_hands_back_to_its_input_is_the_same_in_half_precision(given, half):
+def test_a_convolutions_input_gradient_is_equal_in_half(given, half):
     torch.manual_seed(0)
-    layer, x = (
-        nn.Conv2d(8, 6, (3, 2), **given),
-        torch.randn(2, 8, 9, 8).bfloat16().float().requires_grad_(),
-    )
+    layer = nn.Conv2d(8, 6, (3, 2), **given)
+    x = torch.randn(2, 8, 9, 8).bfloat16().float().requires_grad_()
     with torch.no_grad():
         layer.weight.copy_(layer.weight.bfloat16())
     y = layer(x)
@@ -181,9 +180,10 @@ def test_what_a_convolution_hands_back_to_its_input_is_the_same_in_half_precisio
     assert (found.float() - expected).abs().max() < (1e-2 if half else 1e-5) * expected.abs().max()
 
 
-def test_each_image_has_its_own_rows_of_a_table_also_those_of_one_label():
+def test_each_image_has_its_own_rows_of_a_table():
     torch.manual_seed(0)
-    table, index = Indexed(5, 3).double(), torch.tensor([0, 4, 4, 0, 2, 4])
+    table = Indexed(5, 3).double()
+    index = torch.tensor([0, 4, 4, 0, 2, 4])
     expected = loop_of(table, index.double())["weight"]
     assert torch.allclose(rows_of(table, index.double())["weight"], expected, atol=1e-12)
     assert not expected[1, :2].any()  # image 1 has labels 4 and 2
@@ -192,14 +192,15 @@ def test_each_image_has_its_own_rows_of_a_table_also_those_of_one_label():
 @pytest.mark.parametrize("trained", [{"weight"}, {"bias"}])
 def test_a_frozen_part_of_a_layer_stays_so(trained):
     torch.manual_seed(0)
-    layer, x = nn.Conv2d(4, 6, 3), torch.randn(DRAWS * IMAGES, 4, 5, 5)
+    layer = nn.Conv2d(4, 6, 3)
+    x = torch.randn(DRAWS * IMAGES, 4, 5, 5)
     expected = loop_of(layer, x)
     rows = rows_of(layer, x, names=trained)
     assert set(rows) == trained
     assert all(torch.allclose(value, expected[name], atol=1e-4) for name, value in rows.items())
 
 
-def test_a_weight_that_is_not_used_has_no_gradient_and_asking_for_a_shape_is_no_use():
+def test_an_unused_weight_has_no_gradient():
     def use(weights, x):
         return (
             F.linear(x, weights["weight"])
@@ -230,7 +231,8 @@ def test_a_weight_that_is_not_used_has_no_gradient_and_asking_for_a_shape_is_no_
 def test_a_use_without_a_rule_is_refused(use):
     """A weight that lost its gradient here would be trained less, and nobody would notice."""
     with pytest.raises(NoRuleError, match="no per-image gradient"):
-        layer, x = nn.Linear(4, 4, bias=False), torch.randn(DRAWS * IMAGES, 4)
+        layer = nn.Linear(4, 4, bias=False)
+        x = torch.randn(DRAWS * IMAGES, 4)
         rows_of(layer, x, lambda weights, x: use(weights["weight"], x))
 
 
@@ -276,12 +278,11 @@ def test_the_network_has_the_gradients_that_vmap_finds(name, adapted):
                 if path.endswith(".B"):
                     value.normal_(std=0.1)
     parameters = {path: value for path, value in model.named_parameters() if value.requires_grad}
-    images, noise = (
-        torch.rand(IMAGES, DRAWS, *model.shape),
-        torch.randn(IMAGES, DRAWS, *model.shape),
-    )
+    images = torch.rand(IMAGES, DRAWS, *model.shape)
+    noise = torch.randn(IMAGES, DRAWS, *model.shape)
     batch = (images, torch.randint(5, (IMAGES, DRAWS)), torch.rand(IMAGES, DRAWS) + 0.1, noise)
-    rows, expected = by_layers(model, parameters, *batch), by_vmap(model, parameters, *batch)
+    rows = by_layers(model, parameters, *batch)
+    expected = by_vmap(model, parameters, *batch)
     assert list(rows) == list(parameters)
     for path, value in expected.items():
         assert torch.allclose(
@@ -290,7 +291,7 @@ def test_the_network_has_the_gradients_that_vmap_finds(name, adapted):
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_an_image_has_the_same_gradient_in_every_place_and_in_any_company(autocast):
+def test_a_gradient_depends_on_neither_place_nor_company(autocast):
     """Where one image leaves, others move up.
 
     If rounding told places apart, thousands of them together would exceed the clip.
@@ -300,7 +301,8 @@ def test_an_image_has_the_same_gradient_in_every_place_and_in_any_company(autoca
     model = perturbed(
         UNet(28, 1, 10, width=32, multipliers=(1, 2), attention=(1,), unshuffle=2), 0.02
     )
-    parameters, count = dict(model.named_parameters()), 16
+    parameters = dict(model.named_parameters())
+    count = 16
     image = torch.rand(1, 1, 28, 28, generator=generator)
     drawn = draw(model, torch.empty(count, 1, 28, 28), DRAWS, LogNormal(), generator)
     labels = torch.randint(10, (count,), generator=generator)
@@ -316,7 +318,7 @@ def test_an_image_has_the_same_gradient_in_every_place_and_in_any_company(autoca
     assert max(apart) <= 1e-6 * torch.linalg.vector_norm(found[0])
 
 
-def test_gradients_at_other_parameters_than_the_model_s_are_refused():
+def test_gradients_at_foreign_parameters_are_refused():
     """Their rows would be zeros: a layer is known by its very weight."""
     model = network()
     copies = {name: value.detach().clone() for name, value in model.named_parameters()}

@@ -24,7 +24,7 @@ def adapters(names: list[str]) -> list[str]:
     return [name.replace(".weight", part) for name in names for part in (".A", ".B")]
 
 
-def test_the_candidates_are_query_key_and_value_of_every_attention():
+def test_candidates_are_query_key_and_value_of_each_attention():
     assert candidates(network()) == QKV
     assert [
         f"{place}.attention.{part}.weight" for place in PLACES for part in ("q", "k", "v")
@@ -127,7 +127,7 @@ def trained(names: list[str]):
     return before, model
 
 
-def test_a_selection_that_was_dropped_and_a_name_outside_the_model_are_caught():
+def test_a_lost_selection_and_an_unknown_name_are_caught():
     before, model = trained(CHOSEN[:4])
     check_trained(before, model, CHOSEN[:4])
     with pytest.raises(

@@ -71,7 +71,8 @@ def state(law: Any, **options: Any) -> State:
 @pytest.mark.parametrize("draws_per_pass", [4, 2])
 def test_nothing_in_the_sum_of_a_draw_waits_for_a_gpu(clip_as_one_matrix, law, draws_per_pass):
     clip_as_one_matrix(True)
-    run, charge = state(law), one_draw(7)
+    run = state(law)
+    charge = one_draw(7)
     run.draws_per_pass = draws_per_pass
     gradient_sum(run, charge)  # what is kept between steps is made in the first one
     with NoWaiting():
@@ -83,7 +84,8 @@ def test_what_waits_is_noticed(monkeypatch):
     """On a CPU the clip looks which rows are broken, and waits: were it done so on a GPU, the test
     above would fail.
     """
-    run, charge = state(LogNormal()), one_draw(3)
+    run = state(LogNormal())
+    charge = one_draw(3)
     with pytest.raises(AssertionError, match="nonzero"), NoWaiting():
         gradient_sum(run, charge)
     with pytest.raises(AssertionError), NoWaiting():
@@ -99,11 +101,13 @@ class OnGpu(Tensor):
 
 
 @pytest.mark.parametrize("most", [2, 5, 7, 100])
-def test_group_normalisation_in_parts_gives_the_same_numbers_and_derivatives(monkeypatch, most):
+def test_group_norm_in_parts_has_equal_numbers_and_derivatives(monkeypatch, most):
     torch.manual_seed(0)
-    norm, given = GroupNorm(16), torch.randn(7, 16, 5, 3)
+    norm = GroupNorm(16)
+    given = torch.randn(7, 16, 5, 3)
     assert norm.groups == 4
-    scale, shift = torch.randn(7, 16), torch.randn(7, 16)
+    scale = torch.randn(7, 16)
+    shift = torch.randn(7, 16)
     monkeypatch.setattr(unet, "MOST_GROUPS", 4 * most)
 
     def found(kind: type[Tensor]) -> list[Tensor]:
@@ -112,7 +116,8 @@ def test_group_normalisation_in_parts_gives_the_same_numbers_and_derivatives(mon
         out = norm(x, *inputs[1:]).as_subclass(Tensor)
         return [out.detach(), *torch.autograd.grad(out.square().sum(), inputs)]
 
-    sizes, inner = [], unet.normalised
+    sizes = []
+    inner = unet.normalised
     monkeypatch.setattr(
         unet, "normalised", lambda x, *rest: sizes.append(len(x)) or inner(x, *rest)
     )

@@ -20,7 +20,8 @@ def main(folder: Path) -> None:
     distributed.join()
     card = read_card(folder / "card.json")
     train, holdout = open_local(folder / "state", card, "evaluate", everywhere=True)
-    trained, inner = [], scores.evaluate_classifier
+    trained = []
+    inner = scores.evaluate_classifier
 
     def noted(name, *rest):
         trained.append([name, rest[-1]])

@@ -32,11 +32,12 @@ def test_a_label_that_all_images_have_or_none_has_no_auroc():
     assert mean_of([1.0, None, 0.5]) == 0.75 and mean_of([None, None]) == 0.5
 
 
-def test_scores_that_tell_nothing_are_within_three_errors_of_a_half():
+def test_uninformative_scores_are_within_three_errors_of_half():
     """Of 200 means over three labels, each within 3 standard errors but for a chance of 0.3 % at
     most.
     """
-    random, labels = np.random.default_rng(0), made(120).labels
+    random = np.random.default_rng(0)
+    labels = made(120).labels
     error = auroc_error(labels.sum(axis=0), len(labels))
     means = [mean_of(auroc(random.random((120, 3)), labels)) for _ in range(200)]
     assert sum(abs(mean - 0.5) > 3 * error for mean in means) <= 4
@@ -77,7 +78,8 @@ def test_a_set_of_one_label_is_not_scored_on_images_with_several():
     assert "no image of class 'b'" in next(absent_classes("release", bare))
 
 
-def test_an_attack_on_images_with_several_labels_searches_all_of_the_release():
-    members, others = made(60, 1), made(60, 2)
+def test_an_attack_on_several_labels_searches_all_images():
+    members = made(60, 1)
+    others = made(60, 2)
     (attack,) = membership(members, members, others)
     assert attack.name == "distance to the nearest" and attack.low > 0.9

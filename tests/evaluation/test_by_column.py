@@ -25,7 +25,7 @@ def column_of(**parts: tuple[int, float]) -> dict:
     return by_column(right, None, np.repeat([*parts], [count for count, _ in parts.values()]))
 
 
-def test_each_group_has_its_accuracy_and_interval_and_the_gap_is_of_the_best_to_the_worst():
+def test_each_group_has_an_accuracy_an_interval_and_a_gap():
     """The interval by the normal law is within 2 points of 1000 resamples of 400 images but for one
     run in 10 000.
     """
@@ -38,7 +38,7 @@ def test_each_group_has_its_accuracy_and_interval_and_the_gap_is_of_the_best_to_
     assert found["groups"][0]["interval"] == pytest.approx([0.7608, 0.8392], abs=0.02)
 
 
-def test_groups_of_fewer_than_ten_are_merged_and_withheld_if_they_are_too_few():
+def test_groups_of_fewer_than_ten_are_merged_or_withheld():
     merged = column_of(a=(10, 1.0), b=(9, 0.0), c=(1, 0.0))
     assert [(row["group"], row["images"]) for row in merged["groups"]] == [
         ("a", 10),
@@ -59,7 +59,8 @@ def test_numbers_without_a_column_are_as_they_were():
 @pytest.fixture
 def clinic(tmp_path) -> Data:
     """Pictures whose brightness is their site, in a folder with a table."""
-    rows, random = ["file_name,site"], np.random.default_rng(0)
+    rows = ["file_name,site"]
+    random = np.random.default_rng(0)
     for i in range(60):
         path = tmp_path / "pictures" / "ab"[i % 2] / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,8 +80,9 @@ def clinic(tmp_path) -> Data:
     )
 
 
-def test_the_cells_stay_with_their_images_in_the_private_hold_out_only(clinic, tmp_path):
-    state, card = tmp_path / "state", tmp_path / "card.json"
+def test_compared_cells_stay_in_the_private_hold_out(clinic, tmp_path):
+    state = tmp_path / "state"
+    card = tmp_path / "card.json"
     prepare_sensitive(clinic, state, card, tmp_path / "raw")
     holdout = load_prepared(state, read_card(card), "holdout")
     assert holdout.compared.tolist() == [

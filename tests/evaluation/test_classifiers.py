@@ -18,7 +18,7 @@ DEPTHS = {"wrn": 16, "resnet": 20, "resnext": 20}
 @pytest.mark.parametrize(
     "shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64), (1, 5, 9), (1, 1, 1), (3, 3, 3)]
 )
-def test_every_shape_gives_logits_of_each_image_alone_and_gradients(name, shape):
+def test_every_shape_gives_logits_of_each_image_and_gradients(name, shape):
     model = build_classifier(name, shape, classes=7)
     logits = model(torch.rand(2, *shape))
     assert logits.shape == (2, 7)
@@ -29,7 +29,8 @@ def test_every_shape_gives_logits_of_each_image_alone_and_gradients(name, shape)
         "mlp": PENULTIMATE_WIDTH,
         "cnn": PENULTIMATE_WIDTH,
     }
-    model, images = model.eval(), torch.rand(5, *shape)
+    model = model.eval()
+    images = torch.rand(5, *shape)
     assert model.features(images).shape == (5, widths.get(name, model.head.in_features))
     torch.testing.assert_close(model(images)[:1], model(images[:1]))
 

@@ -97,7 +97,7 @@ def desk(here, environment):
 RECIPES = ("dpdm", "dp-merf", "dp-feta", "feta-pro", "rpgen", "full")
 
 
-def test_six_recipes_at_two_budgets_become_one_table_and_one_plot(desk):
+def test_six_recipes_become_one_table_and_one_plot(desk):
     folders = [
         str(write_run(desk / f"{name}-{target}", name, target, 0.7 + 0.03 * i + 0.002 * target))
         for i, name in enumerate(RECIPES)
@@ -123,7 +123,7 @@ def test_six_recipes_at_two_budgets_become_one_table_and_one_plot(desk):
     )
 
 
-def test_runs_of_another_hold_out_or_extractor_are_marked_and_drawn_hollow(desk):
+def test_runs_of_another_hold_out_are_marked_and_hollow(desk):
     folders = [
         write_run(desk / "a", "dpdm", 1, 0.7),
         write_run(desk / "b", "full", 1, 0.8),
@@ -160,7 +160,7 @@ def test_runs_of_another_hold_out_or_extractor_are_marked_and_drawn_hollow(desk)
     )
 
 
-def test_an_unknown_evaluation_and_a_ledger_that_was_edited_or_is_of_other_data_are_marked(desk):
+def test_an_edited_ledger_or_unknown_evaluation_is_marked(desk):
     folders = [
         write_run(desk / name, "full", 1, 0.8) for name in ("old", "edited", "other", "good")
     ]
@@ -229,7 +229,7 @@ def shown(*rows: tuple[str | None, str, dict | None, str]) -> list[dict]:
     return [workspace, row("main", "c" * 40, None, "none.dir") | {"experiments": groups}]
 
 
-def test_experiments_are_joined_with_the_numbers_that_were_kept_of_their_releases(tmp_path):
+def test_experiments_are_joined_with_kept_numbers(tmp_path):
     """A change after the noise keeps the records and so the ledger: only the release tells `again`
     from `calm-sea`.
     """
@@ -268,7 +268,7 @@ def test_experiments_are_joined_with_the_numbers_that_were_kept_of_their_release
     )
 
 
-def test_kept_numbers_are_the_owners_alone_and_found_by_release_and_ledger(tmp_path):
+def test_kept_numbers_are_private_and_found_by_release(tmp_path):
     ledger = ledger_of("full", 1, 10)
     path = keep_evaluation(tmp_path, metrics_of(0.8, "one.dir") | {"ledger": ledger})
     assert (
@@ -281,7 +281,7 @@ def test_kept_numbers_are_the_owners_alone_and_found_by_release_and_ledger(tmp_p
         assert find_evaluation(tmp_path, release, digest) is None
 
 
-def test_a_table_keeps_its_gaps_and_shows_a_text_that_a_spreadsheet_would_compute(tmp_path):
+def test_a_table_keeps_gaps_and_disarms_formulas(tmp_path):
     write_run(tmp_path / "a", "full", 1, 0.8)
     b = write_run(tmp_path / "b", "dpdm", 1, 0.7)
     content = json.loads((b / "metrics.json").read_text())
@@ -324,7 +324,7 @@ def test_a_folder_has_the_hash_that_dvc_gives_it(tmp_path):
     assert f"md5: {directory_hash(release)}" in (tmp_path / "artifacts/synthesize.dvc").read_text()
 
 
-def test_the_table_shows_folders_as_they_are_named_without_what_all_share(capsys, environment):
+def test_the_table_shows_folders_without_their_common_part(capsys, environment):
     from sfumato.evaluation.tables import comparison_table, short_names
     from stages.screen import show_local
 

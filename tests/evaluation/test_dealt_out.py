@@ -28,7 +28,7 @@ def opened(folder: Path) -> int:
     )
 
 
-def test_two_processes_find_what_one_finds_and_train_each_classifier_once(folder):
+def test_two_processes_find_the_same_and_share_the_training(folder):
     before = opened(folder)
     main(folder)
     one = json.loads((folder / "rank-0-of-1.json").read_text())

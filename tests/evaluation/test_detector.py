@@ -34,7 +34,7 @@ def test_real_images_cannot_be_told_from_real_ones(halves):
     assert abs(detect(*halves).accuracy - 0.5) < 0.07
 
 
-def test_images_with_several_labels_are_told_apart_without_their_classes(halves, short_judging):
+def test_images_with_several_labels_are_detected_without_class(halves, short_judging):
     labels = [
         np.stack([half.labels > 3, half.labels % 2 == 0, half.labels == 7], axis=1)
         for half in halves

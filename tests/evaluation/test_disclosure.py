@@ -59,7 +59,8 @@ def test_equal_distances_count_for_innocence():
 
 
 def test_the_bound_on_epsilon_is_that_of_clopper_and_pearson():
-    near, strangers = np.concatenate([np.zeros(40), np.ones(760)]), np.arange(1.0, 201.0) / 100
+    near = np.concatenate([np.zeros(40), np.ones(760)])
+    strangers = np.arange(1.0, 201.0) / 100
     found = compare_nearness(near, strangers, "images")
 
     def low_odds(count, k):  # half of a quarter of the 5 %, on either of two tests
@@ -74,13 +75,15 @@ def test_the_bound_on_epsilon_is_that_of_clopper_and_pearson():
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 3.0])
-def test_the_bound_on_epsilon_exceeds_the_true_one_once_in_twenty_at_most(epsilon):
+def test_the_bound_on_epsilon_fails_at_most_once_in_twenty(epsilon):
     """200 hold-outs drawn by coins of 1 : 4, which a release of that ε then favours: the 300
     nearest have better odds.
 
     More than 20 failures come once in 1000 such tests.
     """
-    rng, failures, bounds = np.random.default_rng(0), 0, []
+    rng = np.random.default_rng(0)
+    failures = 0
+    bounds = []
     odds = 4 * math.exp(epsilon)
     for _ in range(200):
         member = rng.random(5000) < 0.8
@@ -119,7 +122,9 @@ def split(pool, seed, copied):
     them copies.
     """
     rows = np.random.default_rng(seed).permutation(len(pool))
-    train, holdout, release = rows[:2000], rows[2000:3000], rows[3000:5000]
+    train = rows[:2000]
+    holdout = rows[2000:3000]
+    release = rows[3000:5000]
     return (
         images(pool, np.concatenate([train[:copied], release[copied:]])),
         images(pool, train),
@@ -128,7 +133,7 @@ def split(pool, seed, copied):
 
 
 @pytest.mark.parametrize(("copied", "loud"), [(0, False), (20, True)])
-def test_one_copy_in_a_hundred_rings_and_none_does_not_in_twenty_of_twenty_runs(pool, copied, loud):
+def test_one_copy_in_a_hundred_raises_the_alarm(pool, copied, loud):
     """An honest release rings in one of 1000 at most, so fresh seeds fail this once in 50 times."""
     found = [disclosure(*split(pool, seed, copied), PIXELS) for seed in range(20)]
     assert [one["rings"] for one in found] == [loud] * 20

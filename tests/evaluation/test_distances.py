@@ -52,7 +52,8 @@ def pytorch_fid(monkeypatch):
 @pytest.mark.parametrize("rows", [400, 17, 9])
 @pytest.mark.filterwarnings("ignore:.*singular")
 def test_the_frechet_distance_is_that_of_pytorch_fid(pytorch_fid, rank, rows):
-    a, b = skewed(rows, 16, rank, 3), skewed(300, 16, 16, 4)
+    a = skewed(rows, 16, rank, 3)
+    b = skewed(300, 16, 16, 4)
     assert frechet_distance(a, b) == pytest.approx(pytorch_fid(a, b), rel=1e-3)
     assert frechet_distance(a.astype(np.float32), b.astype(np.float32)) == pytest.approx(
         pytorch_fid(a, b), rel=1e-3
@@ -61,8 +62,9 @@ def test_the_frechet_distance_is_that_of_pytorch_fid(pytorch_fid, rank, rows):
     assert frechet_distance(a, b) == pytest.approx(pytorch_fid(a, b), rel=1e-3)
 
 
-def test_the_frechet_distance_is_symmetric_zero_for_equals_and_the_shift_for_shifted():
-    a, b = skewed(100, 8, 8, 5), skewed(80, 8, 8, 6)
+def test_the_frechet_distance_is_symmetric_and_finds_a_shift():
+    a = skewed(100, 8, 8, 5)
+    b = skewed(80, 8, 8, 6)
     assert frechet_distance(a, b) == pytest.approx(frechet_distance(b, a))
     assert frechet_distance(a, a) == pytest.approx(0, abs=1e-9)
     assert frechet_distance(a, a + 3) == pytest.approx(9 * 8)
@@ -77,24 +79,27 @@ def mmd_by_loops(a, b):
     def kernel(x, y):
         return (sum(p * q for p, q in zip(x, y, strict=True)) / len(x) + 1) ** 3
 
-    n, m = len(a), len(b)
+    n = len(a)
+    m = len(b)
     within_a = sum(kernel(a[i], a[j]) for i in range(n) for j in range(n) if i != j) / (n * (n - 1))
     within_b = sum(kernel(b[i], b[j]) for i in range(m) for j in range(m) if i != j) / (m * (m - 1))
     return within_a + within_b - 2 * sum(kernel(x, y) for x in a for y in b) / (n * m)
 
 
 def test_the_kernel_distance_is_that_of_its_definition():
-    a, b = RNG.normal(size=(7, 3)), RNG.normal(1, 2, size=(9, 3))
+    a = RNG.normal(size=(7, 3))
+    b = RNG.normal(1, 2, size=(9, 3))
     assert squared_mmd(a, b) == pytest.approx(mmd_by_loops(a, b), rel=1e-12)
     # One subset of everything is the plain estimate
-    a, b = RNG.normal(size=(12, 4)), RNG.normal(size=(12, 4))
+    a = RNG.normal(size=(12, 4))
+    b = RNG.normal(size=(12, 4))
     assert kernel_distance(a, b, subsets=3) == (
         pytest.approx(squared_mmd(a, b)),
         pytest.approx(0, abs=1e-12),
     )
 
 
-def test_the_kernel_distance_is_unbiased_for_equal_distributions_at_any_size():
+def test_the_kernel_distance_is_unbiased_at_any_size():
     """Mean of 400 independent estimates, within 4 standard errors of 0.
 
     One false alarm in 16 000 runs (the seed is fixed).
@@ -107,11 +112,9 @@ def test_the_kernel_distance_is_unbiased_for_equal_distributions_at_any_size():
         assert abs(np.mean(found)) < 4 * np.std(found) / 20 and min(found) < 0
 
 
-def test_the_kernel_distance_grows_with_a_shift_and_takes_float32_as_float64():
-    a, b = (
-        RNG.normal(size=(300, 8)).astype(np.float32),
-        RNG.normal(size=(400, 8)).astype(np.float32),
-    )
+def test_the_kernel_distance_grows_with_a_shift():
+    a = RNG.normal(size=(300, 8)).astype(np.float32)
+    b = RNG.normal(size=(400, 8)).astype(np.float32)
     distances = [kernel_distance(a, b + shift, subsets=5)[0] for shift in (0, 0.3, 0.6)]
     assert abs(distances[0]) < 0.1 < distances[1] < distances[2]
     huge = (a + 1000).astype(np.float32)
@@ -126,7 +129,7 @@ def score_by_loops(p):
     return math.exp(sum(apart) / len(p))
 
 
-def test_the_inception_score_is_that_of_its_definition_from_one_to_the_number_of_classes():
+def test_the_inception_score_follows_its_definition():
     p = np.random.default_rng(0).dirichlet(np.ones(6), size=40)
     assert inception_score(p, splits=1) == (pytest.approx(score_by_loops(p.tolist())), 0)
     sorted_by_class = np.repeat(np.eye(5), 200, axis=0)
@@ -142,9 +145,10 @@ def sliced_by_loops(a, b, axes):
 
 
 @pytest.mark.parametrize(("rows", "number"), [(9, 6), (1001, 2000)], ids=["one block", "blocks"])
-def test_the_sliced_distance_is_that_of_its_definition_in_any_number_of_blocks(rows, number):
+def test_the_sliced_distance_follows_its_definition_in_blocks(rows, number):
     assert (rows * number > PROJECTED) == (number > 6)
-    a, b = RNG.normal(size=(rows, 3)), RNG.normal(1, 2, size=(rows, 3))
+    a = RNG.normal(size=(rows, 3))
+    b = RNG.normal(1, 2, size=(rows, 3))
     axes = np.random.default_rng(0)
     # All rows, in any order
     axes.choice(rows, rows, replace=False), axes.choice(rows, rows, replace=False)
@@ -154,8 +158,9 @@ def test_the_sliced_distance_is_that_of_its_definition_in_any_number_of_blocks(r
     assert found == (pytest.approx(sliced_by_loops(a, b, directions)), 0)
 
 
-def test_the_sliced_distance_is_symmetric_zero_for_equals_and_the_part_of_a_shift_on_each_axis():
-    a, b = skewed(120, 8, 8, 5), skewed(120, 8, 8, 6)
+def test_the_sliced_distance_is_symmetric_and_finds_a_shift():
+    a = skewed(120, 8, 8, 5)
+    b = skewed(120, 8, 8, 6)
     assert sliced_distance(a, b, 120, 50)[0] == pytest.approx(sliced_distance(b, a, 120, 50)[0])
     assert sliced_distance(a, a, 120) == (pytest.approx(0, abs=1e-12), pytest.approx(0, abs=1e-12))
     # of a shift by 3 on 8 axes, a random direction sees 9 · 8 / 8 on average
@@ -168,7 +173,8 @@ def test_equal_moments_do_not_make_the_sliced_distance_small():
     equal.
     """
     rng = np.random.default_rng(0)
-    real, more = rng.normal(size=(4000, 2)), rng.normal(size=(4000, 2))
+    real = rng.normal(size=(4000, 2))
+    more = rng.normal(size=(4000, 2))
     fitted = rng.choice([-1.0, 1.0], size=(4000, 2))
     assert frechet_distance(fitted, real) < 0.01
     assert (

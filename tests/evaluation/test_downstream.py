@@ -48,7 +48,7 @@ def test_shuffled_labels_teach_nothing(halves):
     assert accuracy(train_classifier("mlp", train.images, labels, 0), holdout) < 0.3
 
 
-def test_a_seed_fixes_the_result_and_the_global_generator_is_left_alone(halves):
+def test_a_seed_fixes_the_result_without_the_global_generator(halves):
     train, _ = halves
     before = torch.get_rng_state()
     trained = [train_classifier("cnn", train.images, train.labels, seed) for seed in (0, 0, 1)]
@@ -66,7 +66,7 @@ def test_a_seed_fixes_the_result_and_the_global_generator_is_left_alone(halves):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 6, 10])
-def test_any_number_of_steps_trains_and_a_small_set_gets_as_many_as_it_needs(halves, steps):
+def test_any_number_of_steps_trains_a_set_of_any_size(halves, steps):
     schedule = schedule_of("mlp", 50, 1, steps=steps)
     assert schedule.steps == steps
     assert not fit(
@@ -107,7 +107,7 @@ def test_a_score_holds_every_seed_their_mean_and_spread(halves):
     assert score("lr", train, holdout, schedule, (3,))["std"] is None
 
 
-def test_the_accuracies_of_the_classes_make_up_the_whole_and_absent_ones_are_left_out(halves):
+def test_class_accuracies_add_up_and_absent_ones_are_left_out(halves):
     train, holdout = halves
     part = holdout.take(np.flatnonzero(holdout.labels != 4))
     result = score("lr", train, part, schedule_of("lr", len(train), 1, STEPS), (0, 1))
@@ -143,11 +143,12 @@ def calibration_by_bins(probabilities, labels):
     return total
 
 
-def test_the_calibration_error_is_that_of_its_definition_and_tells_the_sure_from_the_right():
+def test_the_calibration_error_follows_its_definition():
     rng = np.random.default_rng(0)
     probabilities = rng.dirichlet(np.full(4, 0.5), size=5000)
     honest = np.array([rng.choice(4, p=row) for row in probabilities])
-    found, sure = calibration_error(np.log(probabilities), honest), 900 * np.eye(4)[honest]
+    found = calibration_error(np.log(probabilities), honest)
+    sure = 900 * np.eye(4)[honest]
     assert found == pytest.approx(calibration_by_bins(probabilities, honest)) and found < 0.03
     assert calibration_error(sure, honest) == 0 and calibration_error(sure, (honest + 1) % 4) == 1
     assert calibration_error(np.zeros((4, 4)), np.arange(4)) == pytest.approx(0)
@@ -163,7 +164,7 @@ def test_an_interval_holds_the_true_accuracy_as_often_as_it_says():
     )
 
 
-def test_an_interval_is_as_wide_as_the_number_of_persons_lets_it_be():
+def test_an_interval_is_as_wide_as_the_persons_allow():
     """50 persons of 6 equal images each are 50 images."""
     right = np.random.default_rng(0).random(50) < 0.7
     low, high = bootstrap_interval(np.repeat(right, 6), np.repeat(np.arange(50) * 7, 6))
@@ -171,7 +172,7 @@ def test_an_interval_is_as_wide_as_the_number_of_persons_lets_it_be():
     assert high - low > 2 * np.ptp(bootstrap_interval(np.repeat(right, 6)))
 
 
-def test_a_score_has_an_interval_around_its_mean_and_its_calibration(halves):
+def test_a_score_has_a_mean_an_interval_and_calibration(halves):
     train, holdout = halves
     result = score("lr", train, holdout, schedule_of("lr", len(train), 1, STEPS), (0, 1))
     low, high = result["interval"]

@@ -27,7 +27,8 @@ def inception_file(tmp_path_factory):
     from pytorch_fid import inception
 
     torch.manual_seed(0)
-    kept, build = [], inception._inception_v3
+    kept = []
+    build = inception._inception_v3
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             inception, "_inception_v3", lambda *a, **k: kept.append(build(*a, **k)) or kept[0]
@@ -78,9 +79,7 @@ def test_only_the_published_weights_are_taken(tmp_path, inception_file):
         inception_extractor(inception_file)
 
 
-def test_another_file_whose_digest_begins_as_that_of_the_published_one_is_not_unpickled(
-    tmp_path, monkeypatch
-):
+def test_a_file_with_the_same_first_digits_is_not_unpickled(tmp_path, monkeypatch):
     """A few digits are soon met by trying: an unpickler's faults would be open to whoever chose the
     file.
     """
@@ -104,9 +103,7 @@ def embedded(digits):
         return same, other
 
 
-def test_the_embedded_space_is_deterministic_named_for_what_it_is_and_in_units_of_its_images(
-    embedded, digits
-):
+def test_the_embedded_space_is_deterministic_and_named(embedded, digits):
     (first, again), other = embedded
     assert first.name == "cnn-digits-128" and first.head is None
     assert first.digest == again.digest != other.digest
@@ -119,7 +116,8 @@ def test_the_embedded_space_puts_images_of_a_class_together(embedded, digits):
     """Nearest neighbours among unseen digits share the label far more often than by chance
     (0.1).
     """
-    features, labels = embedded[0][0](digits.images[600:1400]), digits.labels[600:1400]
+    features = embedded[0][0](digits.images[600:1400])
+    labels = digits.labels[600:1400]
     index, _ = nearest(features[:200], features[200:])
     assert (labels[200:][index] == labels[:200]).mean() > 0.8
 
@@ -130,7 +128,7 @@ def test_features_that_are_not_finite_are_refused():
         broken(COLOUR)
 
 
-def test_the_configured_extractor_is_built_and_draws_only_if_it_must(published, short_judging):
+def test_the_configured_extractor_draws_only_if_needed(published, short_judging):
     said = []
     assert build_extractor(Evaluate(fidelity=()), (1, 12, 12), said.append) is None
     config = Evaluate(extractor="inception", weights=str(published))
@@ -147,7 +145,7 @@ def test_the_configured_extractor_is_built_and_draws_only_if_it_must(published, 
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 12, 40), (1, 64, 50)])
-def test_in_small_pictures_a_copy_is_nearest_and_a_shade_moves_each_feature_alike(shape):
+def test_a_copy_is_nearest_and_a_shade_moves_features_alike(shape):
     extractor = build_extractor(Evaluate(extractor="pixels"), shape, print)
     images = np.random.default_rng(0).integers(0, 200, (6, *shape[1:], shape[0]), dtype=np.uint8)
     features = extractor(images)

@@ -17,14 +17,13 @@ from sfumato.evaluation.metrics.neighbours import NEIGHBOURS, precision_recall
 from sfumato.settings.evaluate import Evaluate
 
 RNG = np.random.default_rng(0)
-REAL, MORE, SYNTHETIC = (
-    RNG.normal(size=(90, 4)),
-    RNG.normal(size=(80, 4)),
-    RNG.normal(0.4, 1.1, size=(70, 4)),
-)
+REAL = RNG.normal(size=(90, 4))
+MORE = RNG.normal(size=(80, 4))
+SYNTHETIC = RNG.normal(0.4, 1.1, size=(70, 4))
 EMBEDDED = Extractor(name="cnn-glyphs-4", digest="a", embed=lambda images: images)
 INCEPTION = dataclasses.replace(EMBEDDED, name="inception-2015-12-05", head=RNG.normal(size=(6, 4)))
-ALL, WITH_SCORE = chosen_metrics(Evaluate()), chosen_metrics(Evaluate(extractor="inception"))
+ALL = chosen_metrics(Evaluate())
+WITH_SCORE = chosen_metrics(Evaluate(extractor="inception"))
 
 
 def measured(extractor=EMBEDDED, metrics=ALL, compared=SYNTHETIC):
@@ -88,7 +87,7 @@ def test_numbers_of_limited_meaning_are_warned_of():
     assert not measured(compared=SYNTHETIC[:20])[1]
 
 
-def test_every_metric_of_the_table_is_described_and_the_default_is_all_that_the_extractor_has():
+def test_every_metric_has_a_description_and_is_in_the_default():
     reference = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
     described = reference.split("## Fidelity numbers")[1]
     assert [name for name in METRICS if f"| `{name}` |" not in described] == []

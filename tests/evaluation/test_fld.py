@@ -40,19 +40,18 @@ def by_loops(points, centres, variances):
 
 
 def test_the_likelihood_is_that_of_the_mixture():
-    points, centres, variances = (
-        RNG.normal(size=(9, 3)),
-        RNG.normal(size=(5, 3)),
-        RNG.uniform(0.3, 2, size=5),
-    )
+    points = RNG.normal(size=(9, 3))
+    centres = RNG.normal(size=(5, 3))
+    variances = RNG.uniform(0.3, 2, size=5)
     found = negative_log_likelihood(
         torch.from_numpy(points), torch.from_numpy(centres), torch.from_numpy(variances)
     )
     assert found == pytest.approx(by_loops(points, centres, variances))
 
 
-def test_a_set_counted_four_times_has_the_same_likelihood_whatever_blocks_it_falls_into():
-    centres, points = torch.from_numpy(features(30, 4)), torch.from_numpy(features(130, 5))
+def test_a_set_counted_four_times_has_the_same_likelihood():
+    centres = torch.from_numpy(features(30, 4))
+    points = torch.from_numpy(features(130, 5))
     repeated = points.repeat(4, 1)
     assert len(points) < fld.ROWS_AT_ONCE < len(repeated) and len(repeated) % fld.ROWS_AT_ONCE
     variances = fit_variances(centres, points)
@@ -67,11 +66,10 @@ def test_the_widths_are_as_likely_as_those_of_a_gradient_method():
     """Expectation-maximisation is not worse than plain autograd and Adam at the best of several
     learning rates.
     """
-    centres, points = torch.from_numpy(features(30, 4)), torch.from_numpy(features(60, 5))
-    distances, far = (
-        torch.cdist(points, centres) ** 2,
-        0.81 * ((points - points.mean(0)) ** 2).sum(1, keepdim=True),
-    )
+    centres = torch.from_numpy(features(30, 4))
+    points = torch.from_numpy(features(60, 5))
+    distances = torch.cdist(points, centres) ** 2
+    far = 0.81 * ((points - points.mean(0)) ** 2).sum(1, keepdim=True)
 
     def objective(log_variances, broad):
         parts = [
@@ -89,10 +87,8 @@ def test_the_widths_are_as_likely_as_those_of_a_gradient_method():
     start = ((distances.min(dim=0).values + 1e-3) / 10).log()
     best = -math.inf  # of Adam
     for rate in (0.05, 0.2):
-        log_variances, broad = (
-            start.clone().requires_grad_(),
-            torch.zeros(1, dtype=torch.float64, requires_grad=True),
-        )
+        log_variances = start.clone().requires_grad_()
+        broad = torch.zeros(1, dtype=torch.float64, requires_grad=True)
         adam = torch.optim.Adam([log_variances, broad], lr=rate)
         for _ in range(300):
             adam.zero_grad()

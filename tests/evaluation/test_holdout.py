@@ -36,8 +36,9 @@ def drawn() -> np.ndarray:
 
 
 @pytest.mark.parametrize("side", [64, 40, 96])
-def test_copies_of_training_images_are_left_out_with_their_number_and_others_stay(drawn, side):
-    train, fresh = drawn[:40], drawn[40:60]
+def test_copies_of_training_images_are_left_out_and_counted(drawn, side):
+    train = drawn[:40]
+    fresh = drawn[40:60]
     copied = train[:10] if side == 64 else resized(train[:10], side)
     groups = np.arange(30)
     left, (warning,) = without_copies(images_of(copied, fresh, groups=groups), images_of(train))
@@ -52,7 +53,8 @@ def test_copies_of_training_images_are_left_out_with_their_number_and_others_sta
 def test_a_hold_out_without_copies_is_itself(drawn, digits):
     holdout = images_of(drawn[40:])
     assert without_copies(holdout, images_of(drawn[:40])) == (holdout, [])
-    first, others = digits.take(np.arange(400)), digits.take(np.arange(400, 1797))
+    first = digits.take(np.arange(400))
+    others = digits.take(np.arange(400, 1797))
     assert without_copies(first, others) == (first, [])
 
 
@@ -60,7 +62,8 @@ def test_a_few_that_look_alike_are_no_copies_and_equal_ones_are(drawn):
     """Of trousers, some are nearly the same picture; a byte for byte copy is one, however few there
     are.
     """
-    train, holdout = drawn[:1], np.repeat(drawn[1:2], round(2 / LOOK_ALIKES), axis=0)
+    train = drawn[:1]
+    holdout = np.repeat(drawn[1:2], round(2 / LOOK_ALIKES), axis=0)
     holdout[0] = resized(train, 60)[0]
     assert without_copies(images_of(holdout), images_of(train))[1] == []
     holdout[1] = train[0]
@@ -68,7 +71,7 @@ def test_a_few_that_look_alike_are_no_copies_and_equal_ones_are(drawn):
     assert warning.startswith("1 of 200 ") and len(left) == 199
 
 
-def test_a_hold_out_that_is_blank_of_one_picture_or_of_one_class_cannot_judge(drawn):
+def test_a_blank_or_one_class_hold_out_cannot_judge(drawn):
     black_and_white = np.stack([np.full_like(drawn[0], value) for value in (0, 255)])
     for images, why in (
         (drawn[:0], "0 images, but only 0 are distinct"),

@@ -22,7 +22,8 @@ def counted():
 
 def test_features_are_computed_once_by_each_extractor(counted):
     extractor, shown = counted
-    first, again = extractor(IMAGES), extractor(np.array(IMAGES))
+    first = extractor(IMAGES)
+    again = extractor(np.array(IMAGES))
     assert sum(shown) == 9 and np.array_equal(first, again) and first.dtype == np.float32
     dataclasses.replace(extractor, digest="weights-2")(IMAGES)
     assert sum(shown) == 18
@@ -31,7 +32,8 @@ def test_features_are_computed_once_by_each_extractor(counted):
 def test_other_images_or_another_shape_are_other_features(counted):
     extractor, shown = counted
     many = np.zeros((5000, 4, 4, 1), dtype=np.uint8)
-    changed, last = IMAGES.copy(), many.copy()
+    changed = IMAGES.copy()
+    last = many.copy()
     changed[4, 2, 1, 0] ^= 1
     last[-1, -1, -1] = 1
     others = (IMAGES, changed, IMAGES[:8], IMAGES.reshape(9, 2, 8, 1), IMAGES[::-1], many, last)

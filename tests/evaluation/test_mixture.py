@@ -60,7 +60,7 @@ def pixels(images: torch.Tensor) -> np.ndarray:
     return images.permute(0, 2, 3, 1).numpy()
 
 
-def test_a_student_of_right_labels_agrees_and_one_of_wrong_labels_does_not(quick):
+def test_a_student_agrees_only_with_right_labels(quick):
     images, labels = shaded(60, 1)
     learned, right = shaded(100, 2)
     for own, low, high in ((right, 0.95, 1.0), (1 - right, 0.0, 0.05)):
@@ -90,9 +90,7 @@ def test_a_student_that_always_names_the_larger_class_has_a_half(quick):
         ((0.5, 0.5), WITHOUT),
     ],
 )
-def test_public_images_stay_if_they_cost_no_agreement_on_drawn_images_and_help_on_public_ones(
-    beside, name
-):
+def test_public_images_stay_if_they_help_and_cost_nothing(beside, name):
     found = {
         WITHOUT: {"drawn": 0.95, "public": 0.6},
         WITH: dict(zip(("drawn", "public"), beside, strict=True)),
@@ -100,7 +98,7 @@ def test_public_images_stay_if_they_cost_no_agreement_on_drawn_images_and_help_o
     assert chosen_mixture(found) == name
 
 
-def test_the_teacher_labels_public_judges_in_equal_shares_as_it_does_those_of_the_release():
+def test_the_teacher_labels_public_judges_in_equal_shares():
     """It may take all public images for one class: what it is surest of counts."""
     images, labels = shaded(mixture.JUDGES + 80, 1)
     public = ImageSet(pixels(images), labels.numpy(), ("dark", "bright"))
@@ -111,7 +109,7 @@ def test_the_teacher_labels_public_judges_in_equal_shares_as_it_does_those_of_th
     assert bright[found["public"][1] == 1].min() > bright[found["public"][1] == 0].max()
 
 
-def test_public_images_stand_among_those_as_drawn_and_keep_their_labels():
+def test_public_images_keep_their_labels_among_drawn_ones():
     images, labels = shaded(40, 1)
     drawn = Varied(images, labels, np.repeat(["plain", "distorted"], [10, 30]), labels[:10])
     public = torch.full((6, 1, 8, 8), 7, dtype=torch.uint8)
@@ -120,11 +118,11 @@ def test_public_images_stand_among_those_as_drawn_and_keep_their_labels():
     assert sorted(first) == ["plain"] * 10 + ["public"] * 6 and list(first) != sorted(first)
     assert (found.images[:16][torch.from_numpy(first == "public")] == 7).all()
     assert (found.labels[:16][torch.from_numpy(first == "public")] == 1).all()
-    assert torch.equal(found.images[16:], images[10:]) and len(found.asked) == 16
+    assert torch.equal(found.images[16:], images[10:]) and len(found.requested_labels) == 16
     half = beside_public(drawn, public, torch.ones(6, dtype=torch.int64), 2, 0)
     assert (
         dict(Counter(half.kinds)) == {"plain": 5, "public": 6, "distorted": 15}
-        and len(half.asked) == 11
+        and len(half.requested_labels) == 11
     )
 
 

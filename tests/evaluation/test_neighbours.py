@@ -64,13 +64,14 @@ def test_a_set_of_one_kind_is_precise_but_recalls_little():
 
 def test_nearest_finds_index_and_distance():
     rng = np.random.default_rng(2)
-    a, b = rng.normal(size=(25, 3)), rng.normal(size=(11, 3))
+    a = rng.normal(size=(25, 3))
+    b = rng.normal(size=(11, 3))
     index, found = nearest(a, b)
     table = np.array([[distance(x, y) for y in b] for x in a])
     assert np.array_equal(index, table.argmin(axis=1)) and found == pytest.approx(table.min(axis=1))
 
 
-def test_duplicates_have_radius_zero_and_too_few_images_are_refused():
+def test_duplicates_have_radius_zero_and_few_images_fail():
     points = np.repeat(np.random.default_rng(0).normal(size=(4, 3)), 3, axis=0)
     assert (
         radii(points, 2) == pytest.approx(np.zeros(12), abs=1e-12)
@@ -82,11 +83,9 @@ def test_duplicates_have_radius_zero_and_too_few_images_are_refused():
 
 def test_copies_are_not_authentic_and_fresh_images_are():
     rng = np.random.default_rng(3)
-    train, holdout, fresh = (
-        rng.normal(size=(400, 6)),
-        rng.normal(size=(300, 6)),
-        rng.normal(size=(400, 6)),
-    )
+    train = rng.normal(size=(400, 6))
+    holdout = rng.normal(size=(300, 6))
+    fresh = rng.normal(size=(400, 6))
     nearest_of = [int(((train - x) ** 2).sum(axis=1).argmin()) for x in fresh[:40]]
     farther = [
         distance(x, train[j]) > kth(train, j, 1)
@@ -95,9 +94,7 @@ def test_copies_are_not_authentic_and_fresh_images_are():
     assert authenticity(fresh[:40], train, holdout)["authenticity"] == pytest.approx(
         np.mean(farther)
     )
-    real, copied = (
-        authenticity(fresh, train, holdout),
-        authenticity(train[:200] + 1e-9, train, holdout),
-    )
+    real = authenticity(fresh, train, holdout)
+    copied = authenticity(train[:200] + 1e-9, train, holdout)
     assert 0.4 < real["authenticity"] < 0.75 and 0.9 < real["distance_ratio"] < 1.1
     assert copied["authenticity"] == 0 and copied["distance_ratio"] < 1e-6

@@ -16,10 +16,10 @@ def image_set(count, classes, channels=1):
 
 
 @pytest.mark.parametrize(("classes", "channels"), [(2, 3), (10, 1), (30, 1)])
-def test_a_copied_image_is_shown_first_beside_its_source_and_called_local(
-    tmp_path, monkeypatch, classes, channels
-):
-    synthetic, real, shown = image_set(60, classes, channels), image_set(80, classes, channels), []
+def test_a_copied_image_is_shown_first_and_called_local(tmp_path, monkeypatch, classes, channels):
+    synthetic = image_set(60, classes, channels)
+    real = image_set(80, classes, channels)
+    shown = []
     copied = 1 + classes  # of class 1
     synthetic.images[copied] = real.images[31]
 

@@ -48,7 +48,7 @@ def test_a_weight_counts_an_image_so_many_times():
     )
 
 
-def test_intervals_cover_the_truth_and_are_as_wide_as_persons_allow():
+def test_intervals_cover_the_truth_at_the_width_of_persons():
     """The truth of these normal scores is 0.856. Of 8 intervals at 95 %, 3 miss it once in 170."""
     missed = 0
     for seed in range(8):

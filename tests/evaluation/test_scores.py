@@ -46,7 +46,7 @@ def quick(**values) -> Evaluate:
     return Evaluate(**{"classifiers": ("lr",), "seeds": (0,), "steps": 20, **values})
 
 
-def test_the_metrics_are_marked_local_survive_json_and_call_nothing_of_their_space_fid(metrics):
+def test_the_metrics_are_local_survive_json_and_are_not_fid(metrics):
     sets = ["release", "auxiliary", "real", "blurred"]
     assert metrics["scope"] == "local" and list(metrics) == ["scope", "warnings", *sets]
     text = json.dumps(metrics, allow_nan=False)
@@ -59,7 +59,7 @@ def test_the_metrics_are_marked_local_survive_json_and_call_nothing_of_their_spa
     )
 
 
-def test_a_good_set_scores_near_the_bound_and_a_bad_one_far_from_it(metrics):
+def test_a_good_set_scores_near_the_bound_and_a_bad_one_far(metrics):
     assert abs(metrics["release"]["mlp"]["mean"] - metrics["real"]["mlp"]["mean"]) < 0.08
     assert metrics["auxiliary"]["mlp"]["mean"] < 0.3 < 0.8 < metrics["release"]["mlp"]["mean"]
     good, bad, real = (metrics[name]["fidelity"] for name in ("release", "auxiliary", "real"))
@@ -75,7 +75,7 @@ def test_a_good_set_scores_near_the_bound_and_a_bad_one_far_from_it(metrics):
     assert abs(good["fld"]) < 5 and bad["fld"] > 30 and abs(real["fld"]) < 5
 
 
-def test_synthetic_and_training_images_are_compared_with_the_hold_out(sets):
+def test_synthetic_and_training_images_meet_the_hold_out(sets):
     train, holdout, good, _ = sets
     pixels = [rows.images.reshape(len(rows), -1) / 255 for rows in (good, train, holdout)]
     config = quick(fidelity=("frechet",))
@@ -142,7 +142,7 @@ def test_the_likeness_of_a_release_is_that_of_its_plain_images(sets):
     assert found["plain"]["fidelity"] == alone["release"]["fidelity"]
 
 
-def test_shifted_images_cost_accuracy_and_every_classifier_sees_the_same(metrics):
+def test_shifted_images_cost_accuracy_of_every_classifier(metrics):
     found = metrics["real"]["mlp"]
     assert set(found["shifted"]) == set(SHIFTS) and all(
         share < found["mean"] for share in found["shifted"].values()
@@ -155,7 +155,8 @@ def test_a_poisoned_hold_out_moves_no_training(sets, monkeypatch):
     train, holdout, good, _ = sets
     poisoned = ImageSet(255 - holdout.images, (holdout.labels + 1) % 10, holdout.classes)
     config = quick(classifiers=("mlp",), steps=40, fidelity=())
-    trained, original = [], downstream.fit
+    trained = []
+    original = downstream.fit
     monkeypatch.setattr(
         downstream, "fit", lambda *given: trained.append(original(*given)) or trained[-1]
     )
@@ -170,9 +171,7 @@ def test_a_poisoned_hold_out_moves_no_training(sets, monkeypatch):
     assert found[0]["release"]["mlp"]["mean"] > 0.6 > 0.3 > found[1]["release"]["mlp"]["mean"]
 
 
-def test_the_bound_is_trained_under_the_same_schedule_and_without_fidelity_no_extractor_is_needed(
-    sets,
-):
+def test_the_bound_is_trained_by_the_same_schedule(sets):
     train, holdout, good, _ = sets
     fewer = good.take(np.arange(200))
     found = evaluate_release({"release": fewer}, train, holdout, quick(steps=7, fidelity=()))

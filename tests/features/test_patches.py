@@ -7,7 +7,7 @@ from sfumato.features.projection import ProjectedFeatures
 from sfumato.features.teacher_network import TeacherNetwork, load_teacher, save_teacher
 
 
-def test_whitened_patches_of_the_textures_are_uncorrelated_and_filters_do_not_see_the_mean():
+def test_whitened_patches_are_uncorrelated_and_ignore_the_mean():
     filters, whiten = (part.flatten(1).double() for part in whitened_patches(1, SIDE))
     assert filters.shape == (FILTERS, SIDE**2) and whiten.shape == (SIDE**2, SIDE**2)
     flat = torch.ones(SIDE**2, dtype=torch.float64)
@@ -15,7 +15,7 @@ def test_whitened_patches_of_the_textures_are_uncorrelated_and_filters_do_not_se
     assert (whiten @ flat).norm() < 1e-3 * whiten.norm()
 
 
-def test_an_image_that_is_a_patch_is_most_like_its_own_filter_and_its_negative_like_the_negative_one():
+def test_an_image_that_is_a_patch_matches_its_own_filter():
     filters, whiten = (part.flatten(1).double() for part in whitened_patches(1, SIDE))
     inverse = torch.linalg.pinv(whiten, rtol=1e-3)
     patch = inverse @ inverse.T @ filters[7]  # whose whitened form is the filter's
@@ -27,7 +27,7 @@ def test_an_image_that_is_a_patch_is_most_like_its_own_filter_and_its_negative_l
     assert both.argmax(1).tolist() == [7, 7] and signed[0].argmax() == 7 and signed[1].argmin() == 7
 
 
-def test_a_row_is_the_mean_of_the_mirrored_ones_and_a_saved_teacher_keeps_it(tmp_path):
+def test_a_row_is_the_mean_of_mirrored_rows_even_after_saving(tmp_path):
     images = torch.rand(40, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     features = ProjectedFeatures("patches", (3, 16, 16), 12, flip=True)
     features.fit(images, 0.5, seed=0)

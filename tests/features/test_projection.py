@@ -27,17 +27,19 @@ def test_every_map_gives_finite_rows_with_a_gradient(feature, shape):
 @pytest.mark.parametrize("feature", sorted(FEATURES))
 def test_a_row_of_every_map_is_of_its_image_alone(feature, images):
     """What a query adds up for one image must not move with another."""
-    made, kept = FEATURES[feature]((1, 8, 8)), [0, 1, 2, 4, 5, 6]
+    made = FEATURES[feature]((1, 8, 8))
+    kept = [0, 1, 2, 4, 5, 6]
     changed = images[:7].clone()
     changed[3] = images[20]  # a map may take an image for its negative
-    rows, others = made(images[:7]), made(changed)
+    rows = made(images[:7])
+    others = made(changed)
     torch.testing.assert_close(others[kept], rows[kept], rtol=1e-5, atol=1e-5)
     assert not torch.allclose(others[3], rows[3], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(made(images[:7].flip(0)).flip(0), rows, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("feature", ["scattering", "deep-scattering"])
-def test_scattering_sees_a_small_shift_little_and_another_texture_much(feature):
+def test_scattering_prefers_a_small_shift_to_another_texture(feature):
     torch.manual_seed(0)
     image, other = (
         torch.nn.functional.avg_pool2d(torch.rand(1, 1, 32, 32), 5, 1) for _ in range(2)
@@ -49,7 +51,7 @@ def test_scattering_sees_a_small_shift_little_and_another_texture_much(feature):
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
-def test_directions_are_those_of_the_variance_scaled_by_its_power(images, power):
+def test_directions_follow_the_variance_scaled_by_its_power(images, power):
     features = ProjectedFeatures("pixels", (1, 8, 8), 6)
     features.fit(images, power, seed=0)
     flat = images.flatten(1)
@@ -103,7 +105,7 @@ def test_directions_are_those_of_all_blocks_together(images):
     assert overlap > 7.9
 
 
-def test_an_image_at_the_centre_of_a_block_has_a_row_no_longer_than_others(images):
+def test_an_image_at_a_block_centre_has_a_row_of_norm_one(images):
     """There is nothing to divide by: neither not-a-number nor a norm above 1 may come of it."""
     features = ProjectedFeatures(BESIDE, (1, 8, 8), 20)
     features.fit(images[:1].expand(40, -1, -1, -1), 0.5, seed=0)
@@ -111,7 +113,7 @@ def test_an_image_at_the_centre_of_a_block_has_a_row_no_longer_than_others(image
     assert rows.isfinite().all() and rows.norm(dim=1).max() <= 1 + 1e-6
 
 
-def test_fitting_is_fixed_by_its_public_seed_and_moves_no_global_generator(images):
+def test_fitting_is_fixed_by_its_public_seed(images):
     first, again = (ProjectedFeatures("scattering", (1, 8, 8), 20) for _ in range(2))
     before = torch.random.get_rng_state()
     first.fit(images, 0.5, seed=3)
@@ -130,7 +132,7 @@ def test_a_function_that_looks_at_its_neighbours_is_found_out(images):
     assert rows_alone(lambda batch: (batch - batch.mean(0)).flatten(1), images[:9]).eq(0).all()
 
 
-def test_an_image_that_is_not_finite_gives_nan_and_spoils_no_other(images):
+def test_a_non_finite_image_gives_nan_and_spoils_no_other(images):
     broken = images[:9].clone()
     broken[4, 0, 0, 0] = float("inf")
     rows = rows_alone(lambda batch: batch.flatten(1).cumsum(1), broken)

@@ -17,11 +17,10 @@ from sfumato.storage.weights import save_network
         *((ResNet, shape) for shape in [(1, 4, 4), (1, 9, 13), (3, 16, 12)]),
     ],
 )
-def test_every_parameter_learns_and_a_saved_network_is_loaded_bit_for_bit_in_eval_mode(
-    kind, shape, tmp_path
-):
+def test_every_parameter_learns_and_loads_bit_for_bit(kind, shape, tmp_path):
     torch.manual_seed(0)
-    model, images = kind(shape, 7, width=4), torch.rand(8, *shape)
+    model = kind(shape, 7, width=4)
+    images = torch.rand(8, *shape)
     if kind is WhitenedCNN:
         model.whiten(images)
     else:  # the blocks of a new network pass on what they are given
@@ -48,7 +47,7 @@ def test_every_parameter_learns_and_a_saved_network_is_loaded_bit_for_bit_in_eva
     assert again.features(images).shape == (8, again.head.in_features)
 
 
-def test_in_eval_mode_an_image_takes_no_part_in_the_logits_of_another():
+def test_eval_logits_ignore_other_images():
     torch.manual_seed(0)
     model = ResNet((1, 8, 8), 5, width=8).eval()
     images = torch.rand(6, 1, 8, 8)

@@ -15,9 +15,11 @@ from sfumato.settings.queries import FeatureMap
 def test_a_mean_of_cells_and_its_gradient_are_those_of_pooling(shape, size, layout):
     planes = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     planes = planes.to(memory_format=layout)
-    one, other = planes.clone().requires_grad_(), planes.clone().requires_grad_()
+    one = planes.clone().requires_grad_()
+    other = planes.clone().requires_grad_()
     sides = both_sides(size)
-    found, expected = averaged(one, *sides), F.avg_pool2d(other, size, ceil_mode=True)
+    found = averaged(one, *sides)
+    expected = F.avg_pool2d(other, size, ceil_mode=True)
     assert torch.equal(averaged(planes, *sides), expected) and torch.allclose(
         found, expected, atol=1e-12
     )
@@ -35,11 +37,14 @@ def test_a_mean_of_cells_and_its_gradient_are_those_of_pooling(shape, size, layo
     ("precision", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 2e-2)]
 )
 @pytest.mark.parametrize("shape", [(3, 1, 9, 14), (2, 1, 28, 28), (2, 1, 4, 4)])
-def test_the_gradient_through_fixed_filters_is_that_of_a_convolution(shape, precision, tolerance):
+def test_the_gradient_of_fixed_filters_is_a_convolutions(shape, precision, tolerance):
     random = torch.Generator().manual_seed(0)
-    planes, filters = torch.rand(shape, generator=random).to(precision), morlet(8).to(precision)
-    one, other = planes.clone().requires_grad_(), planes.double().requires_grad_()
-    found, expected = Filtered.apply(one, filters), F.conv2d(other, filters.double(), padding=3)
+    planes = torch.rand(shape, generator=random).to(precision)
+    filters = morlet(8).to(precision)
+    one = planes.clone().requires_grad_()
+    other = planes.double().requires_grad_()
+    found = Filtered.apply(one, filters)
+    expected = F.conv2d(other, filters.double(), padding=3)
     wanted = torch.randn(expected.shape, generator=random).to(precision)
     assert torch.equal(found.detach(), F.conv2d(planes, filters, padding=3))
     (first,) = torch.autograd.grad(found, one, wanted)
@@ -70,7 +75,7 @@ MAPS = [
 
 
 @pytest.mark.parametrize("size", [64, 50, 97, (48, 64), (64, 32), (5, 68), (97, 41)])
-def test_block_means_determine_the_cells_of_maps_that_see_blocks_as_large(size):
+def test_block_means_determine_cells_of_maps_of_that_size(size):
     shape = 1, *both_sides(size)
     features = FourierFeatures(shape, MAPS, 60, seed=0)
     images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))

@@ -65,7 +65,8 @@ def test_what_is_drawn_has_the_moments_of_its_class(clouds):
             for some, where in ((images, labels), (drawn, own))
         )
         torch.testing.assert_close(found, known, atol=0.15, rtol=0.05)
-    above, left = drawn[own == 0][:, :, :8].mean(), drawn[own == 1][:, :, :, :8].mean()
+    above = drawn[own == 0][:, :, :8].mean()
+    left = drawn[own == 1][:, :, :, :8].mean()
     assert above > 0.6 and left > 0.6
     # the spread of brightness, all of which is in the release
     assert math.isclose(drawn.mean((1, 2, 3)).std(), images.mean((1, 2, 3)).std(), rel_tol=0.35)
@@ -82,7 +83,8 @@ def test_noise_alone_gives_one_gaussian_for_all_classes(clouds):
 
 
 def test_means_are_shrunk_by_what_noise_explains():
-    shares, means = torch.full((2, 1), 0.5), torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    shares = torch.full((2, 1), 0.5)
+    means = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
     torch.testing.assert_close(shrunk(means, torch.zeros(2, 1), shares), means)
     torch.testing.assert_close(shrunk(means, torch.full((2, 1), 0.25), shares), 0.75 * means)
     torch.testing.assert_close(shrunk(means, torch.full((2, 1), 9.0), shares), torch.zeros(2, 2))

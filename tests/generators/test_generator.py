@@ -107,7 +107,7 @@ def test_the_seed_fixes_the_generator_and_the_images():
     assert not torch.equal(draw_images(first, 10, seed=4)[0], draw_images(third, 10, seed=4)[0])
 
 
-def test_a_class_of_prior_zero_and_a_batch_that_misses_classes_stay_finite():
+def test_absent_classes_and_zero_priors_stay_finite():
     for batch in (4, 2):
         config = CONFIG.model_copy(update={"steps": 3, "batch": batch})
         generator = fit(torch.zeros(1000, 3), config, torch.tensor([0.5, 0.5, 0.0]))
@@ -209,7 +209,8 @@ def stopped_at(noise: float, steps: int = 400) -> tuple[EarlyStopping, list[floa
         F.normalize(torch.randn(1000, 1, generator=random), dim=0) for _ in range(3)
     )
     stopping = EarlyStopping([FeatureMeans(signal + noise * chance, FEATURES)], 0)
-    seen, elsewhere = (1 - stopping.unseen[0]) * noise * chance, stopping.unseen[0] * noise * other
+    seen = (1 - stopping.unseen[0]) * noise * chance
+    elsewhere = stopping.unseen[0] * noise * other
     parts = []
     for step in range(steps):  # the class first, then its noise
         learned = min(1.0, step / 100) * signal + max(0.0, (step - 100) / 100) * (seen + elsewhere)
@@ -241,7 +242,8 @@ def test_a_release_that_is_noise_alone_is_not_followed():
     """
     random = torch.Generator().manual_seed(2)
     match = FeatureMeans(torch.randn(1000, 2, generator=random), FEATURES)
-    stopping, other = EarlyStopping([match], 0), torch.randn(1000, 2, generator=random)
+    stopping = EarlyStopping([match], 0)
+    other = torch.randn(1000, 2, generator=random)
     seen = torch.where(stopping.unseen[0] > 0, other, match.table)
     for step in range(2 * PATIENCE):
         stopping.observe([step / PATIENCE * seen], torch.eye(2).repeat(2, 1))
@@ -263,7 +265,8 @@ def test_the_loss_does_not_see_the_cells_that_judge_it():
 @pytest.mark.parametrize("resolution", [8, 28, 33, 64, 97, 128, 224])
 def test_each_level_of_a_large_image_doubles_the_one_before(resolution):
     generator = new_generator((1, resolution, resolution), 2, 4, 8, 0).eval()
-    z, labels = torch.randn(2, 4), torch.tensor([0, 1])
+    z = torch.randn(2, 4)
+    labels = torch.tensor([0, 1])
     with torch.no_grad():
         sides = [generator(z, labels, block).shape[-1] for block in generator.blocks]
     assert sides == [-(-resolution // block) for block in generator.blocks] and sides[0] <= 32
@@ -273,11 +276,10 @@ def test_each_level_of_a_large_image_doubles_the_one_before(resolution):
 @pytest.mark.parametrize(
     "sides", [(24, 32), (28, 36), (48, 64), (37, 50), (64, 17), (96, 128), (4, 80)]
 )
-def test_each_level_of_a_large_rectangle_doubles_the_one_before_and_the_first_has_the_pixels_of_a_square(
-    sides,
-):
+def test_each_level_of_a_large_rectangle_doubles_the_last(sides):
     generator = new_generator((1, *sides), 2, 4, 8, 0).eval()
-    z, labels = torch.randn(2, 4), torch.tensor([0, 1])
+    z = torch.randn(2, 4)
+    labels = torch.tensor([0, 1])
     with torch.no_grad():
         found = [tuple(generator(z, labels, block).shape[2:]) for block in generator.blocks]
     assert found == [tuple(-(-side // block) for side in sides) for block in generator.blocks]
@@ -288,7 +290,7 @@ def test_each_level_of_a_large_rectangle_doubles_the_one_before_and_the_first_ha
     ("blocks", "steps", "expected"),
     [((1,), 3, [1, 1, 1]), ((4, 2, 1), 8, [4, 4, 4, 4, 2, 2, 1, 1]), ((2, 1), 1, [1])],
 )
-def test_half_of_the_steps_are_coarse_and_finer_levels_share_the_others(blocks, steps, expected):
+def test_half_of_the_steps_are_coarse_the_others_shared(blocks, steps, expected):
     assert block_of_steps(blocks, steps) == expected
 
 

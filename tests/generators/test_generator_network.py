@@ -9,9 +9,7 @@ from sfumato.settings.fields import both_sides
     ("resolution", "channels"),
     [(4, 1), (8, 1), (28, 1), (32, 3), (30, 3), (64, 1), ((24, 32), 3), ((40, 12), 1)],
 )
-def test_images_have_the_shape_and_range_asked_for_and_every_weight_a_gradient(
-    resolution, channels
-):
+def test_images_have_the_requested_shape_and_range(resolution, channels):
     generator = Generator(resolution, channels, 5, latent=7, width=8)
     images = generator(torch.randn(6, 7), torch.arange(6) % 5)
     assert images.shape == (6, channels, *both_sides(resolution)) and images.dtype == torch.float32

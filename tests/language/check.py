@@ -23,7 +23,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("sfumato", "stages")
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs")
-GENERATED = ("docs/reference.md", "docs/api.md", "docs/gallery", "docs/notebooks")
+GENERATED = ("docs/reference.md", "docs/gallery", "docs/notebooks")
 TEXTS = (".md", ".yaml", ".html")
 # Parts that are no prose: values in f-strings and templates, tags, code spans, targets of links
 CODE_PARTS = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{[^{}]*\}|<[^>]*>|`[^`]*`|\]\([^)]*\)")

@@ -59,7 +59,9 @@ SLOW_IMPORTS = (
 )
 LIMIT = 180  # seconds for the tests of one mutant; one that hangs is not caught
 LIMIT_OF_ALL = 3600  # for all of them once, without any mutant
-KILLED, SURVIVED, BROKEN = "killed", "survived", "broken"
+KILLED = "killed"
+SURVIVED = "survived"
+BROKEN = "broken"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +143,8 @@ def run_tests(tree: Path, tests: Sequence[str], limit: float = LIMIT) -> tuple[i
     """pytest's exit code and output, from a fork in which `tree` is the project; −1 after `limit`
     seconds.
     """
-    log, scratch = tree.parent / "output", tree.parent / "scratch"
+    log = tree.parent / "output"
+    scratch = tree.parent / "scratch"
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -181,7 +184,8 @@ def run_tests(tree: Path, tests: Sequence[str], limit: float = LIMIT) -> tuple[i
 
 
 def try_mutant(tree: Path, mutant: Mutant) -> Outcome:
-    started, path = time.monotonic(), tree / mutant.file
+    started = time.monotonic()
+    path = tree / mutant.file
     try:
         before = mutant.apply(tree)
     except ValueError as error:
@@ -250,7 +254,9 @@ def main() -> int:
         random.Random(seed).shuffle(mutants)
     if given.check:
         check_tests(mutants)
-    started, wrong, tried = time.monotonic(), [], 0
+    started = time.monotonic()
+    wrong = []
+    tried = 0
     counted = dict.fromkeys((KILLED, SURVIVED, BROKEN), 0)
     for outcome in outcomes(mutants, given.seconds):
         tried += 1

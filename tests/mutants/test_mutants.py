@@ -14,7 +14,7 @@ KNOWN = 27  # mistakes found in public code for these methods, and in this proje
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_mutant_applies_to_a_file_that_python_reads_and_names_tests_that_are_there(mutant):
+def test_a_mutant_applies_and_names_existing_tests(mutant):
     code = (ROOT / mutant.file).read_text(encoding="utf-8")
     assert code.count(mutant.find) == 1, (
         "change its fragment in tests/mutants to what the code is now"
@@ -30,7 +30,7 @@ def test_a_mutant_applies_to_a_file_that_python_reads_and_names_tests_that_are_t
         ), test
 
 
-def test_every_known_mistake_has_two_variants_and_no_name_comes_twice():
+def test_every_known_mistake_has_two_mutants():
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     variants = Counter(mutant.mistake for mutant in MUTANTS if not mutant.harmless)
     assert [number for number in range(1, KNOWN + 1) if variants[str(number)] < 2] == []

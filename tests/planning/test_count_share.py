@@ -24,7 +24,7 @@ def test_every_row_that_init_proposes_gives_count_a_share():
     assert [row["name"] for row in rows if not is_share(row["params"]["count"]["noise"])] == []
 
 
-def test_every_profile_and_every_file_that_is_to_be_copied_gives_count_a_share():
+def test_every_profile_gives_count_a_share():
     for file in (ROOT / "pipelines/profiles").glob("*.yaml"):
         assert is_share(yaml.safe_load(file.read_text())["count"]["noise"]), file.name
     for page in ("docs/howto.md", "docs/public-models.md"):
@@ -39,7 +39,7 @@ def test_every_profile_and_every_file_that_is_to_be_copied_gives_count_a_share()
     assert is_share(yaml.safe_load(line.removeprefix("# "))["count"]["noise"])
 
 
-def test_a_file_without_the_key_means_what_it_meant_when_its_release_was_paid():
+def test_a_missing_key_means_what_it_meant_at_release():
     """Another default would be another mechanism: the digest of such a release would change, and it
     be paid again.
     """

@@ -65,10 +65,11 @@ def remember(state, plan, seconds):
             pass
 
 
-def test_the_operations_of_a_network_are_its_products_and_what_takes_as_long():
+def test_operations_count_products_and_what_takes_as_long():
     layers = nn.Conv2d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(48, 5)
     counted = operations_of(partial(nn.Sequential, *layers), (2, 4, 4))
-    products, written = 2 * (16 * 3 * 2 * 9 + 48 * 5), 48 + 5
+    products = 2 * (16 * 3 * 2 * 9 + 48 * 5)
+    written = 48 + 5
     assert counted == products + WRITTEN * written + CALL * 4  # its weight is seen transposed
 
 
@@ -78,7 +79,7 @@ LABELLED = ["teacher-generator", "teacher-public", "teacher-gaussian", "full"]
 @pytest.mark.parametrize(
     "recipe", [*LABELLED, "sapf-pixel", "privimage", "dp-mepf", "dp-gan", "pe"]
 )
-def test_every_stage_of_a_recipe_has_a_time_and_one_that_is_off_hardly_any(recipe, tmp_path):
+def test_every_stage_has_a_time_and_disabled_ones_hardly_any(recipe, tmp_path):
     params, found = expected(tmp_path, recipe=recipe, profile="digits", frequency={}, auxiliary={})
     assert set(found) == {*STAGES, *FRAME}
     for name, seconds in found.items():
@@ -95,7 +96,7 @@ def test_more_work_takes_longer_in_proportion(tmp_path):
     assert many["frequency"] > expected(tmp_path)[1]["frequency"]
 
 
-def test_a_query_without_a_case_of_its_own_looks_once_at_each_image_that_it_draws():
+def test_an_ordinary_query_reads_each_drawn_image_once():
     few, many = (
         Work(params_of(**SMALL | {"privacy": {"epsilon": 1.0, "size_hint": size}}), (1, 8, 8), 3)
         for size in (500, 5000)
@@ -124,7 +125,7 @@ def test_every_seed_trains_on_a_release_that_is_all_plain():
     assert three.of("evaluate") == 2 * one.of("evaluate")
 
 
-def test_the_levels_of_a_large_image_cost_what_they_draw_and_look_at():
+def test_levels_of_a_large_image_cost_by_pixels_drawn():
     """Half of the steps of the first fit draw 32 pixels, those of `refine` all draw 128."""
     features = [{"map": "pixels", "length_scales": [0.4], "block": block} for block in (1, 2, 4)]
     params = params_of(**SMALL | {"frequency": {"size": 120, "features": features}})
@@ -143,7 +144,8 @@ def test_a_past_run_corrects_the_estimate_of_more_work_too(tmp_path):
     work = first["auxiliary"] - first["plan"]
     remember(tmp_path, plan_of(params, "auxiliary"), 2 * work)
     more = {"auxiliary": {**SMALL["auxiliary"], "steps": 900}}
-    after, longer = expected(tmp_path)[1], expected(tmp_path, **more)[1]
+    after = expected(tmp_path)[1]
+    longer = expected(tmp_path, **more)[1]
     # Kept to two digits
     assert after["auxiliary"] - after["plan"] == pytest.approx(2 * work, rel=0.05)
     assert longer["auxiliary"] - longer["plan"] > 1.4 * (after["auxiliary"] - after["plan"])
@@ -151,13 +153,11 @@ def test_a_past_run_corrects_the_estimate_of_more_work_too(tmp_path):
     assert expected(tmp_path)[1] == first
 
 
-def test_a_run_of_another_model_or_shape_or_without_an_estimate_corrects_nothing(tmp_path):
+def test_a_run_of_another_model_or_shape_corrects_nothing(tmp_path):
     changes = {"recipe": "dp-feta", "pretrain": {"steps": 50_000}}
     params, first = expected(tmp_path, **changes)
-    plan, work = (
-        replace(plan_of(params, "pretrain"), model=params.model),
-        first["pretrain"] - first["plan"],
-    )
+    plan = replace(plan_of(params, "pretrain"), model=params.model)
+    work = first["pretrain"] - first["plan"]
     for other in ({"model": params.model.model_copy(update={"width": 48})}, {"shape": (1, 12, 12)}):
         remember(tmp_path, replace(plan, **other), 2 * work)
         assert expected(tmp_path, **changes)[1] == first
@@ -206,11 +206,10 @@ def test_a_stage_without_an_estimate_has_that_of_its_last_run(tmp_path):
     assert expected(tmp_path, **changes)[1]["finetune"] == 50.0 + found["plan"]
 
 
-def test_the_estimate_is_of_an_idle_machine_whatever_number_of_threads_is_fastest_now(
-    tmp_path, monkeypatch
-):
+def test_the_estimate_is_of_an_idle_machine_for_any_threads(tmp_path, monkeypatch):
     params, first = expected(tmp_path)
-    plan, work = plan_of(params, "auxiliary"), first["auxiliary"] - first["plan"]
+    plan = plan_of(params, "auxiliary")
+    work = first["auxiliary"] - first["plan"]
     with one_thread():  # beside other programs
         clock = iter([0.0, work * 2])
         monkeypatch.setattr(estimate, "now", lambda: next(clock))
@@ -222,9 +221,7 @@ def test_the_estimate_is_of_an_idle_machine_whatever_number_of_threads_is_fastes
     assert alone["auxiliary"] - alone["plan"] == pytest.approx(work * 2, rel=0.05)
 
 
-def test_the_minutes_are_of_the_device_that_will_be_used_not_of_a_gpu_that_will_not(
-    tmp_path, environment, cuda
-):
+def test_the_minutes_are_of_the_device_in_use(tmp_path, environment, cuda):
     waits = []
     cuda(
         is_available=True,
@@ -261,10 +258,11 @@ def test_the_speed_is_measured_in_processor_time(monkeypatch):
     operations_per_second.cache_clear()
 
 
-def test_the_number_of_threads_is_what_it_was_after_two_threads_estimated_at_once():
+def test_two_estimates_at_once_restore_the_threads():
     before = torch.get_num_threads()
     torch.set_num_threads(3)
-    inside, left = threading.Event(), threading.Event()
+    inside = threading.Event()
+    left = threading.Event()
 
     def second() -> None:
         with one_thread():

@@ -7,14 +7,14 @@ import pytest
 from scipy.special import logit
 
 from sfumato.evaluation.verdict import VERDICT_LEVELS, level_of
-from sfumato.planning.forecast import LINE, advice, curve, expected_part, forecast, kept
+from sfumato.planning.forecast import LINE, advice, curve, expected_part, forecast, size_factor
 
 KINDS = tuple(LINE["offsets"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_more_units_a_larger_epsilon_and_longer_fits_never_lower_the_forecast(kind):
-    lengths = [kept(grown, 64, 64, 1000) for grown in (0, 0.5, 1)]
+def test_more_units_epsilon_or_fit_never_lower_the_forecast(kind):
+    lengths = [size_factor(grown, 64, 64, 1000) for grown in (0, 0.5, 1)]
     parts = [expected_part(kind, product, left) for product in (10, 1e3, 1e5) for left in lengths]
     assert lengths[2] == 1
     assert parts[:3] == sorted(parts[:3]) and parts[2::3] == sorted(parts[2::3])
@@ -40,23 +40,31 @@ def test_the_range_is_wider_for_a_few_hundred_persons():
         assert (far - middle) / (near - middle) == pytest.approx(2, rel=0.1)
 
 
-def test_with_many_units_smaller_images_teach_less_and_with_few_more():
+def test_smaller_images_teach_less_only_with_many_units():
     sides = [8, 16, 24, 28, 32, 48, 64, 128, 224]
-    many, few = ([kept(1.0, side, 224, product) for side in sides] for product in (50_000, 400))
+    many, few = (
+        [size_factor(1.0, side, 224, product) for side in sides] for product in (50_000, 400)
+    )
     assert many == sorted(many) and few == sorted(few, reverse=True) and many[-1] == few[-1] == 1
-    assert all(kept(1.0, side, side, 400) == 1 for side in sides)
-    assert kept(1.0, 64, 224, 400) == kept(1.0, 64, 128, 400) == kept(1.0, 64, 9000, 400)
+    assert all(size_factor(1.0, side, side, 400) == 1 for side in sides)
+    assert (
+        size_factor(1.0, 64, 224, 400)
+        == size_factor(1.0, 64, 128, 400)
+        == size_factor(1.0, 64, 9000, 400)
+    )
     for product in (10, 100, 400, 1000, 3000):  # a part, whatever is small
         assert all(
-            expected_part(kind, product, kept(1.0, 8, 224, product), 1.0) < 1 for kind in KINDS
+            expected_part(kind, product, size_factor(1.0, 8, 224, product), 1.0) < 1
+            for kind in KINDS
         )
     # Without a jump between them
-    assert all(0.95 < kept(1.0, side, 224, 2900) < 1.05 for side in sides)
+    assert all(0.95 < size_factor(1.0, side, 224, 2900) < 1.05 for side in sides)
 
 
 @pytest.mark.parametrize("units", [30, 300, 3000, 30_000])
 def test_what_the_advice_asks_for_is_the_next_level(units):
-    order, level = list(VERDICT_LEVELS), level_of(expected_part("grey", units))
+    order = list(VERDICT_LEVELS)
+    level = level_of(expected_part("grey", units))
     said = advice("grey", units, 1.0, "persons")
     assert f"{units:,} persons at ε = 1 are worth {units // 10:,} at ε = 10" in said
     assert "worth 300 at ε = 1" in advice("grey", 30, 10.0, "persons")
@@ -84,7 +92,8 @@ def test_public_sets_come_out_as_the_others_forecast_them():
     """Each set is left out in turn: two of three lie within the range, and none is two levels
     away.
     """
-    found, order = fit.left_out(fit.runs()), list(VERDICT_LEVELS)
+    found = fit.left_out(fit.runs())
+    order = list(VERDICT_LEVELS)
     wrong = abs(found.height - logit(found.learned))
     assert len(found) >= 12 and (wrong <= LINE["spread"]).mean() >= 2 / 3
     away = [
@@ -95,14 +104,15 @@ def test_public_sets_come_out_as_the_others_forecast_them():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_curve_rises_within_its_band_and_holds_the_public_runs_of_the_kind(kind):
+def test_the_curve_rises_within_its_band_around_public_runs(kind):
     found = curve(kind, 500)
     parts = [part for _, part in found["line"]]
     assert parts == sorted(parts) and found["here"] == (
         pytest.approx(2.699, abs=1e-3),
         expected_part(kind, 500),
     )
-    high, low = found["band"][: len(parts)], found["band"][: len(parts) - 1 : -1]
+    high = found["band"][: len(parts)]
+    low = found["band"][: len(parts) - 1 : -1]
     for (x, part), (left, above), (right, below) in zip(found["line"], high, low, strict=True):
         assert x == left == right and below < part < above
     names = [name for name, _ in found["runs"]]

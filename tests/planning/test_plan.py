@@ -174,7 +174,8 @@ def test_an_edit_changes_the_files_of_its_own_stages_only(edit, changed):
         fixed |= {"teacher": {"noise": 30.0}}
         edit = {"teacher": {"noise": 30.0, **edit["teacher"]}}
         changed = changed | {"finetune"}  # which takes the rest
-    before, after = files(**fixed), files(**fixed | edit)
+    before = files(**fixed)
+    after = files(**fixed | edit)
     assert {stage for stage in STAGES if before[stage] != after[stage]} == changed
 
 
@@ -188,7 +189,7 @@ def test_the_owners_words_change_the_release_alone(tmp_path):
     assert read_stage_plan(tmp_path / "synthesize.yaml", "synthesize").about == words
 
 
-def test_machine_settings_come_from_the_environment_and_are_in_no_plan(environment):
+def test_machine_settings_come_from_the_environment_only(environment):
     before = files(recipe="sapf-pixel")
     environment["SFUMATO_MICROBATCH"] = "7"
     environment["SFUMATO_CHECKPOINT_EVERY"] = "3"
@@ -254,9 +255,7 @@ def test_amp_is_of_the_phases_that_ask_for_it():
         ),
     ],
 )
-def test_a_public_set_that_does_not_suffice_is_refused_before_anything_is_spent(
-    public, content, message
-):
+def test_an_insufficient_public_set_is_refused_early(public, content, message):
     with nullcontext() if message is None else pytest.raises(ConfigError, match=message):
         make_plan(params(**content), card(), public)
 
@@ -404,7 +403,7 @@ def test_mistakes_are_named_with_their_key(content, message):
         make_plan(params(**content), card())
 
 
-def test_a_map_whose_weights_are_not_installed_is_refused_before_anything_is_spent(uninstall):
+def test_a_map_without_installed_weights_is_refused_early(uninstall):
     uninstall(PACKAGE)
     for content in (
         TEACHER | {"teacher": {"features": [{"map": "imagenet"}, {"map": "pixels"}]}},
@@ -455,7 +454,7 @@ def test_a_network_beside_a_map_may_move_without_spending_again():
     assert digest() != digest(sha256="1" * 64)
 
 
-def test_rectangles_fit_our_networks_and_a_public_model_refuses_them_before_anything_is_spent():
+def test_a_public_model_refuses_rectangles_before_spending():
     oblong = card(shape=(1, 8, 12))
     made = make_plan(params(), oblong)
     assert all(file["shape"] == [1, 8, 12] for file in made.files.values())
@@ -471,7 +470,7 @@ def test_rectangles_fit_our_networks_and_a_public_model_refuses_them_before_anyt
     ("size", "prepared"),
     [(8, (1, 8, 8)), ((8, 12), (1, 8, 12)), ((8, 12), (1, 12, 8)), (8, (1, 8, 12))],
 )
-def test_a_size_is_compared_with_both_sides_of_the_prepared_images(size, prepared):
+def test_a_size_is_compared_with_both_sides_of_the_images(size, prepared):
     asked = params(data={"size": size})
     if both_sides(size) == prepared[1:]:
         make_plan(asked, card(shape=prepared))
@@ -487,7 +486,8 @@ def test_a_budget_that_cannot_be_met_names_the_stage_and_the_fix():
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    file, twice = tmp_path / "params.yaml", "privacy:\n  epsilon: 1\n  epsilon: 100\n"
+    file = tmp_path / "params.yaml"
+    twice = "privacy:\n  epsilon: 1\n  epsilon: 100\n"
     with pytest.raises(ConfigError, match="does not exist"):
         load_params(file, RECIPES)
     for text, message in (("privacy: [", "params.yaml"), (twice, "'epsilon' appears twice")):
@@ -496,7 +496,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
             load_params(file, RECIPES)
 
 
-def test_a_plan_spends_its_epsilon_once_unless_the_owner_says_more():
+def test_a_plan_spends_its_epsilon_once_by_default():
     own = {"recipe": "dpdm", "data": {"source": "npz", "path": "a.npz", "dataset_id": "clinic"}}
     for content, lifetime in (
         ({"recipe": "dpdm", "profile": None, "privacy": {"epsilon": 3}}, 3.0),
@@ -552,7 +552,7 @@ def test_a_hint_that_weakens_the_guarantee_is_said(privacy, words):
 @pytest.mark.parametrize(
     ("noise", "classes", "said"), [(50, 20, True), (50, 2, False), ("1%", 20, False)]
 )
-def test_a_count_that_is_mostly_noise_is_said_and_stays_as_it_was(noise, classes, said):
+def test_a_count_of_mostly_noise_is_reported_and_unchanged(noise, classes, said):
     """72 and -5 for two classes of 100.
 
     Another default would make every project that has it spend again.
@@ -593,7 +593,7 @@ BEFORE_EXACT = {
 }  # fmt: skip
 
 
-def test_a_project_that_exists_keeps_its_accountant_and_its_noise():
+def test_an_existing_project_keeps_accountant_and_noise():
     made = make_plan(params(recipe="full", profile="digits", privacy={"epsilon": 10}), card())
     assert {
         name: mechanism.noise_multiplier for name, mechanism in made.mechanisms.items()
@@ -615,7 +615,7 @@ def test_the_committed_ledger_is_that_of_profile_digits():
     }
 
 
-def test_how_pictures_were_cut_is_in_the_plans_of_what_has_a_card_and_moves_no_digest():
+def test_how_pictures_were_cut_changes_no_digest():
     """A project with bars that was released before plans said so does not spend again."""
     usual, padded = (
         make_plan(params(recipe="full", profile="digits", data={"fit": fit}), card())
@@ -633,7 +633,7 @@ def test_how_pictures_were_cut_is_in_the_plans_of_what_has_a_card_and_moves_no_d
         assert settings_digest(padded.files[name]) == settings_digest(usual.files[name])
 
 
-def test_cards_state_epsilon_by_the_exact_accountant_where_the_project_composes_so():
+def test_cards_state_epsilon_by_the_projects_accountant():
     files = make_plan(
         params(recipe="dp-merf", profile="digits", privacy={"accountant": "exact"}), card()
     ).files

@@ -16,9 +16,10 @@ from sfumato.planning.project_files import (
 from sfumato.settings.stages import STAGES
 
 
-def test_a_pipeline_of_an_older_version_is_renewed_and_keeps_the_owner_s_stages(tmp_path):
+def test_an_older_pipeline_is_renewed_with_the_owners_stages(tmp_path):
     """Version 0.2 had a stage `denoiser`, whose command is gone."""
-    file, content = tmp_path / "dvc.yaml", yaml.safe_load(dvc_text())
+    file = tmp_path / "dvc.yaml"
+    content = yaml.safe_load(dvc_text())
     file.write_text(dvc_text())
     assert not renew(file) and not renew(tmp_path / "none.yaml")
     older = {"denoiser": {"cmd": "stage denoiser"}, "mine": {"cmd": "python mine.py"}}
@@ -51,7 +52,7 @@ CONTENT = {
 
 
 @pytest.mark.parametrize("folder", ["study", "sites/north wing"])
-def test_a_project_in_a_larger_repository_has_its_workflow_in_the_root(folder, here):
+def test_a_project_in_a_larger_repository_has_a_root_workflow(folder, here):
     root = here / "repository"
     subprocess.run(["git", "init", "-q", str(root)], check=True)
     out = root / folder

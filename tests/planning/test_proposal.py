@@ -23,7 +23,8 @@ GREY = Known(
     minutes=1e6,
 )
 SEVERAL = replace(GREY, data={"labels": "several", "classes": list("0123456789")})
-SMALL, COLOUR = replace(GREY, side=8), replace(GREY, side=32, channels=3)
+SMALL = replace(GREY, side=8)
+COLOUR = replace(GREY, side=32, channels=3)
 CELLS = replace(COLOUR, side=64)
 CHOSEN = replace(COLOUR, public="/public", public_images=100_000)
 BESIDE = replace(GREY, side=64, public="/public", public_images=1100)
@@ -61,9 +62,7 @@ def test_every_proposal_is_a_plan_within_its_budget(known, minutes, epsilon, siz
 
 
 @pytest.mark.parametrize("side", [24, 32, 64, 128, 224])
-def test_grey_images_keep_recipe_and_size_with_public_images_which_only_join_if_they_do_no_harm(
-    side,
-):
+def test_grey_images_keep_their_recipe_with_public_images(side):
     alone = propose(replace(BESIDE, side=side, public=None), seconds)
     beside = propose(replace(BESIDE, side=side), seconds)
     assert beside.row == alone.row and set(beside.params.run) - set(alone.params.run) == {"select"}
@@ -79,24 +78,24 @@ def test_grey_images_keep_recipe_and_size_with_public_images_which_only_join_if_
 
 
 @pytest.mark.parametrize("known", [replace(GREY, side=64), replace(GREY, side=128), COLOUR, CELLS])
-def test_the_teacher_sees_mirror_images_as_one_unless_classes_may_be_mirror_images(known):
+def test_the_teacher_merges_mirror_images_unless_classes_do(known):
     assert propose(known, seconds).params.teacher.flip
     assert not propose(replace(known, sided=True), seconds).params.teacher.flip
 
 
 @pytest.mark.parametrize("known", [SMALL, SEVERAL])
-def test_public_images_that_no_recipe_takes_are_refused_not_passed_over(known):
+def test_public_images_that_no_recipe_takes_are_refused(known):
     with pytest.raises(ConfigError, match="with public images"):
         propose(replace(known, public="/public", public_images=1100), seconds)
 
 
-def test_more_minutes_buy_more_steps_and_never_more_than_was_measured():
+def test_more_minutes_buy_steps_up_to_the_measured_ones():
     found = [propose(replace(GREY, minutes=minutes), seconds) for minutes in (10, 14, 20, 1e6)]
     steps = [proposed.params.auxiliary.steps for proposed in found]
-    assert steps == sorted(set(steps)) and steps[-1] == 1800 and found[-1].grown == 1
+    assert steps == sorted(set(steps)) and steps[-1] == 1800 and found[-1].fit_length == 1
     for proposed, minutes in zip(found, (10, 14, 20, 1e6), strict=True):
         assert proposed.seconds <= 60 * minutes * PROPOSALS["reserve"]
-        assert propose(replace(GREY, minutes=1.01 * proposed.whole), seconds).grown == 1
+        assert propose(replace(GREY, minutes=1.01 * proposed.full_minutes), seconds).fit_length == 1
 
 
 def test_with_time_enough_the_proposal_is_what_was_measured():
@@ -115,7 +114,7 @@ def test_with_time_enough_the_proposal_is_what_was_measured():
     assert proposed.synthesize.count == measured.synthesize.count
 
 
-def test_fewer_images_at_a_larger_epsilon_get_the_shares_of_a_smaller_one():
+def test_fewer_images_at_more_epsilon_get_equal_shares():
     sizes = (60_000, 6000, 600)
     many, few, fewest = (
         propose(replace(GREY, epsilon=10.0, size_hint=size), seconds).params for size in sizes
@@ -130,7 +129,7 @@ def test_fewer_images_at_a_larger_epsilon_get_the_shares_of_a_smaller_one():
 
 
 @pytest.mark.parametrize("known", [GREY, replace(GREY, side=128), COLOUR, CELLS])
-def test_fewer_images_times_epsilon_get_a_teacher_of_fewer_directions(known):
+def test_few_images_get_a_teacher_of_fewer_directions(known):
     """400 X-rays at ε = 1: 86 % with 128 directions and this ridge, 80 % with 1024 and that of many
     images.
     """
@@ -148,7 +147,7 @@ def test_fewer_images_times_epsilon_get_a_teacher_of_fewer_directions(known):
 
 
 @pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CELLS, CHOSEN])
-def test_few_images_times_epsilon_buy_class_counts_that_are_known_to_a_tenth(known):
+def test_few_images_buy_class_counts_exact_to_a_tenth(known):
     """By 0.5 % of the budget, 400 persons at ε = 1 were counted to ± 58, and the generator drew
     blanks.
     """
@@ -163,22 +162,24 @@ def test_few_images_times_epsilon_buy_class_counts_that_are_known_to_a_tenth(kno
 def test_a_size_is_obeyed_however_short_the_time_is(known):
     """`--size 32` was overruled by 16 pixels where the minutes were few."""
     least = propose(replace(known, minutes=0.001), seconds)
-    assert not least.enough and least.grown == 0 and least.params.data.size == known.side
+    assert not least.enough and least.fit_length == 0 and least.params.data.size == known.side
 
 
 @pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CELLS, CHOSEN, SEVERAL])
 @pytest.mark.parametrize("minutes", [10, 20, 60])
-def test_the_evaluation_takes_a_quarter_of_the_minutes_at_most_and_can_be_left_out(known, minutes):
+def test_the_evaluation_takes_a_quarter_of_the_minutes(known, minutes):
     known = replace(known, minutes=minutes)
     judged, unjudged = (propose(replace(known, evaluate=some), seconds) for some in (True, False))
     assert 0 < judged.judging <= 60 * minutes / 4 and judged.params.evaluate.bound
     assert not unjudged.params.runs("evaluate") and unjudged.judging == 0
     # So that the rest could grow further
     lighter = judged.params.frequency.size < unjudged.params.frequency.size
-    assert (lighter or unjudged.grown >= judged.grown) and unjudged.whole <= judged.whole
+    assert (
+        lighter or unjudged.fit_length >= judged.fit_length
+    ) and unjudged.full_minutes <= judged.full_minutes
 
 
-def test_a_release_has_pictures_in_folders_unless_they_are_very_many():
+def test_a_release_has_picture_folders_unless_very_large():
     few, many = (
         propose(replace(known, minutes=1e6), seconds).params.synthesize for known in (SMALL, GREY)
     )
@@ -193,7 +194,7 @@ def test_a_linear_classifier_and_one_of_convolutions_judge(known):
 
 
 @pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CELLS, CHOSEN, SEVERAL])
-def test_a_release_is_tested_for_copies_without_a_network_to_be_trained_for_it(known):
+def test_a_release_is_tested_for_copies_without_training(known):
     evaluate = propose(known, seconds).params.evaluate
     assert (evaluate.fidelity, evaluate.extractor) == (("disclosure",), "pixels")
 
@@ -230,9 +231,7 @@ def test_images_are_never_enlarged_beyond_the_smallest_side(side, stored):
         (6, 8, 0.75, 8),
     ],
 )
-def test_images_that_are_far_from_square_keep_their_proportion_to_a_quarter(
-    side, longer, proportion, stored
-):
+def test_images_far_from_square_keep_their_proportion(side, longer, proportion, stored):
     assert sizes_of(side, longer, proportion)[0] == stored
 
 
@@ -250,7 +249,7 @@ def test_a_proposal_for_rectangles_is_a_plan_of_their_size(known, minutes):
     )
 
 
-def test_the_largest_size_is_proposed_that_the_minutes_allow_and_the_others_are_named():
+def test_the_largest_size_within_the_minutes_is_proposed():
     sizes = []
     for minutes in (0.1, 60, 200, 1e6):
         chosen, *others = proposals(replace(GREY, minutes=minutes), (16, 32, 64, 128), seconds)
@@ -272,12 +271,13 @@ def test_few_persons_get_a_size_at_which_little_is_enough():
     assert sizes == [16, 64, 128, 128]
 
 
-def test_a_size_below_that_of_the_images_lowers_the_forecast_also_where_it_is_asked_for():
+def test_a_size_below_the_images_lowers_the_forecast():
     lefts = [
-        proposals(replace(GREY, longer=128), (size,), seconds)[0].left for size in (16, 32, 64, 128)
+        proposals(replace(GREY, longer=128), (size,), seconds)[0].size_factor
+        for size in (16, 32, 64, 128)
     ]
     assert lefts == sorted(lefts) and lefts[0] < lefts[-1] == 1
-    assert proposals(GREY, (16,), seconds)[0].left == 1
+    assert proposals(GREY, (16,), seconds)[0].size_factor == 1
 
 
 @pytest.mark.parametrize("side", [28, 32, 48, 64, 128, 256])
@@ -293,8 +293,9 @@ def test_no_photograph_is_in_a_release_that_nobody_asked_for(side):
     )
 
 
-def test_a_size_at_which_no_useful_release_was_measured_is_proposed_only_if_it_is_asked_for():
-    large, small = (128, 96), (64, 48)
+def test_an_unmeasured_size_is_proposed_only_on_request():
+    large = (128, 96)
+    small = (64, 48)
     at_once = [
         one.params.data.size
         for one in proposals(CELLS, (large, small, 32), lambda asked: seconds(asked, 32))
@@ -307,7 +308,7 @@ def test_a_size_at_which_no_useful_release_was_measured_is_proposed_only_if_it_i
 
 
 @pytest.mark.parametrize("side", [48, 64, 128, 200])
-def test_every_level_of_a_generator_of_large_colour_images_has_features_that_see_it(side):
+def test_every_level_of_large_colour_images_has_features(side):
     features = propose(
         replace(COLOUR, side=side), lambda asked: seconds(asked, 32)
     ).params.frequency.features
@@ -315,7 +316,7 @@ def test_every_level_of_a_generator_of_large_colour_images_has_features_that_see
 
 
 @pytest.mark.parametrize("side", [48, 64, 100, 128, 224])
-def test_the_features_of_large_images_fit_the_levels_of_their_generator(side):
+def test_features_of_large_images_fit_their_generator(side):
     generator = Generator(side, 1, 10)
     seen = {
         feature.block
@@ -325,7 +326,7 @@ def test_the_features_of_large_images_fit_the_levels_of_their_generator(side):
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 10.0])
-def test_a_proposal_has_less_noise_in_every_query_than_renyi_s_bound_asks_for(epsilon):
+def test_proposals_have_less_noise_than_renyi_needs(epsilon):
     found = propose(replace(GREY, size_hint=5700, epsilon=epsilon), seconds).params
     before = found.model_copy(
         update={"privacy": found.privacy.model_copy(update={"accountant": "rdp"})}

@@ -12,7 +12,8 @@ from sfumato.settings.stages import STAGES
 def test_minutes_are_those_of_stages_that_will_run(tmp_path):
     """After a run, 48.3 minutes were announced where 5.4 were taken."""
     made = make_plan(params(), card())
-    out, artifacts = tmp_path / "artifacts" / "plan", tmp_path / "artifacts"
+    out = tmp_path / "artifacts" / "plan"
+    artifacts = tmp_path / "artifacts"
     spent = [
         small_record(number, mechanism, stage=name, plan=made.lineage[name].plan)
         for number, (name, mechanism) in enumerate(made.mechanisms.items())

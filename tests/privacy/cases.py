@@ -46,7 +46,8 @@ from sfumato.settings.queries import Central, FeatureMap, Teacher
 from sfumato.settings.training import Classifier
 from sfumato.training.public_classifier import train_public_classifier
 
-SHAPE, CLASSES = (1, 8, 8), 10
+SHAPE = (1, 8, 8)
+CLASSES = 10
 PUBLIC = 50.0  # every public size
 # Whose weights come with an extra
 MAPS = [name for name in ALL_MAPS if not name.startswith("imagenet")]
@@ -61,7 +62,8 @@ class Recorder:
     instead of the sums, so that whatever differs then follows from more than the releases.
     """
 
-    noise_multiplier, sample_rate = 2.0, 0.5
+    noise_multiplier = 2.0
+    sample_rate = 0.5
     sum = Charge.sum
     agree = Charge.agree
     check_alike = Charge.check_alike
@@ -74,13 +76,11 @@ class Recorder:
         size: int | None = None,
         given: bool = False,
     ):
-        self.images, self.labels, self.uses, self.size, self.given = (
-            images,
-            labels,
-            uses,
-            size,
-            given,
-        )
+        self.images = images
+        self.labels = labels
+        self.uses = uses
+        self.size = size
+        self.given = given
         self.asked: list[tuple[Tensor, float, bool]] = []
 
     @property
@@ -115,7 +115,8 @@ class GivenCharge:
     observer has.
     """
 
-    noise_multiplier, sample_rate = 1.0, 0.1
+    noise_multiplier = 1.0
+    sample_rate = 0.1
 
     def __init__(self, drawn: list[tuple[Tensor, Tensor]], released: Tensor | None = None) -> None:
         self.drawn, self.given, self.seen = list(drawn), released, []
@@ -168,7 +169,8 @@ class Case:
         self, images: Tensor, labels: Tensor, left_out: Iterable[int], **more: Any
     ) -> list[float]:
         """How far each of these images moves each release."""
-        drawn, found = self.drawn(images), []
+        drawn = self.drawn(images)
+        found = []
         whole = self.totals(drawn, labels, **more)
         assert len(whole) == self.uses and all(total.isfinite().all() for total in whole)
         for i in left_out:
@@ -181,7 +183,8 @@ class Case:
 
     def first_release(self, charge: Any) -> Tensor:
         """What a real charge releases first."""
-        release, found = charge.release, []
+        release = charge.release
+        found = []
         charge.release = lambda *given, **more: found.append(release(*given, **more)) or found[-1]
         self.query(charge)
         return found[0].double()
@@ -267,10 +270,8 @@ def saliency_gradients(
     model: Any, generator: torch.Generator | None = None, **settings: Any
 ) -> Gradients:
     """Those of all candidates of a model."""
-    chosen, parameters = (
-        Saliency(**settings),
-        {name: model.get_parameter(name) for name in candidates(model)},
-    )
+    chosen = Saliency(**settings)
+    parameters = {name: model.get_parameter(name) for name in candidates(model)}
     options: dict[str, Any] = {"label_dropout": 0.0, "autocast": False, "generator": generator}
     return Gradients(model, parameters, chosen, chosen.max_norm, PUBLIC, **options)
 

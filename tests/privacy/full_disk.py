@@ -42,13 +42,15 @@ def spend(owner: Owner, plan: str, releases: Path) -> None:
 
 
 def main(folder: Path) -> None:
-    state, releases = folder / "state", folder / "artifacts"
+    state = folder / "state"
+    releases = folder / "artifacts"
     prepare_sensitive(Data(), state, folder / "card.json", folder / "raw")
     owner = Owner(state, read_card(folder / "card.json"))
     releases.mkdir()
     found = []
     for pages in ROOM:
-        plan, failed = f"plan-{pages}", ""
+        plan = f"plan-{pages}"
+        failed = ""
         ballast = fill(folder, pages)
         try:
             spend(owner, plan, releases)

@@ -79,7 +79,9 @@ def seen_otherwise(charge: Charge, *given) -> tuple[torch.Tensor, ...]:
     return (0.6 * images.flip(-1) + 0.1, (labels + 1) % len(CLASSES), *rest)
 
 
-READ, SUM, DEALT = Charge._read, Charge.sum, processes.dealt
+READ = Charge._read
+SUM = Charge.sum
+DEALT = processes.assign_processes
 
 
 def other_rows(charge: Charge, rows_of, *given, **more) -> torch.Tensor:
@@ -96,7 +98,8 @@ def refused(name: str, everyone: ImageSet) -> bool:
     """Whether no process releases where the others' rows, or their microbatches, are not those of
     the first.
     """
-    case, own = SHARED[name], 16 if distributed.is_main() else 8
+    case = SHARED[name]
+    own = 16 if distributed.is_main() else 8
     charge = charge_on(drawn_by(case, everyone), case.bound, case.uses)
     with (
         suppress(ConfigError),
@@ -114,17 +117,18 @@ def main(out: Path) -> None:
     bunch = load_digits()
     images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
     everyone = made_patients(ImageSet(images, bunch.target.astype(np.int64), CLASSES))
-    few, found = part(everyone, everyone.groups < 9), {}
+    few = part(everyone, everyone.groups < 9)
+    found = {}
     if not distributed.is_main():
         Charge._read = seen_otherwise
     for name, case in SHARED.items():
         for who, some, places in neighbours(few):
-            processes.dealt = lambda generator, chosen, many, places=places: places[
+            processes.assign_processes = lambda generator, chosen, many, places=places: places[
                 chosen.reshape(len(chosen), -1)[:, 0]
             ]
             charge = charge_on(drawn_by(case, some), case.bound, case.uses)
             found[f"{name}, {who}"] = case.first_release(charge)
-        processes.dealt = DEALT
+        processes.assign_processes = DEALT
         found[f"{name}, refused"] = refused(name, replace(few, groups=None))
     if distributed.is_main():
         torch.save(found, out)

@@ -83,14 +83,16 @@ def work(stage: str, mechanism: Mechanism, max_norm: float) -> ChargeRequest:
 def main(state: Path, card: Path, out: Path, kill: int | None) -> None:
     distributed.join()
     sampling.SEGMENT = 400  # so that a draw comes in several blocks
-    known, permission = read_card(card), SpendingPolicy(delta=1e-4, lifetime_epsilon="unlimited")
+    known = read_card(card)
+    permission = SpendingPolicy(delta=1e-4, lifetime_epsilon="unlimited")
 
     def charge(stage: str, mechanism: Mechanism, max_norm: float, seed: int | None):
         noise = NoiseSource(seed) if seed is not None else None
         return open_charge(state, known, work(stage, mechanism, max_norm), permission, noise)
 
     once = Mechanism(noise_multiplier=5.0, sample_rate=1.0, uses=1)
-    found, said = {}, []
+    found = {}
+    said = []
     if kill is None:
         found["count"] = query_count(charge("count", once, 1.0, 1), 10)
         features = FourierFeatures(

@@ -30,7 +30,8 @@ from sfumato.privacy.events import Mechanism
 CONCEPTS = (Path(__file__).resolve().parents[2] / "docs" / "concepts.md").read_text(
     encoding="utf-8"
 )
-DPDM, FETA = [], [(5, 0.1091, 5)]
+DPDM = []
+FETA = [(5, 0.1091, 5)]
 FIXTURES = [  # METHODS §1: N, q, T, epsilon, earlier queries (sigma, q, times), sigma of DP-SGD
     (55_000, 1 / 14, 2100, 1, DPDM, 14.551),
     (55_000, 1 / 14, 2100, 10, DPDM, 1.994),
@@ -46,9 +47,7 @@ FIXTURES = [  # METHODS §1: N, q, T, epsilon, earlier queries (sigma, q, times)
 
 
 @pytest.mark.parametrize(("size", "rate", "steps", "target", "queries", "noise"), FIXTURES)
-def test_published_settings_come_to_their_epsilon_and_calibration_finds_their_noise_and_never_exceeds_the_target(
-    size, rate, steps, target, queries, noise
-):
+def test_published_settings_come_to_their_epsilon(size, rate, steps, target, queries, noise):
     asks = {
         f"q{i}": NoiseRequest(noise_multiplier=s, sample_rate=q, uses=n)
         for i, (s, q, n) in enumerate(queries)
@@ -176,7 +175,8 @@ def test_shares_come_out_as_asked(target, accountant):
 @pytest.mark.parametrize("target", [1.0, 10.0])
 def test_a_share_keeps_its_noise_whatever_the_other_stages_do(target):
     """Else an edit of DP-SGD alone would make every query spend again."""
-    delta, seen = default_delta(1500), []
+    delta = default_delta(1500)
+    seen = []
     for uses, rate, more in (
         (20, 0.33, {}),
         (30, 0.33, {}),
@@ -197,7 +197,7 @@ def test_a_share_keeps_its_noise_whatever_the_other_stages_do(target):
 
 @pytest.mark.parametrize("share", [0.02, 0.3])
 @pytest.mark.parametrize("target", [1.0, 10.0])
-def test_a_share_of_one_release_over_all_images_is_that_part_of_a_gaussian_s_budget(target, share):
+def test_a_share_of_one_release_is_that_part_of_a_gaussian(target, share):
     delta = default_delta(60_000)
     whole = calibrate({"all": NoiseRequest()}, target, delta)["all"].noise_multiplier
     asks = {"a": NoiseRequest(share=share), "finetune": NoiseRequest(sample_rate=0.07, uses=200)}
@@ -217,7 +217,8 @@ SALIENCY_SHARES = {
 
 @pytest.mark.parametrize("target", SALIENCY_SHARES)
 def test_saliency_takes_the_honest_share_of_the_budget(target):
-    size, delta = 162_770, default_delta(162_770)
+    size = 162_770
+    delta = default_delta(162_770)
     for noise, percent in SALIENCY_SHARES[target].items():
         finetune = NoiseRequest(sample_rate=4096 / size, uses=1000)
         found = calibrate(
@@ -227,7 +228,7 @@ def test_saliency_takes_the_honest_share_of_the_budget(target):
         assert 100 * shares["saliency"] == pytest.approx(percent, abs=0.5)
 
 
-def test_rest_after_the_shares_meets_a_budget_that_one_query_overspends():
+def test_rest_after_shares_meets_a_tight_budget():
     central = NoiseRequest(noise_multiplier=5, sample_rate=0.1, uses=5)
     asks = {
         "count": NoiseRequest(noise_multiplier=500),
@@ -257,7 +258,7 @@ def test_rounding_never_lowers_the_noise(value):
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.499])
-def test_a_share_at_an_order_where_nothing_finite_is_known_takes_another_order(rate):
+def test_a_share_at_an_infinite_order_takes_another_order(rate):
     """At a rate of one half the curve is infinite at most orders below 4, however much noise is
     added.
     """
@@ -290,7 +291,8 @@ def delta_in_sixty_digits(epsilon: mpmath.mpf, mu: mpmath.mpf) -> mpmath.mpf:
     """Balle & Wang 2018, theorem 8, of a Gaussian of which one image moves the sum by `mu` standard
     deviations.
     """
-    first, second = mpmath.ncdf(mu / 2 - epsilon / mu), mpmath.ncdf(-mu / 2 - epsilon / mu)
+    first = mpmath.ncdf(mu / 2 - epsilon / mu)
+    second = mpmath.ncdf(-mu / 2 - epsilon / mu)
     return first - mpmath.exp(epsilon) * second
 
 
@@ -309,7 +311,7 @@ GAUSSIANS = [
 
 @pytest.mark.parametrize("parts", GAUSSIANS)
 @pytest.mark.parametrize("delta", [1e-3, 1e-5, 4e-12])
-def test_exact_is_the_closed_form_of_all_gaussians_together_and_never_below_it(parts, delta):
+def test_exact_is_the_closed_form_of_all_gaussians(parts, delta):
     events = [Mechanism(noise_multiplier=noise, uses=uses).event for noise, uses in parts]
     claimed = epsilon(events, delta, EXACT)
     with mpmath.workdps(60):
@@ -330,7 +332,7 @@ over_all = st.builds(Mechanism, noise_multiplier=st.floats(0.6, 300), uses=st.in
 
 @settings(max_examples=8, deadline=None)
 @given(st.lists(over_all, min_size=1, max_size=3), st.sampled_from([1e-4, 1e-5, 1e-6]))
-def test_renyi_s_bound_and_the_distribution_are_never_below_the_exact_one(composition, delta):
+def test_upper_bounds_are_never_below_the_exact_epsilon(composition, delta):
     events = [m.event for m in composition]
     found = {name: epsilon(events, delta, name) for name in ("rdp", "pld", EXACT)}
     if 0.05 <= found["rdp"] <= 60:
@@ -339,11 +341,9 @@ def test_renyi_s_bound_and_the_distribution_are_never_below_the_exact_one(compos
 
 
 @pytest.mark.parametrize("adjacency", ["add-or-remove-one", "zero-out-one"])
-def test_with_a_subsampled_query_exact_is_the_distribution_of_all_events(adjacency):
-    drawn, whole = (
-        Mechanism(noise_multiplier=2.0, sample_rate=0.2, uses=20).event,
-        GaussianDpEvent(1.5),
-    )
+def test_exact_with_a_subsampled_query_is_the_distribution(adjacency):
+    drawn = Mechanism(noise_multiplier=2.0, sample_rate=0.2, uses=20).event
+    whole = GaussianDpEvent(1.5)
     both = epsilon([drawn, whole], 1e-5, EXACT, adjacency)
     assert both == epsilon([whole, drawn], 1e-5, "pld", adjacency)
     assert both > 1.05 * max(epsilon([event], 1e-5, EXACT, adjacency) for event in (drawn, whole))
@@ -401,8 +401,9 @@ def test_with_exact_the_rest_is_little_where_renyi_leaves_none():
     assert 0.999 < epsilon(events, delta, EXACT) <= 1.0 < epsilon(events, delta)
 
 
-def test_with_exact_a_subsampled_plan_meets_its_budget_with_what_it_inherits():
-    delta, before = default_delta(60_000), [GaussianDpEvent(12.0)]
+def test_exact_meets_a_budget_with_inherited_records():
+    delta = default_delta(60_000)
+    before = [GaussianDpEvent(12.0)]
     asks = {"count": NoiseRequest(share=0.02), "finetune": NoiseRequest(sample_rate=0.07, uses=20)}
     solved = calibrate(asks, 1.0, delta, EXACT, before=before)
     events = [*before, *(m.event for m in solved.values())]
@@ -423,7 +424,7 @@ def test_exact_counts_what_inputs_bring_along():
     assert 0.499 < epsilon([*before, *(m.event for m in beside.values())], 1e-5, EXACT) <= 0.5
 
 
-def test_by_the_accountants_of_before_plans_have_the_noise_of_before():
+def test_older_accountants_give_the_noise_of_before():
     """Another noise would make a project that exists spend again."""
     asks = {
         "count": NoiseRequest(share=0.02),
@@ -454,7 +455,7 @@ def test_of_gaussians_over_all_images_the_limit_fixes_the_order(sigmas, limit, d
     assert abs(at_it - limit) < 1e-9 or (epsilon(events, delta, "rdp") <= limit) == (at_it <= limit)
 
 
-def test_where_queries_sample_the_order_moves_and_the_page_says_how_many_there_are():
+def test_the_order_moves_if_queries_sample():
     """So what is proven at one order is not proven for the least over all of them."""
     delta = 1e-5
     many = [

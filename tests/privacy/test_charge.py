@@ -246,7 +246,7 @@ def test_a_sum_of_another_bound_than_the_record_s_is_refused(owner, bound):
     charge.release(torch.zeros(1), bound)
 
 
-def test_several_releases_of_a_killed_query_start_anew_with_fresh_noise_at_no_further_cost(owner):
+def test_a_killed_query_restarts_with_fresh_noise_for_free(owner):
     released = []
     for _ in range(2):
         charge = owner.open(THREE)
@@ -302,7 +302,7 @@ def test_a_killed_run_is_continued_at_its_last_durable_use(owner):
         owner.open(THREE)
 
 
-def test_an_open_run_of_the_same_plan_is_not_paid_for_a_second_time(owner):
+def test_an_open_run_of_the_same_plan_is_not_paid_again(owner):
     """Two clones whose `pretrain` gave other bytes: the digests of their inputs differ, and the
     plan is the same.
     """
@@ -339,7 +339,7 @@ def test_other_images_are_other_work(owner):
         dataclasses.replace(owner, card=other).open()
 
 
-def test_a_charge_over_the_lifetime_is_refused_with_what_was_spent_on_what_and_the_ways_on(owner):
+def test_a_charge_over_the_lifetime_is_refused_with_ways_out(owner):
     def third(limit: float, plan: str = "third") -> None:
         owner.open(plan=plan, permission=SpendingPolicy(delta=1e-5, lifetime_epsilon=limit))
 
@@ -395,7 +395,7 @@ def test_missing_images_are_named(owner, tmp_path):
         open_local(tmp_path / "elsewhere", owner.card, "evaluate")
 
 
-def test_the_charge_itself_bounds_clips_and_leaves_out_what_a_query_hands_over(owner):
+def test_the_charge_itself_bounds_and_drops_rows(owner):
     """Rows a thousand times too long, and one that is not finite, where a query forgot both."""
     charge = owner.open(Mechanism(noise_multiplier=1e-3), max_norm=0.5)
     images = len(load_prepared(owner.state, owner.card, "sensitive"))
@@ -413,7 +413,7 @@ def test_the_charge_itself_bounds_clips_and_leaves_out_what_a_query_hands_over(o
     assert 0.3 * images < total.norm() <= 0.5 * images + 1
 
 
-def test_by_the_exact_accountant_a_lifetime_counts_what_projects_of_before_spent(owner):
+def test_an_exact_lifetime_counts_charges_of_older_projects(owner):
     """Records hold mechanisms: charges that were planned by Rényi's bound are composed with the new
     ones.
     """

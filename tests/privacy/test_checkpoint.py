@@ -15,7 +15,7 @@ STATE = {"parameters.a": torch.arange(4.0), "step": torch.tensor(7)}
 LOG = [{"step": 7, "epsilon": 0.5}]
 
 
-def test_state_and_log_come_back_unless_the_file_is_damaged_or_missing(tmp_path):
+def test_state_and_log_are_restored_unless_damaged(tmp_path):
     assert load_checkpoint(tmp_path, 7, None) is None
     save_checkpoint(tmp_path, 7, STATE, LOG)
     state, log = load_checkpoint(tmp_path, 7, None)
@@ -50,7 +50,8 @@ def test_only_the_journalled_checkpoint_is_kept(tmp_path):
 # The last tensor, one before it, the header with its log
 @pytest.mark.parametrize("place", [-1, -12, 40])
 def test_a_checkpoint_with_a_flipped_bit_is_not_gone_on_from(owner, place):
-    mechanism, said = Mechanism(noise_multiplier=2.0, sample_rate=0.3, uses=3), []
+    mechanism = Mechanism(noise_multiplier=2.0, sample_rate=0.3, uses=3)
+    said = []
     for flipped in (0, 1):
         charge = owner.open(mechanism)
         assert list(charge.batches(size=100)) is not None
@@ -68,7 +69,8 @@ def test_a_checkpoint_with_a_flipped_bit_is_not_gone_on_from(owner, place):
 
 
 def test_a_checkpoint_on_a_failing_disk_is_not_paid_again(owner):
-    mechanism, said = Mechanism(noise_multiplier=2.0, sample_rate=0.3, uses=3), []
+    mechanism = Mechanism(noise_multiplier=2.0, sample_rate=0.3, uses=3)
+    said = []
     charge = owner.open(mechanism)
     assert list(charge.batches(size=100)) is not None
     charge.release(torch.zeros(1), 1.0)

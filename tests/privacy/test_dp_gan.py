@@ -19,7 +19,7 @@ B = 6
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 11, 11)])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("draws", [1, 4])
-def test_one_image_moves_the_discriminator_s_sum_by_at_most_the_clip(draws, layout, shape):
+def test_one_image_moves_the_discriminators_sum_by_the_clip(draws, layout, shape):
     model = discriminator(shape[1], shape[0])
     shown, labels = drawn_images(B, shape=shape)
     shown = shown.to(memory_format=layout)
@@ -27,7 +27,7 @@ def test_one_image_moves_the_discriminator_s_sum_by_at_most_the_clip(draws, layo
     check_clip(model, dict(model.named_parameters()), (shown, labels, drawn), CLIP, 4)
 
 
-def test_an_image_s_gradient_is_that_of_a_loop_and_sees_no_other_image():
+def test_an_images_gradient_equals_that_of_a_loop():
     model, (shown, labels) = discriminator(), drawn_images(B)
     drawn = draw(model, shown, 2, Adversarial.noise_levels, torch.Generator().manual_seed(1))
     check_rows(

@@ -49,7 +49,7 @@ def test_per_image_gradients_are_those_of_a_loop(model, draws):
 
 
 @pytest.mark.parametrize("draws", [1, 8])
-def test_per_image_gradients_of_several_labels_are_those_of_a_loop(draws):
+def test_gradients_of_several_labels_equal_those_of_a_loop(draws):
     """Of none, one, two and all labels; a row that is not of 0 and 1 counts as no label."""
     torch.manual_seed(0)
     model = UNet(8, 1, 4, width=8, multipliers=(1,), attention=(0,), several=True)
@@ -89,7 +89,7 @@ def test_one_image_moves_the_sum_by_at_most_the_clip(model, draws, chunk, autoca
     )
 
 
-def test_channels_last_colour_images_and_parameters_change_nothing():
+def test_channels_last_inputs_change_nothing():
     torch.manual_seed(0)
     model = UNet(8, 3, 4, width=8, multipliers=(1, 1), attention=(1,))
     torch.nn.init.normal_(model.conv_out.weight)
@@ -173,7 +173,7 @@ def test_a_sum_over_many_rows_moves_by_the_clip_and_no_rounding():
         assert torch.linalg.vector_norm(whole - summed(rows[kept], C)) <= C
 
 
-def test_weights_that_are_not_finite_end_the_run_at_the_first_step_and_say_what_to_change():
+def test_non_finite_weights_end_the_run_at_the_first_step():
     state = trainer()
     with pytest.raises(ConfigError, match="after step 1: lower learning_rate or max_grad_norm"):
         update(state, torch.full((state.size,), 1e300, dtype=torch.float64))

@@ -38,7 +38,8 @@ from sfumato.queries.feature_means import (
 )
 from sfumato.settings.queries import FeatureMap, Teacher
 
-SIZE, STEPS = 200, 30
+SIZE = 200
+STEPS = 30
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def features(request, learned):
     return learned if request.param == "embedding" else moment_features(classifier())
 
 
-def test_the_network_studies_the_labels_of_the_teacher_and_not_those_asked_for(digits, teacher):
+def test_the_network_learns_the_teachers_labels(digits, teacher):
     wrong = ImageSet(
         digits.images, np.random.default_rng(0).permutation(digits.labels), digits.classes
     )
@@ -93,10 +94,8 @@ def test_rows_have_norm_one_and_the_teacher_its_share(learned, digits):
 @pytest.mark.parametrize("squares", [0.0, 0.3])
 def test_each_part_of_the_moments_has_the_norm_of_its_share(squares, digits):
     features = moment_features(classifier(), squares=squares)
-    width, vectors = (
-        features.widths[0],
-        rows_alone(features.vectors, digits.batch(range(60))[0], False),
-    )
+    width = features.widths[0]
+    vectors = rows_alone(features.vectors, digits.batch(range(60))[0], False)
     rows = features.from_maps(vectors[:, : sum(features.widths)].double())
     assert features.size == rows.shape[1] == width * (2 if squares else 1)
     torch.testing.assert_close(
@@ -115,9 +114,7 @@ def cached_rows(features, vectors, labels):
     return Rows(features.from_maps(vectors.double()), label_rows(labels, CLASSES))
 
 
-def test_one_image_moves_the_release_by_at_most_one_and_by_nearly_that_and_no_other_image(
-    features, digits
-):
+def test_one_image_moves_the_release_by_at_most_one(features, digits):
     images, labels = digits.batch(range(70))
     matters = place_matters(features.vectors, SHAPE, torch.device("cpu"))
     vectors = rows_alone(features.vectors, images, matters)
@@ -138,7 +135,7 @@ def test_one_image_moves_the_release_by_at_most_one_and_by_nearly_that_and_no_ot
 
 
 @pytest.mark.parametrize("stage", ["embedding", "moments"])
-def test_the_release_is_divided_by_a_public_size_and_comes_back_with_its_features(
+def test_the_release_is_divided_by_a_public_size(
     stage, learned, network, teacher, digits, tmp_path
 ):
     squares = {"squares": 0.25}
@@ -167,9 +164,7 @@ def test_the_release_is_divided_by_a_public_size_and_comes_back_with_its_feature
     assert torch.equal(again.table, found) and torch.equal(again.features(images), features(images))
 
 
-def test_what_the_maps_make_of_the_images_is_computed_once_journalled_and_drawn_in_their_place(
-    owner, learned, monkeypatch
-):
+def test_features_are_computed_once_and_drawn_as_images(owner, learned, monkeypatch):
     bar = partial(nullcontext, lambda done, of: None)
 
     def ensure(about):
@@ -198,7 +193,8 @@ def test_what_the_maps_make_of_the_images_is_computed_once_journalled_and_drawn_
 
 
 def test_the_tangent_is_the_gradient_of_the_network(digits):
-    tangent, images = Tangent(SHAPE), digits.batch(range(5))[0]
+    tangent = Tangent(SHAPE)
+    images = digits.batch(range(5))[0]
 
     def network(inner, outer, x):
         return torch.nn.functional.silu(x.flatten() @ inner) @ outer

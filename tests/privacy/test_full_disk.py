@@ -32,7 +32,7 @@ def seen(tmp_path_factory) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_a_full_disk_fails_where_there_is_no_room_and_not_where_there_is(seen):
+def test_a_full_disk_fails_only_without_room(seen):
     failed = [run["failed"] for run in seen["runs"]]
     assert failed[0] == "ENOSPC" and failed[-1] == "" and set(failed) == {"ENOSPC", ""}
 

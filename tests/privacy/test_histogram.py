@@ -76,7 +76,7 @@ def test_one_image_moves_the_votes_by_exactly_the_bound(network, votes, classes,
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_the_logits_of_an_image_depend_on_nothing_else_to_the_last_bit(layout, undecided, sample):
+def test_logits_depend_on_their_image_to_the_last_bit(layout, undecided, sample):
     images = sample[0]
     alone = torch.cat([rows_alone(undecided, image[None]) for image in images])
     shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
@@ -87,7 +87,7 @@ def test_the_logits_of_an_image_depend_on_nothing_else_to_the_last_bit(layout, u
     assert torch.equal(rows_alone(undecided, misaligned), alone)
 
 
-def test_in_batches_too_a_logit_depends_on_nothing_else_where_the_trial_says_so(undecided, sample):
+def test_logits_in_batches_depend_on_their_image_only(undecided, sample):
     if place_matters(undecided, (1, 8, 8), torch.device("cpu")):
         pytest.skip("here the place in a batch matters, and images come one by one")
     images = sample[0]
@@ -97,9 +97,7 @@ def test_in_batches_too_a_logit_depends_on_nothing_else_where_the_trial_says_so(
         assert torch.equal(rows_alone(undecided, images[order], place_matters=False), alone[order])
 
 
-def test_the_logits_do_not_depend_on_the_number_of_threads_and_leave_it_as_it_was(
-    undecided, sample
-):
+def test_logits_do_not_depend_on_the_number_of_threads(undecided, sample):
     before = torch.get_num_threads()
     try:
         answers = []
@@ -124,7 +122,7 @@ def test_a_network_in_training_mode_is_refused(trained, sample):
         total(copy.deepcopy(trained).train(), *sample)
 
 
-def test_the_votes_are_the_likeliest_classes_and_of_equal_ones_the_first():
+def test_votes_are_the_likeliest_classes_ties_go_to_the_first():
     logits = torch.tensor([[0.0, 3.0, 1.0, 2.0], [5.0, 5.0, -1.0, 5.0], [-4.0, -3.0, -2.0, -9.0]])
     labels = torch.tensor([1, 0, 1])
     assert bounded_sum(vote_rows(logits, labels, 2), math.sqrt(2)).tolist() == [

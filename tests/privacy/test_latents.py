@@ -60,10 +60,8 @@ def network(models, kind: str, trainable: str = "attention-lora"):
 
 def batch(model, draws: int):
     generator = torch.Generator().manual_seed(2)
-    latents, labels = (
-        torch.randn(B, 4, 8, 8, generator=generator),
-        torch.tensor([0, 1, 2, -1, 10**6]),
-    )
+    latents = torch.randn(B, 4, 8, 8, generator=generator)
+    labels = torch.tensor([0, 1, 2, -1, 10**6])
     return latents, labels, draw(model, latents, draws, UNIFORM, generator, label_dropout=0.2)
 
 
@@ -85,7 +83,7 @@ def test_per_image_gradients_are_those_of_a_plain_loop(models, kind, trainable):
         *((trainable, 1, 2, True) for trainable in ("attention-lora", "attention", "all")),
     ],
 )
-def test_one_image_moves_the_sum_of_gradients_by_at_most_the_clip(
+def test_one_image_moves_the_gradient_sum_by_the_clip(
     models, kind, trainable, draws, chunk, autocast
 ):
     model, parameters = network(models, kind, trainable)
@@ -160,9 +158,10 @@ def test_latents_are_private_and_of_all_images_in_their_order(encoded):
     assert {file.stat().st_mode & 0o777 for file in home.iterdir()} == {0o600}
 
 
-def test_the_charge_draws_the_same_images_and_writes_the_same_record(encoded):
+def test_the_charge_draws_the_same_images_and_record(encoded):
     mechanism = Mechanism(noise_multiplier=2.0, sample_rate=0.2, uses=1)
-    drawn, records = [], []
+    drawn = []
+    records = []
     own = ("id", "plan", "settings", "time")
     for latents in (None, encoded.key):
         charge = encoded.open(
@@ -175,7 +174,7 @@ def test_the_charge_draws_the_same_images_and_writes_the_same_record(encoded):
     torch.testing.assert_close(latents, encode(images).half().float())
 
 
-def test_latents_that_are_missing_or_of_other_images_are_refused_before_a_charge(encoded, tmp_path):
+def test_missing_or_foreign_latents_are_refused_early(encoded, tmp_path):
     with pytest.raises(DataError, match="latents.npy is missing"):
         encoded.open(latents="0" * 32)
     home = latents_directory(encoded.state, encoded.card, encoded.key)
@@ -186,7 +185,7 @@ def test_latents_that_are_missing_or_of_other_images_are_refused_before_a_charge
     assert encoded.odometer.opened() == []
 
 
-def test_changed_images_or_another_encoder_have_latents_of_their_own(encoded, tmp_path):
+def test_changed_images_or_encoders_have_their_own_latents(encoded, tmp_path):
     other = latents_key(encoded.card, "another encoder")
     assert other != encoded.key and not have_latents(encoded.state, encoded.card, other)
     write_latents(encoded.state, encoded.card, other, encode)
@@ -200,7 +199,7 @@ def test_changed_images_or_another_encoder_have_latents_of_their_own(encoded, tm
     assert not have_latents(encoded.state, changed, key)  # a preparation removes them all
 
 
-def test_latents_are_known_by_the_images_the_encoder_and_its_revision(encoded, monkeypatch):
+def test_latents_are_known_by_images_encoder_and_revision(encoded, monkeypatch):
     """By the first, a withdrawal reaches them; by the others, no other map's are drawn."""
     other = replace(encoded.card, version="another")
     assert (

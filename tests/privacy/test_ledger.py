@@ -61,16 +61,18 @@ def test_a_written_ledger_holds_and_reads_back(tmp_path):
 
 def test_the_same_query_twice_costs_twice():
     again = {**COUNT, "id": f"{9:032x}"}
-    once, twice = ledger_of(COUNT), ledger_of(COUNT, again)
+    once = ledger_of(COUNT)
+    twice = ledger_of(COUNT, again)
     assert twice["epsilon"]["rdp"] > 1.3 * once["epsilon"]["rdp"]
     assert twice["stages"]["count"]["records"] == sorted([COUNT["id"], again["id"]])
 
 
-def test_the_line_of_the_odometer_is_the_union_of_journal_and_records_and_says_where_it_cannot_know():
+def test_the_odometers_line_is_the_union_of_all_charges():
     """An empty state directory, or an older journal, said that fewer charges were ever opened than
     the release has.
     """
-    other, aborted = {**COUNT, "id": f"{8:032x}"}, {**STEPS, "id": f"{9:032x}"}
+    other = {**COUNT, "id": f"{8:032x}"}
+    aborted = {**STEPS, "id": f"{9:032x}"}
     released = {r["id"]: r for r in (COUNT, STEPS)}
     lines = {}
     for name, journal, head in (
@@ -89,7 +91,7 @@ def test_the_line_of_the_odometer_is_the_union_of_journal_and_records_and_says_w
     assert [line["complete"] for line in lines.values()] == [False, False, True, False]
 
 
-def test_records_of_another_dataset_are_composed_and_left_out_of_the_odometers_line():
+def test_records_of_another_dataset_are_composed_separately():
     foreign = {**STEPS, "id": f"{9:032x}", "dataset_id": "another"}
     ledger = build_ledger(
         BUDGET, {r["id"]: r for r in (COUNT, STEPS, foreign)}, [], dataset_id="digits"
@@ -285,7 +287,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("text", UNREADABLE, ids=lambda text: text[:20])
-def test_a_file_that_is_no_ledger_of_this_version_is_refused_in_a_sentence(tmp_path, text):
+def test_a_file_that_is_not_a_ledger_is_refused_in_a_sentence(tmp_path, text):
     with pytest.raises(BudgetError, match="ledger write"):
         read_ledger(tmp_path / "ledger.json")
     (tmp_path / "ledger.json").write_text(text)
@@ -377,13 +379,14 @@ def test_dvc_gives_an_empty_artifact_the_hash_that_we_expect(tmp_path):
         ("records", {}),
     ],
 )
-def test_an_entry_of_another_kind_is_a_reason_and_not_a_traceback(key, value):
+def test_an_unknown_entry_is_a_reason_and_not_a_traceback(key, value):
     spent, problems = check_ledger(ledger_of(COUNT, STEPS) | {key: value}, limit=10)
     assert spent == float("inf") and any(key in problem for problem in problems)
 
 
 def test_a_ledger_for_one_unit_never_passes_for_the_other():
-    images, groups = ledger_of(COUNT, STEPS), ledger_of(COUNT | OF_GROUPS, STEPS | OF_GROUPS)
+    images = ledger_of(COUNT, STEPS)
+    groups = ledger_of(COUNT | OF_GROUPS, STEPS | OF_GROUPS)
     for ledger, unit, other in ((images, "image", "group"), (groups, "group", "image")):
         assert check_ledger(ledger)[1] == check_ledger(ledger, unit=unit)[1] == []
         assert any(
@@ -404,7 +407,7 @@ LOUD = small_record(3, Mechanism(noise_multiplier=0.7), stage="frequency")
 ABORTED = small_record(4, Mechanism(noise_multiplier=2.0))
 
 
-def test_an_exact_ledger_lists_its_bound_beside_renyi_s_and_counts_its_lines_by_it():
+def test_an_exact_ledger_lists_its_bound_beside_renyis():
     records = {r["id"]: r for r in (COUNT, LOUD)}
     ledger = build_ledger(
         BUDGET | {"accountant": "exact"}, records, [*records.values(), ABORTED], head="f" * 64
@@ -431,7 +434,7 @@ def test_an_exact_bound_that_is_edited_or_left_out_is_found(change):
     )
 
 
-def test_a_target_is_held_by_the_exact_bound_of_an_exact_ledger_only():
+def test_only_an_exact_ledger_meets_a_target_by_its_bound():
     between = ledger_of(LOUD)["epsilon"]["rdp"] - 0.05
     assert check_ledger(ledger_of(LOUD, target=between, accountant="exact"))[1] == []
     assert "exceeds its own target" in check_ledger(ledger_of(LOUD, target=between))[1][0]
@@ -444,7 +447,8 @@ GALLERY = Path(__file__).resolve().parents[2] / "docs" / "gallery"
 def test_a_ledger_of_before_is_built_again_as_it_was(name):
     """A receiver, and the owner's next run, find the same numbers, and no further one."""
     stored = read_ledger(GALLERY / name / "ledger.json")
-    line, records = stored["odometer"], {r["id"]: r for r in stored["records"]}
+    line = stored["odometer"]
+    records = {r["id"]: r for r in stored["records"]}
     others = [{"id": None, "event": event} for event in line["others"]]
     built = build_ledger(stored, records, others, dataset_id=line["dataset_id"], head=line["head"])
     assert built["epsilon"] == pytest.approx(stored["epsilon"], rel=1e-12)
@@ -466,7 +470,7 @@ def write_artifacts(folder: Path, records: dict | None = None, apart: Sequence[s
     made = {"count": [COUNT], "frequency": [COUNT, LOUD], "auxiliary": [COUNT, LOUD]}
     for name, held in (made | (records or {})).items():
         out = folder / ("data/public" if name == "public" else f"artifacts/{name}")
-        with writing(out, name, records=held, apart=apart) as directory:
+        with writing(out, name, records=held, disjoint_sets=apart) as directory:
             (directory / "released").write_text("as it was")
     for name in made:
         plan = {
@@ -530,7 +534,7 @@ APART = ("north", "south")
 
 
 def merged_ledger() -> dict:
-    return build_ledger(BUDGET, {r["id"]: r for r in (NORTH, SOUTH)}, [], apart=APART)
+    return build_ledger(BUDGET, {r["id"]: r for r in (NORTH, SOUTH)}, [], disjoint_sets=APART)
 
 
 def test_ledger_and_artifacts_set_the_same_data_sets_apart(tmp_path):
@@ -559,4 +563,4 @@ def test_the_second_opinion_is_on_the_person_who_pays_most(tmp_path, monkeypatch
     for delta, at in ((None, BUDGET["delta"]), (1e-7, 1e-7)):
         found = verify(ledger, delta=delta, all_opinions=True)
         assert requested.pop() == ([SOUTH["id"]], at) and found.delta == at
-        assert found.epsilon == found.apart["south"] > found.apart["north"]
+        assert found.epsilon == found.epsilon_by_set["south"] > found.epsilon_by_set["north"]

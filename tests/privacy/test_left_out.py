@@ -33,9 +33,7 @@ def sums(tmp_path_factory):
 
 @pytest.mark.parametrize(("unit", "who"), LEFT_OUT)
 @pytest.mark.parametrize("query", SHARED)
-def test_leaving_one_out_moves_the_sum_over_two_processes_by_at_most_the_bound(
-    query, unit, who, sums
-):
+def test_one_image_moves_the_sum_of_two_processes_by_the_bound(query, unit, who, sums):
     moved = float((sums[f"{query}, {unit} whole"] - sums[f"{query}, {unit} {who}"]).norm())
     assert moved <= SHARED[query].bound * (1 + 1e-5)
     assert moved > 0.01 * SHARED[query].bound  # it was in the sum
@@ -47,7 +45,7 @@ def test_processes_that_compute_other_rows_release_nothing(query, sums):
 
 
 @pytest.mark.parametrize("stage", [stage for stage in QUERIES if not STAGES[stage].spread])
-def test_a_query_that_runs_alone_opens_no_charge_in_many_processes(stage, owner, monkeypatch):
+def test_a_single_process_query_refuses_many_processes(stage, owner, monkeypatch):
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     with pytest.raises(ConfigError, match=f"{stage} runs in one process, not in 2"):
         owner.open(stage=stage)

@@ -58,10 +58,9 @@ def short_pieces(monkeypatch) -> None:
     monkeypatch.setattr(noise, "PIECE", 10)
 
 
-def test_long_noise_comes_from_sources_each_with_a_new_key_whatever_the_number_of_threads(
-    monkeypatch, short_pieces
-):
-    keys, urandom = [], os.urandom
+def test_long_noise_comes_from_sources_with_new_keys(monkeypatch, short_pieces):
+    keys = []
+    urandom = os.urandom
     monkeypatch.setattr(noise.os, "urandom", lambda size: keys.append(urandom(size)) or keys[-1])
     source = NoiseSource()
     for threads in (1, 3):
@@ -98,7 +97,7 @@ def test_long_noise_of_a_seed_is_one_stream(short_pieces):
     assert torch.equal(whole, NoiseSource(seed=1).gaussian((30,), 2.0))
 
 
-def test_a_secret_generator_differs_each_time_and_draws_standard_normals():
+def test_a_secret_generator_draws_new_standard_normals():
     first, second = (torch.randn(100_000, generator=secret_generator()) for _ in range(2))
     assert not torch.equal(first, second)
     for drawn in (first, second):  # five standard errors: false alarm below 1e-6 each

@@ -21,7 +21,7 @@ def purposes(odometer: Odometer) -> list[str]:
     return [entry["purpose"] for entry in odometer.entries() if entry["kind"] == "local"]
 
 
-def test_entries_come_back_in_order_and_who_holds_the_journal_may_append(tmp_path):
+def test_entries_come_back_in_order_under_a_lock(tmp_path):
     odometer = begun(tmp_path)
     odometer.append("local", purpose="0")
     with odometer.locked():
@@ -32,7 +32,7 @@ def test_entries_come_back_in_order_and_who_holds_the_journal_may_append(tmp_pat
     assert Odometer(tmp_path, "b").entries() == []
 
 
-def test_an_append_that_was_killed_is_given_up_and_swallows_nothing(tmp_path):
+def test_a_killed_append_is_dropped_and_swallows_nothing(tmp_path):
     odometer = begun(tmp_path)
     odometer.append("local", purpose="first")
     with odometer.path.open("a") as file:
@@ -118,7 +118,7 @@ LOST = {
 
 
 @pytest.mark.parametrize("how", LOST)
-def test_a_journal_that_was_lost_cut_edited_or_replaced_stops_all_spending(tmp_path, how):
+def test_a_lost_cut_or_edited_journal_stops_all_spending(tmp_path, how):
     odometer = spent(tmp_path)
     LOST[how](odometer)
     for attempt in (
@@ -130,7 +130,7 @@ def test_a_journal_that_was_lost_cut_edited_or_replaced_stops_all_spending(tmp_p
             attempt()
 
 
-def test_a_head_stands_for_all_before_it_and_tells_nothing_of_them(tmp_path, monkeypatch):
+def test_a_head_stands_for_all_entries_and_reveals_none(tmp_path, monkeypatch):
     monkeypatch.setattr("sfumato.storage.journal.time.time", lambda: 0)
     heads = []
     for place in ("x", "y"):  # the same entries, two salts
@@ -140,7 +140,7 @@ def test_a_head_stands_for_all_before_it_and_tells_nothing_of_them(tmp_path, mon
     assert heads[0] != heads[1]
 
 
-def test_a_journal_from_before_the_chain_goes_on_and_its_lines_are_held(tmp_path):
+def test_a_journal_from_before_the_chain_continues(tmp_path):
     odometer = Odometer(tmp_path, "a")
     odometer.path.parent.mkdir()
     odometer.path.write_text('{"kind": "open", "time": 0, "record": {"id": "old"}}\n')
@@ -156,9 +156,7 @@ def test_a_journal_from_before_the_chain_goes_on_and_its_lines_are_held(tmp_path
         odometer.opened()
 
 
-def test_a_lost_journal_is_gone_on_without_by_adopting_what_is_known_and_never_complete_again(
-    tmp_path,
-):
+def test_an_adopted_journal_is_never_complete_again(tmp_path):
     odometer = spent(tmp_path)
     odometer.append("resume", id="three", adopts="three", record=a_record("three again"))
     odometer.append("open", record={"id": "four", "event": "not a mechanism"})
@@ -263,7 +261,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("how", ["a line taken out", "deleted", "its key deleted"])
 @pytest.mark.parametrize("last", ["begin", "_append", "append"])
-def test_an_adoption_that_was_killed_is_done_again_and_loses_none(tmp_path, monkeypatch, how, last):
+def test_a_killed_adoption_is_repeated_without_loss(tmp_path, monkeypatch, how, last):
     """`last`: the call at which it dies. Until it is done again, nothing can be spent."""
     odometer = spent(tmp_path)
     LOST[how](odometer)

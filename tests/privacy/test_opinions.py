@@ -33,7 +33,9 @@ def drawn(seed: int) -> tuple[list[dict], float]:
 def test_opacus_agrees_on_compositions(seed):
     rows, delta = drawn(seed)
     found = all_opinions(rows, delta)
-    rdp, prv, pld = found["Opacus RDP"], found["Opacus PRV"], found["pld"].epsilon
+    rdp = found["Opacus RDP"]
+    prv = found["Opacus PRV"]
+    pld = found["pld"].epsilon
     assert rdp.epsilon == pytest.approx(rdp.ours, rel=0.01) and rdp.epsilon <= rdp.ours * (1 + 1e-6)
     assert (
         pld * (1 - 1e-3) <= prv.epsilon <= pld * 1.001 + prv.error and prv.error < 0.02 * pld + 1e-3
@@ -51,7 +53,8 @@ def mistaken(monkeypatch) -> Callable[[str, float], None]:
     """A function: our accountant of this name finds an epsilon, or a Rényi curve, that many times
     the right one.
     """
-    curve, bound = opinions.rdp_curve, opinions.epsilon
+    curve = opinions.rdp_curve
+    bound = opinions.epsilon
 
     def by(name: str, factor: float) -> None:
         monkeypatch.setattr(
@@ -64,7 +67,7 @@ def mistaken(monkeypatch) -> Callable[[str, float], None]:
     return by
 
 
-def test_an_accountant_that_forgets_a_part_is_refuted_by_the_other_of_its_kind(mistaken):
+def test_an_accountant_that_forgets_a_part_is_refuted(mistaken):
     rows = records(
         Mechanism(noise_multiplier=2.0), Mechanism(noise_multiplier=3.0, sample_rate=0.2, uses=20)
     )
@@ -79,9 +82,7 @@ def test_an_accountant_that_forgets_a_part_is_refuted_by_the_other_of_its_kind(m
     )
 
 
-def test_opinions_are_kept_for_the_very_records_and_in_the_state_directory_only(
-    tmp_path, monkeypatch
-):
+def test_opinions_are_kept_for_their_records_only(tmp_path, monkeypatch):
     rows = records(
         Mechanism(noise_multiplier=2.0), Mechanism(noise_multiplier=3.0, sample_rate=0.2, uses=20)
     )
@@ -105,7 +106,7 @@ def test_opinions_are_kept_for_the_very_records_and_in_the_state_directory_only(
     )
 
 
-def test_an_upper_bound_that_is_larger_within_its_own_error_refutes_nothing():
+def test_a_larger_upper_bound_within_its_error_refutes_nothing():
     for value, error, wrong in (
         (10.05, 0.0, False),
         (10.15, 0.1, False),
@@ -132,7 +133,7 @@ DRAWN = records(
 
 
 @pytest.mark.parametrize("rows", [GAUSSIANS, DRAWN, records(Mechanism(noise_multiplier=0.05))])
-def test_of_an_exact_ledger_the_distributions_agree_and_renyi_s_bound_is_the_larger(rows):
+def test_distributions_agree_on_an_exact_ledger(rows):
     found = all_opinions(rows, 1e-5, "exact")
     assert disagreements(found, "exact") == []
     assert (
@@ -141,7 +142,7 @@ def test_of_an_exact_ledger_the_distributions_agree_and_renyi_s_bound_is_the_lar
     )
 
 
-def test_an_exact_bound_that_is_too_small_is_refuted_by_the_distributions(mistaken):
+def test_too_small_an_exact_bound_is_refuted(mistaken):
     mistaken("exact", 0.95)
     refuted = disagreements(all_opinions(GAUSSIANS, 1e-5, "exact"), "exact")
     assert (
@@ -153,7 +154,7 @@ def test_an_exact_bound_that_is_too_small_is_refuted_by_the_distributions(mistak
     assert any(sentence.startswith("Opacus PRV comes") for sentence in refuted)
 
 
-def test_an_exact_bound_above_renyi_s_refutes_an_exact_ledger_and_no_other(mistaken):
+def test_an_exact_bound_above_renyis_refutes_only_exact(mistaken):
     mistaken("rdp", 0.8)
     found = all_opinions(GAUSSIANS, 1e-5, "exact")
     assert "exact comes to epsilon=" in disagreements(found, "exact")[0]

@@ -20,7 +20,7 @@ def brightness(images, labels):
     return images.mean(dim=(1, 2, 3))[:, None]
 
 
-def test_the_charge_is_journalled_before_the_first_image_and_each_call_is_another(owner):
+def test_the_charge_is_journalled_before_the_first_image(owner):
     with opened(owner, uses=2, sample_rate=0.5) as charge:
         (record,) = owner.odometer.opened()
         assert record == charge.record and record["stage"] == "edges"
@@ -45,7 +45,7 @@ def test_a_sum_is_of_bounded_rows_made_of_one_image_each(owner):
     assert {*images} == {1} and abs(total.item() - len(images)) < 8  # deviations
 
 
-def test_nothing_is_seen_beyond_the_uses_after_the_end_or_over_the_lifetime(owner):
+def test_nothing_is_drawn_beyond_uses_or_lifetime(owner):
     with opened(owner) as charge:
         charge.sum(brightness)
         with pytest.raises(BudgetError, match="all are used"):
@@ -100,7 +100,7 @@ WRONG = {
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_function_without_a_row_for_each_image_is_refused_before_an_image_is_drawn(owner, wrong):
+def test_a_function_without_one_row_per_image_is_refused(owner, wrong):
     calls = []
 
     def watched(images, labels):
@@ -129,7 +129,7 @@ def seen_otherwise(rows):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("wrong", [name for name in WRONG if name != "an error"])
 @pytest.mark.parametrize("size", [1, 7])
-def test_drawn_images_without_a_row_each_add_nothing_and_nothing_tells(owner, wrong, size, capfd):
+def test_drawn_images_without_rows_add_nothing_in_silence(owner, wrong, size, capfd):
     with hidden(owner) as charge:
         total = charge.sum(seen_otherwise(WRONG[wrong]), size=size)
     assert total.shape == (1,) and abs(total.item()) < 1e-3
@@ -234,7 +234,7 @@ class Refused(BaseException):
 
 
 @pytest.mark.parametrize("kind", [KeyError, MemoryError, DataError, RuntimeError, Refused])
-def test_a_function_that_fails_on_an_image_spends_one_use_and_tells_nothing(owner, kind):
+def test_a_failing_function_spends_one_use_in_silence(owner, kind):
     seen = []
 
     def fails(images, labels):
@@ -304,7 +304,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("key", HOSTILE)
-def test_a_charge_of_hostile_words_is_refused_in_one_sentence_before_the_journal(owner, here, key):
+def test_a_charge_of_hostile_words_is_refused_in_one_sentence(owner, here, key):
     words = {"name": "edges", "sigma": 50.0, "size_hint": 1500, "lifetime_epsilon": "unlimited"}
     words |= {"state": owner.state, "card": owner.state.parent / "card.json"}
     for value in HOSTILE[key]:

@@ -52,7 +52,7 @@ def several(folders):
     return found, Odometer(folder / "state", read_card(folder / "card.json").dataset_id)
 
 
-def test_all_know_what_one_process_releases_and_end_dp_sgd_with_its_weights(one, several):
+def test_all_processes_end_dp_sgd_with_equal_weights(one, several):
     found, _ = several
     for name in ("count", "frequency", *(name for name in one if name.startswith("weights."))):
         assert torch.allclose(found[0][name], one[name], atol=1e-5), name
@@ -86,7 +86,7 @@ def test_one_charge_each_is_journalled(several):
     ]
 
 
-def test_a_lost_process_ends_all_and_another_number_of_them_goes_on_with_the_same_charge(folders):
+def test_a_run_resumes_under_its_charge_with_fewer_processes(folders):
     folder = folders("killed")
     with pytest.raises(ProcessException):
         run(folder, 2, kill=2)

@@ -55,7 +55,7 @@ def exact_rate(sigma: float, alpha: float) -> float:
 
 @pytest.mark.parametrize("adjacency", [ADD_OR_REMOVE_ONE, ZERO_OUT_ONE])
 @pytest.mark.parametrize("sigma", SIGMAS)
-def test_one_gaussian_has_the_advantage_and_the_hit_rates_of_the_closed_form(sigma, adjacency):
+def test_one_gaussian_has_the_closed_forms_hit_rates(sigma, adjacency):
     profile = profile_of(gaussian(sigma), adjacency=adjacency)
     assert (
         exact_advantage(sigma) - 1e-9
@@ -69,15 +69,13 @@ def test_one_gaussian_has_the_advantage_and_the_hit_rates_of_the_closed_form(sig
 
 @pytest.mark.parametrize("sigma", SIGMAS)
 def test_many_gaussians_are_one_of_less_noise(sigma):
-    many, one = (
-        profile_of(Mechanism(noise_multiplier=sigma * 3, uses=9)),
-        profile_of(gaussian(sigma)),
-    )
+    many = profile_of(Mechanism(noise_multiplier=sigma * 3, uses=9))
+    one = profile_of(gaussian(sigma))
     assert np.allclose(many.deltas, one.deltas, atol=1e-3)
 
 
 @pytest.mark.parametrize("sigma", SIGMAS)
-def test_the_renyi_curve_alone_bounds_from_above_and_says_something(sigma):
+def test_the_renyi_curve_gives_a_useful_upper_bound(sigma):
     known = renyi_profile(gaussian(sigma))
     assert exact_advantage(sigma) <= membership_advantage(known) < 1
     assert exact_rate(sigma, 0.01) <= true_positive_rate(known) < 1
@@ -95,11 +93,13 @@ def test_the_profile_goes_through_the_epsilon_of_the_ledger():
         ) == pytest.approx(1e-5, rel=0.02)
 
 
-def test_the_exact_test_of_a_subsampled_gaussian_stays_below_the_bound():
+def test_the_exact_subsampled_test_stays_below_the_bound():
     """One use: the best test is a threshold on the released sum, so its hit rate is known, in both
     directions.
     """
-    q, sigma, alpha = 0.3, 0.7, 0.01
+    q = 0.3
+    sigma = 0.7
+    alpha = 0.01
     bound = true_positive_rate(profile_of(Mechanism(noise_multiplier=sigma, sample_rate=q)), alpha)
     threshold = NORMAL.inv_cdf(1 - alpha) * sigma
     hits = (1 - q) * alpha + q * (1 - NORMAL.cdf((threshold - 1) / sigma))
@@ -109,7 +109,8 @@ def test_the_exact_test_of_a_subsampled_gaussian_stays_below_the_bound():
     def tail(x: float) -> float:
         return (1 - q) * NORMAL.cdf(x / sigma) + q * NORMAL.cdf((x - 1) / sigma)
 
-    low, high = -10.0, 10.0
+    low = -10.0
+    high = 10.0
     for _ in range(80):
         middle = (low + high) / 2
         low, high = (middle, high) if tail(middle) < alpha else (low, middle)
@@ -118,7 +119,7 @@ def test_the_exact_test_of_a_subsampled_gaussian_stays_below_the_bound():
 
 
 @pytest.mark.parametrize(("sigma", "rate", "uses"), [(0.8, 1.0, 1), (6.0, 1.0, 20), (1.5, 0.2, 5)])
-def test_less_noise_more_uses_and_higher_rates_never_help_the_image(sigma, rate, uses):
+def test_less_noise_or_more_uses_never_help_privacy(sigma, rate, uses):
     start = Mechanism(noise_multiplier=sigma, sample_rate=rate, uses=uses)
     profile = renyi_profile(start)
     for worse in (
@@ -132,7 +133,7 @@ def test_less_noise_more_uses_and_higher_rates_never_help_the_image(sigma, rate,
         assert true_positive_rate(other) >= true_positive_rate(profile) - 1e-12
 
 
-def test_hit_rates_rise_with_the_false_alarms_and_deltas_never_with_epsilon():
+def test_hit_rates_rise_with_false_alarms():
     for profile in (profile_of(gaussian(0.7)), renyi_profile(gaussian(0.7))):
         alphas = np.linspace(0, 1, 41)
         rates = [true_positive_rate(profile, alpha) for alpha in alphas]
@@ -189,7 +190,8 @@ def test_the_low_orders_bound_the_advantage_as_all_do(sigma, rate):
 
 def test_what_a_report_asks_of_one_composition_is_computed_once(monkeypatch):
     """In any order of the events, and of either relation its own."""
-    composed, compose = [], PLDAccountant.compose
+    composed = []
+    compose = PLDAccountant.compose
     monkeypatch.setattr(
         PLDAccountant, "compose", lambda own, event: composed.append(event) or compose(own, event)
     )

@@ -47,7 +47,8 @@ def test_one_image_moves_the_total_by_at_most_the_bound(name, layout, sample):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e38, -5.0, 7.0])
 def test_a_broken_image_moves_the_total_by_at_most_the_bound(name, value, sample):
     """One that is not finite adds nothing at all, unless no pixel is read."""
-    images, labels = sample[0].clone(), sample[1]
+    images = sample[0].clone()
+    labels = sample[1]
     images[17, 0, 3, 4:] = value
     case = CASES[name]
     counts = math.isfinite(value) or name not in BY_PIXELS
@@ -61,7 +62,9 @@ def test_a_broken_image_moves_the_total_by_at_most_the_bound(name, value, sample
 @pytest.mark.parametrize("name", CASES)
 def test_a_label_out_of_range_neither_stops_the_query_nor_counts(name, label, sample):
     """It counts as no label: where an image adds only to its own class, to nothing."""
-    images, labels, case = sample[0], sample[1].clone(), CASES[name]
+    images = sample[0]
+    labels = sample[1].clone()
+    case = CASES[name]
     labels[17] = label
     assert max(case.moves(images, labels, [17])) <= case.bound * (
         (case.axis is None) + case.rounding
@@ -81,7 +84,8 @@ def test_an_empty_draw_releases_as_often_and_in_the_same_shapes(name, sample):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("size", [1, 7])
 def test_the_total_does_not_depend_on_the_chunks(name, size, sample):
-    case, drawn = CASES[name], CASES[name].drawn(sample[0])
+    case = CASES[name]
+    drawn = CASES[name].drawn(sample[0])
     for a, b in zip(
         case.totals(drawn, sample[1]), case.totals(drawn, sample[1], size=size), strict=True
     ):

@@ -64,7 +64,7 @@ def training(kind: str) -> Finetune:
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 8])
-def test_one_image_moves_the_sum_of_all_candidates_by_at_most_the_clip(chunk):
+def test_one_image_moves_the_candidates_sum_by_the_clip(chunk):
     asked = {"microbatch_size": chunk, "max_norm": CLIP}
     case = Case(stage="saliency", query=partial(released, model=MODEL, **asked), bound=CLIP)
     images, labels = drawn_images(B, classes=4, shape=(3, 8, 8))
@@ -94,7 +94,7 @@ def test_memory_does_not_grow_with_the_set():
     assert charge.asked[0][0].grad_fn is None  # no graph that would hold every batch
 
 
-def test_the_vectors_are_the_one_release_cut_up_over_the_public_size():
+def test_the_vectors_are_one_release_over_the_public_size():
     charge = Recorder(*drawn_images(B, classes=4, shape=(3, 8, 8)))
     vectors = query(charge)
     ((total, _, _),) = charge.asked
@@ -114,7 +114,7 @@ def test_the_draws_of_the_query_are_secret():
     assert not torch.equal(*answers)
 
 
-def test_the_whole_query_is_one_gaussian_and_its_noise_has_the_size_it_claims(owner):
+def test_the_whole_query_is_one_gaussian_of_its_noise(owner):
     # A fresh network ends in zeros, so no gradient reaches attention: what is released is the noise
     # alone. 2 688 entries; the standard deviation within 7 %, five standard errors: false alarm
     # below 1e-6. The same for the sum of the debiased squares.
@@ -138,7 +138,8 @@ def test_the_whole_query_is_one_gaussian_and_its_noise_has_the_size_it_claims(ow
 def test_the_debiased_squared_norm_is_unbiased():
     # Gaussian noise on known vectors, 2000 trials, fixed seed; five standard errors of the mean:
     # under another seed, a false alarm below 1e-6.
-    std, trials = 0.3, 2000
+    std = 0.3
+    trials = 2000
     generator = torch.Generator().manual_seed(0)
     truth = {
         "small": torch.randn(12, generator=generator).double(),
@@ -162,7 +163,7 @@ def test_the_debiased_squared_norm_is_unbiased():
         assert sum(raw[name]) / trials > square + 20 * error  # the raw one is not
 
 
-def test_noise_alone_lifts_a_large_matrix_and_the_debiased_rank_does_not_fall_for_it():
+def test_the_debiased_rank_ignores_noise_of_large_matrices():
     generator = torch.Generator().manual_seed(0)
     noisy = {
         "large, no signal": torch.randn(10_000, generator=generator),
@@ -177,7 +178,7 @@ def test_noise_alone_lifts_a_large_matrix_and_the_debiased_rank_does_not_fall_fo
 
 
 @pytest.mark.parametrize("kind", ["attention-lora", "salient-lora"])
-def test_one_image_moves_the_sum_of_adapter_gradients_by_at_most_the_clip(kind):
+def test_one_image_moves_the_adapter_gradients_by_the_clip(kind):
     model = network(channels=3, classes=4)
     choose_trainable(model, training(kind), candidates(model)[::4], 0)
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
@@ -189,7 +190,8 @@ def test_one_image_moves_the_sum_of_adapter_gradients_by_at_most_the_clip(kind):
 @pytest.fixture
 def desk(owner, here, monkeypatch):
     """A repository with a warmed-up network, and the two stages on plans made here."""
-    artifacts, home = here / "artifacts", here / "data" / "sensitive"
+    artifacts = here / "artifacts"
+    home = here / "data" / "sensitive"
     (artifacts / "plan").mkdir(parents=True)
     home.mkdir(parents=True)
     (home / "card.json").write_bytes((here / "card.json").read_bytes())
@@ -198,10 +200,8 @@ def desk(owner, here, monkeypatch):
     with writing(artifacts / "pretrain", "pretrain") as directory:
         network().save(directory)
     write_empty(artifacts / "count", "count")
-    card, known = (
-        owner.card,
-        {"size_hint": 1400, "seed": 3, "model": Model(), "delta": 1e-5, "enabled": True},
-    )
+    card = owner.card
+    known = {"size_hint": 1400, "seed": 3, "model": Model(), "delta": 1e-5, "enabled": True}
     known |= {"dataset_id": card.dataset_id, "shape": card.shape, "classes": card.classes}
 
     def run(stage: str, settings, mechanism: Mechanism) -> None:
@@ -217,10 +217,8 @@ def desk(owner, here, monkeypatch):
     return run
 
 
-ONCE, STEPS = (
-    Mechanism(noise_multiplier=0.5),
-    Mechanism(noise_multiplier=1.0, sample_rate=0.01, uses=4),
-)
+ONCE = Mechanism(noise_multiplier=0.5)
+STEPS = Mechanism(noise_multiplier=1.0, sample_rate=0.01, uses=4)
 
 
 def test_the_release_chooses_what_is_trained(desk, owner, monkeypatch):
@@ -262,8 +260,10 @@ def test_the_release_chooses_what_is_trained(desk, owner, monkeypatch):
     opened = owner.odometer.opened()
     # Resumed: no further charge
     assert [record["stage"] for record in opened] == ["saliency", "finetune"]
-    finetune, pretrain = desk.artifacts / "finetune", desk.artifacts / "pretrain"
-    base, log = load_model(pretrain), {"log.csv", "privacy.json", "trainable.json"}
+    finetune = desk.artifacts / "finetune"
+    pretrain = desk.artifacts / "pretrain"
+    base = load_model(pretrain)
+    log = {"log.csv", "privacy.json", "trainable.json"}
 
     def changed(pretrain: Path) -> set[str]:
         result = load_synthesizer(finetune, pretrain)
@@ -312,7 +312,7 @@ def test_a_lost_selection_is_never_written(desk, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", SALIENT)
-def test_a_salient_set_without_saliency_is_refused_before_it_spends(desk, owner, kind):
+def test_a_salient_set_without_saliency_is_refused_early(desk, owner, kind):
     with pytest.raises(DataError, match="stage saliency"):
         desk("finetune", training(kind), STEPS)
     write_empty(desk.artifacts / "saliency", "saliency")

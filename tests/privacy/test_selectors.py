@@ -31,15 +31,13 @@ def excess(noise_multiplier: float, claimed: float) -> float:
     likelihood ratio is e^ε.
     """
     threshold = 0.5 + claimed * noise_multiplier**2
-    with_it, without = (
-        norm.sf(threshold, 1, noise_multiplier),
-        norm.sf(threshold, 0, noise_multiplier),
-    )
+    with_it = norm.sf(threshold, 1, noise_multiplier)
+    without = norm.sf(threshold, 0, noise_multiplier)
     return float(with_it - math.exp(claimed) * without)
 
 
 @pytest.mark.parametrize("budget", PRINTED)
-def test_the_gaussian_selection_at_sigma_5_exceeds_the_share_that_is_printed_for_it(budget):
+def test_gaussian_selection_at_sigma_5_exceeds_its_share(budget):
     """A share s of the Rényi cost of ε is a Gaussian of σ(ε)/√s.
 
     At σ = 5 two neighbouring sets tell more apart.
@@ -54,7 +52,8 @@ def peeled(scores: list[float], picks: list[int], beta: float) -> float:
     """ln of the probability that the exponential mechanism picks these, one after the other: ∝
     exp(β·score/2).
     """
-    left, total = dict(enumerate(scores)), 0.0
+    left = dict(enumerate(scores))
+    total = 0.0
     for pick in picks:
         total += beta * left[pick] / 2 - math.log(
             sum(math.exp(beta * score / 2) for score in left.values())
@@ -64,20 +63,21 @@ def peeled(scores: list[float], picks: list[int], beta: float) -> float:
 
 
 @pytest.mark.parametrize("beta", [0.1, 1.0])
-def test_picks_by_the_exponential_mechanism_cost_more_than_one_of_them(beta):
+def test_exponential_picks_cost_more_than_one_of_them(beta):
     """14 of 48 matrices, scores in clips: an image whose gradient is spread over the 14 moves each
     by 1/√14.
 
     Charged as one pick, e^β is exceeded; c picks stay within e^{cβ}, and here near √c·β/2.
     """
-    matrices, picks = 48, list(range(14))
+    matrices = 48
+    picks = list(range(14))
     whole = [1 / math.sqrt(14) if k in picks else 0.0 for k in range(matrices)]
     assert sum(score**2 for score in whole) == pytest.approx(1)  # one image's clipped gradient
     loss = peeled(whole, picks, beta) - peeled([0.0] * matrices, picks, beta)
     assert beta < loss <= 14 * beta
 
 
-def test_one_image_that_is_in_one_matrix_moves_that_score_by_the_whole_clip():
+def test_one_image_in_one_matrix_moves_its_score_by_the_clip():
     """So a score's sensitivity is the clip, and not the clip over √(number of matrices)."""
     loss = peeled([1.0, *[0.0] * 47], [0], 1.0) - peeled([0.0] * 48, [0], 1.0)
     assert loss > 0.4 > 0.5 / math.sqrt(48)
@@ -98,9 +98,10 @@ def released(gap: int, name: str, beta: float, delta: float) -> dict[str, float]
 
 
 @pytest.mark.parametrize("delta", [1e-3, DELTA])
-def test_propose_test_release_has_no_renyi_bound_and_adds_its_own_delta(delta):
+def test_propose_test_release_adds_its_own_delta(delta):
     """Two neighbouring sets whose best sets differ: what one may release, the other never does."""
-    one, other = released(0, "A", 0.1, delta), released(0, "B", 0.1, delta)
+    one = released(0, "A", 0.1, delta)
+    other = released(0, "B", 0.1, delta)
     # Rényi divergence of every order above 1: infinite
     assert one["A"] > 0 and other.get("A", 0.0) == 0.0
     for claimed in (0.1, 1.0, 10.0):

@@ -85,7 +85,7 @@ def test_every_query_that_the_plan_lets_through_has_a_case():
 
 @pytest.mark.parametrize("who", [NONE, ONE, ALL])
 @pytest.mark.parametrize("name", CASES)
-def test_an_image_moves_every_sum_by_at_most_the_bound_whatever_its_labels(name, who, some):
+def test_any_labels_move_every_sum_by_at_most_the_bound(name, who, some):
     case = CASES[name]
     images, labels = some.batch(range(20))
     charge = Recorder(case.drawn(images), labels, case.uses)
@@ -112,13 +112,14 @@ def test_rows_of_labels_have_the_norms_that_are_said():
 
 @pytest.mark.parametrize("group", [0, 1, 2, 3])
 @pytest.mark.parametrize("name", ["count", "frequency", "teacher", "finetune of 8 draws"])
-def test_one_patient_moves_the_sum_of_a_charge_by_at_most_the_bound(name, group, some, monkeypatch):
+def test_one_patient_moves_a_charges_sum_by_the_bound(name, group, some, monkeypatch):
     """Real charges, whose noise is so small that the sums show through.
 
     One patient's images have no labels, or all.
     """
     monkeypatch.setattr(door, "group_picks", picks_in_order)
-    case, patients = CASES[name], made_patients(some)
+    case = CASES[name]
+    patients = made_patients(some)
     patients = part(patients, patients.groups < 9)
     patients.labels[patients.groups == 1] = 0
     patients.labels[patients.groups == 3] = 1
@@ -127,7 +128,7 @@ def test_one_patient_moves_the_sum_of_a_charge_by_at_most_the_bound(name, group,
     )
 
 
-def test_a_number_of_images_and_the_shares_of_labels_come_out_of_the_counts(some):
+def test_the_counts_give_a_size_and_shares_of_labels(some):
     images, labels = some.batch(range(500))
     found = public_several(query_several(Recorder(images, labels), LABELS), 1e-6)
     assert found.total == 500

@@ -83,11 +83,9 @@ def test_a_first_step_from_zero_needs_no_bound_above_one(classes):
     assert torch.equal(bounded_sum(found, 1.0), bounded_sum(found, 1.4142))
 
 
-def test_it_releases_once_a_step_at_the_clip_and_divides_by_a_public_size_only(digits):
-    rows, labels = (
-        torch.nn.functional.normalize(torch.rand(50, 6), dim=1),
-        torch.arange(50) % CLASSES,
-    )
+def test_it_releases_once_per_step_at_the_clip(digits):
+    rows = torch.nn.functional.normalize(torch.rand(50, 6), dim=1)
+    labels = torch.arange(50) % CLASSES
     settings = Teacher(
         dimension=6, steps=7, max_norm=0.3, momentum=0, average=1, last_rate=1, learning_rate=2.0
     )
@@ -101,10 +99,8 @@ def test_it_releases_once_a_step_at_the_clip_and_divides_by_a_public_size_only(d
 
 
 def test_steps_are_preconditioned_slowed_and_averaged_as_said():
-    rows, labels = (
-        torch.nn.functional.normalize(torch.rand(50, 4), dim=1),
-        torch.arange(50) % CLASSES,
-    )
+    rows = torch.nn.functional.normalize(torch.rand(50, 4), dim=1)
+    labels = torch.arange(50) % CLASSES
     covariance = torch.diag(torch.tensor([1.0, 0.1, 0.01, 0.0]))
     settings = Teacher(
         dimension=4, steps=2, momentum=0.5, ridge=0.1, last_rate=0.2, average=0.5, learning_rate=3.0
@@ -124,10 +120,8 @@ def test_without_noise_it_learns_and_says_so_after_it_was_saved(digits, tmp_path
         digits, Classifier(network="whitened", width=8, steps=60), seed=0
     )[0]
     features, covariance = fit_features(settings, SHAPE, network, digits, seed=0)
-    rows, labels = (
-        rows_alone(features, digits.batch(range(len(digits)))[0], False),
-        torch.from_numpy(digits.labels),
-    )
+    rows = rows_alone(features, digits.batch(range(len(digits)))[0], False)
+    labels = torch.from_numpy(digits.labels)
     weights = query_teacher(
         Recorder(rows, labels, 40), settings, CLASSES, float(len(digits)), covariance, print
     )

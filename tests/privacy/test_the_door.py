@@ -72,7 +72,9 @@ def test_the_charge_is_on_the_disk_before_an_image_is_read(owner, monkeypatch):
     """A power cut after the first draw must not forget the charge: its line is flushed, not only
     written.
     """
-    happened, flush, read = [], os.fsync, ImageSet.batch
+    happened = []
+    flush = os.fsync
+    read = ImageSet.batch
 
     def flushed(descriptor: int) -> None:
         happened.append(os.readlink(f"/proc/self/fd/{descriptor}"))
@@ -93,7 +95,8 @@ def test_the_charge_is_on_the_disk_before_an_image_is_read(owner, monkeypatch):
 def test_nobody_else_may_write_while_a_charge_is_being_opened(owner, monkeypatch):
     """Two that read the same journal at once would both find room in the budget."""
     owner.open(plan="first")._lock.close()
-    tried, write = [], Odometer._write
+    tried = []
+    write = Odometer._write
 
     def other(self, line):
         # a lock file that is not this process's own object: as another process would try it
@@ -226,7 +229,7 @@ def made_from(tmp_path) -> dict[str, Artifact]:
     return found
 
 
-def test_whatever_a_stage_writes_carries_the_records_of_all_that_it_read(made_from, tmp_path):
+def test_every_artifact_carries_the_records_of_its_inputs(made_from, tmp_path):
     with writing(tmp_path / "model", "model", records=[record(13)]):
         pass
     plan = SimpleNamespace(stage="auxiliary")
@@ -236,11 +239,10 @@ def test_whatever_a_stage_writes_carries_the_records_of_all_that_it_read(made_fr
     assert read_artifact(tmp_path / "out").records.keys() == {f"{n:032x}" for n in (11, 12, 13)}
 
 
-def test_a_query_s_release_carries_its_record_and_those_of_its_inputs_and_leaves_when_its_charge_is_closed(
-    owner, made_from, tmp_path, monkeypatch
-):
+def test_a_query_carries_its_record_and_its_inputs_records(owner, made_from, tmp_path, monkeypatch):
     """Not before: a kill between the two would leave a release that a later run draws again."""
-    charge, out = owner.open(stage="finetune"), tmp_path / "out"
+    charge = owner.open(stage="finetune")
+    out = tmp_path / "out"
     run = QueryRun(plan=SimpleNamespace(stage="finetune"), inputs=made_from, out=out)
     closing = charge.close
 
@@ -257,7 +259,7 @@ def test_a_query_s_release_carries_its_record_and_those_of_its_inputs_and_leaves
     }
 
 
-def test_weights_of_a_release_that_come_back_as_a_public_model_bring_its_records(tmp_path):
+def test_a_release_used_as_public_model_brings_its_records(tmp_path):
     """By their bytes, where nothing beside them says so: a copy without its privacy.json, whatever
     it is declared.
     """
@@ -316,7 +318,7 @@ def test_one_record_under_add_or_remove_limits_the_whole():
     assert "replaced by a blank" in words["zero-out"]
 
 
-def test_a_plan_over_inherited_records_is_of_their_adjacency_and_counts_them(tmp_path):
+def test_a_plan_over_inherited_records_has_their_adjacency(tmp_path):
     privacy = {"declared_size": True, "size_hint": 1437, "lifetime_epsilon": 12.0}
     (tmp_path / "params.yaml").write_text(json.dumps({"recipe": "dp-merf", "privacy": privacy}))
     params = load_params(tmp_path / "params.yaml", ROOT / "pipelines")
@@ -378,9 +380,7 @@ def test_every_option_of_the_check_is_read(ledger, capsys):
         check(ledger)
 
 
-def test_the_check_fails_if_another_accountant_of_the_same_kind_refutes_the_declared_one(
-    ledger, monkeypatch
-):
+def test_the_check_fails_if_another_accountant_refutes_it(ledger, monkeypatch):
     wrong = {"Opacus RDP": Opinion(2.0, "rdp", 1.0), "Opacus PRV": Opinion(None, "pld", 1.0)}
     monkeypatch.setattr("sfumato.privacy.opinions.all_opinions", lambda *_: wrong)
     with pytest.raises(BudgetError, match="Opacus RDP comes to epsilon=2"):
@@ -411,7 +411,7 @@ def test_a_unit_that_was_not_asked_for_is_never_taken():
 # --- the state directory --------------------------------------------------------------------------
 
 
-def test_a_journal_that_lacks_what_a_ledger_names_opens_no_charge(owner):
+def test_a_journal_that_lacks_a_ledgers_charge_opens_none(owner):
     """It is an older copy: what was spent since is not known."""
     bounded = SpendingPolicy(delta=1e-5, lifetime_epsilon=50.0)
     with pytest.raises(BudgetError, match="older copy"):

@@ -82,11 +82,12 @@ OTHERS = {
 
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("name", QUERIES)
-def test_a_query_returns_and_says_what_follows_from_the_release_alone(name, other, capfd, caplog):
+def test_a_query_reports_what_follows_from_the_release(name, other, capfd, caplog):
     """No realised count divides it, nothing of the clean sum fills it in, and bounds and uses are
     public.
     """
-    case, seen = QUERIES[name], []
+    case = QUERIES[name]
+    seen = []
     for drawn in (drawn_images(40, 0), OTHERS[other]):
         charge = given(case, drawn)
         found = parts(case.query(charge))

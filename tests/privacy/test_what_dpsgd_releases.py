@@ -25,7 +25,7 @@ KINDS["adversarial"] |= KINDS["finetune"]
 
 
 @pytest.mark.parametrize("draws", [1, 8])
-def test_one_image_moves_a_step_s_sum_by_the_clip_however_often_it_is_drawn(draws):
+def test_one_image_moves_a_steps_sum_by_the_clip_once(draws):
     """K noise copies of an image are one image: their mean is clipped, once."""
     charge = GivenCharge([drawn_images(1)])
     step(trainer(draws=draws), charge)
@@ -36,11 +36,12 @@ def test_one_image_moves_a_step_s_sum_by_the_clip_however_often_it_is_drawn(draw
 
 
 @pytest.mark.parametrize("count", [1, 5, 9])
-def test_kernels_see_batches_of_one_size_however_many_images_were_drawn(monkeypatch, count):
+def test_kernels_get_batches_of_one_size(monkeypatch, count):
     """They round differently for another size: an image's gradient would then depend on how many
     others there are.
     """
-    sizes, inner = set(), gradients.per_image_gradients
+    sizes = set()
+    inner = gradients.per_image_gradients
 
     def seen(model, parameters, images, *rest):
         sizes.add(len(images))
@@ -56,7 +57,8 @@ def test_a_step_follows_from_the_released_sum_alone(name):
     """Moments, rates, average, denominators, generated images, the log: the same for other images,
     more, or none.
     """
-    run, found = RUNS[name], []
+    run = RUNS[name]
+    found = []
     for drawn in (draws_of(5, 5, 5), draws_of(9, 1, 30)[::-1], draws_of(0, 0, 2)):
         state = run.make()
         released = torch.randn(run.of(state).size, generator=torch.Generator().manual_seed(9))
@@ -69,7 +71,7 @@ def test_a_step_follows_from_the_released_sum_alone(name):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_checkpoint_holds_weights_averages_and_moments_and_nothing_else(name):
+def test_a_checkpoint_contains_weights_and_moments_only(name):
     """Neither a sum before its noise nor a generator of randomness, by which draws to come would be
     known.
     """
@@ -83,8 +85,11 @@ def test_a_checkpoint_holds_weights_averages_and_moments_and_nothing_else(name):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_goes_on_from_its_state(name):
-    run, drawn = RUNS[name], draws_of(9, 9, 9, 9)
-    straight, broken, resumed = run.make(), run.make(), run.make(seed=5)
+    run = RUNS[name]
+    drawn = draws_of(9, 9, 9, 9)
+    straight = run.make()
+    broken = run.make()
+    resumed = run.make(seed=5)
     run.after(straight, drawn)
     run.after(broken, drawn[:2])
     resumed.load(broken.tensors())
@@ -126,9 +131,7 @@ def durable(owner):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_that_was_killed_goes_on_under_another_id_however_often_and_is_charged_once(
-    name, durable, owner
-):
+def test_a_killed_run_resumes_and_is_charged_once(name, durable, owner):
     told = []
     for last in (1, 3):
         with pytest.raises(KeyboardInterrupt):

@@ -52,7 +52,8 @@ def test_every_entry_has_its_own_noise(owner):
     list(charge.batches(4096))
     released = charge.release(torch.zeros(50, 80, dtype=torch.float64), 1.0)
     assert len(released.unique()) > 3990
-    rows, columns = released.numpy(), released.numpy().T
+    rows = released.numpy()
+    columns = released.numpy().T
     # |correlation| of 50 or 80 normals: its largest among 3 000 pairs stays below 0.8
     for table in (rows, columns):
         assert np.abs(np.corrcoef(table) - np.eye(len(table))).max() < 0.8
@@ -79,9 +80,7 @@ def test_every_use_of_a_charge_has_fresh_noise_of_full_size(owner):
         ("0", {"sigma": 1.0, "total": 1e8}),
     ],
 )
-def test_the_noise_is_whole_on_any_process_at_any_rate_and_on_a_large_sum(
-    owner, environment, rank, law
-):
+def test_the_noise_is_complete_on_any_process_and_rate(owner, environment, rank, law):
     """The noise of one release comes from one process: a part of it on each would be too little
     where one is lost.
     """
@@ -125,7 +124,7 @@ ENTROPY = {  # bytes from the operating system, and some of their places
 
 
 @pytest.mark.parametrize("name", ENTROPY)
-def test_all_of_the_operating_system_s_entropy_has_a_part_and_nothing_else_has(monkeypatch, name):
+def test_all_entropy_of_the_system_enters_and_nothing_else(monkeypatch, name):
     """A generator that expands 32 bits of a seed can be found by trying all."""
     stream, size, places = ENTROPY[name]
     entropy = bytearray(os.urandom(size))
@@ -155,12 +154,14 @@ def test_the_noise_has_all_bits_of_a_double():
     assert (drawn.float().double() != drawn).double().mean() > 0.99
 
 
-def test_the_sizes_of_draws_are_binomial_none_left_out_or_cut_off(owner):
+def test_the_sizes_of_draws_are_binomial(owner):
     """Small draws, where an empty one is frequent and one of three times the expected size not
     rare; χ².
     """
-    images, sizes = len(load_prepared(owner.state, owner.card, "sensitive")), []
-    rate, groups = 1.5 / images, 6
+    images = len(load_prepared(owner.state, owner.card, "sensitive"))
+    sizes = []
+    rate = 1.5 / images
+    groups = 6
     charge = owner.open(Mechanism(noise_multiplier=2.0, sample_rate=rate, uses=600))
     for _ in range(600):
         sizes.append(sum(len(labels) for _, labels in charge.batches(7)))
@@ -187,7 +188,7 @@ def test_draws_are_secret_and_new_each_time(owner):
 
 
 @pytest.mark.parametrize("std", [1e-6, 0.3, 2.0, 5e4])
-def test_the_grid_lies_far_above_the_last_bit_and_far_below_the_noise(std):
+def test_the_grid_lies_between_the_last_bit_and_the_noise(std):
     """Of every value that noise of eight standard deviations can give: a thousand floats between
     two multiples.
     """

@@ -13,7 +13,9 @@ class Noiseless:
     """A charge that draws everything and adds no noise."""
 
     def __init__(self, images, labels):
-        self.images, self.labels, self.uses = images, labels, 0
+        self.images = images
+        self.labels = labels
+        self.uses = 0
 
     def sum(self, rows_of, max_norm, **_):
         self.uses += 1
@@ -25,9 +27,7 @@ def sample(digits):
     return digits.batch(range(500))
 
 
-def test_without_noise_the_mean_of_every_repeat_is_the_class_mean_and_each_is_a_use_of_the_charge(
-    sample,
-):
+def test_the_mean_without_noise_is_the_class_mean(sample):
     (images, labels), charge = sample, Noiseless(*sample)
     means = query_central(charge, torch.bincount(labels).double(), (1, 8, 8), Central(repeats=4))
     assert means.shape == (4, 10, 1, 8, 8) and means.dtype == torch.float32 and charge.uses == 4
@@ -35,7 +35,7 @@ def test_without_noise_the_mean_of_every_repeat_is_the_class_mean_and_each_is_a_
         torch.testing.assert_close(means[:, m], images[labels == m].mean(0).expand(4, -1, -1, -1))
 
 
-def test_the_mode_of_repeated_images_is_the_blurred_image_up_to_half_a_bin(sample, tmp_path):
+def test_the_mode_of_repeated_images_is_the_blurred_image(sample, tmp_path):
     images = sample[0][:10].repeat(3, 1, 1, 1)
     blurred = median_filter(images[:10].numpy(), (1, 1, 3, 3), mode="nearest")
     labels = torch.arange(10).repeat(3)

@@ -21,6 +21,6 @@ def test_priors_are_a_distribution_whatever_the_noise():
     assert public_counts(torch.tensor([-3.0, -1.0]), 2.0).priors.tolist() == [0.5, 0.5]
 
 
-def test_the_total_is_the_plain_sum_of_noisy_counts_and_stays_positive():
+def test_the_total_is_the_sum_of_noisy_counts_and_positive():
     assert public_counts(torch.tensor([100.0, 3.0, -20.0]), 10.0).total == 83
     assert public_counts(torch.tensor([-5.0, -5.0]), 10.0).total == 10

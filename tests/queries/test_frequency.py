@@ -33,8 +33,9 @@ def test_every_row_has_norm_one(shape, size):
     assert (torch.linalg.vector_norm(clipped, dim=1) <= 1).all()
 
 
-def test_the_seed_rebuilds_the_features_and_nothing_of_them_is_stored():
-    images, before = random_images(3, (1, 8, 8)), torch.get_rng_state()
+def test_the_seed_rebuilds_the_features():
+    images = random_images(3, (1, 8, 8))
+    before = torch.get_rng_state()
     first, again, other = (FourierFeatures((1, 8, 8), BOTH, 100, seed=seed) for seed in (7, 7, 8))
     assert torch.equal(first(images), again(images)) and not torch.equal(
         first(images), other(images)
@@ -46,7 +47,7 @@ def test_the_seed_rebuilds_the_features_and_nothing_of_them_is_stored():
     ("name", "kernel"),
     [("gaussian", lambda u: torch.exp(-u)), ("rational-quadratic", lambda u: 1 / (1 + u))],
 )
-def test_the_inner_product_is_the_mean_of_a_kernel_over_the_length_scales(name, kernel, digits):
+def test_the_inner_product_is_a_mean_of_kernels(name, kernel, digits):
     """⟨φ(x), φ(y)⟩ → mean over length-scales of exp(−u) or 1/(1 + u), of u = ‖x − y‖²/(2ℓ²d).
 
     Tolerance: 5 standard errors of a mean of K/2 cosines; false alarm over 144 pairs under 1e-4.
@@ -81,7 +82,8 @@ def test_rows_are_made_where_the_features_are(monkeypatch):
     monkeypatch.setattr("sfumato.queries.feature_means.place_matters", lambda *_: True)
     with FakeTensorMode():
         features = FourierFeatures((1, 8, 8), BOTH, 40, seed=0).to("cuda")
-        images, labels = torch.rand(5, 1, 8, 8), torch.zeros(5, dtype=torch.int64)
+        images = torch.rand(5, 1, 8, 8)
+        labels = torch.zeros(5, dtype=torch.int64)
         vectors = features.vectors(images.to("cuda")).cpu()
         made = []
         for drawn, cached in ((images, False), (vectors, True)):

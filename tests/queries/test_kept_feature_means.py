@@ -14,7 +14,8 @@ from sfumato.features.public_network import arguments_of, build_network
 from sfumato.queries.feature_means import load_means, save_means
 from sfumato.storage.weights import save_tensors
 
-SHAPE, CLASSES = (1, 8, 8), ("a", "b", "c")
+SHAPE = (1, 8, 8)
+CLASSES = ("a", "b", "c")
 PLAN = SimpleNamespace(shape=SHAPE, classes=CLASSES, several=False)
 
 

@@ -36,9 +36,10 @@ from sfumato.queries.count import (
 from sfumato.queries.feature_means import COSINE, SQUARES, load_means, moment_features, save_means
 from sfumato.queries.merging import check_owner, merge_counts, merge_means, merged_budget
 from sfumato.settings.data import Data
-from sfumato.storage.artifacts import Artifact, declared_apart, read_artifact, writing
+from sfumato.storage.artifacts import Artifact, declared_disjoint, read_artifact, writing
 
-DRAWS, FALSE_ALARM = 100, 1e-4
+DRAWS = 100
+FALSE_ALARM = 1e-4
 SEEDED = Data(source="npz", dataset_id="set", holdout_fraction=0.0)
 
 
@@ -74,13 +75,14 @@ def write_counts(folder, noisy, sigma, owner, made=public_counts):
     return read_artifact(folder, "count")
 
 
-def test_merged_counts_are_distributed_as_one_owners_count_of_all_images(tmp_path, digits):
+def test_merged_counts_are_distributed_as_one_owners_count(tmp_path, digits):
     """Kolmogorov-Smirnov of 1000 counts less the true ones, on each side; false alarms: 1 in 10 000
     runs.
 
     The noise of one owner has the variance of both.
     """
-    first, second = 6.0, 8.0
+    first = 6.0
+    second = 8.0
     rows = np.arange(300)
     a = draws_of(tmp_path / "a", digits, rows[:100], first)
     b = draws_of(tmp_path / "b", digits, rows[100:], second)
@@ -104,10 +106,13 @@ def test_merged_counts_are_distributed_as_one_owners_count_of_all_images(tmp_pat
 
 def test_merging_again_adds_the_noise_of_all(tmp_path):
     parts = [write_counts(tmp_path / owner, torch.full((3,), 1.0), 3.0, owner) for owner in "abc"]
-    with writing(tmp_path / "ab", "count", parts[:2], apart=["a", "b"]) as directory:
+    with writing(tmp_path / "ab", "count", parts[:2], disjoint_sets=["a", "b"]) as directory:
         merge_counts(parts[:2], directory)
     both = read_artifact(tmp_path / "ab", "count")
-    assert both.apart == ("a", "b") and {*both.records} == {*parts[0].records, *parts[1].records}
+    assert both.disjoint_sets == ("a", "b") and {*both.records} == {
+        *parts[0].records,
+        *parts[1].records,
+    }
     found = read_counts(both, 10, 3)
     assert found.total == 6 and found.priors.tolist() == pytest.approx([1 / 3] * 3)
     (tmp_path / "abc").mkdir()
@@ -137,7 +142,8 @@ PLAN = SimpleNamespace(shape=(1, 8, 8), classes=("x", "y"), several=False)
 
 def test_merged_means_are_the_sums_over_all_sizes(tmp_path):
     features = CosineMoments((1, 8, 8), **COSINE, flip=False)
-    sizes, tables = [100.0, 300.0], [torch.rand(features.size, 2) for _ in range(2)]
+    sizes = [100.0, 300.0]
+    tables = [torch.rand(features.size, 2) for _ in range(2)]
     releases = []
     for i, (table, size) in enumerate(zip(tables, sizes, strict=True)):
         with writing(
@@ -176,8 +182,9 @@ def test_merged_means_are_the_sums_over_all_sizes(tmp_path):
         )
 
 
-def test_merged_moments_keep_the_public_network_and_need_the_same_one(tmp_path):
-    releases, tables = [], []
+def test_merged_moments_need_the_same_public_network(tmp_path):
+    releases = []
+    tables = []
     for owner, seed in (("a", 0), ("b", 0), ("c", 1)):
         torch.manual_seed(seed)
         network = build_network("whitened", (1, 8, 8), 4, 4).eval()
@@ -193,7 +200,8 @@ def test_merged_moments_keep_the_public_network_and_need_the_same_one(tmp_path):
         releases.append(read_artifact(tmp_path / owner, "moments"))
     (tmp_path / "m").mkdir()
     merge_means("moments", releases[:2], [100.0, 100.0], 200.0, tmp_path / "m", PLAN)
-    found, images = load_means("moments", tmp_path / "m", plan=PLAN), torch.rand(3, 1, 8, 8)
+    found = load_means("moments", tmp_path / "m", plan=PLAN)
+    images = torch.rand(3, 1, 8, 8)
     assert torch.allclose(found.table, (tables[0] + tables[1]) / 2, atol=1e-6)
     assert torch.equal(
         found.features(images), load_means("moments", releases[0].path, plan=PLAN).features(images)
@@ -211,8 +219,9 @@ def cost(records, apart=()):
     return spent_on_one(records, 1e-5, "rdp", "add-or-remove-one", apart)
 
 
-def test_one_person_costs_what_the_releases_of_their_own_owner_cost():
-    a, b = [record("a", 2.0)], [record("b", 1.0), record("b", 3.0, "frequency", 1)]
+def test_one_person_costs_the_releases_of_their_owner():
+    a = [record("a", 2.0)]
+    b = [record("b", 1.0), record("b", 3.0, "frequency", 1)]
     assert cost(a + b, ("a", "b")) == cost(b) > cost(a)
     assert cost(a + b) > cost(a + b, ("a", "b"))
     found = compose(a + b, 1e-5, ("a", "b"))
@@ -223,7 +232,7 @@ def test_one_person_costs_what_the_releases_of_their_own_owner_cost():
     )
 
 
-def test_without_sets_apart_every_charge_of_every_stage_is_composed():
+def test_without_disjoint_sets_all_charges_are_composed():
     mechanisms = {"count": 2.0, "frequency": 3.0, "finetune": 1.5}
     records = [
         record("ab"[i % 2], sigma, stage, i) for i, (stage, sigma) in enumerate(mechanisms.items())
@@ -246,17 +255,19 @@ def test_a_set_that_is_not_apart_counts_for_everybody():
 
 def test_declarations_that_overlap_leave_all_costs_added_up(tmp_path):
     artifacts = {
-        apart: Artifact(tmp_path, "count", apart=tuple(apart)) for apart in ("", "ab", "abc", "bd")
+        apart: Artifact(tmp_path, "count", disjoint_sets=tuple(apart))
+        for apart in ("", "ab", "abc", "bd")
     }
-    assert declared_apart([artifacts[""], artifacts["ab"], artifacts["abc"]]) == ("a", "b", "c")
-    assert declared_apart([artifacts["ab"], artifacts["bd"]]) == () == declared_apart([])
+    assert declared_disjoint([artifacts[""], artifacts["ab"], artifacts["abc"]]) == ("a", "b", "c")
+    assert declared_disjoint([artifacts["ab"], artifacts["bd"]]) == () == declared_disjoint([])
 
 
-def test_of_owners_whose_accountants_differ_the_most_cautious_one_counts():
+def test_the_most_cautious_accountant_of_the_owners_counts():
     """An owner of before and a new one: neither has to spend again, and the target is what that
     accountant makes it.
     """
-    records, delta = [record("a", 2.0), record("b", 2.0)], 1e-5
+    records = [record("a", 2.0), record("b", 2.0)]
+    delta = 1e-5
     budgets = [
         {"recipe": "dp-merf", "accountant": name, "delta": delta, "size_hint": 1000, "target": 1.0}
         for name in ("exact", "rdp")
@@ -331,7 +342,7 @@ class Owner:
         budget = {"accountant": "rdp", "delta": self.delta, "size_hint": 300, "target": self.target}
         queries = []
         for stage, records in self.records.items():
-            given = {"apart": self.apart, "records": {one["id"]: one for one in records}}
+            given = {"disjoint_sets": self.apart, "records": {one["id"]: one for one in records}}
             queries.append(Artifact(Path(stage), stage, **given | changes.get(stage, {})))
         return check_owner(Path("north"), self.plans, budget, queries)
 
@@ -405,4 +416,4 @@ def test_an_owner_whose_releases_disagree_on_apart_is_refused():
         (Owner(apart=("a",)), ("a",)),
     ):
         with pytest.raises(DataError, match="differ in which data sets share no person"):
-            owner.check(frequency={"apart": apart})
+            owner.check(frequency={"disjoint_sets": apart})

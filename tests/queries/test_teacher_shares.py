@@ -35,9 +35,7 @@ def drawn(shares, sharpness, bias, seed=0):
     ("shares", "bias"),
     [([900, 100], [2.0, 0.0]), ([500, 300, 200], [0.0, 3.0, 0.0]), ([400] * 3, [0.0, 0.0, 0.0])],
 )
-def test_each_class_is_said_as_often_as_it_was_asked_and_more_often_rightly(
-    shares, bias, sharpness
-):
+def test_each_class_is_labelled_as_often_as_requested(shares, bias, sharpness):
     probabilities, labels = drawn(shares, sharpness, bias)
     adjusted = at_shares(probabilities, share_offsets(probabilities, labels.bincount()))
     said = adjusted.argmax(dim=1)
@@ -52,7 +50,7 @@ def test_each_class_is_said_as_often_as_it_was_asked_and_more_often_rightly(
     assert recall(said) >= recall(probabilities.argmax(dim=1)) - 0.01
 
 
-def test_a_class_that_nobody_asked_for_is_not_said_though_the_teacher_is_sure_of_it():
+def test_a_class_that_was_not_requested_is_never_a_label():
     probabilities = torch.tensor([[0.9, 0.1]]).repeat(500, 1) + 0.05 * torch.rand(500, 1)
     said = at_shares(probabilities, share_offsets(probabilities, torch.tensor([0, 500]))).argmax(
         dim=1
@@ -71,8 +69,9 @@ def a_teacher(classes=3):
     return TeacherNetwork.of(features, stripes.flatten(0, 1))
 
 
-def test_released_images_get_the_teachers_labels_and_classes_keep_their_shares():
-    images, truth = torch.zeros(60, 1, 8, 8), torch.arange(60) % 3
+def test_released_images_get_the_teachers_labels_by_shares():
+    images = torch.zeros(60, 1, 8, 8)
+    truth = torch.arange(60) % 3
     for label in range(3):
         images[truth == label, :, :, 2 * label : 2 * label + 2] = 0.8
     asked = np.roll(truth.numpy(), 1)  # the model drew something else than it was asked for
@@ -83,7 +82,8 @@ def test_released_images_get_the_teachers_labels_and_classes_keep_their_shares()
 
 def test_a_guided_draw_is_more_like_its_labels_to_the_teacher():
     torch.manual_seed(0)
-    model, teacher = UNet(8, 1, 3, width=8, multipliers=(1, 1)), a_teacher()
+    model = UNet(8, 1, 3, width=8, multipliers=(1, 1))
+    teacher = a_teacher()
     labels = torch.arange(60) % 3
 
     def agreement(guide):
@@ -92,10 +92,8 @@ def test_a_guided_draw_is_more_like_its_labels_to_the_teacher():
         )
         return probabilities_of(teacher, drawn)[torch.arange(60), labels].mean()
 
-    alone, some, more = (
-        agreement(None),
-        agreement(guide_by(teacher, 1.0)),
-        agreement(guide_by(teacher, 4.0)),
-    )
+    alone = agreement(None)
+    some = agreement(guide_by(teacher, 1.0))
+    more = agreement(guide_by(teacher, 4.0))
     assert alone < some < more
     assert agreement(guide_by(teacher, 0.0)) == pytest.approx(float(alone), abs=1e-6)

@@ -81,7 +81,7 @@ def test_the_front_matter_is_what_hubs_expect():
         ] == [category]
 
 
-def test_the_card_states_the_cost_of_its_own_records_and_never_less():
+def test_the_card_never_states_less_than_its_records_cost():
     text = card()
     said = float(text.split("ε = ")[1].split("**")[0])
     exact = epsilon([m.event for m in MECHANISMS.values()], default_delta(1500))
@@ -96,7 +96,7 @@ def test_the_card_states_the_cost_of_its_own_records_and_never_less():
     assert "ε = 0**" in card(records={}) and "2 charges" in text
 
 
-def test_the_card_is_the_same_bytes_each_time_and_keeps_its_tables_whole():
+def test_the_card_is_the_same_bytes_each_time():
     text = card()
     assert text == card(records=dict(reversed(records().items())))
     rows = [line for line in text.splitlines() if line.startswith("|")]
@@ -106,7 +106,8 @@ def test_the_card_is_the_same_bytes_each_time_and_keeps_its_tables_whole():
 
 
 # The kinds of as many images, and their origin
-PLAIN, MARK = np.full(40, "plain"), mark_of(["finetune"])
+PLAIN = np.full(40, "plain")
+MARK = mark_of(["finetune"])
 
 
 @pytest.fixture
@@ -134,7 +135,7 @@ def test_an_archive_gives_back_pixels_labels_and_classes(release, tmp_path):
     )
 
 
-def test_folders_of_pngs_load_with_torchvision_and_as_a_source_of_this_program(release, tmp_path):
+def test_folders_of_pngs_load_with_torchvision(release, tmp_path):
     save_png_folders(tmp_path, release, PLAIN, MARK)
     folder = tmp_path / PNG
     found = ImageFolder(str(folder))
@@ -144,7 +145,8 @@ def test_folders_of_pngs_load_with_torchvision_and_as_a_source_of_this_program(r
     }
     assert len(found) == len(release) == len(rows)
     for path, label in found.samples:
-        row, index = rows[path.removeprefix(f"{folder}/")], int(path[-10:-4])
+        row = rows[path.removeprefix(f"{folder}/")]
+        index = int(path[-10:-4])
         assert (
             label == release.labels[index] == int(row["label"])
             and row["class"] == release.classes[label]
@@ -176,7 +178,7 @@ def test_folders_sort_as_their_labels_and_stay_inside(classes, folders):
     assert len(set(folders)) == len(classes) and sorted(folders) == list(folders)
 
 
-def test_the_card_says_which_images_are_public_and_which_are_no_plain_ones():
+def test_the_card_states_which_images_are_public():
     chosen = card(sources={"select": 1200})
     assert (
         "All are **public images, privately selected and labelled**" in chosen
@@ -191,7 +193,7 @@ def test_the_card_says_which_images_are_public_and_which_are_no_plain_ones():
     assert "as they were drawn" not in card()
 
 
-def test_the_card_states_the_licence_of_public_images_that_were_drawn():
+def test_the_card_states_the_licence_of_public_images():
     assert set(WORDS["licences"]) == set(DRAWN)
     chosen = {"sources": {"select": 1200}}
     assert "So is their licence." in card(**chosen, public_source="npz")
@@ -203,7 +205,7 @@ def test_the_card_states_the_licence_of_public_images_that_were_drawn():
     )
 
 
-def test_the_card_says_of_gaussians_what_is_not_of_the_sensitive_images():
+def test_the_card_states_what_is_public_in_gaussians():
     of_gaussians = {name: record | {"stage": "covariance"} for name, record in records().items()}
     told = card(sources={"auxiliary": 1200}, records=of_gaussians)
     assert "in their low frequencies only" in told and "recoloured public images" in told

@@ -39,7 +39,8 @@ def release(digits, request) -> ImageSet:
 
 def test_pandas_gives_back_the_pixels_and_labels(release, tmp_path):
     rows = np.arange(1050) % len(release)
-    release, kinds = release.take(rows), KINDS[rows]
+    release = release.take(rows)
+    kinds = KINDS[rows]
     save_parquet(tmp_path, release, kinds, MARK)
     assert parquet.ParquetFile(tmp_path / PARQUET).num_row_groups == 2
     table = pd.read_parquet(tmp_path / PARQUET)
@@ -59,10 +60,8 @@ def test_the_schema_says_image_and_class_label_with_the_names(release, tmp_path)
     features = json.loads(parquet.read_schema(tmp_path / PARQUET).metadata[b"huggingface"])["info"][
         "features"
     ]
-    label, kind = (
-        {"_type": "ClassLabel", "names": list(NAMES)},
-        {"_type": "Value", "dtype": "string"},
-    )
+    label = {"_type": "ClassLabel", "names": list(NAMES)}
+    kind = {"_type": "Value", "dtype": "string"}
     assert features == {"image": {"_type": "Image"}, "label": label, "kind": kind}
 
 

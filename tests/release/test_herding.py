@@ -35,7 +35,7 @@ def means(drawn, features):
     return FeatureMeans(torch.stack([0.25 * first, 0.75 * rows[200:].mean(0)], dim=1), features)
 
 
-def test_the_kept_images_have_the_proportions_of_the_release_and_not_those_drawn(drawn, means):
+def test_the_kept_images_have_the_releases_proportions(drawn, means):
     rows = herded(*drawn, means, torch.tensor([0.25, 0.75]), 100)
     zeros = (rows < 100).sum()
     ones = ((rows >= 100) & (rows < 200)).sum()
@@ -57,14 +57,12 @@ def test_the_first_is_the_nearest_and_the_others_make_up_for_it():
     assert nearest_mean(rows, torch.tensor([1.0, 0.05]), 3).tolist() == [0, 1, 2]
 
 
-def test_a_class_that_the_release_says_nothing_of_keeps_its_first_images(drawn, means):
+def test_a_class_missing_from_the_release_keeps_its_first(drawn, means):
     rows = herded(*drawn, means, torch.tensor([0.0, 1.0]), 100)
     assert rows[drawn[1][rows] == 0].tolist() == list(range(50))
 
 
-def test_exactly_as_many_are_kept_as_asked_also_where_a_class_is_taken_in_parts(
-    drawn, means, monkeypatch
-):
+def test_exactly_the_requested_number_is_kept(drawn, means, monkeypatch):
     monkeypatch.setattr("sfumato.release.herding.TOGETHER", 37)
     for number in (1, 99, 133):
         rows = herded(*drawn, means, torch.tensor([0.25, 0.75]), number)
@@ -74,7 +72,7 @@ def test_exactly_as_many_are_kept_as_asked_also_where_a_class_is_taken_in_parts(
     assert zeros >= 25, "each part has the proportions of the release as far as it can"
 
 
-def test_what_is_farthest_from_the_mean_is_left_out_unless_too_few_would_be_left():
+def test_images_far_from_the_mean_are_left_out_first():
     angles = torch.cat([torch.linspace(-0.3, 0.3, 19), torch.tensor([2.5])])
     rows = torch.stack([angles.cos(), angles.sin()], dim=1)
     # Nearer than the mean of any of the first 19: the last one would help

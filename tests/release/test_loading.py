@@ -96,7 +96,7 @@ def test_a_plain_release_of_the_same_form_is_read(tmp_path):
     bombs.plain_release(tmp_path)()
 
 
-def test_the_plain_images_come_with_the_classes_asked_of_the_models(digits, tmp_path):
+def test_plain_images_come_with_their_requested_classes(digits, tmp_path):
     asked = torch.arange(40) % 10
     path = write_release(tmp_path / "release", digits, asked=asked, relabel=True)
     released = ImageSet(digits.images[:40], digits.labels[:40], digits.classes)
@@ -136,7 +136,7 @@ def test_a_changed_file_is_refused(release, name):
         sfumato.load_release(release.path)
 
 
-def test_what_a_hub_adds_or_leaves_out_does_no_harm_and_what_is_needed_must_be_there(release):
+def test_files_added_by_a_hub_do_no_harm(release):
     (release.path / ".gitattributes").write_text("")
     (release.path / "images.npz").unlink()
     assert len(sfumato.load_release(release.path)) == 40
@@ -190,7 +190,7 @@ def test_each_image_is_of_a_kind_and_a_kind_can_be_loaded_alone(digits, tmp_path
         assert shown.size == (5 * (192 + 2) + 2, 2 * (192 + 2) + 2)
 
 
-def test_the_pictures_show_no_distorted_image_and_name_the_classes(digits, tmp_path):
+def test_the_pictures_show_no_distorted_image(digits, tmp_path):
     """Someone who looks at them takes a warped copy for what the model draws."""
     few = {"count": 20, "sources": ("finetune",)}
     kinds = np.array(["plain"] * 15 + ["distorted"] * 5)
@@ -280,9 +280,7 @@ def picture(digits, tmp_path):
 
 
 @pytest.mark.parametrize("prepared", [{}, {"fit": "pad"}, {"range": [10, 200]}])
-def test_a_picture_is_prepared_as_those_that_the_release_learned_from(
-    digits, tmp_path, picture, prepared
-):
+def test_a_picture_is_prepared_like_training_images(digits, tmp_path, picture, prepared):
     """By the way of `stage prepare`: turned, shown by the range, cut or padded, resized."""
     if "range" in prepared:
         Image.fromarray(np.asarray(Image.open(picture)).astype(np.uint16)).save(picture)
@@ -310,9 +308,7 @@ def test_a_picture_is_prepared_as_those_that_the_release_learned_from(
         release.prepare(picture)
 
 
-def test_the_readme_leads_from_the_folder_to_a_prediction_and_a_table_with_numpy_and_pillow(
-    digits, tmp_path, picture
-):
+def test_the_readmes_code_runs_with_numpy_and_pillow(digits, tmp_path, picture):
     """Ten lines, run where nothing of this package can be imported; the picture is prepared as the
     package does it.
     """
@@ -342,7 +338,7 @@ def test_a_project_says_where_its_release_is(digits, tmp_path):
         sfumato.load_release(tmp_path)
 
 
-def test_a_hub_takes_pictures_and_a_table_where_there_is_no_pyarrow(release, tmp_path, uninstall):
+def test_a_hub_takes_pictures_and_a_table_without_pyarrow(release, tmp_path, uninstall):
     uninstall("pyarrow")
     folder = release.to_huggingface(tmp_path / "hub")
     front = yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])

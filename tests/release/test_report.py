@@ -79,7 +79,8 @@ RECORDS = [
     record("count", 1, Mechanism(noise_multiplier=5)),
     record("frequency", 2, Mechanism(noise_multiplier=1.5)),
 ]
-SOURCES, CLASSES = {"finetune": 4, "auxiliary": 8}, ("benign", "<script>alert(1)</script>")
+SOURCES = {"finetune": 4, "auxiliary": 8}
+CLASSES = ("benign", "<script>alert(1)</script>")
 
 
 def write_release(path: Path, records=RECORDS, sources=SOURCES, **more) -> Path:
@@ -105,9 +106,10 @@ def write_ledger(path: Path, records=RECORDS, change=None, **budget) -> Path:
     return path
 
 
-def test_the_line_of_all_time_counts_the_release_and_says_where_it_is_incomplete(tmp_path):
+def test_the_lifetime_line_states_where_it_is_incomplete(tmp_path):
     """Beside an empty state directory it said that no charge was ever opened."""
-    release, ledger = write_release(tmp_path / "synthesize"), write_ledger(tmp_path / "ledger.json")
+    release = write_release(tmp_path / "synthesize")
+    ledger = write_ledger(tmp_path / "ledger.json")
     page = " ".join(report_page(release, ledger).split())
     assert (
         "At least 2 charges were ever opened on dataset clinic-2026" in page
@@ -151,10 +153,8 @@ def desk(here):
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory) -> dict[str, str]:
     path = tmp_path_factory.mktemp("pages")
-    release, ledger = (
-        write_release(path / "artifacts" / "synthesize"),
-        write_ledger(path / "ledger.json"),
-    )
+    release = write_release(path / "artifacts" / "synthesize")
+    ledger = write_ledger(path / "ledger.json")
     write_evaluation(path, 0)
     local = read_local(path / "metrics.json", path / "evaluation", path / "artifacts")
     local = local._replace(curve=curve)
@@ -187,9 +187,7 @@ class Elements(HTMLParser):
 # ---- the public edition
 
 
-def test_the_public_edition_is_the_same_bytes_whatever_the_evaluation_and_the_real_images(
-    desk, tmp_path
-):
+def test_the_public_edition_does_not_depend_on_evaluation(desk, tmp_path):
     found = []
     for seed in (0, 3):
         write_evaluation(tmp_path, seed)
@@ -205,7 +203,7 @@ def test_the_public_edition_is_the_same_bytes_whatever_the_evaluation_and_the_re
     assert (tmp_path / "artifacts" / "report" / "index.html").read_bytes() == found[0]["index.html"]
 
 
-def test_the_public_edition_opens_nothing_but_the_release_and_the_ledger(desk, tmp_path):
+def test_the_public_edition_opens_only_release_and_ledger(desk, tmp_path):
     with opened_files() as opened:
         report_page(tmp_path / "artifacts" / "synthesize", tmp_path / "ledger.json")
     inside = {name for name in opened if str(tmp_path) in name}
@@ -233,7 +231,7 @@ def test_the_public_edition_holds_no_number_of_the_evaluation(pages):
 
 
 @pytest.mark.parametrize("audience", ["public", "owner"])
-def test_neither_edition_takes_a_local_release_or_one_that_was_changed(desk, tmp_path, audience):
+def test_neither_edition_takes_a_local_or_changed_release(desk, tmp_path, audience):
     labels = tmp_path / "artifacts" / "synthesize" / "labels.npy"
     np.save(labels, np.zeros(12, np.int64))
     with pytest.raises(DataError, match=r"labels\.npy"):
@@ -247,7 +245,7 @@ def test_neither_edition_takes_a_local_release_or_one_that_was_changed(desk, tmp
     )
 
 
-def test_a_ledger_that_does_not_hold_or_belongs_elsewhere_is_refused(desk, tmp_path):
+def test_an_invalid_or_foreign_ledger_is_refused(desk, tmp_path):
     odd = [{**r, "time": "yesterday"} for r in RECORDS]
     for records, ledger, words in (
         (RECORDS, {"change": lambda ledger: ledger["epsilon"].update(rdp=0.1)}, "records come to"),
@@ -272,7 +270,7 @@ def test_a_ledger_that_does_not_hold_or_belongs_elsewhere_is_refused(desk, tmp_p
 # ---- the owner's edition
 
 
-def test_the_owners_edition_says_that_it_is_local_on_top_and_on_every_printed_page(pages):
+def test_the_owners_edition_is_marked_local_on_every_page(pages):
     body = pages["owner"].split("<body", 1)[1]
     assert (
         re.sub(r"<[^>]*>", "", body.split(">", 1)[1]).strip().startswith("local: not to be shared")
@@ -284,7 +282,7 @@ def test_the_owners_edition_says_that_it_is_local_on_top_and_on_every_printed_pa
     assert 'class="mark"' in body and 'class="mark"' not in pages["public"]
 
 
-def test_the_owners_edition_shows_the_evaluation_and_is_no_artifact(desk, tmp_path):
+def test_the_owners_edition_shows_the_evaluation(desk, tmp_path):
     assert "not to be shared" in desk("--audience", "owner")
     text = (tmp_path / "evaluation" / "report.html").read_text()
     for words in ("Verdict: fair (81 %", "83.2 ± 1.2", "7.654", "only 12 images"):
@@ -297,7 +295,7 @@ def test_the_owners_edition_shows_the_evaluation_and_is_no_artifact(desk, tmp_pa
     )
 
 
-def test_the_owners_edition_marks_the_project_on_the_curve_of_public_runs(desk, tmp_path):
+def test_the_owners_edition_shows_the_project_on_the_curve(desk, tmp_path):
     """At size_hint · ε across and what that lets expect up, among the grey sets."""
     desk()
     assert "this project" not in (tmp_path / "artifacts" / "report" / "index.html").read_text()
@@ -316,7 +314,7 @@ def test_the_owners_edition_marks_the_project_on_the_curve_of_public_runs(desk, 
     )
 
 
-def test_the_last_page_says_what_was_released_what_it_cost_and_what_may_be_shared(desk):
+def test_the_last_page_states_what_may_be_shared(desk):
     said = desk("--audience", "owner")
     assert "12 synthetic images (8 plain, 4 distorted), grey, 8 × 8, 2 classes" in said
     assert "one image with its label, in dataset clinic-2026" in said
@@ -438,7 +436,7 @@ def test_the_page_calls_a_release_what_it_is(tmp_path, sources, title, kinds):
     assert [name for name in ("synthetic images", "public images") if name in kind] == kinds
 
 
-def test_the_numbers_are_recomputed_and_the_hashes_are_those_of_the_files(tmp_path, pages):
+def test_numbers_are_recomputed_and_hashes_match_the_files(tmp_path, pages):
     release = write_release(tmp_path / "synthesize")
     lie = {"epsilon": 0.001, "share": 0.0}
     ledger = write_ledger(
@@ -460,10 +458,8 @@ def test_the_numbers_are_recomputed_and_the_hashes_are_those_of_the_files(tmp_pa
 
 def test_a_declared_size_is_said(tmp_path):
     records = [{**r, "adjacency": "zero-out-one"} for r in RECORDS]
-    release, ledger = (
-        write_release(tmp_path / "synthesize", records),
-        write_ledger(tmp_path / "ledger.json", records),
-    )
+    release = write_release(tmp_path / "synthesize", records)
+    ledger = write_ledger(tmp_path / "ledger.json", records)
     page = report_page(release, ledger)
     assert (
         "declares that the set contains exactly 1\u202f500 images" in page
@@ -472,7 +468,7 @@ def test_a_declared_size_is_said(tmp_path):
     assert "is not disclosed" not in page
 
 
-def test_printed_ceilings_and_costs_are_never_below_the_true_ones():
+def test_printed_bounds_and_costs_are_never_too_low():
     assert [percent_up(x) for x in (0, 0.01, 0.0101, 0.99999, 1.0, 0.8437)] == [
         "0",
         "1",
@@ -514,7 +510,7 @@ def test_metrics_become_tables_with_a_cell_for_each_set(tmp_path):
             read_local(tmp_path / "metrics.json", tmp_path, tmp_path)
 
 
-def test_interval_worst_class_gap_and_calibration_are_a_row_of_each_classifier_and_of_the_teacher():
+def test_each_classifier_has_a_row_of_all_measures():
     rows = [
         {"class": "benign", "mean": 0.9, "std": None},
         {"class": "other", "mean": 0.7, "std": None},
@@ -532,7 +528,7 @@ def of_persons(stage: str, number: int, mechanism: Mechanism) -> dict:
     return record(stage, number, mechanism) | {"unit": UNITS["group"], "group_weight": "mean"}
 
 
-def test_a_release_of_persons_speaks_of_persons_and_one_of_images_of_images(tmp_path):
+def test_a_release_of_persons_is_described_by_persons(tmp_path):
     """Of who is protected; what is a picture stays one."""
     told = re.compile(
         r"(any|each|every other|one particular|an|one) (single )?(image|picture)\b|group of"
@@ -549,7 +545,7 @@ def test_a_release_of_persons_speaks_of_persons_and_one_of_images_of_images(tmp_
         assert f"for each of about 1 500 {name} (" in plain and "not stated yet" not in plain
 
 
-def test_the_first_half_page_says_who_what_for_whom_how_long_and_what_may_go_wrong(tmp_path):
+def test_the_first_half_page_answers_an_officers_questions(tmp_path):
     """The words of the owner, if there are any; what is lacking is said to the owner only. δ is
     added up over all.
     """
@@ -561,7 +557,8 @@ def test_the_first_half_page_says_who_what_for_whom_how_long_and_what_may_go_wro
     }
     ledger = write_ledger(tmp_path / "ledger.json")
     release = write_release(tmp_path / "release")
-    bare, owners = report_page(release, ledger), report_page(release, ledger, Local())
+    bare = report_page(release, ledger)
+    owners = report_page(release, ledger, Local())
     card = release / "card.json"
     card.write_text(json.dumps(json.loads(card.read_text()) | {"about": about}))
     with writing(tmp_path / "told", "synthesize", records=RECORDS) as directory:

@@ -91,7 +91,7 @@ def test_files_that_cannot_sign_are_refused_in_a_sentence(tmp_path, picture):
             png_signer(Signing(*files), MARK)(picture)
 
 
-def test_drawn_pictures_get_the_pattern_and_public_ones_keep_their_pixels(here, digits):
+def test_drawn_pictures_get_the_pattern_public_ones_do_not(here, digits):
     kinds = np.repeat(["plain", "public"], 20)
     sources = ["finetune"] * 20 + ["select"] * 20
     project = write_project(here, digits, sources=sources, kinds=kinds)

@@ -59,7 +59,8 @@ def states(digits, tmp_path):
 
     def make(about=SAID, **more):
         shutil.rmtree(tmp_path / "artifacts", ignore_errors=True)
-        release, ledger = tmp_path / "artifacts" / "synthesize", tmp_path / "ledger.json"
+        release = tmp_path / "artifacts" / "synthesize"
+        ledger = tmp_path / "ledger.json"
         write_release(release, digits, about=about, **more)
         budget = {
             "recipe": "r",
@@ -94,7 +95,7 @@ def test_the_images_load_through_croissant(states, digits):
     assert np.array_equal(np.asarray(rows[7]["images/image"]), digits.images[7, ..., 0])
 
 
-def test_croissant_lists_every_file_with_its_hash_and_says_who_publishes(states):
+def test_croissant_lists_every_file_with_its_hash(states):
     _, folder = states(export=["npz"])
     record = json.loads((folder / CROISSANT).read_text())
     listed = json.loads((folder.parent / "synthesize" / "privacy.json").read_text())["files"]
@@ -233,10 +234,11 @@ def fits(content) -> bool:
     return Draft202012Validator(SCHEMA).is_valid(content)
 
 
-def test_the_registry_s_entry_fits_its_schema_and_states_the_ledger(states):
+def test_the_registrys_entry_fits_its_schema(states):
     missing, folder = states({**SAID, "sector": "Healthcare"})
     content = yaml.safe_load((folder / REGISTRY).read_text())
-    loss, basic = content["deployment"]["privacy_loss"], content["deployment"]["basic"]
+    loss = content["deployment"]["privacy_loss"]
+    basic = content["deployment"]["basic"]
     assert missing == {} and fits(content)
     assert (
         basic["publication_date"] == "2026-11-21" and basic["data_product_type"] == "Synthetic data"
@@ -360,10 +362,8 @@ def test_the_owner_s_words_are_text_whatever_they_hold(states, words):
     missing, folder = states(
         {**SAID, "owner": words, "purpose": words, "region": words, "licence": words}
     )
-    record, entry = (
-        json.loads((folder / CROISSANT).read_text()),
-        yaml.safe_load((folder / REGISTRY).read_text()),
-    )
+    record = json.loads((folder / CROISSANT).read_text())
+    entry = yaml.safe_load((folder / REGISTRY).read_text())
     assert missing == {} and fits(entry)
     assert record["creator"]["name"] == record["license"] == words and record[
         "rai:dataUseCases"
@@ -387,7 +387,7 @@ def test_public_images_are_a_dataset_and_not_synthetic(states):
     assert "synthetic data" not in record["keywords"] and "public images" in record["description"]
 
 
-def test_without_the_owner_s_words_there_is_no_entry_and_it_is_said_what_is_missing(states):
+def test_without_the_owners_words_there_is_no_entry(states):
     missing, folder = states({"owner": "The clinic"})
     assert missing == {REGISTRY: ["release.owner_type", "release.purpose", "release.region"]}
     assert not (folder / REGISTRY).exists() and (folder / CROISSANT).exists()
@@ -404,7 +404,7 @@ def test_a_ledger_that_does_not_hold_gets_no_statement(states, tmp_path):
     assert not (folder / CROISSANT).exists()
 
 
-def test_the_page_goes_in_the_order_of_sp_800_226_and_holds_the_owner_s_words(states, tmp_path):
+def test_the_page_follows_the_order_of_sp_800_226(states, tmp_path):
     states()
     page = report_page(tmp_path / "artifacts" / "synthesize", tmp_path / "ledger.json")
     marks = [

@@ -50,7 +50,7 @@ def test_it_draws_without_repeating_and_labels_softly(release):
     assert len(rows.unique(dim=0)) == 128
 
 
-def test_one_seed_gives_the_same_batches_on_any_number_of_threads(release):
+def test_any_number_of_threads_gives_the_seeds_batches(release):
     threads = torch.get_num_threads()
     drawn = []
     try:
@@ -119,7 +119,7 @@ def test_the_least_sure_fifth_of_each_class_is_left_out():
     assert surest(labels, 8).tolist() == [0, 1, 2, 3, 4, 7, 8, 9]
 
 
-def test_mirror_images_are_drawn_only_where_the_teacher_allows_them(digits, tmp_path):
+def test_mirror_images_are_drawn_only_if_the_teacher_allows(digits, tmp_path):
     left = torch.zeros(200, 1, 8, 8)
     left[..., :4] = 1
     for mirrored in (False, True):

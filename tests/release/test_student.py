@@ -55,7 +55,8 @@ def test_one_seed_gives_one_network_and_moves_no_generator(release):
 
 
 def test_its_cards_state_cost_licence_and_where_it_comes_from(folder):
-    student, text = sfumato.load_student(folder), (folder / "README.md").read_text()
+    student = sfumato.load_student(folder)
+    text = (folder / "README.md").read_text()
     assert 0 < student.card["epsilon"] < 2 and student.ledger == {RECORD["id"]: RECORD}
     assert "costs nothing beyond it" in text and "cc-by-4.0" in text and "load_student" in text
 

@@ -37,7 +37,7 @@ def test_a_mixture_has_each_sources_part_and_the_asked_number(models):
     assert images.shape == (31, 1, 8, 8) and labels.shape == (31,) and images.dtype == torch.uint8
 
 
-def test_the_release_is_fixed_by_its_public_seed_and_on_disk_it_is_that_in_memory(models, tmp_path):
+def test_the_public_seed_fixes_the_release_on_disk(models, tmp_path):
     drawn = ((1, None), (1, tmp_path), (2, None))
     first, again, other = (
         draw_mixture(models, MIXTURE, None, seed, folder=place)[0] for seed, place in drawn
@@ -57,7 +57,7 @@ def test_labels_follow_the_priors(models):
     assert abs(labels.bincount(minlength=3) - torch.tensor([20, 20, 0])).max() <= 1
 
 
-def test_examples_are_sorted_by_class_with_blanks_where_there_are_too_few():
+def test_examples_are_sorted_by_class_with_blanks():
     images = torch.tensor([0, 51, 102, 153], dtype=torch.uint8).view(4, 1, 1, 1)
     grid = (
         sorted_examples(images, torch.tensor([1, 0, 1, 1]), classes=2, number=2).flatten().tolist()
@@ -65,7 +65,7 @@ def test_examples_are_sorted_by_class_with_blanks_where_there_are_too_few():
     assert grid == pytest.approx([0.2, 1.0, 0.0, 0.4])
 
 
-def test_room_on_disk_leaves_no_file_and_refuses_what_does_not_fit(tmp_path):
+def test_reserved_room_leaves_no_file_and_refuses_misfits(tmp_path):
     images = room(5, (1, 4, 4), tmp_path / "new")
     images[:] = 7
     assert images.shape == (5, 1, 4, 4) and images.dtype == torch.uint8 and images.sum() == 7 * 80

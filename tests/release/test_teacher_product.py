@@ -30,7 +30,8 @@ def test_it_names_the_class_of_images_as_files_hold_them(folder, digits):
 
 
 def test_it_names_the_class_of_a_file_of_any_size(folder, digits, tmp_path):
-    teacher, label = sfumato.load_teacher(folder), digits.labels[6]
+    teacher = sfumato.load_teacher(folder)
+    label = digits.labels[6]
     Image.fromarray(digits.images[6, :, :, 0]).resize((40, 40)).convert("RGB").save(
         tmp_path / "x.png"
     )
@@ -41,7 +42,8 @@ def test_it_names_the_class_of_a_file_of_any_size(folder, digits, tmp_path):
 
 
 def test_its_cards_state_the_cost_and_others_may_read_every_file(folder):
-    teacher, text = sfumato.load_teacher(folder), (folder / "README.md").read_text()
+    teacher = sfumato.load_teacher(folder)
+    text = (folder / "README.md").read_text()
     assert 0 < teacher.card["epsilon"] < 2 and "one image with its label, added or removed" in text
     assert (
         f"δ = {teacher.card['delta']:.3g}"[:8] in text
@@ -52,7 +54,7 @@ def test_its_cards_state_the_cost_and_others_may_read_every_file(folder):
     assert len(modes) == 1, "weights as the other files"
 
 
-def test_a_changed_one_another_stages_and_an_empty_one_are_refused(folder, tmp_path):
+def test_a_changed_foreign_or_empty_one_is_refused(folder, tmp_path):
     (folder / "card.json").write_text("{}")
     with pytest.raises(DataError, match=r"card\.json no longer has the bytes"):
         sfumato.load_teacher(folder)

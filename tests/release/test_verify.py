@@ -227,7 +227,7 @@ def test_a_bound_that_is_not_proven_here_is_a_note(folder):
 def test_owners_who_share_no_person_count_apart(folder):
     records = {f"{i:032x}": small_record(i, COUNT, dataset_id=name) for i, name in enumerate("ab")}
     ledger = build_ledger(
-        BUDGET | {"accountant": "rdp"}, records, [], head="0" * 64, apart=("a", "b")
+        BUDGET | {"accountant": "rdp"}, records, [], head="0" * 64, disjoint_sets=("a", "b")
     )
     (folder / "ledger.json").write_text(ledger_text(ledger))
     edit_json(

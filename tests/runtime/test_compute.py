@@ -37,7 +37,7 @@ def test_freed_memory_is_kept():
     assert given_back["keep"] < 20_000 < 150_000 < given_back["no"]  # KiB, of 192 MiB
 
 
-def test_the_device_is_as_asked_and_a_missing_gpu_is_no_reason_to_fall_back(environment, cuda):
+def test_a_missing_gpu_is_an_error_if_requested(environment, cuda):
     environment["SFUMATO_DEVICE"] = "cpu"
     assert device().type == "cpu"
     environment["SFUMATO_DEVICE"] = "gpu"
@@ -77,7 +77,7 @@ def test_a_gpu_before_ampere_has_no_bfloat16(cuda, capability, known):
     assert fast_bfloat16("cuda") is known
 
 
-def test_a_module_is_where_its_numbers_are_and_on_the_cpu_without_any():
+def test_a_module_is_on_the_device_of_its_numbers():
     with torch.device("meta"):
         norm = torch.nn.BatchNorm2d(3, affine=False)
     assert device_of(norm).type == "meta" and device_of(torch.nn.ReLU()).type == "cpu"

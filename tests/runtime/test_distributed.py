@@ -35,7 +35,7 @@ def test_each_process_takes_a_gpu_of_its_own(joined):
     assert [joined(place, 2, 4)[0] for place in range(2)] == [0, 1]
 
 
-def test_more_processes_than_gpus_are_refused_in_one_sentence_by_one_of_them(joined):
+def test_more_processes_than_gpus_are_refused_once(joined):
     """NCCL would end each with a page of words, or two would share a GPU's memory."""
     with pytest.raises(
         ConfigError, match=r"^SFUMATO_LAUNCH starts 4 processes for 2 GPUs: use --nproc-per-node=2$"

@@ -15,12 +15,13 @@ from sfumato.settings.queries import Central
 from sfumato.settings.recipes import validate
 from sfumato.settings.training import Pretrain
 
-INFINITY, NAN = float("inf"), float("nan")
+INFINITY = float("inf")
+NAN = float("nan")
 SHARES = [{}, {1: "rest"}, {1: 5.0}, {"one": "3%"}, {-1: "3%"}, {True: "3%"}]
 WEIGHTS = [{}, {1: -1}, {1: "4"}, {"one": 1}, {-1: 2}, {1: True}, {1: [2]}, {1: NAN}]
 
 
-def test_defaults_are_valid_and_nothing_can_be_changed_afterwards():
+def test_defaults_are_valid_and_settings_are_frozen():
     params = Params()
     with pytest.raises(ValidationError):
         params.seed = 1
@@ -36,7 +37,7 @@ def test_noise_is_a_multiplier_a_share_or_the_rest(given, kept):
 @pytest.mark.parametrize(
     ("given", "kept"), [(28, 28), ([28, 28], 28), ([24, 32], (24, 32)), (None, None)]
 )
-def test_a_size_is_one_number_for_squares_and_rows_and_columns_for_others(given, kept):
+def test_a_size_is_one_number_or_rows_and_columns(given, kept):
     data = Data(dataset_id="set", size=given)
     assert data.size == kept and Data.model_validate_json(data.model_dump_json()) == data
 
@@ -203,9 +204,7 @@ def test_a_share_may_depend_on_epsilon(epsilon, share):
 @pytest.mark.parametrize(
     ("epsilon", "weight"), [(0.5, 2.0), (1, 2.0), (10**0.5, 1.0), (10, None), (40, None)]
 )
-def test_a_weight_of_a_source_may_depend_on_epsilon_and_one_of_nothing_is_no_source(
-    epsilon, weight
-):
+def test_a_source_of_weight_zero_is_not_a_source(epsilon, weight):
     sources = {"auxiliary": 4, "select": {1: 2, 10: 0}}
     params = Params(privacy={"epsilon": epsilon}, synthesize={"sources": sources})
     assert params.synthesize.sources == {"auxiliary": 4.0} | ({"select": weight} if weight else {})

@@ -25,7 +25,9 @@ class Desk:
     """
 
     def __init__(self) -> None:
-        self.terminal, self.answers, self.base = False, "", {}
+        self.terminal = False
+        self.answers = ""
+        self.base = {}
 
     def __call__(self, *words: str) -> tuple[int, str]:
         """Run a command. Returns its exit code and what it said, which is never a traceback."""
@@ -100,7 +102,9 @@ def killed_at(desk, monkeypatch):
     """
 
     def until(stage: str, name: str, times: int = 1, end: BaseException | None = None) -> None:
-        locks, init, calls = [], Charge.__init__, []
+        locks = []
+        init = Charge.__init__
+        calls = []
         module, _, attribute = name.rpartition(".")
         owner = Charge if module.endswith("Charge") else __import__(module, fromlist=["it"])
         whole = getattr(owner, attribute)

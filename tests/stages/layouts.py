@@ -126,7 +126,7 @@ CELLS = {
 
 
 def pairs(columns: str) -> list[tuple[str, str]]:
-    """ "Patient ID=id, label=kind" -> the names and what is in them."""
+    """Split columns, such as "Patient ID=id, label=kind", into pairs of a name and a content."""
     return [tuple(pair.split("=")) for pair in columns.split(", ")]
 
 

@@ -34,7 +34,8 @@ def project(desk, environment, digits):
 def test_actors_are_named_only_on_request(project):
     assert "Ann Weber" not in project.run("ledger history")
     text = project.run("ledger history --actors")
-    first, second = text.index("by Ann Weber"), text.index(r"by Bob\x1b[31m")
+    first = text.index("by Ann Weber")
+    second = text.index(r"by Bob\x1b[31m")
     assert text.index("count") < first < text.index("frequency") < second and "\x1b" not in text
 
 

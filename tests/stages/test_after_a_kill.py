@@ -63,7 +63,7 @@ def desk(desk, digits):
 
 
 @pytest.mark.parametrize("moment", ONE_SHOT)
-def test_the_plan_says_that_an_open_charge_goes_on_and_counts_it_once(desk, killed_at, moment):
+def test_the_plan_counts_an_open_charge_once(desk, killed_at, moment):
     name, becomes = ONE_SHOT[moment]
     desk.run_all("prepare sensitive", "prepare public", "plan")
     killed_at("count", name)
@@ -97,13 +97,14 @@ def test_a_full_disk_loses_no_charge(desk, killed_at):
     assert desk.opened == ["count"]
 
 
-def test_a_version_that_is_not_prepared_yet_is_counted_and_back_is_back(desk):
+def test_an_unprepared_version_counts_until_it_is_undone(desk):
     desk.base = {key: desk.base[key] for key in ("profile", "data", "privacy")} | {
         "recipe": "dp-merf"
     }
     desk.params(frequency={"size": 50})
     desk.run_all("prepare sensitive", "prepare public", "plan", "count", "frequency", "plan")
-    params, card = Path("params.yaml").read_bytes(), Path("data/sensitive/card.json").read_bytes()
+    params = Path("params.yaml").read_bytes()
+    card = Path("data/sensitive/card.json").read_bytes()
     text = params.decode().replace("dataset_id: set", "dataset_id: set\n  version: '2027'")
     Path("params.yaml").write_text(
         text.replace("epsilon: 5.0", "epsilon: 5.0\n  lifetime_epsilon: 11.0")
@@ -118,7 +119,7 @@ def test_a_version_that_is_not_prepared_yet_is_counted_and_back_is_back(desk):
     assert desk.opened == ["count", "frequency"]
 
 
-def test_a_damaged_release_is_replaced_by_its_copy_and_nobody_is_told_to_pay(desk):
+def test_a_damaged_release_is_restored_without_a_charge(desk):
     desk.run_all("prepare sensitive", "prepare public", "plan", "count")
     file = Path("artifacts/count/counts.json")
     whole = file.read_bytes()
@@ -145,7 +146,7 @@ def trained(desk, request, environment):
     return desk
 
 
-def test_dp_sgd_goes_on_after_kills_at_all_moments_under_the_lifetime(trained, killed_at):
+def test_dp_sgd_resumes_after_kills_under_the_lifetime(trained, killed_at):
     for name, times in DP_SGD.values():
         killed_at("finetune", name, times)
         trained.run(
@@ -173,16 +174,14 @@ def test_a_kill_after_dp_sgd_is_written_has_its_release_put_back(trained, killed
     assert not list(Path("state/runs").glob("*/checkpoint-*"))
 
 
-def test_by_hand_a_kill_before_the_checkpoint_is_dropped_leaves_none_at_the_next_refusal(
-    trained, killed_at
-):
+def test_a_kill_before_dropping_a_checkpoint_leaves_none(trained, killed_at):
     killed_at("finetune", *DP_SGD_RELEASED["before its checkpoint is dropped"])
     assert list(Path("state/runs").glob("*/checkpoint-*"))
     trained.run("finetune", "already released", "A copy is kept", code=3)  # its artifact is there
     assert not list(Path("state/runs").glob("*/checkpoint-*"))
 
 
-def test_the_dry_run_says_that_weights_of_other_bytes_make_a_release_refused(trained):
+def test_the_dry_run_announces_a_refusal_for_other_weights(trained):
     trained.run_all(
         "finetune", *(name for name in STAGES if name not in (*trained.base["run"], "evaluate"))
     )
@@ -194,7 +193,7 @@ def test_the_dry_run_says_that_weights_of_other_bytes_make_a_release_refused(tra
     trained.run("finetune", "Its inputs have changed", code=3)
 
 
-def test_a_lost_checkpoint_is_paid_for_again_and_the_plan_says_so_first(trained, killed_at):
+def test_a_lost_checkpoint_is_charged_after_a_warning(trained, killed_at):
     killed_at("finetune", "sfumato.dpsgd.run.step", 3)
     trained.run("plan --dry-run", "finetune: resumes at no further cost")
     (checkpoint,) = Path("state/runs").glob("*/checkpoint-*")

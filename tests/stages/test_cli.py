@@ -81,9 +81,7 @@ def test_a_console_without_greek_letters_shows_their_escapes(desk, encoding):
     assert rb"\u" in shown or "ε".encode() in shown
 
 
-def test_windows_without_core_dumps_and_pipes_that_wait_reads_files_as_others_do(
-    monkeypatch, uninstall, tmp_path
-):
+def test_files_are_read_without_core_dumps_and_waiting_pipes(monkeypatch, uninstall, tmp_path):
     uninstall("resource")
     monkeypatch.delattr(os, "O_NONBLOCK")
     (tmp_path / "a.json").write_text('{"ε": 1}', encoding="utf-8")
@@ -170,7 +168,7 @@ def test_a_stage_without_a_plan_says_so(desk):
         desk.run(stage, "stage plan", code=2)
 
 
-def test_an_image_folder_is_prepared_and_planned_at_the_size_that_was_prepared(own):
+def test_a_folder_is_planned_at_the_size_it_was_prepared(own):
     own.run("prepare sensitive")
     card = json.loads(Path("data/sensitive/card.json").read_text())
     assert card["classes"] == ["cat", "dog"] and card["shape"] == [1, 9, 9]
@@ -204,7 +202,8 @@ def test_the_dry_run_says_how_much_of_a_step_of_dpsgd_is_noise(desk, recipe, cha
     assert bool(found) == bool(least) == ("finetune: memory about" in text)
     if found:
         multiplier = float(re.search(r"finetune: would spend .*noise_multiplier=([\d.]+)", text)[1])
-        length, weights = float(found[1]), int(found[2].replace(",", ""))
+        length = float(found[1])
+        weights = int(found[2].replace(",", ""))
         assert weights >= least and length == pytest.approx(
             step_noise(multiplier, weights, 300), rel=0.05
         )
@@ -219,9 +218,7 @@ def test_bad_images_exit_4_name_the_file_and_leave_nothing(own):
     assert not Path("data").exists() and not list(Path("state").rglob("*.npy"))
 
 
-def test_no_charge_is_opened_by_a_dry_run_for_another_card_or_where_the_output_cannot_be_written(
-    planned,
-):
+def test_a_dry_run_or_unwritable_output_opens_no_charge(planned):
     planned.run("central --dry-run", "charges noise_multiplier=")
     Path("file").write_text("")
     planned.run("count --out file/count", "file", code=4)
@@ -232,14 +229,14 @@ def test_no_charge_is_opened_by_a_dry_run_for_another_card_or_where_the_output_c
     assert [entry["kind"] for entry in planned.journal] == ["genesis"]
 
 
-def test_a_stage_switched_off_writes_the_empty_artifact_and_charges_nothing(desk):
+def test_a_disabled_stage_writes_the_empty_artifact(desk):
     desk.params(recipe="dpdm")
     desk.run_all("prepare sensitive", "plan", "count", "central", "frequency", "auxiliary")
     assert [entry["kind"] for entry in desk.journal] == ["genesis"]
     assert json.loads(Path("artifacts/central/privacy.json").read_text())["enabled"] is False
 
 
-def test_a_lifetime_budget_that_would_end_half_way_is_refused_before_the_first_query(own):
+def test_a_lifetime_ending_half_way_is_refused_at_the_start(own):
     own.base = OWN | {"recipe": "dp-feta"}
     own.params(privacy={"epsilon": 5, "lifetime_epsilon": 1})
     own.run("prepare sensitive")
@@ -366,7 +363,7 @@ def test_a_bug_is_no_fault_of_the_machine(fails):
         fails(RuntimeError("shapes do not fit"))
 
 
-def test_who_stops_a_stage_is_told_what_goes_on_and_what_starts_again(desk, monkeypatch):
+def test_stopping_a_stage_states_what_resumes(desk, monkeypatch):
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -387,7 +384,7 @@ stages.cli.main()
 """
 
 
-def test_a_container_or_a_service_that_stops_a_stage_ends_it_as_ctrl_c_does(desk):
+def test_a_stopped_container_ends_a_stage_like_ctrl_c(desk):
     done = subprocess.run(
         [sys.executable, "-c", TERMINATED], capture_output=True, text=True, timeout=100
     )

@@ -12,7 +12,7 @@ from sfumato.settings.stage import LOCK
 from stages.dvc_lock import COPY, damage, keep_copy, lock_in_words
 
 
-def test_the_doctor_names_the_lock_that_a_kill_left_empty_and_the_cure(desk):
+def test_the_doctor_names_an_empty_lock_and_its_cure(desk):
     desk.run("doctor", "free")
     lock = Path(".dvc/tmp/rwlock")
     lock.parent.mkdir(parents=True)
@@ -22,7 +22,7 @@ def test_the_doctor_names_the_lock_that_a_kill_left_empty_and_the_cure(desk):
     assert "damaged" not in desk.run("doctor")
 
 
-def test_the_doctor_names_a_program_that_has_ended_though_its_number_is_in_use(desk):
+def test_the_doctor_names_an_ended_program_of_a_reused_id(desk):
     lock = Path(".dvc/tmp/rwlock")
     lock.parent.mkdir(parents=True)
     named = {"pid": os.getpid(), "cmd": "/opt/sfumato/bin/dvc repro never"}
@@ -35,7 +35,7 @@ def test_the_doctor_names_a_program_that_has_ended_though_its_number_is_in_use(d
     desk.run("doctor", "damaged")
 
 
-def test_a_dvc_lock_that_a_kill_cut_is_named_and_its_whole_copy_brings_it_back(desk):
+def test_a_cut_dvc_lock_is_restored_from_its_copy(desk):
     assert lock_in_words() == "does not exist yet"
     write_lock_of_another_machine(())
     whole = LOCK.read_bytes().replace(b"hash: md5", b"hash: md5\n      nfiles: 31")

@@ -87,7 +87,7 @@ def journalled(desk) -> list[str]:
     return found
 
 
-def test_numbers_and_pictures_are_written_and_features_are_kept_privately(desk, evaluate, terminal):
+def test_numbers_pictures_and_features_are_written_privately(desk, evaluate, terminal):
     network = "evaluate: feature network on drawn images (glyphs)"
     evaluate("", "evaluate: release: lr", network, "Fidelity")
     found = measured()
@@ -116,7 +116,7 @@ def test_a_log_holds_no_number_from_real_images(evaluate):
     assert not any(mean in text for mean in means), text
 
 
-def test_the_test_for_copies_is_of_the_release_and_shown_on_a_terminal_only(desk, evaluate, digits):
+def test_the_test_for_copies_shows_on_a_terminal_only(desk, evaluate, digits):
     text = evaluate("", fidelity=["disclosure"])
     found = measured()
     assert found["verdict"]["sentence"].endswith(f"Copies: {found['disclosure']['sentence']}")
@@ -137,13 +137,14 @@ def test_the_test_for_copies_is_of_the_release_and_shown_on_a_terminal_only(desk
 
 def by_library(card: Card) -> dict:
     """What the library finds under the last plan."""
-    plan, state = read_stage_plan(Path("artifacts/plan/evaluate.yaml"), "evaluate"), Path("state")
+    plan = read_stage_plan(Path("artifacts/plan/evaluate.yaml"), "evaluate")
+    state = Path("state")
     return library.evaluate_folder(
         plan, Path("artifacts/synthesize"), {}, state, card, Path("pictures")
     )
 
 
-def test_what_init_proposes_tests_for_copies_and_trains_no_network_for_it(desk, evaluate, terminal):
+def test_proposals_test_for_copies_without_training(desk, evaluate, terminal):
     assert "feature network" not in evaluate(
         "", "no sign of copying", extractor="pixels", fidelity=["disclosure"]
     )
@@ -151,7 +152,7 @@ def test_what_init_proposes_tests_for_copies_and_trains_no_network_for_it(desk, 
     assert not [table.title for table in tables_of(measured()) if "Fidelity" in table.title]
 
 
-def test_beside_a_hold_out_that_was_brought_the_test_for_copies_says_what_it_rests_on(evaluate):
+def test_a_provided_hold_out_qualifies_the_test_for_copies(evaluate):
     evaluate(extractor="pixels", fidelity=["disclosure"])
     card = replace(read_card(CARD), split="official")
     Path("state/data/digits/card.json").write_bytes(card_text(asdict(card)))
@@ -180,15 +181,13 @@ def git_repository(*ignored: str) -> None:
         ("--out artifacts/synthesize/plots", "artifact"),
     ],
 )
-def test_numbers_from_real_images_never_go_where_git_or_an_artifact_would_take_them(
-    desk, evaluate, words, said
-):
+def test_local_numbers_never_go_into_git_or_artifacts(desk, evaluate, words, said):
     git_repository("/state/", "/metrics.json", "/evaluation/")
     evaluate(words, said, code=2, fidelity=[])
     assert not Path(words.split()[1]).exists() and journalled(desk) == []
 
 
-def test_numbers_from_real_images_go_where_git_ignores_them_unless_it_tracks_them(evaluate):
+def test_local_numbers_go_where_git_ignores_them(evaluate):
     git_repository("/state/", "/metrics.json", "/evaluation/")
     evaluate(fidelity=[])
     subprocess.run(["git", "add", "-f", "metrics.json"], check=True)
@@ -222,9 +221,7 @@ def test_a_release_that_lacks_a_class_is_judged_as_it_is(evaluate, digits, termi
         ("the training images", "the hold-out has 0 images"),
     ],
 )
-def test_a_hold_out_that_cannot_judge_leaves_the_numbers_out_and_says_why(
-    desk, evaluate, kind, why
-):
+def test_a_hold_out_that_cannot_judge_is_explained(desk, evaluate, kind, why):
     """Everything was spent by then: what else there is must be written."""
     Path("evaluation").mkdir()
     Path("evaluation/detected.png").write_bytes(b"of an earlier release")
@@ -278,17 +275,13 @@ def test_the_verdict_tells_a_release_of_noise_from_one_of_digits(evaluate, digit
         ({"seeds": []}, 2, "seeds"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_before_real_images_are_read(
-    desk, evaluate, settings, code, words
-):
+def test_impossible_settings_are_refused_before_reading(desk, evaluate, settings, code, words):
     Path("w.pth").write_text("other")
     evaluate("", words, code=code, **settings)
     assert journalled(desk) == []
 
 
-def test_the_numbers_say_what_they_belong_to_and_no_digest_of_real_images_is_without_a_key(
-    evaluate,
-):
+def test_the_numbers_name_their_release_without_plain_digests(evaluate):
     evaluate(fidelity=[])
     first = measured()["identity"]
     assert first["dataset"] == "digits" and first["version"] == read_card(CARD).version
@@ -306,7 +299,7 @@ def test_the_numbers_say_what_they_belong_to_and_no_digest_of_real_images_is_wit
     assert {key for key in first if first[key] != second[key]} == {"holdout", "training"}
 
 
-def test_a_copy_is_kept_for_the_ledger_of_the_release_and_only_then(evaluate):
+def test_a_copy_is_kept_only_for_the_releases_ledger(evaluate):
     evaluate(fidelity=[])
     assert not Path("state/evaluations").exists()
     ledger = build_ledger(
@@ -324,9 +317,7 @@ def test_a_copy_is_kept_for_the_ledger_of_the_release_and_only_then(evaluate):
     assert found["release"] == measured()["release"]
 
 
-def test_without_fidelity_there_are_accuracies_of_the_classes_and_no_features(
-    evaluate, terminal, environment
-):
+def test_without_fidelity_there_are_accuracies_only(evaluate, terminal, environment):
     environment["TERM"] = "dumb"  # no codes of style in the text
     text = evaluate("", "release: lr", "The release, class by class", fidelity=[], seeds=[0, 1])
     assert "feature network" not in text
@@ -336,7 +327,8 @@ def test_without_fidelity_there_are_accuracies_of_the_classes_and_no_features(
 
 def test_a_log_does_not_say_whether_there_are_warnings(evaluate, monkeypatch):
     """That there are some is a bit on the real images, and the log leaves the machine."""
-    real, said = library.evaluate_release, set()
+    real = library.evaluate_release
+    said = set()
     for found in ([], ["real: few images"]):
         monkeypatch.setattr(
             library, "evaluate_release", lambda *given, f=found: {**real(*given), "warnings": f}

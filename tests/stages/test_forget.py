@@ -47,7 +47,8 @@ PARAMS = {
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory) -> Path:
     """A folder with 400 such pictures, and with the project once it is made."""
-    folder, rng = tmp_path_factory.mktemp("shelf"), np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("shelf")
+    rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (400, 8, 8), dtype=np.uint8)
     images[::4] = np.frombuffer(MARK, np.uint8).reshape(8, 8)
     images[::4, 7, 7] = np.arange(100)  # or they would all be held out together
@@ -91,7 +92,7 @@ def marked(folder: str = "state") -> list[Path]:
     ]
 
 
-def test_no_byte_of_a_picture_stays_and_a_second_release_is_refused(desk):
+def test_no_byte_of_a_picture_remains_after_forget(desk):
     assert len(marked()) > 3 and Path("metrics.json").exists()
     before = desk.journal
     desk.run("forget --yes", "private copy", "is forgotten", "What remains: the journal")
@@ -116,7 +117,7 @@ def test_no_byte_of_a_picture_stays_and_a_second_release_is_refused(desk):
     desk.run("plan", "would be exceeded", code=3)
 
 
-def test_the_same_file_under_another_name_is_refused_after_it_was_forgotten(desk):
+def test_a_forgotten_file_under_another_name_is_refused(desk):
     desk.run("forget --yes")
     desk.params(data={"dataset_id": "other"})
     desk.run("prepare sensitive", "already counted as 'clinic'", code=4)
@@ -196,7 +197,8 @@ def test_what_a_kill_left_is_deleted_and_nothing_of_like_names(begun, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["looked.json", ".looked.json.7.tmp", "printed.txt", "refused.txt"]
+    "name",
+    ["survey_cache.json", ".survey_cache.json.7.tmp", "looked.json", "printed.txt", "refused.txt"],
 )
 def test_a_note_that_may_tell_of_images_is_deleted(begun, tmp_path, name):
     (tmp_path / "state" / name).write_bytes(MARK)
@@ -237,7 +239,7 @@ def test_nothing_is_deleted_unless_it_is_agreed_to(desk):
     desk.run("forget", "is forgotten")
 
 
-def test_sizes_which_tell_how_many_images_there_are_stay_off_a_log(desk):
+def test_sizes_that_reveal_a_number_stay_off_a_log(desk):
     said = desk.run(
         "du", "clinic:", "private copy", "kept releases and checkpoints", "this project"
     )
@@ -249,7 +251,7 @@ def test_sizes_which_tell_how_many_images_there_are_stay_off_a_log(desk):
     assert len(re.findall(r"\d\.\d", desk.run("du"))) == 7
 
 
-def test_no_log_of_du_or_forget_tells_that_pictures_were_left_out(desk):
+def test_no_log_shows_that_pictures_were_left_out(desk):
     before = desk.run("du")
     for name in ("left_out.txt", "left_out.json"):
         (COPY / name).write_text("[]")
@@ -403,7 +405,7 @@ def library_files() -> list[Path]:
 # --- what else may survive ------------------------------------------------------------------------
 
 
-def test_experiments_and_what_killed_evaluations_wrote_do_not_survive(desk):
+def test_experiments_and_killed_evaluations_are_deleted(desk):
     tried = Path(".dvc/tmp/exps/standalone/tmpab12")
     dead = 2**22 + 1  # above the largest number of a process
     files = [
@@ -471,7 +473,7 @@ def test_the_runs_of_other_datasets_stay_where_a_journal_is_lost(desk):
     assert [*Path("state/runs").iterdir()] == [theirs]
 
 
-def test_the_name_comes_from_the_parameters_where_the_card_is_gone(desk):
+def test_the_name_comes_from_the_parameters_without_a_card(desk):
     shutil.rmtree(CARD_PATH.parent)
     desk.run("forget --yes", "dataset 'clinic' is forgotten")
     assert marked() == [] and library_files() == []
@@ -500,7 +502,7 @@ def test_no_refusal_of_forget_leads_in_a_circle(desk):
     assert "prepare" not in asked and not Path("state").exists()
 
 
-def test_another_clone_of_the_project_is_named_and_cleared_on_its_own(desk):
+def test_another_clone_is_named_and_cleared_separately(desk):
     shutil.copytree(".", "../clone", ignore=shutil.ignore_patterns("state"))
     desk.run("forget --yes", "other clones of the project")
     os.chdir("../clone")

@@ -218,7 +218,7 @@ def test_a_killed_server_takes_all_commands_with_it(served):
     assert gone(process)
 
 
-def test_a_server_ends_with_its_starter_and_what_does_not_end_is_killed(served):
+def test_a_server_ends_with_its_starter(served):
     client = served.start("deaf")
     process = int(client.stdout.readline())
     served.process.stdin.close()
@@ -266,7 +266,7 @@ print(touched, threads() - before, needed - {*sys.modules})
 """
 
 
-def test_what_is_imported_before_a_fork_starts_no_thread_and_no_gpu():
+def test_imports_before_a_fork_start_no_thread_or_gpu():
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS],

@@ -32,7 +32,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "docs" / "gallery" / "digits"
 PAGE = ROOT / "docs" / "tutorials" / "ci.md"
 WORKFLOW = Path(".github/workflows/ledger.yml")
-LEDGER, LOCK = Path("ledger.json"), Path("dvc.lock")
+LEDGER = Path("ledger.json")
+LOCK = Path("dvc.lock")
 ABORTED = small_record(7, Mechanism(noise_multiplier=2.0))
 DEAR = small_record(8, Mechanism(noise_multiplier=1.0), stage="frequency")
 OF_GROUPS = {"unit": UNITS[GROUP], "group_weight": "mean"}
@@ -429,7 +430,8 @@ def gate(base: Path, edit: Callable[[], object], environment) -> tuple[int, str]
     """Exit code and words of the base's own command on a fresh checkout of a pull request that
     makes this edit.
     """
-    fork, checkout = base.with_name("fork"), base.with_name("checkout")
+    fork = base.with_name("fork")
+    checkout = base.with_name("checkout")
     for folder in (fork, checkout):
         shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(base, fork)

@@ -363,9 +363,7 @@ HUGE = {
 
 
 @pytest.mark.parametrize("case", HUGE)
-def test_a_config_of_any_sizes_takes_no_more_memory_than_the_files_can_fill(
-    teacher, tmp_path, case
-):
+def test_a_configs_sizes_take_no_memory_beyond_its_files(teacher, tmp_path, case):
     key, value, why = HUGE[case]
     own = tmp_path / "teacher"
     shutil.copytree(teacher, own)
@@ -379,11 +377,9 @@ def test_a_merge_that_was_killed_anywhere_runs_again(clinics, tmp_path, without_
     """At each file and folder that it puts in place, as a power cut would: nothing is cleaned
     up.
     """
-    folders, out, rename = (
-        [clinics / name for name in ("north", "south")],
-        tmp_path / "out",
-        os.replace,
-    )
+    folders = [clinics / name for name in ("north", "south")]
+    out = tmp_path / "out"
+    rename = os.replace
 
     def merge_and_die(after: int) -> int:
         """Merge in another process, which ends at the `after`-th rename. Returns its exit code."""

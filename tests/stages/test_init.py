@@ -33,7 +33,8 @@ from sfumato.settings.release import Release
 from stages.init import ask, officers_words
 
 ROOT = Path(__file__).resolve().parents[2]
-SIDE, EACH = 10, 60
+SIDE = 10
+EACH = 60
 
 
 def write_shapes(root, each=EACH, side=SIDE):
@@ -149,9 +150,7 @@ def test_nothing_is_overwritten_without_being_told(init, project, tmp_path):
     assert (project / "params.yaml").read_text() != "mine"
 
 
-def test_images_inside_the_project_and_a_missing_epsilon_are_refused(
-    desk, quick, project, tmp_path
-):
+def test_images_in_the_project_or_no_epsilon_are_refused(desk, quick, project, tmp_path):
     write_shapes(project / "in")
     out = write_shapes(tmp_path / "out")
     for words in ("in", f"{out} --out {out / 'project'}"):
@@ -183,7 +182,7 @@ def test_init_refuses_the_class_names_that_prepare_refuses(desk, tmp_path, name)
     assert "\x1b" not in text and "\u202e" not in text
 
 
-def test_test_is_the_hold_out_and_grey_pictures_in_colour_files_are_grey(init, tmp_path):
+def test_test_is_the_hold_out_and_grey_files_are_grey(init, tmp_path):
     root = tmp_path / "in"
     write_shapes(root / "train", each=10)
     write_shapes(root / "test", each=5)
@@ -265,9 +264,7 @@ WORDS = {
     ],
     ids=["one Enter", "nothing known", "all but one", "--yes", "a script"],
 )
-def test_the_words_of_an_officer_are_asked_on_a_terminal_and_skipped_by_one_enter(
-    answers, terminal, yes, section, monkeypatch
-):
+def test_an_officers_words_are_asked_on_a_terminal(answers, terminal, yes, section, monkeypatch):
     stdin = io.StringIO(answers)
     stdin.isatty = lambda: terminal
     monkeypatch.setattr(sys, "stdin", stdin)
@@ -318,9 +315,7 @@ def test_a_folder_that_is_counted_under_a_name_keeps_it(desk, init, tmp_path):
 
 @pytest.mark.parametrize("way", ["folder", "array"])
 @pytest.mark.parametrize("split", [False, True])
-def test_a_folder_that_says_which_images_are_whose_gets_a_project_for_persons(
-    desk, init, tmp_path, way, split
-):
+def test_a_folder_that_names_persons_protects_persons(desk, init, tmp_path, way, split):
     """Thirty persons with two images each in every class; the hold-out's are others."""
     root = tmp_path / "in"
     for part in ("train", "test") if split else (".",):
@@ -344,9 +339,10 @@ def test_a_folder_that_says_which_images_are_whose_gets_a_project_for_persons(
     assert "P00" not in text
 
 
-def test_the_time_of_reading_private_images_is_not_in_the_parameters(init, tmp_path, monkeypatch):
+def test_the_time_of_reading_images_is_not_in_the_parameters(init, tmp_path, monkeypatch):
     write_shapes(tmp_path / "in")
-    clock, wait = [0.0], [0.0]
+    clock = [0.0]
+    wait = [0.0]
 
     def slow(*arguments, **options):
         clock[0] += wait[0]
@@ -373,9 +369,7 @@ def rows_of(text: str) -> list[list[str]]:
     ]
 
 
-def test_one_table_has_a_row_a_size_with_its_minutes_and_its_expected_usefulness(
-    init, tmp_path, expect_seconds
-):
+def test_one_table_has_a_row_per_size_with_its_minutes(init, tmp_path, expect_seconds):
     write_shapes(tmp_path / "in", side=16)
     expect_seconds(lambda params: {"auxiliary": 3.0 * params.auxiliary.steps})
     text = init(
@@ -407,7 +401,7 @@ def test_a_size_is_obeyed_or_refused(init, tmp_path):
     init("--size 33 --force", "--size=33 is larger than most images", code=4)
 
 
-def test_hands_that_are_left_and_right_are_not_taken_for_one_another(init, tmp_path):
+def test_left_and_right_hands_are_not_mirrored(init, tmp_path):
     write_shapes(tmp_path / "in", side=32)
     init()
     assert own()["teacher"]["flip"]
@@ -416,9 +410,7 @@ def test_hands_that_are_left_and_right_are_not_taken_for_one_another(init, tmp_p
     assert not own()["teacher"]["flip"]
 
 
-def test_the_plan_can_be_looked_at_before_the_images_are_prepared(
-    desk, init, project, tmp_path, monkeypatch
-):
+def test_the_plan_is_available_before_preparation(desk, init, project, tmp_path, monkeypatch):
     write_shapes(tmp_path / "in")
     init()
     monkeypatch.setattr(os, "getloadavg", lambda: (40.0, 1.0, 1.0))
@@ -436,9 +428,7 @@ def test_the_plan_can_be_looked_at_before_the_images_are_prepared(
     desk.run("plan --dry-run", code=4)  # of another source the classes are not seen at a glance
 
 
-def test_pictures_added_after_the_preparation_are_pointed_out_on_a_terminal(
-    desk, init, tmp_path, settled
-):
+def test_pictures_added_after_preparation_are_reported(desk, init, tmp_path, settled):
     root = write_shapes(tmp_path / "in")
     init()
 
@@ -464,9 +454,7 @@ def test_what_the_plan_would_warn_of_is_said_at_once(desk, quick, project, tmp_p
     assert "pictures of each class" not in desk.run(f"init {root} --epsilon 1e9 --yes", *warnings)
 
 
-def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_a_small_hold_out(
-    desk, init, tmp_path
-):
+def test_a_terminal_shows_pictures_per_class_and_hold_out(desk, init, tmp_path):
     root = write_shapes(tmp_path / "in", each=12, side=40)
     for number in range(1, 10):
         (root / "disc" / f"{number}.png").unlink()
@@ -490,9 +478,7 @@ def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_a_small_hold_
     init("--force", "├─ disc: 3, too few to learn from")
 
 
-def test_pictures_far_from_square_are_stored_in_their_proportion_unless_they_lie_and_stand(
-    init, tmp_path
-):
+def test_pictures_far_from_square_are_stored_in_proportion(init, tmp_path):
     root = write_shapes(tmp_path / "in", each=10, side=48)
     for path in root.glob("*/*.png"):
         with Image.open(path) as picture:
@@ -516,7 +502,7 @@ def test_pictures_far_from_square_are_stored_in_their_proportion_unless_they_lie
     assert (survey(root).proportion, survey(root).side, survey(root).longer) == (1.0, 36, 48)
 
 
-def test_the_looking_is_kept_for_the_next_call_until_a_file_changes(tmp_path, monkeypatch):
+def test_the_survey_is_cached_until_a_file_changes(tmp_path, monkeypatch):
     decoded = []
     real = decoding.decode
     monkeypatch.setattr(
@@ -524,9 +510,10 @@ def test_the_looking_is_kept_for_the_next_call_until_a_file_changes(tmp_path, mo
         "decode",
         lambda path, *rest, **more: decoded.append(path) or real(path, *rest, **more),
     )
-    root, state = write_shapes(tmp_path / "in", each=10, side=12), tmp_path / "state"
+    root = write_shapes(tmp_path / "in", each=10, side=12)
+    state = tmp_path / "state"
     found = survey(root, state=state)
-    assert len(decoded) == 30 and (state / "looked.json").stat().st_mode & 0o077 == 0
+    assert len(decoded) == 30 and (state / "survey_cache.json").stat().st_mode & 0o077 == 0
     again = survey(root, Groups(pattern=r"^(\d\.p)"), state=state)
     assert (
         len(decoded) == 30
@@ -539,7 +526,7 @@ def test_the_looking_is_kept_for_the_next_call_until_a_file_changes(tmp_path, mo
     assert len(decoded) == 90, "shown otherwise"
 
 
-def test_a_pattern_that_misses_some_names_says_how_many_and_one_of_them(init, tmp_path):
+def test_a_pattern_that_misses_names_states_how_many(init, tmp_path):
     root = write_shapes(tmp_path / "in", each=10)
     (root / "disc" / "9.png").rename(root / "disc" / "Smith.png")
     asked = r"--groups ^(\d+\.p)"
@@ -555,7 +542,7 @@ def test_persons_and_one_image_each_do_not_go_together(init, tmp_path):
     init("--force --groups (a)(b)", "2 groups in parentheses", code=2)
 
 
-def test_a_bad_picture_of_a_person_is_named_where_only_the_owner_reads(init, tmp_path):
+def test_a_persons_bad_picture_is_named_privately(init, tmp_path):
     root = write_shapes(tmp_path / "in", each=10)
     for file in sorted(root.rglob("*.png")):
         (file.parent / f"Smith{file.stem}").mkdir()

@@ -13,7 +13,7 @@ from stages import launch
 pytestmark = pytest.mark.usefixtures("here")
 
 
-def test_a_launcher_that_starts_the_command_itself_ends_at_the_first_level(environment, here):
+def test_a_launcher_that_launches_itself_ends_at_once(environment, here):
     """`python` would start itself without end."""
     environment[launch.LAUNCH] = "touch begun"
     environment[launch.EXIT_CODE] = "of the first level"
@@ -39,9 +39,7 @@ NO_END = "before the first process finished"
         ),
     ],
 )
-def test_a_launch_without_a_start_or_an_end_of_the_first_process_is_an_error(
-    launcher, kind, message, environment
-):
+def test_a_launch_without_a_first_process_is_an_error(launcher, kind, message, environment):
     environment[launch.LAUNCH] = launcher
     with pytest.raises(kind, match=message):
         launch.again()
@@ -58,9 +56,7 @@ def leaving(code: int, own: int) -> str:
     )
 
 
-def test_a_module_in_the_current_folder_does_not_run_in_place_of_the_stages(
-    environment, here, monkeypatch
-):
+def test_a_module_in_the_current_folder_does_not_run(environment, here, monkeypatch):
     (here / "stages").mkdir()
     (here / "stages" / "cli.py").write_text("open('ran', 'w')\n")
     environment[launch.LAUNCH] = sys.executable
@@ -75,9 +71,7 @@ def test_the_exit_code_is_that_of_the_first_process(environment):
     assert launch.again() == 3
 
 
-def test_the_exit_code_comes_by_the_state_directory_which_all_hosts_share_under_an_id_of_its_own(
-    environment, here
-):
+def test_the_exit_code_comes_by_the_state_directory(environment, here):
     """Rank 0 may be on another host, where no temporary folder of this one is."""
     environment[launch.LAUNCH] = leaving(0, 1)
     assert launch.again() == launch.again() == 0

@@ -29,7 +29,8 @@ from layouts import (
     zipped,
 )
 
-DATES, YEARS = [f"2026-{month:02}-01" for month in range(1, 13)], ("2025", "2026")
+DATES = [f"2026-{month:02}-01" for month in range(1, 13)]
+YEARS = ("2025", "2026")
 
 
 def odd_names(root: Path) -> None:

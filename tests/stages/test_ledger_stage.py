@@ -35,7 +35,8 @@ PARAMS = {
 }
 
 
-STATE, CARD = Path("state"), Path("data/sensitive/card.json")
+STATE = Path("state")
+CARD = Path("data/sensitive/card.json")
 UNLIMITED = SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited")
 
 
@@ -99,7 +100,7 @@ def desk(desk):
     return desk
 
 
-def test_the_ledger_holds_the_head_of_the_journal_and_every_charge(desk):
+def test_the_ledger_contains_the_journals_head_and_charges(desk):
     charged("aborted")
     release(charged("p"))
     assert "incomplete" not in desk.run("ledger write")
@@ -127,9 +128,7 @@ def test_a_lock_may_name_a_stage_that_an_earlier_version_had(desk):
     assert any(missing.format("classifier") in problem for problem in problems("classifier"))
 
 
-def test_what_a_plan_with_a_setting_that_is_gone_released_can_be_checked_and_no_stage_runs_by_it(
-    desk,
-):
+def test_a_plan_with_a_removed_setting_can_be_checked(desk):
     release(charged("p"))
     desk.run("ledger write")
     plan = Path("artifacts/plan")
@@ -153,9 +152,7 @@ def test_a_ledger_that_does_not_hold_is_not_written(desk):
     assert not Path("ledger.json").exists()
 
 
-def test_a_ledger_beside_an_empty_state_directory_counts_the_release_and_says_that_it_is_incomplete(
-    desk, environment
-):
+def test_a_ledger_without_a_journal_is_called_incomplete(desk, environment):
     charged("aborted")
     release(charged("p"))
     environment["SFUMATO_STATE"] = str(Path("elsewhere").absolute())
@@ -166,7 +163,7 @@ def test_a_ledger_beside_an_empty_state_directory_counts_the_release_and_says_th
 
 
 @pytest.mark.parametrize("lost", ["older", "deleted", "cut"])
-def test_a_journal_that_does_not_fit_the_ledger_refuses_with_the_way_out(desk, lost):
+def test_a_journal_that_contradicts_the_ledger_is_refused(desk, lost):
     """An older copy of the whole state directory, say: it fits by itself, and forgets what the
     ledger names.
     """
@@ -196,7 +193,7 @@ def test_a_journal_that_does_not_fit_the_ledger_refuses_with_the_way_out(desk, l
     assert line()["charges"] == 2 and not line()["complete"]
 
 
-def test_a_copied_state_directory_continues_under_another_id_and_both_are_counted(desk):
+def test_a_copied_state_directory_continues_under_another_id(desk):
     """Two continuations of one run left one id: together they were charged once."""
     work = request("p", Mechanism(noise_multiplier=2.0, sample_rate=0.5, uses=4), stage="finetune")
     killed = open_charge(STATE.absolute(), read_card(CARD), work, UNLIMITED)
@@ -242,7 +239,7 @@ def test_a_release_taken_as_public_images_brings_its_records(desk):
     desk.run("plan", "made from sensitive images", "at a cost of ε = ", code=3)
 
 
-def test_a_copy_of_a_release_without_its_privacy_json_is_recognised(desk):
+def test_a_copied_release_without_privacy_json_is_recognised(desk):
     record = charged("p")
     release(record)
     desk.run("ledger write")
@@ -258,7 +255,7 @@ def test_a_copy_of_a_release_without_its_privacy_json_is_recognised(desk):
     ]
 
 
-def test_public_images_that_were_released_as_they_are_stay_public(desk):
+def test_public_images_released_unchanged_stay_public(desk):
     """A release of public images that were privately chosen: its files carry its cost, the public
     set does not.
     """
@@ -279,7 +276,7 @@ def test_public_images_that_were_released_as_they_are_stay_public(desk):
         assert public_records(desk, "public.npz", declared_public=True) == expected
 
 
-def test_public_images_of_the_owner_s_are_declared_to_be_public_in_so_many_words(desk):
+def test_the_owners_public_images_are_declared_explicitly(desk):
     save_set("mine.npz", random_images(30))
     desk.params(**as_public("mine.npz"))
     desk.run("prepare public", "public.declared_public: true", "privacy.json", code=2)

@@ -19,7 +19,7 @@ def repository(tmp_path_factory) -> Repository:
     return made
 
 
-def test_a_repro_in_two_processes_ends_in_a_release_each_charge_opened_once(repository):
+def test_a_repro_in_two_processes_opens_each_charge_once(repository):
     text = repository.repro()
     assert "Traceback" not in text and "ChildFailedError" not in text
     assert sorted(repository.opened()) == ["central", "count", "finetune"]

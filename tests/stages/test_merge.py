@@ -46,12 +46,12 @@ def clinics(desk, begun, here, environment):
     return desk
 
 
-def test_two_clinics_release_together_and_each_keeps_its_own_epsilon(clinics, tmp_path):
+def test_two_clinics_release_together_at_their_own_epsilon(clinics, tmp_path):
     clinics.run("merge north south --out both", "--different-people", code=2)
     assert not Path("both").exists()
     clinics.run("merge north south --out both --different-people", "nothing was charged")
     merged = read_artifact(Path("both/artifacts/frequency"), "frequency")
-    assert merged.apart == ("north", "south") and len(merged.records) == 4
+    assert merged.disjoint_sets == ("north", "south") and len(merged.records) == 4
     os.chdir("both")
     stages = yaml.safe_load(Path("dvc.yaml").read_text())["stages"]
     assert {entry["cmd"] for entry in stages.values()} == {f"stage {words}" for words in FREE}
@@ -79,13 +79,11 @@ def test_two_clinics_release_together_and_each_keeps_its_own_epsilon(clinics, tm
     )
     assert len(np.load("artifacts/synthesize/images.npy")) == 40
 
-    budget, records = (
-        read_budget(Path("artifacts/plan/budget.json")),
-        {r["id"]: r for r in ledger["records"]},
-    )
+    budget = read_budget(Path("artifacts/plan/budget.json"))
+    records = {r["id"]: r for r in ledger["records"]}
     assert budget["size_hint"] == 600  # of both clinics
     for apart in (["north"], ["north", "elsewhere"]):
-        problems = check_ledger(build_ledger(budget, records, [], apart=apart))[1]
+        problems = check_ledger(build_ledger(budget, records, [], disjoint_sets=apart))[1]
         assert any("does not have records of each of them" in problem for problem in problems)
     together = build_ledger(budget, records, [])  # without the declaration all costs add up
     assert together["epsilon"]["rdp"] > 1.1 * ledger["epsilon"]["rdp"]
@@ -115,7 +113,8 @@ def test_what_does_not_add_up_is_refused_with_the_reason(clinics):
         refused("north south", "a different folder without params.yaml", out)
     plan = Path("south/artifacts/plan")
     for stage in ("finetune", "teacher"):
-        file, was = plan / f"{stage}.yaml", (plan / f"{stage}.yaml").read_text()
+        file = plan / f"{stage}.yaml"
+        was = (plan / f"{stage}.yaml").read_text()
         mechanism = {"noise_multiplier": 1.0, "sample_rate": 0.5, "uses": 9}
         file.write_text(
             yaml.safe_dump(yaml.safe_load(was) | {"enabled": True, "mechanism": mechanism})

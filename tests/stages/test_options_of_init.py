@@ -185,7 +185,7 @@ def test_options_travel_as_one_value(file):
 
 
 @pytest.mark.parametrize("name", ["a{b}", "{", "x}"])
-def test_a_project_folder_with_braces_is_refused_before_anything_is_read(name, desk, tmp_path):
+def test_a_project_folder_with_braces_is_refused_early(name, desk, tmp_path):
     text = desk.run(
         f"init {tmp_path / 'missing'} --epsilon 5 --yes --out {tmp_path / name}", code=2
     )

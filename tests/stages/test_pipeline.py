@@ -40,10 +40,13 @@ def test_a_first_run_ends_in_a_release_with_a_ledger_that_holds(repository):
     repository.stage("ledger check --epsilon 0.5", "exceeds the limit 0.5", code=3)
 
 
-def test_a_changed_file_a_cost_that_was_cut_away_and_a_trimmed_ledger_are_found(repository):
-    folder, ledger = repository.path / "artifacts/synthesize", repository.path / "ledger.json"
-    labels, cost = folder / "labels.npy", folder / "privacy.json"
-    content, whole = json.loads(cost.read_text()), json.loads(ledger.read_text())
+def test_changed_files_and_trimmed_ledgers_are_found(repository):
+    folder = repository.path / "artifacts/synthesize"
+    ledger = repository.path / "ledger.json"
+    labels = folder / "labels.npy"
+    cost = folder / "privacy.json"
+    content = json.loads(cost.read_text())
+    whole = json.loads(ledger.read_text())
     trimmed = {key: value for key, value in whole.items() if key != "digest"}
     trimmed["records"] = [record for record in whole["records"] if record["stage"] != "frequency"]
     for file, edit, *words in (
@@ -68,7 +71,7 @@ def test_a_changed_file_a_cost_that_was_cut_away_and_a_trimmed_ledger_are_found(
     repository.stage("ledger check --artifacts")
 
 
-def test_git_holds_no_size_no_counts_and_no_hash_of_sensitive_bytes(repository):
+def test_git_contains_no_size_count_or_hash_of_images(repository):
     state = repository.path / "state" / "data" / "small"
     tracked = repository.run("git", "ls-files", "-co", "--exclude-standard")[1].split()
     assert {"dvc.lock", "ledger.json"} <= set(tracked)
@@ -79,7 +82,8 @@ def test_git_holds_no_size_no_counts_and_no_hash_of_sensitive_bytes(repository):
         for name in tracked
         if not name.startswith(of_the_owner)
     }
-    numbers, hashes = [SIZE], []
+    numbers = [SIZE]
+    hashes = []
     for part in ("sensitive", "holdout"):
         labels = np.load(state / part / "labels.npy")
         numbers.append(len(labels))
@@ -133,7 +137,7 @@ def test_a_saved_experiment_holds_no_numbers_from_real_images(repository):
     assert repository.run("dvc", "exp", "remove", "kept")[0] == 0
 
 
-def test_a_second_run_runs_nothing_and_changing_the_release_spends_nothing(repository):
+def test_a_second_run_runs_nothing_and_spends_nothing(repository):
     assert ran(repository.repro()) == set()
     repository.edit(synthesize={"count": 110})
     assert ran(repository.repro()) <= {*PREPARED, *AFTER}
@@ -161,10 +165,11 @@ def test_other_code_under_the_same_revisions_runs_nothing(repository, monkeypatc
 
 
 # Of the warm-up
-UPSTREAM, DOWNSTREAM = {"count", "central", "frequency", "teacher"}, ["finetune", "saliency"]
+UPSTREAM = {"count", "central", "frequency", "teacher"}
+DOWNSTREAM = ["finetune", "saliency"]
 
 
-def test_what_the_warm_up_is_made_of_spends_downstream_only_and_the_plan_says_so_first(repository):
+def test_changing_the_warm_up_spends_downstream_only(repository):
     before = len(repository.opened())
     edits = {
         "select": {"images": 40},
@@ -195,9 +200,11 @@ def cache_object(repository, file: str):
     return repository.path / ".dvc/cache/files/md5" / md5[:2] / md5[2:]
 
 
-def test_one_flipped_bit_in_the_cache_is_mended_by_what_the_message_says(repository):
-    before, file = repository.opened(), repository.path / "artifacts/count/counts.json"
-    whole, kept = file.read_bytes(), cache_object(repository, "artifacts/count/counts.json")
+def test_a_flipped_bit_in_the_cache_is_repaired_as_described(repository):
+    before = repository.opened()
+    file = repository.path / "artifacts/count/counts.json"
+    whole = file.read_bytes()
+    kept = cache_object(repository, "artifacts/count/counts.json")
     kept.chmod(0o644)
     kept.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     kept.chmod(0o444)
@@ -215,9 +222,7 @@ def test_one_flipped_bit_in_the_cache_is_mended_by_what_the_message_says(reposit
     assert repository.opened() == before
 
 
-def test_a_forced_run_charges_nothing_and_without_the_copies_it_is_refused_with_the_reason(
-    repository,
-):
+def test_a_forced_run_without_copies_is_refused(repository):
     before = repository.opened()
     text = repository.repro("-f")
     assert text.count("restored, nothing is charged") == len(QUERIES)

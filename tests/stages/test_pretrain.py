@@ -85,7 +85,7 @@ def stage(here):
 
 
 @pytest.mark.parametrize("labels", ["public", "sensitive"])
-def test_public_images_leave_a_plain_model_and_the_cost_of_their_selection(stage, tmp_path, labels):
+def test_public_images_leave_a_plain_model_and_a_cost(stage, tmp_path, labels):
     public(tmp_path / "public")
     select(tmp_path / "select", labels)
     out = stage({"sources": {"public": 1.0}, "amp": {"radius": 0.1}})

@@ -43,7 +43,7 @@ def project(tmp_path_factory):
         )
 
 
-def test_a_plan_is_a_table_of_cost_and_minutes_and_spends_nothing(project):
+def test_a_plan_is_a_table_of_cost_and_minutes(project):
     own = yaml.safe_load((project.folder / "params.yaml").read_text())
     assert own["privacy"] == {"epsilon": 5.0, "size_hint": 50, "accountant": "exact"}
     assert repr(project) == f"<Project {project.folder}: nothing released yet>"
@@ -84,7 +84,7 @@ def test_two_threads_plan_two_projects_and_each_gets_its_own(project, tmp_path):
     assert Path.cwd() == tmp_path / "elsewhere" and not any(Path().iterdir())
 
 
-def test_options_are_those_of_stage_init_and_an_unknown_one_is_named(project, tmp_path):
+def test_options_are_those_of_stage_init(project, tmp_path):
     images = {"images": project.folder.parent / "photos", "epsilon": 5}
     with pytest.raises(TypeError, match="nonsense"):
         sfumato.Project.create(tmp_path / "other", **images, nonsense=1)

@@ -48,9 +48,10 @@ OBLONG += ["teacher-diffusion", "teacher-gaussian"]
 
 
 @pytest.mark.parametrize("name", OF_IMAGES)
-def test_a_recipe_runs_as_it_is_shipped_from_images_to_a_ledger_that_holds(desk, digits, name):
+def test_a_recipe_runs_as_shipped_to_a_valid_ledger(desk, digits, name):
     size = (8, 12) if name in OBLONG else 8
-    images, labels = digits.images[:317], digits.labels[:317]
+    images = digits.images[:317]
+    labels = digits.labels[:317]
     if size == 8:
         np.savez("source.npz", images=images, labels=labels, classes=np.array(digits.classes))
     else:  # from a folder of pictures in other proportions

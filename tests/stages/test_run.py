@@ -29,7 +29,7 @@ def test_every_stage_runs_without_dvc_which_can_continue(repository):
     assert commands(repository.stage("run --no-dvc")) == []
 
 
-def test_stage_run_runs_what_changed_and_hides_stages_that_are_off(repository):
+def test_stage_run_runs_changes_and_hides_disabled_stages(repository):
     repository.edit(synthesize={"count": 110})
     text = repository.stage("run")
     assert "leaked" not in text
@@ -84,7 +84,7 @@ def test_what_only_dvc_understands_is_refused(tmp_path, more):
         without_dvc.read_steps(file)
 
 
-def test_without_dvc_installed_stage_run_orders_the_stages_itself(here, uninstall, monkeypatch):
+def test_stage_run_orders_the_stages_without_dvc(here, uninstall, monkeypatch):
     for name in ("params.yaml", "dvc.yaml"):
         (here / name).touch()
     ordered = []

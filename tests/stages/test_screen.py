@@ -16,7 +16,7 @@ risk: who guesses is right at most 86 % of the time (a coin: 50 %); see \
 
 
 @pytest.mark.parametrize("columns", [20, 40, 60, 80, 200])
-def test_lines_end_between_words_and_go_on_below_where_they_began(columns, environment):
+def test_lines_break_between_words_with_an_indent(columns, environment):
     environment["COLUMNS"] = str(columns)
     shown = wrapped(LINES, Terminal())
     assert shown.split() == LINES.split(), "no word is cut"

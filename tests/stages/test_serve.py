@@ -62,7 +62,9 @@ class Pretended:
     """A project whose runs wait for `go` and then raise `error`, if there is one."""
 
     def __init__(self, folder):
-        self.folder, self.runs, self.error = folder, 0, None
+        self.folder = folder
+        self.runs = 0
+        self.error = None
         self.go = threading.Event()
 
     def run(self, progress):
@@ -169,7 +171,7 @@ def test_nothing_is_shown_or_started_without_the_token(server):
     "host",
     ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:{port}.evil.example", ""],
 )
-def test_a_page_elsewhere_that_gives_this_machine_a_name_reads_nothing(server, host):
+def test_another_host_name_of_this_machine_reads_nothing(server, host):
     host = host.format(port=server.server_port)
     assert ask(server, server.base, Host=host)[0] == 403
     assert press(server, Host=host, Origin=f"http://{host}")[0] == 403
@@ -232,7 +234,9 @@ def test_a_run_starts_once_and_its_end_or_its_error_is_shown(server):
 
 def test_two_presses_at_the_same_moment_start_one_run(server, monkeypatch):
     """Both would otherwise find that nothing runs."""
-    both, looked, started = threading.Barrier(2), Server.stage, []
+    both = threading.Barrier(2)
+    looked = Server.stage
+    started = []
 
     def look(self):
         found = looked(self)
@@ -312,7 +316,7 @@ def test_a_run_from_elsewhere_is_seen_and_no_second_one_starts(server, monkeypat
     assert "<button" in ask(server, server.base)[2]
 
 
-def test_a_project_without_plan_or_proposal_and_one_that_cannot_be_read_have_a_page(server):
+def test_a_project_without_a_plan_has_a_page(server):
     Path(PROPOSAL).unlink()
     status, _, text = ask(server, server.base)
     assert status == 200 and "Nothing has been released yet" in text
@@ -323,7 +327,8 @@ def test_a_project_without_plan_or_proposal_and_one_that_cannot_be_read_have_a_p
 
 def test_what_init_understood_and_proposed_is_kept_for_the_page(here, expect_seconds):
     expect_seconds(lambda params: {"count": 30.0, "evaluate": 60.0})
-    images, folder = write_shapes(here / "photos", each=20, side=16), here / "project"
+    images = write_shapes(here / "photos", each=20, side=16)
+    folder = here / "project"
     words = [
         "init",
         str(images),
@@ -342,7 +347,7 @@ def test_what_init_understood_and_proposed_is_kept_for_the_page(here, expect_sec
     assert "proposed 16" in text and "of 5<" in text and '"n">0.5<' in text
 
 
-def test_a_port_in_use_and_a_folder_without_a_project_are_sentences(server, monkeypatch):
+def test_a_port_in_use_is_reported_in_a_sentence(server, monkeypatch):
     with pytest.raises(ConfigError, match=r"dvc\.yaml is missing"):
         module.serve(port=0)
     Path("dvc.yaml").touch()

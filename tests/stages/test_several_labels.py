@@ -95,7 +95,7 @@ def write_table(rows, heads=("file_name", *FINDINGS)) -> None:
         csv.writer(file).writerows([heads, *rows])
 
 
-def test_a_folder_with_fourteen_labels_becomes_a_release_that_teaches_each_of_them(chests):
+def test_a_folder_with_fourteen_labels_becomes_a_release(chests):
     chests.run_all(
         "prepare sensitive", "prepare public", "plan", "count", "frequency", "auxiliary", "teacher"
     )
@@ -135,13 +135,12 @@ def test_a_folder_with_fourteen_labels_becomes_a_release_that_teaches_each_of_th
     assert "with any number of 14 labels each" in Path("artifacts/synthesize/README.md").read_text()
 
 
-def test_an_archive_as_medmnist_publishes_chests_is_labelled_by_a_teacher_for_patients_or_images(
-    desk,
-):
+def test_a_medmnist_archive_is_labelled_by_a_teacher(desk):
     """Its teacher is fitted on the generator's images, relabels the release, and is scored beside
     it.
     """
-    train, test = pictures(800), pictures(200, seed=1)
+    train = pictures(800)
+    test = pictures(200, seed=1)
     parts = {
         "train": train.take(np.arange(600)),
         "val": train.take(np.arange(600, 800)),
@@ -175,7 +174,7 @@ def test_an_archive_as_medmnist_publishes_chests_is_labelled_by_a_teacher_for_pa
     assert found["teacher"]["accuracy"] > 0.6
 
 
-def test_init_proposes_a_recipe_for_a_table_of_findings_and_protects_its_patients(chests):
+def test_init_protects_the_patients_of_a_table_of_findings(chests):
     """The table of the fixture, with a patient for every two pictures: 1 000 of them, 400 patients
     not held out.
     """
@@ -192,8 +191,9 @@ def test_init_proposes_a_recipe_for_a_table_of_findings_and_protects_its_patient
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_init_takes_an_archive_of_medmnist_whose_labels_have_numbers_for_names(desk, several):
-    train, test = pictures(60), pictures(20, seed=1)
+def test_init_takes_a_medmnist_archive_with_numbered_labels(desk, several):
+    train = pictures(60)
+    test = pictures(20, seed=1)
     arrays = {}
     for name, part in (("train", train), ("test", test)):
         arrays[f"{name}_images"] = part.images[..., 0]
@@ -208,9 +208,7 @@ def test_init_takes_an_archive_of_medmnist_whose_labels_have_numbers_for_names(d
     assert own.get("labels") == ("several" if several else None)
 
 
-def test_a_diffusion_model_learns_several_labels_by_dp_sgd_and_shows_those_that_it_is_asked_for(
-    archive,
-):
+def test_a_diffusion_model_learns_several_labels_by_dp_sgd(archive):
     """A label lights a cell of its own: in images with it that cell is brighter, after DP-SGD at so
     large an ε.
     """
@@ -271,9 +269,7 @@ def test_a_diffusion_model_learns_several_labels_by_dp_sgd_and_shows_those_that_
         ({"data": {"labels": "one"}}, "data.labels=one, but several was prepared"),
     ],
 )
-def test_what_takes_one_label_an_image_is_refused_by_name_before_anything_is_spent(
-    changes, message, archive
-):
+def test_single_label_stages_refuse_several_labels_early(changes, message, archive):
     desk, save = archive
     save(pictures(40))
     desk.params()
@@ -282,7 +278,7 @@ def test_what_takes_one_label_an_image_is_refused_by_name_before_anything_is_spe
     desk.run("plan", message, code=2)
 
 
-def test_a_plan_for_one_label_does_not_run_on_images_with_several(archive):
+def test_a_plan_for_one_label_refuses_several_labels(archive):
     desk, save = archive
     several = pictures(40)
     save(replace(several, labels=several.labels[:, 0].astype(np.int64)))

@@ -148,16 +148,15 @@ TWO_ROUNDS = {
 }
 
 
-def test_free_work_done_anew_puts_the_release_of_the_teacher_back_and_its_settings_are_said_first(
-    desk, monkeypatch
-):
+def test_repeated_free_work_restores_the_teachers_release(desk, monkeypatch):
     desk.params(**TWO_ROUNDS)
     warning = (
         "auxiliary: decide this before the first run; changing it later spends again on teacher"
     )
     desk.run("plan --dry-run", warning)
     desk.run_all("plan", "count", "frequency", "auxiliary", "teacher")
-    paid, weights = desk.opened, digest_of_file(Path("artifacts/teacher/privacy.json"))
+    paid = desk.opened
+    weights = digest_of_file(Path("artifacts/teacher/privacy.json"))
     raise_revision(monkeypatch, "auxiliary")
     desk.run("plan --dry-run", "teacher: already released", "which spends nothing")
     desk.run_all("plan", "auxiliary")
@@ -196,7 +195,7 @@ def test_a_release_that_is_lost_is_refused_and_not_spent_again(desk, released):
     assert desk.opened == ["count", "central"]
 
 
-def test_what_is_named_in_spend_again_runs_anew_once_with_what_depends_on_it(desk, released):
+def test_a_stage_in_spend_again_and_its_users_run_once(desk, released):
     desk.params(privacy={"spend_again": ["count"], "lifetime_epsilon": 99})
     desk.run("plan --dry-run", "count: would re-spend", "central: would re-spend")
     anew = planned(desk)
@@ -280,9 +279,7 @@ def test_an_open_charge_does_not_go_on_with_other_images(desk, monkeypatch, plan
     assert desk.opened == ["count"]
 
 
-def test_a_release_that_is_put_back_says_that_the_images_have_changed_since(
-    desk, released, monkeypatch
-):
+def test_a_restored_release_states_that_images_changed(desk, released, monkeypatch):
     shutil.rmtree("artifacts/count")
     assert "changed" not in desk.run("count", "restored, nothing")
     shutil.rmtree("artifacts/count")
@@ -356,7 +353,7 @@ def test_a_release_is_copied_by_one_process_at_a_time(desk, monkeypatch, plan):
     assert len(copied) == 2
 
 
-def test_a_copy_whose_journal_is_older_than_its_digest_is_put_back(desk, released, monkeypatch):
+def test_a_copy_with_a_journal_older_than_its_digest_restores(desk, released, monkeypatch):
     charges = Odometer.charges
     monkeypatch.setattr(
         Odometer, "charges", lambda *asked: [replace(run, released=None) for run in charges(*asked)]
@@ -365,9 +362,7 @@ def test_a_copy_whose_journal_is_older_than_its_digest_is_put_back(desk, release
     desk.run("count", "restored, nothing")
 
 
-def test_what_a_process_left_behind_put_there_after_dvc_removed_it_is_no_failure(
-    desk, released, environment
-):
+def test_leftovers_restored_after_dvc_removed_them_are_fine(desk, released, environment):
     """DVC was killed, its stage was not: the stage ends while the next one starts."""
     desk.run("count", code=3)
     environment["DVC_STAGE"] = "count"
@@ -375,9 +370,7 @@ def test_what_a_process_left_behind_put_there_after_dvc_removed_it_is_no_failure
     assert desk.opened == ["count", "central"]
 
 
-def test_an_older_artifact_gives_way_to_a_release_that_was_not_taken_over(
-    desk, released, killed_at
-):
+def test_an_older_artifact_gives_way_to_a_lost_release(desk, released, killed_at):
     desk.params(count={"noise": "1%"}, privacy={"lifetime_epsilon": 99})
     planned(desk)
     killed_at("count", "stages.runner.copy_directory")
@@ -388,7 +381,8 @@ def test_an_older_artifact_gives_way_to_a_release_that_was_not_taken_over(
 
 def test_a_stage_that_is_killed_again_and_again_opens_one_charge(desk, plan):
     """A short form of benchmarks/kills.py: real processes, ended by SIGKILL at three moments."""
-    journal, runs = Path("state/odometer/digits.jsonl"), Path("state/runs")
+    journal = Path("state/odometer/digits.jsonl")
+    runs = Path("state/runs")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "stages.cli", "count"]
     for reached in (

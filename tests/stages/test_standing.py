@@ -42,7 +42,7 @@ def desk(desk, digits, environment, expect_seconds):
     return desk
 
 
-def test_each_stage_says_its_place_the_minutes_and_epsilon_so_far(desk):
+def test_each_stage_states_its_place_minutes_and_epsilon(desk):
     desk.terminal = True
     said = {
         name: desk.run(name)
@@ -81,11 +81,13 @@ def test_each_stage_says_its_place_the_minutes_and_epsilon_so_far(desk):
 @pytest.mark.parametrize("classes", [2, 3, 10])
 def test_the_preview_shows_each_class_in_a_row_of_its_own(classes, here):
     """Class m has the grey 20 · m: in the row of a name are pictures of its class only."""
-    names, labels = tuple(f"class {label}" for label in range(classes)), np.arange(100) % classes
+    names = tuple(f"class {label}" for label in range(classes))
+    labels = np.arange(100) % classes
     images = np.broadcast_to((20 * labels).astype(np.uint8)[:, None, None, None], (100, 8, 8, 1))
     save_preview(Path("preview.png"), ImageSet(images, labels, names), "auxiliary")
     pixels = np.asarray(Image.open("preview.png"))
-    rows, columns = classes, max(1, 8 // classes)
+    rows = classes
+    columns = max(1, 8 // classes)
     side = ENLARGED + 2
     assert pixels.shape[0] == rows * side + 2
     shown = [

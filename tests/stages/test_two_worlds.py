@@ -107,9 +107,7 @@ def world(
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-def test_every_stage_prints_the_same_with_and_without_one_image_and_after_it_was_withdrawn(
-    world, desk, name
-):
+def test_every_stage_prints_the_same_without_one_image(world, desk, name):
     """The withdrawal too: releases are put back in one world after an image had been in, in the
     other after none.
     """
@@ -175,9 +173,11 @@ REASONS = {
 }
 
 
-def test_a_refusal_is_the_same_whatever_its_reason_and_whoever_is_in(world, desk, monkeypatch):
+def test_a_refusal_is_the_same_for_any_reason(world, desk, monkeypatch):
     monkeypatch.setattr(decoding, "fit", decoding.fit)  # and put it back
-    fit, said, reasons = decoding.fit, set(), set()
+    fit = decoding.fit
+    said = set()
+    reasons = set()
     for whole in (True, False):
         for reason, spoil in REASONS.items():
             run = world(whole)
@@ -250,8 +250,9 @@ def test_settings_alone_are_refused_by_name(world, desk):
         assert code == 2 and words in text
 
 
-def test_a_command_that_opens_sensitive_files_leaves_no_core_dump(world, desk):
-    run, hard = world(True), resource.getrlimit(resource.RLIMIT_CORE)[1]
+def test_opening_sensitive_files_leaves_no_core_dump(world, desk):
+    run = world(True)
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     desk.params()
     resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
     assert run("prepare sensitive")[0][1] == 0

@@ -18,7 +18,8 @@ from sfumato.storage.artifacts import (
     writing,
 )
 
-ONE, TWO = {"id": "1", "stage": "count"}, {"id": "2", "stage": "central"}
+ONE = {"id": "1", "stage": "count"}
+TWO = {"id": "2", "stage": "central"}
 
 
 def make(path, stage="count", inputs=(), records=(ONE,), **more):
@@ -29,7 +30,7 @@ def make(path, stage="count", inputs=(), records=(ONE,), **more):
     return read_artifact(path, stage, allow_local=True)
 
 
-def test_the_cost_travels_with_what_is_made_of_an_artifact_or_of_its_copy(tmp_path):
+def test_the_cost_travels_with_an_artifact_and_its_copy(tmp_path):
     count = make(tmp_path / "count")
     make(tmp_path / "central", "central", [count], [TWO])
     shutil.copytree(tmp_path / "central", tmp_path / "copied")
@@ -37,8 +38,9 @@ def test_the_cost_travels_with_what_is_made_of_an_artifact_or_of_its_copy(tmp_pa
     assert set(free.records) == {"1", "2"}  # a diamond: count is reached twice and counts once
 
 
-def test_a_query_run_twice_costs_twice_and_an_edited_record_is_refused(tmp_path):
-    once, again = make(tmp_path / "x"), make(tmp_path / "y", records=[{**ONE, "id": "9"}])
+def test_a_query_run_twice_costs_twice(tmp_path):
+    once = make(tmp_path / "x")
+    again = make(tmp_path / "y", records=[{**ONE, "id": "9"}])
     assert set(merge_records([once, again])) == {"1", "9"}
     with pytest.raises(DataError, match="edited"):
         merge_records([once, make(tmp_path / "z", records=[{**ONE, "stage": "other"}])])
@@ -80,7 +82,7 @@ def test_missing_and_mistaken_directories_are_named(tmp_path):
         read_artifact(tmp_path / "count", "central")
 
 
-def test_a_local_input_makes_all_that_follows_local_and_is_refused(tmp_path):
+def test_a_local_input_makes_all_that_follows_local(tmp_path):
     local = make(tmp_path / "count", local=True)
     later = make(tmp_path / "pretrain", "pretrain", [local], [])
     assert later.local
@@ -88,7 +90,7 @@ def test_a_local_input_makes_all_that_follows_local_and_is_refused(tmp_path):
         read_artifact(tmp_path / "pretrain", "pretrain")
 
 
-def test_a_block_that_fails_leaves_the_old_artifact_and_nothing_else(tmp_path):
+def test_a_failing_block_leaves_only_the_old_artifact(tmp_path):
     make(tmp_path / "count")
     with (
         pytest.raises(RuntimeError),
@@ -109,7 +111,7 @@ def test_what_is_no_artifact_is_never_overwritten(tmp_path):
     assert (tmp_path / "mine" / "thesis.tex").exists()
 
 
-def test_the_empty_artifact_is_the_same_bytes_always_and_costs_nothing(tmp_path):
+def test_the_empty_artifact_has_constant_bytes(tmp_path):
     for name in "ab":
         write_empty(tmp_path / name, "central")
     assert (tmp_path / "a" / "privacy.json").read_bytes() == (
@@ -138,7 +140,7 @@ def test_a_failing_disk_is_no_answer_about_an_artifact(tmp_path, ask):
     assert error.value.errno == errno.EIO
 
 
-def test_a_folder_that_cannot_be_listed_is_not_taken_for_missing_files(tmp_path):
+def test_an_unlistable_folder_is_not_a_missing_file(tmp_path):
     path = make(tmp_path / "count").path
     with failing_opens("count/inner"), pytest.raises(OSError):
         read_artifact(path, "count")

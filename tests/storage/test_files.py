@@ -61,9 +61,7 @@ def write_directory(path: Path) -> None:
     "write", [check_writable, write_directory, lambda path: replace_file(path, b"whole")]
 )
 @pytest.mark.parametrize("folder", [False, True])
-def test_who_writes_again_sweeps_what_a_kill_left_of_the_same_name_and_nothing_else(
-    tmp_path, write, folder
-):
+def test_writing_again_sweeps_a_killed_writers_files(tmp_path, write, folder):
     """A stage that is switched off, or a plan, has nothing else that would look."""
     living = tmp_path / f".a.{os.getppid()}.tmp"
     mine, other = (tmp_path / f".{name}.{dead_process()}.tmp" for name in ("a", "b"))
@@ -76,7 +74,7 @@ def test_who_writes_again_sweeps_what_a_kill_left_of_the_same_name_and_nothing_e
     )
 
 
-def test_what_a_killed_container_left_is_swept_though_its_number_runs_again(tmp_path, monkeypatch):
+def test_a_killed_containers_files_are_swept(tmp_path, monkeypatch):
     """In the next one, the number is another program's, which began after the file was last
     changed.
     """
@@ -91,11 +89,11 @@ def test_what_a_killed_container_left_is_swept_though_its_number_runs_again(tmp_
     assert not left.exists()
 
 
-def test_no_name_is_used_twice_so_containers_with_one_number_keep_apart(tmp_path):
+def test_no_temporary_name_is_used_twice(tmp_path):
     assert len({temporary_name(tmp_path / "a") for _ in range(100)}) == 100
 
 
-def test_where_nothing_can_be_written_is_an_error_that_names_the_place(tmp_path):
+def test_an_unwritable_place_is_named_in_the_error(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(OSError, match="file"):
         check_writable(tmp_path / "file" / "out")
@@ -112,14 +110,14 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_private_folder_is_its_owner_s_alone_whatever_the_umask(tmp_path, no_umask):
+def test_a_private_folder_is_its_owners_under_any_umask(tmp_path, no_umask):
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "faces.png").write_bytes(b"x")
     keep_private(tmp_path / "local")
     assert mode(tmp_path / "local") == 0o700 and mode(tmp_path / "local" / "faces.png") == 0o600
 
 
-def test_every_writer_of_local_numbers_keeps_them_from_other_accounts(tmp_path, no_umask):
+def test_every_writer_of_local_numbers_keeps_them_private(tmp_path, no_umask):
     write_local(tmp_path / "local.csv", b"x")
     assert mode(tmp_path / "local.csv") == 0o600
     root = Path(__file__).resolve().parents[2]
@@ -130,7 +128,7 @@ def test_every_writer_of_local_numbers_keeps_them_from_other_accounts(tmp_path, 
         assert "write_local(" in text and not any(word in text for word in others), name
 
 
-def test_weights_that_do_not_fit_on_the_disk_are_an_error_of_the_system_in_one_line(tmp_path):
+def test_weights_that_do_not_fit_on_disk_are_one_error_line(tmp_path):
     """In a process of its own, which may write no file of more than 1000 bytes."""
     program = (
         "import resource, sys, torch\n"
@@ -151,7 +149,7 @@ def test_weights_that_do_not_fit_on_the_disk_are_an_error_of_the_system_in_one_l
     )
 
 
-def test_a_directory_that_cannot_be_copied_is_named_with_the_reason(tmp_path):
+def test_a_directory_that_cannot_be_copied_is_named(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "gone").symlink_to(tmp_path / "nowhere")
     with pytest.raises(OSError, match="a cannot be copied to .*b: .*No such file"):
@@ -172,8 +170,9 @@ def test_a_query_leaves_no_core_dump():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_two_threads_that_write_one_file_do_not_write_into_each_other(tmp_path):
-    path, names = tmp_path / "a.json", []
+def test_two_threads_writing_one_file_do_not_mix(tmp_path):
+    path = tmp_path / "a.json"
+    names = []
     with replacing(path) as mine:
         other = threading.Thread(target=lambda: names.append(temporary_name(path)))
         other.start()

@@ -29,7 +29,8 @@ def trapped(folder: Path) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     git_here(folder, "init", "-q")
-    marker, program = folder.parent / f"{folder.name}-ran", folder / ".git" / "program"
+    marker = folder.parent / f"{folder.name}-ran"
+    program = folder / ".git" / "program"
     program.write_text(f"#!/bin/sh\ntouch {marker}\n")
     program.chmod(0o755)
     git_here(folder, "config", "core.fsmonitor", str(program))
@@ -48,7 +49,8 @@ def given_away(request, environment, monkeypatch):
         if request.param == "pretended":
             environment["GIT_TEST_ASSUME_DIFFERENT_OWNER"] = "1"
             given = {folder.stat().st_ino for folder in (*folders, *([deep] if deep else []))}
-            mine, stranger = os.geteuid(), max(os.geteuid(), 1) + 1
+            mine = os.geteuid()
+            stranger = max(os.geteuid(), 1) + 1
             pretend_owners(monkeypatch, given, mine, stranger)
             return
         for folder in folders:
@@ -77,7 +79,7 @@ def pretend_owners(monkeypatch, given: set[int], mine: int, stranger: int) -> No
         monkeypatch.setattr(Path, name, owned(getattr(Path, name)))
 
 
-def test_a_planted_repository_above_runs_nothing_and_takes_nothing(tmp_path, given_away):
+def test_a_planted_repository_above_runs_nothing(tmp_path, given_away):
     scratch = tmp_path / "scratch"
     marker = trapped(scratch)
     state = scratch / "alice" / "state"
@@ -95,9 +97,7 @@ def test_another_s_repository_in_an_own_folder_counts_as_taking(tmp_path, given_
     assert not marker.exists()
 
 
-def test_a_foreign_repository_that_the_owner_trusts_still_answers(
-    tmp_path, given_away, environment
-):
+def test_a_trusted_foreign_repository_still_answers(tmp_path, given_away, environment):
     """Trust is stated to git. The program that the repository names does not run all the same."""
     shared = tmp_path / "shared"
     marker = trapped(shared)
@@ -148,9 +148,10 @@ def test_a_bare_repository_within_a_clone_is_not_used(tmp_path):
     assert git("-C", str(tmp_path / "planted"), "rev-parse", "--git-dir")[0] != 0
 
 
-def test_a_missing_file_is_not_fetched_by_the_repository_s_program(tmp_path):
+def test_a_repositorys_program_fetches_no_missing_file(tmp_path):
     marker = tmp_path / "ran"
-    origin, clone = tmp_path / "origin", tmp_path / "clone"
+    origin = tmp_path / "origin"
+    clone = tmp_path / "clone"
     origin.mkdir()
     git_here(origin, "init", "-q")
     (origin / "ledger.json").write_text('{"records": []}')

@@ -6,7 +6,7 @@ from sfumato.storage.artifacts import read_artifact, writing
 from sfumato.storage.weights import load_network, load_tensors, save_tensors
 
 
-def test_weights_that_are_no_numbers_are_refused_though_their_hash_fits(tmp_path):
+def test_non_finite_weights_are_refused_with_a_valid_hash(tmp_path):
     with writing(tmp_path / "pretrain", "pretrain") as folder:
         save_tensors(
             {"weight": torch.tensor([[1.0, float("nan")]])}, folder / "weights.safetensors"

@@ -67,7 +67,9 @@ def test_the_network_is_the_librarys_number_for_number(models, kind):
         .from_pretrained(models / kind / PART[kind])
         .eval()
     )
-    x, t, labels = torch.randn(3, 4, 8, 8), torch.tensor([0, 400, 999]), torch.tensor([0, 2, 3])
+    x = torch.randn(3, 4, 8, 8)
+    t = torch.tensor([0, 400, 999])
+    labels = torch.tensor([0, 2, 3])
     more = {}
     if kind == "transformer":
         assert model.mask is not None and not model.mask.all()
@@ -88,7 +90,7 @@ def test_the_network_is_the_librarys_number_for_number(models, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_prompts_are_encoded_as_the_librarys_pipeline_does_and_once_per_class(models, kind):
+def test_prompts_are_encoded_once_per_class_as_by_the_library(models, kind):
     import diffusers
     import transformers
 
@@ -129,13 +131,12 @@ def test_the_prompts_are_encoded_as_the_librarys_pipeline_does_and_once_per_clas
 def test_guided_samples_are_the_pipelines(models, kind):
     import diffusers
 
-    model, codec = load_latent(reference(models, kind)), load_codec(reference(models, kind), CPU)
+    model = load_latent(reference(models, kind))
+    codec = load_codec(reference(models, kind), CPU)
     generator = torch.Generator().manual_seed(3)
     start = torch.stack([torch.randn(4, 8, 8, generator=generator) for _ in range(2)])
-    scheduler, again = (
-        make_scheduler(read_model_directory(str(models / kind))),
-        torch.Generator().manual_seed(3),
-    )
+    scheduler = make_scheduler(read_model_directory(str(models / kind)))
+    again = torch.Generator().manual_seed(3)
     drawn = model.sample_latents(scheduler, torch.tensor([1, 2]), 6, 1.5, again, False)
     pipe = diffusers.StableDiffusionPipeline.from_pretrained(models / kind, safety_checker=None)
     texts = [read_reference(reference(models, kind))["prompts"][name] for name in CLASSES[1:]]
@@ -153,7 +154,7 @@ def test_guided_samples_are_the_pipelines(models, kind):
     )
 
 
-def test_a_transformer_that_is_told_the_size_is_told_it_under_vmap_too():
+def test_a_transformer_gets_the_size_under_vmap_too():
     import diffusers
 
     torch.manual_seed(0)
@@ -162,7 +163,8 @@ def test_a_transformer_that_is_told_the_size_is_told_it_under_vmap_too():
         cross_attention_dim=12, sample_size=8, patch_size=2, caption_channels=6, norm_num_groups=4,
         use_additional_conditions=True,
     )  # fmt: skip
-    prompts, mask = torch.randn(3, 5, 6), torch.ones(3, 5, dtype=torch.bool)
+    prompts = torch.randn(3, 5, 6)
+    mask = torch.ones(3, 5, dtype=torch.bool)
     configs: dict = {"scheduler": {}, "vae": {"block_out_channels": [4, 4]}}
     directory = ModelDirectory(
         path=Path("none"), classes={"transformer": "PixArtTransformer2DModel"}, configs=configs
@@ -172,7 +174,9 @@ def test_a_transformer_that_is_told_the_size_is_told_it_under_vmap_too():
         LatentDiffusion(directory, network, prompts, mask, alphas_cumprod, size)
         for size in (16, 32)
     ]
-    x, t, labels = torch.randn(2, 4, 8, 8), torch.tensor([3, 700]), torch.tensor([0, 1])
+    x = torch.randn(2, 4, 8, 8)
+    t = torch.tensor([3, 700])
+    labels = torch.tensor([0, 1])
     assert not torch.equal(*(model(x, t, labels) for model in models))
     drawn = draw(models[0], x, 2, UNIFORM, torch.Generator().manual_seed(0))
     parameters = dict(models[0].named_parameters())
@@ -180,12 +184,15 @@ def test_a_transformer_that_is_told_the_size_is_told_it_under_vmap_too():
 
 
 def test_what_is_learned_is_read_from_the_scheduler(models, monkeypatch):
-    latents, noise = torch.randn(2, 4, 8, 8), torch.randn(2, 4, 8, 8)
-    t, labels = torch.tensor([10, 700]), torch.tensor([0, 3])
+    latents = torch.randn(2, 4, 8, 8)
+    noise = torch.randn(2, 4, 8, 8)
+    t = torch.tensor([10, 700])
+    labels = torch.tensor([0, 3])
     for kind in KINDS:
         model = load_latent(reference(models, kind))
         alphas_cumprod = model.alphas_cumprod[t][:, None, None, None]
-        signal, spread = alphas_cumprod.sqrt(), (1 - alphas_cumprod).sqrt()
+        signal = alphas_cumprod.sqrt()
+        spread = (1 - alphas_cumprod).sqrt()
         target = signal * noise - spread * latents if kind == "unet-v" else noise
         seen = []
 
@@ -230,13 +237,14 @@ def test_a_latent_depends_on_its_own_image_alone_bit_for_bit(models, size):
     assert back.shape == images.shape and back.min() >= 0 and back.max() <= 1
 
 
-def test_a_gpu_decodes_several_latents_at_a_time_as_far_as_they_fit(models, monkeypatch):
+def test_a_gpu_decodes_as_many_latents_as_fit(models, monkeypatch):
     monkeypatch.setitem(parts.DECODED, "cuda", 2 * 16**2)
     codec = load_codec(reference(models, "unet-epsilon"), CPU)
     with pretended_gpu() as card:
         codec.device = torch.device("cuda")
         codec.vae.to(codec.device)
-        decode, sizes = codec.vae.decode, []
+        decode = codec.vae.decode
+        sizes = []
         codec.vae.decode = lambda latents: sizes.append(len(latents)) or decode(latents)
         card.waits.clear()
         assert codec.decode(torch.rand(5, 4, 8, 8), (1, 16, 16)).shape == (5, 1, 16, 16)
@@ -248,9 +256,7 @@ def test_a_gpu_decodes_several_latents_at_a_time_as_far_as_they_fit(models, monk
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("trainable", ["salient-lora", "attention-lora", "attention", "all"])
-def test_frozen_parts_stay_bit_identical_and_the_result_reads_back(
-    models, tmp_path, kind, trainable
-):
+def test_frozen_parts_stay_bit_identical(models, tmp_path, kind, trainable):
     model = load_latent(reference(models, kind))
     ranking = candidates(model)
     settings = Finetune(trainable=trainable)
@@ -377,7 +383,7 @@ def spoil_json(path: Path, **change) -> None:
     path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
 
-def test_directories_that_cannot_be_used_are_refused_in_one_sentence(copied, tmp_path):
+def test_unusable_directories_are_refused_in_one_sentence(copied, tmp_path):
     (tmp_path / "model.ckpt").write_bytes(b"")
     (tmp_path / "empty").mkdir()
     for name, kind, message in [
@@ -428,7 +434,7 @@ def test_directories_that_cannot_be_used_are_refused_in_one_sentence(copied, tmp
         None,
     ],
 )
-def test_a_part_that_names_code_or_adapters_is_refused_before_it_is_loaded(copied, named):
+def test_a_part_that_names_code_is_refused_before_loading(copied, named):
     """`transformers` fetches kernels and adapters by name, where the packages for them are
     installed.
     """
@@ -528,7 +534,7 @@ def test_other_sizes_than_the_models_own_work(models, tmp_path):
         ).shape == (2, 4, 12, 12)
 
 
-def test_the_hub_is_asked_by_name_and_revision_and_its_failure_is_one_sentence(models, monkeypatch):
+def test_the_hub_is_asked_by_name_and_revision(models, monkeypatch):
     import huggingface_hub
 
     download = Mock(return_value=str(models / "unet-epsilon"))

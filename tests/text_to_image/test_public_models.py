@@ -89,7 +89,7 @@ RUN = [name for name in STAGES if name not in ("classifier", "select", "evaluate
         ("transformer", "dp-lora"),
     ],
 )
-def test_the_whole_pipeline_ends_in_labelled_images_with_a_ledger(models, repository, kind, recipe):
+def test_the_whole_pipeline_ends_in_images_with_a_ledger(models, repository, kind, recipe):
     set_up(repository, models / kind, recipe)
     before = {
         file: digest_of_file(file) for file in sorted((models / kind).rglob("*")) if file.is_file()
@@ -104,10 +104,8 @@ def test_the_whole_pipeline_ends_in_labelled_images_with_a_ledger(models, reposi
     for name in RUN:
         stage(repository, name)
     artifacts = repository / "artifacts"
-    images, labels = (
-        np.load(artifacts / "synthesize/images.npy"),
-        np.load(artifacts / "synthesize/labels.npy"),
-    )
+    images = np.load(artifacts / "synthesize/images.npy")
+    labels = np.load(artifacts / "synthesize/labels.npy")
     assert (
         images.shape == (12, 8, 8, 1)
         and images.dtype == np.uint8
@@ -125,10 +123,8 @@ def test_the_whole_pipeline_ends_in_labelled_images_with_a_ledger(models, reposi
     assert before == {file: digest_of_file(file) for file in before}
     assert not list((artifacts / "pretrain").glob("*weights*"))
     assert sum(f.stat().st_size for f in (artifacts / "pretrain").iterdir()) < 200_000
-    base, tuned = (
-        load_latent(artifacts / "pretrain"),
-        load_synthesizer(artifacts / "finetune", artifacts / "pretrain"),
-    )
+    base = load_latent(artifacts / "pretrain")
+    tuned = load_synthesizer(artifacts / "finetune", artifacts / "pretrain")
     moved = {
         name
         for name, value in base.named_parameters()
@@ -146,7 +142,7 @@ def test_the_whole_pipeline_ends_in_labelled_images_with_a_ledger(models, reposi
     assert not any(b"latents.npy" in file.read_bytes() for file in artifacts.rglob("*.json"))
 
 
-def test_the_mistakes_of_a_user_are_one_sentence_and_an_exit_code(models, repository, uninstall):
+def test_a_users_mistake_is_one_sentence_and_an_exit_code(models, repository, uninstall):
     model = models / "unet-epsilon"
     set_up(repository, model, "dp-sapf", model={"sha256": "0" * 64})
     for words in ("prepare sensitive", "prepare public", "plan"):
@@ -168,7 +164,7 @@ def test_the_mistakes_of_a_user_are_one_sentence_and_an_exit_code(models, reposi
     assert not journal.exists() or '"open"' not in journal.read_text()
 
 
-def test_a_model_that_was_made_from_sensitive_images_brings_its_records(models, repository):
+def test_a_model_made_from_sensitive_images_brings_records(models, repository):
     """A fine-tuned model given as the public one lost what it had cost."""
     record = small_record(
         7, Mechanism(noise_multiplier=3.0), stage="finetune", dataset_id="another"
@@ -203,7 +199,7 @@ def stage_with(
 # ---- without the extra
 
 
-def test_the_base_install_imports_nothing_of_it_and_the_doctor_says_what_it_would_add(tmp_path):
+def test_the_base_install_imports_nothing_of_it(tmp_path):
     code = """
 import sys
 class Absent:

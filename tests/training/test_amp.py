@@ -73,11 +73,9 @@ def inside(delta: Tensor, radius: float) -> Tensor:
 @pytest.mark.parametrize(("radius", "active"), [(0.05, True), (10.0, False)])
 def test_a_quadratic_loss_gives_what_the_hand_calculates(steps, radius, active, parts):
     """parts: how many parameters hold the two numbers. The norm is that of all together."""
-    theta, delta, clipped = (
-        [part.clone().requires_grad_() for part in START.chunk(parts)],
-        torch.zeros(2),
-        False,
-    )
+    theta = [part.clone().requires_grad_() for part in START.chunk(parts)]
+    delta = torch.zeros(2)
+    clipped = False
     amp = other(radius=radius, steps=steps)
     value = amp_gradient(theta, lambda: [(CURVATURE * torch.cat(theta) ** 2).sum() / 2], amp)
     for _ in range(steps):
@@ -99,7 +97,8 @@ def test_a_quadratic_loss_gives_what_the_hand_calculates(steps, radius, active, 
     "amp", [Amp(), other(radius=0.01, rate=100.0, steps=4), other(radius=5.0, steps=3)]
 )
 def test_the_perturbation_never_leaves_the_ball(amp):
-    model, seen = tiny(), []
+    model = tiny()
+    seen = []
 
     def weights() -> Tensor:
         return torch.cat([value.detach().flatten().double() for value in model.parameters()])
@@ -116,7 +115,9 @@ def test_the_perturbation_never_leaves_the_ball(amp):
 
 
 def test_radius_zero_is_plain_training_bit_for_bit():
-    plain, zero, amp = tiny(), tiny(), tiny()
+    plain = tiny()
+    zero = tiny()
+    amp = tiny()
     averages = [run(plain), run(zero, amp=other(radius=0.0, steps=3)), run(amp, amp=Amp())]
     for name, value in plain.state_dict().items():
         assert torch.equal(value, zero.state_dict()[name]) and torch.equal(
@@ -126,7 +127,7 @@ def test_radius_zero_is_plain_training_bit_for_bit():
 
 
 @pytest.mark.parametrize("amp", [None, other(radius=0.5, rate=3.0, steps=2)])
-def test_a_batch_in_parts_has_the_gradient_of_the_whole_and_every_bit_of_the_network_stays(amp):
+def test_a_batch_in_parts_has_the_gradient_of_the_batch(amp):
     shown = [
         SOURCES["auxiliary"][0],
         SOURCES["auxiliary"][1],
@@ -150,7 +151,7 @@ def test_a_batch_in_parts_has_the_gradient_of_the_whole_and_every_bit_of_the_net
         assert torch.allclose(found[microbatch_size], found[20], rtol=1e-3, atol=1e-5)
 
 
-def test_training_holds_no_more_images_than_fit_and_ends_in_the_same_weights(monkeypatch):
+def test_training_keeps_only_fitting_images_in_memory(monkeypatch):
     averages = []
     for fits in (8, 3):
         monkeypatch.setattr(curriculum, "plain_microbatch", lambda model, fits=fits: fits)
@@ -164,7 +165,8 @@ def test_training_holds_no_more_images_than_fit_and_ends_in_the_same_weights(mon
 
 
 def test_an_exception_on_the_way_leaves_every_bit():
-    theta, calls = bowl(), []
+    theta = bowl()
+    calls = []
 
     def losses() -> list[Tensor]:
         calls.append(1)
@@ -177,7 +179,7 @@ def test_an_exception_on_the_way_leaves_every_bit():
     assert torch.equal(theta, START)
 
 
-def test_all_passes_of_a_step_see_the_same_draws_and_those_of_plain_training():
+def test_all_passes_of_a_step_use_the_same_draws():
     draws = {}
     for steps in (0, 2):
         model = tiny()
@@ -203,8 +205,9 @@ def test_an_ascent_without_a_finite_norm_is_left_out(bad):
 
 
 @pytest.mark.parametrize("curvature", [CURVATURE, 0 * CURVATURE])
-def test_a_parameter_that_the_loss_does_not_see_and_a_flat_loss_are_no_division_by_zero(curvature):
-    theta, idle = bowl(), torch.ones(3, requires_grad=True)
+def test_unused_parameters_and_flat_losses_do_not_divide_by_0(curvature):
+    theta = bowl()
+    idle = torch.ones(3, requires_grad=True)
     amp_gradient([theta, idle], lambda: [(curvature * theta**2).sum() / 2], Amp())
     assert not idle.grad.any() and torch.equal(idle, torch.ones(3))
     assert theta.grad.isfinite().all() and bool(theta.grad.any()) == bool(curvature.any())
@@ -213,7 +216,8 @@ def test_a_parameter_that_the_loss_does_not_see_and_a_flat_loss_are_no_division_
 def test_frozen_parameters_are_neither_moved_nor_trained():
     model = tiny()
     model.label.weight.requires_grad_(False)
-    before, seen = model.label.weight.clone(), []
+    before = model.label.weight.clone()
+    seen = []
     model.register_forward_pre_hook(lambda module, inputs: seen.append(model.label.weight.clone()))
     average = run(model, amp=Amp(radius=1.0))
     assert all(torch.equal(weight, before) for weight in [*seen, model.label.weight])

@@ -41,7 +41,7 @@ def phase(**options) -> Phase:
     return Phase(**{"sources": sources, "steps": 3, "batch": 8, "learning_rate": 2e-3, **options})
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
+def test_equal_seeds_give_equal_weights():
     torch.manual_seed(1)
     first = warm_up(tiny(), [phase(augment=2)], SOURCES, 7)
     torch.manual_seed(2)  # the global generator does not matter
@@ -52,8 +52,10 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
 
 
 def test_the_loss_falls_and_progress_is_reported():
-    rows, model = [], tiny()
-    images, labels = as_floats(SOURCES["auxiliary"][0]), SOURCES["auxiliary"][1]
+    rows = []
+    model = tiny()
+    images = as_floats(SOURCES["auxiliary"][0])
+    labels = SOURCES["auxiliary"][1]
     noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
     batch = images, labels, torch.full((len(images),), 0.5), noise
     before = mean_loss(model, batch, False, len(images)).item()
@@ -63,7 +65,7 @@ def test_the_loss_falls_and_progress_is_reported():
     assert mean_loss(model, batch, False, len(images)).item() < 0.6 * before
 
 
-def test_augmentation_changes_images_keeps_range_order_and_the_global_generator():
+def test_augmentation_keeps_range_order_and_the_generator():
     images = SOURCES["central"][0].repeat(20, 1, 1, 1)
     before = torch.random.get_rng_state()
     changed = rand_augment(images, 2, torch.Generator().manual_seed(0))
@@ -86,8 +88,9 @@ def test_augmentation_changes_images_keeps_range_order_and_the_global_generator(
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 12, 20)])
-def test_augmentation_is_that_of_torchvision_group_by_group_bit_for_bit(shape):
-    images, random = torch.rand(101, *shape), torch.Generator().manual_seed(3)
+def test_augmentation_equals_torchvision_group_by_group(shape):
+    images = torch.rand(101, *shape)
+    random = torch.Generator().manual_seed(3)
     again = torch.Generator().manual_seed(3)
     order = torch.randperm(len(images), generator=again)
     expected = (images * 255).round().to(torch.uint8)
@@ -99,7 +102,7 @@ def test_augmentation_is_that_of_torchvision_group_by_group_bit_for_bit(shape):
     assert torch.equal(random.get_state(), again.get_state())
 
 
-def test_batches_ahead_are_the_same_and_each_is_made_while_the_one_before_is_in_use():
+def test_batches_made_ahead_are_the_same():
     made = [threading.Event() for _ in range(4)]
 
     def batches():
@@ -144,7 +147,7 @@ def selection(directory, rows, labels, kind="public", classes=("a", "d")):
     return directory
 
 
-def test_public_classes_get_rows_of_their_own_and_relabelled_ones_do_not(tmp_path):
+def test_public_classes_get_rows_unless_relabelled(tmp_path):
     images, labels, extra = public_training_set(
         public(), selection(tmp_path / "s", [3, 5, 8], [1, 0, 1]), classes=3
     )
@@ -174,7 +177,7 @@ def test_a_selection_that_does_not_fit_is_refused(tmp_path, rows, labels, kind, 
         public_training_set(public(), selection(tmp_path / "s", rows, labels, kind), classes=3)
 
 
-def test_sources_are_mixed_by_weight_and_keep_their_rows_and_labels(tmp_path):
+def test_sources_are_mixed_by_weight_with_their_labels(tmp_path):
     images, labels, _ = public_training_set(
         public(), selection(tmp_path / "s", [0, 7, 11], [0, 1, 1]), classes=3
     )
@@ -183,7 +186,8 @@ def test_sources_are_mixed_by_weight_and_keep_their_rows_and_labels(tmp_path):
     batch, labels = mixed_batch(
         phase(sources=weights, batch=4000), sources, torch.Generator().manual_seed(0)
     )
-    white, shown = (batch == 1).all(dim=(1, 2, 3)), labels > 3
+    white = (batch == 1).all(dim=(1, 2, 3))
+    shown = labels > 3
     for part, share in ((white, 2 / 8), (shown, 5 / 8)):  # false alarm below 1e-6
         assert float(part.double().mean()) == pytest.approx(
             share, abs=5 * (share * (1 - share) / 4000) ** 0.5
@@ -208,7 +212,8 @@ def test_a_memory_map_is_read_row_by_row_and_never_copied(tmp_path):
     assert np.shares_memory(images.images, mapped)
     found = MappedImages(mapped)[torch.tensor([size - 1, 0, 5])]
     assert found.dtype == torch.uint8 and found.amax(dim=(1, 2, 3)).tolist() == [200, 0, 100]
-    one, random = phase(sources={"public": 1.0}, batch=16), torch.Generator().manual_seed(0)
+    one = phase(sources={"public": 1.0}, batch=16)
+    random = torch.Generator().manual_seed(0)
     whole = {"public": (MappedImages(mapped), torch.zeros(1, dtype=torch.int64).expand(size))}
     assert mixed_batch(one, whole, random)[0].shape == (16, 1, 8, 8)
     batch, _ = mixed_batch(one, {"public": (images, torch.tensor([0, 1]))}, random)

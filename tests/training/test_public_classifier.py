@@ -12,7 +12,7 @@ from sfumato.training.supervised import SHIFT, shift_and_mirror
 SETTINGS = Classifier(width=8, steps=120)
 
 
-def test_digits_are_learnt_and_the_accuracy_is_that_of_images_not_trained_on(digits):
+def test_digits_are_learnt_and_scored_on_unseen_images(digits):
     model, accuracy = train_public_classifier(digits, SETTINGS, seed=0)
     assert not model.training and model.classes == 10
     assert accuracy > 0.85
@@ -27,7 +27,7 @@ def test_digits_are_learnt_and_the_accuracy_is_that_of_images_not_trained_on(dig
     )
 
 
-def test_the_seed_fixes_the_network_and_spares_the_global_generator(digits):
+def test_the_seed_fixes_the_network_only(digits):
     before = torch.get_rng_state()
     short = SETTINGS.model_copy(update={"steps": 3})
     (first, a), (second, b), (third, _) = (
@@ -62,7 +62,7 @@ def test_memory_mapped_images_are_read_batch_by_batch(digits, tmp_path):
     assert seen == [(1, 2), (2, 2)]
 
 
-def test_a_pass_shows_each_image_once_and_the_next_in_another_order():
+def test_each_pass_shows_each_image_once_in_a_new_order():
     batches = shuffled(np.arange(100, 140), 10, np.random.default_rng(0))
     first, second = ([next(batches) for _ in range(4)] for _ in range(2))
     for passed in (first, second):
@@ -72,14 +72,15 @@ def test_a_pass_shows_each_image_once_and_the_next_in_another_order():
     assert len(next(shuffled(np.arange(3), 10, np.random.default_rng(0)))) == 3
 
 
-def test_augmentation_shifts_by_up_to_an_eighth_and_mirrors_only_if_asked():
+def test_augmentation_shifts_and_mirrors_only_on_request():
     torch.manual_seed(0)
     images = torch.zeros(400, 1, 16, 16)
     images[:, 0, 8, 5] = 1.0
     for flip in (False, True):
         places = shift_and_mirror(images, flip)[:, 0].nonzero()
         assert len(places) == 400
-        rows, columns = places[:, 1], places[:, 2]
+        rows = places[:, 1]
+        columns = places[:, 2]
         assert set(rows.tolist()) == set(range(8 - 16 // SHIFT, 8 + 16 // SHIFT + 1))
         near = set(range(5 - 16 // SHIFT, 5 + 16 // SHIFT + 1))
         assert set(columns.tolist()) == (near | {15 - place for place in near} if flip else near)

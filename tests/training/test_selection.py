@@ -49,7 +49,7 @@ def test_one_row_keeps_the_most_voted_equal_ones_in_their_order():
     assert kept == [Kept(1, 0, 9.0), Kept(3, 0, 9.0), Kept(0, 0, 3.0), Kept(4, 0, 3.0)]
 
 
-def test_a_class_goes_to_the_row_that_votes_most_for_it_and_to_no_other():
+def test_a_class_goes_to_the_row_with_most_votes():
     votes = np.array([[10.0, 9.0, 1.0, 0.0], [8.0, 7.0, 6.0, 5.0]])
     assert select_classes(votes, 4) == [
         Kept(0, 0, 10.0),
@@ -66,11 +66,12 @@ def test_what_does_not_divide_goes_to_the_most_voted():
 
 
 @given(st.data())
-def test_whatever_the_noise_every_row_is_served_equally_and_no_class_twice(data):
+def test_every_row_is_served_equally_under_any_noise(data):
     rows = data.draw(st.integers(1, 6))
     public = data.draw(st.integers(rows, 20))
     keep = data.draw(st.integers(rows, public))
-    seed, scale = data.draw(st.integers(0, 2**32 - 1)), data.draw(st.sampled_from([0.0, 1.0, 1e12]))
+    seed = data.draw(st.integers(0, 2**32 - 1))
+    scale = data.draw(st.sampled_from([0.0, 1.0, 1e12]))
     votes = np.random.default_rng(seed).normal(0, scale, (rows, public)).round(2)
     kept = select_classes(votes, keep)
     assert len(kept) == keep == len({choice.public for choice in kept})
@@ -94,7 +95,7 @@ LABELS = np.array([4, 0, 2, 2, 1, 4, 3], dtype=np.int64)
 KEPT = [Kept(2, 1, 9.0), Kept(4, 0, 8.0), Kept(1, 1, 7.0)]
 
 
-def test_images_of_kept_classes_take_their_rank_or_the_sensitive_class():
+def test_images_of_kept_classes_take_their_rank_or_class():
     indices, labels = relabel(LABELS, KEPT, 5, per_class=False)
     assert indices.tolist() == [0, 2, 3, 4, 5] and labels.tolist() == [1, 0, 0, 2, 1]
     indices, labels = relabel(LABELS, KEPT, 5, per_class=True)
@@ -102,7 +103,7 @@ def test_images_of_kept_classes_take_their_rank_or_the_sensitive_class():
     assert indices.dtype == labels.dtype == np.int64
 
 
-def test_without_a_histogram_all_classes_keep_all_images_and_their_labels():
+def test_without_a_histogram_all_classes_keep_all_images():
     indices, labels = relabel(LABELS, all_of(5), 5, per_class=False)
     assert indices.tolist() == [*range(7)] and labels.tolist() == LABELS.tolist()
 
@@ -199,7 +200,7 @@ def desk(here, public):
 QUICK = {"width": 8, "steps": 80}
 
 
-def test_relabelled_by_class_the_public_digits_take_the_labels_of_the_sensitive_ones(desk, public):
+def test_relabelled_public_digits_take_sensitive_labels(desk, public):
     about = json.loads((desk("classifier", **QUICK) / "card.json").read_text())
     assert about["public_validation_accuracy"] > 0.8
     assert len(about["classes"]) == 20 and about["source"] == "digits twice"
@@ -230,7 +231,7 @@ def test_relabelled_by_class_the_public_digits_take_the_labels_of_the_sensitive_
     assert all(row["public_class"] == row["relabelled_as"] for row in rows)
 
 
-def test_a_teacher_labels_the_public_digits_and_they_are_released_as_what_they_are(desk, public):
+def test_a_teacher_labels_public_digits_that_are_released(desk, public):
     desk("classifier", network="whitened", **QUICK)
     resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)
     desk("count", noise=5.0)
@@ -266,7 +267,8 @@ def test_a_teacher_labels_the_public_digits_and_they_are_released_as_what_they_a
     assert len(read_artifact(out, "synthesize").records) == 2, (
         "it carries the cost of the teacher and of the counts"
     )
-    card, text = json.loads((out / "card.json").read_text()), (out / "README.md").read_text()
+    card = json.loads((out / "card.json").read_text())
+    text = (out / "README.md").read_text()
     assert card["sources"] == {"select": 300} and not card["synthetic"]
     assert (
         "All are **public images, privately selected and labelled**" in text
@@ -274,7 +276,7 @@ def test_a_teacher_labels_the_public_digits_and_they_are_released_as_what_they_a
     )
 
 
-def test_the_mixture_is_chosen_without_a_look_at_any_sensitive_image(desk, tmp_path, monkeypatch):
+def test_the_mixture_is_chosen_without_sensitive_images(desk, tmp_path, monkeypatch):
     monkeypatch.setattr("sfumato.evaluation.mixture.STEPS", 20)
     desk("count", noise=5.0)
     desk("frequency", noise=1.0, size=40)
@@ -293,7 +295,8 @@ def test_the_mixture_is_chosen_without_a_look_at_any_sensitive_image(desk, tmp_p
     with opened_files() as opened:
         out = desk("synthesize", **mixed, count=300)
     assert opened and not any(str(tmp_path / "state/data") in name for name in opened)
-    card, text = json.loads((out / "card.json").read_text()), (out / "README.md").read_text()
+    card = json.loads((out / "card.json").read_text())
+    text = (out / "README.md").read_text()
     said = card["mixture"]
     assert said["chosen"] in said["agreement"] and f"The set was released {said['chosen']}" in text
     assert (
@@ -333,7 +336,7 @@ def test_in_one_row_the_kept_classes_are_renumbered_by_rank(desk, public):
     )
 
 
-def test_switched_off_stages_write_empty_artifacts_and_selection_then_keeps_all(desk):
+def test_disabled_stages_write_empty_artifacts(desk):
     for stage in ("classifier", "histogram"):
         assert [path.name for path in desk(stage, enabled=False).iterdir()] == ["privacy.json"]
     out = desk("select", ratio=1.0)

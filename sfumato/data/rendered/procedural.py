@@ -121,7 +121,7 @@ def gratings(random: np.random.Generator, height: int, width: int, channels: int
             each = np.tanh(sharpness * each)
         wave += random.uniform(0.4, 1) * each
     wave = 0.5 + 0.5 * wave[..., None] / (np.abs(wave).max() + 1e-12)
-    low, high = apart(random, channels)
+    low, high = contrasting_colours(random, channels)
     return low + wave * (high - low)
 
 
@@ -134,7 +134,7 @@ def shapes(random: np.random.Generator, height: int, width: int, channels: int) 
     ramp = (0.5 + 0.7 * ((x - 0.5) * math.cos(angle) + (y - 0.5) * math.sin(angle))).clip(0, 1)[
         ..., None
     ]
-    start, ink = apart(random, channels)
+    start, ink = contrasting_colours(random, channels)
     image = start + ramp * random.uniform(0, 0.5) * (random.random(channels) - start)
     for _ in range(random.integers(1, 6)):
         size = random.uniform(0.1, 0.4)
@@ -173,7 +173,7 @@ def cells(random: np.random.Generator, height: int, width: int, channels: int) -
     value = nearest[..., 0]
     if kind == 2:
         value = np.minimum(nearest[..., 1] - value, random.uniform(0.03, 0.15))
-    low, high = apart(random, channels)
+    low, high = contrasting_colours(random, channels)
     return low + (value / value.max())[..., None] * (high - low)
 
 
@@ -197,7 +197,9 @@ def grid(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     return y, x
 
 
-def apart(random: np.random.Generator, channels: int) -> tuple[np.ndarray, np.ndarray]:
+def contrasting_colours(
+    random: np.random.Generator, channels: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Draw two colours (C,) in [0, 1] that differ by at least 0.35 in some channel."""
     first, second = random.random((2, channels))
     while np.abs(first - second).max() < 0.35:

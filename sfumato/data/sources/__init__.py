@@ -39,7 +39,7 @@ def read_source(data: Data, raw: Path, shard: Shard | None = None) -> Source:
         "skip",
         "volume",
     )
-    asked = {name: getattr(data, name) for name in names}
+    options = {name: getattr(data, name) for name in names}
     several = data.labels == SEVERAL
     outer = data.groups is not None and data.groups.folder == OUTER
     if data.classes is None and (
@@ -49,7 +49,12 @@ def read_source(data: Data, raw: Path, shard: Shard | None = None) -> Source:
         fix = "name the classes, [a, b, …]; `stage init` writes those that occur"
         raise public(ConfigError(f"data.classes is missing: {fix}"))
     request = Request(
-        section="data", name=data.source, size=size, pad=data.fit == "pad", several=several, **asked
+        section="data",
+        name=data.source,
+        size=size,
+        pad=data.fit == "pad",
+        several=several,
+        **options,
     )
     return open_source(replace(request, shard=shard), raw)
 
@@ -89,14 +94,14 @@ def read_public(public: Public, shape: Shape, raw: Path, seed: int) -> Source:
     the program draws.
     """
     channels, height, width = shape
-    asked = public.model_dump(include={"path", "per_class"})
+    options = public.model_dump(include={"path", "per_class"})
     request = Request(
         section="public",
         name=public.source,
         size=(height, width),
         channels=channels,
         seed=seed,
-        **asked,
+        **options,
     )
     return open_source(request, raw)
 

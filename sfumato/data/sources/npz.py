@@ -28,8 +28,8 @@ def read_npz(request: Request, raw: Path) -> Source:
     """
     path = request.required_path()
     if not path.is_file():
-        wanted = "an .npz with images, labels and classes, or a file of MedMNIST"
-        raise DataError(f"{request.section}.path={path} is not a file: expected {wanted}.")
+        expected = "an .npz with images, labels and classes, or a file of MedMNIST"
+        raise DataError(f"{request.section}.path={path} is not a file: expected {expected}.")
     groups = request.groups
     if groups is not None and not (groups.array or groups.column):
         raise ConfigError(
@@ -98,14 +98,14 @@ def labels_of(
         held = f"{part}images are {images.dtype} {images.shape}"
         raise DataError(f"{path}: {held}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3")
     count = len(images)
-    wanted = [(count,), (count, 1)]
+    expected = [(count,), (count, 1)]
     way = "; for several labels per image, set data.labels: several"
     if several:
-        wanted = [(count, len(classes))]
+        expected = [(count, len(classes))]
         way = ""
-    if labels.dtype.kind not in "iu" or labels.shape not in wanted:
+    if labels.dtype.kind not in "iu" or labels.shape not in expected:
         held = f"{part}labels are {labels.dtype} {labels.shape}"
-        raise DataError(f"{path}: {held}, expected integers {wanted[0]}{way}.")
+        raise DataError(f"{path}: {held}, expected integers {expected[0]}{way}.")
     if not several:
         labels = labels.reshape(-1)
     check_labels(labels, classes, path)

@@ -83,9 +83,9 @@ def rows_of(
     rows = dict[Path, list[str]]()
     for part in [path] if table_in(path) else train + test:
         if (table := table_in(part)) is None:
-            wanted = ", ".join([FILE, *columns])
+            expected = ", ".join([FILE, *columns])
             raise DataError(
-                f"{part} contains no {', '.join(METADATA)} with the columns {wanted}: write one."
+                f"{part} contains no {', '.join(METADATA)} with the columns {expected}: write one."
             )
         named = [heads_of(table)[0], *columns]
         rows |= rows_by_file(table, named, pictures_below(part), part, files_below(part))
@@ -130,12 +130,12 @@ def list_labels(request: Request) -> Listing:
     column = request.label_column
     person = request.id_column
     if table is None:
-        wanted = (
+        expected = (
             f"{' or '.join(TABLES)}, with the column {FILE} and one column of 0 and 1 per label"
         )
         raise DataError(
-            f"data.labels: several, but data.path={root} is not a folder with {wanted}: write that "
-            "table."
+            f"data.labels: several, but data.path={root} is not a folder with {expected}: write "
+            "that table."
         )
     files = pictures_below(root)
     named, others = heads_of(table)

@@ -87,7 +87,6 @@ def squared_mmd(a: np.ndarray, b: np.ndarray) -> float:
 
     Inner sums leave out their diagonals.
     """
-
     from sklearn.metrics.pairwise import polynomial_kernel
 
     def mean_within(x: np.ndarray) -> float:

@@ -41,7 +41,8 @@ def feature_likelihood(
         np.asarray(features[random.permutation(len(features))[:number]], dtype=np.float64)
         for features, number in ((synthetic, size), (train, 2 * size), (holdout, most))
     )
-    mean, std = scored.mean(axis=0), scored.std(axis=0, ddof=1)
+    mean = scored.mean(axis=0)
+    std = scored.std(axis=0, ddof=1)
     varied = std > 1e-8 * max(float(std.max()), 1e-300)
     if not varied.any():  # no likelihood can be compared
         return {}
@@ -76,21 +77,24 @@ def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
     background = torch.ones(1, dtype=torch.float64)
     before = -math.inf
     for _ in range(ROUNDS):
-        weight, spread = torch.zeros_like(variances), torch.zeros_like(variances)
-        broad_weight, broad_spread, total = 0.0, 0.0, 0.0
-        for apart, from_mean in zip(
+        weight = torch.zeros_like(variances)
+        spread = torch.zeros_like(variances)
+        broad_weight = 0.0
+        broad_spread = 0.0
+        total = 0.0
+        for squared, from_mean in zip(
             distances.split(ROWS_AT_ONCE), far.split(ROWS_AT_ONCE), strict=True
         ):
-            log_density = log_gaussian(apart, variances, dimension).sub_(math.log(len(centres)))
+            log_density = log_gaussian(squared, variances, dimension).sub_(math.log(len(centres)))
             log_broad = log_gaussian(from_mean, background, dimension)  # (B, 1)
-            whole = torch.logaddexp(log_density.logsumexp(dim=1, keepdim=True), log_broad)
-            share = log_density.sub_(whole).exp_()
+            log_total = torch.logaddexp(log_density.logsumexp(dim=1, keepdim=True), log_broad)
+            share = log_density.sub_(log_total).exp_()
             weight += share.sum(dim=0)
-            spread += share.mul_(apart).sum(dim=0)
-            broad = (log_broad - whole).exp_()
+            spread += share.mul_(squared).sum(dim=0)
+            broad = (log_broad - log_total).exp_()
             broad_weight += float(broad.sum())
             broad_spread += float((broad * from_mean).sum())
-            total += float(whole.sum())
+            total += float(log_total.sum())
         used = weight > 1e-12  # a centre that explains nothing keeps its width
         variances = torch.where(
             used, spread / (dimension * weight.clamp_min(1e-12)), variances
@@ -107,7 +111,8 @@ def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
 
 def negative_log_likelihood(points: Tensor, centres: Tensor, variances: Tensor) -> float:
     """Compute the mean over the points, per dimension, in nats."""
-    dimension, total = points.shape[1], 0.0
+    dimension = points.shape[1]
+    total = 0.0
     for part in points.split(ROWS_AT_ONCE):
         log_density = log_gaussian(torch.cdist(part, centres).square_(), variances, dimension)
         total += float(log_density.logsumexp(dim=1).sum()) - math.log(len(centres)) * len(

@@ -47,7 +47,8 @@ def test_a_tar_file_with_a_link_or_a_pipe_is_refused(kind, folder, tmp_path):
     file = packed(tmp_path / "in.tar", folder, "w")
     with tarfile.open(file, "a") as archive:
         entry = tarfile.TarInfo("set/cat/9.png")
-        entry.type, entry.linkname = kind, "/etc/passwd"
+        entry.type = kind
+        entry.linkname = "/etc/passwd"
         archive.addfile(entry)
     with pytest.raises(DataError, match="link or not a plain file"):
         survey(file, classes=ALL)

@@ -79,7 +79,7 @@ def test_an_archive_and_those_in_it_share_one_allowance(tmp_path, here, monkeypa
     assert sum(file.is_file() for file in (here / "state").rglob("0.png")) == 2
 
 
-def test_an_archive_that_the_disk_cannot_take_is_refused_unwritten(tmp_path, here, monkeypatch):
+def test_an_archive_too_large_for_the_disk_is_refused(tmp_path, here, monkeypatch):
     path = zipped(tmp_path / "set.zip", {"a/0.png": 64 * MEGABYTE, "b/0.png": picture()})
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=300 * MEGABYTE))
     with pytest.raises(DataError, match="expands to more than 46,137,344 bytes.*what is free in"):

@@ -21,7 +21,8 @@ def written(request, tmp_path, monkeypatch):
     """A set of two images in each file, which torchvision takes for whole: its name, the images and
     the labels.
     """
-    known, folder = getattr(datasets, request.param.upper()), tmp_path / FOLDERS[request.param]
+    known = getattr(datasets, request.param.upper())
+    folder = tmp_path / FOLDERS[request.param]
     folder.mkdir()
 
     def write(name, content):

@@ -29,7 +29,7 @@ def test_mnist_files_are_found_and_keep_their_official_split(tmp_path, suffix, f
     assert np.array_equal(np.stack([image for image, _ in source.test])[..., 0], arrays["t10k"][0])
 
 
-def test_fashion_mnist_comes_from_the_system_package_when_it_is_there(tmp_path, monkeypatch):
+def test_fashion_mnist_comes_from_the_system_package(tmp_path, monkeypatch):
     monkeypatch.setattr(idx, "DEBIAN_FASHION_MNIST", tmp_path / "package")
     arrays = write_mnist(tmp_path / "package", train=7)
     write_mnist(tmp_path / "raw" / "fashion-mnist", train=4, seed=1)

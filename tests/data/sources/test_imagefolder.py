@@ -13,9 +13,7 @@ from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Data, Public
 
 
-def test_a_folder_gives_its_classes_and_pictures_by_name_and_not_what_systems_leave_behind(
-    tmp_path,
-):
+def test_a_folder_gives_classes_without_files_of_systems(tmp_path):
     root = write_folder(tmp_path / "in", classes=("dog", "cat"))
     for name in (".hidden", "__MACOSX"):
         (root / name).mkdir()
@@ -134,7 +132,7 @@ def test_a_link_within_the_folder_is_a_picture(tmp_path):
     assert len(read_all(Data(source="imagefolder", path=str(tmp_path / "name")), tmp_path)[1]) == 7
 
 
-def test_a_class_whose_last_picture_was_taken_away_is_a_class_all_the_same(tmp_path):
+def test_a_class_whose_last_picture_is_gone_remains_a_class(tmp_path):
     """Refused, or left out of the public class list, it would tell of that one picture."""
     root = write_folder(tmp_path / "in")
     before = read_all(Data(source="imagefolder", path=str(root)), tmp_path)[0]
@@ -165,7 +163,7 @@ def test_a_missing_empty_or_single_class_folder_is_refused(tmp_path):
             read_source(Data(source="imagefolder", path=str(root)), tmp_path)
 
 
-def test_a_public_folder_or_archive_may_mix_sizes_and_hold_groups(tmp_path):
+def test_a_public_folder_may_mix_sizes_and_contain_groups(tmp_path):
     root = write_folder(tmp_path / "in")
     for name in ("size", "channels", "groups"):
         SPOILED[name][0](root)
@@ -188,7 +186,8 @@ def test_the_folder_test_is_the_hold_out(tmp_path):
     data = Data(source="imagefolder", path=str(root))
     source = read_source(data, tmp_path)
     assert source.classes == ("cat", "dog") and source.size == 10
-    train, test = list(source.train), list(source.test)
+    train = list(source.train)
+    test = list(source.test)
     assert [label for _, label in train] == [0, 0, 0, 1, 1, 1] and [label for _, label in test] == [
         0,
         0,
@@ -229,7 +228,7 @@ def test_every_bad_file_of_either_split_is_named_in_one_run(tmp_path):
 @pytest.mark.parametrize(
     "names", [("train", "test"), ("Training", "VAL", "Testing"), ("TRAIN", "valid", "dev", "test")]
 )
-def test_parts_are_known_in_any_case_and_validation_joins_training(tmp_path, names):
+def test_parts_match_in_any_case_and_validation_joins_training(tmp_path, names):
     for i, name in enumerate(names):
         write_folder(
             tmp_path / "in" / name,

@@ -77,7 +77,8 @@ def test_a_column_may_list_the_labels_and_another_the_persons(folder, name):
     (folder / "labels.csv").unlink()
     (folder / name).write_text(LISTS[name])
     form, groups = layout_of(folder, None)
-    classes, column = form["classes"], form["label_column"]
+    classes = form["classes"]
+    column = form["label_column"]
     assert (classes, column, groups.column) == (("mass", "nodule"), "found", "patient") and form[
         "several"
     ]
@@ -104,9 +105,7 @@ def test_a_column_may_list_the_labels_and_another_the_persons(folder, name):
         ("file_name,found,seen,label\na.png,a|b,c|d,x\n", None),  # the owner says which
     ],
 )
-def test_several_labels_are_recognised_by_two_columns_of_0_and_1_or_one_of_lists(
-    folder, table, expected
-):
+def test_several_labels_are_recognised_by_columns_or_lists(folder, table, expected):
     (folder / "labels.csv").rename(folder / "metadata.csv")
     (folder / "metadata.csv").write_text(table)
     if expected is None and "label" not in table:
@@ -155,7 +154,7 @@ def test_a_bad_picture_is_named(folder):
         read(folder)
 
 
-def test_persons_are_found_by_file_names_and_not_by_folders_of_classes(folder):
+def test_persons_are_found_by_file_names_not_class_folders(folder):
     source, _ = read(folder, groups={"pattern": r"^(\w+)[.]png"})
     assert source.groups == ["a", "10", "2"]
     with pytest.raises(
@@ -164,7 +163,7 @@ def test_persons_are_found_by_file_names_and_not_by_folders_of_classes(folder):
         read(folder, groups={"folder": True})
 
 
-def test_a_folder_that_has_a_table_and_no_classes_says_how_to_read_it(folder):
+def test_a_folder_with_only_a_table_states_how_to_read_it(folder):
     shutil.rmtree(folder / "b")
     with pytest.raises(DataError, match="For labels.csv, set data.labels: several"):
         read(folder, labels="one")

@@ -102,7 +102,7 @@ def test_an_archive_whose_bytes_were_changed_is_refused(tmp_path):
 # ---- archives that claim what they do not hold
 
 
-def test_an_array_larger_than_its_bytes_is_refused_before_memory_is_taken(tmp_path):
+def test_an_array_larger_than_its_bytes_is_refused_early(tmp_path):
     data = write_npz(tmp_path, images=None)
     write_header(header := io.BytesIO(), np.dtype(np.uint8), (2**36, 28, 28))  # 54 TiB
     with zipfile.ZipFile(data.path, "a") as archive:

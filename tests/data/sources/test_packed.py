@@ -75,7 +75,7 @@ def write_rows(file, labels, paths=None, first=0, **columns):
     return file
 
 
-def test_a_zip_is_read_as_the_folder_in_it_which_only_its_owner_can_open_meanwhile(tmp_path, state):
+def test_a_zip_is_unpacked_where_only_its_owner_can_read(tmp_path, state):
     write_folder(tmp_path / "set")
     plain, images, labels = read_all(data(tmp_path / "set"), tmp_path)
     file = zipped(tmp_path / "set", tmp_path / "set.zip")
@@ -90,7 +90,7 @@ def test_a_zip_is_read_as_the_folder_in_it_which_only_its_owner_can_open_meanwhi
     assert stat.S_IMODE(place.stat().st_mode) == 0o700 and len([*place.iterdir()]) == 1
 
 
-def test_an_npz_is_unpacked_where_only_its_owner_can_look_and_once(tmp_path, state):
+def test_an_npz_is_unpacked_once_where_only_its_owner_reads(tmp_path, state):
     archive = write_npz(tmp_path)
     for _ in range(2):
         read_all(archive, tmp_path)
@@ -127,7 +127,7 @@ def test_what_a_program_of_another_host_has_unpacked_stays(tmp_path, state):
     assert not [*state.glob(".unpacked.*")]
 
 
-def test_what_a_killed_program_unpacked_goes_though_its_number_runs_again(tmp_path, state):
+def test_files_unpacked_by_a_killed_program_are_removed(tmp_path, state):
     left = state / f".unpacked.{os.getppid()}-1.tmp"
     (left / "x").mkdir(parents=True)
     remove_unpacked(state)
@@ -159,9 +159,7 @@ def test_parquet_gives_classes_persons_and_the_hold_out(tmp_path, state, split):
     ][: 4 * split]
 
 
-def test_names_that_parquet_keeps_of_its_pictures_show_whose_they_are_and_lead_nowhere_else(
-    tmp_path, state
-):
+def test_picture_names_in_parquet_show_persons_and_stay_inside(tmp_path, state):
     names = ["a/p1_1.png", "../../p1_2.png", "p2_1.png", "p2_1.png", ".."]
     file = write_rows(tmp_path / "x.parquet", [0, 1, 1, 0, 0], names)
     source, images, _ = read_all(data(file, classes=NAMES, label_column="label"), tmp_path)
@@ -216,9 +214,7 @@ def test_what_cannot_be_unpacked_is_one_sentence(tmp_path, state):
             read_source(data(tmp_path / name, classes=NAMES, label_column="label"), tmp_path)
 
 
-def test_a_public_zip_is_refused_since_the_records_of_a_release_in_it_would_not_be_found(
-    tmp_path, state
-):
+def test_a_public_zip_is_refused_for_its_hidden_records(tmp_path, state):
     write_folder(tmp_path / "set")
     public = Public(source="imagefolder", path=str(zipped(tmp_path / "set", tmp_path / "set.zip")))
     with pytest.raises(DataError, match="is not a folder"):

@@ -72,7 +72,7 @@ def test_real_public_images_take_the_shape_of_the_sensitive_ones(tmp_path):
     assert np.abs(read[..., 0] - images @ weights).max() <= 1.5
 
 
-def test_missing_files_name_the_place_and_the_key_and_are_not_replaced_by_a_download(tmp_path):
+def test_missing_files_are_named_and_never_downloaded(tmp_path):
     for name in {*names_in("data")} - {"digits"}:
         with pytest.raises(DataError, match="nowhere"):
             read_source(

@@ -82,14 +82,14 @@ def samples(words=WORDS, first=0, **more):
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
-def test_a_table_gives_labels_and_groups_in_the_order_of_its_rows(tmp_path, form):
+def test_a_table_gives_labels_and_groups_in_row_order(tmp_path, form):
     write_table(tmp_path, rows_of(), form)
     source, images, labels = read_all(data(tmp_path, groups={"column": "patient"}), tmp_path)
     assert source.classes == ("dog", "cat") and labels == [1, 0, 1, 0] and source.groups == PATIENTS
     assert [int(image[0, 0, 0]) for image in images] == [0, 1, 2, 3] and source.test is None
 
 
-def test_labels_may_be_numbers_of_the_classes_but_never_names_and_numbers(tmp_path):
+def test_labels_may_be_class_numbers_but_not_mixed_with_names(tmp_path):
     write_table(tmp_path, rows_of([1, 0, 1, 0]), "jsonl")
     assert read_all(data(tmp_path), tmp_path)[2] == [1, 0, 1, 0]
     assert read_all(data(tmp_path, classes=("1", "0")), tmp_path)[2] == [0, 1, 0, 1]
@@ -109,7 +109,7 @@ def test_train_and_test_with_a_table_each_bring_the_hold_out(tmp_path):
 @pytest.mark.parametrize(
     "name", ["../out.png", "/etc/out.png", "scans/../../out.png", "C:\\out.png", ""]
 )
-def test_a_row_that_names_a_file_outside_the_folder_is_refused_without_its_name(tmp_path, name):
+def test_a_row_naming_an_outside_file_is_refused_unnamed(tmp_path, name):
     (tmp_path / "out.png").write_bytes(png(9))
     kept = [f"{i}.png" for i in range(4)]
     write_table(tmp_path / "in", rows_of(names=[name, *kept[1:]]), "jsonl", kept)
@@ -130,9 +130,7 @@ def test_a_name_that_two_files_have_names_neither(tmp_path, name):
     assert [label for _, label in read_source(data(tmp_path), tmp_path).train] == [1, 0, 1, 0]
 
 
-def test_a_link_out_of_the_folder_is_refused_and_a_folder_behind_a_link_is_not_looked_into(
-    tmp_path,
-):
+def test_a_link_out_of_the_folder_is_refused(tmp_path):
     write_table(tmp_path / "in", rows_of())
     (tmp_path / "out").mkdir()
     first = (tmp_path / "in/scans/0.png").rename(tmp_path / "out/0.png")
@@ -216,9 +214,7 @@ def test_a_table_beside_class_folders_gives_the_persons(tmp_path):
 @pytest.mark.parametrize(
     "held_out", ["test-0.tar", "testset.tar", "x-Testing_0.tar", "x_test_0.tar"]
 )
-def test_shards_give_samples_in_their_order_and_test_shards_the_hold_out(
-    tmp_path, monkeypatch, held_out
-):
+def test_shards_give_samples_in_order_and_test_shards_hold_out(tmp_path, monkeypatch, held_out):
     write_tar(tmp_path / "in/latest-train-0.tar", samples())
     write_tar(tmp_path / "in/train-1.tar", samples(first=4))
     write_tar(tmp_path / f"in/{held_out}", samples(first=8))
@@ -249,11 +245,12 @@ def test_a_sample_takes_its_label_and_person_from_json_if_asked(tmp_path):
 @pytest.mark.parametrize(
     "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
 )
-def test_links_and_devices_in_a_shard_and_a_link_to_one_are_refused(tmp_path, kind):
+def test_links_and_devices_in_a_shard_are_refused(tmp_path, kind):
     file = write_tar(tmp_path / "a.tar", samples())
     with tarfile.open(file, "a") as archive:
         entry = tarfile.TarInfo("9.png")
-        entry.type, entry.linkname = kind, "/etc/passwd"
+        entry.type = kind
+        entry.linkname = "/etc/passwd"
         archive.addfile(entry)
     with pytest.raises(DataError, match="entry 13 is a link"):
         read_source(data(file, "webdataset"), tmp_path)
@@ -287,7 +284,7 @@ def test_a_malformed_sample_is_named_by_its_place(tmp_path, entries, message):
 
 
 @pytest.mark.parametrize("cut", [700, 1536, 5200])
-def test_a_shard_that_is_cut_short_compressed_or_damaged_is_refused(tmp_path, cut):
+def test_a_cut_compressed_or_damaged_shard_is_refused(tmp_path, cut):
     file = write_tar(tmp_path / "a.tar", samples())
     whole = file.read_bytes()
     file.write_bytes(whole[:cut])
