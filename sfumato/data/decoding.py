@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageMode, ImageOps, UnidentifiedImageError
-from rich.console import Console
-from rich.progress import track
 
 from sfumato.data.deep import (
     TRANSPARENT,
@@ -246,6 +244,9 @@ def progress(items: Iterable, total: int, what: str = "preparing") -> Iterator:
     """Yield the items, with a progress bar on a terminal only, because a log would reveal how many
     there are.
     """
+    from rich.console import Console  # recipients of a release have no rich
+    from rich.progress import track
+
     yield from track(
         items, what, total, console=Console(stderr=True), disable=not sys.stderr.isatty()
     )

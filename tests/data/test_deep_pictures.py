@@ -98,7 +98,7 @@ def test_values_out_of_range_are_clipped_and_nan_is_refused(tmp_path):
     Image.fromarray(values).save(tmp_path / "ct.tiff")
     assert decode(tmp_path / "ct.tiff", span=(0, 400)).flatten().tolist() == [0, 0, 255, 255]
     Image.fromarray(np.full((2, 2), np.nan, dtype=np.float32)).save(tmp_path / "nan.tiff")
-    with pytest.raises(DataError, match="not finite"):
+    with pytest.raises(DataError, match="non-finite"):
         decode(tmp_path / "nan.tiff", span=(0, 400))
     with pytest.raises(ValidationError, match="not a range"):
         Data(dataset_id="clinic", range=(5, 5))

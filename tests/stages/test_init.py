@@ -551,6 +551,12 @@ def test_a_persons_bad_picture_is_named_privately(init, tmp_path):
     init("--groups class/person", "disc/Smith2/2.png cannot be read as an image", code=4)
 
 
+IMPORTED = """
+from stages.fork_server import Request, import_libraries
+import_libraries(Request(words=["finetune"], folder=".", environment={}, around={}))
+"""
+
+
 def test_from_a_folder_to_a_release_in_the_time_announced(
     desk, project, tmp_path, monkeypatch, environment, capsys
 ):
@@ -608,7 +614,7 @@ def test_from_a_folder_to_a_release_in_the_time_announced(
         re.search(r"together\D+([\d.]+)", told.split("minutes on an idle machine")[1])[1]
     )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    run(sys.executable, "-c", "import stages.finetune")
+    run(sys.executable, "-c", IMPORTED)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     imported = sum(
         getattr(after, name) - getattr(before, name) for name in ("ru_utime", "ru_stime")

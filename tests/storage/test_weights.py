@@ -13,7 +13,7 @@ def test_non_finite_weights_are_refused_with_a_valid_hash(tmp_path):
         )
         (folder / "config.json").write_text('{"in_features": 2, "out_features": 1, "bias": false}')
     assert read_artifact(tmp_path / "pretrain", "pretrain").enabled
-    with pytest.raises(DataError, match="not finite"):
+    with pytest.raises(DataError, match="non-finite"):
         load_network(tmp_path / "pretrain", torch.nn.Linear, "pretrain")
     (tmp_path / "cut").write_bytes(b"\x08")
     with pytest.raises(ValueError, match="eader"):
