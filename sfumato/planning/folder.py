@@ -9,9 +9,8 @@ from pathlib import Path
 
 from sfumato.data.cards import Card, dataset_directory, read_card, read_public_card
 from sfumato.data.prepare import LISTING, listing_of, prepare_sensitive, secret_key, unnamed_version
-from sfumato.data.sources.imagefolder import list_folder
+from sfumato.data.sources import read_source
 from sfumato.data.sources.packed import unpacking
-from sfumato.data.sources.splits import split_of
 from sfumato.data.tables import check_parquet
 from sfumato.errors import ConfigError, reading_sensitive
 from sfumato.planning.kept import known_past
@@ -21,9 +20,10 @@ from sfumato.planning.proposal import proposed_card
 from sfumato.planning.resolve import make_plan
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.project_ledger import seen_in_project
-from sfumato.settings.data import OF_THE_OWNER, SEVERAL, is_url
+from sfumato.settings.data import Data, is_url
 from sfumato.settings.params import Params
 from sfumato.settings.recipes import load_params
+from sfumato.settings.sources import OF_THE_OWNER
 from sfumato.settings.stage import CARD_PATH, PUBLIC, RECIPES
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import merge_records, read_artifact
@@ -110,19 +110,26 @@ def resolve_project(
 
 
 def unprepared(folder: Path, params: Params, say: Say) -> Card:
-    """Return the card that images in a folder will have.
+    """Return the card that the owner's images will have, by a list of their files.
 
-    Raises DataError for other sources, to be prepared first.
+    Raises DataError for images of a public source or on a network, which must be prepared first.
     """
     reading_sensitive()
-    data = params.data
-    local = data.source == "imagefolder" and not is_url(data.path)
-    if not local or data.path is None or data.size is None or data.channels is None:
+    data = seen_from(folder, params.data)
+    listed = data.source in OF_THE_OWNER and data.path is not None and not is_url(data.path)
+    if not listed or data.size is None or data.channels is None:
         return read_card(folder / CARD_PATH)
-    path = folder / Path(data.path).expanduser()
-    classes = data.classes or list_folder(path).classes
-    say("the images are not prepared yet: this plan is for the images in the folder")
-    return proposed_card(params, classes, bool(split_of(path)[1]) and data.labels != SEVERAL)
+    with unpacking():
+        source = read_source(data, folder / "data/raw")
+    say("the images are not prepared yet: this plan is for the images that were found")
+    return proposed_card(params, source.classes, source.test is not None)
+
+
+def seen_from(folder: Path, data: Data) -> Data:
+    """Return the settings with a path that is relative to the current folder, not the project's."""
+    if data.path is None or is_url(data.path):
+        return data
+    return data.model_copy(update={"path": str(folder / Path(data.path).expanduser())})
 
 
 def changed_pictures(params: Params, state: Path) -> str | None:
@@ -144,7 +151,5 @@ def changed_pictures(params: Params, state: Path) -> str | None:
 
 def prepare_images(folder: Path, state: Path) -> None:
     data = load_params(folder / "params.yaml", folder / RECIPES).data
-    if data.path is not None and not is_url(data.path):
-        data = data.model_copy(update={"path": str(folder / Path(data.path).expanduser())})
     with unpacking():
-        prepare_sensitive(data, state, folder / CARD_PATH, folder / "data/raw")
+        prepare_sensitive(seen_from(folder, data), state, folder / CARD_PATH, folder / "data/raw")

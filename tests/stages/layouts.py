@@ -315,6 +315,7 @@ def check_prepared(layout: Layout, desk) -> None:
     own = yaml.safe_load(Path("params.yaml").read_text())
     assert next(iter(own["data"].get("groups", {None: 0}))) == layout.way
     assert own["privacy"].get("unit") == ("group" if layout.way else own["privacy"].get("unit"))
+    desk.run("plan --dry-run", "the images are not prepared yet")
     desk.run("prepare sensitive")
     card = json.loads(Path("data/sensitive/card.json").read_text())
     assert (card["classes"], card["split"]) == (

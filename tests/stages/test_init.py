@@ -425,7 +425,7 @@ def test_the_plan_is_available_before_preparation(desk, init, project, tmp_path,
     desk.run("plan", code=4)
     desk.base = own()
     desk.params(data={"source": "npz"})
-    desk.run("plan --dry-run", code=4)  # of another source the classes are not seen at a glance
+    desk.run("plan --dry-run", code=4)  # the folder has no arrays
 
 
 def test_pictures_added_after_preparation_are_reported(desk, init, tmp_path, settled):
