@@ -62,9 +62,8 @@ def trained(
     rows: the map's rows of these images and of drawn ones.
     """
     private, public = (part[:, :, None, None] for part in rows)
-    features = ProjectedFeatures(
-        settings.feature, (3, 8, 8), settings.dimension
-    )  # rows exist already, so no image is read
+    # Rows exist already, so no image is read
+    features = ProjectedFeatures(settings.feature, (3, 8, 8), settings.dimension)
     features.map = Known(slice(0, private.shape[1]))
     spanned = features.fit(public, settings.power, seed).double()
     psi = torch.cat([features(part) for part in private.split(500)])

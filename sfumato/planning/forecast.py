@@ -47,9 +47,8 @@ def size_factor(fit_length: float, side: int, largest: int, product: float) -> f
     """
     rule = LINE["sizes"]
     power = rule["offset"] + rule["slope"] * math.log10(product)
-    fits = (
-        1 - 0.3 * (1 - fit_length) ** 2
-    )  # fitted to brain MRI with 18, 49 and 64 % of the longest
+    # Fitted to brain MRI with 18, 49 and 64 % of the longest
+    fits = 1 - 0.3 * (1 - fit_length) ** 2
     return fits * float((min(side, rule["largest"]) / min(largest, rule["largest"])) ** power)
 
 

@@ -492,9 +492,8 @@ def test_metrics_become_tables_with_a_cell_for_each_set(tmp_path):
     assert accuracy.columns == ("trained on", "cnn")
     assert accuracy.rows == (("release", "83.2 ± 1.2"), ("real", "97.3 ± 0.5"))
     assert by_class.rows == (("benign", "76.5 ± 1.2"),)
-    assert reliable.rows == (
-        ("release: cnn", "–", "benign", "76.5", "0.0", "–"),
-    )  # of an evaluation of before intervals
+    # An evaluation that was made before there were intervals
+    assert reliable.rows == (("release: cnn", "–", "benign", "76.5", "0.0", "–"),)
     assert fidelity.title == "Fidelity to the real holdout images in cnn-x (local)"
     assert fidelity.rows == (("frechet", "7.654", "5.432"), ("mmd", "0.4567 ± 0.0321", "–"))
     assert verdict.rows[1] == ("release", "83.2", "82.2")

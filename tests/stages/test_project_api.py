@@ -36,7 +36,7 @@ def project(tmp_path_factory):
             project_module,
             "sys",
             SimpleNamespace(executable=programs() / "module", platform="other"),
-        )  # imports nothing again
+        )
         images = write_shapes(folder / "photos", each=20)
         yield sfumato.Project.create(
             folder / "project", images=images, epsilon=5, minutes=1, size_hint=50
