@@ -168,9 +168,7 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
 
 
 def check_bands(extra: Sequence[int], name: str) -> None:
-    """Raise DataError if a TIFF has bands that are neither colours nor alpha. extra: its
-    ExtraSamples.
-    """
+    """Raise DataError if a TIFF has bands beside colours and alpha. extra: its ExtraSamples."""
     if UNSPECIFIED in extra:
         raise DataError(
             f"{name} has {len(extra)} band(s) beside its colours that are not marked as "

@@ -114,8 +114,8 @@ def refuse_regrouping(data: Data, home: Path, fresh: Path, journal: Journal) -> 
 
 
 def regrouped(before: Path, after: Path, spent: Sequence[dict]) -> bool:
-    """Return whether charged images that are in both prepared sets were separated, or joined into
-    one group.
+    """Return whether charged images in both prepared sets were separated, or joined into one
+    group.
 
     Without groups, each image is a group. Returns True if it cannot be decided, because the stored
     shapes differ or the earlier set is gone. An image with copies in several groups is ignored.

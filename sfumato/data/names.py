@@ -274,7 +274,7 @@ def any_with_few_values(columns: Sequence[Column]) -> bool:
 
 
 def repeated_folders(folders: Sequence[str], labels: Sequence[Hashable]) -> bool:
-    """Return whether folders that are neither classes nor parts of a set contain several images
+    """Return whether folders beside classes and parts of a set contain several images
     each.
     """
     names = [PurePath(folder).name for folder in folders]

@@ -50,7 +50,7 @@ from sfumato.storage.digest import canonical, digest_of_file
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import open_private, replacing_directory, write_local
 
-BLOCK_SIZE = 2**20  # pictures of a folder that are listed at once
+BLOCK_SIZE = 2**20  # pictures listed at once
 FRESH = 2.0  # seconds after a change during which a file may change again without a new time stamp
 CONVERTED = "converted.json"  # a Converted
 PERSONS_FILE = "persons.npy"  # text with each picture's id, see `persons_of`

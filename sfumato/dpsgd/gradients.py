@@ -163,7 +163,7 @@ def by_vmap(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor) -
     return {name: rows[name] for name in parameters}
 
 
-# Without it, weights that are not differentiated would keep a graph of all images.
+# Without it, frozen weights would keep a graph of all images.
 @torch.no_grad()
 def clipped_gradient_sum(
     model: Denoiser,

@@ -473,7 +473,7 @@ def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOpti
 
 
 def ask_for_size(seen: Survey, owner: Owner) -> int:
-    """Ask for the rounded number of images, or of persons, that are not held out.
+    """Ask for the rounded number of images or persons outside the hold-out.
 
     It is published.
     """
