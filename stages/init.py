@@ -73,7 +73,7 @@ def init(
 
 
 def ask(lacking: str, question: str, default: Any, kind: type | None) -> Any:
-    """Ask a question at the prompt. lacking: options that are missing.
+    """Ask a question at the prompt. lacking: the missing options.
 
     Raises ConfigError without a terminal.
     """

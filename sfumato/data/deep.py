@@ -56,7 +56,7 @@ def shown(
     rescale: function to apply to the values first, some rows at a time.
 
     Returns (H, W, C); C is 1 for (H, W). Raises DataError without a span, because it must not be
-    computed from images, and for values that are not finite.
+    computed from images, and for non-finite values.
     """
     if span is None:
         error = DataError(
@@ -230,7 +230,8 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
     opaque = 1
     if values.dtype.kind in "iu":
         opaque = 2**page.bitspersample - 1
-    if 2 not in page.extrasamples:  # the kind of alpha by which colours are not multiplied yet
+    # 2: unassociated alpha, by which the colours have not been multiplied yet
+    if 2 not in page.extrasamples:
         values = values[..., : channels[page.photometric][0]]
     return with_alpha(values, opaque, span, name, page.photometric == MIN_IS_WHITE)
 
@@ -317,8 +318,8 @@ def with_frame(path: Path, header: Any, frame: int, size: int) -> Any:
         syntax = header.file_meta.TransferSyntaxUID
         if syntax == DeflatedExplicitVRLittleEndian or header.BitsAllocated % 8:
             raise DataError(
-                f"{path} has frames that are deflated, or of single bits: write it plainly, in 8 "
-                "or 16 bits."
+                f"{path} has deflated frames, or values that do not fill whole bytes: save it "
+                "without deflate, in 8 or 16 bits."
             )
         dcmread(file, stop_before_pixels=True)  # leaves the file at the tag of its pixels
         # The tag and the length, with the kind of the values between them or without

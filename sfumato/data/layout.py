@@ -430,8 +430,8 @@ def why_unread(file: Path, no_classes: bool) -> str | None:
 def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> ConfigError:
     """Return the error that two levels of folders may be <class>/<person>/ or <person>/<class>/.
 
-    The suggested order follows from which names look more like ids. It is not certain, because
-    <name>/<date>/ and <year>/<name>/ look like both.
+    The suggested order treats the names that look more like ids as persons. It is not certain,
+    because <name>/<date>/ and <year>/<name>/ look like both.
     """
     first = {folder.name for folder in outer}
     second = {folder.name for folder in inner}

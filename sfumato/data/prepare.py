@@ -85,9 +85,9 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path, workers: i
     state: state directory for the images; card: path of the card; workers: number of processes that
     convert shards.
 
-    Raises ConfigError or DataError (see `sources.read_source`; also if images are counted under
-    another id, or charged images would change their groups), and then leaves the older set and card
-    unchanged; BudgetError if the journal is lost or invalid.
+    Raises ConfigError or DataError for the reasons in `sources.read_source`, if images are counted
+    under another id, or if charged images would change their groups. The older set and card are
+    then unchanged. Raises BudgetError if the journal is lost or invalid.
     """
     home = dataset_directory(state, data.name)
     for directory in (state, home.parent, state / "keys"):

@@ -166,8 +166,9 @@ def of_series(
 
 
 def frames_of(path: Path, header: Header) -> list[Path] | list[Slice]:
-    """List the frames of a DICOM file; the file itself for one frame, or for more than its size
-    allows.
+    """List the frames of a DICOM file.
+
+    Returns the path of the file if it has a single frame, or states more than its size allows.
     """
     most = min(LONGEST_SIDE, path.stat().st_size // SMALLEST_FRAME)
     if header.frames == 1 or header.frames > most:

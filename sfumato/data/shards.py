@@ -62,7 +62,7 @@ Task = tuple[Shard, Path]  # and the folder of its images
 class Converted:
     """Facts about a converted shard, beside its arrays.
 
-    size: number of its pictures, with those that are left out;
+    size: number of its pictures, including the ones left out;
     left_out: their place in that order (-1 for other files), file and reason;
     sha256: digest of the file, empty for a block.
     """

@@ -113,8 +113,8 @@ class LatentSet:
         """Copy the latents at `indices` and their labels: ((B, c, h, w) float32, labels), like
         `ImageSet.batch`.
 
-        Numbers that are not finite become zero, because kernels may spread them over the rows of
-        other images.
+        Non-finite numbers become zero, because kernels may spread them over the rows of other
+        images.
         """
         indices = np.asarray(indices, dtype=np.int64)
         latents, labels = (

@@ -51,13 +51,13 @@ class Survey:
     orientation;
     colour: whether most pictures are in colour;
     groups: rule for finding persons' ids;
-    persons, counts: number of persons, and of pictures of each class, that are not held out;
+    persons, counts: number of persons, and of pictures of each class, without the hold-out;
     largest: ids with the most images, and their numbers;
     repeats: why several images may show one person, if no ids are known;
     companions: pictures that accompany others, such as masks;
     volumes: whether images are slices of NIfTI volumes;
-    localizers, burned_in: numbers of DICOM files that are left out, and whose header states
-    burned-in text;
+    localizers, burned_in: number of DICOM files left out as localizers, and number whose header
+    states burned-in text;
     data: keys of the section `data` for the labels.
     """
 

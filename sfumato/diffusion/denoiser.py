@@ -38,8 +38,8 @@ class Denoiser(nn.Module):
     several: bool = False
     channels: int
     resolution: Size
-    # No image affects another in the forward pass, and only layers use weights
-    # (`sfumato.dpsgd.per_image`).
+    # Whether no image affects another in the forward pass, and weights are used only through
+    # layers (see `sfumato.dpsgd.per_image`).
     supports_ghost_layers: bool = False
     # Whether to compute per-image gradients of convolutions by matrix products, chosen per machine.
     use_products: bool = False

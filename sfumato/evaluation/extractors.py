@@ -51,8 +51,8 @@ class Extractor:
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """Compute features, (N, H, W, C) uint8, C 1 or 3 -> (N, D) float32.
 
-        They are computed once per process, and never written to disk. Raises DataError for features
-        that are not finite.
+        They are computed once per process, and never written to disk. Raises DataError for
+        non-finite features.
         """
         digest = hashlib.sha256(f"{images.dtype} {images.shape} ".encode())
         digest.update(np.ascontiguousarray(images).data)
@@ -60,7 +60,7 @@ class Extractor:
             features = apply(self.embed, images, self.device, self.batch)
             if not np.isfinite(features).all():
                 raise DataError(
-                    f"{self.name} gave features that are not finite: check its weights file."
+                    f"{self.name} returned non-finite features: check its weights file."
                 )
             self.known[key] = features
         return self.known[key]

@@ -116,7 +116,5 @@ def check_rows(features: OwnFeatures, shape: Shape, where: torch.device) -> None
         OwnFeatures(features.settings, features.layers).to(where), images.flip(0)
     ).flip(0)
     if not torch.equal(rows_alone(features, images), again):
-        problem = (
-            "returns a different row for an image the second time, or numbers that are not finite"
-        )
+        problem = "returns a different row for an image the second time, or non-finite numbers"
         raise DataError(f"the network {features.file} {problem}: name another architecture")

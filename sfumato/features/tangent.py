@@ -10,10 +10,10 @@ from sfumato.features.scattering import to_root_norm
 
 
 class Tangent(nn.Module):
-    """The gradient of an untrained network with one hidden layer by its weights, with norm √d.
+    """Gradient of an untrained network with respect to its weights, scaled to norm √d.
 
-    (B, C, H, W) -> (B, d), d = width · (pixels + 1): the gradient of f(x) = Σ a_j · silu(w_j · x)
-    by all w_j and a_j.
+    The network has one hidden layer. (B, C, H, W) -> (B, d), d = width · (pixels + 1): the gradient
+    of f(x) = Σ a_j · silu(w_j · x) with respect to all w_j and a_j.
 
     Source: DP-NTK (Yang et al. 2023), with SiLU instead of ReLU, whose gradient has no gradient.
     """

@@ -49,8 +49,8 @@ class OwnCharge:
                 image, which depends on that image only. It must not store anything, draw random
                 numbers or print. Its first calls get public noise.
             max_norm: L2 bound of a row, which must equal the charge's; by default the charge's.
-                Longer rows are scaled to it. Rows that are not finite, and batches whose rows are
-                not (B, K), are left out.
+                Longer rows are scaled to it. Non-finite rows, and batches whose rows are not
+                (B, K), are left out.
             size: Maximum B. With 1, an image can change another's row only if the function
                 remembers it. A larger batch is faster, but the function itself must then keep rows
                 independent (batch normalisation does not).

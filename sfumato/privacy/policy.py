@@ -117,7 +117,7 @@ def check_lifetime(
     raise BudgetError(
         f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} would be exceeded: ε = "
         f"{cost(spent):.4g} is spent{f' on {past}' if past else ''}; the next run ({future}) "
-        f"would bring it to {total:.4g} (each ε alone; δ = {bound_text(permission.delta, 3)}; "
+        f"would bring it to {total:.4g} (each ε by itself; δ = {bound_text(permission.delta, 3)}; "
         "`stage ledger history` lists all charges). You can keep the old release (undo the edit, "
         "or `git checkout` the params.yaml and dvc.lock of that release); or raise "
         f"privacy.lifetime_epsilon to {math.ceil(total * 100) / 100:g}, if the owner of the "

@@ -9,7 +9,7 @@ import numpy as np
 
 from sfumato.privacy.rows import FLOAT64_SLACK
 
-SEGMENT = 2**16  # Number of units that are sampled at a time
+SEGMENT = 2**16  # Number of units sampled at a time
 
 
 def poisson_draw(generator: np.random.Generator, size: int, sample_rate: float) -> np.ndarray:

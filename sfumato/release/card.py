@@ -93,7 +93,7 @@ def privacy_facts(
 ) -> dict[str, Any]:
     """Collect what a card for people states about all charges behind a release.
 
-    cost: result of `cost_of`, with or without more.
+    cost: result of `cost_of`; further keys are ignored.
     """
     unit = next((record["unit"] for record in records.values()), UNITS[IMAGE])
     return {

@@ -153,7 +153,7 @@ def draw_mixture(
     guide: the teacher's guidance of the diffusion sampler.
 
     Returns ((N, C, H, W) uint8, in an unnamed file on the disk of `folder`; labels; source stage of
-    each image). Raises DataError if a model draws pixels that are not finite.
+    each image). Raises DataError if a model draws non-finite pixels.
     """
 
     def drawn_from(name: str, count: int, seed: int) -> Parts:
@@ -195,9 +195,7 @@ def mixed(
         labels.append(of_source)
         for part in parts:
             if not part.isfinite().all():
-                raise DataError(
-                    f"the model of {name} drew pixels that are not finite: run this stage again"
-                )
+                raise DataError(f"the model of {name} drew non-finite pixels: run this stage again")
             if images is None:
                 images = room(settings.count, part.shape[1:], folder)
             images[places[done : done + len(part)]] = as_bytes(part)

@@ -166,7 +166,7 @@ class Teacher(QuerySettings):
     """A linear classifier on public features, trained by noisy gradient steps.
 
     Use few steps with a high learning rate: each step releases as many numbers as the classifier
-    has weights. Keys that are left out follow from `fitted_on` and privacy.epsilon; the defaults
+    has weights. Omitted keys follow from `fitted_on` and privacy.epsilon; the defaults
     below are for `fitted_on: public` and ε = 10.
     """
 

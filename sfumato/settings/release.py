@@ -78,10 +78,10 @@ class Synthesize(Settings):
     # Strength of guidance by the teacher's class probabilities, for diffusion models that draw
     # pixels; 0: off, 1: Bayes' rule
     teacher_guidance: Annotated[float, Field(ge=0, le=1e3)] = 0.0
-    # Add all images of `select`, with its labels, if a classifier trained on the mixture agrees
-    # with the teacher as well as one trained without them: at most 2 percentage points less on
-    # drawn images, and no less on public ones. The drawn images are then thinned to the ratio of
-    # the weights
+    # Add all images of `select`, with the labels that it gave them, unless a classifier trained
+    # with them agrees with the teacher less often than one trained without them: by more than 2
+    # percentage points on drawn images, or at all on public ones. If they are added, only every
+    # k-th drawn image is kept, to match the ratio of the weights
     choose: bool = False
     # Number of images drawn per image kept. In each class (the teacher's, with `relabel`), the
     # images kept are those whose mean features come closest to the `frequency` release; 1: keep

@@ -77,7 +77,7 @@ def read_votes(histogram: Path, public: Sequence[str], classes: int) -> tuple[np
     public: names of the public classes;
     classes: number of sensitive classes.
 
-    Raises DataError for votes of other classes.
+    Raises DataError if the votes are for other classes.
     """
     votes = load_array(histogram / "histogram.npy")
     with explained(
@@ -174,7 +174,8 @@ def surest(probabilities: np.ndarray, per_class: int) -> tuple[np.ndarray, np.nd
     """Choose the `per_class` images of each class that a teacher labels with most confidence.
 
     An image is chosen for one class only. probabilities: (N, M), of public images; the choice works
-    like `select_classes`. Returns (int64 indices, int64 labels), by class and falling confidence.
+    like `select_classes`. Returns (int64 indices, int64 labels), sorted by class and then
+    by descending confidence.
     """
     chosen = select_classes(probabilities.T, per_class * probabilities.shape[1])
     indices, labels, _ = zip(*sorted(chosen, key=lambda choice: choice.row), strict=True)

@@ -66,8 +66,8 @@ def kernel_distance(
     """Estimate MMD² without bias on random subsets; return mean and standard deviation.
 
     features_a, features_b: (N, D), finite, two rows or more each. A subset has `size` rows of each
-    set, fewer if the smaller set has fewer. Unlike the Fréchet distance it has no bias at few
-    images, and can be negative. In float64. Source: Bińkowski et al. 2018 (KID: 100 subsets of
+    set, fewer if the smaller set has fewer. Unlike the Fréchet distance it is unbiased even for
+    few images, and can be negative. In float64. Source: Bińkowski et al. 2018 (KID: 100 subsets of
     1000).
     """
     random = np.random.default_rng(0)

@@ -71,12 +71,13 @@ METRICS = {
         yardstick=True,
     ),
     "mind": Metric(
-        "sliced distance of the whole distributions; as low as `mind_real` is real",
+        "sliced distance between the whole distributions; as good as real images if no higher than "
+        "`mind_real`",
         mind,
         yardstick=True,
     ),
     "mmd": Metric(
-        "squared kernel distance, without bias at few images; lower is better, and it may be "
+        "squared kernel distance, unbiased even for few images; lower is better, and it may be "
         "negative",
         mmd,
     ),
@@ -90,16 +91,18 @@ METRICS = {
         yardstick=True,
     ),
     "fld": Metric(
-        "likelihood of the hold-out beside the images; lower is better, 0 is real",
+        "negative log-likelihood of the hold-out under Gaussians centred on the images, minus a "
+        "baseline's; lower is better, 0 is as good as real images",
         lambda novel, **_: feature_likelihood(*novel) if min(map(len, novel)) >= 4 else {},
     ),
     "authenticity": Metric(
-        "share of images that are no closer copies of a training image than chance; best if as for "
-        "`real`",
+        "share of images farther from their nearest training image than that image is from its "
+        "nearest neighbour; best if equal to the value of `real`",
         lambda novel, **_: authenticity(*novel),
     ),
     "detector": Metric(
-        "balanced accuracy of a small network that separates the hold-out; 0.5 is best"
+        "balanced accuracy of a small network that separates the images from the hold-out; 0.5 is "
+        "best"
     ),
     "disclosure": Metric("the test for copies, described below"),
 }
