@@ -1,4 +1,4 @@
-"""Folders that may be deleted with their recipes: nothing else leads to them."""
+"""Parts that may be deleted with their recipes: nothing else leads to them."""
 
 import ast
 import re
@@ -7,15 +7,28 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 from pydantic import BaseModel
 
 from sfumato.settings.params import Params
 from sfumato.settings.stages import BASELINES
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 NAMES = {*BASELINES}
 OWN = {f"stages/{name}.py" for name in NAMES}
+# By part: its files and folders, and the modules that lead to it
+PARTS = {
+    "baselines": ({"sfumato/baselines"} | OWN, set()),
+    "text_to_image": (
+        {"sfumato/text_to_image"},
+        {"sfumato/release/synthesizer.py", "stages/pretrain.py"},
+    ),
+    "merge": (
+        {"sfumato/planning/merge.py", "sfumato/queries/merging.py", "stages/merge.py"},
+        {"stages/cli.py"},
+    ),
+}
 MODULES = {
     str(path.relative_to(ROOT)): path.read_text()
     for folder in ("sfumato", "stages")
@@ -24,11 +37,54 @@ MODULES = {
 }
 
 
-def test_only_their_own_stages_import_the_baselines():
-    """The text of `import` and of names given to `import_module`."""
-    assert {
-        name for name, text in MODULES.items() if re.search(r"sfumato(\.| import )baselines", text)
-    } == OWN
+def module_of(name: str) -> str:
+    return name.removesuffix(".py").replace("/", ".")
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """The modules that a module imports, and names that it may give to `import_module`."""
+    found = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    return found
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_nothing_else_leads_to_a_part(part):
+    files, leading = PARTS[part]
+    modules = tuple(map(module_of, files))
+    found = {
+        name
+        for name, text in MODULES.items()
+        if any(
+            f"{one}.".startswith(tuple(f"{m}." for m in modules))
+            for one in imported(ast.parse(text))
+        )
+    }
+    assert {name for name in found if not name.startswith(tuple(files))} == leading
+
+
+def without(part: str, folder: Path) -> Path:
+    """Copy the program to `folder`, without a part."""
+    for name in ("sfumato", "stages", "pipelines"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (folder / name for name in PARTS[part][0]):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return folder
+
+
+def printed(program: str, folder: Path) -> str:
+    """What a program prints that imports the copy in `folder`."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, env={"PYTHONPATH": "."}, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
 
 
 def test_only_baseline_stages_read_baseline_settings():
@@ -75,50 +131,32 @@ def test_no_other_settings_have_a_baseline_option():
 
 
 def test_other_recipes_load_without_the_baselines(tmp_path):
-    for folder in ("sfumato", "stages", "pipelines"):
-        shutil.copytree(
-            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    shutil.rmtree(tmp_path / "sfumato/baselines")
-    for name in OWN:
-        (tmp_path / name).unlink()
+    without("baselines", tmp_path)
     for path in (tmp_path / "pipelines").glob("*.yaml"):
         if NAMES & set(yaml.safe_load(path.read_text())["run"]):
             path.unlink()
     table = tmp_path / "sfumato/settings/stages.py"
-    whole = table.read_text()
-    table.write_text(re.sub(r"^BASELINES = .*", "BASELINES = ()", whole, flags=re.M))
+    text = table.read_text()
+    table.write_text(re.sub(r"^BASELINES = .*", "BASELINES = ()", text, flags=re.M))
     (tmp_path / "none.yaml").write_text("{}\n")
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT], cwd=tmp_path, env={"PYTHONPATH": "."}, capture_output=True
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    commands = set(done.stdout.decode().split())
+    commands = {*printed(WITHOUT, tmp_path).split()}
     assert not NAMES & commands and {"init", "plan", "finetune", "synthesize"} <= commands
 
 
-def test_two_functions_alone_import_the_public_models():
-    found = {
-        name
-        for name, text in MODULES.items()
-        if re.search(r"sfumato(\.| import )text_to_image", text) and "text_to_image/" not in name
-    }
-    assert found == {"sfumato/release/synthesizer.py", "stages/pretrain.py"}
-
-
 def test_an_own_network_is_planned_without_public_models(tmp_path):
-    for folder in ("sfumato", "stages", "pipelines"):
-        shutil.copytree(
-            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    shutil.rmtree(tmp_path / "sfumato/text_to_image")
-    done = subprocess.run(
-        [sys.executable, "-c", PLANNED], cwd=tmp_path, env={"PYTHONPATH": "."}, capture_output=True
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    printed(EVERY_MODULE + PLANNED, without("text_to_image", tmp_path))
 
 
-PLANNED = """
+def test_all_else_is_there_without_merge(tmp_path):
+    without("merge", tmp_path)
+    program = tmp_path / "stages/cli.py"
+    text = program.read_text().replace("from stages.merge import merge\n", "")
+    program.write_text(text.replace("compare, merge, ", "compare, "))
+    commands = {*printed(EVERY_MODULE + COMMANDS, tmp_path).split()}
+    assert "merge" not in commands and {"plan", "synthesize", "ledger"} <= commands
+
+
+EVERY_MODULE = """
 import pkgutil, sfumato, stages
 from importlib import import_module
 from pathlib import Path
@@ -127,16 +165,23 @@ for package in (sfumato, stages):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if module.name != "sfumato.__main__":
             import_module(module.name)
+"""
+COMMANDS = """
+import stages.cli
+from typer.main import get_command
+print(*get_command(stages.cli.app).commands)
+"""
+PLANNED = """
 from sfumato.release.synthesizer import load_start, outline
 from sfumato.settings.training import Model
 from sfumato.storage.weights import refers_to_public_model
 outline(Model(), (1, 8, 8), 3)
 assert not refers_to_public_model(Path("."))
 """
-WITHOUT = """
+WITHOUT = (
+    """
 from pathlib import Path
 import stages.cli
-from typer.main import get_command
 from sfumato.planning.checks import missing_stages
 from sfumato.planning.project_files import dvc_text
 from sfumato.settings.recipes import load_params
@@ -145,5 +190,6 @@ for path in Path("pipelines").glob("*.yaml"):
     params = load_params(Path("none.yaml"), Path("pipelines"), recipe=path.stem)
     assert not list(missing_stages(params)), path
 assert not any(f"artifacts/{name}" in dvc_text() for name in ("evolve", "adversarial"))
-print(*get_command(stages.cli.app).commands)
 """
+    + COMMANDS
+)
