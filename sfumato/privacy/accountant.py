@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # dp-accounting takes a second to import: it is imported wher
     from dp_accounting import DpEvent, NeighboringRelation
     from dp_accounting.pld import PLDAccountant
 
-# Upper limit of δ: with probability δ there is no guarantee, so a larger one is refused
+# Upper limit of δ: with probability δ there is no guarantee, so larger values are refused
 LARGEST_DELTA = 1e-3
 # The grid is fine near 1, where the best order of an expensive mechanism lies, and reaches 4096 for
 # cheap mechanisms.
@@ -60,7 +60,7 @@ def relation(adjacency: str) -> NeighboringRelation:
 def rdp_curve(events: Iterable[DpEvent], orders: tuple[float, ...] = ORDERS) -> np.ndarray:
     """Compute the Rényi divergence of the composition of all events at each order.
 
-    Returns (len(orders),) float64, infinite at each order at which it cannot be computed.
+    Returns (len(orders),) float64, infinite at orders where it cannot be computed.
     """
     return sum((_computed_curve(event, orders) for event in events), np.zeros(len(orders)))
 

@@ -106,7 +106,9 @@ class AlreadyReleasedError(BudgetError):
 
 
 class RefusedElsewhereError(BudgetError):
-    """Raised in the other processes if the first one opened no charge and raised the reason."""
+    """Raised in the other processes if the first one opened no charge. Only the first raises the
+    reason.
+    """
 
 
 def open_charge(
@@ -130,7 +132,7 @@ def open_charge(
             return open_share(state, card, work, share)
     share = None
     try:
-        with in_use(state, card.dataset_id):  # the run's lock then excludes `stage forget`
+        with in_use(state, card.dataset_id):  # from then on, the run's lock excludes `stage forget`
             charge = open_alone(state, card, work, permission, noise)
         share = {"record": charge.record, "used": charge.used, "run": str(charge.run)}
         return charge
@@ -193,9 +195,10 @@ def open_alone(
     The whole charge is journalled before it is returned. Work that was already released on the same
     images is refused. If a killed process left a charge for the same work open, that charge has
     released nothing. It resumes after its last durable use, with fresh noise and at no further
-    cost, under a new record id, so that resuming from two copies of a state directory leaves two
-    records. An open charge of the same plan on different inputs never resumes, and no second one is
-    opened, so that two clones with different free results do not pay twice. noise: only for tests.
+    cost. It gets a new record id, so that resuming from two copies of a state directory leaves two
+    records. An open charge of the same plan on different inputs is never resumed, and no second
+    charge is opened: otherwise, two clones with different free results would both pay. noise: only
+    for tests.
 
     Raises BudgetError if the work was already released, the lifetime budget would be exceeded,
     another process uses the run, or the journal is invalid or lacks entries of `work.seen`;
@@ -283,7 +286,7 @@ def open_local(
     because the process may still write results. everywhere: open the images in all processes, as a
     collective call; the first process journals the use before any other reads them.
     """
-    use_until_the_end(state, card.dataset_id)  # first: before it returns, `stage forget` may run
+    use_until_the_end(state, card.dataset_id)  # first: until then, `stage forget` may run
     sensitive = load_prepared(state, card, SENSITIVE)
     holdout = load_prepared(state, card, "holdout")
     if not everywhere or distributed.is_main():

@@ -27,7 +27,7 @@ from sfumato.settings.fields import is_positive
 
 # Indices of images, and their weights if all images of a group are drawn
 Drawn = tuple[np.ndarray, np.ndarray | None]
-PROBES = 4  # Number of images of public noise that processes are compared by
+PROBES = 4  # Number of images of public noise on which processes are compared
 SMALLEST_NORM = 1e-20  # Far from the ends of the range of float32 numbers with full precision
 LARGEST_NORM = 1e20
 
@@ -67,7 +67,7 @@ class Charge:
     ) -> None:
         self.record = record
         self.used = used  # number of completed uses, including those by earlier processes
-        self.checkpoint = checkpoint  # sha256 of the state that an earlier process saved after them
+        self.checkpoint = checkpoint  # sha256 of the state saved after these uses
         self.run = run
         self._mechanism = Mechanism.from_json(record["event"])
         self._images = images
@@ -346,8 +346,8 @@ class Charge:
         """Journal that this work is released, so that it is refused from now on.
 
         The release must be on disk in `run`, and must not have been written anywhere else before:
-        an open charge may draw again because it has released nothing. released: sha256 of the
-        release's `privacy.json`.
+        an open charge may draw again, which is safe only if it has released nothing. released:
+        sha256 of the release's `privacy.json`.
         """
         self._journal(CLOSE, uses=self.used, released=released)
 

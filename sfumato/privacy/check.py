@@ -63,7 +63,8 @@ class Verified:
     """A valid ledger.
 
     epsilon: ε at `delta`;
-    epsilon_by_set: ε of a person by data set, if owners declared that they share no person.
+    epsilon_by_set: ε of a person in each data set, if the owners declared that no person is in two
+    of them.
     """
 
     ledger: dict
@@ -87,8 +88,8 @@ def verify(
     """Verify a ledger and, on request, the artifacts of its project. Needs no images.
 
     limit, delta, unit: see `check_ledger`; artifacts: check the files of all artifacts too;
-    ledger_only: compare the ledger with no run, because its project is missing; all_opinions: also
-    use Opacus' two accountants, which takes seconds; state: state directory with their cache.
+    ledger_only: check the ledger by itself, because its project is not here; all_opinions: also use
+    Opacus' two accountants, which takes seconds; state: state directory with their cache.
 
     Raises LedgerError with every reason, and ConfigError if an argument cannot be used.
     """
@@ -96,8 +97,8 @@ def verify(
     beside = [path.parent / name for name in PROJECT_FILES if os.path.lexists(path.parent / name)]
     if ledger_only and artifacts:
         raise ConfigError(
-            "{option.ledger_only} compares the ledger with no run, so it excludes "
-            "{option.artifacts}: use one of them",
+            "{option.ledger_only} checks the ledger by itself, so it excludes {option.artifacts}: "
+            "use one of the two",
             option="ledger_only",
         )
     if ledger_only and beside:
@@ -209,8 +210,8 @@ def check_ledger(
     disjoint_sets = tuple(ledger.get("apart", ()))
     if disjoint_sets and without_records(records, disjoint_sets):
         problems.append(
-            f"it declares that {', '.join(disjoint_sets)} share no person, but does not have "
-            "records of each of them"
+            f"it declares that {', '.join(disjoint_sets)} share no person, but it lacks records of "
+            "some of them"
         )
         return math.inf, problems
     stored = compose(records, ledger["delta"], disjoint_sets, accountant)
@@ -234,7 +235,7 @@ def stated_problems(ledger: Mapping, computed: Mapping) -> list[str]:
     problems = []
     if ledger["adjacency"] != computed["adjacency"]:
         problems.append(
-            f"its adjacency is {ledger['adjacency']!r}, but its records come to "
+            f"its adjacency is {ledger['adjacency']!r}, but its records require "
             f"{computed['adjacency']!r}"
         )
     for name, cost in computed["epsilon"].items():
@@ -306,7 +307,9 @@ def odometer_problems(ledger: Mapping) -> list[str]:
 
 
 def malformed(ledger: Mapping) -> list[str]:
-    """Return one sentence on why this does not have the form of a ledger, or an empty list."""
+    """Return a list with one sentence on why this does not have the form of a ledger; empty if it
+    does.
+    """
     try:
         validated(Ledger, ledger)
     except ValueError as error:
@@ -450,7 +453,7 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
         ]
     if declared_disjoint(list(artifacts.values())) != tuple(ledger.get("apart", ())):
         problems.append(
-            "its declaration of owners without common people differs from that in its artifacts"
+            "it declares that owners share no person, and its artifacts declare this differently"
         )
     for name, artifact in artifacts.items():
         if name not in STAGES or not artifact.enabled:

@@ -43,7 +43,7 @@ class Work(Lineage):
 
     @property
     def pay(self) -> str:
-        """Setting with which the owner requests to pay for it again."""
+        """Setting by which the owner pays for this work again."""
         return f"privacy.spend_again: {{{self.stage}: {self.again + 1}}}"
 
     @property
@@ -142,7 +142,7 @@ def last_for(work: Work, runs: Sequence[Run]) -> tuple[Run, bool] | None:
 def restoring_problem(state: Path, work: Work, run: Run, same_inputs: bool) -> str:
     """Return why a release cannot be restored, or an empty string.
 
-    Earlier free stages may have been rerun, unless the query trained on their results.
+    A rerun of earlier free stages is no problem, unless the query trained on their results.
     """
     kept = state / "runs" / run.id / RELEASED
     if not os.path.lexists(kept):

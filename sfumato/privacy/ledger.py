@@ -95,7 +95,9 @@ def of_one_person(
 
 
 def without_records(records: Sequence[dict], disjoint_sets: Sequence[str]) -> bool:
-    """Return whether fewer than two data sets are declared apart, or one of them has no record."""
+    """Return whether fewer than two data sets are declared to share no person, or one of them has
+    no record.
+    """
     return len({*disjoint_sets}) < 2 or not {*disjoint_sets} <= {
         record["dataset_id"] for record in records
     }

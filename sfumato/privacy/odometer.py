@@ -3,7 +3,7 @@
 It is stored outside the repository and DVC. A charge is journalled completely before its first
 batch is drawn, and no entry ever lowers the total. A run is identified by the id of the record that
 it was opened with. If a killed run resumes, a record with a new id replaces the old one, so that
-resuming from two copies of one state directory leaves two records instead of one id for both.
+resuming from two copies of one state directory leaves two records, and not one id for two runs.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ class Odometer(Journal):
         return found
 
     def complete(self) -> bool:
-        """Return whether the journal is one chain from the start, never adopted or regrouped."""
+        """Return whether the journal is one unbroken chain, without adopted records or regrouped
+        images.
+        """
         kinds = [entry["kind"] for entry in self.entries()]
         return kinds[:1] == [GENESIS] and not {ADOPT, REGROUP} & {*kinds}
 

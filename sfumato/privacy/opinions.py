@@ -45,7 +45,7 @@ class Opinion:
     """One accountant's result for a composition.
 
     epsilon: result, or None if the accountant cannot express the composition;
-    kind: our accountant that it is compared with;
+    kind: our accountant to compare with;
     ours: ε by that accountant;
     error: largest amount by which `epsilon` can exceed the true value.
     """

@@ -76,7 +76,7 @@ class OwnCharge:
         charge.check_norm(bound)
         if type(size) is not int or size < 1:
             raise ConfigError(
-                f"{name}: size={size!r} is not a number of images: give a whole number from 1 on"
+                f"{name}: size={size!r} is not a number of images: give a whole number, at least 1"
             )
 
         def guarded(images: Tensor, labels: Tensor) -> Rows:
@@ -107,9 +107,9 @@ def check_repeats(
     ):
         raise ConfigError(
             f"{name}: rows returned two different rows for one image of public noise; no use is "
-            "lost. It remembers earlier images or draws random numbers, so one image could "
-            "change the rows of others, which the noise does not cover: compute each row from "
-            "its own image only"
+            "lost. The function remembers earlier images or draws random numbers, so one image "
+            "could change the rows of others, which the noise does not cover: compute each row "
+            "from its own image only"
         )
 
 

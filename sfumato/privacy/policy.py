@@ -1,6 +1,4 @@
-"""Check permissions of the owner: the lifetime budget, and a journal that contains every known
-charge.
-"""
+"""Check the owner's lifetime budget, and that the journal contains every known charge."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def true_positive_rate(profile: Profile, false_positive_rate: float = 0.01) -> f
 
     Guarantee: with alpha the false-positive rate, no test does better than the least of
     e^epsilon·alpha + delta, 1 − e^−epsilon·(1 − delta − alpha) and alpha + advantage over the
-    profile: both directions of the adjacency.
+    profile. It covers both directions of the adjacency.
     """
     if not 0 <= false_positive_rate <= 1:
         raise BudgetError(f"false_positive_rate={false_positive_rate} must lie in [0, 1]")

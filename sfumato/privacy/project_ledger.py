@@ -80,7 +80,7 @@ def known_records(folder: Path, state: Path) -> dict[str, dict]:
 def cached(folder: Path) -> Iterator[Path]:
     """Yield the `privacy.json` files in DVC's cache.
 
-    They cover a stage that failed to rerun, because DVC removes its artifact first.
+    They include the file of a stage that failed to rerun: DVC removes its artifact first.
     """
     cache = folder / ".dvc/cache/files/md5"
     hashes: list[str] = []
@@ -95,7 +95,7 @@ def cached(folder: Path) -> Iterator[Path]:
 
 
 def seen_in_project(dataset_id: str, folder: Path, state: Path) -> set[str]:
-    """Return the heads and charges of a dataset named in its ledgers, artifacts and kept releases.
+    """Return the heads and charges of a dataset that ledgers, artifacts and kept releases name.
 
     The journal of the dataset must contain all of them.
     """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sfumato.privacy.events import Mechanism
 
 S = TypeVar("S", bound=Settings)
-LINEAGE = "lineage.json"  # File beside the resolved files, which decides whether a query spends
+LINEAGE = "lineage.json"  # File that decides whether a query spends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +165,8 @@ def read_stage_plan(
         file = validated(ResolvedFile, content)
         if file.revision != STAGES[stage].revision:
             raise ValueError(
-                f"it is of revision {file.revision} of {stage}, now {STAGES[stage].revision}"
+                f"it was written for revision {file.revision} of {stage}, now "
+                f"{STAGES[stage].revision}"
             )
         fields: dict[str, Any] = vars(file) | {
             "settings": STAGES[stage].settings.model_validate(file.settings, extra=extra),

@@ -27,7 +27,7 @@ def resume(
             say(f"{stage}: resuming run {short} after {unit} {charge.used}: no further charge")
             return charge, *saved
         lost = f"{stage}: run {short} has lost its checkpoint of {unit} {charge.used}"
-        say(f"{lost}: it stays spent, a new charge starts")
+        say(f"{lost}: its charge stays spent, and a new charge starts")
         charge.abandon()
     return charge, None, []
 
