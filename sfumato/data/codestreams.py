@@ -1,5 +1,5 @@
-"""Check the size of compressed pixels in DICOM and JPEG 2000 by their own headers, because file
-headers may lie.
+"""Check the size of compressed pixels in DICOM and JPEG 2000 by the headers of the compressed data,
+because the header of the whole file may be wrong.
 """
 
 import struct
@@ -34,7 +34,7 @@ def check_codestream(frame: bytes, name: str) -> None:
 
 
 def codestream_of(content: bytes) -> bytes:
-    """Return the JPEG 2000 stream of a file, bare or in boxes.
+    """Return the JPEG 2000 stream of a file, which may be bare or in the boxes of a JP2.
 
     Raises ValueError or struct.error without one.
     """

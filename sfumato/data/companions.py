@@ -19,7 +19,7 @@ Words = tuple[str, ...]
 class Companions:
     """The number of pictures that accompany others.
 
-    It is private. example: names of such a picture and the other.
+    It is private. example: names of such a picture and of the one that it accompanies.
     """
 
     count: int
@@ -28,7 +28,7 @@ class Companions:
 
 def companions_in(names: Sequence[str], folders: Sequence[str]) -> Companions | None:
     """Find pictures whose names differ from another name in the same folder by a word such as mask;
-    None if none do.
+    None if there are none.
 
     folders: folder of each picture, in the order of `names`.
     """
@@ -58,10 +58,10 @@ def without(words: re.Pattern[str], own: Words) -> Words:
 
 
 def keys_of(own: Words) -> Iterator[Words]:
-    """Yield the words that the other picture may have if a word is one of COMPANION: all others, or
-    all before it.
+    """Yield the words that a picture's name may have if its companion's name has these: all but the
+    words of COMPANION, or all before the first of them.
 
-    A number after such a word counts masks.
+    A number after such a word is the number of a mask.
     """
     places = [place for place, word in enumerate(own) if COMPANION.fullmatch(word)]
     if places:

@@ -1,6 +1,6 @@
 """Decode picture files into arrays and fit them to a request, in several threads.
 
-The results do not depend on them.
+The results do not depend on the number of threads.
 """
 
 import errno
@@ -35,8 +35,8 @@ from sfumato.storage.files import reading
 from sfumato.storage.limits import check_picture, check_picture_file, room_for_picture
 
 Request = Any  # the class in `sfumato.data.sources.source`, which imports this module
-# Pillow and NumPy release the GIL while they decode and resize. One writing thread cannot use more
-# threads than this.
+# Pillow and NumPy release the GIL while they decode and resize. The one thread that writes cannot
+# keep more of them busy.
 DECODERS = min(16, os.cpu_count() or 1)
 
 
@@ -213,8 +213,8 @@ def flattened(picture: Image.Image, name: str) -> np.ndarray:
 def decoded(
     files: Sequence[PictureFile], request: Request
 ) -> Generator[np.ndarray | DataError, None, None]:
-    """Yield each picture, converted as requested, or the error why it cannot be used, in the order
-    of `files`.
+    """Yield each picture, converted as requested, or the error that states why it cannot be used,
+    in the order of `files`.
 
     Raises an error that concerns more than one picture.
     """
@@ -227,7 +227,7 @@ def in_threads(
     files: Sequence[PictureFile], request: Request
 ) -> Iterator[tuple[np.ndarray | DataError, Counter[str]]]:
     """Yield the results of `picture_of`, computed in DECODERS threads, in the order of `files`."""
-    if DECODERS == 1:  # without the cost of handing over, which is high for small pictures
+    if DECODERS == 1:  # avoids passing pictures between threads, which is slow for small ones
         yield from (picture_of(file, request) for file in files)
         return
     rest = iter(files)
@@ -253,9 +253,7 @@ def progress(items: Iterable, total: int, what: str = "preparing") -> Iterator:
 
 
 def picture_of(file: PictureFile, request: Request) -> tuple[np.ndarray | DataError, Counter[str]]:
-    """Return a picture, or the error that concerns only this picture, and counts of its
-    conversions.
-    """
+    """Return a picture, or an error that concerns only this picture, and count its conversions."""
     request = replace(request, converted=Counter())
     try:
         return fit(decode(file, request.range), request, str(file)), request.converted

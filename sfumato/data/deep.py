@@ -35,7 +35,7 @@ MIN_IS_WHITE = 0
 SIGNED = 2  # SampleFormat of a TIFF
 UNSPECIFIED = 0  # ExtraSamples of a TIFF
 TRANSPARENT = "is fully transparent: save it without transparency, or remove it"
-STRIP = 2**20  # number of values to convert at a time, 8 bytes each
+STRIP = 2**20  # number of values to convert at a time; each takes 8 bytes
 Span = tuple[float, float]
 
 
@@ -55,8 +55,8 @@ def shown(
     inverted: swap black and white;
     rescale: function to apply to the values first, some rows at a time.
 
-    Returns (H, W, C); C is 1 for (H, W). Raises DataError without a span, because it must not be
-    computed from images, and for non-finite values.
+    Returns (H, W, C); C is 1 for (H, W). Raises DataError for non-finite values, and without a
+    span, which must not be computed from the images.
     """
     if span is None:
         error = DataError(
@@ -91,8 +91,8 @@ def shown(
 
 @contextmanager
 def readable(what: str, fix: str = "repair or remove it") -> Iterator[None]:
-    """Raise DataError for any exception of a decoder about damaged bytes, but not for a failure to
-    read them.
+    """Raise DataError for any exception of a decoder about damaged bytes, but not for a file that
+    cannot be reached.
 
     An OSError with a number comes from the system: the file is out of reach, or must not be read.
     An OSError without a number comes from a decoder. EINVAL may come from either, because damaged
@@ -124,8 +124,8 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
     """Decode a picture with more than 8 bits, converted by `shown` to (H, W, C) uint8; None for
     other pictures.
 
-    opened: the picture, opened by Pillow from `file`. Pillow would drop bits if its mode has only
-    8.
+    opened: the picture, opened by Pillow from `file`. If its mode has only 8 bits, Pillow would
+    drop the others.
     """
     if opened.format == "JPEG2000":
         return decode_jpeg_2000(opened, file, span, name)
@@ -171,8 +171,8 @@ def check_bands(extra: Sequence[int], name: str) -> None:
     """Raise DataError if a TIFF has bands beside colours and alpha. extra: its ExtraSamples."""
     if UNSPECIFIED in extra:
         raise DataError(
-            f"{name} has {len(extra)} band(s) beside its colours that are not marked as "
-            "transparency: save it in grey or RGB, or mark the band as alpha."
+            f"{name} has {len(extra)} band(s) beside its colours, not marked as transparency: save "
+            "it in grey or RGB, or mark the band as alpha."
         )
 
 
@@ -322,7 +322,7 @@ def with_frame(path: Path, header: Any, frame: int, size: int) -> Any:
                 "without deflate, in 8 or 16 bits."
             )
         dcmread(file, stop_before_pixels=True)  # leaves the file at the tag of its pixels
-        # The tag and the length, with the kind of the values between them or without
+        # The tag and the length; in some syntaxes, the kind of the values stands between them
         form = ("<HHL", "<HHLL")
         if not syntax.is_little_endian:
             form = (">HHL", ">HHLL")
@@ -387,7 +387,7 @@ def padding_alpha(data: Any, array: np.ndarray) -> np.ndarray | None:
     padding = data.get("PixelPaddingValue")
     if padding is None or array.ndim > 2:
         return None
-    # Signed if pixels are
+    # Signed if the pixels are signed
     ends = np.array([padding, data.get("PixelPaddingRangeLimit", padding)]).astype(array.dtype)
     return ((array < ends.min()) | (array > ends.max()))[..., None]
 

@@ -1,6 +1,6 @@
-"""Refuse images that are already counted under another dataset id or in other groups.
+"""Refuse images whose cost is already counted under another dataset id or in other groups.
 
-Their costs would not add up.
+Otherwise, no odometer would contain the whole cost of these images.
 """
 
 from collections import defaultdict
@@ -26,8 +26,8 @@ LOOKS_AT_ONCE = 4096  # number of thumbnails compared at once
 
 
 def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], origin: dict) -> None:
-    """Raise ConfigError if images or the source in `fresh`, which will replace `home`, are counted
-    under another id.
+    """Raise ConfigError if images in `fresh`, or their source, are counted under another id.
+    `fresh` will replace `home`.
 
     Otherwise each odometer would count only a part of the cost. Images of the same stored shape,
     (C, H, W), are compared byte by byte, and all images by small grey versions, because resized
@@ -47,8 +47,8 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
         if same or resized_copies(fresh, other):
             raise ConfigError(
                 f"data.dataset_id={home.name}: some of these images, or their folder, are already "
-                f"counted as {other.name!r}. Under a second name, their costs would not add up: "
-                "keep the first name. If these images show different people, set "
+                f"counted as {other.name!r}. Under a second name, no odometer would count their "
+                "whole cost: keep the first name. If these images show different people, set "
                 "data.different_people: true"
             )
 
@@ -62,8 +62,8 @@ def by_content(home: Path) -> np.ndarray:
 
 
 def resized_copies(fresh: Path, other: Path) -> bool:
-    """Return whether a third of a sample of images resemble images of another set, in any size and
-    colour.
+    """Return whether a third of a sample of images resemble images of another set, whatever their
+    size and colours.
     """
     sample = np.concatenate([*looks(fresh, 500)])
     nearest = np.zeros(len(sample))
@@ -96,7 +96,7 @@ def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
 
 
 def refuse_regrouping(data: Data, home: Path, fresh: Path, journal: Journal) -> None:
-    """Journal that charged images change their groups.
+    """Journal a change of the groups of charged images.
 
     Raises ConfigError unless the owner confirmed it.
     """
@@ -114,8 +114,8 @@ def refuse_regrouping(data: Data, home: Path, fresh: Path, journal: Journal) -> 
 
 
 def regrouped(before: Path, after: Path, spent: Sequence[dict]) -> bool:
-    """Return whether charged images in both prepared sets were separated, or joined into one
-    group.
+    """Return whether charged images that are in both prepared sets were moved into separate groups,
+    or joined into one.
 
     Without groups, each image is a group. Returns True if it cannot be decided, because the stored
     shapes differ or the earlier set is gone. An image with copies in several groups is ignored.

@@ -1,6 +1,6 @@
 """Recognise files in unsupported formats by their first bytes, and links without content.
 
-Such files are intact, so one message for all files of a format names it and states what to do.
+Such files are intact, so a single message for all files of one format states what to do.
 """
 
 import zlib

@@ -30,7 +30,7 @@ NO_NUMBER = re.compile(
 )
 # Invisible characters outside of Unicode's categories C
 UNSEEN = re.compile("[\\s\u034f\u115f\u1160\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]")
-# Lower-case letters that look like digits or Latin letters, in lower or upper case
+# Lower-case letters that, in either case, look like digits or Latin letters
 LOOK_ALIKE = str.maketrans(
     "авекмнорстухіјѕαβεηικμνορτυχζoilıøłđ", "abekmh0pctyx1jsabeh1kmn0ptyxz011101d"
 )
@@ -68,15 +68,15 @@ def ids_of_files(
     files: pictures below `root`, in their order;
     given: ids from a column of a table, if there is one.
 
-    Raises ConfigError if such a column is set and there are no ids from it; DataError if a table
-    cannot be read or does not match the files, and as `checked` does.
+    Raises ConfigError if a column is set and `given` is missing, DataError if a table cannot be
+    read or does not match the files, and any error of `checked`.
     """
     ids: Sequence[str | None]
     if groups.folder == OUTER:
         ids = [file.parents[1].name for file in files]
     elif groups.folder:
         ids = [None if file.parents[1] == root else file.parent.name for file in files]
-    elif groups.volume:  # names of files, no names of persons that may be spelled in two ways
+    elif groups.volume:  # names of files, not of persons, so spelling does not matter
         return [str(file.relative_to(root)) for file in files]
     elif groups.array:
         ids = ids_of_array(load_array(root / "groups.npy"), len(files), str(root / "groups.npy"))
@@ -102,7 +102,9 @@ def persons_of(groups: Groups, files: Sequence[Any], given: Sequence[str]) -> li
 
 
 def ids_of_persons(groups: Groups, persons: Sequence[str]) -> Ids:
-    """Return the ids in the texts of `persons_of`. Raises as `ids_in_names` and `checked` do."""
+    """Return the ids in the texts of `persons_of`. Raises the errors of `ids_in_names` and
+    `checked`.
+    """
     if groups.pattern is None:
         return checked(persons, groups)
     return checked(ids_in_names(groups.pattern, persons, groups.alone), groups)
@@ -111,7 +113,7 @@ def ids_of_persons(groups: Groups, persons: Sequence[str]) -> Ids:
 def ids_in_names(pattern: str, names: Sequence[str], alone: bool) -> Ids:
     """Find the id in each name by a pattern.
 
-    Raises DataError if one has none or, with `alone`, if none has one.
+    Raises DataError if a name has no id or, with `alone`, if no name has one.
     """
     matches = [re.search(pattern, name) for name in names]
     missed = [name for name, match in zip(names, matches, strict=True) if match is None]
@@ -192,8 +194,8 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
         if person and known.get(spelling(person), name) != name:
             raise DataError(
                 f"data.groups gives image {number}, in the order of classes and names, an id that "
-                "another id begins with or continues, as P12/1 continues P12. If they are the "
-                "same person, use one id; otherwise make the ids clearly different"
+                "is the beginning of another id, or begins with one, as P12/1 begins with P12. If "
+                "they are the same person, use one id; otherwise make the ids clearly different"
             )
     if len({*found}) == 1 and None not in found:
         raise DataError(
@@ -206,8 +208,8 @@ def is_unclear(form: str, forms: Collection[str], in_names: bool) -> bool:
     """Return whether an id, in the form of `plain`, often means an unknown person or several
     persons.
 
-    A number does not if the next number is an id too, and 0 does not if ids are `in_names` of
-    files, which may count from 0.
+    Two cases are clear: a number, if the next number is an id too; and 0, if ids are `in_names` of
+    files, because files may be counted from 0.
     """
     if NO_NUMBER.fullmatch(form):
         return not {str(int(form) - 1), str(int(form) + 1)} & {*forms}
@@ -232,8 +234,8 @@ def without_part(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Reduce an id to lower-case letters and digits, with only a minus sign and separators between
-    digits.
+    """Reduce an id to lower-case letters and digits. Only a minus sign and separators between
+    digits remain.
     """
     letters = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", text).casefold())
     seen = (
@@ -254,7 +256,7 @@ def plain(text: str) -> str:
 @functools.cache
 def spelling(text: str) -> str:
     """Map all spellings of an id to one: `plain`, with one character for all that look alike, and
-    Müller = Mueller.
+    Mueller for Müller.
     """
     name = re.sub(
         r"[^\W\d_]{4,}", lambda word: re.sub("([aou])e|a(?=a)", r"\1", word[0]), plain(text)

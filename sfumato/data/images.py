@@ -272,12 +272,14 @@ def as_uint8(images: Tensor) -> np.ndarray:
 
 
 def read_at_once(shape: Sequence[int]) -> int:
-    """Return how many images of a shape to encode at a time: 64, or up to 1024 small ones."""
+    """Return how many images of a shape to encode at a time: 64, or up to 1024 if they are
+    small.
+    """
     return max(64, min(1024, 2**20 // math.prod(shape)))
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a batch to `device`; asynchronously from the processor to CUDA."""
+    """Copy a batch to `device`; from the processor to CUDA, the copy is asynchronous."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)

@@ -1,6 +1,6 @@
 """Find the labels and the ids of persons in a folder, a table, tar files or an archive.
 
-Class names are never guessed: if there are two interpretations, `Unclear` is raised and the owner
+Class names are never guessed: if there are two interpretations, it raises `Unclear`, and the owner
 decides.
 """
 
@@ -144,7 +144,7 @@ def bids_layout(
     persons = Groups(column=PARTICIPANT)
     if groups not in (None, persons):
         raise ConfigError(
-            "{path} is laid out as BIDS, whose subjects are the persons: leave {option.groups} "
+            "{path} is laid out as BIDS, where each subject is a person: leave {option.groups} "
             "out, or give {persons}",
             option="groups",
             path=path,
@@ -160,7 +160,7 @@ def bids_layout(
             "{option.label_column}. Its values are published",
             option="label_column",
             table=participants_of(path),
-            heads=", ".join(heads) or "no further ones",
+            heads=", ".join(heads) or "no other columns",
         )
     return FOLDERS | {"label_column": likely[0]} | classes_named(classes), persons
 
@@ -223,11 +223,12 @@ def cells_in(table: Path, column: str) -> list[str]:
 
 
 def repeated_ids(path: Path, label: str | None) -> str | None:
-    """Return the first column of the table of `path` whose cells repeat as ids of persons do, or
-    None.
+    """Return the first column in the table of `path` with repeated cells that look like persons'
+    ids, or None.
 
-    Cells are like ids because of the column's name, or if most are PERSONAL. In other columns,
-    cells without a letter or a leading zero are ignored, because dates, years and sizes repeat too.
+    All cells look like ids if the column has such a name, or if most of the cells are PERSONAL. In
+    other columns, cells without a letter or a leading zero are ignored, because dates, years and
+    sizes repeat too.
     """
     path = unpacked(path)
     telling = (
@@ -259,8 +260,8 @@ def several_in(table: Path, columns: Sequence[str], label: str | None) -> dict[s
     none.
 
     Such a table has at least two columns of 0 and 1, or a column whose cells list labels, such as
-    "effusion|mass". In the second case, the class names depend on the images, so only the owner may
-    publish them. label: that column, if the owner named it.
+    "effusion|mass". With a column of lists, the class names depend on the images, so only the owner
+    may publish them. label: the column of lists, if the owner named it.
     """
     cells = {name: found for name in columns if (found := cells_in(table, name))}
     binary = tuple(name for name, own in cells.items() if {*own} <= {*tabled.VALUES})
@@ -300,7 +301,7 @@ def groups_in(names: Iterable[str]) -> Groups | None:
 def groups_in_table(path: Path, heads: Iterable[str]) -> Groups | None:
     """Return the column with persons' ids, or else the PatientID for DICOM series.
 
-    Raises as `groups_in` does.
+    Raises the errors of `groups_in`.
     """
     found = groups_in(heads)
     if found is None and path.is_dir() and holds_series(first_files(path)):
@@ -347,17 +348,17 @@ def folder_layout(path: Path, groups: Groups | None, classes: Classes | None) ->
 
 
 def check_classes_of_dicom(path: Path, outer: Sequence[Path], decided: bool) -> None:
-    """Raise Unclear if each folder of DICOM files is of one patient, so that its name may be a
-    person's.
+    """Raise Unclear if each folder of DICOM files belongs to one patient, because its name may then
+    be a person's.
     """
     headers = [map(dicom_header, first_files(folder)) for folder in outer]
     of_folder = [{header.patient for header in found if header is not None} for found in headers]
     alone = [ids for ids in of_folder if len(ids) == 1]
     if not decided and len(alone) == len(outer) and len(set.union(*alone)) == len(outer) > 1:
         raise Unclear(
-            "each folder in {path} has DICOM files of one patient only, so it may be a person's. "
-            "Name the classes with {option.classes} a,b,c, or list the folders in metadata.csv, "
-            "with the columns file_name and label",
+            "each folder in {path} contains DICOM files of only one patient, so each folder may "
+            "belong to a person. Name the classes with {option.classes} a,b,c, or list the "
+            "folders in metadata.csv, with the columns file_name and label",
             option="classes",
             path=path,
         )
@@ -366,7 +367,7 @@ def check_classes_of_dicom(path: Path, outer: Sequence[Path], decided: bool) -> 
 def check_beside(
     path: Path, train: Sequence[Path], outer: Sequence[Path], nested: bool, decided: bool
 ) -> None:
-    """Raise Unclear or ConfigError if a file beside class folders may contain labels and is not
+    """Raise Unclear or ConfigError if a file beside class folders may contain labels but is not
     read.
 
     outer: folders that may be classes; nested: whether they contain folders; decided: whether the
@@ -428,7 +429,8 @@ def why_unread(file: Path, no_classes: bool) -> str | None:
 
 
 def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> ConfigError:
-    """Return the error that two levels of folders may be <class>/<person>/ or <person>/<class>/.
+    """Return the error for two levels of folders, which may be <class>/<person>/ or
+    <person>/<class>/.
 
     The suggested order treats the names that look more like ids as persons. It is not certain,
     because <name>/<date>/ and <year>/<name>/ look like both.
@@ -474,8 +476,8 @@ def likeness(names: Collection[str]) -> int:
 
 
 def like_people(names: Sequence[str]) -> bool:
-    """Return whether at least three names are like Tony_Blair or Smith-John, with few repeated
-    words, or like TB.
+    """Return whether at least three names look like Tony_Blair or Smith-John, with few repeated
+    words, or like initials such as TB.
     """
     if len(names) > 2 and all(re.fullmatch("[A-Z][A-Z]", name) for name in names):
         return True
@@ -488,8 +490,8 @@ def like_people(names: Sequence[str]) -> bool:
 
 
 def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
-    """Raise Unclear if names that would be published as class names may be names of persons or of
-    kinds of files.
+    """Raise Unclear if names that would be published as classes may be names of persons or of kinds
+    of files.
 
     counts: number of pictures of each class, if known.
     """
@@ -501,8 +503,8 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
         "some look like ids, dates or names of persons": (
             any(map(PERSONAL.search, names)) or like_people(names)
         ),
-        "there are many, and they are numbered": len(names) > MANY and likeness(names) > 0,
-        "each has few pictures, as persons do": (
+        "there are many, and they contain numbers": len(names) > MANY and likeness(names) > 0,
+        "each has few pictures, as if each were a person": (
             np.median(counts or FEW) < (FEW if len(names) > MANY else LEAST)
         ),
     }
@@ -519,7 +521,7 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
 
 
 def check_found(form: dict[str, Any], names: Sequence[str], counts: Sequence[int]) -> None:
-    """Raise Unclear as `check_names` does, or if folders without pictures would be published as
+    """Raise Unclear if `check_names` does, or if folders without pictures would be published as
     classes.
 
     form: keys of the Request; counts: number of pictures of each class.

@@ -40,7 +40,7 @@ def place_of(file: PictureFile) -> list[str | int | None]:
 
 
 def file_at(path: str, *within: Any) -> PictureFile:
-    """The inverse of `place_of`."""
+    """Decode what `place_of` encoded."""
     if not within:
         return Path(path)
     if len(within) == 2:

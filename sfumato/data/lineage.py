@@ -41,12 +41,12 @@ class Remembered:
 
 
 def lineage(path: Path, section: str, declared_public: bool, state: Path | None) -> list[Artifact]:
-    """Return the releases that the file or folder `path` was made from; none if it is public.
+    """Return the releases from which the file or folder `path` was made; none if it is public.
 
     section: section of the parameters, "public" or "model". Raises ConfigError if there is no
     privacy.json and the files are not declared public, and DataError if it does not match them.
     """
-    resolved = path.expanduser().resolve()  # it may be an artifact, or in one
+    resolved = path.expanduser().resolve()  # it may be an artifact, or a file in an artifact
     folders = (folder for folder in (resolved, *resolved.parents) if (folder / PRIVACY).is_file())
     carried = next(map(read_artifact, folders), None)
     if carried is None and not declared_public:

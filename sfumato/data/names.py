@@ -1,8 +1,8 @@
 """Find the part of file names that repeats, as if one person had several images.
 
 A name is a row of columns: its words, its numbers or, if letters and digits are mixed, its chunks.
-The column that makes names unique in a folder counts images, and a person's id repeats in a column
-before it. The coarsest one is proposed.
+The column that makes the names in a folder unique counts images, so a person's id must be in an
+earlier column, where it repeats. The coarsest such column is proposed.
 """
 
 import re
@@ -32,7 +32,7 @@ FILE_WORDS = (
     "train(ing)?|test(ing)?|val(id(ation)?)?|dev|image|img|pic|picture|photo|foto|scan|file|mask|dsc[nf]?|dicom|dcm"
     "|frame|slice|screenshot|capture|untitled|unnamed|sample|bild|pxl|data|dataset|cell|patch|tile|crop|slide|wa"
 )
-SERIES_WORDS = "batch|fold|split|part"  # words before numbers, other than ids of persons
+SERIES_WORDS = "batch|fold|split|part"  # words before numbers that are not ids of persons
 PERSON = re.compile(
     r"(patient(en)?|person|subject|participant|case|individual|donor|volunteer|proband|client|pat|pt|subj?|mrn|pid)s?"
     r"(id|no|nr)?",
@@ -75,9 +75,9 @@ class Column:
     kind: str  # words, number or mixed
     neutral: bool = False  # it does not identify persons: a date, a class, the number of a part
     personal: bool = False  # it follows a word for a person
-    named: bool = False  # it follows a word that does not mean files, copies or sides
+    named: bool = False  # it follows a word, and the word does not mean files, copies or sides
     of_file: bool = False  # it follows a word for files, such as frame
-    aligned: bool = True  # it is the same part of every name, judging by the words before it
+    aligned: bool = True  # it is the same part of every name, according to the words before it
 
     @cached_property
     def counts(self) -> Counter[str]:
@@ -103,7 +103,7 @@ class Column:
 
     @property
     def repeated_hex(self) -> bool:
-        """Return the same if the values are parts of longer hexadecimal ids, in which one digit may
+        """Return the same for values that are parts of longer hexadecimal ids, where one digit may
         be fixed.
         """
         return self.kind != "mixed" or self.pairs > self.by_chance(
@@ -111,8 +111,8 @@ class Column:
         )
 
     def by_chance(self, values: float) -> float:
-        """Return three times the expected number of pairs that share one of this many values by
-        chance.
+        """Return three times the number of pairs expected to share a value by chance, if there are
+        this many values.
         """
         return 3 * len(self.values) ** 2 / (2 * values)
 
@@ -228,11 +228,11 @@ def repeats_in(
 
 
 def rivalled(best: Column, others: Sequence[Column]) -> bool:
-    """Return whether another part of the names may be the person's id too, so that only the owner
-    can decide.
+    """Return whether another part of the names may also be the person's id. Then only the owner can
+    decide.
 
-    Examples are a year or a frame number before it, and a counter beside an id that occurs with
-    several numbers.
+    Examples are a year or a frame number before the proposed part, and a counter next to an id that
+    occurs with several numbers.
     """
     if best.personal:
         return False
@@ -266,9 +266,9 @@ def beginning(stems: Sequence[str]) -> str:
 
 
 def any_with_few_values(columns: Sequence[Column]) -> bool:
-    """Return whether columns have too few values for a proposal.
+    """Return whether any of the columns has too few values for a proposal.
 
-    A number after them may restart for each value.
+    A number after such a column may restart for each value.
     """
     return any(len(column.counts) < 2 * FEWEST and not column.proposable for column in columns)
 
@@ -405,7 +405,7 @@ def chunk_columns(stems: Sequence[str]) -> list[Column]:
 
 
 def mixes(chunks: set[str]) -> bool:
-    """Return whether letters and digits alternate in many ways, unlike in ids such as P001a or
+    """Return whether the order of letters and digits varies a lot, unlike in ids such as P001a or
     C33P1thin.
     """
     forms = {
@@ -419,8 +419,8 @@ def mixes(chunks: set[str]) -> bool:
 
 
 def are_aligned(heads: Sequence[tuple[str, int]]) -> bool:
-    """Return whether names with more numbers have the same words before a number as names with
-    fewer.
+    """Return whether the words before a number are the same in names with more numbers as in names
+    with fewer.
 
     heads: text before the number, and how many numbers the name has.
     """
@@ -439,7 +439,7 @@ def at_first_unique(
 ) -> tuple[list[Column], list[Column]]:
     """Split the columns at the first one that makes the names in each folder unique.
 
-    It belongs to the second part.
+    That column belongs to the second part.
     """
     for place, column in enumerate(columns):
         numbers: dict[Hashable, int] = {}

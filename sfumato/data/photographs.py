@@ -18,7 +18,7 @@ from sfumato.data.names import DATED
 from sfumato.errors import DataError
 
 SECONDS = 10  # maximum time between two pictures in a row
-SHARE = 0.1  # share of the pictures from which rows are not an accident
+SHARE = 0.1  # share of the pictures above which rows are no accident
 
 
 class Taken(NamedTuple):
@@ -54,7 +54,7 @@ def near(times: Sequence[float], most: float) -> int:
 
 
 def taken_at(file: Path | Member) -> Taken:
-    """Read time and device from EXIF or, without it, from the name.
+    """Read time and device from EXIF or, if there is none, from the file's name.
 
     Raises OSError if the file cannot be read.
     """

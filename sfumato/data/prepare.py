@@ -4,9 +4,10 @@ an artifact.
 Layout of the private part: `<state>/keys/<dataset_id>` (the secret key) and
 `<state>/data/<dataset_id>/{sensitive,holdout,card.json,origin.json}`. Directories have mode 0700,
 files mode 0600.
-Guarantee: the conversion of an image, and its part, depend only on that image (with groups, on the
-id of its group; of a slice, on its volume, which is one person's), the key and the section `data`;
-the card does not depend on the images, except for their shape if `data` names none.
+Guarantee: the conversion of an image, and the part it is assigned to, depend only on that image,
+the key and the section `data`. With groups, its part depends on the id of its group instead; the
+conversion of a slice depends on its volume, which shows one person. The card does not depend on the
+images, except on their shape if `data` names none.
 """
 
 import hashlib
@@ -67,7 +68,7 @@ from sfumato.storage.png import save_png, to_grid
 
 KEY_BYTES = 32
 FINGERPRINT_DIGITS = 64
-PREPARE_REVISION = 2  # raise this if the same source would be stored differently
+PREPARE_REVISION = 2  # raise this if the same source is stored differently than before
 LISTING = "listing"  # keyed digest of the source's files, which is private
 UNNAMED = "unnamed"  # version of the images if data.version is not set
 
@@ -231,7 +232,7 @@ def listing_of(data: Data, key: bytes) -> str | None:
 
 
 def decisive(data: Data) -> dict[str, object]:
-    """Return what decides, beside the files, how images are stored."""
+    """Return everything except the files that decides how images are stored."""
     return {
         "data": data.model_dump(mode="json"),
         "path": data.path and resolved(data.path),
@@ -268,8 +269,8 @@ def prepared_from(home: Path, listing: str, data: Data, state: Path) -> bytes | 
 
 
 def unnamed_version(home: Path) -> str | None:
-    """Return the random version of images without `data.version`, even if they were named since;
-    None if none.
+    """Return the random version that images got without `data.version`, even if they were given a
+    version later; None if they never had one.
     """
     if (home / UNNAMED).is_file():
         return (home / UNNAMED).read_text(encoding="utf-8")
@@ -304,8 +305,8 @@ def prepare_public(
 
     private: function that opens the sensitive and hold-out images, which must not be among the
     public ones. It is not called for images that the program draws;
-    state: state directory, which lists earlier releases. A set that was made from one inherits its
-    records.
+    state: state directory, which lists earlier releases. A public set that was made from a release
+    inherits its records.
 
     Raises ConfigError or DataError, and then leaves `out` unchanged.
     """
@@ -369,8 +370,8 @@ def refuse_sensitive_as_public(data: Data, public: Public) -> None:
 
 
 def secret_key(state: Path, dataset_id: str) -> bytes:
-    """Return the key of a dataset, which the operating system draws on the first call and which
-    never changes.
+    """Return the key of a dataset. The operating system draws it on the first call; it never
+    changes.
 
     On the first call, the caller must hold the lock of the dataset. Raises DataError if a key that
     was used is lost.
@@ -387,8 +388,8 @@ def secret_key(state: Path, dataset_id: str) -> bytes:
 
 
 def refuse_another_key(path: Path, size: int, journal: Journal) -> None:
-    """Raise DataError if the key that `path` contained was used to split images, or if they may
-    have been charged.
+    """Raise DataError if the lost key of `path` has split images, or if the images may have been
+    charged.
     """
     prepared = (journal.images / CARD).exists() or (journal.images / SENSITIVE).exists()
     if prepared or journal.records() or ADOPT in {entry["kind"] for entry in journal.entries()}:
@@ -458,7 +459,7 @@ def assigned(
         for in_test, example in examples:
             yield in_test or (drawn and is_held_out(example[0], key, fraction)), None, example
         return
-    # Complete when it is read
+    # Complete only after the source was read
     names = (name for i, name in enumerate(source.groups) if i not in source.left_out)
     for (in_test, example), name in zip(examples, names, strict=True):
         group = group_hash(name, example[0], key)
@@ -466,9 +467,8 @@ def assigned(
 
 
 def group_hash(name: str | None, image: np.ndarray, key: bytes) -> bytes:
-    """Return the HMAC of a group's id.
-
-    Without an id, return the image's, so that it forms a group with its copies.
+    """Return the HMAC of a group's id. Without an id, return the image's HMAC, so that the image
+    forms a group with its copies.
     """
     if name is None:
         return hmac.digest(key, f"alone {image.shape} ".encode() + image.tobytes(), "sha256")
@@ -495,7 +495,7 @@ def kept_fingerprint(state: Path, card: Card) -> str:
     It is computed once per preparation and stored.
     """
     kept = dataset_directory(state, card.dataset_id) / "fingerprint"
-    # Missing, or truncated by a full disk
+    # The file is missing, or was truncated by a full disk
     if not kept.is_file() or kept.stat().st_size != FINGERPRINT_DIGITS:
         images = load_prepared(state, card, SENSITIVE)
         replace_private(kept, fingerprint(images, secret_key(state, card.dataset_id)).encode())

@@ -32,9 +32,9 @@ TAGS = (
 class Header:
     """The place of a DICOM file in its series.
 
-    patient: the PatientID, private; series: equal for the files of one series of one person in one
-    folder, None for a file of its own; position: along the axis of the series, None if the file has
-    none; number: of the instance, 0 if it has none.
+    patient: the PatientID, private; series: key that the files of one series of one person in one
+    folder share, None for a file that is in no series; position: position along the axis of the
+    series, None if the file has none; number: number of the instance, 0 if the file has none.
     """
 
     patient: str
@@ -80,7 +80,7 @@ def position_of(data: Any) -> float | None:
 
 
 def holds_series(files: Sequence[Path]) -> bool:
-    """Return whether two files are DICOM of one series, or one has several frames or is a
+    """Return whether two of the files are DICOM of one series, or a file has several frames or is a
     localizer.
     """
     headers = [header for file in files if (header := dicom_header(file)) is not None]
@@ -107,8 +107,8 @@ def in_slices(
     """Yield the pictures of some files, each with the number of its file: series after series, each
     in its order.
 
-    converted: counts the localizers, which are left out. A file that cannot be read is yielded, and
-    its decoding names the reason. Raises DataError if `volume` uses no slice of a series or of a
+    converted: counts the localizers, which are left out. A file that cannot be read is yielded too:
+    its decoding states the reason. Raises DataError if `volume` uses no slice of a series or of a
     volume.
     """
     series: dict[Any, list[tuple[int, Header]]] = {}
@@ -142,7 +142,9 @@ def dicom_header(file: Any) -> Header | None:
 def of_series(
     files: Sequence[Any], members: Sequence[tuple[int, Header]], volume: Volume
 ) -> Iterator[tuple[int, Path | Slice]]:
-    """Yield the pictures of one series, by position, or by number where a position is missing."""
+    """Yield the pictures of one series, sorted by position or, if a position is missing, by
+    number.
+    """
     first = files[members[0][0]]
     if volume.axis is not None:
         raise DataError(
@@ -168,7 +170,8 @@ def of_series(
 def frames_of(path: Path, header: Header) -> list[Path] | list[Slice]:
     """List the frames of a DICOM file.
 
-    Returns the path of the file if it has a single frame, or states more than its size allows.
+    Returns the path of the file itself if it has a single frame, or if its header states more
+    frames than its size allows.
     """
     most = min(LONGEST_SIDE, path.stat().st_size // SMALLEST_FRAME)
     if header.frames == 1 or header.frames > most:

@@ -1,10 +1,10 @@
 """Prepare a set in shards (tar or Parquet files, blocks of a large folder), in several processes.
 
-A shard is converted without the others. The finished ones lie in the folder
+Each shard is converted on its own. Finished shards are kept in the folder
 `<state>/data/.<dataset_id>.shards`, mode 0700, until the set is complete, so that a killed command
 continues with the next shard.
 
-Guarantee: the set has the bytes that one process gets when it reads the whole source at once.
+Guarantee: the set is the same, byte for byte, as if one process had read the whole source at once.
 """
 
 import hmac
@@ -63,7 +63,8 @@ class Converted:
     """Facts about a converted shard, beside its arrays.
 
     size: number of its pictures, including the ones left out;
-    left_out: their place in that order (-1 for other files), file and reason;
+    left_out: place among the pictures (-1 for other files), file and reason of each picture left
+    out;
     sha256: digest of the file, empty for a block.
     """
 
@@ -81,7 +82,8 @@ def shards_folder(home: Path) -> Path:
 def shards_in(data: Data) -> list[Shard]:
     """Return the shards of the source, in the order of its images; none if it must be read at once.
 
-    That is so for a single file, and if a table lists all pictures or their persons.
+    A single file must be read at once, and so must a source with a table of all pictures or their
+    persons.
     """
     single = data.labels != SEVERAL and data.volume is None
     ways = set[str]()
@@ -110,7 +112,9 @@ def shards_in(data: Data) -> list[Shard]:
 
 
 def shards_of_files(files: dict[str, tuple[str | int, ...] | None], data: Data) -> list[Shard]:
-    """Return one shard per file, the hold-out's last. A single file is not a hold-out."""
+    """Return one shard per file, the hold-out's last. A single file is never treated as a
+    hold-out.
+    """
     tested = {file for file in files if len(files) > 1 and is_test(file.rpartition("/")[2])}
     if data.source == "imagefolder" and len(tested) == len(files):
         tested = set()  # as for Parquet that is read at once
@@ -119,7 +123,9 @@ def shards_of_files(files: dict[str, tuple[str | int, ...] | None], data: Data) 
 
 
 def state_of(file: Path) -> tuple[str | int, ...] | None:
-    """Return what changes with the content of a file; None if it changed just now."""
+    """Return values that change with the content of a file; None if the file was changed just
+    now.
+    """
     status = file.stat()
     if max(status.st_ctime, status.st_mtime) > time.time() - FRESH:
         return None
@@ -220,8 +226,8 @@ def in_processes(data: Data, tasks: list[Task], workers: int) -> list[Exception 
 
 
 def begin_worker(count: int) -> None:
-    """Ready a process of the pool: it ends with the program that started it, and shares the
-    processors.
+    """Set up a process of the pool: it ends with the program that started it, and uses its share of
+    the processors.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     decoding.DECODERS = max(1, decoding.DECODERS // count)
@@ -250,7 +256,7 @@ def convert(data: Data, task: Task) -> Exception | None:
     shard, folder = task
     try:
         with naming_archives(), unpacking(), local_copy(shard.path) as path:
-            # With the other shards, more pictures of this one may be broken than `skip` allows.
+            # Together with other shards, this one may have more broken pictures than `skip` allows.
             part = data.model_copy(update={"path": str(path), "skip": float(data.skip > 0)})
             source = Source(classes=data.classes or (), train=(), test=None, size=0)
             if has_rows(path):
@@ -266,7 +272,7 @@ def convert(data: Data, task: Task) -> Exception | None:
 
 
 def has_rows(path: Path) -> bool:
-    """Return False for Parquet without a row, which has no pictures to unpack."""
+    """Return False for a Parquet file without rows, which has no pictures to unpack."""
     if path.suffix != ".parquet":
         return True
     check_parquet()
@@ -278,7 +284,7 @@ def has_rows(path: Path) -> bool:
 
 
 def write_shard(source: Source, folder: Path, several: bool, sha256: str) -> None:
-    """Write the pictures of one shard in their order, and what else is known of them."""
+    """Write the pictures of one shard in their order, and the facts about them."""
     with ExitStack() as stack:
         writer: ImageWriter | None = None
         for image, label in chain(source.train, source.test or ()):
@@ -383,7 +389,7 @@ def texts_of(folders: Iterable[Path], name: str) -> list[str]:
 
 
 def refuse_twins(digests: dict[str, str]) -> None:
-    """Raise DataError if two shards are equal, because a person's images would count twice.
+    """Raise DataError if two shards are equal, because each person's images would count twice.
 
     digests: by path.
     """

@@ -51,7 +51,7 @@ Encode = Callable[[Tensor], Tensor]  # (B, C, H, W) float32 in [0, 1] -> (B, c, 
 def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
     """Load the images of one part, "sensitive" or "holdout", memory-mapped.
 
-    Raises DataError if the card differs.
+    Raises DataError if the images do not match the card.
     """
     home = dataset_directory(state, card.dataset_id)
     if not (home / CARD).is_file():
@@ -80,7 +80,7 @@ def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:
 
     It does not verify the bytes; `read_artifact` does.
 
-    Raises DataError if the set is missing or off, or has a different shape (C, H, W).
+    Raises DataError if the set is missing or switched off, or has a different shape (C, H, W).
     """
     card = read_public_card(directory / CARD)
     if not card.enabled:
@@ -113,8 +113,8 @@ class LatentSet:
         """Copy the latents at `indices` and their labels: ((B, c, h, w) float32, labels), like
         `ImageSet.batch`.
 
-        Non-finite numbers become zero, because kernels may spread them over the rows of other
-        images.
+        Non-finite numbers become zero, because otherwise kernels may spread them over the rows of
+        other images.
         """
         indices = np.asarray(indices, dtype=np.int64)
         latents, labels = (

@@ -47,8 +47,8 @@ class Survey:
 
     images, held_out: number of images, and of held-out images;
     side, longer: medians of the shorter and of the longer sides, in pixels;
-    proportion: median of rows divided by columns; 1 if a quarter of the pictures have the other
-    orientation;
+    proportion: median of height divided by width; 1 if at least a quarter of the pictures have the
+    other orientation than the rest;
     colour: whether most pictures are in colour;
     groups: rule for finding persons' ids;
     persons, counts: number of persons, and of pictures of each class, without the hold-out;
@@ -100,13 +100,14 @@ def survey(
     layout shows;
     span: values of black and white, for pictures with more than 8 bits;
     classes: class names, or ALL for all that are found;
-    alone: whether images without an id are their persons' only ones; skip: share of the pictures
-    that may be broken;
+    alone: whether each image without an id is the only one of its person; skip: share of the
+    pictures that may be broken;
     state: state directory that caches the results for the next call;
     volume: slices of volumes and series; None to use those that `volume_in` proposes.
 
-    Raises Unclear, before any picture is decoded, if the owner must decide; DataError if a picture
-    has more than 8 bits and there is no `span`, or with every file that cannot be used.
+    Raises Unclear, before any picture is decoded, if the owner must decide. Raises DataError if a
+    picture has more than 8 bits and there is no `span`, or with a list of all files that cannot be
+    used.
     """
     check_there(str(path), groups)
     reading_sensitive()
@@ -151,8 +152,8 @@ def survey(
 
 
 def section_of(request: Request, classes: Sequence[str], other: bool) -> dict[str, Any]:
-    """Return the keys of the section `data` for a request. other: its layout is not one of class
-    folders.
+    """Return the keys of the section `data` for a request. other: whether the layout is something
+    else than class folders.
     """
     data = {
         "source": other and request.name,
@@ -196,8 +197,8 @@ def whole_file(file: PictureFile) -> Path | Member:
 def picture_facts(source: Source, path: Path, options: Any, state: Path | None) -> dict[str, Any]:
     """Return PICTURE_FACTS, from the pictures and their headers.
 
-    They are read from `state` if nothing has changed. options: those that affect decoding. Raises
-    as decoding does.
+    They are read from `state` if nothing has changed. options: options that affect decoding. Raises
+    the errors of decoding.
     """
     about = [
         str(path),
@@ -244,8 +245,8 @@ def repeats_of(
     label: str | None,
     in_a_row: bool,
 ) -> Repeats | None:
-    """Find why several images of a source may show one person, from names, a column, folders or
-    photographs.
+    """Look in names, a column, folders and photographs for reasons why several images may show one
+    person.
 
     Returns None if persons are known. files: labels by file; label: column of the labels.
     """

@@ -70,7 +70,7 @@ def heads_of(table: Path) -> tuple[str, list[str]]:
     """Return the column with the pictures' names (FILE, or the only one with such a name), and the
     other columns.
 
-    Raises DataError as `cells_of` does.
+    Raises the errors of `cells_of`.
     """
     heads = heads_in(table)  # private: the first line may be a person's row
     naming = (
@@ -120,12 +120,12 @@ def rows_by_file(
     """Return the cells of each row by its file, in the order of the rows.
 
     columns: the first contains paths below `root`, or unique file names with or without suffix; the
-    others are returned;
+    cells of the others are returned;
     files: files that must each have a row;
     others: files that may have a row, by path.
 
-    Raises as `read_table` does, and DataError for a file without a row, and for a row whose file is
-    unknown, already named, or a link.
+    Raises the errors of `read_table`, and DataError for a file without a row, or a row whose file
+    is unknown, already named, or a link.
     """
     counted = Counter(name for file in files for name in names_of(file))
     known = {
@@ -184,7 +184,7 @@ def plain_path(text: str) -> str:
 
 
 def heads_in(table: Path) -> list[str]:
-    """Return the column names of a table, which is read to its end.
+    """Return the column names of a table. It reads the whole table.
 
     Raises DataError if it is not a table.
     """
@@ -321,7 +321,7 @@ def records_of(
     read = [*columns]
     if picture is not None:
         read.append(picture)
-    else:  # a cell may be as large as all values of its chunk, and occur in every row
+    else:  # one cell may contain all values of its chunk, and be repeated in every row
         largest = max((chunk.total_uncompressed_size for chunk in table), default=0)
         rows = max(1, min(1024, LARGEST_PICTURE // max(1, largest)))
     remaining = LARGEST_TEXT

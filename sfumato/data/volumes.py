@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from sfumato.settings.data import Volume
 
 SUFFIXES = (".nii.gz", ".nii")
-# the axis of an array whose axes lead to the right, to the front and up; of a slice, the first one
-# is its columns
+# Axis to slice, in an array whose axes lead to the right, to the front and up. The first remaining
+# axis gives a slice's columns
 AXES = {"sagittal": 0, "coronal": 1, "axial": 2}
 AXIAL = "axial"
 PERCENTILES = (1, 99)  # percentiles of a volume to show as black and white, without a range
@@ -63,7 +63,7 @@ class Slice:
 class Values:
     """Stored values of a volume, (X, Y, Z). The axes point right, to the front and up.
 
-    slope, intercept: turn them into the file's units; span: those shown as black and white.
+    slope, intercept: convert the values to the file's units; span: values shown as black and white.
     """
 
     stored: np.ndarray
@@ -80,9 +80,9 @@ def is_volume(path: Path) -> bool:
 def slices_of(path: Path, volume: Volume) -> list[Slice]:
     """List the slices of a volume that become pictures.
 
-    A damaged volume gives one slice; decoding it names the fault.
+    For a damaged volume, lists one slice: decoding it raises the error.
 
-    Raises DataError if `volume` uses none.
+    Raises DataError if `volume` uses no slice.
     """
     axis = volume.axis or AXIAL
     try:
@@ -104,7 +104,7 @@ def slices_of(path: Path, volume: Volume) -> list[Slice]:
 def decode_slice(place: Slice, span: Span | None) -> np.ndarray:
     """Show a slice of a volume as (H, W, 1) uint8; non-finite values are black.
 
-    Front and top of the body are at the top, and the left side of the body is at the left.
+    The front or the top of the body is at the top of the picture, and its left side at the left.
     span: shown as black and white, in the file's units; None: the percentiles of the volume itself.
     """
     with only_reader:
@@ -124,11 +124,11 @@ def volume_at(path: Path, span: Span | None) -> Values:
     status = path.stat()
     key = path, status.st_mtime_ns, status.st_size, span
     if key not in last_read:
-        last_read.clear()  # before there are two in memory
+        last_read.clear()  # first, so that two are never in memory
         try:
             last_read[key] = read_volume(path, span)
         except DataError as error:
-            # A traceback would keep the values in memory
+            # Otherwise, a traceback would keep the values in memory
             last_read[key] = error.with_traceback(None)
     found = last_read[key]
     if isinstance(found, DataError):
@@ -162,7 +162,7 @@ def read_volume(path: Path, span: Span | None) -> Values:
 def fill(flat: np.ndarray, file: BinaryIO) -> None:
     """Read the values of an array.
 
-    Raises EOFError if the file has fewer: what follows them is not inflated.
+    Raises EOFError if the file has too few. Anything after the values is not inflated.
     """
     room = memoryview(flat.view(np.uint8))  # type: ignore[arg-type]
     place = 0

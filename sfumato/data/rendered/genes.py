@@ -16,7 +16,7 @@ from scipy.special import ndtri
 
 class Genes:
     """A random stream for drawing functions, which reads `values`, (n,) in [0, 1), then a fixed
-    stream, and counts.
+    stream, and counts the numbers it has read.
     """
 
     def __init__(self, values: np.ndarray) -> None:

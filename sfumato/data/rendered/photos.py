@@ -13,8 +13,8 @@ PHOTOGRAPHS = ("china", "flower")
 
 
 def photo_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """Return a function (random stream, label) -> patch, (H, W, C) uint8, with random place, scale
-    and mirroring.
+    """Return a function (random stream, label) -> patch, (H, W, C) uint8, at a random place and
+    scale, mirrored at random.
     """
     from sklearn.datasets import load_sample_image
 

@@ -14,8 +14,8 @@ import numpy as np
 def procedural_drawer(
     shape: tuple[int, int, int],
 ) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """Return a function (random stream, label) -> texture, (H, W, C) uint8; if it has edges, drawn
-    at double size.
+    """Return a function (random stream, label) -> texture, (H, W, C) uint8; textures with edges are
+    drawn at double size.
     """
     channels, height, width = shape
     textures = list(FAMILIES.values())

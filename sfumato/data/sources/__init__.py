@@ -62,16 +62,14 @@ def read_source(data: Data, raw: Path, shard: Shard | None = None) -> Source:
 def check_there(path: str | None, groups: Groups | None) -> None:
     """Raise DataError if a path in the settings does not exist.
 
-    A log may show it, because no file is open yet.
+    A log may show the path, because no file was opened yet.
     """
     if is_url(path):
         raise public(
             ConfigError(
-                f"data.path={path} is a URL, which is read only for tar files (data.source: "
-                "webdataset) or Parquet "
-                "files (imagefolder) with one label per picture, and with persons by column, "
-                "pattern or dicom: copy "
-                "the files into a folder"
+                f"data.path={path} is a URL, and URLs are read only for tar files (data.source: "
+                "webdataset) or Parquet files (imagefolder), with one label per picture, and "
+                "persons found by column, pattern or dicom: copy the files into a folder"
             )
         )
     named = {"data.path": path}
@@ -144,8 +142,7 @@ def refuse_shared_persons(source: Source, path: str | None) -> None:
     trained = source.size - source.held_out
     if shared := {*ids[:trained]} & {*ids[trained:]} - {None}:
         raise DataError(
-            f"data.groups: {len(shared)} person(s) have pictures in both train and test of "
-            f"{path}, and no guarantee "
-            "covers the hold-out: move all pictures of a person into one part, or merge the "
-            "two parts"
+            f"data.groups: {len(shared)} person(s) have pictures in both train and test of {path}, "
+            "and no guarantee covers the hold-out: move all pictures of a person into one part, "
+            "or merge the two parts"
         )

@@ -21,8 +21,8 @@ NO_LABEL = {"", "n/a"}
 
 
 def is_bids(path: Path) -> bool:
-    """Return whether a folder follows BIDS: one folder per subject, and BIDS's own files beside
-    them.
+    """Return whether a folder follows BIDS: it has one folder per subject, and next to them the
+    files of BIDS.
     """
     subjects = any(folder.name.startswith(SUBJECT) for folder in folders_in(path))
     return subjects and any(
@@ -70,8 +70,8 @@ def rows_of_volumes(
 
     The cell of PARTICIPANT is the folder's name.
 
-    suffix: of the volumes to use; None for the only one. Raises ConfigError for several, and
-    DataError for a subject without a row, or with several.
+    suffix: suffix of the volumes to use; None if there is only one suffix. Raises ConfigError for
+    several, and DataError for a subject without a row, or with several.
     """
     table = participants_of(root)
     rows: dict[str, list[str]] = {}

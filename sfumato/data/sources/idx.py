@@ -73,7 +73,7 @@ def read_idx_set(request: Request, raw: Path) -> Source:
         f"{split}-{kind}" for split in splits for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")
     ]
     home = Path(request.path or raw / request.name).expanduser()
-    places = [home, home / "gzip"]  # EMNIST's archive unpacks into the second
+    places = [home, home / "gzip"]  # EMNIST's archive unpacks into gzip/
     if request.path is None:
         places.append(raw / chosen.torchvision / "raw")  # where torchvision downloads to
         if request.name == "fashion-mnist":
@@ -144,7 +144,7 @@ def read_idx(path: Path) -> np.ndarray:
             raise DataError(
                 f"{broken}: its header states {shape}, expected at most {largest:,} values. {fix}"
             )
-        content = file.read(size + 1)  # not more: a few bytes of gzip can expand to any number
+        content = file.read(size + 1)  # no more, because gzip can expand without limit
     if len(content) != size:
         held = len(content) if len(content) < size else f"more than {size}"
         raise DataError(f"{broken}: {held} values for shape {shape}. Fetch it again.")

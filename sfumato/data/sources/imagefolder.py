@@ -102,12 +102,12 @@ def list_pictures(request: Request) -> Listing:
 
 
 def check_bids(request: Request) -> None:
-    """Raise ConfigError unless the labels are a column of the participants, and the persons are
-    they.
+    """Raise ConfigError unless the labels are a column of the participants, and each participant is
+    a person.
     """
     if request.label_column is None or request.volume is None or request.id_column != PARTICIPANT:
         raise ConfigError(
-            f"{request.path} is laid out as BIDS, whose subjects are persons: set "
+            f"{request.path} is laid out as BIDS, where each subject is a person: set "
             f"data.label_column to a column of {PARTICIPANTS}, data.volume, such as {{axis: "
             f"axial}}, and data.groups: {{column: {PARTICIPANT}}}"
         )
@@ -177,7 +177,7 @@ def list_part(
     that is not used.
     """
     nested = groups is not None and groups.folder is True
-    deep = groups is not None and groups.dicom  # the person of a series shows in its files
+    deep = groups is not None and groups.dicom  # the files of a series contain the id of its person
     for folder in visible(path):
         if not folder.is_dir():
             if is_picture(folder):
@@ -257,9 +257,9 @@ def pictures_of(
     """Decode picture files one by one. shapes: list that receives the shape of the first picture,
     which all must have.
 
-    before: number of places before these. Raises DataError with all pictures of `every` that cannot
-    be read, or whose size or channels differ. Guarantee: whether a picture is left out depends on
-    that picture only; with too many, all fail.
+    before: number of pictures before these. Raises DataError with all pictures of `every` that
+    cannot be read, or whose size or channels differ. Guarantee: whether a picture is left out
+    depends on that picture only; if too many would be left out, the whole source is refused.
     """
     with closing(decoded([place.file for place in files], request)) as images:
         for number, image in enumerate(images):
@@ -277,8 +277,8 @@ def leave_out(
 ) -> None:
     """Record why one of `every` is left out, by its key in `Source.left_out`.
 
-    Raises DataError with all of them if the request allows fewer, or if this one is intact but in
-    an unsupported format.
+    Raises DataError with all unusable pictures if there are more than the request allows, or if
+    this one is intact but in an unsupported format.
     """
     request.left_out[key] = LeftOut(file, str(error))
     if isinstance(error, AnotherFormat) or len(request.left_out) / len(every) > request.skip:
@@ -286,9 +286,8 @@ def leave_out(
 
 
 def without_strays(places: list[Place], request: Request) -> list[Place]:
-    """Drop files that are not pictures, by name and content.
-
-    They have no person and no row in a table.
+    """Drop files that are not pictures, according to name and content. Such files have no person
+    and no row in a table.
     """
     for file, *_ in places:
         if (
@@ -309,8 +308,8 @@ def is_whole(file: Path, request: Request) -> bool:
 
 
 def problems_of(files: Sequence[Place], request: Request) -> list[DataError]:
-    """Return one error per file that cannot be used, and one error for all whose size or channels
-    differ.
+    """Return one error per file that cannot be used, and one error for all files whose size or
+    channels differ.
     """
     problems: list[DataError] = []
     shapes: dict[PictureFile, tuple[int, ...]] = {}
@@ -340,14 +339,14 @@ def problems_of(files: Sequence[Place], request: Request) -> list[DataError]:
 def refusal(problems: Sequence[DataError]) -> DataError:
     """Return one error with all problems, in at most 200 lines.
 
-    If there are none, a file has changed meanwhile.
+    Without problems, a file must have changed in the meantime.
     """
     if not problems:
         return DataError(
             "pictures changed while they were read: leave the folder unchanged, and run the "
             "command again."
         )
-    # Slices of a volume share theirs
+    # Slices of one volume share the problem
     problems = [*{str(problem): problem for problem in problems}.values()]
     lines = sentences(problems)
     if len(lines) == 1:

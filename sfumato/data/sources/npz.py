@@ -20,11 +20,11 @@ def read_npz(request: Request, raw: Path) -> Source:
     """Read `images` (N, H, W) or (N, H, W, C) uint8, `labels` (N,) integers, and `classes`, an
     array of strings.
 
-    With `data.labels: several`, labels are (N, classes) of 0 and 1.
-    Or read MedMNIST's own file: `train_images`, `train_labels` (N,) or (N, 1), `val_…`, and
-    `test_…` as the hold-out. It contains no class names, so `data.classes` must name them; a list
-    of the classes that occur would depend on the images. The ids of persons are in the array
-    `groups`, or in the array named by `data.groups.column`.
+    With `data.labels: several`, labels are (N, classes) of 0 and 1. A file of MedMNIST is read too:
+    `train_images`, `train_labels` (N,) or (N, 1), `val_…`, and `test_…` as the hold-out. It
+    contains no class names, so `data.classes` must name them; a list of the classes that occur
+    would depend on the images. The ids of persons are in the array `groups`, or in the array named
+    by `data.groups.column`.
     """
     path = request.required_path()
     if not path.is_file():

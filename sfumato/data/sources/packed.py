@@ -55,10 +55,10 @@ HELD: dict[tuple[int, Path], ExitStack] = {}
 def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> Path:
     """Unpack a zip, a tar file, or Parquet.
 
-    Returns a folder, or its only file; any other path unchanged.
+    Returns the folder of the content, or its only file. Any other path is returned unchanged.
 
-    A tar file of samples with labels (WebDataset) and Parquet beside a table or beside folders of
-    pictures stay unchanged too. Raises DataError if unpacking fails.
+    So are a tar file of samples with labels (WebDataset), and Parquet beside a table or beside
+    folders of pictures. Raises DataError if unpacking fails.
 
     allowance: limits of the outermost archive; depth: number of archives that contain this one.
     """
@@ -132,7 +132,7 @@ def remove(folder: Path) -> None:
 
 
 def remove_left(state: Path) -> None:
-    """Delete folders that killed programs left; their locks are free."""
+    """Delete the folders of killed programs, whose locks are free."""
     for folder in state.glob(f".{UNPACKED}.*.tmp"):
         with suppress(Timeout), holding(file_lock(folder.with_suffix(".lock"), blocking=False)):
             remove(folder)
@@ -140,7 +140,7 @@ def remove_left(state: Path) -> None:
 
 @contextmanager
 def unpacking() -> Iterator[None]:
-    """Delete the folders of this thread when the block ends, because a notebook may keep running
+    """Delete the folders of this thread when the block ends. A program such as a notebook may run
     for long.
     """
     try:
@@ -150,7 +150,7 @@ def unpacking() -> Iterator[None]:
 
 
 def remove_unpacked(state: Path) -> None:
-    """Delete the folders of this process and of killed ones, because a program may keep running for
+    """Delete the folders of this process and of killed ones. The process itself may run for
     long.
     """
     MADE_HERE.clear()
@@ -167,8 +167,8 @@ def remove_held(keys: Iterable[tuple[int, Path]]) -> None:
 
 
 def kept(path: Path, fill: Callable[[Path], None]) -> Path:
-    """Return a private folder with the content of `path`, which `fill` unpacks again only if one of
-    them has changed.
+    """Return a private folder with the content of `path`. `fill` unpacks it again only if the path
+    or the folder has changed.
 
     If that fails, the folder is deleted.
     """
@@ -210,8 +210,8 @@ def extract(path: Path, folder: Path, allowance: Allowance) -> None:
 
 
 def is_compressed_tar(path: Path) -> bool:
-    """Return whether a compressed file contains a tar file, by its content or, if damaged, by its
-    name.
+    """Return whether a compressed file contains a tar file. Its content decides or, if it is
+    damaged, its name.
     """
     with suppress(*DAMAGED), COMPRESSED[path.suffix.lower()](path) as file:
         return bool(file.read(HEAD)[257:262] == b"ustar")
@@ -219,7 +219,7 @@ def is_compressed_tar(path: Path) -> bool:
 
 
 def inflate_tar(path: Path, target: Path, allowance: Allowance) -> None:
-    """Write the tar file in a compressed one."""
+    """Write the tar file that a compressed file contains."""
     with (
         readable_archive(path),
         reading(path),
@@ -278,8 +278,8 @@ def in_archives(text: str) -> str:
 
 @contextmanager
 def naming_archives() -> Iterator[None]:
-    """Name archives in errors as their owner does, and not the private folders that they were
-    unpacked into.
+    """Make errors name the owner's archives, and not the private folders into which they were
+    unpacked.
     """
     try:
         yield

@@ -1,6 +1,6 @@
 """Read shards by URL, such as s3://bucket/{0000..0999}.tar, with `fsspec`.
 
-Copies here are private and temporary.
+Local copies are private and temporary.
 """
 
 import re
@@ -36,7 +36,7 @@ CHANGING = (
 class RemoteFile:
     """A file on a server.
 
-    state: what changes with its content; None if the server does not state it.
+    state: values that change with the file's content; None if the server does not provide them.
     """
 
     url: str
@@ -64,9 +64,7 @@ def remote_files(pattern: str) -> list[RemoteFile]:
 
 
 def system_of(url: str) -> Any:
-    """Return fsspec's file system for a URL, without what an earlier one has remembered of its
-    files.
-    """
+    """Return a new file system of fsspec for a URL, without cached facts about its files."""
     from fsspec.core import url_to_fs
 
     return url_to_fs(url, skip_instance_cache=True)[0]
@@ -114,9 +112,8 @@ def local_copy(path: str) -> Iterator[Path]:
 
 @contextmanager
 def reaching(url: str) -> Iterator[None]:
-    """Raise one sentence if a server fails.
-
-    It contains no text of the server, which may repeat credentials.
+    """Raise an error of one sentence if a server fails. It contains no text of the server, which
+    may repeat credentials.
     """
     try:
         yield

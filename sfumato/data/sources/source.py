@@ -56,11 +56,12 @@ class Source:
 
     `train` and `test` are read once. `test` is None without an official or requested split.
 
-    groups, files, labels: id of each image's person (or None), file and label, in the order of
-    `train` and then `test`; the last `held_out` belong to `test`. Only the owner's own sources have
-    them;
+    groups, files, labels: id of each image's person (or None), its file and its label, in the order
+    of `train` and then `test`; the last `held_out` images belong to `test`. Only sources of the
+    owner's files have these;
     converted: number of images by conversion. Private;
-    left_out: pictures that are left out, by their place in that order, or other files. Private.
+    left_out: pictures that are left out, by their place in the same order; other files too.
+    Private.
     """
 
     classes: tuple[str, ...]
@@ -134,7 +135,7 @@ class Request:
     skip: float = 0.0  # share of the pictures that may be broken
     converted: Counter[str] = field(default_factory=Counter)
     left_out: dict[Any, LeftOut] = field(default_factory=dict)
-    shard: Shard | None = None  # one of several, whose ids are checked together later
+    shard: Shard | None = None  # a part of the source; ids of all parts are checked later
 
     @property
     def sensitive(self) -> bool:

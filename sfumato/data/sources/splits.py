@@ -10,7 +10,7 @@ from sfumato.data.tables import table_in
 
 TRAIN = "train"
 TEST = "test"
-# Added to the training part, because no choice depends on them
+# Parts added to the training part, because no choice depends on them
 VALIDATION = ("val", "valid", "validation", "dev")
 PARTS = {
     TRAIN: TRAIN,

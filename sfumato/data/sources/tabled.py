@@ -180,7 +180,7 @@ def numbered(rows: list[Place], official: bool, request: Request) -> Listing:
     rows = sorted(rows, key=lambda row: row.held_out)
     labels = [row.label for row in rows]
     if "" in labels:
-        where = f"picture {labels.index('') + 1}, in the order of its table,"
+        where = f"picture {labels.index('') + 1}, in the order of the table,"
         raise DataError(f"{request.path}: {where} has no label: add one")
     classes = classes_in(labels) if request.classes is None else request.classes
     numbers = {text: i for i, text in enumerate(classes)}
@@ -196,9 +196,8 @@ def numbered(rows: list[Place], official: bool, request: Request) -> Listing:
 
 
 def classes_in(labels: Sequence[str]) -> tuple[str, ...]:
-    """Return the labels that occur, sorted.
-
-    They depend on the images, so only the owner may publish them.
+    """Return the labels that occur, sorted. The result depends on the images, so only the owner may
+    publish it.
     """
     return tuple(sorted({*labels}, key=int if all(text.isdecimal() for text in labels) else None))
 
@@ -296,7 +295,9 @@ def samples_in(shard: Path) -> Iterable[Sample]:
 
 
 def words_of(sample: Sample, label: str | None, group: str | None, what: str) -> tuple[str, str]:
-    """Return the label and the person's id from a sample's `.cls` and `.json`, "" if missing."""
+    """Return the label and the person's id from a sample's `.cls` and `.json`; each is "" if it is
+    missing.
+    """
     content: dict = {}
     if "json" in sample and (label or group or "cls" not in sample):
         with explained(
