@@ -24,8 +24,8 @@ Body = tuple[nn.Module, int]  # Images (B, C, H, W) in [-1, 1] -> (B, width), an
 class Spec:
     """A classifier's body and training.
 
-    body: function of (channels, height, width); augment: shift images a little, and mirror colour
-    ones.
+    body: function of (channels, height, width); augment: whether to shift images a little, and
+    mirror colour images.
     """
 
     body: Callable[[int, int, int], Body]
@@ -96,9 +96,9 @@ def pooled_convolutions(channels: int, height: int, width: int) -> Body:
 def convolutions(channels: int, height: int, width: int) -> nn.Sequential:
     """Build stages of two 3×3 convolutions, batch norms and a pooling, then a dense layer.
 
-    There are 1 to 4 stages: another one while the shorter side has 7 pixels or more. Grey images
-    from 16 pixels per side start at half resolution. Larger images first pass strided convolutions,
-    down to 32 pixels per side.
+    There are 1 to 4 stages: another one is added as long as the shorter side has 7 pixels or more.
+    Grey images from 16 pixels per side start at half resolution. Larger images first pass strided
+    convolutions, down to 32 pixels per side.
     """
     layers: list[nn.Module] = []
     side = min(height, width)
@@ -125,8 +125,8 @@ def convolutions(channels: int, height: int, width: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(depth * side**2, PENULTIMATE_WIDTH), nn.ReLU())
 
 
-# --- deep networks: a stem, three stages of blocks, the last two halving the sides, and an average
-# over all places
+# --- deep networks: a stem; three stages of blocks (the second and the third halve the sides);
+# and an average over all places
 
 
 class PreActivated(nn.Module):

@@ -61,7 +61,7 @@ def read_metrics(path: Path) -> dict:
 
 
 def rows_of_experiments(shown: object, state: Path) -> tuple[list[dict], list[str]]:
-    """Read rows from `dvc exp show --json`, and list each experiment left out with its reason."""
+    """Read rows from `dvc exp show --json`. Also list each experiment left out, with the reason."""
     rows: dict[tuple[str, str], dict | None] = {}
     left_out = []
     for name, release, ledger in experiments(shown)[["name", "release", "ledger"]].itertuples(
@@ -73,9 +73,10 @@ def rows_of_experiments(shown: object, state: Path) -> tuple[list[dict], list[st
             kept = find_evaluation(state, release, ledger)
             if kept is None:
                 left_out.append(
-                    f"{name}: no local numbers for its release; `stage evaluate` there writes them"
+                    f"{name}: no local numbers for its release: run `stage evaluate` there to "
+                    "write them"
                 )
-            # DVC shows a ledger without its lists.
+            # DVC shows a ledger without the lists in it.
             rows[release, ledger] = kept and row_of(name, kept["ledger"], kept)
     return [row for row in rows.values() if row], left_out
 
@@ -127,7 +128,7 @@ def directory_hash(directory: Path) -> str:
 
 
 def keep_evaluation(state: Path, metrics: Mapping) -> Path:
-    """Store a release's numbers, with "identity" and the full "ledger", privately, by its hash."""
+    """Store a release's numbers privately under its hash, with "identity" and the full "ledger"."""
     path = state / EVALUATIONS / f"{metrics['identity']['release']}.json"
     replace_private(path, (json.dumps(metrics, indent=1) + "\n").encode())
     return path
@@ -179,9 +180,9 @@ def find_evaluation(state: Path, release: str, ledger: str) -> dict | None:
 def compared(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
     """Return the runs as a table, by recipe and then ε, and a warning for each kind of difference.
 
-    Accuracies are in [0, 1], NaN for a classifier that did not score a run. "differs" has the marks
-    of a run: entries that are missing or differ from the commonest (the first of equally common
-    ones), "ledger" if the ledger is invalid.
+    Accuracies are in [0, 1], NaN for a classifier that did not score a run. "differs" lists, for
+    each run, the entries that are missing or differ from the most common value (the first, if
+    several are equally common), and "ledger" if the ledger is invalid.
     """
     runs = pd.DataFrame(rows)
     warnings = [
@@ -198,7 +199,7 @@ def compared(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
         if names:
             named = ", ".join(names[:4]) + f" and {len(names) - 4} more" * (len(names) > 4)
             unlike = f"different or unknown {word}"
-            warnings.append(f"{named}: {unlike}: do not compare its numbers with theirs")
+            warnings.append(f"{named}: {unlike}: do not compare them with other runs")
     marks["ledger"] = ["ledger" if row["problems"] else "" for row in rows]
     runs["differs"] = [", ".join(filter(None, row)) for row in marks.itertuples(index=False)]
     measured = [column for name in classifiers_of(runs) for column in (name, f"{name}_std")]

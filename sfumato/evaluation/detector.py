@@ -1,4 +1,5 @@
-"""A detector: how well a small network distinguishes two sets of images, on new halves.
+"""Measure how well a small network, a detector, distinguishes two sets of images. It trains on half
+of each set and is tested on the other half.
 
 All of it is local.
 """
@@ -34,7 +35,8 @@ class Detected:
 
 
 def detect(drawn: ImageSet, real: ImageSet) -> Detected | None:
-    """Measure how well a network distinguishes the sets, with equally many images of each class.
+    """Measure how well a network distinguishes the sets. Both have equally many images of each
+    class.
 
     Returns None for fewer than 4 pairs.
     """
@@ -64,7 +66,7 @@ def detect(drawn: ImageSet, real: ImageSet) -> Detected | None:
 def detections(
     sets: Mapping[str, ImageSet], train: ImageSet, holdout: ImageSet
 ) -> dict[str, Detected]:
-    """Detect each set against the hold-out, and the yardsticks "real" and "blurred".
+    """Detect each set against the hold-out, and the yardsticks "real" and "blurred" too.
 
     Both are training images.
     """

@@ -1,8 +1,9 @@
 """Test whether a release is nearer to its training images than to strangers. All of it is local.
 
 Strangers are hold-out images. If the release treats training images and strangers alike, all orders
-of their distances to it are equally likely. So the count has a known distribution, although the
-strangers' quantile is estimated. A tie counts as no copy.
+of their distances to it are equally likely. So the number of training images nearer than the k-th
+stranger has a known distribution, although the strangers' quantile is estimated. A tie counts as no
+copy.
 
 Source: Amin et al. 2026 (arXiv 2606.16952); Steinke et al. 2023, for the bound on ε from one run.
 """
@@ -39,9 +40,10 @@ def disclosure(
 ) -> dict:
     """Run `compare_nearness` on images and return its result.
 
-    All images of a person are one unit, at the distance of the nearest image; so are equal images.
-    A large set is sampled at random. generated: released images except public ones, or None; more:
-    (n, H, W, C) uint8, images that recipients may draw from the same networks.
+    All images of a person, and all equal images, form one unit, at the distance of its nearest
+    image. A large set is sampled at random. generated: released images except public ones, or None;
+    more: (n, H, W, C) uint8, further images drawn from the same networks, as recipients may draw
+    them.
     """
     if generated is None:
         return {
@@ -60,7 +62,7 @@ def disclosure(
 
 
 def membership(network: Any, train: ImageSet, holdout: ImageSet) -> dict:
-    """Run `compare_nearness` on the losses of a network: a low loss is a near neighbour.
+    """Run `compare_nearness` on the losses of a network: a low loss counts as near.
 
     network: network for `probabilities_of`.
     """
@@ -82,7 +84,7 @@ def compare_sets(
 ) -> dict:
     """Run `compare_nearness` on the units of both sets.
 
-    nearness_of: function from n images to (n,) numbers, smaller for what is nearer.
+    nearness_of: function from n images to (n,) numbers, smaller for nearer images.
     """
     nearness = []
     for real in (train, holdout):
@@ -103,12 +105,13 @@ def compare_sets(
 def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict:
     """Count the (n,) training units nearer to the release than the k-th of (m,) strangers.
 
-    It is tested for k = 1 and k = m/100. At least x units are nearer if and only if fewer than k of
-    the x + k − 1 nearest of all are strangers, which is hypergeometric. Under ε, each of these is a
-    training unit with at most e^ε times the odds of any other (Clopper–Pearson). "p" is doubled,
-    because there are two tests. Returns {"near", "chance": the expected number, "rank": k, "p"} of
-    the k that gives an alarm, or of m/100, and "units", "strangers", "rings": whether there is an
-    alarm, "epsilon": the 95 % bound, "unseen": the most copies without an alarm, "sentence".
+    It tests k = 1 and k = m/100. At least x training units are nearer if and only if fewer than k
+    of the x + k − 1 nearest units are strangers. Their number is hypergeometric. Under ε, each of
+    these units is a training unit with at most e^ε times the odds of any other (Clopper–Pearson).
+    "p" is doubled, because there are two tests. Returns {"near", "chance": the expected number,
+    "rank": k, "p"} of the k that gives an alarm, or of m/100, and "units", "strangers", "rings":
+    whether there is an alarm, "epsilon": the 95 % bound, "unseen": the most copies without an
+    alarm, "sentence".
     """
     n = len(near)
     m = len(strangers)

@@ -19,17 +19,17 @@ from sfumato.runtime import compute
 from sfumato.training.supervised import Schedule, logits, to_tensor, train_supervised
 
 MIN_STEPS = 600  # Minimum number of gradient steps, so that a small set gets more passes
-Cells = np.ndarray | None  # A value of each image, or none
+Cells = np.ndarray | None  # One value per image, or None
 FEWEST_OF_A_GROUP = 10  # Smaller groups are merged with others
 BINS = 15  # Bins of confidence, for calibration
-SPECIFICITY = 0.9  # At which the sensitivity to each of two classes is stated
-RESAMPLES = 1000  # Of the hold-out, for an interval
+SPECIFICITY = 0.9  # Specificity at which the sensitivity to each of two classes is stated
+RESAMPLES = 1000  # Number of resamples of the hold-out, for an interval
 
 
 def schedule_of(name: str, count: int, epochs: int, steps: int | None = None) -> Schedule:
     """Return the schedule for `count` images: `steps` gradient steps, or `epochs` passes.
 
-    Passes amount to MIN_STEPS steps at least.
+    If necessary, passes are added until there are MIN_STEPS steps.
     """
     spec = CLASSIFIERS[name]
     return Schedule(
@@ -90,7 +90,7 @@ class Scored:
     right: (N,) bool, correctly labelled images;
     calibration: expected calibration error;
     odds: (N,) log odds of the second of two classes;
-    second: (N,) bool, whether images are of it.
+    second: (N,) bool, images of the second class.
     """
 
     accuracy: float
@@ -110,7 +110,8 @@ def evaluate_classifier(
     moved: Mapping[str, ImageSet],
     seed: int,
 ) -> Scored:
-    """Train a classifier on `train`; score it on `holdout`, and on `moved`, distorted ones.
+    """Train a classifier on `train`; score it on `holdout`, and on `moved`, distorted versions of
+    it.
 
     Guarantee: no choice depends on `holdout`; it is used after training only.
     """
@@ -234,10 +235,11 @@ def resampled(count: int, groups: Cells = None) -> Iterator[np.ndarray]:
 
 
 def ranked(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = None) -> list[dict]:
-    """Compute what medicine quotes of two classes: AUROC, and the sensitivity to each class.
+    """Compute the numbers that medicine quotes for two classes: AUROC, and the sensitivity to each
+    class.
 
-    A sensitivity is the share of a class that is found where SPECIFICITY of the other is not named
-    so. Returns [{"what", "mean", "interval"}, …], means over the seeds.
+    The sensitivity to a class is the share of it that is found if a share SPECIFICITY of the other
+    class is not mistaken for it. Returns [{"what", "mean", "interval"}, …], means over the seeds.
     """
     second = scored[0].second
     assert second is not None
@@ -259,11 +261,11 @@ def ranked(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = Non
 def sensitivities(odds: Any, second: np.ndarray, weights: np.ndarray) -> list[float]:
     """Return the AUROC and the sensitivities to the first and the second class.
 
-    odds, second: of `Scored`; weights: (N,) number of times that each image counts.
+    odds, second: see `Scored`; weights: (N,) number of times that each image counts.
     """
     from sklearn.metrics import auc, roc_curve
 
-    # Shares of each class named the second
+    # Share of each class that is classified as the second
     wrong, right, _ = roc_curve(second, odds, sample_weight=weights)
     to_first = 1 - wrong[right >= SPECIFICITY - 1e-9].min()
     to_second = right[wrong <= 1 - SPECIFICITY + 1e-9].max()
@@ -271,9 +273,8 @@ def sensitivities(odds: Any, second: np.ndarray, weights: np.ndarray) -> list[fl
 
 
 def by_column(right: np.ndarray, groups: Cells, compared: np.ndarray) -> dict:
-    """Compute accuracy and interval of each value of a column, and the gap from best to worst.
-
-    Small groups join "others".
+    """Compute accuracy and interval for each value of a column, and the gap from best to worst.
+    Small groups are merged into "others".
     """
     values, counts = np.unique(compared, return_counts=True)
     merged = np.where(np.isin(compared, values[counts < FEWEST_OF_A_GROUP]), "others", compared)

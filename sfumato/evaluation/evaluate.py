@@ -36,7 +36,7 @@ LOADERS: dict[str, Callable[[Path], Any]] = {
     "teacher": load_teacher,
     "student": load_student_network,
 }
-MOST_DRAWN = 10_000  # Images drawn from a release's networks to search for copies
+MOST_DRAWN = 10_000  # Number of images drawn from a release's networks to search for copies
 NOT_BY_CHANCE = (
     "The hold-out was provided, not drawn at random, so it may differ from the training images "
     "anyway."
@@ -54,7 +54,8 @@ def evaluate_folder(
 ) -> dict[str, Any] | None:
     """Measure the release in a folder on the real images of `card`, which it opens and journals.
 
-    A collective call, which ends the group. classifiers: folder of each of LOADERS, if it exists;
+    A collective call, after which the group of processes has ended. classifiers: folder of each of
+    LOADERS, if it exists;
     out: folder for pictures. Returns the content of metrics.json, or None in all processes except
     the first.
     """
@@ -109,9 +110,7 @@ def evaluate_folder(
 
 
 def loaded(classifiers: Mapping[str, Path]) -> dict[str, Any]:
-    """Load the released classifiers of these folders that exist and are not empty, by their
-    stages.
-    """
+    """Load the released classifiers in those folders that exist and are not empty, by stage."""
     return {
         name: LOADERS[name](folder).to(device())
         for name, folder in classifiers.items()
@@ -127,7 +126,9 @@ def card_of(release: Path) -> dict[str, Any]:
 
 
 def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSet]:
-    """Return the images of the release, and beside them its plain ones if it has others too."""
+    """Return all images of the release and, if it has other kinds too, its plain images as a second
+    set.
+    """
     read_artifact(release, "synthesize")
     released = load_images(release, plan.classes, shape=plan.shape)
     plain = plain_images(released, release)
@@ -137,8 +138,8 @@ def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSe
 
 
 def labelling_of(synthetic: Mapping[str, ImageSet], release: Path) -> dict[str, Any]:
-    """Return the mixture that its card states, and the agreement of its labels with the classes
-    requested.
+    """Return the mixture that the card of the release states, and the agreement of its labels with
+    the requested classes.
     """
     found = {key: value for key, value in card_of(release).items() if key == "mixture"}
     if PLAIN in synthetic:
@@ -149,7 +150,9 @@ def labelling_of(synthetic: Mapping[str, ImageSet], release: Path) -> dict[str, 
 def search_copies(
     release: Path, released: ImageSet, train: ImageSet, holdout: ImageSet, extractor: Extractor
 ) -> dict[str, Any]:
-    """Test the images of a release, and what recipients draw from its networks, for copies."""
+    """Test for copies: in the images of a release, and in images that recipients may draw from its
+    networks.
+    """
     more = None
     if "stream" in card_of(release):
         more = further_images(release, min(MOST_DRAWN, len(released)))
@@ -163,7 +166,9 @@ def detect(
     holdout: ImageSet,
     picture: Path,
 ) -> None:
-    """Add a detector's accuracy to each set's fidelity, and draw its clearest images."""
+    """Add a detector's accuracy to each set's fidelity, and draw the images that it distinguishes
+    best.
+    """
     for name, detected in detections(looked_at(synthetic), train, holdout).items():
         metrics[name]["fidelity"]["detector"] = detected.accuracy
         if name in (RELEASE, PLAIN):

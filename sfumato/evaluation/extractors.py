@@ -32,11 +32,11 @@ DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}
 
 @dataclass(frozen=True, kw_only=True)
 class Extractor:
-    """A feature space. Distances are called FID and KID only in Inception's.
+    """A feature space. Distances are called FID and KID only in the space of Inception.
 
     embed: (B, C, H, W) float32 in [0, 1] on `device` -> (B, D);
     digest: sha256 of the weights and of the preprocessing of images;
-    head: (classes, D) weights, of Inception only.
+    head: (classes, D) weights of the last layer, for Inception only.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Extractor:
 
 
 def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) -> Extractor | None:
-    """Build the extractor that `config` names; None without fidelity.
+    """Build the extractor that `config` names; None if no fidelity is requested.
 
     log: called when a network is trained. Raises DataError for wrong weights.
     """
@@ -75,7 +75,7 @@ def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) 
         return None
     if config.extractor == "inception":
         return inception_extractor(Path(config.weights) if config.weights else None)
-    if config.extractor == "pixels":  # a space where copies are near, and content is ignored
+    if config.extractor == "pixels":  # in this space copies are near, and content is ignored
         rows, columns = (min(side, 16) for side in shape[1:])
         name = f"pixels-{rows}x{columns}"
         pool = nn.Sequential(nn.AdaptiveAvgPool2d((rows, columns)), nn.Flatten())
@@ -117,8 +117,8 @@ def own_extractor(settings: OwnNetwork) -> Extractor:
 def inception_extractor(path: Path | None = None) -> Extractor:
     """Build the pooled features of pytorch-fid's Inception.
 
-    path: path of its weights, by default torch.hub's. Raises DataError if they are missing or
-    wrong.
+    path: path of its weights, by default the path used by torch.hub. Raises DataError if they are
+    missing or wrong.
     """
     from pytorch_fid import inception
 
@@ -151,7 +151,7 @@ def inception_extractor(path: Path | None = None) -> Extractor:
     return Extractor(
         name="inception-2015-12-05",
         digest=hashlib.sha256(f"{digest} inception pool3, bilinear 299".encode()).hexdigest(),
-        # grey is repeated
+        # a grey channel is repeated
         embed=lambda images: network(images.expand(-1, 3, -1, -1))[0].flatten(1),
         device=device,
         head=state["fc.weight"].double().numpy(),

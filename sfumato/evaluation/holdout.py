@@ -37,20 +37,24 @@ def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[s
 def copies(holdout: ImageSet, train: ImageSet) -> np.ndarray:
     """Return which hold-out images are training images, (n,) bool.
 
-    They have equal bytes; or look alike, if more than LOOK_ALIKES do.
+    Copies have equal bytes. If more than LOOK_ALIKES images look like training images, these count
+    as copies too.
     """
     of_training = {*digests(train.images)}
     copied = np.array([value in of_training for value in digests(holdout.images)], dtype=bool)
     alike = copied.copy()
     sought = small(holdout.images)
     for start in range(0, len(train), 4096):
-        # Nearly all resized copies correlate more than this, and at most 0.3 % of other pictures.
+        # Nearly all resized copies correlate more than this, but at most 0.3 % of other pictures
+        # do.
         alike |= (sought @ small(train.images[start : start + 4096]).T).max(axis=1) > 0.9975
     return alike if (alike & ~copied).sum() > LOOK_ALIKES * len(holdout) else copied
 
 
 def small(images: np.ndarray) -> np.ndarray:
-    """Shrink (N, H, W, C) uint8 to grey (N, 256) float32, centred, of norm 1; 0 for blank ones."""
+    """Shrink (N, H, W, C) uint8 to grey (N, 256) float32, centred, of norm 1; blank images become
+    0.
+    """
     if not len(images):
         return np.zeros((0, 256))
     grey = apply(lambda part: F.adaptive_avg_pool2d(part.mean(dim=1), 16).flatten(1), images, "cpu")

@@ -1,4 +1,5 @@
-"""Choose the mixture to release: the one whose student agrees with the teacher.
+"""Choose the mixture to release: with public images only if a student trained with them agrees with
+the teacher as well.
 
 It reads no real image, so it is free.
 """
@@ -14,7 +15,7 @@ from sfumato.release.variation import Varied
 from sfumato.training.supervised import logits
 
 STEPS = 200  # Training steps of a student
-JUDGES = 2000  # Images of each kind that students are compared on
+JUDGES = 2000  # Number of images of each kind on which students are compared
 WITH = "with public images"
 WITHOUT = "without public images"
 # (N, H, W, C) uint8 images and the teacher's labels, by domain
@@ -22,9 +23,8 @@ Judges = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 def judges(teacher: TeacherNetwork, drawn: ImageSet, public: ImageSet, seed: int) -> Judges:
-    """Return the images that students are compared on: new drawn ones, and public ones.
-
-    The teacher's labels split the public ones equally between the classes.
+    """Return the images on which students are compared: newly drawn images, and public images,
+    equally many for each class by the teacher's labels.
     """
     some = public.take(np.random.default_rng(seed).permutation(len(public))[:JUDGES])
     equal = ImageSet(some.images, np.arange(len(some)) % len(drawn.classes), drawn.classes)
@@ -35,9 +35,8 @@ def judges(teacher: TeacherNetwork, drawn: ImageSet, public: ImageSet, seed: int
 
 
 def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict[str, float]:
-    """Measure how often a student of the release has the teacher's label, for each of the judges.
-
-    It is the mean over the teacher's labels.
+    """Measure how often a student trained on the release agrees with the teacher, for each set of
+    `judged`. The result is the mean over the teacher's labels.
     """
     images = released.images.permute(0, 2, 3, 1).numpy()
     student = fit(
@@ -56,7 +55,9 @@ def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict
 
 
 def chosen_mixture(agreements: Mapping[str, Mapping[str, float]]) -> str:
-    """Return WITH if its student agrees at most 2 % less on drawn images, and no less on public."""
+    """Return WITH if its student agrees with the teacher at most 2 % less often on drawn images,
+    and no less often on public images.
+    """
     gained = {
         judge: agreements[WITH][judge] - agreements[WITHOUT][judge] for judge in ("drawn", "public")
     }

@@ -27,8 +27,8 @@ LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8}
 def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:
     """Plot one classifier's accuracy against ε, one line per recipe.
 
-    A point is the mean of the runs at one target, ± their standard deviation; for a single run,
-    over its seeds. Runs that are not comparable are hollow and not connected.
+    A point is the mean of the runs at one target, ± their standard deviation. For a single run,
+    both are over its seeds. Runs that are not comparable are hollow and not connected.
     """
     from matplotlib import colormaps
 
@@ -57,7 +57,9 @@ def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:
 
 
 def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, path: Path) -> None:
-    """Plot, by class, released images beside their nearest training images, so that copies show."""
+    """Plot, by class, released images beside their nearest training images, so that copies become
+    visible.
+    """
     synthetic = subsample(synthetic)
     train = subsample(train, SEARCHED)
     index, distance = nearest(extractor(synthetic.images), extractor(train.images))
@@ -95,7 +97,9 @@ def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, 
 
 
 def plot_detected(detected: Detected, path: Path) -> None:
-    """Plot the detector's clearest images: released, released but classified as real, and real."""
+    """Plot the images that the detector classifies with most confidence: released, released but
+    classified as real, and real.
+    """
     drawn = np.flatnonzero(detected.drawn)
     real = np.flatnonzero(~detected.drawn)
     ranked = drawn[np.argsort(-detected.scores[drawn], kind="stable")]

@@ -1,6 +1,6 @@
 """A second student, linear on a public network.
 
-Its scores on different sets are comparable with each other, but not with other students' scores.
+Compare its scores on different sets with each other, but not with scores of other students.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,9 +54,8 @@ def score_students(
 
 
 def score_student(extractor: Extractor, train: ImageSet, holdout: ImageSet, seed: int) -> Scored:
-    """Train a linear classifier on features, in units of their spread over `train`.
-
-    seed: fixes its start and order.
+    """Train a linear classifier on features, divided by their spread over `train`. seed: fixes the
+    initial weights and the order of the images.
     """
     learned, scored = (torch.from_numpy(extractor(part.images)) for part in (train, holdout))
     mean = learned.mean(dim=0)

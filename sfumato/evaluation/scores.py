@@ -42,21 +42,21 @@ def evaluate_release(
     extractor: Extractor | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict:
-    """Measure downstream accuracy and fidelity of each synthetic set, and of the real one.
+    """Measure downstream accuracy and fidelity of each synthetic set, and of the real set.
 
     The real set gives an upper bound. A collective call: each process trains a part of the
     classifiers, and only the first continues with fidelity. "real" compares real images with other
     real images, which gives the values to aim for. "blurred" compares blurred real images.
 
     synthetic: sets by name ("release", "plain"), with the classes and shape of `train`; fidelity is
-    measured on PLAIN, if it is there;
+    measured on PLAIN if it is among them;
     extractor: None only if `config` requests no fidelity.
 
     Raises DataError for an empty set or another shape. Returns {"scope": "local", "warnings": […],
-    name: {"lr": {"mean", "std", "per_seed", …}, …, "fidelity": {…}}}: accuracies on `holdout` in
-    [0, 1], fidelity to it. With several labels, "measure" is "AUROC", which then replaces accuracy.
-    With a hold-out that is `unusable`, all entries by name are empty, and the last warning gives
-    the reason.
+    name: {"lr": {"mean", "std", "per_seed", …}, …, "fidelity": {…}}}: accuracies on `holdout`, in
+    [0, 1], and fidelity to it. With several labels, "measure" is "AUROC", which then replaces
+    accuracy. With a hold-out that is `unusable`, all entries by name are empty, and the last
+    warning gives the reason.
     """
     for name, image_set in {**synthetic, "real training": train}.items():
         check_fits(name, image_set, train)
@@ -145,9 +145,9 @@ def accuracies(
     config: Evaluate,
     progress: Callable[[str], None],
 ) -> Iterator[tuple[str, str, dict]]:
-    """Yield (set, classifier, accuracies over the seeds) of each.
+    """Yield (set, classifier, accuracies over the seeds) for each set and classifier.
 
-    A collective call: the processes share the trainings.
+    A collective call: each process trains some of the classifiers.
     """
     schedules = {
         (name, classifier): schedule_of(classifier, len(image_set), config.epochs, config.steps)
@@ -225,12 +225,12 @@ def absent_labels(image_set: ImageSet) -> np.ndarray:
 
 
 def subsample_indices(count: int, most: int) -> np.ndarray:
-    """Return the indices of all, or of `most` drawn with a fixed seed, in rising order."""
+    """Return the indices of all rows, or of `most` rows drawn with a fixed seed, ascending."""
     if count <= most:
         return np.arange(count)
     return np.sort(np.random.default_rng(0).choice(count, most, replace=False))
 
 
 def subsample(image_set: ImageSet, most: int = COMPARED) -> ImageSet:
-    """Return the set, or `most` of it drawn with a fixed seed; without groups."""
+    """Return the set, or `most` of its images drawn with a fixed seed; without groups."""
     return image_set.take(subsample_indices(len(image_set), most))

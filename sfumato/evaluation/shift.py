@@ -1,5 +1,5 @@
-"""Fixed public distortions of a hold-out, the same for all data sets and not tuned to any
-result.
+"""Distort a hold-out in fixed, public ways, which are the same for all data sets and were not tuned
+to any result.
 """
 
 import math
@@ -19,7 +19,7 @@ def displaced(images: Tensor, angle: float, part: float) -> Tensor:
     sine = math.sin(math.radians(angle))
     cosine = math.cos(math.radians(angle))
     back = -2 * part
-    upright = images.shape[2] / images.shape[3]  # places are in parts of each side
+    upright = images.shape[2] / images.shape[3]  # positions are in units of each side
     place = torch.tensor(
         [[cosine, -sine * upright, back], [sine / upright, cosine, back]], device=images.device
     )
@@ -36,7 +36,7 @@ SHIFTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def shifted(name: str, images: np.ndarray) -> np.ndarray:
-    """Apply one of SHIFTS to (N, H, W, C) uint8 images; shape and type stay."""
+    """Apply one of SHIFTS to (N, H, W, C) uint8 images; shape and type do not change."""
     rows = apply(
         lambda part: SHIFTS[name](part).clamp(0, 1).mul(255).round().permute(0, 2, 3, 1),
         images,

@@ -47,11 +47,11 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
     yield from accuracy_tables(metrics, sets, measure)
     judged = {f"{name}: {model}": row for name, rows in sets.items() for model, row in rows.items()}
     judged |= {name: metrics[name] for name in HANDED_OUT if name in metrics}
-    # Older ones lack it
+    # Metrics of older versions lack it
     rows = ([name, *reliability(row)] for name, row in judged.items() if row.get("per_class"))
     heads = ["classifier", *reliability_heads(measure)]
     note = "Interval: over the hold-out, by person if persons are known. Mean: over the classes."
-    yield table_of("How far these can be relied on, % (local)", heads, rows, note)
+    yield table_of("How reliable these numbers are, % (local)", heads, rows, note)
     yield from detailed_tables(judged, measure)
     yield from fidelity_tables(metrics)
     if "public_student" in metrics:
@@ -116,7 +116,7 @@ def fidelity_tables(metrics: Mapping) -> Iterator[Table]:
         [key.replace("_", " "), *map(number, compared.loc[key], spreads.loc[f"{key}_std"])]
         for key in keys
     )
-    if keys:  # else only the test for copies was requested
+    if keys:  # otherwise only the test for copies was requested
         title = f"Fidelity to the real {first['reference']} images in {first['space']} (local)"
         yield table_of(title, ["metric", *compared.columns], rows)
 
@@ -185,7 +185,7 @@ def comparison_table(runs: pd.DataFrame, classifiers: list[str]) -> Table:
 
 
 def short_names(names: list[str]) -> list[str]:
-    """Return the names without the folder that all of them share."""
+    """Return the names without their common folder."""
     if len(names) < 2 or len({Path(name).is_absolute() for name in names}) > 1:
         return names
     folder = Path(os.path.commonpath(names))
@@ -231,7 +231,8 @@ def number(value: float | None, spread: float | None = None) -> str:
 
 
 def reliability(row: Mapping) -> Iterator[str]:
-    """Yield interval, worst class, its mean, the gap to the mean of all, and calibration error.
+    """Yield the interval, the worst class, the mean of that class, its gap to the mean of all, and
+    the calibration error.
 
     All are in per cent.
     """
@@ -253,7 +254,7 @@ def per_cent(share: float) -> str:
 
 
 def percent(row: Mapping) -> str:
-    """Format mean ± standard deviation in per cent; only the mean of a single seed."""
+    """Format mean ± standard deviation in per cent; for a single seed, only the mean."""
     if pd.isna(row["mean"]):
         return "–"
     return (

@@ -2,10 +2,11 @@
 
 All of it is local.
 
-The scale is the share of what can be learned, using the best classifier on each side:
-    learned = (release - chance) / (real - chance)
+The scale is the share of what can be learned, where each accuracy is the best classifier's: learned
+    = (release - chance) / (real - chance)
 
-A released classifier that is better than the best one on real images replaces it.
+If a released classifier is better than the best classifier trained on real images, its accuracy is
+used as `real`.
 """
 
 import math
@@ -16,8 +17,8 @@ import numpy as np
 
 from sfumato.data.images import per_class
 
-# Each level has the smallest learned share, which is a convention, and its sentence. The first
-# level that is reached applies.
+# Each level has a sentence, and the smallest learned share at which it applies, which is a
+# convention. The first level that is reached applies.
 VERDICT_LEVELS = {
     "good": (0.9, "a classifier learns nearly as much from this release as from the real images"),
     "fair": (
@@ -36,9 +37,9 @@ VERDICT_LEVELS = {
         "a classifier learns almost nothing from this release: do not rely on it",
     ),
 }
-HANDED_OUT = ("teacher", "student")  # Classifiers that may be shared beside the release
+HANDED_OUT = ("teacher", "student")  # Classifiers that may be shared together with the release
 UNJUDGED = "cannot be judged"
-FEWEST_OF_A_CLASS = 10  # Hold-out images of each class, below which nothing is judged
+FEWEST_OF_A_CLASS = 10  # Number of hold-out images of each class below which nothing is judged
 
 
 def accuracies(values: Mapping) -> dict[str, dict]:
@@ -47,7 +48,7 @@ def accuracies(values: Mapping) -> dict[str, dict]:
 
 
 def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[str, Any]:
-    """Judge the release of an evaluation. The level is "unknown" or UNJUDGED if there is no basis.
+    """Judge the release of an evaluation. Without a basis, the level is "unknown" or UNJUDGED.
 
     metrics: result of `evaluate_release`, perhaps with some of HANDED_OUT, the "mixture" of its
     card, and the "agreement" of its labels with the classes requested;
@@ -78,7 +79,7 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dic
     error = math.sqrt(chance * (1 - chance) / len(labels))
     if labels.ndim == 2:
         error = auroc_error(present, len(labels))
-    clear = 3.0 * error  # margin that so many images distinguish from chance
+    clear = 3.0 * error  # margin that this number of images distinguishes from chance
     learned = None
     if present.min() < FEWEST_OF_A_CLASS:
         level = UNJUDGED
@@ -119,7 +120,7 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dic
 
 
 def remarks(metrics: Mapping[str, Any], balanced: Mapping[str, float]) -> Iterator[str]:
-    """Yield remarks for the owner that add to the level, as sentences without a full stop.
+    """Yield remarks for the owner in addition to the level, as sentences without a full stop.
 
     balanced: balanced accuracies, as in `verdict`.
     """
@@ -128,16 +129,16 @@ def remarks(metrics: Mapping[str, Any], balanced: Mapping[str, float]) -> Iterat
     real = balanced.get("real", 1.0)
     if known > real:
         yield (
-            f"The part is measured by the {better}, which has {100 * known:.0f} %: "
-            f"the real images taught only {100 * real:.0f} %"
+            f"The part is measured against the {better}, which reaches {100 * known:.0f} %: a "
+            f"classifier trained on the real images reaches only {100 * real:.0f} %"
         )
     agreed = metrics.get("agreement", 1.0)
     chance = balanced["chance"]
     if (agreed - chance) / (1 - chance) < VERDICT_LEVELS["poor"][0]:
         yield (
             f"The labels agree with the classes requested from the generator on {100 * agreed:.0f} "
-            f"% of the images as drawn, where chance gives {100 * chance:.0f} %: the images do "
-            "not show their labels. Hand out the teacher instead"
+            f"% of the images as drawn; by chance it would be {100 * chance:.0f} %: the images "
+            "do not show their labels. Hand out the teacher instead"
         )
     if known > balanced["release"] + 0.02:
         yield f"The {better} is a better classifier: use it if you only need a classifier"
@@ -150,7 +151,9 @@ def remarks(metrics: Mapping[str, Any], balanced: Mapping[str, float]) -> Iterat
 
 
 def guesses(present: np.ndarray, labels: np.ndarray) -> dict[str, dict[str, float]]:
-    """Return the accuracies of classifiers without images, by the number of images per class."""
+    """Return the accuracies of classifiers that ignore the image, from the number of images per
+    class.
+    """
     if labels.ndim == 2:
         return {"chance": {"accuracy": 0.5, "balanced_accuracy": 0.5}}
     chance = 1 / max(int((present > 0).sum()), 1)
@@ -170,7 +173,7 @@ def level_of(learned: float) -> str:
 def auroc_error(having: np.ndarray, count: int) -> float:
     """Bound the standard error of a mean AUROC by chance.
 
-    having: images of each label. Source: rank sums.
+    having: number of images with each label. Source: rank sums.
     """
     both = having[(having > 0) & (having < count)].astype(float)
     return (

@@ -7,7 +7,7 @@ compared with published values. SciPy and scikit-learn load when a metric is com
 
 import numpy as np
 
-PROJECTED = 2_000_000  # Numbers in memory at a time, of each set
+PROJECTED = 2_000_000  # Numbers of each set in memory at a time
 
 
 def frechet_distance(features_a: np.ndarray, features_b: np.ndarray) -> float:
@@ -39,9 +39,9 @@ def sliced_distance(
 
     Returns mean and standard deviation over the seeds.
 
-    features_a, features_b: (N, D), finite; count: rows that each seed draws of each, beside the
-    directions. In float64. Source: MIND (Berthet et al. 2026, arXiv 2605.06797), a sliced
-    Wasserstein distance.
+    features_a, features_b: (N, D), finite; count: rows of each set that a seed draws, together with
+    the directions. Computed in float64. Source: MIND (Berthet et al. 2026, arXiv 2605.06797), a
+    sliced Wasserstein distance.
     """
     distances = []
     for seed in range(seeds):
@@ -67,8 +67,8 @@ def kernel_distance(
 
     features_a, features_b: (N, D), finite, two rows or more each. A subset has `size` rows of each
     set, fewer if the smaller set has fewer. Unlike the Fréchet distance it is unbiased even for
-    few images, and can be negative. In float64. Source: Bińkowski et al. 2018 (KID: 100 subsets of
-    1000).
+    few images, and can be negative. Computed in float64. Source: Bińkowski et al. 2018 (KID: 100
+    subsets of 1000).
     """
     random = np.random.default_rng(0)
     size = min(size, len(features_a), len(features_b))
@@ -99,10 +99,10 @@ def squared_mmd(a: np.ndarray, b: np.ndarray) -> float:
 def inception_score(probabilities: np.ndarray, splits: int = 10) -> tuple[float, float]:
     """Compute exp(mean KL(p(y|x) ‖ p(y))) on `splits` parts; return mean and standard deviation.
 
-    The score is from 1 to the number of classes, and higher if single images are clear and all of
-    them together are varied. It uses no real image. probabilities: (N, classes), rows that add up
-    to 1. They are shuffled first, because sets may be sorted by class. There are fewer parts if one
-    would have fewer than two images. Source: Salimans et al. 2016.
+    The score is between 1 and the number of classes. It is higher if each image is clear and the
+    images together are varied. It uses no real image. probabilities: (N, classes), rows that add up
+    to 1. They are shuffled first, because sets may be sorted by class. There are fewer parts if a
+    part would have fewer than two images. Source: Salimans et al. 2016.
     """
     from scipy.stats import entropy
 

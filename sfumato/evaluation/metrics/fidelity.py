@@ -22,10 +22,10 @@ class Metric(NamedTuple):
     """One metric.
 
     meaning: its line in docs/reference.md;
-    measure: computes its numbers from some arguments of `fidelity`; without it `evaluate_folder`
-    computes them from images;
-    needs: required extractor, any if empty;
-    yardstick: measure it for blurred images too.
+    measure: function that computes its numbers from some arguments of `fidelity`; if None,
+    `evaluate_folder` computes them from images;
+    needs: extractor that it requires; any extractor if empty;
+    yardstick: whether to measure it for blurred images too.
     """
 
     meaning: str
@@ -41,7 +41,7 @@ def frechet(compared: np.ndarray, reference: np.ndarray, **_: Any) -> dict[str, 
 def mind(
     compared: np.ndarray, reference: np.ndarray, novel: tuple[np.ndarray, ...], **_: Any
 ) -> dict[str, float]:
-    """Compute MIND of equally many images of the set and of training, because it falls with their
+    """Compute MIND of equally many images of the set and of training, because MIND falls with their
     number.
     """
     count = min(map(len, (compared, reference, novel[1])))
@@ -96,8 +96,8 @@ METRICS = {
         lambda novel, **_: feature_likelihood(*novel) if min(map(len, novel)) >= 4 else {},
     ),
     "authenticity": Metric(
-        "share of images farther from their nearest training image than that image is from its "
-        "nearest neighbour; best if equal to the value of `real`",
+        "share of images that are farther from their nearest training image than this image is "
+        "from its own nearest neighbour; best if equal to the value of `real`",
         lambda novel, **_: authenticity(*novel),
     ),
     "detector": Metric(
@@ -143,17 +143,17 @@ def fidelity(
     if "frechet" in numbers and fewest <= compared.shape[1]:
         warn(
             f"{name}: {fewest} images in a space of {compared.shape[1]} dimensions: "
-            "their covariance is rank-deficient and the Fréchet distance too large. "
-            "Compare it with distances of equally many images only; mmd (kid) has no such bias"
+            "their covariance is rank-deficient, so the Fréchet distance is too large. "
+            "Compare it only with distances of equally many images; mmd (kid) has no such bias"
         )
     k = numbers.get("neighbours", NEIGHBOURS)
     if k < NEIGHBOURS:
         warn(
-            f"{name}: precision and recall take {k} neighbours, not {NEIGHBOURS}: there are only "
+            f"{name}: precision and recall use {k} neighbours, not {NEIGHBOURS}: there are only "
             f"{fewest} images"
         )
     if "fld" in metrics and "fld" not in numbers:
-        warn(f"{name}: no feature likelihood: it needs 4 images or more of each kind, which differ")
+        warn(f"{name}: no feature likelihood, which needs 4 different images of each kind")
     gap = numbers.get("generalisation_gap", 0.0)
     if gap < -20:
         warn(

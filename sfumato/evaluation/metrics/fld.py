@@ -15,7 +15,7 @@ from torch import Tensor
 
 ROUNDS = 40  # Rounds of expectation-maximisation
 SETTLED = 1e-5  # Stop when a round gains less log-likelihood per dimension
-MIN_VARIANCE = 1e-4  # Least variance of a Gaussian: a hundredth of a feature's standard deviation
+MIN_VARIANCE = 1e-4  # Minimum variance of a Gaussian, (a feature's deviation / 100)²
 ROWS_AT_ONCE = 256
 
 
@@ -24,17 +24,17 @@ def feature_likelihood(
 ) -> dict[str, float]:
     """Compute `fld` and `generalisation_gap`, in hundredths of a nat per dimension.
 
-    `fld` is the negative log-likelihood of the hold-out, minus the same number for a baseline with
-    one half of the training features as centres, and widths fitted to the other half. 0 is as good
-    as real images; copies reach thousands. `generalisation_gap` is the negative log-likelihood of
-    the training set minus the hold-out's; it is far below 0 if images were memorised. Widths are
-    fitted by expectation-maximisation, not by the authors' 50 steps of Adam.
+    `fld` is the negative log-likelihood of the hold-out, minus the same number for a baseline that
+    has one half of the training features as centres, with widths fitted to the other half. 0 is as
+    good as real images; copies reach thousands. `generalisation_gap` is the negative log-likelihood
+    of the training set minus the same number for the hold-out; it is far below 0 if images were
+    memorised. Widths are fitted by expectation-maximisation, not by the authors' 50 steps of Adam.
 
     synthetic, train, holdout: (N, D), finite, 4 rows or more each, brought to mean 0 and variance 1
     by the moments of the hold-out; features that are constant there are left out.
     """
     random = np.random.default_rng(0)
-    most = 4000  # centres, and half the points they are fitted to: bounds time and memory (0.3 GB)
+    most = 4000  # most centres, and half as many as points, to bound time and memory (0.3 GB)
     # Equal numbers of centres, because a larger number would score better
     size = min(len(train) // 2, len(synthetic), most)
     centres, fitted, scored = (
@@ -66,8 +66,8 @@ def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
     """Fit the variance of the Gaussian on each of the (M, D) centres, (M,), to the (N, D) points.
 
     The weights are equal. While fitting, one broad Gaussian at the mean of the points covers points
-    that no centre explains, so that they do not widen the nearest one. It is dropped afterwards, as
-    the authors do.
+    that no centre explains, so that they do not widen the nearest one. This Gaussian is dropped
+    afterwards, as the authors do.
     """
     dimension = points.shape[1]
     distances = torch.cdist(points, centres).square_()  # (N, M)

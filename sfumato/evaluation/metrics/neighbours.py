@@ -76,13 +76,13 @@ def precision_recall(
 
 
 def authenticity(synthetic: np.ndarray, train: np.ndarray, holdout: np.ndarray) -> dict[str, float]:
-    """Measure whether a set is nearer to the training images than fresh real images are.
+    """Measure whether a set is nearer to the training images than new real images are.
 
     `authenticity` is the share of synthetic images that are farther from their nearest training
     image than this one is from its own nearest neighbour (Alaa et al. 2022). It is near one half
-    for fresh real images, and 0 for copies. `distance_ratio` is the median distance of a synthetic
+    for new real images, and 0 for copies. `distance_ratio` is the median distance of a synthetic
     image to its nearest training image, divided by the same median for hold-out images. It is 1 for
-    fresh real images, and 0 for copies.
+    new real images, and 0 for copies.
     """
     index, distance = nearest(synthetic, train)
     fresh = float(np.median(nearest(holdout, train)[1]))
