@@ -35,7 +35,9 @@ FEATURES: dict[str, Callable[[Shape], nn.Module]] = {
 
 
 def name_problems(key: str, names: Iterable[str], known: Collection[str]) -> Iterator[str]:
-    """Yield the feature maps of a setting that do not exist, or whose weights are not installed."""
+    """Yield an error for each feature map of a setting that does not exist or whose weights are not
+    installed.
+    """
     for name in names:
         if name not in known:
             yield unknown_name(key, name, known)
@@ -48,8 +50,8 @@ class FeatureMeans:
     """A release: noisy class means of bounded features φ of images.
 
     Args:
-        table: (K, classes) float32, sums of φ over N̄; with several labels, the columns of
-            `label_rows`, one more than classes.
+        table: (K, classes) float32, sums of φ over N̄; with several labels, the columns are those
+            of `label_rows`, one more than there are classes.
         features: φ.
         deviation: Standard deviation of the noise in each entry of the table, None if the release
             does not state it.

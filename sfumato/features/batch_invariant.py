@@ -12,8 +12,8 @@ BATCH_SIZE = 64  # Images per batch on a CPU
 
 
 def batch_size(shape: Sequence[int], device: torch.device) -> int:
-    """Return the number of images per batch, by device and shape only: a GPU takes more small
-    ones.
+    """Return the number of images per batch. It depends only on device and shape: a GPU takes
+    larger batches of small images.
     """
     if device.type == "cpu":
         return BATCH_SIZE
@@ -48,9 +48,10 @@ def rows_alone(
 
 
 def place_matters(function: Callable[[Tensor], Tensor], shape: Shape, device: torch.device) -> bool:
-    """Return whether an image's place in a batch, or other images, change its row in any bit.
+    """Return whether any bit of an image's row depends on its place in the batch or on other
+    images.
 
-    Tests random images with this machine's kernels, never sensitive ones.
+    It tests this machine's kernels with random images, never with sensitive ones.
     """
     random = torch.Generator().manual_seed(0)
     size = batch_size(shape, device)

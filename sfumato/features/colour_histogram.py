@@ -7,15 +7,15 @@ from sfumato.data.images import Shape
 from sfumato.features.scattering import averaged, block_of
 
 LEVELS = 8  # Number per channel
-FAINT = 1e-4  # Share of the pixels below which a colour counts for little
+FAINT = 1e-4  # Share of the pixels; a colour with a smaller share counts for little
 
 
 class ColourHistogram(nn.Module):
     """Square roots of the shares of LEVELS^C colours in an image, so that small regions count more.
 
     (B, C, H, W) -> (B, LEVELS^C), with a norm of about √LEVELS^C. A pixel counts for the colours
-    near its own, weighted by distance. Images above LARGEST are averaged first, so only colours in
-    patches of at least the size of a block are described.
+    near its own, weighted by distance. Images above LARGEST are averaged over blocks first, so a
+    colour is only seen in patches of at least the size of a block.
     """
 
     levels: Tensor

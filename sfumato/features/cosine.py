@@ -1,4 +1,4 @@
-"""Low frequencies of images by their cosine transform, and the products of these."""
+"""Low frequencies of images, from the cosine transform, and their products."""
 
 import math
 
@@ -17,7 +17,7 @@ def cosines(size: int) -> Tensor:
 
 
 class CosineMoments(nn.Module):
-    """(B, C, H, W) float32 in [0, 1] -> (B, K), norm 1 at most: z, and products of its entries.
+    """(B, C, H, W) float32 in [0, 1] -> (B, K), norm at most 1: z, and products of its entries.
 
     z has the lowest coefficients of the orthonormal cosine transform of image − ½, divided by R =
     bound · √(C·H·W) and scaled to norm 1 if longer. A row is √(1 − s) · z beside √s · the upper
@@ -25,9 +25,9 @@ class CosineMoments(nn.Module):
     s‖z‖⁴.
 
     frequencies: coefficients of brightness, the lowest first;
-    contrasts: coefficients of each of a colour image's two contrasts;
-    flip: an image and its mirror image have the same row, without entries that change sign in the
-    mirror;
+    contrasts: coefficients of each of the two contrasts of a colour image;
+    flip: give an image and its mirror image the same row, by leaving out entries that change sign
+    in the mirror image;
     products: s.
     """
 
@@ -75,7 +75,7 @@ class CosineMoments(nn.Module):
         self.rows = nn.Buffer(cosines(height), persistent=False)  # transforms along both sides
         self.columns = nn.Buffer(cosines(width), persistent=False)
         self.mixing = nn.Buffer(mixing / mixing.norm(dim=1)[:, None], persistent=False)
-        # Frequency of every coefficient of a band: 1 for as many half waves as pixels.
+        # Frequency of every coefficient of a band; 1 means as many half waves as pixels.
         self.radius_of = nn.Buffer(radius, persistent=False)
         self.chosen = nn.Buffer(chosen, persistent=False)
         self.even = nn.Buffer(even.nonzero().flatten(), persistent=False)
@@ -104,7 +104,7 @@ class CosineMoments(nn.Module):
         )
 
     def moments(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Recover the means of z and z zᵀ, times R and R², from means of rows.
+        """Recover R times the mean of z, and R² times the mean of z zᵀ, from means of rows.
 
         (M, K) -> (M, d), (M, d, d). Entries that a row leaves out are zero, as they are in the mean
         over all images and their mirror images.

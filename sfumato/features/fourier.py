@@ -1,11 +1,11 @@
-"""Random Fourier features of public maps of an image, or the plain maps.
+"""Random Fourier features of public maps of an image, or the maps themselves.
 
 Source: FETA-Pro Algorithm 1; DP-MERF.
 
 Public maps are applied to each image (its pixels, its wavelet-scattering coefficients), and random
 Fourier features at several length-scales to each map. The full vector has norm 1. The frequencies
-come from a public seed: they are rebuilt, never stored. The same features make the release and
-later fit the generator, because they are differentiable.
+come from a public seed: they are rebuilt, never stored. The release consists of these features.
+They are differentiable, so a generator is later fitted to the release by the same features.
 """
 
 import math
@@ -26,7 +26,7 @@ EXPLICIT_KERNELS = ("linear", "squared")  # Kernels whose features are the map i
 
 
 class OfBlocks(nn.Module):
-    """A map of block means, from full images, (B, C, H, W), or means of smaller blocks."""
+    """A map of block means. It takes full images, (B, C, H, W), or means of smaller blocks."""
 
     def __init__(self, build: Callable[[Shape], nn.Module], shape: Shape, block: int) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class FourierFeatures(nn.Module):
                 part = feature.weight / self.weights / len(feature.length_scales)
                 amplitudes.append(torch.full((number,), math.sqrt(part / number)))
             self.register_buffer(f"omega_{index}", torch.cat(columns, dim=1), persistent=False)
-        # squares summing to 1 at most
+        # their squares add up to at most 1
         self.amplitude = nn.Buffer(torch.cat(amplitudes), persistent=False)
         self.plain = [
             index for index, feature in enumerate(features) if feature.kernel in EXPLICIT_KERNELS
@@ -153,7 +153,7 @@ class FourierFeatures(nn.Module):
 
     @property
     def omegas(self) -> dict[int, Tensor]:
-        """Frequencies of each map that has some, by its place."""
+        """Frequencies of each map that has any, by the map's place."""
         return {
             i: getattr(self, f"omega_{i}") for i in range(len(self.maps)) if i not in self.plain
         }
@@ -162,7 +162,7 @@ class FourierFeatures(nn.Module):
         """Compute ωᵀ map(x) for all frequencies of all maps: (B, Σ d) -> (B, frequencies).
 
         block: side of the blocks that the vectors were computed from; cells that are not `active`
-        for it are zero.
+        for this side are zero.
         """
         parts = vectors.split(self.widths, dim=1)
         phases = [vectors[:, :0]]
@@ -199,8 +199,8 @@ class FourierFeatures(nn.Module):
     def embed(self, images: Tensor, weights: Tensor) -> Tensor:
         """Compute the joint embedding Σ_i φ(x_i) ⊗ weights_i, (B, M) weights -> (K, M).
 
-        It needs no (B, K) matrix of rows. images: full images, or their block means, which
-        determine the `active` cells only.
+        It needs no (B, K) matrix of rows. images: full images or block means; block means give only
+        the `active` cells.
         """
         vectors = self.vectors(images)
         phase = self.phases(vectors, self.block_of(images))

@@ -1,8 +1,8 @@
 """The owner's own network as a public map.
 
 It is a torchvision architecture, by name, with weights in safetensors. The file contains only
-numbers, and no part of it is run. TorchScript and pickles are refused without reading them, because
-they are programs, which could store images or write files.
+numbers, and no part of it is run. TorchScript and pickles are refused without reading them: they
+are programs, and could store images or write files.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,12 +29,12 @@ class OwnFeatures(nn.Module):
 
     Images are resized and normalised first.
 
-    layers: layers whose outputs are the features, by their names in torchvision, or () for the last
-    one before the logits.
+    layers: layers whose outputs are the features, by their names in torchvision; () for the last
+    layer before the logits.
 
     The network is not in the module's state: its file and sha256 identify it. Gradients reach the
-    images. Raises DataError for a missing or changed file, or one without such weights; ConfigError
-    for the architecture.
+    images. Raises DataError for a missing or changed file, or a file without such weights;
+    ConfigError for an unknown architecture.
     """
 
     def __init__(self, settings: OwnNetwork, layers: Sequence[str] = ()) -> None:
@@ -110,7 +110,9 @@ def of_architecture(
 
 
 def check_rows(features: OwnFeatures, shape: Shape, where: torch.device) -> None:
-    """Raise DataError unless noise images, reordered, have the same rows after a fresh load."""
+    """Raise DataError unless images of noise have the same rows when the network is loaded again
+    and their order changes.
+    """
     images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0)).to(where)
     again = rows_alone(
         OwnFeatures(features.settings, features.layers).to(where), images.flip(0)

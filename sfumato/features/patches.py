@@ -27,10 +27,10 @@ class Patches(nn.Module):
     Source: Thiry et al. 2021; Coates and Ng 2011 for the threshold.
     """
 
-    places = 32  # places examined per side, about
-    threshold = 0.5  # threshold of responses, in their standard deviation under white noise
-    half_norm = 1.0  # norm of a whitened patch that halves its responses
-    batch = 16  # images at a time: tensors that fit the caches, nearly twice as fast on a CPU
+    places = 32  # approximate number of places examined per side
+    threshold = 0.5  # threshold of responses, in deviations under white noise
+    half_norm = 1.0  # norm of a whitened patch at which its responses are halved
+    batch = 16  # images at a time: their tensors fit into a CPU's caches
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -55,8 +55,8 @@ class Patches(nn.Module):
         responses = F.softshrink(
             responses * (whitened.shape[1] ** 0.5 / size).to(responses), self.threshold
         )
-        # Magnitudes and signed responses are the sum and the difference of likeness to a patch and
-        # likeness to its negative.
+        # With a the likeness to a patch and b the likeness to its negative, the magnitude is a + b,
+        # and the signed response a − b
         return (
             F.adaptive_avg_pool2d(torch.cat([responses.abs(), responses], dim=1), POOLED_CELLS)
             .flatten(1)
@@ -79,7 +79,7 @@ def whitened_patches(channels: int, side: int) -> tuple[Tensor, Tensor]:
     patches = unfolded[:, :, places].transpose(1, 2).flatten(0, 1)
     patches = patches - patches.mean(1, keepdim=True)
     values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
-    # the floor keeps flat directions from being amplified
+    # The floor prevents directions without variance from being amplified
     whiten = (vectors * (values + 1e-3).rsqrt()) @ vectors.T
     whiten = whiten - whiten.mean(1, keepdim=True)  # makes it ignore the mean of a patch
     chosen = patches[patches.std(1) > 0.05]  # leaves out flat patches

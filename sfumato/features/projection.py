@@ -52,7 +52,7 @@ def map_of(feature: str, shape: Shape, network: Any) -> nn.Module:
 
 
 class SideBySide(nn.Module):
-    """Several maps, each centred and scaled to √weight: (B, C, H, W) -> (B, Σ d).
+    """Several maps, each centred and scaled to norm √weight: (B, C, H, W) -> (B, Σ d).
 
     Rows have norm 1 at most.
 
@@ -89,14 +89,13 @@ class SideBySide(nn.Module):
 class ProjectedFeatures(nn.Module):
     """ψ: (B, C, H, W) images in [0, 1] -> (B, d) rows of norm 1, differentiable.
 
-    feature: a name that `map_of` takes with `network`; or maps side by side, with the network of
-    CLASSIFIER;
-    dimension: largest d; a narrower map keeps its own;
-    flip: an image and its mirror image have the same row.
+    feature: a name for `map_of`, which also gets `network`; or several maps, for `SideBySide`;
+    dimension: maximum d; a map with fewer outputs keeps its number;
+    flip: give an image and its mirror image the same row.
 
-    The map's output is centred, projected on its principal directions, each scaled by a power of
-    its variance, and scaled to norm 1. `fit` finds the directions. An image's row does not depend
-    on other images.
+    The map's output is centred and projected on its principal directions. Each direction is scaled
+    by a power of its variance, and the result to norm 1. `fit` finds the directions. An image's row
+    does not depend on other images.
     """
 
     def __init__(
@@ -171,7 +170,7 @@ class ProjectedFeatures(nn.Module):
                 rows, q=min(self.dimension + 16, *rows.shape), niter=4
             )
         variances = singular.square()[: self.dimension] / len(rows)
-        # A floor on each variance keeps flat directions from being amplified.
+        # A floor on each variance prevents directions without variance from being amplified.
         floor = 1e-3 * rows.square().sum() / rows.numel()
         self.mean.copy_(mean)
         scaled = (

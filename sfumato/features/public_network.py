@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sfumato.data.images import Shape
 from sfumato.storage.weights import load_network
 
-SMALLEST_MAP = 4  # Pixels per side: each ResNet block but the first halves the sides down to it
+SMALLEST_MAP = 4  # Pixels per side, below which no block halves them
 WIDTHS = (1, 2, 4, 4)  # Channels of the blocks, times `width`
 
 
@@ -61,13 +61,14 @@ class Block(PooledBlock):
 
 
 class ResNet(nn.Module):
-    """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits, in eval mode independent of the batch.
+    """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits. In eval mode, an image's logits do not
+    depend on the batch.
 
     shape: (C, H, W), sides of 4 or more;
-    width: channels of the first stage; WIDTHS multiplies it in the others.
+    width: channels of the first stage; in the others, this is multiplied by WIDTHS.
 
-    Grey images from 16 pixels, and colour from 64, enter at half resolution: 8×8 has 2 stages,
-    28×28 3, 32×32 colour 4.
+    Grey images from 16 pixels and colour images from 64 enter at half resolution. So 8×8 has 2
+    stages, grey 28×28 has 3, and 32×32 in colour has 4.
     """
 
     def __init__(self, shape: Shape, classes: int, width: int = 32) -> None:
@@ -91,7 +92,7 @@ class ResNet(nn.Module):
                 self.blocks.append(Block(depth, times * width, stride=2))
                 depth = times * width
                 side = -(-side // 2)
-        # cells per side in the head's input, so that places differ
+        # cells per side in the head's input, so that it depends on positions
         self.pool = nn.AdaptiveAvgPool2d(2)
         self.head = nn.Linear(depth * 2**2, classes)
 
@@ -117,9 +118,9 @@ class MaxAndMean(nn.Module):
 class WhitenedCNN(nn.Module):
     """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits: a shallow network on whitened patches.
 
-    It trains faster than a residual network of equal accuracy. shape, width: see `ResNet`. `whiten`
-    sets the fixed first layer from public images, before training. In eval mode an image's logits
-    do not depend on the batch.
+    It trains faster than a residual network of equal accuracy. shape, width: see `ResNet`. Before
+    training, `whiten` sets the first layer, which is then fixed, from public images. In eval mode
+    an image's logits do not depend on the batch.
 
     Source: Jordan 2024 (94 % on CIFAR-10 in 3.29 seconds).
     """
@@ -151,7 +152,7 @@ class WhitenedCNN(nn.Module):
         # (n, C·size²)
         patches = F.unfold(images * 2 - 1, self.patch).transpose(1, 2).flatten(0, 1).double()
         values, vectors = torch.linalg.eigh(torch.cov(patches.T))
-        # The floor keeps flat directions from being amplified.
+        # The floor prevents directions without variance from being amplified.
         filters = (vectors / (values + 5e-4).sqrt()).T.reshape(-1, *self.filters.shape[1:]).flip(0)
         self.filters.copy_(torch.cat([filters, -filters]))
 
@@ -193,6 +194,6 @@ def arguments_of(model: PublicNetwork) -> dict:
 def load_classifier(directory: Path) -> PublicNetwork:
     """Load the network that `stage classifier` wrote, in eval mode.
 
-    Raises DataError when files are missing or damaged.
+    Raises DataError if files are missing or damaged.
     """
     return load_network(directory, build_network, "classifier").eval()

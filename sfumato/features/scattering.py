@@ -16,8 +16,8 @@ class Filtered(torch.autograd.Function):
     """Planes filtered by fixed filters of odd size, with edges of zeros.
 
     (N, 1, H, W), (F, 1, size, size) -> (N, F, H, W). The gradient flows to the planes only.
-    PyTorch's own gradient for a single channel takes four times as long on a CPU. This one computes
-    `size` sums along the rows, one per row of the filters, then shifts and adds them.
+    On a CPU, PyTorch's own gradient takes four times as long for a single channel. This one
+    computes `size` sums along the rows, one per row of the filters, then shifts and adds them.
     """
 
     @staticmethod
@@ -62,7 +62,7 @@ class Scattering(nn.Module):
     def moduli(self, planes: Tensor) -> Tensor:
         """Compute |plane * ψ_θ| for each of N planes: (N, 1, H, W) -> (N, 8, H, W)."""
         real, imaginary = Filtered.apply(planes, self.filters.to(planes)).chunk(2, dim=1)
-        # Smoothing makes the gradient exist at zero.
+        # Because of the smoothing, the gradient exists at zero.
         return (real.square() + imaginary.square() + 1e-6).sqrt() - 1e-3
 
     def orders(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,8 +112,8 @@ class Moduli(Scattering):
     """Local energies of an image: |image * ψ_θ| at the finest octave, in cells of 2×2 pixels.
 
     (B, C, H, W) -> (B, d), d = 8·C·H/2·W/2, of norm below √d: a row r becomes √d · r / (‖r‖ + 1),
-    so that faint images stay faint. It has finer cells than `Scattering`. Large images have 16×16
-    cells.
+    so that faint images stay faint. Its cells are finer than those in `Scattering`. Large images
+    have 16×16 cells.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -126,7 +126,9 @@ class Moduli(Scattering):
 
 
 class Pixels(nn.Module):
-    """The pixels of an image, or block means of one above LARGEST. (B, C, H, W) -> (B, d)."""
+    """The pixels of an image, or the block means of an image above LARGEST. (B, C, H, W) -> (B,
+    d).
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -144,10 +146,10 @@ def block_of(shape: Shape) -> int:
 def averaged(planes: Tensor, size: int, across: int = 0) -> Tensor:
     """Average every size×size pixels, or fewer at an edge.
 
-    (N, C, H, W) to (N, C, ceil(H/size), ceil(W/size)). across: columns of a block, if not `size`.
-    If a gradient is needed and all cells are full, it uses a product with a small matrix, `size`
-    rows at a time, which is many times faster on a CPU. Otherwise the result for an image does not
-    depend on its place in the batch, to the last bit.
+    (N, C, H, W) to (N, C, ceil(H/size), ceil(W/size)). across: number of columns of a block, if it
+    differs from `size`. If a gradient is needed and all cells are full, it uses a product with a
+    small matrix, `size` rows at a time, which is many times faster on a CPU. Otherwise the result
+    for an image does not depend on its place in the batch, to the last bit.
     """
     across = across or size
     if size == across == 1:
@@ -162,7 +164,9 @@ def averaged(planes: Tensor, size: int, across: int = 0) -> Tensor:
 
 
 def to_root_norm(rows: Tensor, faint: float) -> Tensor:
-    """Scale rows r to √d · r / (‖r‖ + faint), (B, d), a norm of about √d unless they are faint."""
+    """Scale rows r to √d · r / (‖r‖ + faint), (B, d), so that the norm is about √d unless a row is
+    faint.
+    """
     return rows * (
         math.sqrt(rows.shape[1]) / (torch.linalg.vector_norm(rows, dim=1, keepdim=True) + faint)
     )

@@ -15,7 +15,8 @@ class Tangent(nn.Module):
     The network has one hidden layer. (B, C, H, W) -> (B, d), d = width · (pixels + 1): the gradient
     of f(x) = Σ a_j · silu(w_j · x) with respect to all w_j and a_j.
 
-    Source: DP-NTK (Yang et al. 2023), with SiLU instead of ReLU, whose gradient has no gradient.
+    Source: DP-NTK (Yang et al. 2023), with SiLU instead of ReLU, because the gradient of a ReLU
+    network is not differentiable.
     """
 
     width = 16  # hidden units

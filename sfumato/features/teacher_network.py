@@ -1,4 +1,4 @@
-"""The teacher, a linear classifier on public features, and functions that use its predictions.
+"""The teacher, a linear classifier on public features, and the functions that use its predictions.
 
 All of this is post-processing of a release: the teacher labels public and synthetic images, and
 guides a sampler.
@@ -26,14 +26,14 @@ from sfumato.runtime.compute import device, device_of
 from sfumato.settings.queries import Teacher
 from sfumato.storage.weights import load_network, save_network
 
-FITTED = 10_000  # Largest number of images that features are fitted to
+FITTED = 10_000  # Largest number of images to which features are fitted
 
 
 class TeacherNetwork(nn.Module):
     """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits: a linear layer on features ψ.
 
-    The features are public and have norm 1. several: several labels per image, with offsets, under
-    sigmoids; features: arguments of `ProjectedFeatures`.
+    The features are public and have norm 1. several: images have several labels, each with an
+    offset and a sigmoid; features: arguments of `ProjectedFeatures`.
     """
 
     def __init__(self, classes: int, several: bool = False, **features: Any) -> None:
@@ -89,7 +89,7 @@ def fit_features(
 
 
 def classify(teacher: Any, images: ImageSet) -> Tensor:
-    """Compute class probabilities of images, (N, classes) float32. teacher: of
+    """Compute class probabilities of images, (N, classes) float32. teacher: see
     `probabilities_of`.
     """
     parts = torch.arange(len(images)).split(FEATURE_BATCH)
@@ -100,8 +100,8 @@ def classify(teacher: Any, images: ImageSet) -> Tensor:
 def probabilities_of(teacher: Any, images: Tensor) -> Tensor:
     """Compute class probabilities of (N, C, H, W) uint8, or float32 in [0, 1].
 
-    With several labels, the probability of each. teacher: or another network with its attributes
-    `several` and `classes`.
+    With several labels, returns the probability of each. teacher: a teacher, or another network
+    with the attributes `several` and `classes`.
     """
     shares = torch.sigmoid if teacher.several else partial(torch.softmax, dim=1)
     where = device_of(teacher)
@@ -112,7 +112,7 @@ def probabilities_of(teacher: Any, images: Tensor) -> Tensor:
 
 
 def relabelled(teacher: TeacherNetwork, images: ImageSet) -> ImageSet:
-    """Relabel public or released images by the teacher, keeping the share of each class."""
+    """Relabel public or released images by the teacher. The share of each class stays the same."""
     seen = classify(teacher, images)
     offsets = share_offsets(
         seen, torch.from_numpy(np.bincount(images.labels, minlength=len(images.classes)))
@@ -124,7 +124,8 @@ def guide_by(teacher: TeacherNetwork, strength: float) -> Guide:
     """Build a guide that moves a denoised image towards its label, by the teacher.
 
     The shift is strength · variance · ∇ log p(label | image). Strength 1 is Bayes' rule, if the
-    teacher is right and the remaining noise of an image is the same in all directions.
+    teacher's probabilities are right and the remaining noise of an image is the same in all
+    directions.
     """
 
     def guide(denoised: Tensor, labels: Tensor, variance: float) -> Tensor:
@@ -142,7 +143,7 @@ def at_shares(probabilities: Tensor, offsets: Tensor) -> Tensor:
     return (probabilities.double().clamp(min=1e-30).log() + offsets).softmax(dim=1)
 
 
-# Of soft labels: below 1, they are surer than the teacher
+# Temperatures of soft labels. Below 1, labels are more certain than the teacher
 TEMPERATURES = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)
 
 
@@ -150,8 +151,7 @@ TEMPERATURES = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)
 class Labelling:
     """Rule by which a teacher labels the images of a release.
 
-    offsets: results of `share_offsets`, (M,), by kind of image; kinds that are missing use the
-    first;
+    offsets: results of `share_offsets`, (M,), by kind of image; a missing kind uses the first;
     temperature: temperature of the soft labels, one of TEMPERATURES.
     """
 
@@ -161,7 +161,7 @@ class Labelling:
     def soft(self, probabilities: Tensor, kind: str) -> Tensor:
         """Compute soft labels of images of a kind, (N, M), rows of sum 1.
 
-        probabilities: (N, M), the teacher's.
+        probabilities: (N, M), from the teacher.
         """
         offsets = self.offsets.get(kind, next(iter(self.offsets.values())))
         return (
@@ -180,10 +180,12 @@ def best_temperature(shares: Tensor, labels: Tensor) -> float:
 
 
 def share_offsets(probabilities: Tensor, target_counts: Tensor) -> Tensor:
-    """Find offsets of log p, (M,) float64, that make each class likeliest `target_counts` times.
+    """Find offsets of log p, (M,) float64, with which each class is the most likely one for
+    `target_counts` images.
 
     A noisy teacher predicts some classes too often and others hardly ever, but ranks the images of
-    a class reliably. The steps become shorter, because the numbers of hard labels change in jumps.
+    a class reliably. The search takes ever shorter steps, because the number of images per class
+    changes in jumps.
 
     probabilities: (N, M); target_counts: (M,) numbers of images. Source: posteriors at known shares
     (Saerens et al. 2002).
@@ -211,7 +213,9 @@ def save_teacher(teacher: TeacherNetwork, directory: Path) -> None:
 
 
 def own_networks(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return a teacher's networks of maps OWN, by the file names beside its weights."""
+    """Return the networks of a teacher's maps OWN, by the names of their files beside the teacher's
+    weights.
+    """
     parts = config["feature"]
     if isinstance(parts, str):
         parts = [{"map": parts, "network": config["network"]}]
