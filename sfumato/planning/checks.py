@@ -74,7 +74,9 @@ def card_problems(params: Params, card: Card, public: PublicCard | None) -> Iter
 
 
 def label_problems(params: Params, card: Card) -> Iterator[str]:
-    """Yield the stages that images with several labels exclude, and the query that they require."""
+    """Yield stages that cannot be used for images with several labels, and the query that such
+    images require.
+    """
     if card.labels != SEVERAL:
         return
     for name in params.run:
@@ -115,7 +117,7 @@ def source_problems(params: Params) -> Iterator[str]:
 
 
 def public_model_problems(params: Params, card: Card) -> Iterator[str]:
-    """Yield settings that a public text-to-image model excludes or needs."""
+    """Yield settings that must not, or must, be set for a public text-to-image model."""
     model = params.model
     _, height, width = card.shape
     given = ", ".join(

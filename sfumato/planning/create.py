@@ -54,11 +54,12 @@ USUAL_EPSILON = 5.0  # proposed at the prompt, but never used without an answer
 
 @dataclass(frozen=True)
 class Owner:
-    """The owner, who is asked for options that were not given. Without a prompt, defaults are used.
+    """The owner, who answers questions about options that were not given. Without a prompt,
+    defaults are used.
 
-    ask: function that asks a question, given its default and the type of the answer (None for yes
-    or no); None if no one can be asked;
-    see: function that shows a line which only the owner may read;
+    ask: function that asks a question, with a default and the type of the answer (None for yes or
+    no); None if there is no one to answer;
+    see: function that shows a line that only the owner may read;
     spelling: function from the name of an option to its form in this front end.
     """
 
@@ -88,7 +89,7 @@ class Proposed:
     chosen: the chosen proposal;
     seconds: expected seconds of each stage;
     plan: plan of the chosen proposal;
-    counted: whether the published number of images was counted and rounded, instead of given by the
+    counted: whether the published number of images is the rounded count, and was not given by the
     owner;
     spelling: see `Owner`.
     """
@@ -139,8 +140,8 @@ def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed
 
     Writes and spends nothing.
 
-    state: the private state directory. Raises ConfigError or DataError, as `survey` does, and if an
-    option does not match the images.
+    state: the private state directory. Raises the errors of `survey`, and ConfigError or DataError
+    if an option does not match the images.
     """
     check_places(options)
     if options.epsilon is None and owner.ask is None:
@@ -173,7 +174,7 @@ def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed
     )
     size_hint = options.size_hint or ask_for_size(seen, owner)
 
-    # Imported late because it is slow: pictures that cannot be used are reported first.
+    # Imported late because it is slow: unusable pictures are reported before it
     from sfumato.planning.proposal import Known, are_sided, sizes_of
 
     sides = (options.size,) if options.size else sizes_of(seen.side, seen.longer, seen.proportion)
@@ -363,7 +364,7 @@ def ask_about(unclear: SfumatoError, options: InitOptions, owner: Owner) -> Init
 
 def confirm_companions(seen: Survey, owner: Owner) -> None:
     """Raise ConfigError if pictures look like masks or thumbnails of others, unless the owner
-    denies it.
+    answers that they are not.
     """
     if seen.companions is None:
         return
@@ -403,7 +404,7 @@ def choose_name(folder: Path, given: str | None, owner: Owner, state: Path) -> s
     if before not in (None, name):
         text = (
             "{option.dataset_id} {name}: the images in {folder} are already counted as {before!r}. "
-            "Keep that name, so that their costs add up, or move images of other people to "
+            "Keep that name, so that one odometer counts them, or move images of other people to "
             "another folder"
         )
         error = ConfigError(text, option="dataset_id", name=name, folder=folder, before=before)
@@ -414,9 +415,9 @@ def choose_name(folder: Path, given: str | None, owner: Owner, state: Path) -> s
 def look_for_persons(
     seen: Survey, options: InitOptions, owner: Owner, state: Path
 ) -> tuple[Survey, Literal["group", "image"] | None]:
-    """Return the survey with the persons that the owner named, and the unit of privacy.
+    """Find the persons as the owner states. Return the new survey, and the unit of privacy.
 
-    Raises ConfigError as `confirm_companions` and `ask_for_groups` do.
+    Raises the errors of `confirm_companions` and `ask_for_groups`.
     """
     confirm_companions(seen, owner)
     confirmed = options.one_image_each
@@ -437,9 +438,9 @@ def look_for_persons(
 def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOptions | None:
     """Ask how to find each image's person, and return the options with the answer.
 
-    Returns None if no two images show the same person. If ids seem to repeat, the default is to
-    protect persons; it has a default pattern only if one was found. Raises ConfigError if ids seem
-    to repeat and no one can be asked.
+    Returns None if no two images show the same person. If ids seem to repeat, the default answer is
+    to protect persons, and it has a pattern only if one was found. Raises ConfigError if ids seem
+    to repeat and there is no one to answer.
     """
     likely: bool | None = False
     pattern = None
@@ -458,7 +459,7 @@ def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOpti
         for name, person in found.examples:
             owner.see(f"         {name} would show person {person}")
         if found.persons:
-            owner.see(f"         {found.persons} persons, by the pattern {pattern}")
+            owner.see(f"         {found.persons} persons, found by the pattern {pattern}")
     what = "image"
     if seen.volumes:
         what = "volume"
@@ -522,7 +523,7 @@ def understood(seen: Survey) -> Iterator[str]:
 
 
 def summary(made: Proposed) -> Iterator[str]:
-    """Describe the images, the proposal with its reasons, and what becomes public."""
+    """Describe the images, the proposal and its reasons, and which facts become public."""
     classes = made.survey.classes
     params = made.chosen.params
     colours = "colour" if made.survey.colour else "grey"
@@ -557,8 +558,8 @@ def summary(made: Proposed) -> Iterator[str]:
 
 
 def warnings(made: Proposed, state: Path) -> Iterator[str]:
-    """Warn of what weakens the guarantee, must be set before the first run, or was already
-    spent.
+    """Warn about settings that weaken the guarantee or must be set before the first run, and about
+    budget already spent.
     """
     from sfumato.planning.make import settings_for_ever_lines
     from sfumato.planning.resolve import warnings_of
@@ -578,8 +579,8 @@ def warnings(made: Proposed, state: Path) -> Iterator[str]:
 
 
 def size_rows(made: Proposed) -> Iterator[list[str]]:
-    """Yield a row per size, the largest first: pixels, minutes, the most minutes that help,
-    usefulness.
+    """Yield a row per size, the largest first: pixels, minutes, the number of minutes beyond which
+    more do not help, usefulness.
     """
     from sfumato.planning.forecast import forecast
 
@@ -609,6 +610,6 @@ def protected(made: Proposed) -> str:
         return "each image (you confirmed that no two images show the same person)"
     groups, alone = map(made.spelling, ("groups", "one_image_each"))
     return (
-        f"each image, but not a person with several (use {groups}, or {alone} if no person has "
-        "several)"
+        f"each image, but not a person with several images (use {groups}, or {alone} if no person "
+        "has several)"
     )

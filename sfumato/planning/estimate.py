@@ -35,13 +35,12 @@ from sfumato.storage.files import replace_private
 DURATIONS = Path("cache") / "durations.json"  # path in the state directory
 # Commands without a resolved file
 FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")
-START = 8.0  # seconds that DVC, imports and the files of an artifact add to a stage
+START = 8.0  # seconds that DVC, imports and writing an artifact add to a stage
 
 
 def now() -> float:
-    """Return processor time in seconds if one thread does the work, otherwise wall time.
-
-    Other programs affect processor time little.
+    """Return processor time in seconds if one thread does the work, otherwise wall time. Other
+    programs have little effect on processor time.
     """
     if device().type == "cuda":
         torch.cuda.synchronize()
@@ -144,7 +143,7 @@ def corrected(name: str, work: Work, machine: Machine) -> float | None:
     if then is None:
         return seconds
     before = machine.seconds(then.of(name) or 0.0)
-    # Otherwise it was resumed, or other programs ran
+    # Otherwise the stage was resumed, or other programs ran at the same time
     if before > 1 and 1 / 4.0 < run["seconds"] / before < 4.0:
         return seconds * run["seconds"] / before
     return seconds
@@ -152,9 +151,8 @@ def corrected(name: str, work: Work, machine: Machine) -> float | None:
 
 @contextmanager
 def timed(state: Path, plan: StagePlan[Any]) -> Iterator[None]:
-    """Store the duration of a free stage, to two digits, if it succeeds.
-
-    Only the first process writes.
+    """Store the duration of a free stage, to two digits, if it succeeds. Only the first process
+    writes.
 
     It is stored in the private state directory, with the settings that determine it.
     """

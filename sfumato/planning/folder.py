@@ -45,8 +45,8 @@ def resolve_project(
     say: function that shows a note;
     see: function that shows a note to the owner only, or None.
 
-    Raises ConfigError, DataError or BudgetError if the project's settings, images and charges do
-    not match.
+    Raises ConfigError, DataError or BudgetError if the project's settings, images and charges
+    contradict each other.
     """
     loaded = load_params(folder / params, folder / RECIPES)
     if not dry_run and renew(folder / "dvc.yaml", loaded.run):
@@ -110,7 +110,7 @@ def resolve_project(
 
 
 def unprepared(folder: Path, params: Params, say: Say) -> Card:
-    """Return the card that the owner's images will have, by a list of their files.
+    """List the files of the owner's images, and return the card that the images will have.
 
     Raises DataError for images of a public source or on a network, which must be prepared first.
     """
@@ -126,15 +126,15 @@ def unprepared(folder: Path, params: Params, say: Say) -> Card:
 
 
 def seen_from(folder: Path, data: Data) -> Data:
-    """Return the settings with a path that is relative to the current folder, not the project's."""
+    """Return the settings with a path relative to the current folder, instead of the project's."""
     if data.path is None or is_url(data.path):
         return data
     return data.model_copy(update={"path": str(folder / Path(data.path).expanduser())})
 
 
 def changed_pictures(params: Params, state: Path) -> str | None:
-    """Return a note if pictures were added or removed since the preparation, which DVC does not
-    notice.
+    """Return a note if pictures were added or removed since the preparation. DVC does not notice
+    such changes.
     """
     file = dataset_directory(state, params.data.name) / LISTING
     if not file.is_file() or is_url(params.data.path):  # planning needs no network

@@ -1,9 +1,9 @@
 """Forecast the usefulness of a release before anything is spent, from results on public images
 only.
 
-The noise affects 500 persons at ε = 1 as much as 50 at ε = 10, so the forecast depends on the
-product. `benchmarks/forecast.py` fits `forecast.yaml` to the results of public sets, as a share of
-what there is to learn (`evaluation.verdict`):
+The noise has the same effect on 500 persons at ε = 1 as on 50 at ε = 10, so the forecast depends on
+the number of persons times ε. `benchmarks/forecast.py` fits `forecast.yaml` to the results of
+public sets, as a share of what there is to learn (`evaluation.verdict`):
 
     logit(learned) = offset of the kind of images + slope · log10(units · ε)
 """
@@ -37,17 +37,17 @@ def kind_of(params: Params, channels: int | None) -> str | None:
 
 
 def size_factor(fit_length: float, side: int, largest: int, product: float) -> float:
-    """Return the factor that shorter fits and smaller images apply to a forecast; above 1 if
-    smaller images teach more.
+    """Return the factor by which the lengths of the fits and the size of the images change a
+    forecast. It is above 1 if smaller images are more useful.
 
     fit_length: length of the fits, from 0, the shortest, to 1, the longest that was measured;
     side: longer side of the images, in pixels;
-    largest: largest size to which they could be resized;
+    largest: largest size to which the images could be resized;
     product: units · ε; if it is small, noise hides the detail of large images.
     """
     rule = LINE["sizes"]
     power = rule["offset"] + rule["slope"] * math.log10(product)
-    # Fitted to brain MRI with 18, 49 and 64 % of the longest
+    # Fitted to results on brain MRI with 18, 49 and 64 % of the longest fits
     fits = 1 - 0.3 * (1 - fit_length) ** 2
     return fits * float((min(side, rule["largest"]) / min(largest, rule["largest"])) ** power)
 
@@ -57,7 +57,7 @@ def expected_part(kind: str, product: float, size_factor: float = 1.0, sure: flo
 
     kind: key of the offsets;
     size_factor: result of `size_factor`;
-    sure: number of standard deviations to add; two of three public results lay within one.
+    sure: number of standard deviations to add; two of three public results lay within one of them.
     """
     middle = LINE["offsets"][kind] + LINE["slope"] * math.log10(product)
     return size_factor * float(expit(middle + sure * LINE["spread"]))
@@ -78,7 +78,7 @@ def forecast(kind: str, units: int, epsilon: float, size_factor: float) -> str:
 def advice(kind: str, units: int, epsilon: float, what: str) -> str:
     """Give the same forecast at another ε, and the number of units that would raise it by a level.
 
-    Also name the ε that would do so, if it is at most MOST_EPSILON.
+    Also name the ε that would raise it by a level, if that ε is at most MOST_EPSILON.
     """
     product = units * epsilon
     other = 10 if epsilon < 4 else 1

@@ -69,7 +69,7 @@ def private_files(state: Path, dataset_id: str) -> dict[str, list[Path]]:
 def runs_of(state: Path, dataset_id: str) -> list[Path]:
     """Return the folders of all runs in the journal, which may be invalid.
 
-    If it lost entries, add unknown runs.
+    If the journal lost entries, the folders of runs that it does not list are added.
     """
     files = [
         file
@@ -106,7 +106,7 @@ def forgotten_on(state: Path, dataset_id: str) -> str | None:
 def forget(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> str | None:
     """Delete `private_files`, then the files `here` in a project.
 
-    The journal is kept, records this, and still counts.
+    The journal is kept. It records the deletion, and its charges still count.
 
     If the process is killed, call the function again. Returns why the journal is invalid, or None;
     an invalid journal is not changed. Raises BudgetError if another process works with the images.

@@ -59,8 +59,8 @@ class Past:
     def decide(
         self, name: str, lineage: Lineage, settings: str, inputs: Sequence[str], made: bool = True
     ) -> Decision:
-        """Decide what a query will do. settings: their digest; made: whether its inputs exist and
-        will not change.
+        """Decide what a query will do. settings: digest of its settings; made: whether its inputs
+        exist and will not change.
         """
         files = [self.artifact(other) / PRIVACY for other in inputs]
         made = made and all(file.is_file() for file in files)
@@ -90,7 +90,7 @@ def known_past(state: Path, card: Card, folder: Path, *, declared_size: bool) ->
 
     Charges found only in the project's files were released elsewhere.
 
-    A record that cannot be read is skipped. The odometer still refuses to spend again on the same
+    An unreadable record is skipped here; even so, the odometer refuses to spend again on the same
     work.
     """
     version = card.dataset_id, card.version
@@ -111,8 +111,8 @@ def repeat_count(name: str, params: Params, plan: str, runs: Sequence[Run]) -> i
     `plan`.
 
     The number in privacy.spend_again is compared with the releases, or with open runs if there are
-    none, so that each request is granted once. It also applies to queries that depend on a named
-    one, because their inputs will change.
+    none, so that each request is granted once. The number also applies to queries that depend on a
+    query named there, because their inputs will change.
     """
     mine = [run for run in runs if run.opened.get("plan") == plan and run.end != ABANDON]
     done = [run.record.get("again", 0) for run in [run for run in mine if run.end == CLOSE] or mine]
@@ -124,8 +124,8 @@ def repeat_count(name: str, params: Params, plan: str, runs: Sequence[Run]) -> i
 
 
 def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Decision], set[str]]:
-    """Decide on each query, and find the stages that will run because of changed settings, inputs
-    or no artifact.
+    """Decide on each query, and find the stages that will run because settings or inputs have
+    changed, or an artifact is missing.
 
     out: folder of the plan so far. Released queries are restored at once, and do not count as run.
     """

@@ -49,23 +49,25 @@ class ProjectPlan(Plan):
         return Odometer(self.past.state, self.card.dataset_id)
 
     def remarks(self) -> Iterator[str]:
-        """Yield what the budget includes from earlier releases, and what weakens the guarantee."""
+        """Yield the charges of earlier releases that the budget includes, and settings that weaken
+        the guarantee.
+        """
         if self.inherited:
             ids = ", ".join(sorted({record["dataset_id"] for record in self.inherited}))
             number = len(self.inherited)
             charges = "1 charge" if number == 1 else f"{number} charges"
             yield (
-                f"the budget includes {charges} of an earlier release, which public inputs come "
-                f"from (datasets {ids})"
+                f"the budget includes {charges} of an earlier release, from which public inputs "
+                f"were made (datasets {ids})"
             )
         for warning in warnings_of(self.params, self.budget["delta"], len(self.card.classes)):
             yield f"warning: {warning}"
         for name in self.mechanisms:
             if STAGES[name].one_process:
-                yield f"{name} runs in one process, for which SFUMATO_LAUNCH must be unset"
+                yield f"{name} runs in one process: unset SFUMATO_LAUNCH for it"
 
     def spending(self) -> tuple[list[Decision], set[str]]:
-        """Decide on each query, and which stages will run.
+        """Decide what each query will do, and which stages will run.
 
         Raises BudgetError if the journal lacks charges.
         """
@@ -85,8 +87,8 @@ class ProjectPlan(Plan):
         )
 
     def check_lifetime(self, spending: Sequence[Decision]) -> None:
-        """Raise BudgetError before the first query if a run would exceed the lifetime budget at a
-        later one.
+        """Raise BudgetError, before the first query, if any query of the run would exceed the
+        lifetime budget.
         """
         coming = {entry.stage: self.mechanisms[entry.stage] for entry in spending if entry.pays}
         if coming:
@@ -111,8 +113,8 @@ def write_texts(out: Path, texts: Mapping[str, str]) -> None:
 
 
 def risk_line(made: Plan) -> str:
-    """State how often an attacker can be right, and the ε at which the excess over chance is half
-    as large.
+    """State how often an attacker can be right, and the ε that would halve the attacker's excess
+    over chance.
     """
     mechanisms = tuple(made.mechanisms.values())
     adjacency = made.budget["adjacency"]
@@ -139,7 +141,7 @@ def share_lines(made: Plan, content: Mapping[str, Any], file: Path) -> Iterator[
         section = content.get(name)
         if noise == REST and isinstance(section, dict) and str(section.get("noise", REST)) != REST:
             yield (
-                f"{name} takes the rest, as in recipe {made.params.recipe}, not the "
+                f"{name} takes the rest of the budget, as in recipe {made.params.recipe}, not the "
                 f"{section['noise']} of {file}"
             )
         elif (
@@ -209,7 +211,7 @@ def next_lines(made: Plan, spending: Sequence[Decision]) -> Iterator[str]:
             f"privacy.spend_again: {{{more}}}"
         )
     yield (
-        f"next: `dvc repro` will spend: {costs}"
+        f"next: `stage run` will spend: {costs}"
         if coming
-        else "next: `dvc repro`, which spends nothing"
+        else "next: `stage run`, which spends nothing"
     )

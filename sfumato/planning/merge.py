@@ -87,7 +87,9 @@ def merge_projects(
 
 
 def check_folders(folders: Sequence[Path], out: Path) -> None:
-    """Raise ConfigError for too few projects, an `out` that is one, links, or unreadable plans."""
+    """Raise ConfigError for too few projects, an `out` that is one of them, links, or unreadable
+    plans.
+    """
     own_folder = out.resolve() in [folder.resolve() for folder in folders]
     if len(folders) < 2 or own_folder or (out / "params.yaml").exists():
         raise ConfigError(
@@ -158,7 +160,7 @@ def write_plans(
     budget: Mapping[str, Any],
     folder: Path,
 ) -> None:
-    """Write the plan of the merged project: the first owner's, extended to all owners.
+    """Write the plan of the merged project: the plan of the first owner, extended to all owners.
 
     No query can run with it.
     """

@@ -37,8 +37,8 @@ NOISE = (
     "\tdvc config",
     "Use `dvc push`",
 )
-# Starts a program, with a watcher in its process group. If stdin is closed before it gets a line,
-# because this process has died, the watcher ends the whole group.
+# Starts a program, with a watcher in its process group. If stdin closes before the watcher gets a
+# line, this process has died, and the watcher ends the whole group.
 WATCHER = """exec 3<&0
 { read -r line || { kill -INT 0; sleep 2; kill -KILL 0; }; } <&3 >/dev/null 2>&1 &
 exec "$@" 3<&- </dev/null"""
@@ -172,7 +172,7 @@ class Project:
             progress: Print a line for each stage.
 
         Raises:
-            SfumatoError: A stage failed. The error is the stage's own.
+            SfumatoError: A stage failed. It is raised as the stage raised it.
         """
         repro(self.folder, shown=progress)
         return self.release
@@ -232,8 +232,8 @@ def is_off(folder: Path, command: str) -> bool:
 
 @contextmanager
 def forking(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Yield an environment whose `stage` runs each command in a fork of one process, which has the
-    libraries.
+    """Yield an environment whose `stage` runs each command in a fork of one process that has
+    imported the libraries.
 
     Without such a process, as on systems other than Linux, `stage` is the ordinary program.
     """
@@ -259,10 +259,11 @@ def forking(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 
 def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> None:
-    """Run `dvc repro` of this Python environment, with its `stage` command first on the path.
+    """Run `dvc repro` of this Python environment, with the `stage` command of this environment
+    first on the path.
 
-    shown: print its lines, without disabled stages; terminal: leave the terminal to DVC and its
-    stages.
+    shown: print DVC's lines, without disabled stages; terminal: let DVC and its stages use the
+    terminal.
 
     If this process is killed or interrupted, everything that DVC started is interrupted too, and
     killed 2 seconds later. Entries that an earlier run left in DVC's lock are removed first. Raises

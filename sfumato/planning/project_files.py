@@ -51,8 +51,8 @@ def dvc_text(*, clone: bool = False) -> str:
 
 
 def dvc_content(*, clone: bool = False) -> dict[str, Any]:
-    """Return the content of `dvc.yaml`. clone: for this repository, whose code and recipes are
-    dependencies.
+    """Return the content of `dvc.yaml`. clone: whether it is for this repository, where each stage
+    also depends on the code and the recipes.
     """
     stages: dict[str, Any] = {}
     for name, (commands, reads, writes) in dvc_stages().items():
@@ -83,7 +83,8 @@ def dvc_content(*, clone: bool = False) -> dict[str, Any]:
 
 
 def renew(file: Path, run: Iterable[str] = ()) -> bool:
-    """Rewrite a project's `dvc.yaml` if it lists stages of an older version, or lacks one of `run`.
+    """Rewrite a project's `dvc.yaml` if it lists stages of an older version, or lacks a stage of
+    `run`.
 
     Stages that the owner added are kept.
 
@@ -117,10 +118,7 @@ def renew(file: Path, run: Iterable[str] = ()) -> bool:
 def params_text(content: Mapping[str, Any], notes: Mapping[str, str]) -> str:
     """Return the text of `params.yaml`, one paragraph per section. notes: comments by section."""
     lines = [
-        (
-            "# Written by `stage init`. Keys that are missing here come from the recipe, then from "
-            "the defaults:"
-        ),
+        "# Written by `stage init`. Missing keys come from the recipe, then from the defaults:",
         "# `stage recipe show` prints every parameter, `stage recipe list` the recipes.",
     ]
     for key, value in content.items():
@@ -226,7 +224,7 @@ def begin_repository(out: Path, say: Say) -> None:
     from dvc.repo import Repo
 
     logging.getLogger("dvc").setLevel(logging.WARNING)  # hides its greeting
-    inside = has_git and not (out / ".git").exists()  # the project is a subfolder of a repository
+    inside = has_git and not (out / ".git").exists()  # a subfolder of a repository
     failed = explained(
         ConfigError, lambda error: f"`dvc init` failed in {out}: {error}", causes=(Exception,)
     )
@@ -241,8 +239,8 @@ def begin_repository(out: Path, say: Say) -> None:
 
 
 def workflow_text(epsilon: float, delta: float, unit: str, directory: str = "") -> str:
-    """Return the workflow that checks the ledger on every push. directory: of the project in its
-    repository.
+    """Return the workflow that checks the ledger on every push. directory: path of the project in
+    its repository.
     """
     from sfumato.privacy.profile import bound_text
 

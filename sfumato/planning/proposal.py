@@ -40,7 +40,7 @@ class Known:
     path: str
     side: Size  # largest side of the stored images, in pixels; or rows and columns
     channels: int
-    longer: int = 0  # longer side of the original images, in pixels; 0 if it is the largest size
+    longer: int = 0  # longer side of the original images, in pixels; 0: the largest size
     size_hint: int  # rounded number of sensitive images, or of persons
     epsilon: float
     minutes: float
@@ -67,7 +67,7 @@ class Proposal:
         float  # length of the fits, from 0, the shortest, to 1, the longest that was measured
     )
     seconds: float  # expected seconds of a run
-    judging: float  # seconds of them for the evaluation
+    judging: float  # part of these seconds for the evaluation
     enough: bool  # whether the requested time is enough
     full_minutes: float = math.inf  # minutes that the longest measured fits would take
     size_factor: float = 1.0  # result of `forecast.size_factor`
@@ -158,10 +158,9 @@ def propose(known: Known, seconds: Seconds) -> Proposal:
 def proposals(known: Known, sides: Sequence[Size], seconds: Seconds) -> list[Proposal]:
     """Make a proposal for each size that the table has a row for.
 
-    The chosen one is first, then the others by size.
-
-    It is the largest size that fits the minutes and is at least 90 % as useful as the best one,
-    otherwise the smallest size. Raises ConfigError if the table has no row for any size.
+    The chosen size is first, then the others by size. It is the largest that fits the minutes and
+    is at least 90 % as useful as the best size; if there is none, the smallest size. Raises
+    ConfigError if the table has no row for any size.
     """
     ordered = sorted(sides, key=both_sides, reverse=True)
     by_size = []
@@ -274,7 +273,9 @@ def settings_of(known: Known) -> dict[str, Any]:
 def with_images_of_the_release(
     content: dict[str, Any], known: Known, runs: Sequence[str], beside: bool
 ) -> dict[str, Any]:
-    """Set the number of images and their forms. beside: public images are among those released."""
+    """Set the number of released images and their file formats. beside: whether public images are
+    released too.
+    """
     drawn: dict[str, Any] = {"mark": "files"}  # a new project: no digest of a release is known yet
     if beside:
         images = max(2, int(known.public_images * PROPOSALS["beside_part"]))
@@ -294,8 +295,8 @@ def with_images_of_the_release(
 def for_so_many(
     content: dict[str, Any], product: float, row: Mapping[str, Any], runs: Sequence[str]
 ) -> dict[str, Any]:
-    """Adapt the shares and the teacher's constants to `product`, the number of images or persons
-    times ε.
+    """Adapt the shares and the teacher's constants to `product`, which is the number of images or
+    persons times ε.
     """
     if row.get("tuned_at"):
         effective = product / row["tuned_at"]

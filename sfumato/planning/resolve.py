@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 def noise_requests(params: Params) -> dict[str, NoiseRequest]:
     """Return what each query in `run` requests of the budget.
 
-    Raises ConfigError unless exactly one takes the rest.
+    Raises ConfigError unless exactly one query takes the rest of the budget.
     """
     asks = {}
     rests = []
@@ -163,10 +163,10 @@ def inherited_events(
 ) -> list[DpEvent]:
     """Return the mechanisms of the inputs' records.
 
-    Raises BudgetError if they are invalid or cost too much.
+    Raises BudgetError if the records are invalid or cost too much.
     """
     problems = [problem for record in records for problem in record_problems("record", record)] or [
-        f"{record['id'][:8]} is of the unit {record['unit']!r}, not {UNITS[unit]!r}"
+        f"{record['id'][:8]} protects the unit {record['unit']!r}, not {UNITS[unit]!r}"
         for record in records
         if record["unit"] != UNITS[unit]
     ]
@@ -242,7 +242,7 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
         content["model"] = params.model.non_default()
     if enabled and stage.owned and (about := params.release.model_dump(exclude_none=True)):
         content["about"] = about
-    # Their cards state how pictures were prepared
+    # The cards of these stages state how pictures were prepared
     if enabled and stage.name in ("teacher", "synthesize", "student"):
         if prepared := params.data.model_dump(
             mode="json", include={"fit", "range"}, exclude_defaults=True
@@ -254,7 +254,7 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
         content["mechanism"] = dict(vars(mechanism))
         if params.privacy.unit == GROUP:
             content |= {"unit": GROUP, "group_cap": params.privacy.group_cap or 1}
-    # A stage that reads only the public set does not get these.
+    # A stage that reads only the public set does not get these facts.
     private = ("dataset_id", "classes", "size_hint", "labels")
     return {
         key: value for key, value in content.items() if not stage.public_only or key not in private

@@ -27,12 +27,12 @@ class Holder:
 
     @property
     def runs(self) -> bool:
-        """Return whether it still runs, as far as the system shows.
+        """Return whether the program still runs, as far as the system shows.
 
-        After a reboot or in another container, its number may belong to a different program. Such a
-        program started after the lock was written, or has a different command. Only the last words
-        of the two commands are compared, because DVC's lock records DVC's own command without the
-        interpreter.
+        After a reboot or in another container, its number may belong to a different program. A
+        different program started after the lock was written, or has a different command. Only the
+        last words of the two commands are compared, because DVC's lock records DVC's own command
+        without the interpreter.
         """
         import psutil
 
@@ -64,11 +64,11 @@ def holders(folder: Path = Path()) -> list[Holder]:
 def release_left(folder: Path) -> None:
     """Remove DVC's lock if none of its programs runs.
 
-    DVC does not if another program has their number now.
+    DVC itself does not remove it if another program now has one of the numbers.
     """
     lock = folder / RUNNING
     if lock.exists():
-        # DVC's, while it writes
+        # DVC's own lock, which it takes while it writes
         with suppress(*UNREADABLE, Timeout), FileLock(lock.with_suffix(".lock"), timeout=3):
             if not any(holder.runs for holder in holders(folder)):
                 lock.unlink()

@@ -97,7 +97,7 @@ class Work:
         """Estimate the operations of a stage; None if its time is unknown until it has run, as with
         a public model.
 
-        A query that declares no work reads each image that it draws once.
+        If a query declares no work, it is assumed to read each drawn image once.
         """
         stage = STAGES[name]
         if self.params.model.directory is not None and (stage.network or name == "synthesize"):
