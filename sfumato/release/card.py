@@ -91,7 +91,7 @@ def dataset_card(
 def privacy_facts(
     plan: StagePlan[Any], records: Mapping[str, dict], cost: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Collect what a card for people states about all charges behind a release.
+    """Collect the facts about all charges behind a release that its README states.
 
     cost: result of `cost_of`; further keys are ignored.
     """
@@ -136,8 +136,8 @@ def cost_of(
 ) -> dict[str, Any]:
     """Compute the cost of all charges behind a release, for one person, by the plan's accountant.
 
-    Epsilon is at the delta of the plan, or the default one. Returns epsilon, delta, their
-    adjacency, and the units protected.
+    Epsilon is computed at the plan's delta or, if it has none, at the default. Returns epsilon,
+    delta, their adjacency, and the units protected.
     """
     adjacency = common_adjacency(records.values())
     delta = checked_delta(plan.delta, plan.size_hint)

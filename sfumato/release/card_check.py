@@ -15,7 +15,7 @@ STATED = "as its card states"
 
 
 def source_type(sources: Collection[str]) -> str | None:
-    """Return IPTC's digital source type, its address, of images from these sources.
+    """Return the address of IPTC's digital source type for images from these sources.
 
     Returns None if they were not generated.
     """
@@ -35,7 +35,7 @@ def check_card(
     records: Mapping[str, dict],
     disjoint_sets: Sequence[str],
 ) -> None:
-    """Raise ValueError for the first wrong statement of a card. Statements may be missing.
+    """Raise ValueError for the first wrong statement of a card. A missing statement is not wrong.
 
     disjoint_sets: data sets that `privacy.json` declares to show different people.
     """
@@ -61,7 +61,8 @@ def check_card(
         raise ValueError(f"labels.npy is {labels.dtype} {labels.shape}, for {described}")
     if labels.size and not 0 <= labels.min() <= labels.max() < most:
         raise ValueError(
-            f"labels.npy contains the label {labels.max()}, and it names {len(classes)} classes"
+            f"labels.npy contains the label {labels.max()}, but the card names {len(classes)} "
+            "classes"
         )
     if kinds.dtype.kind != "U" or kinds.shape != (len(images),):
         raise ValueError(f"kinds.npy is {kinds.dtype} {kinds.shape}, for {len(images)} images")
@@ -69,17 +70,18 @@ def check_card(
     sources = card.get("sources", {})
     if sources and sum(sources.values()) != len(images):
         raise ValueError(
-            f"its sources drew {sum(sources.values())} images, and images.npy contains "
+            f"its sources drew {sum(sources.values())} images, but images.npy contains "
             f"{len(images)}"
         )
     if sources and public > sources.get(PUBLIC_SOURCE, 0):
         raise ValueError(
-            f"kinds.npy calls {public} images public, its sources {sources.get(PUBLIC_SOURCE, 0)}"
+            f"{public} images are public by kinds.npy, but {sources.get(PUBLIC_SOURCE, 0)} by its "
+            "sources"
         )
     number = {name: int(np.count_nonzero(kinds == name)) for name in card.get("kinds", ("plain",))}
     if sum(number.values()) != len(images):
         raise ValueError(
-            f"kinds.npy names kinds that it does not state, which are {', '.join(number)}"
+            f"kinds.npy contains other kinds than the card states, which are {', '.join(number)}"
         )
     found = {
         "images": len(images),
@@ -96,7 +98,7 @@ def check_card(
     for name, value in found.items():
         if card.get(name, value) != value:
             raise ValueError(
-                f"it states {name}={card[name]!r}, and the files beside it have {value!r}"
+                f"it states {name}={card[name]!r}, but the files beside it have {value!r}"
             )
 
 
@@ -105,7 +107,7 @@ def known_cost(
 ) -> dict[str, Any]:
     """Return the cost of a release: ε at its card's δ, recomputed if the accountant is installed.
 
-    If the card states an `exact` ε, which is smaller than Rényi's, the result is that ε. Raises
+    If the card states an `exact` ε, which is smaller than Rényi's, that ε is returned. Raises
     ValueError if the card states less than its records cost, or if a record gives no guarantee.
     """
     for name in ("epsilon", "delta"):
@@ -145,7 +147,7 @@ def known_cost(
         )
     if (adjacency := common_adjacency(rows)) != card["adjacency"]:
         raise ValueError(
-            f"it states adjacency={card['adjacency']!r}, and its records are valid for {adjacency}"
+            f"it states adjacency={card['adjacency']!r}, but its records are valid for {adjacency}"
         )
     if not 0 < delta <= LARGEST_DELTA:
         raise ValueError(
@@ -156,4 +158,4 @@ def known_cost(
         if card["epsilon"] >= spent - TOLERANCE * max(1.0, spent):
             return cost | {"epsilon": spent, "basis": RECOMPUTED}
     stated = f"it states epsilon={card['epsilon']:g} at delta={delta:g}"
-    raise ValueError(f"{stated}, and its records come to {spent:.6g} at least")
+    raise ValueError(f"{stated}, but its records come to at least {spent:.6g}")

@@ -39,9 +39,9 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
     """Write the files that an output checker needs, after verifying the ledger and the release.
 
     The folder is written completely or not at all. folder: an empty or new folder; project: the
-    folder with `ledger.json`; signing: without it, metadata is unsigned. Returns the SHA-256 of
-    the manifest, to be sent separately. Raises ConfigError for the folder and the certificate,
-    BudgetError for the ledger and DataError for the release.
+    folder with `ledger.json`; signing: certificate and key; without them, metadata is unsigned.
+    Returns the SHA-256 of the manifest, to be sent separately. Raises ConfigError if the folder or
+    the certificate cannot be used, BudgetError for the ledger and DataError for the release.
 
     Guarantee: the package depends only on the release and the ledger, which are already released.
     """
@@ -62,7 +62,7 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
     card = dict(release.card)
     mark = mark_of(card["sources"])
     sign: Callable[[bytes], bytes] = bytes  # unsigned
-    if mark.source_type:  # else there are only public images
+    if mark.source_type:  # otherwise there are only public images
         card.setdefault("pattern", pattern_key(dataset, 0))
         if signing:
             sign = png_signer(signing, mark)
@@ -117,8 +117,8 @@ def write_pictures(
 ) -> None:
     """Write PNGs into plain zip archives. Unsigned, the same release always gives the same bytes.
 
-    card: the package's; where it states a pattern that the release's does not, drawn pictures get
-    it.
+    card: card of the package. If it states a pattern that the card of the release does not, the
+    pattern is added to drawn pictures.
     """
     mark = mark_of(card["sources"])
     lacking = "pattern" in card and "pattern" not in release.card

@@ -35,7 +35,7 @@ ROWS_PER_GROUP = 1000  # Rows in memory at a time, for writers and readers
 class Mark:
     """The statement in the files of a release.
 
-    source_type: address in IPTC's vocabulary, or None if not generated.
+    source_type: address in IPTC's vocabulary, or None if the images were not generated.
     """
 
     source_type: str | None
@@ -55,7 +55,7 @@ class Mark:
 def mark_of(sources: Collection[str]) -> Mark:
     """Return the mark of images from these sources.
 
-    All files of a mixture have the mixture's mark.
+    If sources are mixed, all files get the mark of the mixture.
     """
     if set(sources) == {PUBLIC_SOURCE}:
         return Mark(None, "A public image, privately selected and labelled. Not generated.")
@@ -71,7 +71,7 @@ def mark_of(sources: Collection[str]) -> Mark:
 def save_npz(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
     """Write one archive: `images` (N, H, W, C) uint8, `labels`, `classes` and `kinds`.
 
-    Its comment is the mark.
+    The comment of the archive is the mark.
     """
     archive = io.BytesIO()
     classes = np.array(image_set.classes, dtype=np.str_)
@@ -87,7 +87,7 @@ def save_npz(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark
 def shards(images: np.ndarray, most: int | None = None) -> list[range]:
     """Split the images equally into files of SHARD bytes of pixels at most.
 
-    most: number of files, which may then be larger.
+    most: maximum number of files; they become larger if necessary.
     """
     number = -(-images.nbytes // SHARD) or 1
     number = min(number, most or number)
@@ -180,8 +180,8 @@ def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: 
 def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
     """Write one PNG per image, `<class>/<index>.png`, and `metadata.csv` with one row per image.
 
-    The columns are file_name, label, class and kind. Sorted folder names have the labels in order,
-    as torchvision expects. Images with several labels are in one folder.
+    The columns are file_name, label, class and kind. Sorted by name, the folders are in the order
+    of the labels, as torchvision expects. Images with several labels are in one folder.
     """
     classes = image_set.classes
     folders = folder_names(classes)
@@ -219,7 +219,7 @@ def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{label:0{digits}d}-{name}".rstrip("-") for label, name in enumerate(safe))
 
 
-# Further forms of a release, by their names in the parameters: each has its own files in the
+# Further file formats of a release, by their names in the parameters: each has its own files in the
 # directory.
 EXPORTS: dict[str, Callable[[Path, ImageSet, np.ndarray, Mark], None]] = {
     "png": save_png_folders,

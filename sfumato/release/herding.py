@@ -1,7 +1,8 @@
 """Kernel herding: keep the drawn images whose mean is nearest to the released means. It is free.
 
-The fit of a generator stops when noise hides its remaining faults. Herding leaves out images with
-such faults, for example a plain coloured disc in one of twenty images.
+When a generator's remaining faults are smaller than the noise, further fitting does not remove
+them. Herding leaves out images with such faults, for example a plain coloured disc in one of twenty
+images.
 
 Source: Chen, Welling and Smola 2010, for random Fourier features of the kernel.
 """
@@ -34,7 +35,7 @@ def draw_herded(
 ) -> Drawn:
     """Draw `settings.herding` times as many images from `drawn`, and keep the best.
 
-    Under `relabel`, `teacher` labels them first.
+    With `relabel`, `teacher` labels them first.
     """
     more = settings.model_copy(update={"count": settings.count * settings.herding})
     images, labels, sources = drawn(settings=more, seed=seed)
@@ -80,7 +81,9 @@ def herded(
 
 
 def shares(number: int, among: int) -> list[int]:
-    """Return how many of each part of TOGETHER images are kept, if `number` of all are."""
+    """Return how many images to keep of each part of TOGETHER images, if `number` of all are
+    kept.
+    """
     ends = [number * min(end, among) // among for end in range(0, among + TOGETHER, TOGETHER)]
     return np.diff(ends).tolist()
 
@@ -94,9 +97,8 @@ def rows_of(features: FourierFeatures, images: Tensor, cells: Tensor) -> Tensor:
 
 
 def nearest_mean(rows: Tensor, target: Tensor, number: int) -> Tensor:
-    """Choose (number,) rows one by one, so that their mean nears the target, (d,).
-
-    rows: (N, d), of one norm.
+    """Choose (number,) rows one by one, so that their mean approaches the target, (d,). rows: (N,
+    d), all of the same norm.
     """
     towards = rows @ target
     beside = torch.zeros_like(towards)  # products with the sum of the chosen rows

@@ -169,7 +169,8 @@ def prepared(card: dict[str, Any], picture: str | Path | np.ndarray) -> np.ndarr
     from sfumato.data.decoding import decode, fit  # needs only Pillow
 
     with explained(
-        DataError, lambda _: "card.json lacks how pictures were prepared: an older version wrote it"
+        DataError,
+        lambda _: "card.json does not state how pictures were prepared: an older version wrote it",
     ):
         made = card["prepared"]
     channels, height, width = card["shape"]
@@ -191,8 +192,8 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
 
     Raises:
         DataError: The folder is not a release, is incomplete or changed, or has no images of such a
-            kind; or its card states other images, classes, kinds or units than its files have, or a
-            smaller ε than its records cost.
+            kind; or its card contradicts its files about images, classes, kinds or units, or states
+            a smaller ε than its records cost.
     """
     folder = Path(path)
     file = folder / "privacy.json"

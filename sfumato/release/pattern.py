@@ -22,7 +22,7 @@ GREY_LEVELS = 16  # Grey levels of a mean that share a sign
 STEP = 3.0  # Step of the coefficient, JPEG's rounding at quality 90
 WAVE = np.cos((2 * np.arange(BLOCK) + 1) * np.pi / BLOCK) / 2
 BASIS = np.outer(WAVE, WAVE).ravel()  # (64,), of norm 1: two half waves down and two across
-FOUND = 4.5  # Score from which a set counts as marked; by chance, at most once in 24 900
+FOUND = 4.5  # Lowest score of a marked set; other sets reach it at most once in 24 900
 
 
 def pattern_key(dataset: str, seed: int) -> str:
@@ -78,10 +78,10 @@ def add_pattern(images: np.ndarray, key: str) -> np.ndarray:
 def pattern_score(images: np.ndarray, key: str) -> float:
     """Score how clearly a set of (N, H, W, C) uint8 has the pattern of a key.
 
-    A score of FOUND or more means that it does.
+    A score of FOUND or more means that the set has the pattern.
 
-    Guarantee: if the images do not depend on the key, it exceeds t with probability exp(-t²/2) at
-    most (Hoeffding).
+    Guarantee: if the images do not depend on the key, the score exceeds t with probability at most
+    exp(-t²/2) (Hoeffding).
     """
     after, cells, signs = coefficients(images, key)
     sums = np.bincount(cells.ravel(), np.cos(np.pi * after / STEP).ravel(), len(signs))
@@ -94,8 +94,8 @@ def released_score(
 ) -> tuple[int, float]:
     """Return how many pictures can be compared with the release, and their score together.
 
-    shape: (C, H, W) of the release. A picture that was made smaller or larger in the same
-    proportions is brought back to this size. Raises DataError if none can be compared.
+    shape: (C, H, W) of the release. A picture that was resized in proportion is resized back to
+    this size. Raises DataError if none can be compared.
     """
     channels, height, width = shape
     images = []

@@ -83,8 +83,8 @@ def save_release(
         **cost_of(plan, records, disjoint_sets),
         **({"apart": sorted(disjoint_sets)} if disjoint_sets else {}),
         "about": dict(plan.about),
-        "privacy": "differentially private; privacy.json holds every mechanism that was paid for, "
-        "ledger.json composes them",
+        "privacy": "differentially private; privacy.json contains every mechanism that was paid "
+        "for, ledger.json composes them",
     }
     write_json(directory / "card.json", card, ensure_ascii=False)
     counts = per_class(released.labels, len(plan.classes)).tolist()
@@ -94,13 +94,15 @@ def save_release(
 
 
 def numbers_of(kinds: np.ndarray) -> dict[str, int]:
-    """Return the number of images of each kind that occurs."""
+    """Return the number of images by kind, for each kind that occurs."""
     number = Counter(kinds.tolist())
     return {name: number[name] for name in KINDS if number[name]}
 
 
 def save_pictures(directory: Path, shown: torch.Tensor, classes: Sequence[str], xmp: str) -> None:
-    """Save the first images of all classes as one grid, and of each class as a larger one."""
+    """Save the first images of all classes as one grid, and the first of each class as a larger
+    grid.
+    """
     save_png(directory / "grid.png", named_grid(shown, classes, SHOWN_PER_CLASS, ENLARGED), xmp)
     for name, part in zip(folder_names(classes), shown.split(SHOWN_PER_CLASS), strict=True):
         save_png(
@@ -116,7 +118,7 @@ MOST_PREVIEWED = 20  # classes
 def save_preview(path: Path, drawn: ImageSet, source: str) -> None:
     """Save the first pictures of a generator, one row per class.
 
-    They are as public as `drawn`, which contains them.
+    They are as public as `drawn`, from which they are taken.
     """
     names = drawn.classes[:MOST_PREVIEWED]
     columns = max(1, 8 // len(drawn.classes))
@@ -144,9 +146,8 @@ def mark_pixels(
 
 
 def plain_images(released: ImageSet, directory: Path) -> ImageSet | None:
-    """Return the plain images of a release with the classes requested from the models.
-
-    Returns None if that is the release itself.
+    """Return the plain images of a release, labelled with the classes requested from the models.
+    Returns None if this is the release itself.
     """
     if not (directory / REQUESTED_LABELS).exists():
         return None

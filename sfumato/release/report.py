@@ -1,4 +1,4 @@
-"""The report for people as one self-contained page.
+"""Write the report as one self-contained page.
 
 Only the owner's edition has numbers from real images.
 """
@@ -52,7 +52,7 @@ class Picture(NamedTuple):
 class Table(NamedTuple):
     """Numbers from real images as text.
 
-    Each row has one cell per column, and begins with its subject.
+    Each row has one cell per column; its first cell names the row.
     """
 
     title: str
@@ -76,7 +76,7 @@ class Local(NamedTuple):
 def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
     """Render the page as HTML: the public edition, or the owner's edition with `local`.
 
-    Raises what `checked` raises.
+    Raises the errors of `checked`.
 
     Guarantee: without `local` the page is a function of the files of `release` and `ledger`, both
     already released.
@@ -104,9 +104,9 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
 
 
 def not_covered(grouped: bool) -> list[str]:
-    """List what the guarantee does not cover.
+    """List risks that the guarantee does not cover.
 
-    grouped: whether it protects all images of a person together.
+    grouped: whether the guarantee protects all images of a person together.
     """
     return [WORDS["people"][grouped], *WORDS["not_covered"]]
 
@@ -128,7 +128,9 @@ def checked(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
 
 
 def what_was_released(artifact: Artifact) -> dict[str, Any]:
-    """Collect number, shape and classes of the images, the number of each class, and the grid."""
+    """Collect the number, shape and classes of the images, the number of images of each class, and
+    the grid.
+    """
     shown = f"{artifact.path} is not a release that can be shown"
     with explained(DataError, lambda error: f"{shown} ({error!r}): run `stage synthesize` again"):
         card = read_json(artifact.path / "card.json")
@@ -222,7 +224,8 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "delta": scientific(delta),
         "one_in": grouped(math.floor(1 / delta)),
         "anyone": percent_up(delta * ledger["size_hint"]),
-        # A larger factor does not help a reader, but the ceilings on an attacker do.
+        # For a larger ε, the factor means little to a reader, so only the ceilings on an attacker
+        # are shown
         "factor": bound_text(math.exp(spent), 3) if spent <= math.log(10) else "",
         "accountant": names.get(ledger["accountant"], ledger["accountant"]),
         "accountants": [
@@ -242,7 +245,7 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
 def what_it_means(ledger: Mapping) -> dict[str, Any]:
     """Compute the two ceilings on an attacker, as percentages rounded up.
 
-    With several owners, each is the largest over the owners.
+    With several owners, each ceiling is the largest over the owners.
     """
     parts = of_one_person(ledger["records"], ledger.get("apart", ())).values()
     return attack_bounds(
@@ -252,7 +255,7 @@ def what_it_means(ledger: Mapping) -> dict[str, Any]:
 
 def attack_bounds(profiles: Sequence[Profile]) -> dict[str, Any]:
     """Compute the ceilings on an attacker for the worst profile, as percentages rounded up, and a
-    word for them.
+    word that rates them.
     """
     advantage = max(map(membership_advantage, profiles))
     hits = max(true_positive_rate(profile, false_positive_rate=0.01) for profile in profiles)

@@ -1,7 +1,7 @@
 """Signed metadata in pictures: C2PA manifests, signed with the owner's certificate.
 
-Nothing is sent anywhere, except to a time service that the owner names, which gets hashes. Needs
-the extra `marks`. Source: C2PA specification 2.2 (https://spec.c2pa.org).
+Nothing is sent anywhere, except hashes to a time service, if the owner names one. Needs the extra
+`marks`. Source: C2PA specification 2.2 (https://spec.c2pa.org).
 """
 
 import io
@@ -18,7 +18,7 @@ from sfumato.storage.documents import escaped
 
 SIGNED_BY = "signed by"
 MEDIA_TYPE = "image/png"
-# No thumbnail, which is larger than the picture, and no request to a network
+# No thumbnail, because it would be larger than the picture, and no request to a network
 SETTINGS = {
     "version": 1,
     "builder": {"thumbnail": {"enabled": False}},
@@ -35,7 +35,7 @@ def c2pa() -> Any:
 def algorithm_of(key: bytes) -> str:
     """Return C2PA's name of the algorithm for a private key in PEM.
 
-    Raises ValueError for others.
+    Raises ValueError for other kinds of keys.
     """
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -56,9 +56,9 @@ def algorithm_of(key: bytes) -> str:
 class Signing:
     """A certificate and a key that sign pictures.
 
-    certificate: the signer's certificate and those above it, in PEM;
+    certificate: the signer's certificate and its chain of issuers, in PEM;
     key: its private key, in PEM, without a passphrase;
-    time_service: address of a time-stamping service (RFC 3161), which is asked for each picture.
+    time_service: address of a time-stamping service (RFC 3161), which stamps each picture.
     """
 
     certificate: Path
@@ -105,8 +105,8 @@ def png_signer(signing: Signing, mark: Mark) -> Callable[[bytes], bytes]:
 
 
 def signature_in(picture: Path) -> str:
-    """Describe the signed metadata of a picture: who signed it and when, or why it has none that is
-    valid.
+    """Describe the signed metadata of a picture: who signed it and when, or why there is no valid
+    signature.
     """
     try:
         library = c2pa()

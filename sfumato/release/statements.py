@@ -1,7 +1,7 @@
 """Machine-readable statements beside the public report, from the release and the ledger only.
 
-Their texts are in `statements.yaml`, parsed before facts are filled in: the owner's texts cannot
-change the structure.
+Their texts are in `statements.yaml`, which is parsed before facts are filled in, so that the
+owner's texts cannot change the structure.
 """
 
 import re
@@ -52,7 +52,7 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> dict[str, 
     """Write the records for catalogues and the registry's entry into `directory`.
 
     Returns the settings that the owner has not provided yet, by the file that needs them. Without
-    a charge nothing is written. Raises what `sfumato.release.report.checked` raises.
+    a charge nothing is written. Raises the errors of `sfumato.release.report.checked`.
 
     Guarantee: the statements depend only on the files of `release` and `ledger`, which are already
     released.
@@ -94,7 +94,7 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> dict[str, 
         write_catalogue(
             directory, facts | catalogue_facts(facts, read_json(artifact.path / "card.json"), files)
         )
-    if "health_category" not in facts:  # a catalogue of health data was not asked for
+    if "health_category" not in facts:  # no entry for a health catalogue was requested
         missing[TURTLE] = []
     return {name: keys for name, keys in missing.items() if keys}
 
@@ -140,9 +140,8 @@ def catalogue_facts(
 
 
 def filled(form: Any, facts: Mapping[str, Any]) -> Any:
-    """Fill a form: {name} within a text, the fact itself for a text "=name".
-
-    A missing fact drops its key.
+    """Fill in a form: {name} in a text becomes that fact as text, and a whole text "=name" becomes
+    the fact itself. If the fact is missing, the key is dropped.
     """
     if isinstance(form, dict):
         parts = {key: filled(value, facts) for key, value in form.items()}
@@ -155,7 +154,9 @@ def filled(form: Any, facts: Mapping[str, Any]) -> Any:
 
 
 def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any]:
-    """Collect the facts of both statements by the forms' names, with the owner's texts, if any."""
+    """Collect the facts of both statements, by their names in the forms, with the owner's texts if
+    there are any.
+    """
     card = read_json(artifact.path / "card.json")
     shown = what_was_released(artifact)
     cost = what_it_cost(ledger, spent)

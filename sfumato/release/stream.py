@@ -44,18 +44,18 @@ from sfumato.training.supervised import shift_and_mirror
 
 SHIPPED = "networks"  # Folder of a release
 FILES = (CONFIG, WEIGHTS, GENERATOR_WEIGHTS, ADAPTER, ADAPTER_CONFIG)  # Of a network that draws
-DRAWN_PER_KEPT = 1.25  # The least sure fifth of each class is left out
-SPREAD = (1.0, 1.25)  # Of a generator's latent numbers, at first and after GROWTH images
+DRAWN_PER_KEPT = 1.25  # The least certain fifth of each class is left out
+SPREAD = (1.0, 1.25)  # Spread of latent numbers: at first, after GROWTH images
 GROWTH = 100_000
 GAMMA = 0.3  # Largest logarithm of an exponent that relights an image
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Exact):
-    """Form of `stream` in a card: what draws the images, beside the networks.
+    """Form of `stream` in a card: everything besides the networks that determines the images.
 
-    settings: of `Synthesize`; priors: share of each label, empty for equal ones; offsets,
-    temperature: of `Labelling`; mirrored: whether mirror images keep their label.
+    settings: settings of `Synthesize`; priors: share of each label, empty for equal shares;
+    offsets, temperature: see `Labelling`; mirrored: whether mirror images keep their label.
     """
 
     seed: int
@@ -79,7 +79,7 @@ def save_networks(
 
     paths: artifact of each input of `synthesize`.
 
-    Guarantee: what is copied are files of artifacts whose charges the release has.
+    Guarantee: only files of artifacts are copied whose charges the release includes.
     """
     sources = settings.networks("pretrain" in paths and refers_to_public_model(paths["pretrain"]))
     needed = {*sources}
@@ -129,7 +129,7 @@ class Stream(IterableDataset[Batch]):
     def __init__(
         self, release: Release, recipe: Recipe, batch: int, seed: int, augment: bool
     ) -> None:
-        """Load the networks of a release that was checked."""
+        """Load the networks of a release that was already checked."""
         super().__init__()
         folder = release.path / SHIPPED
         self.settings = Synthesize.model_validate(recipe.settings)
@@ -167,7 +167,8 @@ class Stream(IterableDataset[Batch]):
         }
         if numbers != {len(self.classes)} or networks != {(self.shape, len(self.classes))}:
             raise ValueError(
-                f"it is not of {len(self.classes)} classes and images of {self.shape} throughout"
+                f"its networks do not all have {len(self.classes)} classes and images of "
+                f"{self.shape}"
             )
 
     def __iter__(self) -> Iterator[Batch]:
@@ -179,7 +180,7 @@ class Stream(IterableDataset[Batch]):
 
     @torch.no_grad()
     def draw(self, number: int) -> Batch:
-        """Draw the batch of this number, which depends on nothing else but the seed."""
+        """Draw the batch with this number. It depends only on the number and the seed."""
         seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1, np.uint64)[0] >> 1)
         random = torch.Generator().manual_seed(seed)
         low, high = SPREAD
@@ -187,7 +188,7 @@ class Stream(IterableDataset[Batch]):
         count = self.batch
         if self.labelling is not None:
             count = round(self.batch * DRAWN_PER_KEPT)
-        with one_thread():  # several may split a sum in different ways
+        with one_thread():  # with several threads, the order of a sum varies
             drawn = self.settings.model_copy(update={"count": count})
             images, requested, _ = mixed(partial(self.parts, spread=spread), drawn, seed)
             labels = self.labels_of(images, requested)
@@ -213,8 +214,8 @@ class Stream(IterableDataset[Batch]):
         )
 
     def labels_of(self, images: Tensor, requested: Tensor) -> Tensor:
-        """Label images as drawn, (B, classes): by the teacher, or as requested if it labels
-        none.
+        """Label images as drawn, (B, classes): by the teacher or, if it labels no images, as
+        requested.
         """
         if self.teacher is None or not self.settings.relabel:
             if requested.ndim == 1:
@@ -237,7 +238,7 @@ class Stream(IterableDataset[Batch]):
 
 
 def further_images(path: Path, number: int) -> np.ndarray:
-    """Draw so many images of a release's stream as they are: (number, H, W, C) uint8."""
+    """Draw this number of unvaried images of a release's stream: (number, H, W, C) uint8."""
     batches = itertools.islice(stream(path, 500, augment=False), -(-number // 500))
     return np.concatenate(
         [as_bytes(images).permute(0, 2, 3, 1).numpy() for images, _, _ in batches]
@@ -245,9 +246,8 @@ def further_images(path: Path, number: int) -> np.ndarray:
 
 
 def surest(labels: Tensor, number: int) -> Tensor:
-    """Choose rows of soft labels, (N, M), and leave out the same part of each class.
-
-    Returns the rows of the surest of each, (number,) int64, rising.
+    """Choose the images with the most certain labels, and leave out the same part of each class.
+    labels: (N, M), soft. Returns the chosen rows, (number,) int64, ascending.
     """
     sure, classes = labels.max(dim=1)
     places = torch.empty(len(labels))
@@ -258,7 +258,7 @@ def surest(labels: Tensor, number: int) -> Tensor:
 
 
 def view(images: Tensor, mirrored: bool, random: torch.Generator) -> Tensor:
-    """Shift, mirror, blur and relight images a little, each by itself: (B, C, H, W) in [0, 1].
+    """Shift, mirror, blur and relight images a little, each independently: (B, C, H, W) in [0, 1].
 
     mirrored: whether mirror images keep their label.
     """
@@ -274,20 +274,20 @@ def stream(
 ) -> Stream:
     """Draw batches of labelled images from a release without end.
 
-    No batch repeats. The least sure fifth of each class is left out. Latent numbers spread more the
-    longer one draws. Labels are the teacher's probabilities of the images before they are shifted,
-    mirrored, blurred and relit; a blend is labelled after blending. One seed gives the same batches
-    on one kind of processor and version of PyTorch, for any number of threads and workers. On a
-    GPU, use no workers.
+    No batch repeats. The fifth of each class with the least certain labels is left out. The spread
+    of latent numbers grows with the number of images drawn. Labels are the teacher's probabilities
+    for the images before they are shifted, mirrored, blurred and relit; a blend is labelled after
+    blending. On the same kind of processor and version of PyTorch, the same seed gives the same
+    batches, for any number of threads and workers. On a GPU, use no workers.
 
     Args:
         path: Folder of the release.
         batch: Number of images in a batch.
         seed: Fixes the batches; None for the release's own seed.
-        augment: Whether images are varied, as described above, or as drawn.
+        augment: True to vary the images as described above, False for images as drawn.
 
     Raises:
-        DataError: `load_release` refuses the folder, or it has no networks, or others than
+        DataError: `load_release` refuses the folder, or it has no networks or other networks than
             `privacy.json` lists.
         ConfigError: The number of images in a batch is below 1.
     """

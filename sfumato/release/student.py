@@ -1,6 +1,4 @@
-"""The student: a network that learned from what a release's networks draw, for its recipients.
-
-It is free.
+"""The student: a classifier trained on images that a release's networks draw. It is free.
 
 import sfumato
 student = sfumato.load_student("artifacts/student")
@@ -24,9 +22,9 @@ from sfumato.training.supervised import Schedule, train_supervised
 
 
 class StudentNetwork(nn.Module):
-    """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits. several: under sigmoids.
+    """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits. several: with a sigmoid per label.
 
-    arguments: of `build_network`.
+    arguments: arguments of `build_network`.
     """
 
     def __init__(self, several: bool, **arguments: Any) -> None:
@@ -48,7 +46,7 @@ def train_student(
 ) -> StudentNetwork:
     """Train a network on the stream of a release, with its soft labels.
 
-    seed: fixes what is drawn and the weights at first; the global generator does not change.
+    seed: fixes the drawn images and the initial weights; the global generator does not change.
 
     Guarantee: the network is a function of the release and of public settings.
     """
@@ -81,7 +79,7 @@ def save_student(network: StudentNetwork, directory: Path) -> None:
 def load_student_network(directory: Path) -> StudentNetwork:
     """Load the network that `save_student` wrote, in eval mode.
 
-    Raises DataError when files are missing or damaged.
+    Raises DataError if files are missing or damaged.
     """
     return load_network(directory, StudentNetwork, "student").eval()
 

@@ -47,7 +47,8 @@ Parts = tuple[Iterator[Tensor], Tensor]
 def kept_images(
     directory: Path, count: int, priors: Tensor | None, seed: int, shape: Sequence[int] | None
 ) -> Parts:
-    """Choose `count` images of an artifact at random. A class with too few images repeats them.
+    """Choose `count` images of an artifact at random. If a class has too few images, they are
+    repeated.
 
     A class without images is left out.
     """
@@ -91,7 +92,7 @@ def chosen_images(
         of_class = (labels == label).nonzero().flatten()
         if len(of_class) < number:
             raise DataError(
-                f"the release asks for {number} images of class {label}, and {paths['select']} has "
+                f"the release needs {number} images of class {label}, but {paths['select']} has "
                 f"{len(of_class)}: lower synthesize.count, or raise select.images"
             )
         rows.append(of_class[:number])
@@ -144,13 +145,13 @@ def draw_mixture(
     guide: Guide | None = None,
     folder: Path | None = None,
 ) -> Drawn:
-    """Draw the release: `settings.count` images, each source's part by weight, shuffled.
+    """Draw the release: `settings.count` images, divided among the sources by weight, shuffled.
 
     paths: artifact of each model; a fine-tuned model saved as adapters needs the artifact of
     "pretrain" too;
     priors: (classes,) label shares, None for equal ones;
     shape: (C, H, W) that images of a public model are resized to;
-    guide: the teacher's guidance of the diffusion sampler.
+    guide: guidance of the diffusion sampler by the teacher.
 
     Returns ((N, C, H, W) uint8, in an unnamed file on the disk of `folder`; labels; source stage of
     each image). Raises DataError if a model draws non-finite pixels.
@@ -173,7 +174,8 @@ def mixed(
     seed: int,
     folder: Path | None = None,
 ) -> Drawn:
-    """Draw each source's part by weight, and shuffle all, as `draw_mixture` returns them.
+    """Divide the images among the sources by weight, draw and shuffle them. Returns what
+    `draw_mixture` does.
 
     drawn_from: function from a source, a number of images and a seed.
     """

@@ -16,7 +16,7 @@ from sfumato.storage.weights import CONFIG, WEIGHTS, refers_to_public_model
 def public_models() -> Any:
     """Import the networks of public text-to-image models.
 
-    Without their recipes, `sfumato/text_to_image` may be deleted: only this function and
+    `sfumato/text_to_image` may be deleted together with its recipes: only this function and
     `stages/pretrain.py` import it.
     """
     from sfumato.text_to_image import network
@@ -25,7 +25,9 @@ def public_models() -> Any:
 
 
 def load_start(pretrain: Path) -> Denoiser:
-    """Load the network that fine-tuning starts from: our own, or a reference's public model."""
+    """Load the network that fine-tuning starts from: our own, or the public model of a
+    reference.
+    """
     if refers_to_public_model(pretrain):
         return public_models().load_latent(pretrain)
     return load_model(pretrain)
@@ -45,7 +47,7 @@ def load_synthesizer(finetune: Path, pretrain: Path) -> Denoiser:
 def start_file(pretrain: Path) -> Path:
     """Return the file whose sha256 identifies the frozen weights.
 
-    For a public model this is its reference, which names all of them.
+    For a public model, this is the reference, which contains the sha256 of all its files.
     """
     return pretrain / (CONFIG if refers_to_public_model(pretrain) else WEIGHTS)
 

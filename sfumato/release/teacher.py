@@ -65,7 +65,7 @@ class ReleasedClassifier:
         if images.dtype != np.uint8 or images.shape[1:] != (*sides, channels):
             expected = f"uint8 (N, {sides[0]}, {sides[1]}, {channels})"
             raise DataError(
-                f"images are {images.dtype} {images.shape}, and the classifier takes {expected}"
+                f"images are {images.dtype} {images.shape}, but the classifier takes {expected}"
             )
         return probabilities_of(
             self.network, torch.tensor(images).permute(0, 3, 1, 2).float() / 255
@@ -87,7 +87,8 @@ def load_teacher(path: str | Path) -> ReleasedClassifier:
 def load_classifier(folder: Path, stage: str, load: Callable[[Path], Any]) -> ReleasedClassifier:
     """Load the classifier that a stage released. load: function from the folder to its network.
 
-    Raises DataError if it is of another stage, was changed, or its card does not fit.
+    Raises DataError if the folder is the artifact of another stage, was changed, or its card does
+    not match.
     """
     artifact = read_artifact(folder, stage)
     if not artifact.enabled:

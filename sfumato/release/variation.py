@@ -38,7 +38,7 @@ class Varied:
     are unchanged, if `labels` are the teacher's;
     mixture: entry of the card on the choice of the mixture, "chosen" by name and "agreement" by
     mixture;
-    labelling: how the teacher labelled them, if it did.
+    labelling: rule by which the teacher labelled them, if it did.
     """
 
     images: Tensor
@@ -57,7 +57,7 @@ def vary(
     seed: int,
     public: np.ndarray | bool = False,
 ) -> Varied:
-    """Distort or blend some of the images, as in `settings`; with `relabel`, let the teacher label
+    """Distort or blend some of the images, as `settings` state; with `relabel`, the teacher labels
     all.
 
     The teacher keeps the requested shares of labels.
@@ -81,13 +81,13 @@ def vary(
             .argsort(dim=0, descending=True, stable=True)
             .argsort(dim=0)
         )
-        # Each label keeps its number of images: those with the highest probabilities.
+        # Each label keeps its number of images. The images with its highest probabilities get it.
         labels = (places < labels.sum(dim=0)).to(torch.uint8)
     elif settings.relabel and teacher is not None:
         requested = labels[:plain]
         seen = probabilities_of(teacher, images)
         numbers = requested.bincount(minlength=teacher.classes)
-        if settings.shares == "each":  # the plain images' own shares are random
+        if settings.shares == "each":  # otherwise, the shares among plain images would be random
             numbers = labels.bincount(minlength=teacher.classes) * plain / len(images)
         offsets = {PLAIN: share_offsets(seen[:plain], numbers)}
         shares = at_shares(seen, offsets[PLAIN])
@@ -109,7 +109,7 @@ def vary(
 def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, seed: int) -> Varied:
     """Mix public images, (B, C, H, W) uint8, with one in `every` of the drawn ones.
 
-    labels: (B,), of the public ones. The drawn ones include their variants.
+    labels: (B,), labels of the public images. Drawn images include their variants.
     """
     kinds = np.concatenate([varied.kinds[::every], np.repeat(FROM_PUBLIC, len(images))])
     drawn = torch.from_numpy(np.flatnonzero((kinds == PLAIN) | (kinds == FROM_PUBLIC)))
@@ -135,7 +135,9 @@ def vary_parts(
     probabilities: Tensor | None,
     random: torch.Generator,
 ) -> None:
-    """Blend the last images with earlier ones, and distort those after the plain ones, in place."""
+    """Blend the last images with earlier ones, and distort the images between plain images and
+    blends, in place.
+    """
     end = plain + distorted
     if probabilities is not None and end < len(images):
         weights, partners = blend_partners(probabilities, end, random)
@@ -161,7 +163,7 @@ def distort(images: Tensor, random: torch.Generator) -> Tensor:
     if not len(images):
         return images
     number, _, height, width = images.shape
-    linear = torch.eye(2) + 0.12 * uniform(random, -1, 1, number, 2, 2)  # sides and slants
+    linear = torch.eye(2) + 0.12 * uniform(random, -1, 1, number, 2, 2)  # scale and slant
     affine = torch.cat([linear, 0.06 * uniform(random, -1, 1, number, 2, 1)], dim=2)
     bent = torch.randn(number, 2, 5, 5, generator=random) * (
         0.1 * uniform(random, 0, 1, number, 1, 1, 1)
@@ -198,7 +200,7 @@ def texture(number: int, height: int, width: int, random: torch.Generator) -> Te
 
 
 def blurred(images: Tensor) -> Tensor:
-    """Average 3×3 pixels of images below 56 per side, 5×5 below 84 and so on: (B, C, H, W).
+    """Average 3×3 pixels of images below 56 pixels per side, 5×5 below 84 and so on: (B, C, H, W).
 
     Edges are repeated.
     """
@@ -212,7 +214,8 @@ def blend_partners(
     """Choose weights and earlier partners for the images from place `end` on, (B,) each.
 
     The class of a partner is drawn by the teacher's probabilities, without the image's own class.
-    If no earlier image has it, the partner is any of them. probabilities: (N, classes).
+    If no earlier image has this class, the partner is any earlier image. probabilities: (N,
+    classes).
     """
     classes = probabilities[:end].argmax(dim=1)
     blended = probabilities[end:]

@@ -31,7 +31,7 @@ MANIFEST = "manifest.json"
 PNG_START = b"\x89PNG\r\n\x1a\n"
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 SECRET_NOISE = "os-entropy, AES counter"
-TOLERANCE = 1e-6  # Relative, between stated and computed epsilon
+TOLERANCE = 1e-6  # Relative difference between stated and computed epsilon
 RENYI_ORDERS = [
     *(1 + x / 20 for x in range(1, 60)),
     *(4 + x / 4 for x in range(24)),
