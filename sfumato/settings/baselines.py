@@ -50,6 +50,6 @@ class Adversarial(QuerySettings):
     steps: Positive = 300  # Training steps of each network; each is one release
     batch: Positive = 500  # Expected images per step: sample_rate = batch / size_hint
     max_grad_norm: Norm = 1.0  # L2 clip C of one image's gradient
-    # Images whose gradients are computed at once; None: as fits
+    # Number of images whose gradients are computed at once; None: as many as fit into memory
     microbatch_size: Positive | None = machine(None)
     checkpoint_every: Positive = machine(10)  # Training steps from one checkpoint to the next

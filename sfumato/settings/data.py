@@ -31,8 +31,8 @@ def is_url(path: str | None) -> bool:
 
 
 def without_secrets(path: str | None) -> str | None:
-    """Refuse a URL that contains credentials, because settings are committed, or that caches its
-    files elsewhere.
+    """Refuse a URL that contains credentials, because settings are committed, or one that caches
+    its files elsewhere.
     """
     if path is not None and is_url(path):
         if "::" in path:
@@ -82,9 +82,8 @@ class Groups(Strict):
     # Name of the column of metadata.*, of the .json key (webdataset) or of the array (.npz) with
     # the ids
     column: str | None = None
-    # Owner's confirmation that one person may have up to this many images. Without it, an id with
-    # more than 30 images, and more than 10 times as many as nine in ten ids have at most, is
-    # refused
+    # Owner's confirmation that one person may have up to this many images. Without it, an id is
+    # refused if it has more than 30 images and more than 10 times the 90th percentile
     largest: Positive | None = None
     # Owner's confirmation that each image without an id is the only one of its person. Without it,
     # such images are refused
@@ -144,12 +143,12 @@ class Volume(Strict):
     first: int = Field(default=0, ge=0, alias="from")  # First slice of each volume, counted from 0
     last: int | None = Field(default=None, ge=0, alias="to")  # Last slice; None: the volume's last
     step: Positive = 1  # Distance between slices: 2 takes every second one
-    # BIDS suffix of the volumes to use, such as T1w; None: the only one there is
+    # BIDS suffix of the volumes to use, such as T1w; None: the only suffix in the folder
     suffix: Annotated[str, Field(pattern=r"^[A-Za-z0-9]+$")] | None = None
 
     @property
     def selection(self) -> slice:
-        """The slices of a volume, as Python counts them."""
+        """The slices of a volume, as a Python slice."""
         stop = None
         if self.last is not None:
             stop = self.last + 1
@@ -170,8 +169,8 @@ class Data(Strict):
     size: Size | None = None
     # Number of channels: 1 grey, 3 colour; None: as in the source
     channels: Literal[1, 3] | None = None
-    # Pixel values stored as black and as white. Required for files with more than 8 bits: 16-bit
-    # pictures, and DICOM in the units after its rescale, such as Hounsfield units
+    # Pixel values to show as black and as white. Required for files with more than 8 bits: 16-bit
+    # pictures, and DICOM, whose values are first rescaled to units such as Hounsfield units
     range: Range = None
     # Slices of NIfTI volumes or DICOM series that become images. Requires `groups`, because all
     # slices of a volume belong to one person
@@ -179,8 +178,8 @@ class Data(Strict):
     # Treatment of images whose proportions differ from `size`: crop to the middle, or pad with
     # black bars
     fit: Literal["crop", "pad"] = "crop"
-    # Class names in the order of the labels, for files without a list of names: MedMNIST,
-    # webdataset, and tables (label_column). With several labels per image: the columns to use
+    # Class names in the order of the labels, for files that do not list them: MedMNIST, webdataset,
+    # and tables (label_column). With several labels per image: the columns to use
     classes: tuple[ClassName, ...] | None = None
     # Column of metadata.csv, .jsonl or .parquet (imagefolder) or key of each .json (webdataset)
     # with the labels, instead of class folders or .cls files. With several labels per image: the
@@ -198,7 +197,7 @@ class Data(Strict):
     # Public name of this state of the images. A new value makes every query run, and charge,
     # again; None: a random name, drawn at the first preparation and kept
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
-    # Share of the images (of the persons, with `groups`) held out for evaluation; ignored if the
+    # Share of the images (with `groups`, of the persons) held out for evaluation; ignored if the
     # source has a test split
     holdout_fraction: Fraction = 0.2
     # Owner's confirmation that these images show different people from images already counted
@@ -206,8 +205,8 @@ class Data(Strict):
     different_people: bool = False
     # Rule for finding each image's person, for privacy.unit: group. Available for your own files
     groups: Groups | None = None
-    # Owner's confirmation that images which were already charged may be assigned to other persons.
-    # The odometer is then permanently incomplete
+    # Owner's confirmation that images may be assigned to other persons although they were already
+    # charged. The odometer is then permanently incomplete
     other_groups: bool = False
 
     @field_validator("classes")
@@ -229,9 +228,9 @@ class Data(Strict):
                 )
         if self.volume is not None and self.groups is None:
             raise ValueError(
-                "data.volume is set, but data.groups is missing, and all slices of a volume belong "
-                "to one person: set data.groups (of DICOM, {dicom: true}; if no person has two "
-                "volumes, {volume: true})"
+                "data.volume is set, but data.groups is missing, and all slices of a volume "
+                "belong to one person: set data.groups (for DICOM, {dicom: true}; if no person "
+                "has two volumes, {volume: true})"
             )
         if self.groups is not None and self.labels == SEVERAL and self.groups.folder:
             raise ValueError(
@@ -248,7 +247,7 @@ class Data(Strict):
 
     @property
     def name(self) -> str:
-        """Return the id under which the odometer counts.
+        """Return the id under which the odometer counts these images.
 
         Raises ConfigError for your own files without one.
         """

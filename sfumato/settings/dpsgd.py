@@ -8,7 +8,9 @@ from sfumato.settings.noise_levels import LogNormal, NoiseLevels
 
 
 class Saliency(QuerySettings):
-    """Noisy gradient norms of attention matrices (DP-SAPF §3.2); `finetune` trains the largest."""
+    """Noisy gradient norms of attention matrices (DP-SAPF §3.2); `finetune` trains the matrices
+    with the largest norms.
+    """
 
     draws: ClassVar[int] = 1  # Noise levels per image
     noise: Noise = "2%"

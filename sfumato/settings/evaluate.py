@@ -16,15 +16,15 @@ class Evaluate(Settings):
     classifiers: Annotated[tuple[str, ...], Field(min_length=1)] = ("lr", "mlp", "cnn")
     # Seeds; each classifier is trained once per seed
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)
-    epochs: Positive = 12  # Passes over the training images; there are at least 600 gradient steps
-    steps: Positive | None = None  # Gradient steps of every training; None: by `epochs`
+    epochs: Positive = 12  # Passes over the training images, and at least 600 gradient steps
+    steps: Positive | None = None  # Gradient steps of each training; None: see `epochs`
     bound: bool = True  # Also train on the real training images, as an upper bound
     # Second classifier, linear on a public network: imagenet (requires sfumato[imagenet]) or your
     # own; None: none
     public_student: OwnNetwork | Literal["imagenet"] | None = None
-    # Feature space of the fidelity metrics: `embedded` is a small network trained on drawn images,
-    # `inception` is downloaded, `pixels` compares small pictures, which is fast and serves the
-    # test for copies
+    # Feature space of the fidelity metrics. `embedded`: a small network trained on drawn images;
+    # `inception`: a downloaded network; `pixels`: small versions of the pictures, which is fast and
+    # enough for the test for copies
     extractor: Literal["embedded", "inception", "pixels"] = "embedded"
     # Network of your own for the feature space, instead of `extractor`
     network: OwnNetwork | None = None

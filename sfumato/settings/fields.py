@@ -42,7 +42,7 @@ def both_sides(size: int | Sequence[int]) -> tuple[int, int]:
 
 
 def checked_size(value: Any, read: Callable[[Any], Any]) -> int | tuple[int, int]:
-    """Return the size that `read` finds. Raises ValueError for any other form."""
+    """Return the size that `read` parses. Raises ValueError if it cannot."""
     try:
         return size_of(read(value))
     except ValueError as error:
@@ -95,7 +95,7 @@ class Settings(Strict):
     A stage runs if `Params.run` names it.
     """
 
-    chooser: ClassVar[str] = ""  # key that decides which inputs are read, if there is one
+    chooser: ClassVar[str] = ""  # key of the setting that decides which inputs are read
 
     def on_this_machine(self) -> Self:
         """Return a copy with the environment's machine settings.

@@ -43,7 +43,8 @@ def at_epsilon(epsilon: float, table: dict[Any, float]) -> float:
 
 
 def noise_at(epsilon: float, table: dict[Any, Any]) -> str:
-    """Resolve a share that depends on ε: {1: "30%", 10: "5%"} is a power of ε between its ends.
+    """Resolve a share that depends on ε: between two entries, such as {1: "30%", 10: "5%"}, it is a
+    power of ε.
 
     Raises ValueError.
     """

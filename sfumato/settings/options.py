@@ -65,7 +65,7 @@ def parse_range(text: str) -> tuple[float, float]:
 
 
 def parse_volume(text: str) -> Volume:
-    """Parse which slices become images: keys and values with commas between them, as in
+    """Parse the slices that become images: keys and values separated by commas, as in
     axis=axial,from=30.
     """
     pairs = [pair.partition("=") for pair in text.replace(" ", "").split(",")]
@@ -126,7 +126,7 @@ Place = Annotated[Path, AfterValidator(absolute)]
 class InitOptions:
     """An owner's choices for a folder of images and its project.
 
-    An option that is None is asked or proposed.
+    If an option is None, the owner is asked, or a value is proposed.
 
     Raises:
         ConfigError: A value is not valid.
@@ -136,7 +136,7 @@ class InitOptions:
     epsilon: float | None = None
     # Rule for finding persons' ids
     groups: Annotated[Groups | None, from_text(parse_groups)] = None
-    alone: bool = False  # confirmation that an image without an id is its person's only one
+    alone: bool = False  # confirmation that each image without an id is the only one of its person
     one_image_each: bool = False  # confirmation that no person has two images
     range: Annotated[Range, from_text(parse_range)] = None  # values shown as black and white
     volume: Annotated[Volume | None, from_text(parse_volume)] = None  # slices that become images

@@ -80,8 +80,8 @@ class Common(Strict):
         return stage in self.run
 
     def inputs_of(self, stage: str) -> list[str]:
-        """Return the inputs that a stage reads with its settings, whether they are on or off,
-        including "public".
+        """Return the inputs that a stage reads with its settings, including "public". They may be
+        switched off.
         """
         return [*filter(getattr(self, stage).reads, STAGES[stage].inputs)]
 

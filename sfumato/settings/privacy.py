@@ -30,24 +30,24 @@ class Privacy(Strict):
     # Target δ, at most 1 / size_hint; None: 1 / (size_hint · ln size_hint)
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     # Unit of protection: `image` is one image with its labels, `group` all images of one person
-    # (data.groups). Writing `image` also confirms that no person has two images; None: `image`
-    # without that confirmation
+    # (data.groups). Writing `image` also confirms that no person has two images; None: like
+    # `image`, without this confirmation
     unit: Literal["image", "group"] | None = None
-    # Public number m of images from which a person counts in full: a person with n images is
-    # weighted by min(n, m)/m; None: all persons count in full
+    # Public number m of images at which a person counts in full: a person with n images has the
+    # weight min(n, m)/m; None: all persons count in full
     group_cap: Annotated[int, Field(ge=2)] | None = None
     # Public, rounded number of units: images, or persons with unit: group. It fixes sample rate,
     # steps, σ and δ. Required
     size_hint: Annotated[int, Field(ge=FEWEST_UNITS, le=MOST_UNITS)] | None = None
-    # Owner's statement that the number of units is exactly size_hint, and public. The guarantee
+    # Owner's statement that the number of units is public, and exactly size_hint. The guarantee
     # then compares the set with a set in which one unit is replaced by a blank (zero-out-one)
     declared_size: bool = False
     # Composition of the mechanisms: `rdp` (Rényi DP), `pld` (privacy loss distributions), or
     # `exact`, which `stage init` writes: a closed form if no query draws a sample, otherwise PLD.
     # A change after a release spends again
     accountant: Literal["rdp", "pld", "exact"] = "rdp"
-    # Queries to pay for again, and how often in total: {count: 1}; [count] means the same. Queries
-    # that depend on them are charged again too
+    # Queries to pay for again, each with the total number of repetitions: {count: 1}; [count] means
+    # the same. Queries that depend on them are charged again too
     spend_again: dict[str, Annotated[int, Field(ge=1)]] = Field(default={})
     # Limit on the total ε ever charged to the dataset; None: `epsilon`; `unlimited`: no limit, for
     # public images only. A profile's `unlimited` applies only to the profile's own images

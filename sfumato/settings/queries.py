@@ -20,9 +20,9 @@ class Central(QuerySettings):
 
     releases: ClassVar[str] = "repeats"
     noise: Noise = 5.0
-    # Statistic per class: mean, or mode (each pixel's fullest bin)
+    # Statistic per class: mean, or mode (for each pixel, the bin with the most images)
     statistic: Literal["mean", "mode"] = "mean"
-    repeats: Positive = 5  # Central images per class; each set of them is one release
+    repeats: Positive = 5  # Number of central images per class. One of each class is one release
     batch: Positive = 6000  # Expected images per release: sample_rate = batch / size_hint
     # L2 clip of an image; None: √(number of pixel values), the maximum
     max_norm: Norm | None = None
@@ -41,7 +41,7 @@ class FeatureMap(Strict):
     # 28×28 pixels
     length_scales: Annotated[tuple[Scale, ...], Field(min_length=1)] = (0.366, 0.183)
     weight: Scale = 1.0  # Share of the squared norm, relative to the other maps
-    block: Literal[1, 2, 4, 8] = 1  # Side, in pixels, of the blocks whose means are the map's input
+    block: Literal[1, 2, 4, 8] = 1  # Side in pixels of blocks; the map gets their means
 
 
 class Frequency(QuerySettings):
@@ -58,7 +58,7 @@ class Covariance(QuerySettings):
     """Noisy means and covariances, by class, of the images' low frequencies (cosine transform)."""
 
     noise: Noise = 10.0
-    # Average each image with its mirror image, as suits photographs: halves the dimension
+    # Average each image with its mirror image, which halves the dimension and suits photographs
     flip: bool = False
 
 
@@ -76,9 +76,9 @@ class Histogram(QuerySettings):
     """
 
     noise: Noise = 50.0
-    # Number of public classes that an image votes for, most likely first: Δ = √votes
+    # Number of public classes, the most likely ones, that an image votes for: Δ = √votes
     votes: Positive = 1
-    # Release one histogram per sensitive class (PrivImage), not one for all (RPGen)
+    # Release one histogram per sensitive class (PrivImage), instead of one for all classes (RPGen)
     per_class: bool = False
 
 
@@ -101,12 +101,13 @@ class OwnNetwork(Strict):
     # Name of a classification model of torchvision, such as resnet18, or efficientnet_lite0. Its
     # last linear layer is left out
     architecture: str
-    # Side in pixels that images are resized to; None: as is
+    # Side in pixels to which images are resized; None: no resizing
     side: Annotated[int, Field(gt=0, le=2048)] | None = None
-    channels: Literal[1, 3] = 3  # Channels that the network expects; a grey image is repeated
+    channels: Literal[1, 3] = 3  # Channels that the network expects; a grey channel is repeated
     # Mean to subtract from the pixels, which range from 0 to 1: one number, or one per channel
     mean: tuple[float, ...] = (0.0,)
-    # Standard deviation to divide the pixels by after that: one number, or one per channel
+    # Standard deviation by which the pixels are divided after subtracting the mean: one number, or
+    # one per channel
     std: tuple[PositiveFloat, ...] = (1.0,)
     # Owner's confirmation that the network was not trained on sensitive images
     declared_public: bool = False
@@ -179,8 +180,8 @@ class Teacher(QuerySettings):
     feature: str = "classifier"
     network: OwnNetwork | None = None  # Network of the feature `own`
     features: tuple[TeacherMap, ...] = ()  # Several maps, concatenated, instead of `feature`
-    flip: bool = False  # Give an image and its mirror image the same features, as suits photographs
-    # Images whose principal directions span the features
+    flip: bool = False  # Give an image and its mirror image the same features
+    # Images to which the features are fitted: their principal directions span the features
     fitted_on: Literal["public", "auxiliary"] = "public"
     dimension: Positive = 512  # Maximum feature dimension
     # Power p: each direction is scaled by variance^(−p/2)
@@ -189,13 +190,13 @@ class Teacher(QuerySettings):
     # Expected images per step: sample_rate = batch / size_hint; None: all images, sample_rate 1
     batch: Positive | None = None
     learning_rate: Annotated[float, Field(ge=1e-9, le=1e6)] = 60.0  # Initial learning rate
-    last_rate: Share = 1.0  # Share of the initial learning rate that it falls to, linearly
+    last_rate: Share = 1.0  # Final learning rate, as a share of the initial one; it falls linearly
     momentum: Fraction = 0.9  # Momentum of the gradient steps
-    # L2 clip C of an image's errors, whose norm is at most √2 with one label per image
+    # L2 clip C of an image's errors. With one label per image, their norm is at most √2
     max_norm: Annotated[Norm, Field(le=1.4143)] = 1.4142
     # Ridge λ of the preconditioner λ(covariance + λ)⁻¹; None: no preconditioner
     ridge: PositiveFloat | None = None
-    # Share of all steps: the result is the average of the weights after each of the last ones
+    # Share of the steps, at the end, over which the weights are averaged
     average: Share = 0.5
 
     @model_validator(mode="before")
@@ -258,11 +259,10 @@ class Learned(Strict):
 
 
 class Embedding(QuerySettings):
-    """Noisy joint Fourier embedding like `frequency`, of features that were learned from earlier
-    releases.
+    """Noisy joint Fourier embedding, as in `frequency`, of features learned from earlier releases.
 
-    Some of the features are the teacher's. The others come from a network trained on the
-    generator's images.
+    Some features come from the teacher, the others from a network trained on the generator's
+    images.
     """
 
     noise: Noise = "2%"

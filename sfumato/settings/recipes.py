@@ -65,8 +65,8 @@ def params_of(content: dict[str, Any], path: Path, recipes: Path = RECIPES) -> P
 
 
 def restore_rest(recipe: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Restore `rest` to the recipe's query if a share in `params.yaml` replaced it and no other
-    query has it.
+    """Restore `noise: rest` of the recipe's query if a share in `params.yaml` replaced it and no
+    other query has it.
 
     The share may have been meant for another recipe. A noise multiplier is never replaced.
     """

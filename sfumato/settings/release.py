@@ -66,8 +66,7 @@ class Synthesize(Settings):
 
     chooser: ClassVar[str] = "sources"
     count: Positive = 10_000  # Number of images to draw
-    # Stages that images are drawn from, with their weights; a mapping {1: 2, 10: 0} makes a weight
-    # depend on ε
+    # Stages that images are drawn from, with their weights. A weight may depend on ε: {1: 2, 10: 0}
     sources: dict[Drawable, Scale] = Field(default={"finetune": 1.0}, min_length=1)
     steps: Positive = 18  # Heun steps of the diffusion sampler
     # Strength g of classifier-free guidance, D + g·(D − D_unconditional); 0: off
@@ -78,26 +77,27 @@ class Synthesize(Settings):
     # Strength of guidance by the teacher's class probabilities, for diffusion models that draw
     # pixels; 0: off, 1: Bayes' rule
     teacher_guidance: Annotated[float, Field(ge=0, le=1e3)] = 0.0
-    # Add all images of `select`, with the labels that it gave them, unless a classifier trained
-    # with them agrees with the teacher less often than one trained without them: by more than 2
-    # percentage points on drawn images, or at all on public ones. If they are added, only every
-    # k-th drawn image is kept, to match the ratio of the weights
+    # Add all images of `select`, with their labels, if they do no harm. To decide, one classifier
+    # is trained with them and one without, and each is compared with the teacher. They are added if
+    # the first agrees at most 2 percentage points less often on drawn images, and no less often on
+    # public images. Then only every k-th drawn image is kept, to match the ratio of the weights
     choose: bool = False
-    # Number of images drawn per image kept. In each class (the teacher's, with `relabel`), the
-    # images kept are those whose mean features come closest to the `frequency` release; 1: keep
+    # Number of images drawn per image kept. In each class (with `relabel`, by the teacher's label),
+    # images are chosen so that their mean features come closest to the `frequency` release; 1: keep
     # all
     herding: Positive = 1
     relabel: bool = False  # Release the teacher's labels instead of those requested from the models
     # Share of the images to warp, texture and relight; requires `relabel`
     distorted: Fraction = 0.0
-    # Share of the images to blend with images of another class, one that the teacher confuses with
-    # theirs; requires `relabel`
+    # Share of the images to blend, each with an image of a class that the teacher confuses with its
+    # own; requires `relabel`
     mixed: Fraction = 0.0
-    # Images among which the teacher's labels keep the requested shares, with `relabel`: `plain`
-    # ones together, whose rule then labels the others too, or `each` kind by itself
+    # Images among which the teacher's labels keep the requested shares, with `relabel`. `plain`:
+    # among the plain images, and the same rule labels the other kinds; `each`: among the images of
+    # each kind
     shares: Literal["plain", "each"] = "plain"
-    # Add the networks that the images are drawn from, and the teacher, so that recipients draw on
-    # without end (`sfumato.stream`); requires a source that is a network of the recipe's own
+    # Add the networks that draw the images, and the teacher, so that recipients can draw any number
+    # of images (`sfumato.stream`); requires a source whose network the recipe itself trains
     stream: bool = False
     # Formats to write in addition to the arrays: PNGs in one folder per class, one .npz archive,
     # Parquet tables, tar files (webdataset)
@@ -120,11 +120,11 @@ class Synthesize(Settings):
         return self
 
     def networks(self, public_model: bool) -> dict[str, float]:
-        """Return the sources that recipients may draw from, with their weights: networks of the
-        recipe's own.
+        """Return the sources that recipients may draw from, with their weights: networks that the
+        recipe itself trains.
 
-        public_model: whether the diffusion model is a public one, which has a licence and a size of
-        its own.
+        public_model: whether the diffusion model is a public one. It is left out then, because of
+        its licence and its size.
         """
         others = {"select", *(name for name, stage in STAGES.items() if stage.gives == "images")}
         if public_model:
@@ -132,7 +132,7 @@ class Synthesize(Settings):
         return {name: weight for name, weight in self.sources.items() if name not in others}
 
     def reads(self, name: str) -> bool:
-        """Return whether it reads this input.
+        """Return whether the stage reads this input.
 
         LoRA adapters need `pretrain`, and `select` needs the public set.
         """

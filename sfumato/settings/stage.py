@@ -63,21 +63,22 @@ class Stage:
         settings_in: Class of its settings as `module:class`, imported on first use.
         run: Function of the stage. Takes a `StageRun`, or a `QueryRun` for a query, and the
             settings.
-        revision: Number to raise by hand whenever the same settings would give different results.
-            Plans and records contain it. A raised revision reruns the stage. A query then spends
-            again, as do the queries that read it. A free stage never spends. `tests/test_golden.py`
-            pins the results of each revision.
+        revision: Number to raise by hand when a change of code makes the same settings give
+            different results. Plans and records contain it. A raised revision reruns the stage. A
+            query then spends again, as do the queries that read it. A free stage never spends.
+            `tests/test_golden.py` pins the results of each revision.
         inputs: Stages whose artifacts it reads, and "public" for the public set.
         optional: Inputs that may be off.
         seeded: Draws public randomness from `seed`.
         network: Depends on the parameters of the network.
         shows_epsilon: Prints ε while it runs, and so depends on δ.
         owned: Reads the section `release`.
-        shared: A free stage whose work many processes share. Queries do so unless `one_process`.
+        shared: A free stage whose work is shared by many processes. The work of a query is, unless
+            `one_process`.
         one_process: A query that refuses to run in more than one process.
         several_labels: Accepts images with several labels each.
-        adds_up: Its noisy sums of several owners are one release when added up, because they do not
-            depend on earlier releases of one owner.
+        adds_up: The noisy sums of several owners may be added up to one release, because they do
+            not depend on any owner's earlier releases.
         beside: Further input files.
         gives: Content of its artifact that `synthesize` may draw from: a "generator", or "images"
             to choose from.
@@ -86,12 +87,12 @@ class Stage:
         work: Function from a `Work` to the operations of the stage. Without it, a query is assumed
             to read each image that it draws once, and the time of a free stage is unknown until it
             has run.
-        problems: Function from `Params`, the `Card` of the images and the `PublicCard`, which may
-            be None, to an iterator of settings that do not match.
+        problems: Function from `Params`, the `Card` of the images and the `PublicCard` (or None) to
+            an iterator of sentences about settings that do not match.
         remarks: Function from a `Plan` to an iterator of sentences for the owner, shown before a
             query spends.
         inherited: Function from the project's folder, `Params` and the state directory to the
-            earlier releases that its public inputs were made from.
+            earlier releases from which its public inputs were made.
     """
 
     name: str
@@ -134,7 +135,7 @@ class Stage:
 
     @property
     def public_only(self) -> bool:
-        """True if its result depends only on the public set, so that it can be shared between
+        """True if its result depends only on the public set. The result can then be shared between
         sensitive sets.
         """
         return self.inputs == ("public",)

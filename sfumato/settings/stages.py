@@ -44,7 +44,7 @@ def declared() -> Iterator[Stage]:
 
 
 def collected() -> dict[str, Stage]:
-    """Return the stages by name, each without the inputs that are not installed."""
+    """Return the stages by name. Inputs of stages that are not installed are left out."""
     stages = {stage.name: stage for stage in declared()}
     known = {*stages, "public"}
     return {

@@ -35,8 +35,8 @@ class Select(Settings):
     """Selection of public images, for the warm-up or for the release.
 
     Selection by votes keeps all images of the public classes with the most votes (RPGen stage 1,
-    PrivImage). Selection by the teacher keeps, for each sensitive class, the images that the
-    teacher labels with most confidence.
+    PrivImage). Selection by the teacher keeps, for each sensitive class, the images to which the
+    teacher gives this label with the most confidence.
     """
 
     chooser: ClassVar[str] = "by"
@@ -64,11 +64,11 @@ class Fit(Settings):
 class Auxiliary(Fit):
     """A one-step generator fitted to a noisy release, and images drawn from it (FETA-Pro §3.3)."""
 
-    latent: Positive = 32  # Random numbers that each image is generated from
+    latent: Positive = 32  # Random numbers from which an image is generated
     width: Positive = 40  # Channels at half resolution
-    # Release that the generator's images match; `covariance` fits Gaussians instead of a network
+    # Release to which the generator is fitted; `covariance` fits Gaussians instead of a network
     target: Literal["frequency", "moments", "covariance"] = "frequency"
-    # Add fine detail from public images to the Gaussians; requires `target: covariance`
+    # Add fine detail of public images to the Gaussians; requires `target: covariance`
     details: bool = False
 
     def reads(self, name: str) -> bool:
@@ -92,7 +92,7 @@ class Student(Settings):
     """
 
     batch: ClassVar[int] = 128  # Images per step
-    learning_rate: ClassVar[float] = 0.01  # Peak of a one-cycle schedule
+    learning_rate: ClassVar[float] = 0.01  # Peak learning rate of a one-cycle schedule
 
     steps: Positive = 1500  # Gradient steps
     width: Positive = 32  # Channels of the first layer; later layers have more
@@ -150,9 +150,10 @@ PUBLIC_MODEL = ("directory", "sha256", "image_size", "prompt", "prompts")  # key
 
 
 class Amp(Strict):
-    """Adversarial model perturbation (RPGen stage 2): take gradients at the worst weights nearby.
+    """Adversarial model perturbation (RPGen stage 2): take each gradient at the nearby weights with
+    the highest loss.
 
-    Radius 0: off.
+    With radius 0, it is off.
     """
 
     rate: ClassVar[float] = 0.4  # Rate η₁ of the ascent
