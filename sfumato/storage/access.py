@@ -1,7 +1,7 @@
 """Record who acted: the log `<state>/access.jsonl`, which stays in the private state directory.
 
-One JSON line for each entry of a journal, bound to it by its `head`, and one for each command that
-ended. The journal itself names no one, so nothing that is published can.
+It has one JSON line for each entry of a journal, identified by the entry's `head`, and one for each
+command that ended. The journal itself names no one, so neither does anything published.
 """
 
 import getpass
@@ -29,9 +29,9 @@ def account() -> str:
 
 
 def log_access(state: Path, **fields: object) -> None:
-    """Append a line: time, actor, account and `fields`. It is on disk when this returns.
+    """Append a line: time, actor, account and `fields`. The line is on disk when this returns.
 
-    The actor is $SFUMATO_ACTOR, which anyone may set, or the account, which the system names.
+    The actor is $SFUMATO_ACTOR, which anyone may set, or else the account that the system names.
     """
     who = {
         "time": int(time.time()),
@@ -40,7 +40,7 @@ def log_access(state: Path, **fields: object) -> None:
     }
     descriptor = os.open(state / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        # the line end comes first: a killed write spoils no other line
+        # the line end comes first, so that a killed write damages no other line
         file.write(b"\n" + json.dumps(who | fields).encode())
         file.flush()
         os.fsync(descriptor)

@@ -17,5 +17,5 @@ def read_array(path: Path) -> np.ndarray:
     except (EOFError, MemoryError, RecursionError, SyntaxError, TokenError) as error:
         raise ValueError(f"its header is not an array's ({type(error).__name__})") from None
     if not isinstance(array, np.ndarray):
-        raise ValueError("it is an archive, expected one .npy array")
+        raise ValueError("it is an archive: expected a single .npy array")
     return array

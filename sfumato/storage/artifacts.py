@@ -21,7 +21,7 @@ class Artifact:
 
     path: Path
     stage: str
-    # every charge it depends on, by record id
+    # all charges that it depends on, by record id
     records: dict[str, dict] = field(default_factory=dict)
     local: bool = False  # computed outside the guarantee, never to be released
     enabled: bool = True  # False for the empty artifact of a stage that its recipe switches off
@@ -120,7 +120,7 @@ def how_to_repair(stage: str) -> str:
 def holds_release(path: Path, stage: str, record_id: str, digest: str | None) -> bool:
     """Return whether the complete release of a charge is at `path`.
 
-    digest: digest of its `privacy.json`, if that is recorded.
+    digest: digest of its `privacy.json`, if the journal records it.
     """
     with suppress(DataError):
         depends = record_id in read_artifact(path, stage, allow_local=True).records
@@ -162,16 +162,14 @@ def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> dict[
         for key, record in artifact.records.items():
             if merged.setdefault(key, record) != record:
                 raise DataError(
-                    f"record {key} of {artifact.path} differs from the same one elsewhere: one was "
-                    "edited"
+                    f"record {key} of {artifact.path} differs between two artifacts: one was edited"
                 )
     return dict(sorted(merged.items()))
 
 
 def declared_disjoint(inputs: Sequence[Artifact]) -> tuple[str, ...]:
-    """Return the widest declaration of data sets that show different people.
-
-    Returns none if it does not contain all other declarations. Costs are then added up.
+    """Return the largest declared list of data sets that show different people. If it does not
+    contain all other lists, returns an empty one; costs are then added up.
     """
     widest = max((artifact.disjoint_sets for artifact in inputs), key=len, default=())
     return widest if all({*artifact.disjoint_sets} <= {*widest} for artifact in inputs) else ()

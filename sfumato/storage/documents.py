@@ -1,8 +1,8 @@
 """Read JSON and YAML files of unknown origin, with bounds on size, depth and numbers.
 
-Invalid input raises ValueError with a reason (OSError if the file is missing). The result is plain:
-finite numbers, integers of 64 bits, text that can be encoded, no duplicate keys. Callers check the
-structure with `validated`. `plain_json` reads JSON, and needs no other package.
+Invalid input raises ValueError with a reason (OSError if the file is missing). The result contains
+only finite numbers, integers of 64 bits and text that can be encoded, and no duplicate keys.
+Callers check the structure with `validated`. `plain_json` reads JSON, and needs no other package.
 """
 
 import functools
@@ -38,7 +38,7 @@ def adapter(kind: Any) -> Any:
 
 
 class Exact:
-    """The base of a file's form that refuses unknown entries."""
+    """Base class for the form of a file. It refuses unknown entries."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -53,7 +53,7 @@ class PlainYaml(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[
     def construct_number(self, node: yaml.ScalarNode) -> Any:
         if len(node.value) > 70:
             raise ValueError(f"the number {node.value[:24]}… is too large")
-        # Octal, 1_000, 1:30 and 0b1 are text or other numbers in YAML 1.2.
+        # In YAML 1.2, octal numbers, 1_000, 1:30 and 0b1 are text or different numbers
         if re.fullmatch(r"[-+]?0[0-9b_].*|.*[_:].*", node.value):
             unsure = "is one number to some programs, and text or another to others"
             raise ValueError(
@@ -100,8 +100,8 @@ def parse_yaml(text: str) -> Any:
         KeyError,
         OverflowError,
     ) as error:
-        # PyYAML's own errors, and errors that its constructors raise for a wrong tag or an invalid
-        # date.
+        # Errors of PyYAML itself, and errors that its constructors raise for a wrong tag or an
+        # invalid date
         raise ValueError(str(error) or type(error).__name__) from error
     check_plain(content)
     return content

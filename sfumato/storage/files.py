@@ -1,5 +1,5 @@
-"""Write files under a temporary name, then rename them, so that no reader or kill finds half of
-one.
+"""Write files under a temporary name, then rename them, so that no reader finds an incomplete file,
+even after a kill.
 """
 
 import csv
@@ -27,7 +27,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")  # First characters of a formula in a
 def temporary_name(path: Path) -> Path:
     """Return a hidden name beside `path`, with this process's number.
 
-    No thread, process or container gets it again.
+    No other thread, process or container gets the same name.
     """
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(8)}.tmp")
 
@@ -36,8 +36,9 @@ def temporary_name(path: Path) -> Path:
 def reading(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file.
 
-    A machine failure meanwhile names the file, even if a library hides it behind its own error.
-    Raises ValueError at once for a pipe, a socket or a device, which may never answer.
+    If the machine fails while it is read, the error names the file, even if a library replaces that
+    error by its own. Raises ValueError at once for a pipe, a socket or a device, which may never
+    answer.
     """
     try:
         mode = path.stat().st_mode
@@ -60,7 +61,7 @@ def reading(path: Path) -> Iterator[BinaryIO]:
 def files_in(folder: Path, pattern: str) -> list[Path]:
     """Return the entries of a folder whose names match, sorted.
 
-    Raises OSError, which `Path.glob` may ignore.
+    It raises an OSError that `Path.glob` may ignore.
     """
     if not folder.is_dir():
         return []
@@ -70,7 +71,7 @@ def files_in(folder: Path, pattern: str) -> list[Path]:
 def entries_below(folder: Path) -> Iterator[str]:
     """Yield the path of everything below a folder, sorted. An unreadable folder is skipped.
 
-    Raises OSError if the machine fails, which `os.walk` ignores.
+    Raises OSError if the machine fails; `os.walk` would ignore that.
     """
 
     def refuse(error: OSError) -> None:
@@ -86,8 +87,8 @@ def entries_below(folder: Path) -> Iterator[str]:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary name to write a file under, which becomes `path` if the block succeeds.
 
-    Otherwise it is removed. Content and name are on disk afterwards: a power cut leaves the old
-    file or the new one, and never an empty one.
+    Otherwise it is removed. Content and name are on disk when the block has ended: a power cut
+    leaves either the old file or the new file, never an empty one.
     """
     make_folder(path.parent)
     sweep(path)
@@ -114,7 +115,7 @@ def write_local(path: Path, content: bytes | memoryview) -> None:
 
 
 def replace_private(path: Path, content: bytes | memoryview) -> None:
-    """Write such a file in a directory of its own (0700)."""
+    """Write a file as `write_local` does, in a directory with mode 0700."""
     make_folder(path.parent)
     path.parent.chmod(0o700)
     write_local(path, content)
@@ -151,8 +152,9 @@ def csv_text(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> s
 def replacing_directory(path: Path, *, private: bool = False) -> Iterator[Path]:
     """Yield an empty directory to write into, which replaces `path` if the block succeeds.
 
-    It is flushed to disk first. If the block fails, it is removed. If the process is killed between
-    the two renames, the next call restores the old directory. private: use mode 0700.
+    Its content is flushed to disk first. If the block fails, the new directory is removed. If the
+    process is killed between the two renames, the next call restores the old directory. private:
+    use mode 0700.
     """
     make_folder(path.parent)
     clear_leftovers(path)
@@ -174,12 +176,14 @@ def replacing_directory(path: Path, *, private: bool = False) -> Iterator[Path]:
 
 
 def old_name(path: Path) -> Path:
-    """Return the hidden name of a directory while another one replaces it."""
+    """Return the hidden name that a directory has while another one replaces it."""
     return path.with_name(f".{path.name}.old")
 
 
 def clear_leftovers(path: Path) -> None:
-    """Remove a killed process's parts of the directory `path`, or restore it if it was replaced."""
+    """Remove what killed processes left beside the directory `path`, or restore the directory if
+    one was killed while replacing it.
+    """
     sweep(path)
     aside = old_name(path)
     if aside.exists() and not path.exists():
@@ -223,7 +227,7 @@ def is_running(process: int, since: float) -> bool:
     """Return whether the process with this number runs, and already ran at `since`.
 
     `since` is in seconds since 1970. Numbers are reused, after a reboot and in every new container.
-    A process that ended and waits for its parent does not count.
+    A process that has ended but not been collected by its parent does not count as running.
     """
     import psutil
 

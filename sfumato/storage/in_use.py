@@ -29,11 +29,13 @@ atexit.register(until_the_end.close)
 
 @contextmanager
 def in_use(state: Path, dataset_id: str = ANY) -> Iterator[None]:
-    """Make `unused` refuse until the block or the process ends, even if the process is killed.
+    """Mark a dataset as in use, so that `unused` refuses it, until the block or the process ends. A
+    kill ends it too.
 
-    Waits for a running `forget`, so check only inside the block whether the images exist.
+    It waits for a running `forget`, which may delete the images: check only inside the block
+    whether they exist.
     """
-    if not state.is_dir():  # nothing is stored, so nothing can be forgotten
+    if not state.is_dir():  # nothing is stored, so there is nothing to delete
         yield
         return
     folder = state / IN_USE / dataset_id
@@ -60,9 +62,8 @@ def use_until_the_end(state: Path, dataset_id: str = ANY) -> None:
 
 @contextmanager
 def unused(state: Path, dataset_id: str) -> Iterator[None]:
-    """Let no process begin to use a dataset until the block ends.
-
-    Raises BudgetError if one uses it.
+    """Prevent all processes from beginning to use a dataset until the block ends. Raises
+    BudgetError if a process uses it already.
     """
     home = state / IN_USE
     home.mkdir(mode=0o700, exist_ok=True)

@@ -27,8 +27,9 @@ from sfumato.storage.documents import dataset_name, parse_json, read_json
 from sfumato.storage.files import make_folder, sweep, sync, write_local
 from sfumato.storage.locks import file_lock, holding
 
-GENESIS = "genesis"  # First entry, or first chained entry of a journal from before the chain
-# Records and heads of ledgers, artifacts and a journal set aside, which this one lacks
+GENESIS = "genesis"  # First entry or, in a journal older than the chain, the first chained entry
+# Records and heads from ledgers, artifacts and a journal that was set aside, which this journal
+# lacks
 ADOPT = "adopt"
 REGROUP = "regroup"  # Images with past spending were prepared again in other groups
 WAY_OUT = (
@@ -63,7 +64,8 @@ class Journal:
             yield
 
     def begin(self, *, lost: bool = False) -> None:
-        """Write the genesis entry if there is none. A journal from before the chain is continued.
+        """Write the genesis entry if there is none. A journal that is older than the chain is
+        continued.
 
         lost: called after `set_aside`. Otherwise raises BudgetError if the journal is invalid, or
         is missing although images were prepared.
@@ -129,8 +131,8 @@ class Journal:
     def set_aside(self) -> tuple[list[dict], int]:
         """Set an invalid journal aside.
 
-        Returns the unchecked entries of all journals ever set aside, because a kill may have
-        prevented counting them, and the number of unreadable entries.
+        Returns the unchecked entries of all journals ever set aside, and the number of unreadable
+        entries. All are returned because a kill may have prevented counting the earlier ones.
         """
         aside = self.path.with_name(f"{self.dataset_id}.{time.time_ns()}.aside")
         if self.path.exists():
@@ -169,9 +171,8 @@ class Journal:
         )
 
     def _never_begun(self, lines: list[str]) -> bool:
-        """Return whether these lines are a journal whose first `begin` was killed early.
-
-        This means before the journal had an anchor.
+        """Return whether these lines are a journal whose first `begin` was killed before the
+        journal had an anchor.
 
         Guarantee: such a journal has no charge. Every entry after the first needs the anchor, and
         is on disk before an image is drawn; the key and the images are stored after the anchor.
@@ -181,7 +182,7 @@ class Journal:
         return len(lines) == 1 and self._parsed(lines[0], 1)["kind"] == GENESIS
 
     def _refuse_lost(self) -> None:
-        """Raise BudgetError if a missing journal was lost. It may also never have begun."""
+        """Raise BudgetError if a missing journal was lost, rather than never begun."""
         if self.images.exists() or self._aside():
             raise self._missing()
 
@@ -243,7 +244,7 @@ class Journal:
     def _append(self, salt: bytes, before: str, kind: str, fields: dict) -> None:
         entry = {"kind": kind, "time": int(time.time()), **fields}
         head = link(salt, before, entry)
-        # before the entry: none is ever without the person who caused it
+        # comes before the entry, so that there is never an entry without the person who caused it
         log_access(self.path.parent.parent, dataset=self.dataset_id, kind=kind, head=head)
         self._write(json.dumps({**entry, "head": head}, allow_nan=False).encode() + b"\n")
         write_local(self.anchor, json.dumps({"salt": salt.hex(), "head": head}).encode())
@@ -255,11 +256,11 @@ class Journal:
             last = content.rfind(b"\n") + 1
             if is_whole(content[last:].decode(errors="replace")):
                 line = b"\n" + line
-            # a killed append: its piece is cut off, so that this entry starts its own line
+            # remains of a killed append are cut off, so that this entry starts a new line
             elif len(content) > last:
                 os.ftruncate(descriptor, last)
             try:
-                # False if the disk is full: the next append cuts the piece off
+                # False if the disk is full: the next append cuts off the incomplete line
                 whole = os.write(descriptor, line) == len(line)
                 os.fsync(descriptor)
             except OSError:
@@ -282,7 +283,9 @@ def link(salt: bytes, before: str, entry: dict) -> str:
 
 
 def is_whole(line: str) -> bool:
-    """Return whether a line without its newline is still an entry. JSON cut short is not."""
+    """Return whether a line without its newline is still a complete entry. Truncated JSON is
+    not.
+    """
     try:
         return isinstance(parse_json(line), dict)
     except ValueError:

@@ -15,11 +15,12 @@ from pathlib import Path
 
 from sfumato.errors import DataError
 
-# Bytes of pixels, or of its file: 89 megapixels in colour, 134 in grey at 16 bits
+# Largest size in bytes of a picture's pixels or file: 89 megapixels in colour, or 134 in grey at 16
+# bits
 LARGEST_PICTURE = 2**28
 LARGEST_VOLUME = 2**29  # Bytes of the values of a volume: 1024 slices of 512×512 in 16 bits
 LONGEST_SIDE = 2**16 - 1  # Pixels, as in a data card
-# Size in bytes above which pictures are decoded one at a time, regardless of the number of threads
+# Size in bytes; larger pictures are decoded one at a time, regardless of the number of threads
 LARGE_PICTURE = 2**25
 # Largest factor by which an archive may expand; masks of one colour reach 100, pictures 2
 EXPANSION = 100
@@ -27,7 +28,7 @@ DEEPEST_ARCHIVE = 3  # Archives within each other
 DEEPEST_FOLDER = 50  # Folders within each other in an archive
 DISK_BLOCK = 4096  # Approximate bytes of disk for an empty file
 SPARE_DISK = 2**28  # Bytes of disk to keep free
-# Bytes that list an archive's files: 1.3 million pictures of ImageNet take 10⁸
+# Largest size in bytes of an archive's list of files: the 1.3 million pictures of ImageNet take 10⁸
 LARGEST_DIRECTORY = 2**27
 MOST_CELLS = 10_000_000  # Cells of a table; CelebA's has 8.3 million
 MOST_ROWS = 2_000_000  # Rows of a table
@@ -57,7 +58,7 @@ def check_picture(name: str, height: int, width: int, channels: int = 1, itemsiz
 def room_for_picture(
     name: str, height: int, width: int, channels: int = 1, itemsize: int = 1
 ) -> Iterator[None]:
-    """Check a picture's header by `check_picture`; wait while another large one is decoded."""
+    """Check a picture's header by `check_picture`; wait while another large picture is decoded."""
     if check_picture(name, height, width, channels, itemsize) <= LARGE_PICTURE:
         yield
         return
@@ -108,10 +109,10 @@ class Allowance:
         """Raise DataError if this many bytes exceed the remainder."""
         if size > self.remaining:
             raise DataError(
-                f"{self.path} expands to more than {self.limit:,} bytes. It may take {EXPANSION} "
-                f"times its own size ({LARGEST_PICTURE:,} bytes if that is more), and what is "
-                f"free in {self.folder}. If its content is as expected, unpack it by hand and "
-                "name the folder."
+                f"{self.path} expands to more than {self.limit:,} bytes. Allowed are {EXPANSION} "
+                f"times its own size (at least {LARGEST_PICTURE:,} bytes), and no more than the "
+                f"free space in {self.folder}. If its content is as expected, unpack it by hand "
+                "and name the folder."
             )
 
 
@@ -119,7 +120,7 @@ class BoundedReader(io.BufferedReader):
     """A file whose headers may claim any size: a read uses no more memory than bytes remain."""
 
     def __init__(self, path: Path, most: int) -> None:
-        """Open the file. most: largest number of existing bytes that one read may request."""
+        """Open the file. most: maximum number of existing bytes that one read may request."""
         super().__init__(path.open("rb", buffering=0))
         self.most = most
         self.size = os.fstat(self.fileno()).st_size
@@ -135,7 +136,9 @@ class BoundedReader(io.BufferedReader):
 
 
 def check_values(text: str) -> None:
-    """Raise ValueError if a JSON text has more than MOST_VALUES values, by commas and brackets."""
+    """Raise ValueError if a JSON text has more than MOST_VALUES values, estimated from commas and
+    brackets.
+    """
     values = sum(map(text.count, ",[{"))
     if values > MOST_VALUES:
         raise ValueError(f"it has {values:,} values, expected at most {MOST_VALUES:,}")

@@ -16,9 +16,10 @@ def file_lock(path: Path, *, blocking: bool = True, thread_local: bool = True) -
     """Create a lock to be acquired by `holding`.
 
     blocking: wait for another process; otherwise `holding` raises Timeout if one has the lock;
-    thread_local: only the thread that acquired it can release it.
+    thread_local: whether only the thread that acquired it can release it.
     """
-    # No fallback to a plain file, which would stay locked after its process has ended.
+    # There is no fallback to a plain file, because that would stay locked after its process has
+    # ended
     return FileLock(path, blocking=blocking, thread_local=thread_local, fallback_to_soft=False)
 
 

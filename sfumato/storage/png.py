@@ -15,7 +15,8 @@ from sfumato.storage.files import replace_file
 
 
 def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = 48) -> np.ndarray:
-    """Arrange images in a grid, (H', W', C) uint8, on a white ground; small ones are magnified.
+    """Arrange images in a grid, (H', W', C) uint8, on a white background; small images are
+    magnified.
 
     images: (N, C, H, W) float, clamped to [0, 1], NaN shown black;
     smallest: least pixels per side after magnification.
@@ -51,7 +52,7 @@ def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = 48) -> np
 
 
 def named_grid(images: Tensor, names: Sequence[str], columns: int, smallest: int) -> np.ndarray:
-    """Arrange a row of `columns` images for each name, which is printed at its left.
+    """Arrange a row of `columns` images for each name, which is printed to the left of the row.
 
     images: see `to_grid`.
     """

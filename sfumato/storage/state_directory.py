@@ -9,10 +9,10 @@ from platformdirs import user_state_path
 
 from sfumato.errors import ConfigError
 
-# Options that keep git from running programs of a repository
+# Options that prevent git from running programs that a repository names
 CAUTION = ("-c", "safe.bareRepository=explicit", "-c", "core.fsmonitor=false")
-# Variables that a git hook sets. With them, git would use another repository and not check its
-# owner.
+# Variables that a git hook sets. With them, git would use another repository, and not check who
+# owns it.
 NAMING_A_REPOSITORY = (
     *("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE"),
     *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE"),
@@ -30,7 +30,8 @@ def state_dir() -> Path:
     path = Path(named or user_state_path("sfumato"))
     if named and not path.is_absolute():
         raise ConfigError(
-            f"SFUMATO_STATE={named} is relative, so the odometer would vary: give the whole path"
+            f"SFUMATO_STATE={named} is relative, so each folder would have a different odometer: "
+            "give an absolute path"
         )
     if path.exists() and not path.is_dir():
         raise ConfigError(f"the state directory {path} is a file: name a folder in SFUMATO_STATE")
@@ -48,8 +49,9 @@ def state_dir() -> Path:
 def git(*words: str) -> tuple[int, str]:
     """Run git; return its exit code and standard output.
 
-    The code is 127 without git, and REFUSED for the repository of another account. A repository can
-    name programs, which git would run as this account (CVE-2022-24765): git's own safeguard stays.
+    The code is 127 without git, and REFUSED for the repository of another account. Git's own check
+    of the owner stays on, because a repository can name programs that git would run as this account
+    (CVE-2022-24765).
     """
     environment = {
         name: value for name, value in os.environ.items() if name not in NAMING_A_REPOSITORY
@@ -77,8 +79,9 @@ def git(*words: str) -> tuple[int, str]:
 def in_git(path: Path) -> bool:
     """Return whether git would track a file: it is in a work tree that does not ignore it.
 
-    A repository that git refuses because another account owns it counts as tracking the file,
-    unless it `is_foreign`, such as one in a shared folder above: git tracks nothing there.
+    If git refuses a repository because another account owns it, the file counts as tracked. The
+    exception is a repository that `is_foreign`, such as one in a shared folder above: git tracks
+    nothing there.
     """
     path = path.resolve()
     root = next((folder for folder in path.parents if (folder / ".git").exists()), None)
@@ -89,9 +92,10 @@ def in_git(path: Path) -> bool:
 
 
 def is_foreign(root: Path) -> bool:
-    """Return whether a third account put the repository into a folder that is not this account's.
+    """Return whether a third account owns the repository, and its folder does not belong to this
+    account.
 
-    A third account is neither this one nor root.
+    A third account is neither this account nor root.
     """
     if not hasattr(os, "geteuid"):  # Windows has no such numbers
         return False

@@ -18,7 +18,7 @@ from sfumato.storage.files import replacing, write_json
 WEIGHTS = "weights.safetensors"
 CONFIG = "config.json"
 LATENT_DIFFUSION = "latent-diffusion"  # kind of an artifact that refers to a public model
-LARGEST_HEADER = 2**24  # Bytes of a list of tensors: 100 for each
+LARGEST_HEADER = 2**24  # Largest size in bytes of a list of tensors, about 100 bytes for each
 Network = TypeVar("Network", bound=nn.Module)
 
 
@@ -45,7 +45,7 @@ def save_network(
     write_json(directory / CONFIG, arguments, indent=2, sort_keys=True)
     with replacing(directory / weights) as temporary:
         save_tensors(tensors, temporary)
-        # because safetensors lets only the owner read it
+        # because safetensors makes the file readable by its owner only
         temporary.chmod((directory / CONFIG).stat().st_mode)
 
 
@@ -69,7 +69,9 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 
 class Room(TorchFunctionMode):
-    """A limit on created tensors: beyond `remaining` numbers in all, ValueError is raised first."""
+    """A limit on created tensors: before more than `remaining` numbers are allocated in total, it
+    raises ValueError.
+    """
 
     def __init__(self, remaining: int) -> None:
         super().__init__()
