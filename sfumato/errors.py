@@ -1,4 +1,4 @@
-"""Errors that a user can fix, each with the exit code of `stage`."""
+"""Errors that a user can fix, and the exit code of `stage` for each."""
 
 import difflib
 import errno
@@ -49,8 +49,8 @@ class SfumatoError(Exception):
     """
 
     exit_code = 1
-    # Whether it depends on public facts only: a log may then show it after sensitive files were
-    # opened
+    # Whether the text depends on public facts only. If so, a log may show it even after sensitive
+    # files were opened
     public = False
     # Whether only the owner can decide the option, so that a front end may ask for it
     undecided = False
@@ -145,8 +145,8 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Return whether the machine failed (disk, mount, memory, limit of open files), instead of a
-    file being damaged.
+    """Return whether an error means that the machine failed (disk, mount, memory, limit of open
+    files), rather than that a file is damaged.
 
     An OSError without a number comes from a library, and is about the content of a file.
     """
@@ -164,8 +164,8 @@ def reason_of(error: BaseException) -> str:
 
 @contextmanager
 def passing_over(*causes: type[Exception]) -> Iterator[None]:
-    """Suppress any of `causes`, except a failure of the machine, which must not be taken for a
-    damaged file.
+    """Suppress any of `causes`, except a failure of the machine, which does not mean that the file
+    is damaged.
     """
     try:
         yield

@@ -1,9 +1,9 @@
 """DP-GAN: a discriminator trained by DP-SGD, and a generator trained against it.
 
 A step releases the clipped sum of the discriminator's gradients on one draw of *real* images, as a
-step of `finetune` does; Δ is the clip. The other half of its loss is on generated images, which
-follow from released weights: its gradient is added after the noise, at no cost. The generator then
-descends on the noisy discriminator's loss for its images, and has no other access to sensitive
+step of `finetune` does; Δ is the clip. The other half of the loss is on generated images, which
+depend on released weights only. So its gradient is added after the noise, at no cost. The generator
+then descends on the noisy discriminator's loss for its images, and has no other access to sensitive
 images.
 
 Source: Xie et al. 2018; Torkzadehmahani et al. 2019 for clipping the two halves separately; Bie et
@@ -37,7 +37,7 @@ class Discriminator(Denoiser):
 
     It consists of convolutions, a linear head and a projection by label, and has the per-image loss
     that DP-SGD needs from a denoiser. Without batch normalisation no image affects another. target:
-    1 if `per_image_loss` is for real images, -1 for generated ones.
+    1 if `per_image_loss` is for real images, -1 if it is for generated images.
     """
 
     supports_ghost_layers = True
@@ -84,7 +84,7 @@ class AdversarialState:
     """State of a run: the discriminator under DP-SGD, the generator, its average and moments.
 
     priors: (classes,) public label shares of generated images;
-    seed: fixes what is generated;
+    seed: fixes the generated images;
     options: see `State`.
     """
 
@@ -133,7 +133,8 @@ class AdversarialState:
         judge = self.judge
         bound = self.config.max_grad_norm
         released = charge.release(gradient_sum(judge, charge), bound)
-        # generated images are clipped like real ones, or their half would outweigh the other
+        # generated images are clipped like real images; otherwise, their half of the loss would
+        # outweigh the other
         with torch.no_grad():
             fakes = self.generated(0)
         total = clipped_gradient_sum(
@@ -152,7 +153,7 @@ class AdversarialState:
         return row
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return everything a checkpoint needs: copies, on the CPU."""
+        """Return copies, on the CPU, of everything that a checkpoint needs."""
         tensors = {f"generator.{name}": value for name, value in self.network.state_dict().items()}
         tensors |= {f"generator_{name}": value for name, value in self.pupil.moments().items()}
         tensors["generator_steps"] = torch.tensor(self.pupil.steps)

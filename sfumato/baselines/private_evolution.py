@@ -1,6 +1,6 @@
 """Private Evolution: sensitive images vote for candidates of a public renderer, in rounds.
 
-Each round releases votes once, from which the next candidates are computed at no cost. So T rounds
+Each round releases votes once. The next candidates are computed from them at no cost. So T rounds
 cost as much as one Gaussian with the noise multiplier σ/√T.
 
 Source: Lin et al. 2024 (PE); Lin et al. 2025 (Sim-PE, renderers).
@@ -31,15 +31,15 @@ GRID_STEPS = 2048  # Steps per unit of the grid on which distances are measured
 BOUND = 8  # Largest coordinate on the grid
 
 
-# --- the free part: candidates, and the next ones after a vote; it reads no sensitive image
+# --- the free part, which reads no sensitive image: candidates, and their descendants after a vote
 
 
 class RendererGenerator:
     """A renderer as the public generator, with a candidate's genes as parameters (Sim-PE).
 
-    kinds: number of its own classes, which may differ from the sensitive ones. A candidate keeps
-    its kind;
-    length: n, the most genes that any of 8 images of each kind reads, 8192 at most.
+    kinds: number of the renderer's classes, which may differ from the sensitive classes. A
+    candidate keeps its kind;
+    length: n, the largest number of genes read by any of 8 images of each kind; at most 8192.
     """
 
     def __init__(self, source: str, shape: Shape) -> None:
@@ -83,7 +83,8 @@ class Population(NamedTuple):
 def first_population(
     generator: RendererGenerator, labels: Tensor, random: torch.Generator
 ) -> Population:
-    """Create new candidates for classes, (N,) int64, equally many of each kind, up to one.
+    """Create new candidates for classes, (N,) int64. Kinds are equally frequent, to within one
+    candidate.
 
     The votes decide which kind fits a class.
     """
@@ -99,13 +100,14 @@ def parents_of(
 ) -> Tensor:
     """Choose the parent of each next candidate, in proportion to the votes: (n,) int64 below N.
 
-    Systematic resampling: each candidate gets its share, up to one. A class without a vote above
-    the threshold uses all its candidates equally, or all of any class if it has none.
+    By systematic resampling, each candidate gets its share, to within one. If a class has no vote
+    above the threshold, all its candidates count equally; if it has no candidates, all candidates
+    of all classes do.
 
     votes: (M, N), noisy;
     labels: (N,), classes of the candidates;
     next_labels: (n,), classes of the next ones;
-    threshold: votes up to it count as zero, votes above it in full.
+    threshold: votes up to the threshold count as zero, votes above it in full.
     """
     parents = torch.empty_like(next_labels)
     for label in next_labels.unique():
@@ -190,9 +192,8 @@ def embedding_of(
 
 
 def public_random(seed: int, *place: str | int) -> torch.Generator:
-    """Return the public random stream of one purpose and round.
-
-    A resumed run draws what the killed run would have drawn.
+    """Return the public random stream of one purpose and round. A resumed run draws the same
+    numbers as the killed run would have.
     """
     return torch.Generator().manual_seed(int(digest_of([seed, *place])[:15], 16))
 

@@ -15,7 +15,7 @@ from sfumato.data.store import Encode
 from sfumato.settings.fields import Size, both_sides
 from sfumato.settings.noise_levels import NoiseLevels, TimestepMixture
 
-# (D, labels, variance of the image given its noised form) -> shift of D; images in about [-1, 1]
+# (D, labels, variance of the image given its noisy version) -> shift of D; images in about [-1, 1]
 Guide = Callable[[Tensor, Tensor, float], Tensor]
 # Labels, as in `drawing` -> images, (B, C, H, W) float32 in [0, 1], on the CPU
 Sampler = Callable[[Tensor], Tensor]
@@ -41,7 +41,8 @@ class Denoiser(nn.Module):
     # Whether no image affects another in the forward pass, and weights are used only through
     # layers (see `sfumato.dpsgd.per_image`).
     supports_ghost_layers: bool = False
-    # Whether to compute per-image gradients of convolutions by matrix products, chosen per machine.
+    # Whether per-image gradients of convolutions are computed by matrix products; chosen per
+    # machine
     use_products: bool = False
     # Digest of everything that determines its latents (encoder weights, image size); None if it
     # works on pixels.
@@ -63,7 +64,7 @@ class Denoiser(nn.Module):
 
     @property
     def no_label(self) -> int:
-        """The label, or the entry of several labels, that means none."""
+        """The label that means "no label"; with several labels, the entry that does."""
         return 2 if self.several else self.classes
 
     def hidden(self, labels: Tensor, hide: Tensor) -> Tensor:
@@ -114,7 +115,7 @@ class Denoiser(nn.Module):
         steps: number of solver steps;
         guidance: g of D + g·(D − D without label);
         generator: a CPU generator, which fixes the images up to rounding;
-        shape: requested (C, H, W), if the network can give another than its own;
+        shape: requested (C, H, W), if the network can draw another shape than its own;
         guide: guidance by a classifier, for networks that draw pixels.
         """
         sampler = self.sampler(steps, guidance, generator, shape, guide)
@@ -128,7 +129,7 @@ class Denoiser(nn.Module):
     def save(self, directory: Path, trained: Sequence[str]) -> None:
         """Write the files that `sfumato.release.synthesizer` loads.
 
-        trained: parameters that differ from the start.
+        trained: parameters that training changed.
         """
         raise NotImplementedError
 
@@ -154,7 +155,7 @@ def draw_timesteps(law: TimestepMixture, n: int, generator: torch.Generator, ste
     weights, bounds = mixture(law, device)
     bounds = bounds * (steps / TIMESTEPS)
     part = torch.multinomial(weights, n, replacement=True, generator=generator)
-    # Floored in float64, the uniform draw stays below 1, so t stays below its upper bound.
+    # Computed in float64, the uniform draw stays below 1, so t stays below its upper bound
     uniform = torch.rand(n, generator=generator, device=device, dtype=torch.float64)
     return (
         (bounds[part] + uniform * (bounds[part + 1] - bounds[part]))
@@ -166,7 +167,9 @@ def draw_timesteps(law: TimestepMixture, n: int, generator: torch.Generator, ste
 
 @functools.cache
 def mixture(law: TimestepMixture, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the weights, (n,), and bounds, (n + 1,) float64, of a law, sent to the device once."""
+    """Return the weights, (n,), and bounds, (n + 1,) float64, of a law, copied to the device only
+    once.
+    """
     return torch.tensor(law.weights, device=device), torch.tensor(
         law.bounds, device=device, dtype=torch.float64
     )

@@ -1,8 +1,8 @@
 """Draw images: Heun's second-order solver of the probability-flow ODE, with guidance.
 
 Source: EDM, Algorithm 1 (deterministic) and Eq. 5; Ho & Salimans 2021 for guidance without a
-classifier, Dhariwal & Nichol 2021 for guidance by one, here of the denoised image (Bansal et al.
-2023).
+classifier; Dhariwal & Nichol 2021 for guidance by a classifier, here of the denoised image (Bansal
+et al. 2023).
 """
 
 import itertools
@@ -67,9 +67,9 @@ def solve(
 ) -> Tensor:
     """Solve from `x`, (B, C, H, W) with noise of level SIGMA_MAX, to σ = 0 by Heun's method.
 
-    Returns images in about [-1, 1]. For the guide, the variance of the image given its noised form
-    is assumed to be σ²σ_data² / (σ² + σ_data²) in every pixel. Bayes' rule then turns the slope of
-    log p(label | D) into a shift.
+    Returns images in about [-1, 1]. The guide assumes that, given its noisy version, the image has
+    the variance σ²σ_data² / (σ² + σ_data²) in every pixel. Bayes' rule then turns the slope of log
+    p(label | D) into a shift.
     """
 
     def slope(x: Tensor, sigma: float) -> Tensor:

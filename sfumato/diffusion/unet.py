@@ -1,8 +1,9 @@
 """Class-conditional U-Net: the network inside the denoiser.
 
-`diffusion.objective` adds the preconditioning. It is built for `sfumato.dpsgd.per_image`: no image
-affects another, the first dimension of every activation is the batch, and only layers use weights.
-Attention has four plain `nn.Linear`, so that LoRA can replace them by name.
+`diffusion.objective` adds the preconditioning. The network meets the conditions of
+`sfumato.dpsgd.per_image`: no image affects another, the first dimension of every activation is the
+batch, and only layers use weights. Attention has four plain `nn.Linear`, so that LoRA can replace
+them by name.
 """
 
 import math
@@ -44,7 +45,7 @@ class GroupNorm(nn.Module):
     def forward(
         self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None
     ) -> Tensor:
-        """Normalise. x: (B, C, H, W); scale, shift: (B, C), for a norm without its own."""
+        """Normalise. x: (B, C, H, W); scale, shift: (B, C), for a norm without learned ones."""
         if scale is None or shift is None:
             scale = self.weight.expand(len(x), -1)
             shift = self.bias.expand(len(x), -1)
@@ -57,11 +58,11 @@ class GroupNorm(nn.Module):
 
 def normalised(x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> Tensor:
     """Normalise groups, then scale and shift each image. x: (B, C, H, W); scale, shift: (B, C)."""
-    # All images become channels of one: the scale, the shift and their gradients are then part of
-    # the kernel.
+    # All images become channels of a single image, so that the kernel also computes the scale, the
+    # shift and their gradients.
     flat = x.reshape(1, -1, x[0, 0].numel())
     scale, shift = (value.flatten().to(x.dtype) for value in (scale, shift))
-    # autocast would copy to float32, while the kernel adds up in float32 anyway
+    # autocast would copy to float32, which is unnecessary: the kernel adds up in float32
     with torch.autocast("cuda", enabled=False):
         return F.group_norm(flat, len(x) * groups, scale, shift).view(x.shape)
 
@@ -144,7 +145,7 @@ class UNet(Denoiser):
     extra_classes: rows of the label table for public classes; label classes+1+j is the j-th (see
     `drop_extra_classes`);
     several: see `Denoiser`. The embeddings of an image's labels are added up and divided by the
-    root of their number; an image without any has an embedding too.
+    root of their number; an image without labels has an embedding too.
     """
 
     supports_ghost_layers = True
@@ -213,7 +214,7 @@ class UNet(Denoiser):
         self.middle = nn.ModuleList(
             Level(current, current, embedding, attends) for attends in (levels[-1][1], False)
         )
-        self.up = nn.ModuleList()  # the way back, each with the output of its counterpart
+        self.up = nn.ModuleList()  # coarsest level first; each also gets its counterpart's output
         for size, attends in reversed(levels):
             self.up.append(Level(current + size, size, embedding, attends))
             current = size
@@ -297,7 +298,7 @@ class UNet(Denoiser):
         return lambda labels: sample(self, labels, steps, guidance, generator, autocast, guide)
 
     def save(self, directory: Path, trained: Sequence[str] = ()) -> None:
-        """Write all weights, trained or not. Extra classes must be gone."""
+        """Write all weights, trained or not. Extra classes must have been dropped."""
         save_network(self, self.arguments, directory)
 
 
@@ -333,7 +334,7 @@ def fourier_features(c_noise: Tensor, size: int) -> Tensor:
 
 
 def halve(x: Tensor) -> Tensor:
-    """Average every 2x2 pixels, or fewer at an odd edge.
+    """Average every 2×2 pixels, or fewer at the edge of an odd side.
 
     (B, C, H, W) to (B, C, ceil(H/2), ceil(W/2)).
     """
@@ -365,6 +366,6 @@ def pairs(width: int, like: Tensor) -> Tensor:
 def load_model(directory: Path) -> UNet:
     """Load the network that `UNet.save` wrote.
 
-    Raises DataError when files are missing or do not fit together.
+    Raises DataError if files are missing or do not match.
     """
     return load_network(directory, UNet, "pretrain")

@@ -101,7 +101,8 @@ def per_image_gradients(
     take = by_layers if model.supports_ghost_layers else by_vmap
     count = draws.levels.shape[1]
     total: dict[str, Tensor] = {}
-    # Without autocast's cache, because the cast of a weight must not leave the transform it is in.
+    # Autocast's cache is off, because a converted weight must not be used outside the transform
+    # that made it
     with torch.autocast(images.device.type, torch.bfloat16, enabled=autocast, cache_enabled=False):
         if draws_per_pass is None or draws_per_pass >= count:
             return take(model, parameters, *batch)
@@ -163,7 +164,7 @@ def by_vmap(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor) -
     return {name: rows[name] for name in parameters}
 
 
-# Without it, frozen weights would keep a graph of all images.
+# Otherwise, frozen weights would keep a graph of all images
 @torch.no_grad()
 def clipped_gradient_sum(
     model: Denoiser,
@@ -183,7 +184,7 @@ def clipped_gradient_sum(
     Returns (P,) float64.
 
     Guarantee: one image, or one group, more or less changes the sum by at most `max_grad_norm` in
-    L2, whether an image has none, one or all of the labels.
+    L2, for any number of labels per image.
     """
     if len(draws.levels) != len(images):
         raise ValueError(

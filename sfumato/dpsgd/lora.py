@@ -65,7 +65,7 @@ def add_lora(
                 "middle.0.attention.q.weight"
             )
         # A subclass may be used through its weight instead of a call, as in nn.MultiheadAttention.
-        # Its adapter would have no effect.
+        # Then an adapter would have no effect.
         if type(layer) is not nn.Linear:
             raise ConfigError(
                 f"{name} belongs to a {type(layer).__name__}: only a plain nn.Linear can be adapted"

@@ -33,9 +33,9 @@ def choose_microbatch(
     """Choose how many images, and how many of their K draws, to differentiate at a time.
 
     Call this before opening a charge. On a GPU, the number of images is halved until a trial fits.
-    Weight gradients are computed there by matrix products (`model.use_products`) or by a grouped
-    convolution: by the faster method if any size fits, otherwise by the other one, because cuDNN
-    may lack a kernel.
+    On a GPU, weight gradients are computed by matrix products (`model.use_products`) or by a
+    grouped convolution. The faster method is used if any size fits, otherwise the other one,
+    because cuDNN may lack a kernel.
 
     batch: expected number of images per step;
     requested_size: number of images at a time, if the user set it.
@@ -89,7 +89,8 @@ def fitting(
     if not gpu:
         largest = max(1, min(largest, int(batch / 2)))
         return 1 << (largest.bit_length() - 1), draws  # rounded down to a power of two
-    # Few draws are larger. The sizes are whole microbatches, because the last one is filled up.
+    # Few draws are larger. Sizes are multiples of the microbatch, because the last microbatch is
+    # filled up.
     drawn = batch + 2 * math.sqrt(batch)
     return math.ceil(drawn / math.ceil(drawn / largest)), draws
 
@@ -135,7 +136,7 @@ def room_on(device: torch.device, parameters: Mapping[str, Tensor]) -> float:
     if device.type != "cuda":
         return 2**30  # larger microbatches are not faster
     free, _ = torch.cuda.mem_get_info(device)
-    # Memory that PyTorch has reserved and does not use
+    # Memory that PyTorch has reserved but does not use
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return 0.4 * (free + cached - 4 * COPIES * sum(value.numel() for value in parameters.values()))
 
@@ -143,7 +144,7 @@ def room_on(device: torch.device, parameters: Mapping[str, Tensor]) -> float:
 def activation_bytes(model: Denoiser, parameters: Mapping[str, Tensor]) -> int:
     """Measure the bytes, besides weights, that a float32 pass of one image saves for backward."""
     images, labels, draws = blanks(model, parameters, 1, 1)
-    # Holds references, so that no other storage gets the same address.
+    # Keeps references, so that no other storage gets the same address.
     kept: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
 """Per-image gradients from one ordinary backward pass.
 
 Every layer returns one gradient of its weight per image. `torch.func.vmap(grad)` computes the same
-for any network, but is slower. It separates the images itself; here, the network must do so: no
-image may affect another in the forward pass, and the first dimension of each layer's input must be
-the batch.
+for any network, but is slower. This module needs a network that keeps images apart: no image may
+affect another in the forward pass, and the first dimension of each layer's input must be the batch.
 
 Source: Rochette, Manoel and Tramel 2019, for the weight gradients of a convolution as a grouped
 convolution; Opacus (Yousefpour et al. 2021) for weight gradients by matrix products.
@@ -34,8 +33,8 @@ class PerImage(TorchFunctionMode):
     """A context in which each weight of `weights` gets one gradient per image.
 
     `rows[name]`, (B, *shape), represents B equal copies of a weight in the memory of one.
-    Differentiate the loss with respect to it. If a weight is used in a way that this module has no
-    rule for, it raises NoRuleError, so that no part of a gradient is lost silently.
+    Differentiate the loss with respect to `rows[name]`. Any use of a weight without a rule in this
+    module raises NoRuleError, so that no part of a gradient is lost silently.
 
     weights: trained weights by name;
     images: B. Batches have K·B rows; row k·B + b is the k-th draw of image b;
@@ -161,8 +160,8 @@ class Convolution:
             and gradient.dtype == torch.bfloat16
             and stride == dilation == [1, 1]
         ):
-            # The same as a convolution with the mirrored weight, for which oneDNN has a faster
-            # kernel.
+            # A convolution with the mirrored weight is the same, and oneDNN has a faster kernel for
+            # it.
             margin = [size - 1 - some for size, some in zip(weight.shape[2:], padding, strict=True)]
             if min(margin) >= 0:
                 return F.conv2d(gradient, weight.flip(2, 3).transpose(0, 1), None, padding=margin)
@@ -220,7 +219,8 @@ def grouped_weight_gradients(
 def shifted_weight_gradients(
     gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, images: int
 ) -> Tensor:
-    """Compute `grouped_weight_gradients` by one matrix product per kernel row, faster on a GPU.
+    """Compute `grouped_weight_gradients` by one matrix product per kernel row, which is faster on a
+    GPU.
 
     The product sums over the zero-padded pixels of all draws of an image, and uses one copy of the
     pixels per column of the kernel. Each image has a separate matrix, so no product reads another

@@ -93,8 +93,8 @@ class Gradients:
     """Settings of a query's gradients: weights, draws per image, clip norm, and microbatch size.
 
     Noise levels, noise and augmentation are drawn from a secret generator. With a public seed, the
-    draws of an image would reveal its position in the batch, and so whether an image before it is
-    missing. Create this object before a charge opens.
+    noise drawn for an image would reveal its position in the batch, and so whether an image before
+    it is missing. Create this object before a charge opens.
 
     parameters: trained parameters of `model`, by name;
     config: settings of the stage, including the number of draws per image;
@@ -128,7 +128,8 @@ class Gradients:
         self.microbatch_size, self.draws_per_pass = choose_microbatch(
             model, self.parameters, config.draws, public_batch, config.microbatch_size
         )
-        # With equal models, the gradient of an image does not depend on the process.
+        # If the models are equal, an image's gradient does not depend on the process that computes
+        # it.
         distributed.agree(model.state_dict().values())
         if autocast is None:
             autocast = distributed.broadcast_object(fast_bfloat16(self.device.type))
@@ -282,7 +283,7 @@ def update(state: State, noised: Tensor, public: Tensor | None = None) -> dict[s
         fix = (
             "lower learning_rate or max_grad_norm of this stage in params.yaml and run `stage plan`"
         )
-        same = "With the same settings, every run would end like this"
+        same = "With the same settings, every run would fail like this"
         raise ConfigError(f"weights are not finite after step {state.steps}: {fix}. {same}")
     return {
         "step": state.steps,

@@ -23,7 +23,7 @@ ADAPTED = ("attention-lora", "salient-lora")
 
 
 def candidates(model: nn.Module) -> list[str]:
-    """List the names of the query, key and value matrices, which a ranking can choose from.
+    """List the names of the query, key and value matrices, the candidates of a ranking.
 
     The names are in the order of the model. Raises ConfigError if there are none.
     """

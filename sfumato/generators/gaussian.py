@@ -1,6 +1,6 @@
 """One Gaussian per class as a generator.
 
-Low frequencies come from a release, finer ones from a fitted law or public images.
+Low frequencies come from a release; finer frequencies come from a fitted law or from public images.
 
 No function here reads a sensitive image: the release was charged, and the fit is post-processing.
 """
@@ -23,7 +23,8 @@ class GaussianGenerator(nn.Module):
 
     features: arguments of the release's `CosineMoments`;
     details: number of public images. Finer coefficients come from a random public image,
-    recoloured; without any, they are independent, with the variances `fine`.
+    recoloured; without public images, finer coefficients are independent, with the variances
+    `fine`.
     latent: size of z: one number per coefficient, and one that chooses the public image.
     """
 
@@ -84,8 +85,8 @@ def fit_gaussians(
 
     A covariance is the sum of the diagonal of the fitted law, the deviation of the pooled
     covariance from it, and half of the class's deviation from the pooled one. In both deviations,
-    every eigenvalue is shrunk by 2·√d times the deviation of the noise, the largest eigenvalue of
-    pure noise.
+    every eigenvalue is shrunk by the largest eigenvalue of pure noise, 2·√d times the standard
+    deviation of the noise.
     """
     features = release.features
     deviation = release.deviation
@@ -94,7 +95,7 @@ def fit_gaussians(
     generator = GaussianGenerator(
         features.arguments, len(priors), 0 if details is None else len(details)
     )
-    # floor: a rare class is treated as a larger one
+    # floor: a rare class is treated as if it were larger
     shares = priors.double().clamp(min=0.1 / len(priors))[:, None]
     means, seconds = features.moments(release.table.double().T / shares)
     noise = features.radius * deviation / math.sqrt(1 - features.products) / shares
@@ -118,7 +119,8 @@ def fit_gaussians(
 
 
 def shrunk(means: Tensor, noise: Tensor, shares: Tensor) -> Tensor:
-    """Shrink class means to their mean by the part that noise explains.
+    """Shrink class means towards their common mean, by the share of their spread that noise
+    explains.
 
     Source: James and Stein 1961, positive part.
 
@@ -153,8 +155,8 @@ def recoloured(images: Tensor, random: Tensor) -> Tensor:
 def law_of(variances: Tensor, features: CosineMoments) -> Tensor:
     """Fit every coefficient's variance, a·(1 + f)^-decay at f half waves per image.
 
-    (d,) -> (C·H·W,) float64. There is one law for brightness and one for the contrasts, each by the
-    likelihood of the released variances (Whittle 1953).
+    (d,) -> (C·H·W,) float64. There is one law for brightness and one for the contrasts. Each
+    maximises the likelihood of the released variances (Whittle 1953).
     """
     frequency = features.radius_of.double() * max(features.shape[1:])
     laws = []

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sfumato.data.images import Shape
 from sfumato.settings.fields import Size, both_sides, size_of
 
-# Sides are for squares; other proportions use the root of the number of pixels.
+# Sides are for square images; otherwise, the side is the root of the number of pixels.
 COARSE = 32  # Largest side of the coarse image; each further level doubles it
 
 
@@ -25,7 +25,7 @@ class NormConv(nn.Module):
 class Widen(NormConv):
     """Doubles the sides: BN, ReLU, conv3, pixel shuffle.
 
-    A transposed convolution would make a visible grid of overlaps.
+    A transposed convolution would leave a visible grid where its kernels overlap.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class Residual(NormConv):
 class Enlarge(NormConv):
     """Doubles the sides: BN, ReLU, bilinear, conv3.
 
-    In large images, a pixel shuffle would make a visible grid.
+    In large images, a pixel shuffle would leave a visible grid.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -152,7 +152,8 @@ class Generator(nn.Module):
 
         z: (B, latent);
         labels: (B,) int64 below `classes`, or (B, classes);
-        block: 2, 4, … draws the image of fewer levels, at the resolution divided by it.
+        block: side of pixel blocks, 2, 4, …: the image is drawn by fewer levels, at the resolution
+        divided by this.
         """
         if not self.several:
             labels = F.one_hot(labels, self.classes)

@@ -58,13 +58,13 @@ def fit_generator(
     """Fit G so that its joint embeddings match the released ones.
 
     Adam minimises Σ weight · ‖μ̃ − μ(G)‖², plus a cross-entropy. The fit goes from coarse to fine:
-    large images are first fitted as block means, to features that need nothing finer. Each class
+    large images are first fitted as block means, to features that depend only on these. Each class
     stops when it would begin to fit the noise (EarlyStopping), so more steps do no harm.
 
     releases: under Fourier features; priors: (classes,) public label shares, summing to 1; teacher:
     (B, C, H, W) -> (B, classes) logits, whose cross-entropy with the requested labels has the
     weight `agreement`; progress: called with (steps done, steps); row_means: see `PublicCounts`,
-    with several labels (priors are then the share of images with each label). Returns `generator`
+    for several labels (priors are then the share of images with each label). Returns `generator`
     with the moving average of its weights and recomputed batch-norm statistics, in eval mode.
     """
     device = compute.device()
@@ -93,8 +93,8 @@ def fit_generator(
             to_device(part, device) for part in labels_to_fit(config.batch, priors, several, random)
         )
         z = to_device(torch.randn(config.batch, generator.latent, generator=random), device)
-        # bfloat16, if the device has it, covers the network and the phases, not the embedding and
-        # the loss.
+        # If the device has bfloat16, the network and the phases use it, but not the embedding and
+        # the loss
         with torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device.type)):
             images = generator(z, labels, block)
             embeddings = [embedding_of(match, images, weights, columns) for match in matches]
@@ -115,7 +115,7 @@ def fit_generator(
 
 
 def block_of_steps(blocks: Sequence[int], steps: int) -> list[int]:
-    """Return the level that each step fits, by its block.
+    """Return the level to fit in each step, identified by its block.
 
     Half of the steps fit the first level, and the others are split equally.
     """
@@ -130,7 +130,7 @@ def pace(done: float) -> float:
     """Return the part of the learning rate after the part `done` of the steps.
 
     It rises briefly, then falls to zero by half a cosine. Without the rise, the first steps may
-    drive all pixels to black, without a gradient.
+    turn all pixels black, where the gradient is zero.
     """
     return min(1.0, (done + 0.01) / 0.1) * (1 + math.cos(math.pi * done)) / 2
 
@@ -153,13 +153,13 @@ def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor)
 
     embedding, target: (K, classes); weights: see `embedding_of`.
     """
-    shown = (weights.sum(0) > 0).to(priors)  # a class without images in the batch has no gradient
-    # Effective number: this many images of equal weight have a mean of the same variance.
+    shown = (weights.sum(0) > 0).to(priors)  # a class with no image in the batch gets no gradient
+    # Effective number: the mean of this many images of equal weight has the same variance
     counts = weights.sum(0).square() / weights.square().sum(0).clamp(min=1e-12)
     # E‖mean of n unit vectors‖² = ‖μ‖² + (1 − ‖μ‖²)/n, so (n‖mean‖² − 1)/(n − 1) estimates ‖μ‖²;
     # the constant is dropped.
     unbiased = torch.where(counts > 1, counts / (counts - 1).clamp(min=1), 1.0)
-    # the column of a rarer class is mostly noise
+    # the column of an even rarer class is mostly noise
     balance = shown / priors.clamp(min=0.1 / len(priors))
     return (
         balance * (unbiased * embedding.square().sum(0) - 2 * (embedding * target).sum(0))
@@ -182,7 +182,7 @@ class EarlyStopping:
         random = torch.Generator().manual_seed(seed)
         self.matches = matches
         self.targets = [match.table.clone() for match in matches]
-        self.seen = []  # cells in the loss, among the cells that the level determines
+        self.seen = []  # cells in the loss, restricted to cells that the level determines
         self.unseen = []
         for match in matches:
             out = held_out(match.features, random)
@@ -265,10 +265,11 @@ def recompute_batch_norm(
 def balanced_labels(
     count: int, priors: Tensor | None, classes: int, random: torch.Generator
 ) -> Tensor:
-    """Draw `count` labels in random order, each class near its share: (count,) int64.
+    """Draw `count` labels in random order, with each class as near to its share as possible:
+    (count,) int64.
 
-    Uses systematic sampling with one uniform offset, so the numbers are as near to the shares as
-    whole numbers allow. priors: (classes,) shares, or None for equal shares.
+    It uses systematic sampling with one uniform offset. priors: (classes,) shares, or None for
+    equal shares.
     """
     shares = (
         torch.full((classes,), 1 / classes, dtype=torch.float64)
@@ -286,8 +287,8 @@ def balanced_labels(
 def several_labels(count: int, priors: Tensor, random: torch.Generator) -> Tensor:
     """Draw label sets of `count` images, independently by label: (count, classes) uint8 of 0 and 1.
 
-    priors: (classes,) share of images with each label; its number is as near to it as whole numbers
-    allow.
+    priors: (classes,) share of images with each label; the number of images with a label is as near
+    to its share as possible.
     """
     shares = torch.stack([1 - priors, priors], dim=1)
     return torch.stack([balanced_labels(count, share, 2, random) for share in shares], dim=1).to(
@@ -298,7 +299,8 @@ def several_labels(count: int, priors: Tensor, random: torch.Generator) -> Tenso
 def labels_to_draw(
     model: Any, count: int, priors: Tensor | None, random: torch.Generator
 ) -> Tensor:
-    """Draw by `several_labels` if the model takes several labels, otherwise by `balanced_labels`.
+    """Draw labels by `several_labels` if the model takes several labels, otherwise by
+    `balanced_labels`.
 
     Without priors, it always draws by `balanced_labels`.
     """
@@ -310,7 +312,7 @@ def labels_to_draw(
 def labels_to_fit(
     count: int, priors: Tensor, several: bool, random: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Draw each label equally often, so that rare labels are fitted, and weights by column.
+    """Draw labels, each equally often so that rare ones are fitted too, and weights by column.
 
     With one label per image, labels are (count,) int64, and weights are one-hot rows. With several
     labels, each image has a stratum (one label, or none) and draws its other labels by

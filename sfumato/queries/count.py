@@ -99,9 +99,9 @@ def public_several(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
 def public_counts(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
     """Turn noisy counts into N̄, N̄_m and priors. This is post-processing, so it is free.
 
-    N̄_m = max(noisy count, 1, σ), because a count below σ is mostly noise, which a small denominator
-    would amplify. N̄ is the unbiased sum of the noisy counts, with the same floor. Priors are
-    clipped at 0. If all of them are 0, they are uniform.
+    N̄_m = max(noisy count, 1, σ), because a count below σ is mostly noise, and a small denominator
+    would amplify this noise. N̄ is the unbiased sum of the noisy counts, with the same floor.
+    Priors are clipped at 0. If all of them are 0, they are uniform.
     """
     noisy = noisy.double()
     floor = max(1.0, noise_multiplier)

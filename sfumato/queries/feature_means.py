@@ -69,13 +69,13 @@ def query_feature_means(
 
     features: φ; rows and their float64 sum are computed on its device;
     public_size: N̄, never a realised count;
-    cached: the charge draws `features.vectors` of the images instead of the images.
+    cached: whether the charge draws `features.vectors` of the images instead of the images.
 
     Returns (K, classes) float32 on the CPU, for `fit_generator`; with several labels,
     (K, classes + 1), by `label_rows`.
 
-    Guarantee: one image more or less moves the sum by at most 1 in L2, because φ has norm 1 at
-    most, and so has the row of all its labels. A row is a function of its image only, to the last
+    Guarantee: one image more or less moves the sum by at most 1 in L2, because φ has norm at most
+    1, and so does the row of the image's labels. A row is a function of its image only, to the last
     bit.
 
     Source: FETA-Pro Eq. 5.
@@ -107,8 +107,8 @@ def moment_features(
 ) -> FourierFeatures:
     """Build the map of a public network's features and their squares: (B, C, H, W) -> (B, K).
 
-    K is twice the number of features. Features are scaled to norm √(1 − s) and their squares to √s,
-    so one Gaussian with sensitivity 1 releases both.
+    K is twice the number of features. Features are scaled to norm √(1 − s) and their squares to
+    norm √s, so that one Gaussian with sensitivity 1 covers both.
 
     feature: CLASSIFIER or CELLS; squares: s. Source: Harder et al. 2023 (DP-MEPF).
     """
@@ -292,7 +292,7 @@ def encoding_alone(
 
     Guarantee: a row is a function of its image only.
     """
-    owner = getattr(function, "__self__", function)  # the module, or the object whose method it is
+    owner = getattr(function, "__self__", function)  # the module, or the object of a bound method
     networks = [
         part for part in getattr(owner, "modules", tuple)() if isinstance(part, OwnFeatures)
     ]

@@ -1,7 +1,7 @@
-"""Noisy class histogram: number of sensitive images that a classifier assigns to each class.
+"""Noisy class histogram: numbers of sensitive images that a classifier assigns to each class.
 
 The classifier and its classes are public. Counts are never divided by the number of images that
-voted, because that number is private, and choosing classes does not need it.
+voted: that number is private, and not needed to choose classes.
 
 Source: RPGen stage 1; PrivImage.
 """
@@ -50,8 +50,8 @@ def query_histogram(
     """Release noisy votes for every public class.
 
     The charge covers one Gaussian, possibly over a Poisson draw. The logits of an image depend on
-    that image only. Otherwise, rounding could make the votes of a near tie depend on the number of
-    drawn images, and removing one image could change the votes of others.
+    that image only. Otherwise, where two classes nearly tie, rounding could make an image's vote
+    depend on the number of drawn images, and removing one image could change the votes of others.
 
     model: classifier in eval mode;
     votes: see `vote_rows`;

@@ -45,7 +45,8 @@ def same_settings(
         raise ConfigError(f"releases of {name} cannot be added up, because {why}: {way}")
     if "count" not in queries:
         raise ConfigError(
-            "count is not in `run`: without noisy counts the means of two owners have no weights"
+            "count is not in `run`: without noisy counts, it is unknown how to weight the means "
+            "of two owners"
         )
     # Fields that may differ
     theirs = {"dataset_id", "size_hint", "mechanism", "delta", "about", "again"}
@@ -70,7 +71,7 @@ def check_owner(
     budget: Mapping[str, Any],
     queries: Sequence[Artifact],
 ) -> tuple[str, ...]:
-    """Check one owner's releases, and return the ids of the data sets that they were made from.
+    """Check one owner's releases, and return the ids of the data sets from which they were made.
 
     There are several ids if these releases were merged before. Raises DataError, ConfigError or
     BudgetError if the plan and the releases do not match.
@@ -101,7 +102,8 @@ def check_owner(
         planned = Mechanism(**plans[query.stage]["mechanism"]).to_json()
         if query.disjoint_sets != disjoint_sets or len(disjoint_sets) == 1:
             problems.append(
-                f"{query.path} and {queries[0].path} differ in which data sets share no person"
+                f"{query.path} and {queries[0].path} name different data sets as having no person "
+                "in common"
             )
         elif not query.enabled or {record["dataset_id"] for record in released} != {*owners}:
             problems.append(
@@ -131,8 +133,8 @@ def merged_budget(
 ) -> dict[str, Any]:
     """Compute the merged budget at the smallest δ of all owners.
 
-    Its target is the larger of the owners' largest target and the merged cost by their most
-    cautious accountant.
+    Its target is the owners' largest target or, if that is larger, the merged cost by the most
+    cautious of their accountants.
     """
     recipe, *others = {budget["recipe"] for budget in budgets}
     if others:
@@ -157,8 +159,8 @@ def merge_counts(
 ) -> PublicCounts:
     """Add up the noisy counts of all owners, and write them as `count` does.
 
-    The result has the same distribution as one owner's release over all images, with the sum of all
-    noise variances. several: an image can have any number of labels.
+    The result has the distribution of a single release over all images, whose noise variance is the
+    sum of the owners'. several: an image can have any number of labels.
     """
     noisy = torch.zeros(1, dtype=torch.float64)
     for count in counts:

@@ -44,10 +44,10 @@ def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> pd.Data
     """Compute norms and ranks of the released vectors, one row per candidate, in their order.
 
     Noise adds size·noise_std² to the expected squared norm, so a large candidate without any signal
-    would outrank a small one with a signal. The column "debiased" is the squared norm minus that
-    term. It is unbiased, so it may be negative. It still grows with the size of a candidate, as the
-    norm of its gradient does. "rank" sorts by "debiased" and "raw_rank" by "raw_norm"; rank 1 is
-    the most salient. noise_std: public standard deviation of each entry's noise, σ·C_s/N̄.
+    would rank above a small one with a signal. The column "debiased" is the squared norm minus that
+    term. As an unbiased estimate, it may be negative. It still grows with the size of a candidate,
+    as does the norm of its gradient. "rank" sorts by "debiased" and "raw_rank" by "raw_norm"; rank
+    1 is the most salient. noise_std: public standard deviation of each entry's noise, σ·C_s/N̄.
 
     Source: DP-SAPF Eq. 8 and Algorithm 1 for the raw norm.
     """

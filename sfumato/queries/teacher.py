@@ -49,7 +49,7 @@ def query_teacher(
     """Take noisy gradient steps from zero. Each step releases the sum over one draw.
 
     The charge draws the features ψ of the images. The result is the mean of the weights over the
-    last part of the steps, which is post-processing.
+    last part of the steps. This averaging is post-processing.
 
     public_size: N̄, the expected size of a draw, never a realised count;
     covariance: (d, d), covariance of features of public or released images, which preconditions the

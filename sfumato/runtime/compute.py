@@ -67,7 +67,7 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc, if present, keep freed memory: this saves a tenth of a training step."""
+    """Let glibc, if present, keep freed memory: this shortens a training step by a tenth."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, in bytes, at its largest
@@ -77,7 +77,7 @@ def keep_freed_memory() -> None:
 def fast_bfloat16(device: str) -> bool:
     """Return whether the device has bfloat16 arithmetic.
 
-    This is not timed, so the result on one machine never changes.
+    The answer does not depend on a timing, so it never changes on one machine.
     """
     if device == "cuda":
         return torch.cuda.get_device_capability() >= (8, 0)  # an older GPU emulates it, slowly

@@ -66,7 +66,7 @@ def is_main() -> bool:
 
 
 def broadcast_object(value: T) -> T:
-    """Return the value of the first process, in all of them."""
+    """Return the first process's value in all processes."""
     if world_size() == 1:
         return value
     box = [value]
@@ -76,10 +76,11 @@ def broadcast_object(value: T) -> T:
 
 @torch.no_grad()
 def agree(tensors: Iterable[Tensor], *plain: object) -> None:
-    """Give tensors their values in the first process, in place, and compare them and `plain`.
+    """Set tensors, in place, to their values in the first process, after comparing them and `plain`
+    between processes.
 
     Results of different processes may differ in the last bits. Raises ConfigError in all processes
-    if one has other values.
+    if the values of one differ.
     """
     if world_size() > 1:
         tensors = [*tensors]
@@ -92,7 +93,7 @@ def agree(tensors: Iterable[Tensor], *plain: object) -> None:
 
 
 def check_alike(parts: Sequence[Tensor]) -> None:
-    """Raise ConfigError in all processes unless all have the same parts, up to rounding."""
+    """Raise ConfigError in all processes unless their parts are equal, up to rounding."""
     if world_size() > 1:
         mine = [part.detach().cpu().double() for part in parts]
         pairs = [
@@ -112,9 +113,8 @@ def _refuse_unless(same: bool) -> None:
 
 
 def reduce_sum(part: Tensor) -> Tensor:
-    """Return the sum over all processes in the first one.
-
-    The results in the others are undefined.
+    """Return the sum over all processes, in the first process. The other processes get undefined
+    results.
     """
     if world_size() > 1:
         part = part.detach().clone()
@@ -123,9 +123,8 @@ def reduce_sum(part: Tensor) -> Tensor:
 
 
 def map_sharded(tasks: Sequence[T], work: Callable[[T], R]) -> list[R]:
-    """Apply `work` to each task, shared between the processes.
-
-    Returns all results, in order, in each.
+    """Apply `work` to each task; the processes divide the tasks. Returns all results, in order, in
+    every process.
     """
     mine = [work(task) for task in tasks[rank() :: world_size()]]
     if world_size() == 1:
@@ -136,7 +135,7 @@ def map_sharded(tasks: Sequence[T], work: Callable[[T], R]) -> list[R]:
 
 
 def all_min(count: int) -> int:
-    """Return the smallest of the processes' numbers, in all of them."""
+    """Return the smallest of the processes' numbers, in every process."""
     if world_size() == 1:
         return count
     box = torch.tensor(count)
@@ -145,7 +144,7 @@ def all_min(count: int) -> int:
 
 
 def all_reduce(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Sum each tensor over all processes, in all of them, equal to the last bit."""
+    """Sum each tensor over all processes. Every process gets the same result, to the last bit."""
     if world_size() == 1:
         return list(parts)
     flat = torch.cat([part.detach().flatten() for part in parts])
@@ -168,7 +167,9 @@ def all_gather(rows: Tensor, count: int) -> Tensor:
 
 
 def broadcast(tensor: Tensor) -> Tensor:
-    """Return the first process's tensor, in all of them. All must have the same shape and type."""
+    """Return the first process's tensor in every process. Their tensors must have the same shape
+    and type.
+    """
     if world_size() > 1:
         dist.broadcast(tensor, src=0)
     return tensor

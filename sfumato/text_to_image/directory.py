@@ -24,7 +24,7 @@ KNOWN = {  # classes that this package can load, by part
     "transformer": ("PixArtTransformer2DModel",),
 }
 MODEL_PARTS = (*KNOWN, "scheduler")
-# all others have config.json
+# all other parts have config.json
 CONFIG_OF = {"tokenizer": "tokenizer_config.json", "scheduler": "scheduler_config.json"}
 WEIGHTS_OF = {"text_encoder": "model"} | dict.fromkeys(
     ("vae", "unet", "transformer"), "diffusion_pytorch_model"
@@ -168,7 +168,7 @@ def read_model_directory(directory: str) -> ModelDirectory:
 
 
 def names_code(config: Any) -> bool:
-    """Return whether a config makes `transformers` download or run code, such as kernels or
+    """Return whether a config would make `transformers` download or run code, such as kernels or
     classes.
     """
     if not isinstance(config, dict):
@@ -200,7 +200,7 @@ def weights_of(path: Path, part: str) -> tuple[Path, str]:
     """
     directory = path / part
     stem = WEIGHTS_OF[part]
-    for variant in ("", ".fp16"):  # half-precision files only if there are no others
+    for variant in ("", ".fp16"):  # half-precision files are used only if there are no others
         for name in (f"{stem}{variant}.safetensors", f"{stem}.safetensors.index{variant}.json"):
             if (directory / name).is_file():
                 return directory / name, variant
@@ -214,7 +214,7 @@ def weights_of(path: Path, part: str) -> tuple[Path, str]:
 def part_files(path: Path, part: str) -> list[Path]:
     """Return the files of a part to read, sorted by name.
 
-    Raises DataError if one is missing, and as `weights_of` does.
+    Raises DataError if a file is missing, and the errors of `weights_of`.
     """
     directory = path / part
     files = {directory / CONFIG_OF.get(part, "config.json")}

@@ -44,11 +44,11 @@ class LatentDiffusion(Denoiser):
     Raises DataError if the prompts do not fit the network.
 
     network: U-Net or transformer of `model`, the only trained part;
-    prompts: (classes + 1, tokens, D), the last for no label;
+    prompts: (classes + 1, tokens, D); the last is for images without a label;
     mask: (classes + 1, tokens) bool, or None;
     alphas_cumprod: (T,) ᾱ of the model's own schedule;
     image_size: side of the images before encoding;
-    reference: folder that it was read from, None for an outline.
+    reference: folder of the reference, None for an outline.
     """
 
     at_a_time = 16
@@ -88,7 +88,7 @@ class LatentDiffusion(Denoiser):
         self.sized = bool(getattr(network, "use_additional_conditions", False))
         self.reference = reference
         self.prompts = nn.Buffer(prompts, persistent=False)
-        # A U-Net sees every token, including padding, as in its training.
+        # A U-Net attends to every token, including padding, as it did in its training
         seen = mask.bool() if mask is not None and self.is_transformer else None
         self.register_buffer("mask", seen, persistent=False)
         self.alphas_cumprod = nn.Buffer(alphas_cumprod.float(), persistent=False)
@@ -133,14 +133,14 @@ class LatentDiffusion(Denoiser):
     def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
         """Draw n independent timesteps, (n,) int64, on the generator's device.
 
-        Under a log-normal law it draws σ, then takes the first timestep whose √((1 − ᾱ)/ᾱ) is not
-        below it.
+        Under a log-normal law it draws σ, then takes the first timestep for which √((1 − ᾱ)/ᾱ) is
+        at least σ.
         """
         steps = len(self.alphas_cumprod)
         if isinstance(law, TimestepMixture):
             return draw_timesteps(law, n, generator, steps)
         sigma = draw_noise_levels(law, n, generator)
-        # Levels rise with the timestep.
+        # Noise levels rise with the timestep
         levels = (
             ((1 - self.alphas_cumprod) / self.alphas_cumprod.clamp(min=1e-12))
             .sqrt()

@@ -21,7 +21,7 @@ from sfumato.text_to_image.directory import (
 )
 
 DECODED = {"cpu": 1, "cuda": 2**20}  # Pixels at a time, at least one image: 3 GiB
-LONGEST_T5 = 120  # Tokens; class prompts are far shorter, and masked tokens only cost time
+LONGEST_T5 = 120  # Tokens; class prompts are far shorter, and unused tokens only take time
 
 
 def class_named(name: str) -> Any:
@@ -68,9 +68,10 @@ def load_part(model: ModelDirectory, part: str) -> Any:
 
 
 class PlainAttention:
-    """Attention in plain operations: exact, without in-place updates under `vmap(grad)`.
+    """Exact attention in plain operations, which has no in-place updates, so it works under
+    `vmap(grad)`.
 
-    Without gradients it is fused.
+    Without gradients, it uses the fused kernel.
     """
 
     def __call__(
@@ -129,7 +130,7 @@ class GroupNorm(nn.GroupNorm):
 
 
 class LayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm` in float32 or wider, as mixed precision fails under vmap on a CPU."""
+    """`nn.LayerNorm` in float32 or wider, because mixed precision fails under vmap on a CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -171,11 +172,12 @@ def build_network(model: ModelDirectory) -> nn.Module:
 
 
 def make_differentiable(network: Any) -> None:
-    """Make the network work under `vmap(grad)`, in place: same weights, names and numbers.
+    """Make the network work under `vmap(grad)`, in place. Its weights, names and outputs stay the
+    same.
 
     Raises DataError if that is impossible.
     """
-    # Attributes of an unsupported attention.
+    # Attributes that only unsupported attention has
     unsupported = (
         "group_norm",
         "spatial_norm",
@@ -185,7 +187,7 @@ def make_differentiable(network: Any) -> None:
         "add_k_proj",
         "residual_connection",
     )
-    # Replacements with the same weights and another forward pass.
+    # Replacements have the same weights and a different forward pass
     kinds: dict[type, type] = {nn.GroupNorm: GroupNorm, nn.LayerNorm: LayerNorm, nn.SiLU: CheapSiLU}
     for path, module in network.named_modules():
         odd = [name for name in unsupported if getattr(module, name, None)]
@@ -202,10 +204,10 @@ def make_differentiable(network: Any) -> None:
 def embed_prompts(
     model: ModelDirectory, prompts: Sequence[str], device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """Embed each prompt and, last, the empty one; return embeddings and masks, on the CPU.
+    """Embed each prompt and then the empty prompt; return embeddings and masks, on the CPU.
 
-    A mask marks the real tokens; a U-Net has none. Returns ((len(prompts) + 1, tokens, D) float32,
-    (len(prompts) + 1, tokens) bool or None).
+    A mask marks the real tokens; a U-Net needs no mask. Returns ((len(prompts) + 1, tokens, D)
+    float32, (len(prompts) + 1, tokens) bool or None).
     """
     tokenizer = load_part(model, "tokenizer")
     encoder = load_part(model, "text_encoder").to(device)
@@ -234,7 +236,9 @@ def embed_prompts(
 
 
 class LatentCodec:
-    """The frozen VAE: images to latents, one at a time, and back, on a GPU several at a time."""
+    """The frozen VAE. It encodes images one at a time, and decodes latents, several at a time on a
+    GPU.
+    """
 
     def __init__(self, model: ModelDirectory, image_size: int, device: torch.device) -> None:
         self.vae = load_part(model, "vae").to(device)
@@ -286,7 +290,7 @@ def resize(images: Tensor, size: int) -> Tensor:
 
 
 def make_scheduler(model: ModelDirectory) -> Any:
-    """Build the library's sampler that the model names.
+    """Build the sampler of the library that the model names.
 
     Raises DataError if it has no discrete noise schedule.
     """

@@ -28,7 +28,7 @@ from sfumato.text_to_image.parts import LatentCodec, embed_prompts, make_schedul
 PROMPTS = "prompts.safetensors"
 # Template of a prompt; class names are public, and so are prompts
 TEMPLATE = "An image of {article} {class}"
-# By data.dataset_id: another template, or the prompt of each class
+# Other prompts for some values of data.dataset_id: a template, or the prompt of each class
 PROMPTS_OF: dict[str, str | dict[str, str]] = {
     "celeba": "An image of {article} {class} face",
     "octmnist": "An optical coherence tomography (OCT) image for retinal disease {number}",
@@ -129,7 +129,7 @@ def read_reference(directory: Path) -> dict[str, Any]:
 
 
 def referred(reference: Mapping[str, Any], *parts: str) -> ModelDirectory:
-    """Return the model that a reference names, after checking the bytes of `parts`.
+    """Check the bytes of `parts`, and return the model that a reference names.
 
     "denoiser" means U-Net or transformer.
     """

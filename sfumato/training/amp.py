@@ -1,4 +1,5 @@
-"""Adversarial model perturbation (AMP): descend along the gradient at the worst weights nearby.
+"""Adversarial model perturbation (AMP): descend along the gradient at the nearby weights with the
+highest loss.
 
 It makes the model more robust to later noise in its weights. It is used in public training only; no
 function here reads sensitive images.
@@ -23,13 +24,13 @@ def amp_gradient(
 
     Δ* roughly maximises L within ‖Δ‖₂ ≤ γ. On return, and on an exception, θ is restored exactly.
     Without `amp`, or with radius 0, this is the plain gradient. The optimiser then descends from θ;
-    the plus in the paper's Eq. 5 is a misprint. With many processes, each has the losses of its own
+    the plus in the paper's Eq. 5 is a misprint. With many processes, each gets the losses of its
     part of the batch, and the result is the total.
 
     losses: scalars of the parameters' current values that add up to L, such as losses of parts of a
-    batch. Each is differentiated before the next is computed. It runs `amp.steps` + 1 times, so it
-    must draw nothing at random. Enter autocast inside it: autocast caches copies of weights, and
-    the weights move here.
+    batch. Each is differentiated before the next is computed. It is called `amp.steps` + 1 times,
+    so it must draw nothing at random. Enter autocast inside it: autocast caches copies of weights,
+    and these change between calls.
     """
     parameters = list(parameters)
     if amp is None or amp.radius == 0:

@@ -66,7 +66,7 @@ def warm_up(
     """Train `model` in place through the phases, and return the average of its weights by name.
 
     Each phase has a new Adam, without weight decay. The average runs over all phases, so the last
-    one weighs most.
+    phase has the most weight.
 
     seed: fixes batches, noise and augmentation; report: called with (steps done, steps of all
     phases).
@@ -85,7 +85,8 @@ def warm_up(
         if device.type == "cuda":
             batches = ahead(batches)
         for step, batch in enumerate(batches, start=1):
-            # Each step of Adam uses the gradient here or at the worst weights nearby.
+            # Each step of Adam uses the gradient at the current weights or, with AMP, at nearby
+            # weights with a higher loss.
             parts = (
                 to_device(distributed.local_shard(tensor), device).split(most) for tensor in batch
             )
@@ -125,7 +126,7 @@ def ahead(batches: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]
 def mean_loss(model: UNet, batch: Sequence[Tensor], autocast: bool, size: int) -> Tensor:
     """Compute the training loss of a batch: images, labels, sigma, noise, as in `per_image_loss`.
 
-    size: number of images in the full batch, if this is one process's part of it.
+    size: number of images in the full batch, if `batch` is only one process's part of it.
     """
     images, labels, sigma, noise = batch
     with torch.autocast(images.device.type, torch.bfloat16, enabled=autocast):
@@ -163,7 +164,7 @@ def rand_augment(images: Tensor, operations: int, generator: torch.Generator) ->
     from torchvision.transforms import InterpolationMode, RandAugment
     from torchvision.transforms.autoaugment import _apply_op
 
-    # Groups are in random order, because neighbours in a batch come from the same source.
+    # The groups of images are random, because neighbours in a batch come from the same source
     order = torch.randperm(len(images), generator=generator)
     pixels = (images * 255).round().clamp(0, 255).to(torch.uint8)
     drawn = torch.Generator().manual_seed(int(torch.randint(2**62, (1,), generator=generator)))

@@ -3,7 +3,7 @@
 Source: RPGen stage 1; PrivImage.
 
 It reads no sensitive image. `sfumato.queries.histogram` counts its predictions on sensitive images,
-and charges for it.
+which is charged.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ def train_public_classifier(
     held = max(1, round(settings.validation * len(images)))
     training = chosen[held:]
     if len(training) < 2:
-        needed = f"the classifier needs two or more beside {held} for validation"
+        needed = f"the classifier needs two or more besides {held} for validation"
         raise DataError(f"the public set has {len(images)} images, {needed}: add images")
     schedule = Schedule(
         steps=settings.steps,
@@ -63,7 +63,7 @@ def train_public_classifier(
 def shuffled(indices: np.ndarray, batch: int, order: np.random.Generator) -> Iterator[np.ndarray]:
     """Yield endless full batches, in a new order in each pass.
 
-    Each is sorted, which reads faster from disk.
+    The indices in a batch are sorted, so that reading from disk is faster.
     """
     batch = min(batch, len(indices))
     while True:

@@ -24,7 +24,7 @@ EXAMPLES = 6  # Images per class in the picture
 
 class Kept(NamedTuple):
     public: int  # public class, or image
-    row: int  # row that chose it: a sensitive class, or 0
+    row: int  # row of the votes that chose it: a sensitive class, or 0
     votes: float  # noisy, or a probability; NaN without a histogram
 
 
@@ -34,14 +34,14 @@ def number_to_keep(settings: Select, public_classes: int) -> int:
 
 
 def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
-    """Choose the `keep` public classes with the most votes, the most voted first.
+    """Choose the `keep` public classes with the most votes, in descending order.
 
     Ties are resolved by row, then by class.
 
     histogram: (R, P) noisy votes. One row: the top `keep` (RPGen). One row per sensitive class
     (PrivImage): pairs of row and class are processed in descending order of votes. A class is
-    assigned to the first row that requests it, until the row has its share. In the end each row has
-    ⌊keep/R⌋ or ⌈keep/R⌉ classes, and no two rows share one.
+    assigned to the first row that requests it, until the row has its share. In the end, each row
+    has ⌊keep/R⌋ or ⌈keep/R⌉ classes, and no class is in two rows.
     """
     rows, public_classes = histogram.shape
     share, extra = divmod(keep, rows)
@@ -64,7 +64,7 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
 def select_public(settings: Select, votes: np.ndarray | None, public_classes: int) -> list[Kept]:
     """Choose the classes to keep by the votes, (R, P).
 
-    Without votes, all are kept, because a plan then allows no smaller ratio.
+    Without votes, all classes are kept: a plan without votes allows no smaller ratio.
     """
     if votes is not None:
         return select_classes(votes, number_to_keep(settings, public_classes))
@@ -72,7 +72,8 @@ def select_public(settings: Select, votes: np.ndarray | None, public_classes: in
 
 
 def read_votes(histogram: Path, public: Sequence[str], classes: int) -> tuple[np.ndarray, bool]:
-    """Read the noisy votes of `stage histogram`, (R, P), and whether they are by sensitive class.
+    """Read the noisy votes of `stage histogram`, (R, P), and whether there is one row per sensitive
+    class.
 
     public: names of the public classes;
     classes: number of sensitive classes.
@@ -159,8 +160,8 @@ def relabel(
     """Return the public images to keep, ascending, and their new labels, both int64.
 
     labels: (N,) int64 below `public_classes`;
-    per_class: an image gets the sensitive class that chose its class (PrivImage); else the kept
-    classes are numbered 0, 1, … in the order of `kept`.
+    per_class: give an image the sensitive class that chose its public class (PrivImage); otherwise,
+    the kept classes are numbered 0, 1, … in the order of `kept`.
     """
     new = np.full(public_classes, -1, dtype=np.int64)
     for rank, choice in enumerate(kept):
@@ -190,7 +191,9 @@ def save_surest(
     labels: np.ndarray,
     names: Sequence[str],
 ) -> None:
-    """Write the chosen images and labels, and the teacher's confidence and origin by class."""
+    """Write the chosen images and labels, and for each class the teacher's confidence and the
+    origin of its images.
+    """
     save_choice(directory, indices, labels, "sensitive", names, names)
     rows = []
     for label, name in enumerate(names):

@@ -26,7 +26,7 @@ class Schedule:
     decay_vectors: bool = True  # scales and offsets decay too, not only weight matrices
     sgd: bool = False  # SGD with Nesterov momentum instead of AdamW
     label_smoothing: float = 0.0
-    # shift images a little, and mirror colour ones (a mirrored letter is another letter)
+    # shift images a little, and mirror colour images (a mirrored letter would be another letter)
     augment: bool = False
     soft: bool = False  # labels are class probabilities, (B, classes), and not several labels
 
@@ -58,7 +58,7 @@ def train_supervised(
     rates = torch.optim.lr_scheduler.OneCycleLR(
         optimizer,
         max_lr=schedule.learning_rate,
-        # the schedule divides by zero if one step is the full rise
+        # the schedule would divide by zero if its rise were a single step
         total_steps=schedule.steps + (schedule.steps == 5),
         pct_start=0.2,
         cycle_momentum=not schedule.sgd,
@@ -116,7 +116,7 @@ def apply(
 ) -> np.ndarray:
     """Apply `function` to (N, H, W, C) uint8 images in batches; return one float32 array.
 
-    size: images per batch, fewer if they are large, which bounds the memory.
+    size: images per batch; fewer if the images are large, to limit the memory.
     """
     size = min(size, max(1, 1000 * 64 * 64 // (images.shape[1] * images.shape[2])))
     parts = [images[start : start + size] for start in range(0, len(images), size)]
@@ -126,7 +126,7 @@ def apply(
 
 
 def logits(model: nn.Module, images: np.ndarray) -> np.ndarray:
-    """Compute logits in evaluation mode, which stays: (N, H, W, C) uint8 -> (N, classes)."""
+    """Switch to evaluation mode and compute logits: (N, H, W, C) uint8 -> (N, classes)."""
     return apply(model.eval(), images, device_of(model).type)
 
 

@@ -24,7 +24,7 @@ def training_sets(
     """Load images and labels by source: "central", "public" or a stage that gives images.
 
     Only sources in `paths` are loaded. "public" needs "select" too. Also returns the number of
-    further classes that the labels need.
+    extra classes in the labels.
     """
     sources: dict[str, tuple[Images, Tensor]] = {}
     extra = 0
@@ -45,9 +45,9 @@ def training_sets(
 def load_central(directory: Path, shape: Shape) -> tuple[Tensor, Tensor]:
     """Load all releases of `stage central`: ((R·M, C, H, W) float32 in [0, 1], (R·M,) int64).
 
-    In histograms, each pixel is the midpoint of its fullest bin. A median blur of each channel
-    removes noise; it is free. shape: (C, H, W) of the sensitive images. Raises DataError for a
-    release of another shape.
+    For histograms, the value of a pixel is the midpoint of its fullest bin. A median blur of each
+    channel then removes noise, which is free. shape: (C, H, W) of the sensitive images. Raises
+    DataError for a release of another shape.
     """
     file = directory / ("mode.npy" if (directory / "mode.npy").is_file() else "mean.npy")
     released = torch.from_numpy(np.array(load_array(file)))
@@ -75,7 +75,7 @@ def public_training_set(
     """Return the selected images (memory-mapped), their labels, and the number of extra classes.
 
     selection: directory that `stage select` wrote;
-    classes: M, number of sensitive classes, None if it relabelled.
+    classes: M, number of sensitive classes; None if the selection relabelled images to them.
 
     Labels are rows of the label table of `UNet(extra_classes=k)`: sensitive classes 0..M-1 if the
     selection relabelled to them (PrivImage; k = 0), else M + 1 + j for the j-th of its k public
