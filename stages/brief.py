@@ -12,8 +12,8 @@ OutOption = Annotated[Path, typer.Option(help="Folder for `brief.html` and `brie
 
 
 def brief(out: OutOption = Path("brief")) -> None:
-    """Free: write one page for those who permit the release: the request, its cost, and what is not
-    protected.
+    """Free: write one page for those who must permit the release: the request, its cost, and what
+    is not protected.
     """
     from sfumato.planning.brief import PAGE, write_brief
     from sfumato.planning.folder import resolve_project
@@ -23,4 +23,4 @@ def brief(out: OutOption = Path("brief")) -> None:
     )
     if unanswered:
         say(f"not answered yet, in params.yaml: {', '.join(unanswered)}")
-    tell(f"{out / PAGE}: send it to those who permit the release. They sign it before `dvc repro`")
+    tell(f"{out / PAGE}: those who must permit the release sign it before the first run")

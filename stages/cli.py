@@ -77,7 +77,7 @@ def main() -> None:
     """
     open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # For a console without ε, as on standard error
+        # For a console that cannot show ε, as Python does for standard error
         sys.stdout.reconfigure(errors="backslashreplace")
     if EXIT_CODE not in os.environ:  # under `torchrun`, processes must end at once
         # Handle SIGTERM like Ctrl-C. The first process of a container would ignore it, and any
@@ -124,8 +124,8 @@ def main() -> None:
 
 
 def open_closed_streams() -> None:
-    """Open the null device for each standard stream that is closed: another file would get its
-    number.
+    """Open the null device for each standard stream that is closed; otherwise another file would
+    get its number.
     """
     for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
         try:
@@ -154,8 +154,8 @@ def shown(text: str) -> str:
 
 
 def beyond_the_machine(error: BaseException) -> str | None:
-    """Return a message if disk, memory or stack were exhausted or a file cannot be read; None for a
-    bug.
+    """Return a message if disk, memory or stack were exhausted or a file cannot be read; None if
+    the error is a bug.
     """
     if isinstance(error, OSError):
         message = str(error.strerror or error)

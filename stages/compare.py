@@ -61,7 +61,8 @@ def compare(
     chosen = classifier or ("cnn" if "cnn" in names else names[0])
     if chosen not in names:
         raise ConfigError(
-            f"--classifier {chosen} is in none of these runs: expected one of {', '.join(names)}"
+            f"--classifier {chosen} did not score any of these runs: expected one of "
+            f"{', '.join(names)}"
         )
     write_local(out / "comparison.csv", csv_of(table, ".6g").encode())
     plot_comparison(table, chosen, out / "comparison.png")

@@ -17,8 +17,8 @@ from stages.state import read_policy, state_dir
 
 
 def doctor() -> None:
-    """Show device, threads, libraries, prepared datasets, state directory and DVC of this machine
-    and project.
+    """Show device, threads, libraries, prepared datasets, the state directory, and DVC's
+    settings.
     """
     import torch
     from rich.table import Table
@@ -73,7 +73,7 @@ def doctor() -> None:
 
 
 def index_of_dvc() -> str | None:
-    """Return where DVC keeps its index, if the environment or its settings name a place."""
+    """Return the folder of DVC's index, if the environment or DVC's settings name one."""
     from dvc.config import Config, ConfigError
 
     named = os.environ.get("DVC_SITE_CACHE_DIR")
@@ -83,7 +83,7 @@ def index_of_dvc() -> str | None:
 
 
 def queries_in_words() -> dict[str, str]:
-    """Return what each query of the plan will do, if there are a plan and prepared images."""
+    """Describe what each query of the plan will do, if there are a plan and prepared images."""
     from sfumato.data.cards import read_card
     from sfumato.planning.kept import known_past
     from sfumato.privacy.odometer import Odometer

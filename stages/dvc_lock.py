@@ -21,8 +21,8 @@ def keep_copy() -> None:
 
 
 def damage() -> str | None:
-    """Return what is wrong with `dvc.lock`: it ends within a line, or a stage or a part of it is
-    missing; or None.
+    """Return what is wrong with `dvc.lock` (it ends within a line, or a stage or a part of it is
+    missing), or None.
     """
     try:
         stages = read_yaml(LOCK)["stages"]

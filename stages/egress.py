@@ -8,7 +8,7 @@ import typer
 from sfumato.errors import ConfigError
 
 CERTIFICATE_HELP = (
-    "Certificate that signs the pictures' metadata (C2PA), and those above it, in PEM. Default: "
+    "Certificate that signs the pictures' metadata (C2PA), with its issuers, in PEM. Default: "
     "unsigned."
 )
 CertificateOption = Annotated[Path | None, typer.Option(help=CERTIFICATE_HELP)]
@@ -29,8 +29,8 @@ def egress(
     key: KeyOption = None,
     time_service: TimeOption = None,
 ) -> None:
-    """Free: write a folder for an output checker, with pictures, tables, ledger, risk form and a
-    verifier.
+    """Free: write a folder for an output checker: pictures, tables, ledger, risk form, and a
+    program that verifies them.
     """
     from sfumato.release.egress import write_package
     from sfumato.release.signing import Signing
@@ -44,6 +44,7 @@ def egress(
         )
     sha256 = write_package(folder, signing=signing)
     typer.echo(
-        f"{folder}: may leave once the output checker has signed {folder / 'risk-form.html'}"
+        f"{folder}: may leave the secure environment once the output checker has signed "
+        f"{folder / 'risk-form.html'}"
     )
     typer.echo(f"SHA-256 of {folder / 'manifest.json'}: {sha256} (send it separately)")

@@ -79,7 +79,7 @@ def evaluate(
     if numbers is None:  # another process has the numbers
         return
     write_local(metrics, (json.dumps(numbers, indent=1) + "\n").encode())
-    with suppress(BudgetError):  # if there is no ledger
+    with suppress(BudgetError):  # there may be no ledger
         keep_evaluation(state_dir(), numbers | {"ledger": read_ledger(LEDGER)})
     for warning in numbers["warnings"]:
         # Not by `say`, because it contains numbers from real images

@@ -1,4 +1,4 @@
-"""Release means of features, for the four stages that do so."""
+"""Release means of features: the common part of four stages."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ def release_means(
 
 
 def encoded(run: QueryRun, function: Callable[[Tensor], Tensor], encoder: str) -> str | None:
-    """Return the key of the images' rows by `function`, which a charge draws instead of images.
-    encoder: its digest.
+    """Return the key of the rows that `function` computes from the images; a charge draws these
+    instead of images.
+    encoder: digest of the function.
     """
     from sfumato.queries.feature_means import encoding_alone
     from sfumato.runtime.compute import device

@@ -1,4 +1,6 @@
-"""Options that several commands share, and commands that take theirs as one dataclass."""
+"""Options that several commands share, and commands that take all their options as one
+dataclass.
+"""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -50,7 +52,7 @@ def with_flags(
 
 
 def parameters_of(kind: type, descriptions: Mapping[str, str]) -> Iterator[inspect.Parameter]:
-    """Yield one parameter per field: a flag if it is true or false, otherwise a text that the
+    """Yield one parameter per field: a flag for a boolean field, otherwise a text that the
     dataclass parses.
     """
     for field in fields(kind):

@@ -99,7 +99,7 @@ def local_files() -> list[Path]:
 
     DVC's cache contains none.
     """
-    # The last: left by killed evaluations
+    # The last pattern is for files of killed evaluations
     numbers = (str(EVALUATION), "metrics.json", ".metrics.json.*.tmp")
     tried = [path for name in numbers for path in Path(".dvc/tmp/exps").rglob(name)]
     found = [path for name in numbers for path in Path().glob(name)]
@@ -109,8 +109,8 @@ def local_files() -> list[Path]:
 def show(title: str, kinds: Mapping[str, Sequence[Path]]) -> None:
     """Print one line per kind of files.
 
-    Only a terminal shows sizes, which reveal the number of images, and whether pictures were left
-    out.
+    Only a terminal shows sizes, and whether pictures were left out: sizes reveal the number of
+    images.
     """
     from sfumato.data.left_out import LEFT_OUT, LEFT_OUT_FILES
 

@@ -1,11 +1,11 @@
-"""The program `stage` within a run: hand a command over to `fork_server`, pass signals on, end as
+"""The program `stage` within a run: pass a command to `fork_server`, pass on signals, and end as
 the command ends.
 
     python -IS fork_client.py ADDRESS WORD...
 
 It starts for every command, so it imports only what it needs, and nothing of the project. If no
-server answers, or if the server was started under other circumstances than the command, it becomes
-the ordinary program.
+server answers, or if the command has other `circumstances` than the server, it becomes the ordinary
+program.
 """
 
 import json
@@ -26,13 +26,13 @@ PASSED_ON = (
 )
 OF_SHELLS = ("PWD", "OLDPWD", "SHLVL", "_")
 ACCEPTED = b"y"
-CODE = 4  # bytes of an exit code; a negative one is the signal that ended the command
+CODE = 4  # bytes of an exit code; a negative code is the signal that ended the command
 
 
 def circumstances() -> dict[str, object]:
-    """Return what a process inherits, beside what DVC and shells set for each command.
+    """Return what a process inherits, except what DVC and shells set for each command.
 
-    Libraries read some of it when they are imported, so a fork cannot catch up on it.
+    Libraries read some of it when they are imported, so a fork cannot change it later.
     """
     umask = os.umask(0o077)
     os.umask(umask)

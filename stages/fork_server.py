@@ -3,14 +3,15 @@ run.
 
     python -P -m stages.fork_server FOLDER
 
-A start of Python with its libraries takes seconds of a processor, a fork a hundredth of one. FOLDER
-is private to the user; it gets a socket, and a folder `bin` to be put first into PATH. The server
-reads no images. Each command runs in a child of its own, as in a process that was started for it:
-streams, folder, environment, signals and exit code are the command's. The server ends with the
-process that started it, whose pipe is its standard input.
+Starting Python with its libraries takes seconds of processor time, a fork a hundredth of a second.
+FOLDER is private to the user; the server creates a socket in it, and a folder `bin` to put first
+into PATH. The server reads no images. Each command runs in a separate child with its own streams,
+folder, environment, signals and exit code, as if a process had been started for it. The server ends
+when the process that started it ends. It notices because its standard input is a pipe from that
+process.
 
-Guarantee: only the user, by the mode of FOLDER, can hand over a command. A child inherits no
-randomness of the noise: each process draws a key of its own.
+Guarantee: only the user, by the mode of FOLDER, can hand over a command. A child does not inherit
+the randomness of the noise: each process draws a new key.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ IMPORTED_LATE = (
     "queries",
     "release",
 )
-TIME_TO_END = 3.0  # seconds for commands to end once the starter is gone
+TIME_TO_END = 3.0  # seconds for commands to end after the starter has ended
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
@@ -78,7 +79,7 @@ class Running:
     client: socket.socket
 
     def send(self, number: int) -> None:
-        """Send a signal to the child and to all that it started."""
+        """Send a signal to the child and to all processes that it started."""
         try:
             os.killpg(self.process, number)
         except ProcessLookupError:  # it does not lead a group yet
@@ -114,8 +115,7 @@ class Server:
 
     def serve(self, starter: int) -> Request | None:
         """Fork for each command, until the pipe `starter` is closed and all commands have ended.
-
-        Returns in each child, with its command, and at the end in the server, with None.
+        Returns the command in each child and, at the end, None in the server.
         """
         self.selector.register(starter, selectors.EVENT_READ)
         deadline = math.inf
@@ -165,9 +165,9 @@ class Server:
         return None
 
     def attend(self, one: Running, descriptor: int) -> None:
-        """Answer the end of a child, or a client that passes on a signal, or was killed itself."""
+        """Handle the end of a child, a signal that a client passes on, or the death of a client."""
         if one not in self.running:
-            return  # both came at once
+            return  # both happened at once
         if descriptor == one.ended:
             self.running.remove(one)
             self.selector.unregister(one.ended)
@@ -185,7 +185,7 @@ class Server:
             one.send(signal.SIGKILL)
 
     def close(self) -> None:
-        """Close in a child what only the server uses."""
+        """Close, in a child, the files that only the server uses."""
         self.listening.close()
         for one in self.running:
             one.client.close()
@@ -198,7 +198,7 @@ def become(request: Request, streams: list[int], server: int) -> None:
     os.setsid()
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != server:
-        os._exit(1)  # it was killed before
+        os._exit(1)  # the client was killed before this
     os.environ.clear()
     os.environ.update(request.environment)
     os.chdir(request.folder)
@@ -211,7 +211,7 @@ def become(request: Request, streams: list[int], server: int) -> None:
         setattr(sys, f"__{name}__", stream)
     sys.argv = ["stage", *request.words]
     if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()  # Python's own generator does so itself
+        numpy.random.seed()  # Python's own generator is reseeded by Python
 
 
 def run_and_end(command: Callable[[], object]) -> NoReturn:
@@ -236,16 +236,16 @@ def run_and_end(command: Callable[[], object]) -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        # There is none, or its reader has closed the pipe
+        # The stream does not exist, or its reader has closed the pipe
         with suppress(AttributeError, OSError, ValueError):
             stream.flush()
     os._exit((code or 0) & 0xFF)
 
 
 def import_libraries(request: Request) -> None:
-    """Import what a command needs and later ones too.
+    """Import the libraries that this command and later commands need.
 
-    Nothing may compute: threads and GPUs do not survive a fork.
+    Imports must not compute anything: threads and GPUs do not survive a fork.
     """
     import stages.cli  # noqa: F401
 
@@ -260,7 +260,7 @@ def import_libraries(request: Request) -> None:
         for package in IMPORTED_LATE:
             for module in iter_modules(import_module(f"sfumato.{package}").__path__):
                 import_module(f"sfumato.{package}.{module.name}")
-    gc.freeze()  # no fork looks through what was imported
+    gc.freeze()  # the garbage collector of a fork skips imported objects
 
 
 def write_program(folder: Path) -> None:
@@ -285,7 +285,7 @@ def main() -> None:
     except OSError:
         return  # a kernel before Linux 5.3, on which commands start as ordinary programs
     around = json.loads(json.dumps(circumstances()))
-    # threads that wait for each other sleep, as in `stages.cli`; read when PyTorch is imported
+    # waiting threads sleep, as in `stages.cli`; PyTorch reads this when it is imported
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     atexit.register(gc.unfreeze)  # silences a library that reports objects left at the end
     server = Server(folder, import_libraries, lambda request: request.around == around)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from sfumato.planning.create import Owner, Proposed
 
 WHY_THIS_SIZE = (
-    "The proposal is the largest size that fits into the minutes and is at least 90 % as useful as "
-    "the best one. Minutes beyond the longest useful run change nothing."
+    "Proposed is the largest size that fits into the minutes and is at least 90 % as useful as "
+    "the best one. More minutes than the longest useful run do not help."
 )
 HELP: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # option -> text
 
@@ -110,8 +110,8 @@ def officers_words(owner: Owner) -> dict[str, Any]:
 
 
 def show_sizes(made: Proposed) -> None:
-    """Show one row per size, with its minutes and expected usefulness, and how to improve the
-    forecast.
+    """Show one row per size, with its minutes and expected usefulness, and advice on how to improve
+    the forecast.
     """
     from sfumato.planning.create import size_rows
     from sfumato.planning.forecast import advice

@@ -26,7 +26,7 @@ def is_configured() -> bool:
 def again() -> int:
     """Rerun this command in many processes.
 
-    Returns the first one's exit code, which `torchrun` would turn into 1.
+    Returns the exit code of the first process, which `torchrun` would turn into 1.
     """
     launcher = f"{LAUNCH}={os.environ[LAUNCH]!r}"
     if EXIT_CODE in os.environ:
@@ -57,10 +57,8 @@ def speaks() -> bool:
 
 
 def leave(code: int) -> None:
-    """Exit.
-
-    The first of many processes writes its code to a file, so that `torchrun` reports no failure of
-    its own.
+    """Exit with `code`. The first of many processes writes it to a file instead, because `torchrun`
+    would report a failure of its own.
     """
     if speaks():
         with suppress(OSError, SfumatoError):  # no state directory yet, or none that can be written

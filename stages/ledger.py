@@ -29,7 +29,7 @@ OPINIONS_HELP = (
     "own: use this package's accountants. all: use Opacus' two as well (Opacus must be installed)."
 )
 LEDGER_ONLY_HELP = (
-    "Do not compare with a run: for a ledger received without its project. Refused inside a "
+    "Check the ledger by itself, for a ledger received without its project. Refused inside a "
     "project."
 )
 
@@ -90,7 +90,7 @@ def check(
     by = ", ".join(f"{name} {opinion}" for name, opinion in checked.opinions.items())
     compared = ""
     if opinions == "own":
-        compared = " (not compared with Opacus: --opinions all)"
+        compared = " (to compare with Opacus: --opinions all)"
     tell(f"ε by accountant: {by}{compared}")
     for name, spent in checked.epsilon_by_set.items():
         tell(
@@ -101,8 +101,8 @@ def check(
         tell(f"not compared with a run: {ledger} was checked without its project")
     else:
         tell(
-            f"compared with {ledger.parent / LOCK}: this is the ledger of that run, with every "
-            "query that ran"
+            f"compared with {ledger.parent / LOCK}: this is the ledger of that run, and includes "
+            "every query that ran"
         )
 
 
@@ -169,7 +169,7 @@ def history(
     delta: Annotated[
         float | None, typer.Option(help="Delta for the total. Default: the plan's.")
     ] = None,
-    actors: Annotated[bool, typer.Option("--actors", help="Name who caused each entry.")] = False,
+    actors: Annotated[bool, typer.Option("--actors", help="Show who caused each entry.")] = False,
 ) -> None:
     """List every charge ever opened on the sensitive images, including aborted ones."""
     from rich.table import Table
@@ -233,13 +233,13 @@ def rows_of(
     for entry in entries:
         when = utc(entry["time"])
         if not sys.stdout.isatty():
-            # The date only: exact times reveal how long a query took, and so how many images it
-            # read
+            # Only the date, because exact times reveal how long a query took, and so how many
+            # images it read
             when = when[:10]
         who = acted.get(entry.get("head", ""), "")
         charged: list[tuple[dict, str]] = []
         if entry["kind"] == OPEN:
-            # Has the newest record if it was resumed, like ledgers
+            # A resumed run has its newest record, as in ledgers
             run = runs[entry["record"]["id"]]
             charged = [(run.record, ends.get(run.end or "", f"open, {run.uses} uses journalled"))]
         # Private, because it reveals when the images changed

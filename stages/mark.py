@@ -10,7 +10,7 @@ from sfumato.errors import DataError, explained
 from sfumato.settings.stage import ARTIFACTS
 from stages.screen import tell
 
-app = typer.Typer(no_args_is_help=True, help="Inspect the marks of pictures.")
+app = typer.Typer(no_args_is_help=True, help="Inspect the marks in pictures.")
 
 
 @app.command()
@@ -48,7 +48,7 @@ def check(
         tell("pattern: the release has none")
     else:
         compared, score = released_score(files, shape, key)
-        words = "do not carry it, or are too few"
+        words = "do not have it, or are too few"
         if score >= FOUND:
             words = "carry it"
         tell(

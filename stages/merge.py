@@ -9,7 +9,7 @@ from sfumato.settings.stage import ARTIFACTS
 from stages.screen import say, tell
 
 PEOPLE_HELP = (
-    "Confirm that no person is among the images of two owners. Ledger, card and report quote this."
+    "Confirm that no person is among the images of two owners. Ledger, card and report state this."
 )
 
 
@@ -34,4 +34,4 @@ def merge(
         f"{out / ARTIFACTS}: merged {', '.join(queries)} of {', '.join(disjoint_sets)}; "
         "nothing was charged"
     )
-    tell(f"next: cd {out} && dvc repro")
+    tell(f"next: cd {out} && stage run")

@@ -96,7 +96,7 @@ def show_budget(made: Plan) -> None:
 
 def show_minutes(params: Params, seconds: Mapping[str, float | None]) -> None:
     """Show the expected minutes of each stage that runs, of everything else, and in total. seconds:
-    by name.
+    expected seconds by name.
     """
     rows = []
     others = 0.0

@@ -43,7 +43,7 @@ def sensitive(
     from sfumato.settings.recipes import load_params
 
     data = load_params(params, RECIPES).data
-    # Also if it fails and writes the reason to a private file
+    # Comes first, because a failure may write its reason to a private file
     use_until_the_end(state_dir(), data.name)
     if launch.is_configured() and not distributed.launched() and shards_in(data):
         raise SystemExit(launch.again())
@@ -71,8 +71,8 @@ def public(
     card: CardPath = CARD_PATH,
     out: Annotated[Path, typer.Option(help="Directory to write.")] = PUBLIC,
 ) -> None:
-    """Free: store labelled public images in the shape of the sensitive ones; none if no stage reads
-    them.
+    """Free: store labelled public images in the shape of the sensitive images; none if no stage
+    reads them.
     """
     from sfumato.data.cards import read_card, write_no_public
     from sfumato.settings.recipes import load_params

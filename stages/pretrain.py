@@ -87,8 +87,8 @@ def work(about: Work) -> float:
 
 
 def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
-    """Yield mismatches of a public model; raise ConfigError if a network cannot be built for the
-    images.
+    """Yield settings that contradict a public model; raise ConfigError if no network can be built
+    for the images.
     """
     from sfumato.release.synthesizer import outline
     from sfumato.settings.data import SEVERAL
@@ -111,7 +111,7 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
 
 
 def inherited(folder: Path, params: Params, state: Path) -> list[Artifact]:
-    """Return the releases that the public model was made from.
+    """Return the releases from which the public model was made.
 
     Raises ConfigError if the model cannot be used.
     """

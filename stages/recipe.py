@@ -11,7 +11,7 @@ from stages.screen import table_console
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="List and show recipes: methods from the literature, as overlays in pipelines/.",
+    help="List and show recipes: methods from the literature, stored as overlays in pipelines/.",
 )
 
 
@@ -38,7 +38,7 @@ def show(
     ] = None,
     params: ParamsPath = Path("params.yaml"),
 ) -> None:
-    """Show every parameter, as merged from defaults, profile, recipe and params.yaml."""
+    """Show every parameter, merged from defaults, profile, recipe and params.yaml."""
     from sfumato.settings.recipes import as_yaml, load_params
 
     typer.echo(as_yaml(load_params(params, RECIPES, recipe=name).model_dump(mode="json")))

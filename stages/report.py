@@ -1,6 +1,6 @@
 """`stage report`: write one self-contained page.
 
-The public edition may be shared, the owner's may not.
+The public edition may be shared, but the owner's edition may not.
 """
 
 import sys
@@ -65,7 +65,7 @@ def report(
     verdict = local.verdict or "none: run `stage evaluate`"
     if local.verdict and not sys.stdout.isatty():
         verdict = f"local, and shown only on a terminal: see {METRICS_FILE} or {page}"
-    # Git adds nothing if one is missing
+    # `git add` adds nothing if one of them is missing
     tracked = " ".join(name for name in TRACKED.split() if Path(name).exists())
     # The last lines of `dvc repro`
     tell(*summary_lines(release, LEDGER, PAGES["public"].parent, verdict, tracked))

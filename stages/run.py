@@ -1,6 +1,4 @@
-"""`stage run`: run all stages that are stale, in forks of one process that has imported the
-libraries.
-"""
+"""`stage run`: run all stale stages, in forks of one process that has imported the libraries."""
 
 import importlib.util
 import sys

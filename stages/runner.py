@@ -87,7 +87,7 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
         raise SystemExit(launch.again())
     ready_processor()
     remembered: AbstractContextManager[None] = nullcontext()
-    # Its duration reveals how many images were drawn, so it is not stored
+    # A query's duration is not stored, because it reveals how many images were drawn
     if stage.kind is Kind.QUERY:
         keep_memory_off_disk()
     elif stage.kind is Kind.FREE:
@@ -111,7 +111,7 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
 
 
 def show_standing(name: str, enabled: bool = True) -> None:
-    """Replace DVC's lines on a terminal with the progress of the run, or with nothing for a stage
+    """On a terminal, replace DVC's lines by the progress of the run, or remove them for a stage
     that is off.
     """
     lock = Path("dvc.lock")
@@ -124,7 +124,7 @@ def show_standing(name: str, enabled: bool = True) -> None:
         return
     lines = 2  # DVC's lines for the stage and its command
     if time.time() - lock.stat().st_mtime < 10:
-        lines = 4  # plus two lines about the lock file before them
+        lines = 4  # and, before them, two lines about the lock file
     print(f"\x1b[{lines}A\x1b[J", end="", flush=True)
     if enabled:
         say(standing(name))
@@ -254,7 +254,7 @@ class StageRun:
         return read_counts(self.inputs["count"], self.plan.size_hint, len(self.plan.classes))
 
     def first_alone(self) -> None:
-        """Raise NothingToDo in all processes except the first, which writes."""
+        """Raise NothingToDo in all processes except the first. Only the first writes."""
         from sfumato.runtime import distributed
 
         if not distributed.is_main():
@@ -284,8 +284,8 @@ class QueryRun(StageRun):
         """Open the charge of the plan. max_norm: L2 bound on the contribution of one image, or
         group.
 
-        Raises NothingToDo if the same work was already released. If its artifact is missing or
-        damaged, or only earlier free stages were rerun, the kept copy is restored at no cost.
+        Raises NothingToDo if the same work was already released. Before, it restores the kept copy
+        at no cost if the artifact is missing or damaged, or if only earlier free stages were rerun.
         """
         from sfumato.data.cards import read_card
         from sfumato.privacy import authorize
@@ -326,12 +326,12 @@ class QueryRun(StageRun):
                 # Not by `say`, because logs must not contain it
                 print(refusal.note, file=sys.stderr)
             kept = state_dir() / "runs" / refusal.run_id / RELEASED
-            # DVC removes the artifact first. If it exists now, a process that outlived a kill of
-            # DVC has written it.
+            # DVC removes the artifact first. If it exists now, DVC was killed, and a process that
+            # kept running has written it.
             present = holds_release(self.out, plan.stage, refusal.record_id, refusal.digest)
             present = present and "DVC_STAGE" not in os.environ
             if present:
-                drop_checkpoints(kept.parent)  # still there if the last process was killed
+                drop_checkpoints(kept.parent)  # exist if the last process was killed
             if refusal.problem or present:
                 raise
             read_kept(kept, plan.stage, refusal.digest, refusal.pay)
@@ -354,7 +354,7 @@ class QueryRun(StageRun):
         return ensure_latents(state_dir(), read_card(CARD_PATH), encoder, purpose, load, bar)
 
     def seen(self) -> set[str]:
-        """Return the charges and heads named in the project and in the old artifact.
+        """Return the charges and heads that the project and the old artifact name.
 
         The journal must contain them.
         """
@@ -375,8 +375,8 @@ class QueryRun(StageRun):
         the charge.
 
         The release is written to the private directory of the run and journalled before it is
-        copied to `out`, so an open charge has released nothing. The private copy is kept until a
-        ledger without it is written.
+        copied to `out`. So a charge that is still open has released nothing. The private copy is
+        kept until a ledger without this release is written.
         """
         from sfumato.privacy.checkpoint import drop_checkpoints
         from sfumato.privacy.decision import RELEASED
@@ -388,7 +388,7 @@ class QueryRun(StageRun):
             kept, self.plan.stage, list(self.inputs.values()), [charge.record]
         ) as directory:
             yield directory
-        # A process that finds the charge closed waits for the copy
+        # Another process that finds the charge closed waits until the copy is complete
         with holding(file_lock(kept.with_name(COPYING))):
             charge.close(digest_of_file(kept / PRIVACY))
             copy_directory(kept, self.out)

@@ -57,8 +57,8 @@ def work(about: Work) -> float:
 STAGE = Stage(
     "saliency",
     QUERY,
-    "Release noisy gradient norms of the weight matrices, of which `finetune` trains the most "
-    "salient.",
+    "Release noisy gradient norms of the weight matrices; `finetune` then trains the most salient "
+    "matrices.",
     "sfumato.settings.dpsgd:Saliency",
     saliency,
     inputs=("pretrain", "count"),

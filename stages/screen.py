@@ -1,7 +1,7 @@
 """Show lines, tables and progress bars.
 
-A terminal shows the output of libraries too. A log does not after sensitive files are opened: from
-then on, it contains only the output of `say`, `tell` and tables.
+On a terminal, the output of libraries is shown too. In a log it is not, once sensitive files have
+been opened: from then on, a log contains only the output of `say`, `tell` and tables.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def tell(*lines: str) -> None:
 def wrapped(text: str, stream: IO[str]) -> str:
     """Wrap text between words for a terminal.
 
-    Continuation lines are indented to where the words began.
+    Continuation lines are indented to the first word of the text.
     """
     if not stream.isatty() or "git add " in text:  # a command to copy stays on one line
         return text
@@ -69,8 +69,8 @@ def table_console() -> Console:
 
 
 def hold_back() -> None:
-    """From now on, redirect all output to a private file, except on a terminal and from `say`,
-    `tell` and tables.
+    """From now on, redirect output to a private file, except on a terminal. The output of `say`,
+    `tell` and tables is still shown.
     """
     if named:
         return
@@ -96,8 +96,8 @@ def show_numbers(
     words: Container[str] = ("stage",),
     note: str | None = None,
 ) -> None:
-    """Print a table of numbers. total: a separate last row; words: columns with text; note: text
-    below the table.
+    """Print a table of numbers. total: a separate last row; words: names of the columns that
+    contain text; note: text below the table.
     """
     from rich.table import Table
 

@@ -60,7 +60,7 @@ def serve(
         server.serve_forever()
     except KeyboardInterrupt:
         tell(
-            "server stopped, with any run that it started. The next run resumes; nothing is "
+            "stopped, with any run that this server started. The next run resumes; nothing is "
             "charged twice"
         )
 
@@ -80,8 +80,8 @@ class Server(ThreadingHTTPServer):
         self.starting = Lock()
 
     def stage(self) -> str | None:
-        """Return the running stage, even of another program; "" before or after all stages; None if
-        none runs.
+        """Return the running stage, whichever program started it; "" before or after all stages;
+        None if nothing runs.
         """
         with suppress(*UNREADABLE):
             for holder in holders():
@@ -108,7 +108,7 @@ class Server(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     """One request.
 
-    Guarantee: without the token, or under another host's name, nothing is read or started.
+    Guarantee: a request without the token, or under another host name, reads and starts nothing.
     """
 
     server: Server
@@ -134,8 +134,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(403, CLOSED)
 
     def name(self) -> str | None:
-        """Return the requested path below the token; None without the token, or for a foreign name
-        of this host.
+        """Return the requested path below the token; None without the token, or if the request is
+        for another host name.
         """
         base = self.server.base.encode()
         if self.headers["Host"] in self.server.hosts and hmac.compare_digest(

@@ -65,7 +65,7 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
 STAGE = Stage(
     "student",
     FREE,
-    "Train a network on what the release's networks draw; it may be shared too.",
+    "Train a network on images that the release's networks draw; it may be shared too.",
     "sfumato.settings.training:Student",
     student,
     inputs=("synthesize",),

@@ -90,7 +90,7 @@ def choose(
 ) -> tuple[Varied, np.ndarray]:
     """Choose the mixture to release.
 
-    Returns it, and the source of each of its images in any order.
+    Returns the mixture, and the sources of its images in any order.
     """
     import numpy as np
     import torch
@@ -132,7 +132,7 @@ def drawing_work(about: Work, settings: Synthesize) -> float:
     from sfumato.planning.work import WRITTEN
     from sfumato.release.herding import COMPARED_CELLS, TOGETHER
 
-    # Network passes of Heun's solver
+    # Number of network passes of Heun's solver
     evaluations = (2 * settings.steps - 1) * (1 + (settings.guidance > 0))
     cost = 0.0
     if settings.reads("teacher"):
@@ -194,8 +194,8 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
     if made.stream and not made.networks(params.model.directory is not None):
         yield (
             "synthesize.stream requires a network of this recipe in "
-            f"synthesize.sources={[*made.sources]}: recipients cannot draw on from public images, "
-            "from a kept population or from a public model. Set synthesize.stream: false"
+            f"synthesize.sources={[*made.sources]}: recipients cannot draw more images from public "
+            "images, from a kept population or from a public model. Set synthesize.stream: false"
         )
     labelled = params.select.by == "teacher" or (
         params.runs("histogram") and params.histogram.per_class

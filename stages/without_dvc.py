@@ -1,9 +1,9 @@
-"""`stage run` without DVC: the stages of `dvc.yaml` in order, each one if something of it changed
-since `dvc.lock`.
+"""`stage run` without DVC: run the stages of `dvc.yaml` in order, if anything that `dvc.lock`
+records of a stage has changed.
 
-`dvc.lock` has DVC's own format, so DVC can continue after `dvc commit`, which fills its cache. Here
-there is no cache: an output that is gone is made again, and the release of a query is restored from
-the state directory.
+`dvc.lock` has DVC's own format, so DVC can take over after `dvc commit` has filled its cache. There
+is no cache here: a missing output is made again, and the release of a query is restored from the
+state directory.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Step:
 
 
 def run_in_order(folder: Path, targets: Sequence[str]) -> None:
-    """Run the stages that changed, of these targets and of all that they read; without targets, of
-    all.
+    """Run the stages that have changed, among the targets and all stages that they read; without
+    targets, among all stages.
 
     Exits with the code of a command that fails.
     """
@@ -116,8 +116,8 @@ def step_of(name: str, stage: Mapping[str, Any]) -> Step:
 
 
 def chosen(steps: Mapping[str, Step], targets: Sequence[str]) -> list[Step]:
-    """Order the targets and all stages that they read, each after those that write what it
-    reads.
+    """Order the targets and all stages that they read, so that each comes after the stages whose
+    outputs it reads.
     """
     if unknown := [name for name in targets if name not in steps]:
         raise ConfigError(
@@ -145,8 +145,8 @@ def chosen(steps: Mapping[str, Step], targets: Sequence[str]) -> list[Step]:
 
 
 def run_if_changed(folder: Path, step: Step, environment: Mapping[str, str]) -> None:
-    """Run a stage unless `dvc.lock` records its present commands, parameters, inputs and
-    outputs.
+    """Run a stage, unless its commands, parameters, inputs and outputs are as `dvc.lock` records
+    them.
     """
     lock = read_lock(folder)
     entry = inputs_of(folder, step)
@@ -182,7 +182,7 @@ def read_lock(folder: Path) -> dict[str, Any]:
 
 
 def inputs_of(folder: Path, step: Step) -> dict[str, Any]:
-    """Return the part of a stage's entry in `dvc.lock` that is known before it runs."""
+    """Return the part of a stage's entry in `dvc.lock` that is known before the stage runs."""
     entry: dict[str, Any] = {"cmd": step.cmd}
     if step.deps:
         entry["deps"] = [described(folder, path) for path in step.deps]

@@ -70,7 +70,7 @@ def test_names_of_diagnoses_and_grades_are_taken():
 
 
 def test_many_numbered_names_are_asked_about():
-    with pytest.raises(Unclear, match="many, and they are numbered"):
+    with pytest.raises(Unclear, match="many, and they contain numbers"):
         check_names([f"{number}" for number in range(1, 41)], [500] * 40)
 
 

@@ -174,7 +174,7 @@ def test_folders_of_one_patient_each_do_not_become_classes(tmp_path):
             f"P{person}",
             f"1.{person}",
         )
-    with pytest.raises(Unclear, match="DICOM files of one patient only, so it may be a person's"):
+    with pytest.raises(Unclear, match="DICOM files of only one patient, so each folder may"):
         survey(tmp_path / "in", span=SPAN)
 
 

@@ -391,10 +391,10 @@ def test_no_setting_makes_another_unit_or_class_of_subjects(tmp_path):
     ]
     for change in wrong:
         with pytest.raises(
-            ConfigError, match=r"whose subjects are persons: set data\.label_column"
+            ConfigError, match=r"where each subject is a person: set data\.label_column"
         ):
             read_source(bids(root).model_copy(update=change), tmp_path)
-    with pytest.raises(ConfigError, match="whose subjects are the persons"):
+    with pytest.raises(ConfigError, match="where each subject is a person"):
         survey(root, groups=Groups(pattern="(ses-.)"))
     (root / "participants.tsv").unlink()
     with pytest.raises(

@@ -142,7 +142,7 @@ def test_runs_of_another_hold_out_are_marked_and_hollow(desk):
     marks = dict(zip(runs["run"].str[-1], runs["differs"], strict=True))
     assert marks == {"a": "", "b": "", "c": "hold-out", "d": "extractor, schedule"}
     assert [warning.partition(": ")[2] for warning in warnings] == [
-        f"different or unknown {what}: do not compare its numbers with theirs"
+        f"different or unknown {what}: do not compare them with other runs"
         for what in ("hold-out", "extractor", "schedule")
     ]
     plot_comparison(runs, "cnn", desk / "plot.svg")

@@ -68,11 +68,11 @@ def test_a_teacher_that_beats_real_training_is_the_ruler():
         and found["level"] == "fair"
     )
     assert (
-        "measured by the teacher, which has 85 %: the real images taught only 68 %"
-        in found["sentence"]
+        "against the teacher, which reaches 85 %: a classifier trained on the real images reaches "
+        "only 68 %" in found["sentence"]
     )
     assert judged(0.66, real=0.678)["level"] == "good"
-    assert "measured by" not in judged(0.66, real=0.9, teacher=teacher)["sentence"]
+    assert "measured against" not in judged(0.66, real=0.9, teacher=teacher)["sentence"]
 
 
 @pytest.mark.parametrize(

@@ -545,7 +545,7 @@ def test_ledger_and_artifacts_set_the_same_data_sets_apart(tmp_path):
         together = build_ledger(BUDGET, {r["id"]: r for r in (NORTH, SOUTH)}, [])
         for ledger, apart in ((merged_ledger(), APART), (together, ())):
             problems = artifact_problems(ledger, folder)
-            assert any("declaration of owners" in problem for problem in problems) == (
+            assert any("artifacts declare this differently" in problem for problem in problems) == (
                 apart != declared
             ), problems
 

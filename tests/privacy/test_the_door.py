@@ -404,7 +404,7 @@ def test_a_unit_that_was_not_asked_for_is_never_taken():
     )
     # Both are known, and cost what the other does not
     for one, asked in ((grouped, IMAGE), (record(2), GROUP)):
-        with pytest.raises(BudgetError, match="of the unit"):
+        with pytest.raises(BudgetError, match="protects the unit"):
             inherited_events([one], 99.0, 1e-5, asked)
 
 

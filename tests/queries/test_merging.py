@@ -415,5 +415,7 @@ def test_an_owner_whose_releases_disagree_on_apart_is_refused():
         (Owner(apart=("a", "b")), ()),
         (Owner(apart=("a",)), ("a",)),
     ):
-        with pytest.raises(DataError, match="differ in which data sets share no person"):
+        with pytest.raises(
+            DataError, match="name different data sets as having no person in common"
+        ):
             owner.check(frequency={"disjoint_sets": apart})

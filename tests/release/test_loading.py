@@ -392,10 +392,10 @@ def recording(**said):
 LIES = {
     "a smaller epsilon": (
         stating(epsilon=0.01),
-        "states epsilon=0.01 at delta=.*, and its records come to 0.606929",
+        "states epsilon=0.01 at delta=.*, but its records come to at least 0.606929",
     ),
     "epsilon a little smaller": (stating(epsilon=0.6), "its records come to"),
-    "epsilon at another delta": (stating(delta=1e-7), "at delta=1e-07, and its records come to"),
+    "epsilon at another delta": (stating(delta=1e-7), "at delta=1e-07, but its records come to"),
     "epsilon below zero": (stating(epsilon=-1), "which is not a bound"),
     "epsilon true": (stating(epsilon=True), "which is not a bound"),
     "delta that means nothing": (stating(delta=0.5), "there is no guarantee"),
@@ -410,7 +410,7 @@ LIES = {
     "other sources": (stating(sources={"finetune": 30}), "its sources drew 30 images"),
     "public images as drawn": (
         replace_array("kinds.npy", np.array(["plain", "public"] * 20)),
-        "calls 20 images public, its sources 0",
+        "20 images are public by kinds.npy, but 0 by its sources",
     ),
     "synthetic or not": (stating(synthetic=False), "states synthetic="),
     "another mark": (stating(digital_source_type=None), "states digital_source_type="),

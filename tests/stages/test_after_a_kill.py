@@ -69,7 +69,7 @@ def test_the_plan_counts_an_open_charge_once(desk, killed_at, moment):
     killed_at("count", name)
     closed = becomes == "restored, nothing" and not moment.endswith("journalled")
     word = "already released as" if becomes == "restored, nothing" else "resumes at no further cost"
-    text = desk.run("plan --dry-run", f"count: {word}", "next: `dvc repro` will spend: central")
+    text = desk.run("plan --dry-run", f"count: {word}", "next: `stage run` will spend: central")
     assert "would spend" not in next(
         line for line in text.splitlines() if line.startswith("count:")
     )
@@ -79,7 +79,7 @@ def test_the_plan_counts_an_open_charge_once(desk, killed_at, moment):
     assert ("restored, nothing" in desk.run("count")) == (becomes == "restored, nothing")
     assert desk.opened == ["count"]
     desk.run(
-        "plan --dry-run", "count: already released as", "next: `dvc repro` will spend: central"
+        "plan --dry-run", "count: already released as", "next: `stage run` will spend: central"
     )
 
 
@@ -110,7 +110,7 @@ def test_an_unprepared_version_counts_until_it_is_undone(desk):
         text.replace("epsilon: 5.0", "epsilon: 5.0\n  lifetime_epsilon: 11.0")
     )
     said = desk.run("plan --dry-run", "not yet prepared as version 2027", "count: would re-spend")
-    assert "frequency" in said.split("`dvc repro` will spend:")[1]
+    assert "frequency" in said.split("`stage run` will spend:")[1]
     desk.run_all("prepare sensitive", "plan")
     Path("params.yaml").write_bytes(params)
     desk.run("plan --dry-run", "count: already released as", "which spends nothing")
@@ -152,7 +152,7 @@ def test_dp_sgd_resumes_after_kills_under_the_lifetime(trained, killed_at):
         trained.run(
             "plan --dry-run",
             "finetune: resumes at no further cost",
-            "next: `dvc repro`, which spends nothing",
+            "next: `stage run`, which spends nothing",
         )
         trained.run("plan")
     trained.run("finetune")
@@ -165,7 +165,7 @@ def test_a_kill_after_dp_sgd_is_written_has_its_release_put_back(trained, killed
     killed_at("finetune", *DP_SGD_RELEASED[moment])
     assert list(Path("state/runs").glob("*/checkpoint-*"))
     trained.run(
-        "plan --dry-run", "finetune: already released as", "next: `dvc repro`, which spends nothing"
+        "plan --dry-run", "finetune: already released as", "next: `stage run`, which spends nothing"
     )
     trained.run("plan")
     shutil.rmtree("artifacts/finetune", ignore_errors=True)  # as DVC does before it runs a stage

@@ -234,7 +234,7 @@ def test_what_is_not_given_is_asked_and_whose_the_images_are(desk, quick, projec
     desk.answers = "".join("\n" if word == "-" else f"{word}\n" for word in answers.split())
     shown = [
         "repeat",
-        r"15 persons, by the pattern ^(\D*\d+)",
+        r"15 persons, found by the pattern ^(\D*\d+)",
         "p0001_0.png would show person p0001",
     ]
     said = desk.run(f"init {root}", *(shown if named else []))
@@ -418,7 +418,7 @@ def test_the_plan_is_available_before_preparation(desk, init, project, tmp_path,
     desk.run(
         "plan --dry-run",
         "the images are not prepared yet",
-        "next: `dvc repro` will spend: count",
+        "next: `stage run` will spend: count",
         busy,
     )
     assert not (project / "data").exists() and not (project / "artifacts").exists()

@@ -42,7 +42,7 @@ def test_the_pattern_is_found_in_a_set_and_in_one_picture(desk, pictures):
     )
     assert "signed metadata: 20 of 20 pictures: none" in text
     desk.run("mark check marked/3.jpg --card card.json", "1 of 1")
-    desk.run("mark check plain --card card.json", "do not carry it", code=1)
+    desk.run("mark check plain --card card.json", "do not have it", code=1)
 
 
 def test_the_pattern_is_found_at_quality_85(desk, pictures):

@@ -157,7 +157,7 @@ def test_other_code_under_the_same_revisions_runs_nothing(repository, monkeypatc
         file.write_text(whole[file] + "\nANOTHER = 1\n")
     text = repository.stage("plan --dry-run")
     assert text.count(": already released as") == len(QUERIES)
-    assert "next: `dvc repro`, which spends nothing" in text.splitlines()
+    assert "next: `stage run`, which spends nothing" in text.splitlines()
     assert ran(repository.repro()) <= {"plan", *AFTER}  # no query, and no stage before one
     assert sorted(repository.opened()) == QUERIES
     for file, content in whole.items():

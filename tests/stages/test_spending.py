@@ -88,7 +88,7 @@ LOSSES = {
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_loss_keeps_what_was_released(desk, released, loss):
     LOSSES[loss]()
-    text = desk.run("plan --dry-run", "next: `dvc repro` will spend: finetune")
+    text = desk.run("plan --dry-run", "next: `stage run` will spend: finetune")
     assert text.count("already released as") == 2
     assert planned(desk) == released
     if loss == "nothing":
@@ -123,7 +123,10 @@ def test_a_change_spends_again_with_what_reads_it(desk, released, monkeypatch, c
     desk.run("prepare sensitive")
     if change == "revision of central":
         desk.run(
-            "central", "it is of revision 1 of central, now 2", "run `stage plan` again", code=2
+            "central",
+            "it was written for revision 1 of central, now 2",
+            "run `stage plan` again",
+            code=2,
         )
     over = "privacy.lifetime_epsilon=10 of dataset 'digits' would be exceeded"
     text = desk.run(

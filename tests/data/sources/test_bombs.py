@@ -82,7 +82,7 @@ def test_an_archive_and_those_in_it_share_one_allowance(tmp_path, here, monkeypa
 def test_an_archive_too_large_for_the_disk_is_refused(tmp_path, here, monkeypatch):
     path = zipped(tmp_path / "set.zip", {"a/0.png": 64 * MEGABYTE, "b/0.png": picture()})
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=300 * MEGABYTE))
-    with pytest.raises(DataError, match="expands to more than 46,137,344 bytes.*what is free in"):
+    with pytest.raises(DataError, match="expands to more than 46,137,344 bytes.*the free space in"):
         bombs.read(path)
     assert not [file for file in (here / "state").rglob("*") if file.is_file()]
 
