@@ -8,6 +8,8 @@ UV := $(shell command -v uv)
 INSTALLER ?= $(if $(UV),$(UV) pip install --python $(VENV)/bin/python,$(VENV)/bin/python -m pip install)
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 export UV_NO_SOURCES := 1
+# Containers often forbid Python to keep compiled modules: each start then compiles PyTorch again, for seconds.
+export PYTHONDONTWRITEBYTECODE :=
 # Tests wait for the disk to sync tens of thousands of small files. In memory that takes no time, where there are 8 GB of it.
 IN_MEMORY = $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'END {print $$4}')" -gt 8000000 ] 2>/dev/null && echo /dev/shm)
 LOCK_FOR := --python-version 3.11 --python-platform x86_64-unknown-linux-gnu

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 import tomllib
 from functools import partial
@@ -102,3 +103,17 @@ def test_make_takes_the_public_index_where_the_other_is_silent(tmp_path):
 def test_make_keeps_cuda_for_an_nvidia_card(tmp_path, index):
     lines, errors = make_install(tmp_path, index, card=True)
     assert len(lines) == 1 and "+cpu" not in lines[0] and not errors
+
+
+def test_make_lets_python_keep_compiled_modules(tmp_path):
+    """Containers often forbid it, and a start of Python that compiles PyTorch takes three times as
+    long.
+    """
+    (tmp_path / "Makefile").write_text(
+        f"include {ROOT / 'Makefile'}\nprobe:\n"
+        f"\t@{sys.executable} -c 'import sys; print(sys.dont_write_bytecode)'\n"
+    )
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    words = ["make", "--silent", "probe"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
