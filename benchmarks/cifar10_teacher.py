@@ -94,7 +94,7 @@ def measure(folder: Path | None, epsilon: float, seed: int) -> dict:
         minutes = (time.perf_counter() - start) / 60
         holdout = open_local(state_dir(), read_card(CARD_PATH), "accuracy of the teacher")[1]
         found = teacher_accuracy(load_teacher(ARTIFACTS / "teacher"), holdout)
-        records = list(read_artifact(ARTIFACTS / "teacher", "teacher").records.values())
+        records = read_artifact(ARTIFACTS / "teacher", "teacher").records
         spent = spent_on_one(records, DELTA, "exact", ADD_OR_REMOVE_ONE)
     finally:
         os.chdir(home)

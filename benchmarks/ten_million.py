@@ -82,6 +82,7 @@ def work(part: str, folder: Path, images: int, features: int, side: int) -> Call
     from sfumato.settings.dpsgd import Finetune
     from sfumato.settings.queries import Central, FeatureMap
     from sfumato.settings.release import Synthesize
+    from sfumato.storage.records import Records
 
     state, card, shape = folder / "state", folder / "card.json", (1, side, side)
     if part == "prepare":
@@ -143,7 +144,8 @@ def work(part: str, folder: Path, images: int, features: int, side: int) -> Call
                 torch.full((images, CLASSES), 1 / CLASSES),
             )
             vary_parts(drawn, images // 4, images // 2, unsure, random)
-            save_release(folder / "release", vary(drawn, labels, many, None, 0), sources, {}, plan)
+            varied = vary(drawn, labels, many, None, 0)
+            save_release(folder / "release", varied, sources, Records(), plan)
 
         return release
     torch.manual_seed(0)

@@ -29,9 +29,9 @@ def merge(
     """
     from sfumato.planning.merge import merge_projects
 
-    queries, disjoint_sets = merge_projects(folders, out, say, different_people=different_people)
+    queries, owners = merge_projects(folders, out, say, different_people=different_people)
     tell(
-        f"{out / ARTIFACTS}: merged {', '.join(queries)} of {', '.join(disjoint_sets)}; "
+        f"{out / ARTIFACTS}: merged {', '.join(queries)} of {', '.join(owners)}; "
         "nothing was charged"
     )
     tell(f"next: cd {out} && stage run")

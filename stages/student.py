@@ -30,7 +30,7 @@ def student(run: StageRun, settings: Student) -> None:
         network = train_student(release.path, settings, run.plan.seed, report)
     with run.writing() as directory:
         save_student(network, directory)
-        write_card(directory, run.plan, release.records, "student.md", release.disjoint_sets)
+        write_card(directory, run.plan, release.records, "student.md")
 
 
 def network_work(about: Work, block: int) -> int:

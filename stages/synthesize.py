@@ -36,7 +36,7 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
     from sfumato.release.synthesis import draw_mixture
     from sfumato.release.variation import vary
     from sfumato.runtime.compute import device
-    from sfumato.storage.artifacts import declared_disjoint, merge_records
+    from sfumato.storage.artifacts import merge_records
     from stages.screen import progress
 
     plan = run.plan
@@ -80,9 +80,7 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
                 save_networks(directory, paths, settings, varied, priors, plan.seed, teacher)
             )
         records = merge_records(inputs)
-        save_release(
-            directory, varied, sources, records, plan, declared_disjoint(inputs), public, stream
-        )
+        save_release(directory, varied, sources, records, plan, public, stream)
 
 
 def choose(

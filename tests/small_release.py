@@ -27,6 +27,7 @@ from sfumato.release.variation import Varied, vary
 from sfumato.settings.release import Synthesize
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import writing
+from sfumato.storage.records import Records
 
 ABOUT = {"id": "a" * 32, "dataset_id": "clinic-2026", "released": "counts", "time": 1_795_243_189}
 RECORD = small_record(0, Mechanism(noise_multiplier=5), **ABOUT)
@@ -49,7 +50,7 @@ def write_release(
     plan = release_plan(digits, about, prepared, **settings)
     drawn_by = np.array(sources)[np.arange(count) % len(sources)]
     with writing(path, "synthesize", records=[RECORD]) as directory:
-        save_release(directory, varied, drawn_by, {RECORD["id"]: RECORD}, plan)
+        save_release(directory, varied, drawn_by, Records.of([RECORD]), plan)
     return path
 
 
@@ -99,7 +100,7 @@ def save_stream(path: Path, digits, about=None, flip=False, **settings) -> Path:
     varied = vary(images, labels, plan.settings, teacher, 0)
     with writing(path / "release", "synthesize", records=[RECORD]) as directory:
         recipe = asdict(save_networks(directory, paths, plan.settings, varied, None, 0, teacher))
-        save_release(directory, varied, sources, {RECORD["id"]: RECORD}, plan, stream=recipe)
+        save_release(directory, varied, sources, Records.of([RECORD]), plan, stream=recipe)
     return path / "release"
 
 
@@ -113,7 +114,7 @@ def write_teacher(path: Path, digits, flip=False) -> Path:
     plan = SimpleNamespace(classes=digits.classes, **about)
     with writing(path, "teacher", records=[RECORD]) as directory:
         save_teacher(TeacherNetwork.of(features, 20 * means.T), directory)
-        write_card(directory, plan, {RECORD["id"]: RECORD})
+        write_card(directory, plan, Records.of([RECORD]))
     return path
 
 
@@ -132,7 +133,7 @@ def write_project(
     head = None
     if complete:
         head = "0" * 64
-    ledger = build_ledger(budget, {RECORD["id"]: RECORD}, [], head=head)
+    ledger = build_ledger(budget, Records.of([RECORD]), [], head=head)
     (path / "ledger.json").write_text(ledger_text(ledger))
     lock = {"path": "ledger.json", "hash": "md5", "md5": md5_of(ledger_text(ledger).encode())}
     (path / "dvc.lock").write_text(

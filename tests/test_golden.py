@@ -73,6 +73,7 @@ from sfumato.settings.stages import STAGES
 from sfumato.settings.training import Model
 from sfumato.storage.artifacts import Artifact, read_artifact, write_empty, writing
 from sfumato.storage.files import write_json
+from sfumato.storage.records import Records
 from sfumato.storage.weights import WEIGHTS, save_network
 from sfumato.training.selection import save_choice
 from stages.runner import QueryRun
@@ -283,7 +284,7 @@ def made_stream(folder: Path, shape: Shape) -> None:
         images, labels, sources = draw_mixture(paths, settings, None, 0)
         varied = vary(images, labels, settings, teacher, 0)
         recipe = save_networks(folder, paths, settings, varied, None, 0, teacher)
-    save_release(folder, varied, sources, {}, plan, stream=asdict(recipe))
+    save_release(folder, varied, sources, Records(), plan, stream=asdict(recipe))
 
 
 Maker = Callable[[Path, Shape], None]

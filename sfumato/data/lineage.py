@@ -25,6 +25,7 @@ from sfumato.storage.artifacts import PRIVACY, Artifact, as_text, read_artifact
 from sfumato.storage.digest import digest_of, digest_of_file
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import entries_below, files_in, replace_private
+from sfumato.storage.records import Records
 
 # Folder in the state directory with one file per artifact that was released from it
 RELEASED = "released"
@@ -110,7 +111,7 @@ def recognised(state: Path | None, found: Iterable[str]) -> list[Artifact]:
         with explained(DataError, why.format, causes=(OSError, ValueError)):
             content = validated(Remembered, read_json(file))
         if not hashes.isdisjoint(content.hashes):
-            releases.append(Artifact(file, RELEASED, content.records))
+            releases.append(Artifact(file, RELEASED, Records(content.records)))
     return releases
 
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from sfumato.storage.artifacts import (
 )
 from sfumato.storage.documents import dataset_name, read_yaml
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, copy_directory
+from sfumato.storage.records import Records
 
 
 def merge_projects(
@@ -59,19 +61,24 @@ def merge_projects(
     # One tuple per query, with the releases of all owners
     releases = zip(*releases_of.values(), strict=True)
     owners = [check_owner(*each) for each in zip(folders, plans, budgets, releases, strict=True)]
-    disjoint_sets = sorted(name for names in owners for name in names)
-    records = list(merge_records([*itertools.chain(*releases_of.values())]).values())
-    check_owners(disjoint_sets, records, different_people)
+    dataset_ids = sorted(name for names in owners for name in names)
+    # From here on, the releases carry the declaration that these owners share no person.
+    releases_of = {
+        name: [replace(one, records=Records(one.records, dataset_ids)) for one in releases]
+        for name, releases in releases_of.items()
+    }
+    records = merge_records([*itertools.chain(*releases_of.values())])
+    check_owners(records, different_people)
     shared = [
         name for name, stage in STAGES.items() if stage.public_only and first[name]["enabled"]
     ]
 
     size_hint = sum(plan["count"]["size_hint"] for plan in plans)
-    budget = merged_budget(budgets, size_hint, records, disjoint_sets)
+    budget = merged_budget(budgets, size_hint, records)
     for name in (*QUERIES, *shared):
         check_out(out / ARTIFACTS / name, name)
-    write_plans(first, "-and-".join(disjoint_sets)[:64], size_hint, budget, out / PLAN)
-    write_releases(releases_of, disjoint_sets, out)
+    write_plans(first, "-and-".join(dataset_ids)[:64], size_hint, budget, out / PLAN)
+    write_releases(releases_of, out)
     # Inputs of the features, which all owners share
     for path in (*(ARTIFACTS / name for name in shared), PUBLIC):
         if (folders[0] / path).is_dir():
@@ -83,7 +90,7 @@ def merge_projects(
     unit = first["count"].get("unit", IMAGE)
     limit = {"epsilon": budget["target"], "delta": budget["delta"], "unit": unit}
     write_pipeline(out, free, say, **limit)
-    return queries, disjoint_sets
+    return queries, dataset_ids
 
 
 def check_folders(folders: Sequence[Path], out: Path) -> None:
@@ -103,50 +110,42 @@ def check_folders(folders: Sequence[Path], out: Path) -> None:
         read_stage_plan(folder / PLAN / f"{name}.yaml", name)
 
 
-def check_owners(
-    disjoint_sets: Sequence[str], records: Sequence[dict], different_people: bool
-) -> None:
+def check_owners(records: Records, different_people: bool) -> None:
     """Raise ConfigError if the costs of one person could add up, or if the units differ.
 
-    disjoint_sets: dataset ids of all owners, sorted.
+    records: charges of all owners, with their declaration.
     """
-    if len({*disjoint_sets}) < len(disjoint_sets):
+    if len({*records.owners}) < len(records.owners):
         raise ConfigError(
-            f"two projects have the same dataset id ({', '.join(disjoint_sets)}): each owner needs "
-            "a different one"
+            f"two projects have the same dataset id ({', '.join(records.owners)}): each owner "
+            "needs a different one"
         )
     if not different_people:
         raise ConfigError(
-            f"the costs of a person in two of {', '.join(disjoint_sets)} would add up: confirm "
+            f"the costs of a person in two of {', '.join(records.owners)} would add up: confirm "
             "with --different-people that no person is among the images of two owners, or release "
             "separately"
         )
-    if len(units := sorted({record["unit"] for record in records})) > 1:
+    if len(units := sorted({record["unit"] for record in records.values()})) > 1:
         raise ConfigError(
             f"the owners protect different units ({', '.join(units)}): set the same privacy.unit "
             "in all"
         )
 
 
-def write_releases(
-    releases_of: Mapping[str, Sequence[Artifact]], disjoint_sets: Sequence[str], out: Path
-) -> None:
+def write_releases(releases_of: Mapping[str, Sequence[Artifact]], out: Path) -> None:
     """Write the sums of the owners' releases, and empty artifacts of the other queries.
 
-    releases_of: releases of all owners by query; disjoint_sets: their dataset ids.
+    releases_of: releases of all owners by query.
     """
     plan = read_stage_plan(out / PLAN / "auxiliary.yaml", "auxiliary")
     counts = releases_of["count"]
     sizes = [read_counts(count, plan.size_hint, len(plan.classes)).total for count in counts]
-    with writing(
-        out / ARTIFACTS / "count", "count", counts, disjoint_sets=disjoint_sets
-    ) as directory:
+    with writing(out / ARTIFACTS / "count", "count", counts) as directory:
         total = merge_counts(counts, directory, plan.several).total
     for name, releases in releases_of.items():
         if name != "count":
-            with writing(
-                out / ARTIFACTS / name, name, releases, disjoint_sets=disjoint_sets
-            ) as directory:
+            with writing(out / ARTIFACTS / name, name, releases) as directory:
                 merge_means(name, releases, sizes, total, directory, plan)
     for name in QUERIES:
         if name not in releases_of:

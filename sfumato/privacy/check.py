@@ -20,30 +20,16 @@ from typing import Literal
 from sfumato.errors import BudgetError, ConfigError, SfumatoError
 from sfumato.privacy.accountant import ACCOUNTANTS, checked_delta
 from sfumato.privacy.events import UNITS
-from sfumato.privacy.ledger import (
-    Ledger,
-    by_id,
-    compose,
-    odometer_line,
-    of_one_person,
-    read_ledger,
-    spent_on_one,
-    without_records,
-)
+from sfumato.privacy.ledger import Ledger, by_id, compose, odometer_line, read_ledger, spent_on_one
 from sfumato.privacy.opinions import Opinion, disagreements, kept_opinions, own_opinions
 from sfumato.privacy.record import record_problems
 from sfumato.privacy.resolved import read_stage_plan
 from sfumato.settings.stage import ARTIFACTS, LOCK, PLAN, PUBLIC
 from sfumato.settings.stages import QUERIES, STAGES
-from sfumato.storage.artifacts import (
-    Artifact,
-    as_text,
-    declared_disjoint,
-    empty_content,
-    read_artifact,
-)
+from sfumato.storage.artifacts import Artifact, as_text, empty_content, read_artifact
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import MergeConflict, read_yaml, validated
+from sfumato.storage.records import Records, widest_declaration
 
 TOLERANCE = 1e-6  # Relative tolerance between stored and recomputed epsilon
 # A ledger beside one of these belongs to a project
@@ -125,20 +111,19 @@ def verify(
         raise LedgerError(path, problems)
     at = delta or ledger["delta"]
     by = ledger["accountant"]
-    disjoint_sets = ledger.get("apart", ())
-    parts = of_one_person(ledger["records"], disjoint_sets)
+    records = Records.of_ledger(ledger)
+    parts = records.of_one_person()
     dearest = max(parts.values(), key=lambda part: compose(part, at)["epsilon"]["rdp"])
+    charges = [*dearest.values()]
     if all_opinions:
         # Takes seconds, so only for a valid ledger
-        opinions = kept_opinions(dearest, at, by, state)
+        opinions = kept_opinions(charges, at, by, state)
     else:
-        opinions = own_opinions(dearest, at, by)
+        opinions = own_opinions(charges, at, by)
     if problems := disagreements(opinions, by):
         raise LedgerError(path, problems)
     each = {
-        name: compose(part, at, accountant=by)["epsilon"][by]
-        for name, part in parts.items()
-        if disjoint_sets
+        name: compose(part, at, by)["epsilon"][by] for name, part in parts.items() if records.owners
     }
     return Verified(ledger=ledger, epsilon=spent, delta=at, opinions=opinions, epsilon_by_set=each)
 
@@ -189,14 +174,14 @@ def check_ledger(
         problems.append(
             f"accountant={accountant!r} is unknown: expected one of {', '.join(ACCOUNTANTS)}"
         )
-    records = ledger["records"]
-    for number, record in enumerate(records):
+    for number, record in enumerate(ledger["records"]):
         problems += record_problems(f"record {number}", record)
-    if not problems and len(by_id(ledger)) < len(records):
+    if not problems and len(by_id(ledger)) < len(ledger["records"]):
         problems.append("it contains a record twice")
     if problems:
         return math.inf, problems
-    units = {record["unit"] for record in records}
+    records = Records.of_ledger(ledger)
+    units = {record["unit"] for record in records.values()}
     if len(units) > 1:
         problems.append(
             f"its records are of different units ({', '.join(sorted(units))}), which cannot be "
@@ -207,17 +192,12 @@ def check_ledger(
     if problems:
         return math.inf, problems
 
-    disjoint_sets = tuple(ledger.get("apart", ()))
-    if disjoint_sets and without_records(records, disjoint_sets):
-        problems.append(
-            f"it declares that {', '.join(disjoint_sets)} share no person, but it lacks records of "
-            "some of them"
-        )
-        return math.inf, problems
-    stored = compose(records, ledger["delta"], disjoint_sets, accountant)
+    if problem := records.declaration_problem():
+        return math.inf, [*problems, problem]
+    stored = compose(records, ledger["delta"], accountant)
     problems += stated_problems(ledger, stored)
     problems += odometer_problems(ledger)
-    spent = spent_on_one(records, delta, accountant, stored["adjacency"], disjoint_sets)
+    spent = spent_on_one(records, delta, accountant, stored["adjacency"])
     for what, bound, cost, at in (
         ("its own target", ledger["target"], stored["epsilon"][accountant], ledger["delta"]),
         ("the limit", limit, spent, delta),
@@ -451,7 +431,8 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
             f"{path} depends on charge {key[:8]}, which the ledger does not contain"
             for key in unknown
         ]
-    if declared_disjoint(list(artifacts.values())) != tuple(ledger.get("apart", ())):
+    declared = widest_declaration(artifact.records for artifact in artifacts.values())
+    if declared != tuple(ledger.get("apart", ())):
         problems.append(
             "it declares that owners share no person, and its artifacts declare this differently"
         )

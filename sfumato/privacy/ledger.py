@@ -19,6 +19,7 @@ from sfumato.settings.stage import LOCK
 from sfumato.settings.stages import QUERIES
 from sfumato.storage.digest import canonical, digest_of
 from sfumato.storage.documents import Exact, MergeConflict, read_json, validated
+from sfumato.storage.records import Records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +59,7 @@ class Ledger(Budget, Exact):
     records: tuple[Any, ...]
     odometer: OdometerLine
     digest: str
-    # Data sets of a merged release that were declared to show different people.
-    apart: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()  # see `Records`
 
 
 KEYS = {field.name for field in fields(Ledger)}
@@ -73,45 +73,9 @@ def read_budget(path: Path) -> dict[str, Any]:
     return content
 
 
-def of_one_person(
-    records: Sequence[dict], disjoint_sets: Sequence[str] = ()
-) -> dict[str, list[dict]]:
-    """Return the records that can depend on one person, for each data set of `disjoint_sets`.
-
-    For a person in one of these data sets, these are its records, and the records of all other
-    data sets, which may contain anyone. Without `disjoint_sets`, returns all records under "".
-
-    Guarantee: if a person is in at most one of `disjoint_sets`, only these records depend on that
-    person.
-    """
-    if not disjoint_sets:
-        return {"": list(records)}
-    return {
-        name: [
-            r for r in records if r["dataset_id"] == name or r["dataset_id"] not in disjoint_sets
-        ]
-        for name in disjoint_sets
-    }
-
-
-def without_records(records: Sequence[dict], disjoint_sets: Sequence[str]) -> bool:
-    """Return whether fewer than two data sets are declared to share no person, or one of them has
-    no record.
-    """
-    return len({*disjoint_sets}) < 2 or not {*disjoint_sets} <= {
-        record["dataset_id"] for record in records
-    }
-
-
-def spent_on_one(
-    records: Sequence[dict],
-    delta: float,
-    accountant: str,
-    adjacency: str,
-    disjoint_sets: Sequence[str] = (),
-) -> float:
-    """Return epsilon for one person: the largest over the data sets of `disjoint_sets`."""
-    parts = of_one_person(records, disjoint_sets).values()
+def spent_on_one(records: Records, delta: float, accountant: str, adjacency: str) -> float:
+    """Return epsilon for one person: the largest over owners who share no person."""
+    parts = [part.values() for part in records.of_one_person().values()]
     return max(epsilon(map(event_of, part), delta, accountant, adjacency) for part in parts)
 
 
@@ -120,43 +84,37 @@ def by_line(accountant: str) -> str:
     return EXACT if accountant == EXACT else "rdp"
 
 
-def compose(
-    records: Sequence[dict],
-    delta: float,
-    disjoint_sets: Sequence[str] = (),
-    accountant: str = "rdp",
-) -> dict:
+def compose(records: Records, delta: float, accountant: str = "rdp") -> dict:
     """Compute the cost of the records, in total and by stage.
 
     `epsilon` of the result contains the total by every accountant, and `stages` each stage's own
-    epsilon and share of the RDP. With `disjoint_sets`, each number is the largest over them, and
-    shares are computed for the data set that costs most. Raises BudgetError if the records have
-    different privacy units, which cannot be composed.
+    epsilon and share of the RDP. For owners who share no person, each number is the largest over
+    them, and shares are computed for the data set that costs most. Raises BudgetError if the
+    records have different privacy units, which cannot be composed.
     """
-    if len(units := {record["unit"] for record in records}) > 1:
+    if len(units := {record["unit"] for record in records.values()}) > 1:
         raise BudgetError(
             f"records of different units ({', '.join(sorted(units))}) cannot be composed"
         )
-    adjacency = common_adjacency(records)  # a Gaussian sum costs the same under both
-    parts = of_one_person(records, disjoint_sets).values()
-    dearest = max(parts, key=lambda part: epsilon(map(event_of, part), delta, "rdp", adjacency))
-    shares = shares_of_rdp(
-        {n: [event_of(r) for r in dearest if r["stage"] == n] for n in QUERIES}, delta
+    adjacency = common_adjacency(records.values())  # a Gaussian sum costs the same under both
+    dearest = max(
+        records.of_one_person().values(),
+        key=lambda part: epsilon(map(event_of, part.values()), delta, "rdp", adjacency),
     )
-    by_stage = {name: [record for record in records if record["stage"] == name] for name in QUERIES}
+    shares = shares_of_rdp(
+        {name: [*map(event_of, dearest.of_stage(name).values())] for name in QUERIES}, delta
+    )
+    by_stage = {name: records.of_stage(name) for name in QUERIES}
     return {
         "adjacency": adjacency,
         "epsilon": {
-            name: spent_on_one(records, delta, name, adjacency, disjoint_sets)
-            for name in {*BOUNDS, accountant}
+            name: spent_on_one(records, delta, name, adjacency) for name in {*BOUNDS, accountant}
         },
         "stages": {
             name: {
-                "epsilon": spent_on_one(
-                    charged, delta, by_line(accountant), adjacency, disjoint_sets
-                ),
+                "epsilon": spent_on_one(charged, delta, by_line(accountant), adjacency),
                 "share": shares[name],
-                "records": sorted(record["id"] for record in charged),
+                "records": sorted(charged),
             }
             for name, charged in by_stage.items()
         },
@@ -192,12 +150,11 @@ def odometer_line(
 
 def build_ledger(
     budget: Mapping,
-    records: Mapping[str, dict],
+    records: Records,
     journal: Sequence[dict],
     *,
     dataset_id: str | None = None,
     head: str | None = None,
-    disjoint_sets: Sequence[str] = (),
 ) -> dict:
     """Build the ledger of a release.
 
@@ -205,18 +162,17 @@ def build_ledger(
     """
     delta = budget["delta"]
     accountant = budget["accountant"]
-    rows = [records[key] for key in sorted(records)]
+    rows = [*records.values()]
     if dataset_id is None:
         dataset_id = next((record["dataset_id"] for record in (*rows, *journal)), "")
     ledger = {
         "schema": 5,
         **{key: budget[key] for key in ("recipe", "accountant", "delta", "size_hint", "target")},
-        **compose(rows, delta, disjoint_sets, accountant),
+        **compose(records, delta, accountant),
         "records": rows,
         "odometer": odometer_line(rows, journal, delta, dataset_id, head, accountant),
+        **records.declaration(),
     }
-    if disjoint_sets:
-        ledger["apart"] = sorted(disjoint_sets)
     return {**ledger, "digest": digest_of(ledger)}
 
 

@@ -23,13 +23,7 @@ from sfumato.privacy.record import record_problems
 from sfumato.settings.recipes import load_params
 from sfumato.settings.stage import ARTIFACTS, CARD_PATH, LEDGER, LOCK, PLAN, PUBLIC, RECIPES
 from sfumato.settings.stages import QUERIES
-from sfumato.storage.artifacts import (
-    PRIVACY,
-    Artifact,
-    declared_disjoint,
-    merge_records,
-    read_artifact,
-)
+from sfumato.storage.artifacts import PRIVACY, Artifact, merge_records, read_artifact
 from sfumato.storage.documents import parse_json, read_json, read_text
 from sfumato.storage.files import replace_file
 from sfumato.storage.journal import REGROUP
@@ -115,13 +109,12 @@ def write_ledger(
         read_artifact(folder / ARTIFACTS / stage, stage) for stage in ("synthesize", *QUERIES)
     ]
     records = merge_records(artifacts)
-    disjoint_sets = declared_disjoint(artifacts)
-    if disjoint_sets and not (folder / CARD_PATH).exists():  # a project made by `stage merge`
+    if records.owners and not (folder / CARD_PATH).exists():  # a project made by `stage merge`
         say(
-            f"note: {', '.join(disjoint_sets)} have their own journals: charges opened elsewhere "
+            f"note: {', '.join(records.owners)} have their own journals: charges opened elsewhere "
             "are not included here"
         )
-        ledger = build_ledger(budget, records, [], disjoint_sets=disjoint_sets)
+        ledger = build_ledger(budget, records, [])
         return ledger, save_ledger(ledger, artifacts, folder, state, out)
     odometer = Odometer(state, read_card(folder / CARD_PATH).dataset_id)
     journal = list[dict]()
@@ -136,14 +129,7 @@ def write_ledger(
         gap = str(error)
     if gap:
         say(f"note: the odometer is incomplete: {gap}")
-    ledger = build_ledger(
-        budget,
-        records,
-        journal,
-        dataset_id=odometer.dataset_id,
-        head=head,
-        disjoint_sets=disjoint_sets,
-    )
+    ledger = build_ledger(budget, records, journal, dataset_id=odometer.dataset_id, head=head)
     spent = save_ledger(ledger, artifacts, folder, state, out)
     # Keep copies of the releases in this ledger, to restore them at no cost. Also keep copies that
     # no ledger has contained yet: they are paid for, and the pipeline may have been killed before

@@ -27,6 +27,7 @@ from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import PRIVACY, Artifact, merge_records
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json, validated
+from sfumato.storage.records import Records
 
 MERGED = tuple(name for name in QUERIES if STAGES[name].adds_up)
 
@@ -95,12 +96,12 @@ def check_owner(
             problems.append(
                 f"its plans of {name} and count are for different data sets: run `stage plan`"
             )
-    disjoint_sets = queries[0].disjoint_sets
-    owners = disjoint_sets or (plans["count"].get("dataset_id", ""),)
+    declared = queries[0].records.owners
+    owners = declared or (plans["count"].get("dataset_id", ""),)
     for query in queries if not problems else ():
         released = [record for record in query.records.values() if record["stage"] == query.stage]
         planned = Mechanism(**plans[query.stage]["mechanism"]).to_json()
-        if query.disjoint_sets != disjoint_sets or len(disjoint_sets) == 1:
+        if query.records.owners != declared or len(declared) == 1:
             problems.append(
                 f"{query.path} and {queries[0].path} name different data sets as having no person "
                 "in common"
@@ -109,14 +110,14 @@ def check_owner(
             problems.append(
                 f"{query.path} contains no release of its own: run `stage {query.stage}` there"
             )
-        elif not disjoint_sets and any(record["event"] != planned for record in released):
+        elif not declared and any(record["event"] != planned for record in released):
             problems.append(
                 f"{query.path} was not released by the mechanism of its plan: run `stage plan`"
             )
     if problems:
         raise DataError(f"{folder} cannot be merged: {problems[0]}")
-    every = [*records.values()]
-    spent = spent_on_one(every, delta, budget["accountant"], common_adjacency(every), disjoint_sets)
+    adjacency = common_adjacency(records.values())
+    spent = spent_on_one(records, delta, budget["accountant"], adjacency)
     if spent > budget["target"] * (1 + TOLERANCE):
         raise BudgetError(
             f"{folder} spent ε = {spent:.4g}, above the target of its budget.json, "
@@ -126,10 +127,7 @@ def check_owner(
 
 
 def merged_budget(
-    budgets: Sequence[Mapping[str, Any]],
-    size_hint: int,
-    records: Sequence[dict],
-    disjoint_sets: Sequence[str],
+    budgets: Sequence[Mapping[str, Any]], size_hint: int, records: Records
 ) -> dict[str, Any]:
     """Compute the merged budget at the smallest δ of all owners.
 
@@ -143,7 +141,7 @@ def merged_budget(
         )
     accountant = min((budget["accountant"] for budget in budgets), key=ACCOUNTANTS.index)
     delta = checked_delta(min(budget["delta"] for budget in budgets), size_hint)
-    spent = spent_on_one(records, delta, accountant, common_adjacency(records), disjoint_sets)
+    spent = spent_on_one(records, delta, accountant, common_adjacency(records.values()))
     target = max(*(budget["target"] for budget in budgets), round_up(spent))
     return {
         "recipe": recipe,

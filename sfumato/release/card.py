@@ -16,6 +16,7 @@ from sfumato.privacy.resolved import StagePlan
 from sfumato.release.exports import PUBLIC_SOURCE
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.release import Synthesize
+from sfumato.storage.records import Records
 
 WORDS: dict[str, Any] = yaml.safe_load(
     Path(__file__).with_name("words.yaml").read_text(encoding="utf-8")
@@ -45,7 +46,7 @@ def dataset_card(
     plan: StagePlan[Synthesize],
     card: Mapping[str, Any],
     per_class: Sequence[int],
-    records: Mapping[str, dict],
+    records: Records,
     public_source: str | None = None,
 ) -> str:
     """Write the card as Markdown with YAML front matter, byte-deterministic.
@@ -77,8 +78,8 @@ def dataset_card(
         ],
         kinds=kinds,
         claim=claims.pop() if len(claims) == 1 else "",
-        owners=card.get("apart", ()),
-        together=bound_text(cost_of(plan, records)["epsilon"]),
+        owners=sorted(records.owners),
+        together=bound_text(cost_of(plan, Records(records))["epsilon"]),  # if they shared persons
         classes=[(str(label), name, str(number)) for label, (name, number) in numbers],
         about=[
             (word, plan.about[key]) for key, word in WORDS["about"].items() if key in plan.about
@@ -131,9 +132,7 @@ def page(text: str, title: str) -> str:
     return template("page.html", autoescape=True).render(body=body, title=title)
 
 
-def cost_of(
-    plan: StagePlan[Any], records: Mapping[str, dict], disjoint_sets: Sequence[str] = ()
-) -> dict[str, Any]:
+def cost_of(plan: StagePlan[Any], records: Records) -> dict[str, Any]:
     """Compute the cost of all charges behind a release, for one person, by the plan's accountant.
 
     Epsilon is computed at the plan's delta or, if it has none, at the default. Returns epsilon,
@@ -141,7 +140,7 @@ def cost_of(
     """
     adjacency = common_adjacency(records.values())
     delta = checked_delta(plan.delta, plan.size_hint)
-    spent = spent_on_one(list(records.values()), delta, plan.accountant, adjacency, disjoint_sets)
+    spent = spent_on_one(records, delta, plan.accountant, adjacency)
     units = sorted({record["unit"] for record in records.values()})
     return {"epsilon": spent, "delta": delta, "adjacency": adjacency, "units": units}
 

@@ -1,12 +1,13 @@
 """Compare a release's `card.json` with the files and records beside it, for recipients."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
 from sfumato.storage.limits import check_picture
+from sfumato.storage.records import Records
 
 PUBLIC_SOURCE = "select"  # Source of public images
 PUBLIC_KIND = "public"
@@ -32,13 +33,9 @@ def check_card(
     images: np.ndarray,
     labels: np.ndarray,
     kinds: np.ndarray,
-    records: Mapping[str, dict],
-    disjoint_sets: Sequence[str],
+    records: Records,
 ) -> None:
-    """Raise ValueError for the first wrong statement of a card. A missing statement is not wrong.
-
-    disjoint_sets: data sets that `privacy.json` declares to show different people.
-    """
+    """Raise ValueError for the first wrong statement of a card. A missing one is not wrong."""
     classes = card["classes"]
     if not isinstance(classes, list) or not all(isinstance(name, str) and name for name in classes):
         raise ValueError("its classes are not a list of names")
@@ -88,7 +85,7 @@ def check_card(
         "shape": [images.shape[3], *images.shape[1:3]],
         "kinds": number,
         "units": sorted({record["unit"] for record in records.values()}),
-        "apart": sorted(disjoint_sets),
+        "apart": sorted(records.owners),
     }
     if sources:
         found |= {
@@ -102,9 +99,7 @@ def check_card(
             )
 
 
-def known_cost(
-    card: Mapping[str, Any], records: Mapping[str, dict], disjoint_sets: Sequence[str] = ()
-) -> dict[str, Any]:
+def known_cost(card: Mapping[str, Any], records: Records) -> dict[str, Any]:
     """Return the cost of a release: ε at its card's δ, recomputed if the accountant is installed.
 
     If the card states an `exact` ε, which is smaller than Rényi's, that ε is returned. Raises
@@ -125,11 +120,10 @@ def known_cost(
         from sfumato.privacy.accountant import EXACT, LARGEST_DELTA
         from sfumato.privacy.check import TOLERANCE
         from sfumato.privacy.events import common_adjacency
-        from sfumato.privacy.ledger import spent_on_one, without_records
+        from sfumato.privacy.ledger import spent_on_one
         from sfumato.privacy.record import record_problems
     except ImportError:  # only NumPy is installed
         return cost | {"basis": STATED}
-    rows = list(records.values())
     if problems := [
         problem
         for key, row in records.items()
@@ -140,12 +134,9 @@ def known_cost(
         raise ValueError(
             f"its records are of different units ({', '.join(units)}), which cannot be composed"
         )
-    if disjoint_sets and without_records(rows, disjoint_sets):
-        raise ValueError(
-            f"it declares that {', '.join(disjoint_sets)} share no person, but lacks records of "
-            "some of them"
-        )
-    if (adjacency := common_adjacency(rows)) != card["adjacency"]:
+    if problem := records.declaration_problem():
+        raise ValueError(problem)
+    if (adjacency := common_adjacency(records.values())) != card["adjacency"]:
         raise ValueError(
             f"it states adjacency={card['adjacency']!r}, but its records are valid for {adjacency}"
         )
@@ -154,7 +145,7 @@ def known_cost(
             f"it states delta={delta:g}, and above {LARGEST_DELTA:g} there is no guarantee"
         )
     for accountant in ("rdp", EXACT):
-        spent = spent_on_one(rows, delta, accountant, adjacency, disjoint_sets)
+        spent = spent_on_one(records, delta, accountant, adjacency)
         if card["epsilon"] >= spent - TOLERANCE * max(1.0, spent):
             return cost | {"epsilon": spent, "basis": RECOMPUTED}
     stated = f"it states epsilon={card['epsilon']:g} at delta={delta:g}"

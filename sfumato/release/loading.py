@@ -24,6 +24,7 @@ from sfumato.storage.arrays import read_array
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.files import ATTRIBUTES
 from sfumato.storage.plain_json import read_json, read_text
+from sfumato.storage.records import Records
 
 if TYPE_CHECKING:
     import pandas
@@ -208,8 +209,7 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
     with explained(DataError, lambda error: f"{file} cannot be read ({error!r}): {fetch}"):
         content = read_json(file)
         files = dict(content["files"])
-        records = dict(content["records"])
-        disjoint_sets = tuple(content.get("apart", ()))
+        records = Records(content["records"], content.get("apart", ()))
         if odd := [key for key, record in records.items() if record["id"] != key]:
             raise ValueError(f"the record {odd[0][:32]!r} has another id")
         stage = content["stage"]
@@ -245,8 +245,8 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
         DataError,
         lambda error: f"{folder / 'card.json'} does not fit the release ({error}): {fetch}",
     ):
-        check_card(card, images, labels, kind, records, disjoint_sets)
-        cost = known_cost(card, records, disjoint_sets)
+        check_card(card, images, labels, kind, records)
+        cost = known_cost(card, records)
         card.setdefault("kinds", {"plain": len(images)})
     if missing := {*(kinds or ())} - {*card["kinds"]}:
         raise DataError(

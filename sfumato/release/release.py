@@ -20,6 +20,7 @@ from sfumato.release.variation import FROM_PUBLIC, KINDS, PLAIN, VARIED_BATCH, V
 from sfumato.settings.release import Synthesize
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, csv_text, write_json
 from sfumato.storage.png import named_grid, save_png, to_grid
+from sfumato.storage.records import Records
 
 ENLARGED = 96  # Minimum pixels per side of an image in the grid; twice as many in a class's grid
 SHOWN_PER_CLASS = 10  # Images of each class in the pictures
@@ -29,9 +30,8 @@ def save_release(
     directory: Path,
     varied: Varied,
     sources: np.ndarray,
-    records: Mapping[str, dict],
+    records: Records,
     plan: StagePlan[Synthesize],
-    disjoint_sets: Sequence[str] = (),
     public_source: str | None = None,
     stream: Mapping[str, Any] | None = None,
 ) -> None:
@@ -80,8 +80,8 @@ def save_release(
         "synthetic": PUBLIC_SOURCE not in drawn,
         "digital_source_type": mark.source_type,
         **pattern,
-        **cost_of(plan, records, disjoint_sets),
-        **({"apart": sorted(disjoint_sets)} if disjoint_sets else {}),
+        **cost_of(plan, records),
+        **records.declaration(),
         "about": dict(plan.about),
         "privacy": "differentially private; privacy.json contains every mechanism that was paid "
         "for, ledger.json composes them",

@@ -24,7 +24,7 @@ from sfumato.privacy.events import (
     common_adjacency,
     event_of,
 )
-from sfumato.privacy.ledger import by_id, compose, of_one_person, read_ledger, spent_on_one
+from sfumato.privacy.ledger import by_id, compose, read_ledger, spent_on_one
 from sfumato.privacy.profile import (
     Profile,
     bound_text,
@@ -41,6 +41,7 @@ from sfumato.storage.arrays import read_array
 from sfumato.storage.artifacts import PRIVACY, Artifact, read_artifact
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json
+from sfumato.storage.records import Records
 
 
 class Picture(NamedTuple):
@@ -177,20 +178,21 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
 
 def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
     """Recompute epsilon, delta, the table of charges and the bar of spending from the records."""
-    records = ledger["records"]
-    disjoint_sets = ledger.get("apart", ())
+    behind = Records.of_ledger(ledger)
+    records = behind.values()
     delta = ledger["delta"]
 
-    def cost_of(part: Sequence[dict]) -> str:
-        return bound_text(spent_on_one(part, delta, ledger["accountant"], common_adjacency(part)))
+    def cost_of(part: Records) -> str:
+        adjacency = common_adjacency(part.values())
+        return bound_text(spent_on_one(part, delta, ledger["accountant"], adjacency))
 
-    composed = compose(records, delta, disjoint_sets, ledger["accountant"])
+    composed = compose(behind, delta, ledger["accountant"])
     spending = {name: stage for name in QUERIES if (stage := composed["stages"][name])["records"]}
     rows = []
     start = 0.0
     for stage, entry in spending.items():
         charges = []
-        for record in map(by_id(ledger).__getitem__, entry["records"]):
+        for record in map(behind.__getitem__, entry["records"]):
             one = Mechanism.from_json(record["event"])
             sums = {
                 "sigma": f"{one.noise_multiplier:g}",
@@ -235,10 +237,10 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "public_images": any(record["stage"] == "histogram" for record in records),
         "owners": [
             (owner, cost_of(part))
-            for owner, part in of_one_person(records, disjoint_sets).items()
-            if disjoint_sets
+            for owner, part in behind.of_one_person().items()
+            if behind.owners
         ],
-        "together": cost_of(records),
+        "together": cost_of(Records(behind)),  # if owners shared persons
     }
 
 
@@ -247,9 +249,9 @@ def what_it_means(ledger: Mapping) -> dict[str, Any]:
 
     With several owners, each ceiling is the largest over the owners.
     """
-    parts = of_one_person(ledger["records"], ledger.get("apart", ())).values()
+    parts = Records.of_ledger(ledger).of_one_person().values()
     return attack_bounds(
-        [privacy_profile(map(event_of, part), ledger["adjacency"]) for part in parts]
+        [privacy_profile(map(event_of, part.values()), ledger["adjacency"]) for part in parts]
     )
 
 

@@ -5,7 +5,7 @@ teacher = sfumato.load_teacher("artifacts/teacher")
 teacher.predict("x.png"), teacher.probabilities(images)
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from sfumato.release.loading import prepared
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json
+from sfumato.storage.records import Records
 
 
 @dataclass(frozen=True)
@@ -99,21 +100,16 @@ def load_classifier(folder: Path, stage: str, load: Callable[[Path], Any]) -> Re
         classes = tuple(card["classes"])
         if (tuple(card["shape"]), len(classes)) != (tuple(network.shape), network.classes):
             raise ValueError("it describes different images or classes than the network")
-        known_cost(card, artifact.records, artifact.disjoint_sets)
+        known_cost(card, artifact.records)
         return ReleasedClassifier(network, classes, card, artifact.records)
 
 
 def write_card(
-    directory: Path,
-    plan: StagePlan[Any],
-    records: Mapping[str, dict],
-    form: str = "teacher.md",
-    disjoint_sets: Sequence[str] = (),
+    directory: Path, plan: StagePlan[Any], records: Records, form: str = "teacher.md"
 ) -> None:
     """Write the cards of a classifier, for programs and people.
 
-    records: every charge that it depends on, by id; form: template of the card for people;
-    disjoint_sets: see `Artifact`.
+    records: every charge that it depends on; form: template of the card for people.
     """
     channels, height, width = plan.shape
     card = {
@@ -121,7 +117,7 @@ def write_card(
         "classes": list(plan.classes),
         "prepared": PREPARED | plan.prepared,
     }
-    card |= cost_of(plan, records, disjoint_sets)
+    card |= cost_of(plan, records)
     write_json(directory / "card.json", card, ensure_ascii=False)
     text = template(form, autoescape=False, plain=plain).render(
         **privacy_facts(plan, records, card),

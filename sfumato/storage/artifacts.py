@@ -11,6 +11,7 @@ from sfumato.errors import UNREADABLE, ConfigError, DataError, explained, passin
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import entries_below, replacing_directory
+from sfumato.storage.records import Records, widest_declaration
 
 PRIVACY = "privacy.json"
 
@@ -21,18 +22,16 @@ class Artifact:
 
     path: Path
     stage: str
-    # all charges that it depends on, by record id
-    records: dict[str, dict] = field(default_factory=dict)
+    records: Records = field(default_factory=Records)  # all charges that it depends on
     local: bool = False  # computed outside the guarantee, never to be released
     enabled: bool = True  # False for the empty artifact of a stage that its recipe switches off
-    disjoint_sets: tuple[str, ...] = ()  # merged data sets, declared to show different people
 
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
     """Form of `privacy.json`.
 
-    files: sha256 by name; records: records by id; apart: see `Artifact`.
+    files: sha256 by name; records: records by id; apart: see `Records`.
     """
 
     schema: int
@@ -62,9 +61,8 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
         content = validated(Privacy, read_json(file))
         if odd := [key for key, record in content.records.items() if record.get("id") != key]:
             raise ValueError(f"the record {odd[0][:32]!r} has another id")
-    artifact = Artifact(
-        path, content.stage, content.records, content.local, content.enabled, content.apart
-    )
+    records = Records(content.records, content.apart)
+    artifact = Artifact(path, content.stage, records, content.local, content.enabled)
     if stage is not None and artifact.stage != stage:
         raise DataError(
             f"{path} was written by `{artifact.stage}`, not by `{stage}`: name another directory"
@@ -152,7 +150,7 @@ def changed_files(path: Path, files: dict[str, str]) -> list[str]:
     return problems + [f"{name} no longer has the bytes that {PRIVACY} lists" for name in changed]
 
 
-def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> dict[str, dict]:
+def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> Records:
     """Merge own records and the records of every input, by id.
 
     A record reached along two paths counts once.
@@ -164,15 +162,7 @@ def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> dict[
                 raise DataError(
                     f"record {key} of {artifact.path} differs between two artifacts: one was edited"
                 )
-    return dict(sorted(merged.items()))
-
-
-def declared_disjoint(inputs: Sequence[Artifact]) -> tuple[str, ...]:
-    """Return the largest declared list of data sets that show different people. If it does not
-    contain all other lists, returns an empty one; costs are then added up.
-    """
-    widest = max((artifact.disjoint_sets for artifact in inputs), key=len, default=())
-    return widest if all({*artifact.disjoint_sets} <= {*widest} for artifact in inputs) else ()
+    return Records(merged, widest_declaration(artifact.records for artifact in inputs))
 
 
 @contextmanager
@@ -183,27 +173,25 @@ def writing(
     records: Sequence[dict] = (),
     *,
     local: bool = False,
-    disjoint_sets: Sequence[str] = (),
 ) -> Iterator[Path]:
     """Yield a new directory, which becomes `out`, with `privacy.json`, if the block succeeds.
 
     Otherwise no file is left. Raises ConfigError if `out` is not an artifact of the same stage.
-    disjoint_sets: data sets that are merged here.
     """
     check_out(out, stage)
     with replacing_directory(out) as directory:
         yield directory
         written = sorted(file for file in directory.rglob("*") if file.is_file())
+        behind = merge_records(inputs, records)
         content = empty_content(stage) | {
             "enabled": True,
             "local": local or any(artifact.local for artifact in inputs),
             "files": {
                 file.relative_to(directory).as_posix(): digest_of_file(file) for file in written
             },
-            "records": merge_records(inputs, records),
+            "records": behind,
+            **behind.declaration(),
         }
-        if disjoint_sets := disjoint_sets or declared_disjoint(inputs):
-            content["apart"] = sorted(disjoint_sets)
         (directory / PRIVACY).write_text(as_text(content), encoding="utf-8")
 
 

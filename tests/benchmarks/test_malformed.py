@@ -28,6 +28,7 @@ from sfumato.privacy.resolved import read_lineage, read_stage_plan
 from sfumato.settings.data import Data
 from sfumato.settings.recipes import load_params
 from sfumato.storage.artifacts import read_artifact, writing
+from sfumato.storage.records import Records
 from sfumato.storage.weights import load_tensors, save_tensors
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,7 +98,7 @@ READERS = {
     ),
     "card.json": (lambda path: json.dumps({**CARD, "version": "v"}).encode(), read_card),
     "ledger.json": (
-        lambda path: json.dumps(build_ledger(BUDGET, {}, [])).encode(),
+        lambda path: json.dumps(build_ledger(BUDGET, Records(), [])).encode(),
         lambda path: check_ledger(read_ledger(path)),
     ),
     "budget.json": (lambda path: json.dumps(BUDGET).encode(), read_budget),

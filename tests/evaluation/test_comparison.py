@@ -32,6 +32,7 @@ from sfumato.evaluation.plots import plot_comparison
 from sfumato.evaluation.tables import csv_of
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import build_ledger, ledger_text
+from sfumato.storage.records import Records
 from stages.cli import main
 
 IDENTITY = {
@@ -54,7 +55,7 @@ def ledger_of(recipe: str, target: float, sigma: float, key: str = "0") -> dict:
         "size_hint": 1500,
         "target": target,
     }
-    return build_ledger(budget, {record["id"]: record}, [])
+    return build_ledger(budget, Records.of([record]), [])
 
 
 def metrics_of(accuracy: float, release: str = "a.dir", **identity) -> dict:

@@ -38,6 +38,7 @@ from sfumato.release.teacher import write_card
 from sfumato.settings.evaluate import Evaluate
 from sfumato.settings.queries import FeatureMap, OwnNetwork, Teacher
 from sfumato.storage.artifacts import writing
+from sfumato.storage.records import Records
 
 SHAPE = (1, 8, 8)
 
@@ -246,7 +247,7 @@ def released_as(path: Path, digits, fill) -> Path:
     )
     with writing(path, "teacher", records=[RECORD]) as directory:
         fill(directory)
-        write_card(directory, plan, {RECORD["id"]: RECORD})
+        write_card(directory, plan, Records.of([RECORD]))
     return path
 
 

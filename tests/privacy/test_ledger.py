@@ -21,8 +21,9 @@ from sfumato.privacy.events import SEEDED, UNITS, ZERO_OUT_ONE, Mechanism, event
 from sfumato.privacy.ledger import build_ledger, ledger_text, read_ledger
 from sfumato.settings.data import GROUP
 from sfumato.settings.stages import QUERIES, STAGES
-from sfumato.storage.artifacts import write_empty, writing
+from sfumato.storage.artifacts import Artifact, write_empty, writing
 from sfumato.storage.digest import digest_of
+from sfumato.storage.records import Records
 
 HINT = 1500
 BUDGET = {
@@ -41,7 +42,7 @@ OF_GROUPS = {"unit": UNITS[GROUP], "group_weight": "mean"}
 
 
 def ledger_of(*records: dict, **budget) -> dict:
-    return build_ledger(BUDGET | budget, {r["id"]: r for r in records}, [])
+    return build_ledger(BUDGET | budget, Records.of(records), [])
 
 
 def sealed(ledger: dict) -> dict:
@@ -73,7 +74,7 @@ def test_the_odometers_line_is_the_union_of_all_charges():
     """
     other = {**COUNT, "id": f"{8:032x}"}
     aborted = {**STEPS, "id": f"{9:032x}"}
-    released = {r["id"]: r for r in (COUNT, STEPS)}
+    released = Records.of((COUNT, STEPS))
     lines = {}
     for name, journal, head in (
         ("empty", [], None),
@@ -93,9 +94,7 @@ def test_the_odometers_line_is_the_union_of_all_charges():
 
 def test_records_of_another_dataset_are_composed_separately():
     foreign = {**STEPS, "id": f"{9:032x}", "dataset_id": "another"}
-    ledger = build_ledger(
-        BUDGET, {r["id"]: r for r in (COUNT, STEPS, foreign)}, [], dataset_id="digits"
-    )
+    ledger = build_ledger(BUDGET, Records.of((COUNT, STEPS, foreign)), [], dataset_id="digits")
     assert check_ledger(ledger)[1] == [] and ledger["odometer"]["charges"] == 2
     assert ledger["epsilon"]["rdp"] > ledger["odometer"]["epsilon"]
 
@@ -408,7 +407,7 @@ ABORTED = small_record(4, Mechanism(noise_multiplier=2.0))
 
 
 def test_an_exact_ledger_lists_its_bound_beside_renyis():
-    records = {r["id"]: r for r in (COUNT, LOUD)}
+    records = Records.of((COUNT, LOUD))
     ledger = build_ledger(
         BUDGET | {"accountant": "exact"}, records, [*records.values(), ABORTED], head="f" * 64
     )
@@ -448,7 +447,7 @@ def test_a_ledger_of_before_is_built_again_as_it_was(name):
     """A receiver, and the owner's next run, find the same numbers, and no further one."""
     stored = read_ledger(GALLERY / name / "ledger.json")
     line = stored["odometer"]
-    records = {r["id"]: r for r in stored["records"]}
+    records = Records.of_ledger(stored)
     others = [{"id": None, "event": event} for event in line["others"]]
     built = build_ledger(stored, records, others, dataset_id=line["dataset_id"], head=line["head"])
     assert built["epsilon"] == pytest.approx(stored["epsilon"], rel=1e-12)
@@ -470,7 +469,8 @@ def write_artifacts(folder: Path, records: dict | None = None, apart: Sequence[s
     made = {"count": [COUNT], "frequency": [COUNT, LOUD], "auxiliary": [COUNT, LOUD]}
     for name, held in (made | (records or {})).items():
         out = folder / ("data/public" if name == "public" else f"artifacts/{name}")
-        with writing(out, name, records=held, disjoint_sets=apart) as directory:
+        declared = [Artifact(out, name, Records(owners=apart))]
+        with writing(out, name, declared, held) as directory:
             (directory / "released").write_text("as it was")
     for name in made:
         plan = {
@@ -534,7 +534,7 @@ APART = ("north", "south")
 
 
 def merged_ledger() -> dict:
-    return build_ledger(BUDGET, {r["id"]: r for r in (NORTH, SOUTH)}, [], disjoint_sets=APART)
+    return build_ledger(BUDGET, Records.of((NORTH, SOUTH), APART), [])
 
 
 def test_ledger_and_artifacts_set_the_same_data_sets_apart(tmp_path):
@@ -542,7 +542,7 @@ def test_ledger_and_artifacts_set_the_same_data_sets_apart(tmp_path):
     records = {"count": [NORTH], "frequency": [NORTH, SOUTH], "auxiliary": [NORTH, SOUTH]}
     for declared in ((), APART):
         write_artifacts(folder := tmp_path / f"{len(declared)}", records, declared)
-        together = build_ledger(BUDGET, {r["id"]: r for r in (NORTH, SOUTH)}, [])
+        together = build_ledger(BUDGET, Records.of((NORTH, SOUTH)), [])
         for ledger, apart in ((merged_ledger(), APART), (together, ())):
             problems = artifact_problems(ledger, folder)
             assert any("artifacts declare this differently" in problem for problem in problems) == (

@@ -20,6 +20,7 @@ from sfumato.privacy.ledger import build_ledger, ledger_text, read_ledger
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.resolved import read_lineage, read_stage_plan
 from sfumato.settings.params import Params
+from sfumato.storage.records import Records
 
 HINT = 1500
 BUDGET = {
@@ -40,7 +41,7 @@ def record(number: int, noise_multiplier: float = 4.0) -> dict:
 def written(tmp_path_factory):
     """A ledger of two charges, and the lock that DVC wrote of it."""
     folder = tmp_path_factory.mktemp("ledger")
-    ledger = build_ledger(BUDGET, {f"{i:032x}": record(i) for i in (1, 2)}, [])
+    ledger = build_ledger(BUDGET, Records.of(map(record, (1, 2))), [])
     (folder / "ledger.json").write_text(ledger_text(ledger))
     md5 = hashlib.md5((folder / "ledger.json").read_bytes()).hexdigest()
     stages = {"ledger": {"outs": [{"path": "ledger.json", "hash": "md5", "md5": md5}]}}

@@ -38,6 +38,7 @@ from sfumato.settings.release import Synthesize
 from sfumato.settings.stage import Kind
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import Artifact, read_artifact, writing
+from sfumato.storage.records import Records
 from stages import ledger as ledger_stage
 from stages.runner import QueryRun, StageRun
 from stages.screen import progress
@@ -292,7 +293,7 @@ MIXED = [record(1), record(2, adjacency=ZERO_OUT_ONE)]
 
 def test_one_record_under_add_or_remove_limits_the_whole():
     """A claim holds for neighbours for which every part of it holds."""
-    ledger = build_ledger(BUDGET, {r["id"]: r for r in MIXED}, [])
+    ledger = build_ledger(BUDGET, Records.of(MIXED), [])
     assert ledger["adjacency"] == ADD_OR_REMOVE_ONE
     digits = {
         "dataset_id": "d",
@@ -312,7 +313,7 @@ def test_one_record_under_add_or_remove_limits_the_whole():
     made = {"images": 2, "sources": {"auxiliary": 2}, "kinds": {"plain": 2}, "prepared": PREPARED}
     words = {}
     for kind, rows in (("mixed", MIXED), ("zero-out", [MIXED[1]])):
-        records = {r["id"]: r for r in rows}
+        records = Records.of(rows)
         words[kind] = dataset_card(plan, made | cost_of(plan, records), [1, 1], records)
     assert "added or removed" in words["mixed"] and "replaced by a blank" not in words["mixed"]
     assert "replaced by a blank" in words["zero-out"]
@@ -348,17 +349,13 @@ def check(path: Path, **given) -> None:
 @pytest.fixture
 def ledger(here) -> Path:
     path = here / "ledger.json"
-    path.write_text(
-        ledger_text(build_ledger(BUDGET, {r["id"]: r for r in (record(1), record(3))}, []))
-    )
+    path.write_text(ledger_text(build_ledger(BUDGET, Records.of((record(1), record(3))), [])))
     write_lock()
     return path
 
 
 def test_every_option_of_the_check_is_read(ledger, capsys):
-    spent, problems = check_ledger(
-        build_ledger(BUDGET, {r["id"]: r for r in (record(1), record(3))}, [])
-    )
+    spent, problems = check_ledger(build_ledger(BUDGET, Records.of((record(1), record(3))), []))
     assert not problems
     check(ledger)
     shown = capsys.readouterr().out
@@ -391,8 +388,8 @@ def test_the_check_fails_if_another_accountant_refutes_it(ledger, monkeypatch):
 def test_a_unit_that_was_not_asked_for_is_never_taken():
     other = record(1, unit="one patient")
     with pytest.raises(BudgetError, match="unit"):
-        build_ledger(BUDGET, {r["id"]: r for r in (record(2), other)}, [])
-    ledger = build_ledger(BUDGET, {r["id"]: r for r in (record(2), record(1))}, []) | {
+        build_ledger(BUDGET, Records.of((record(2), other)), [])
+    ledger = build_ledger(BUDGET, Records.of((record(2), record(1))), []) | {
         "records": [record(2), other]
     }
     assert any("unit" in problem for problem in check_ledger(ledger)[1])

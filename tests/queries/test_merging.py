@@ -4,7 +4,7 @@ all images.
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +24,7 @@ from sfumato.features.public_network import build_network
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.authorize import ChargeRequest, open_charge
 from sfumato.privacy.events import Mechanism
-from sfumato.privacy.ledger import compose, of_one_person, spent_on_one
+from sfumato.privacy.ledger import compose, spent_on_one
 from sfumato.privacy.policy import SpendingPolicy
 from sfumato.queries.count import (
     public_counts,
@@ -36,7 +36,8 @@ from sfumato.queries.count import (
 from sfumato.queries.feature_means import COSINE, SQUARES, load_means, moment_features, save_means
 from sfumato.queries.merging import check_owner, merge_counts, merge_means, merged_budget
 from sfumato.settings.data import Data
-from sfumato.storage.artifacts import Artifact, declared_disjoint, read_artifact, writing
+from sfumato.storage.artifacts import Artifact, read_artifact, writing
+from sfumato.storage.records import Records, widest_declaration
 
 DRAWS = 100
 FALSE_ALARM = 1e-4
@@ -106,10 +107,11 @@ def test_merged_counts_are_distributed_as_one_owners_count(tmp_path, digits):
 
 def test_merging_again_adds_the_noise_of_all(tmp_path):
     parts = [write_counts(tmp_path / owner, torch.full((3,), 1.0), 3.0, owner) for owner in "abc"]
-    with writing(tmp_path / "ab", "count", parts[:2], disjoint_sets=["a", "b"]) as directory:
+    owners = [replace(part, records=Records(part.records, ["a", "b"])) for part in parts[:2]]
+    with writing(tmp_path / "ab", "count", owners) as directory:
         merge_counts(parts[:2], directory)
     both = read_artifact(tmp_path / "ab", "count")
-    assert both.disjoint_sets == ("a", "b") and {*both.records} == {
+    assert both.records.owners == ("a", "b") and {*both.records} == {
         *parts[0].records,
         *parts[1].records,
     }
@@ -216,7 +218,7 @@ def test_merged_moments_need_the_same_public_network(tmp_path):
 
 
 def cost(records, apart=()):
-    return spent_on_one(records, 1e-5, "rdp", "add-or-remove-one", apart)
+    return spent_on_one(Records.of(records, apart), 1e-5, "rdp", "add-or-remove-one")
 
 
 def test_one_person_costs_the_releases_of_their_owner():
@@ -224,7 +226,7 @@ def test_one_person_costs_the_releases_of_their_owner():
     b = [record("b", 1.0), record("b", 3.0, "frequency", 1)]
     assert cost(a + b, ("a", "b")) == cost(b) > cost(a)
     assert cost(a + b) > cost(a + b, ("a", "b"))
-    found = compose(a + b, 1e-5, ("a", "b"))
+    found = compose(Records.of(a + b, ("a", "b")), 1e-5)
     assert found["epsilon"]["rdp"] == cost(b) and found["stages"]["count"]["epsilon"] == cost(b[:1])
     assert (
         len(found["stages"]["count"]["records"]) == 2
@@ -232,13 +234,17 @@ def test_one_person_costs_the_releases_of_their_owner():
     )
 
 
-def test_without_disjoint_sets_all_charges_are_composed():
+def test_without_a_declaration_all_charges_are_composed():
     mechanisms = {"count": 2.0, "frequency": 3.0, "finetune": 1.5}
     records = [
         record("ab"[i % 2], sigma, stage, i) for i, (stage, sigma) in enumerate(mechanisms.items())
     ]
     events = [Mechanism(noise_multiplier=sigma).event for sigma in mechanisms.values()]
-    assert cost(records) == compose(records, 1e-5)["epsilon"]["rdp"] == epsilon(events, 1e-5, "rdp")
+    assert (
+        cost(records)
+        == compose(Records.of(records), 1e-5)["epsilon"]["rdp"]
+        == epsilon(events, 1e-5, "rdp")
+    )
 
 
 def test_a_set_that_is_not_apart_counts_for_everybody():
@@ -247,41 +253,32 @@ def test_a_set_that_is_not_apart_counts_for_everybody():
     """
     a, b, c = ([record(name, 2.0)] for name in "abc")
     assert cost(a + b + c, ("a", "b")) == cost(a + c) > cost(a)
-    assert {name: len(part) for name, part in of_one_person(a + b + c, ("a", "b")).items()} == {
-        "a": 2,
-        "b": 2,
-    }
+    parts = Records.of(a + b + c, ("a", "b")).of_one_person()
+    assert {name: len(part) for name, part in parts.items()} == {"a": 2, "b": 2}
 
 
-def test_declarations_that_overlap_leave_all_costs_added_up(tmp_path):
-    artifacts = {
-        apart: Artifact(tmp_path, "count", disjoint_sets=tuple(apart))
-        for apart in ("", "ab", "abc", "bd")
-    }
-    assert declared_disjoint([artifacts[""], artifacts["ab"], artifacts["abc"]]) == ("a", "b", "c")
-    assert declared_disjoint([artifacts["ab"], artifacts["bd"]]) == () == declared_disjoint([])
+def test_declarations_that_overlap_leave_all_costs_added_up():
+    one, ab, abc, bd = (Records(owners=owners) for owners in ("", "ab", "abc", "bd"))
+    assert widest_declaration([one, ab, abc]) == ("a", "b", "c")
+    assert widest_declaration([ab, bd]) == () == widest_declaration([])
 
 
 def test_the_most_cautious_accountant_of_the_owners_counts():
     """An owner of before and a new one: neither has to spend again, and the target is what that
     accountant makes it.
     """
-    records = [record("a", 2.0), record("b", 2.0)]
+    records = Records.of([record("a", 2.0), record("b", 2.0)], ("a", "b"))
     delta = 1e-5
     budgets = [
         {"recipe": "dp-merf", "accountant": name, "delta": delta, "size_hint": 1000, "target": 1.0}
         for name in ("exact", "rdp")
     ]
     for given, name in ((budgets, "rdp"), (budgets[::-1], "rdp"), (budgets[:1] * 2, "exact")):
-        merged = merged_budget(given, 2000, records, ("a", "b"))
+        merged = merged_budget(given, 2000, records)
         assert merged["accountant"] == name
-        assert merged["target"] >= spent_on_one(
-            records, delta, name, "add-or-remove-one", ("a", "b")
-        )
+        assert merged["target"] >= spent_on_one(records, delta, name, "add-or-remove-one")
     with pytest.raises(ConfigError, match="have different recipes"):
-        merged_budget(
-            [budgets[0], {**budgets[1], "recipe": "dp-kernel"}], 2000, records, ("a", "b")
-        )
+        merged_budget([budgets[0], {**budgets[1], "recipe": "dp-kernel"}], 2000, records)
 
 
 def budgets_at(*deltas):
@@ -291,21 +288,17 @@ def budgets_at(*deltas):
 
 def test_the_smallest_delta_of_all_owners_counts():
     """At a larger one, an owner's guarantee would be weaker than the one that the owner planned."""
-    records = [record("a", 2.0), record("b", 2.0)]
+    records = Records.of([record("a", 2.0), record("b", 2.0)], ("a", "b"))
     for deltas in ((1e-5, 1e-7), (1e-7, 1e-5)):
-        merged = merged_budget(budgets_at(*deltas), 4000, records, ("a", "b"))
+        merged = merged_budget(budgets_at(*deltas), 4000, records)
         assert merged["delta"] == 1e-7
-        assert merged["target"] >= spent_on_one(
-            records, 1e-7, "rdp", "add-or-remove-one", ("a", "b")
-        )
+        assert merged["target"] >= spent_on_one(records, 1e-7, "rdp", "add-or-remove-one")
 
 
 def test_a_delta_above_one_over_all_images_is_refused():
     """Each owner's is below 1/2000, and together they have 4000."""
     with pytest.raises(ConfigError, match="1/size_hint"):
-        merged_budget(
-            budgets_at(4e-4, 4e-4), 4000, [record("a", 2.0), record("b", 2.0)], ("a", "b")
-        )
+        merged_budget(budgets_at(4e-4, 4e-4), 4000, Records.of([record("a", 2.0)]))
 
 
 # --- whose releases may be merged -----------------------------------------------------------------
@@ -342,8 +335,9 @@ class Owner:
         budget = {"accountant": "rdp", "delta": self.delta, "size_hint": 300, "target": self.target}
         queries = []
         for stage, records in self.records.items():
-            given = {"disjoint_sets": self.apart, "records": {one["id"]: one for one in records}}
-            queries.append(Artifact(Path(stage), stage, **given | changes.get(stage, {})))
+            change = dict(changes.get(stage, {}))
+            behind = Records.of(records, change.pop("apart", self.apart))
+            queries.append(Artifact(Path(stage), stage, behind, **change))
         return check_owner(Path("north"), self.plans, budget, queries)
 
 
@@ -415,7 +409,5 @@ def test_an_owner_whose_releases_disagree_on_apart_is_refused():
         (Owner(apart=("a", "b")), ()),
         (Owner(apart=("a",)), ("a",)),
     ):
-        with pytest.raises(
-            DataError, match="name different data sets as having no person in common"
-        ):
-            owner.check(frequency={"disjoint_sets": apart})
+        with pytest.raises(DataError, match="name different data sets"):
+            owner.check(frequency={"apart": apart})

@@ -17,6 +17,7 @@ from sfumato.privacy.events import ADD_OR_REMOVE_ONE, Mechanism
 from sfumato.release.card import PREPARED, WORDS, cost_of, dataset_card
 from sfumato.release.exports import PNG, folder_names, mark_of, save_npz, save_png_folders
 from sfumato.settings.data import Data
+from sfumato.storage.records import Records
 
 MECHANISMS = {
     "count": Mechanism(noise_multiplier=5),
@@ -36,7 +37,7 @@ def records(adjacency: str = ADD_OR_REMOVE_ONE) -> dict[str, dict]:
 
 def card(**more) -> str:
     of_card = {"sources": {"finetune": 1200}, "kinds": {"plain": 1200}, "prepared": PREPARED}
-    behind = more.pop("records", records())
+    behind = Records(more.pop("records", records()))
     per_class = more.pop("per_class", [700, 500])
     public_source = more.pop("public_source", None)
     of_plan = {"dataset_id": "clinic-2026", "shape": (1, 8, 8), "classes": ("benign", "mal|ignant")}

@@ -32,6 +32,7 @@ from sfumato.release.report import Local, report_page, scientific, what_was_rele
 from sfumato.storage.artifacts import PRIVACY, read_artifact, writing
 from sfumato.storage.digest import digest_of
 from sfumato.storage.png import save_png
+from sfumato.storage.records import Records
 from stages.report import report
 
 HINT = 1500
@@ -96,7 +97,7 @@ def write_release(path: Path, records=RECORDS, sources=SOURCES, **more) -> Path:
 
 
 def write_ledger(path: Path, records=RECORDS, change=None, **budget) -> Path:
-    ledger = build_ledger(BUDGET | budget, {r["id"]: dict(r) for r in records}, [])
+    ledger = build_ledger(BUDGET | budget, Records.of(map(dict, records)), [])
     if change:
         change(ledger)
         ledger["digest"] = digest_of(
@@ -445,7 +446,7 @@ def test_numbers_are_recomputed_and_hashes_match_the_files(tmp_path, pages):
     with pytest.raises(BudgetError, match="its epsilon of count is 0.001"):
         report_page(release, ledger)
     page = report_page(release, write_ledger(tmp_path / "ledger.json"))
-    true = build_ledger(BUDGET, {r["id"]: r for r in RECORDS}, [])
+    true = build_ledger(BUDGET, Records.of(RECORDS), [])
     stages = [true["stages"][name]["epsilon"] for name in ("count", "frequency")]
     for value in (true["epsilon"]["rdp"], true["epsilon"]["pld"], *stages):
         assert bound_text(value) in page

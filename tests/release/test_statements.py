@@ -23,6 +23,7 @@ from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.release.report import report_page
 from sfumato.release.statements import CATALOGUE, CROISSANT, REGISTRY, TURTLE, write_statements
 from sfumato.storage.digest import digest_of_file
+from sfumato.storage.records import Records
 
 SAID = {
     "owner": "The clinic",
@@ -69,7 +70,7 @@ def states(digits, tmp_path):
             "size_hint": 1500,
             "target": 1.0,
         }
-        ledger.write_text(ledger_text(build_ledger(budget, {RECORD["id"]: dict(RECORD)}, [])))
+        ledger.write_text(ledger_text(build_ledger(budget, Records.of([dict(RECORD)]), [])))
         (folder := tmp_path / "artifacts" / "report").mkdir()
         return write_statements(release, ledger, folder), folder
 

@@ -13,6 +13,7 @@ from sfumato.release.student import load_student_network, save_student, train_st
 from sfumato.release.teacher import write_card
 from sfumato.settings.training import Student
 from sfumato.storage.artifacts import write_empty, writing
+from sfumato.storage.records import Records
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def folder(digits, release):
     plan = SimpleNamespace(**vars(release_plan(digits, {"licence": "cc-by-4.0"})))
     with writing(release.with_name("student"), "student", records=[RECORD]) as directory:
         save_student(network, directory)
-        write_card(directory, plan, {RECORD["id"]: RECORD}, "student.md")
+        write_card(directory, plan, Records.of([RECORD]), "student.md")
     return release.with_name("student")
 
 
@@ -57,7 +58,7 @@ def test_one_seed_gives_one_network_and_moves_no_generator(release):
 def test_its_cards_state_cost_licence_and_where_it_comes_from(folder):
     student = sfumato.load_student(folder)
     text = (folder / "README.md").read_text()
-    assert 0 < student.card["epsilon"] < 2 and student.ledger == {RECORD["id"]: RECORD}
+    assert 0 < student.card["epsilon"] < 2 and student.ledger == Records.of([RECORD])
     assert "costs nothing beyond it" in text and "cc-by-4.0" in text and "load_student" in text
 
 

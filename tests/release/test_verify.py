@@ -22,6 +22,7 @@ from sfumato.release import verify
 from sfumato.release.egress import write_package
 from sfumato.storage.digest import digest_of, digest_of_file
 from sfumato.storage.files import write_json
+from sfumato.storage.records import Records
 
 COUNT = Mechanism(noise_multiplier=5.0)
 SAMPLED = Mechanism(noise_multiplier=1.1, sample_rate=0.05, uses=40)
@@ -65,7 +66,7 @@ def edit_json(path: Path, change) -> None:
 
 def write_ledger(folder: Path, accountant: str, *mechanisms: Mechanism) -> dict:
     """Replace the package's ledger, and the epsilon of its card."""
-    records = {f"{i:032x}": small_record(i, one) for i, one in enumerate(mechanisms)}
+    records = Records.of(small_record(i, one) for i, one in enumerate(mechanisms))
     ledger = build_ledger(BUDGET | {"accountant": accountant}, records, [], head="0" * 64)
     (folder / "ledger.json").write_text(ledger_text(ledger))
     spent = ledger["epsilon"].get("exact", ledger["epsilon"]["rdp"])  # as `cost_of` computes it
@@ -81,7 +82,7 @@ def test_epsilon_is_that_of_ledger_check_for_every_recipe(recipe):
     loaded = params(recipe=recipe, profile="digits", privacy={"epsilon": 8.0})
     plan = make_plan(loaded, card(loaded.data.name, PROFILES["digits"]))
     chosen = enumerate(plan.mechanisms.items())
-    records = {f"{i:032x}": small_record(i, one, stage=name) for i, (name, one) in chosen}
+    records = Records.of(small_record(i, one, stage=name) for i, (name, one) in chosen)
     budget = {key: plan.budget[key] for key in ("delta", "size_hint")} | {
         "recipe": recipe,
         "target": 100.0,
@@ -225,10 +226,9 @@ def test_a_bound_that_is_not_proven_here_is_a_note(folder):
 
 
 def test_owners_who_share_no_person_count_apart(folder):
-    records = {f"{i:032x}": small_record(i, COUNT, dataset_id=name) for i, name in enumerate("ab")}
-    ledger = build_ledger(
-        BUDGET | {"accountant": "rdp"}, records, [], head="0" * 64, disjoint_sets=("a", "b")
-    )
+    rows = [small_record(i, COUNT, dataset_id=name) for i, name in enumerate("ab")]
+    records = Records.of(rows, ("a", "b"))
+    ledger = build_ledger(BUDGET | {"accountant": "rdp"}, records, [], head="0" * 64)
     (folder / "ledger.json").write_text(ledger_text(ledger))
     edit_json(
         folder / "card.json", lambda content: content.update(epsilon=ledger["epsilon"]["rdp"])

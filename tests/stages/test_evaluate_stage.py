@@ -19,6 +19,7 @@ from sfumato.evaluation.tables import read_local, tables_of
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.privacy.resolved import read_stage_plan
 from sfumato.storage.artifacts import writing
+from sfumato.storage.records import Records
 from stages.state import in_git
 
 SETTINGS = {"classifiers": ["lr"], "seeds": [0], "steps": 20, "bound": True}
@@ -303,7 +304,9 @@ def test_a_copy_is_kept_only_for_the_releases_ledger(evaluate):
     evaluate(fidelity=[])
     assert not Path("state/evaluations").exists()
     ledger = build_ledger(
-        {"recipe": "r", "accountant": "rdp", "delta": 1e-4, "size_hint": 400, "target": 1.0}, {}, []
+        {"recipe": "r", "accountant": "rdp", "delta": 1e-4, "size_hint": 400, "target": 1.0},
+        Records(),
+        [],
     )
     Path("ledger.json").write_text(ledger_text(ledger))
     evaluate(fidelity=[])

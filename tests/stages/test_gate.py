@@ -26,6 +26,7 @@ from sfumato.settings.data import GROUP
 from sfumato.settings.stages import QUERIES
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_yaml
+from sfumato.storage.records import Records
 from stages.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +80,7 @@ def rebuild(change: Callable[[list[dict]], object] = len, others: bool = True, *
     journal = [*records, ABORTED] if others else records
     given = {"dataset_id": records[0]["dataset_id"], "head": old["odometer"]["head"] or "f" * 64}
     LEDGER.write_text(
-        ledger_text(build_ledger(old | budget, {r["id"]: r for r in records}, journal, **given))
+        ledger_text(build_ledger(old | budget, Records.of(records), journal, **given))
     )
 
 

@@ -16,6 +16,7 @@ from sfumato.planning.merge import write_plans
 from sfumato.privacy.check import check_ledger
 from sfumato.privacy.ledger import build_ledger, read_budget, read_ledger
 from sfumato.storage.artifacts import read_artifact
+from sfumato.storage.records import Records
 
 FREE = (
     "auxiliary",
@@ -51,7 +52,7 @@ def test_two_clinics_release_together_at_their_own_epsilon(clinics, tmp_path):
     assert not Path("both").exists()
     clinics.run("merge north south --out both --different-people", "nothing was charged")
     merged = read_artifact(Path("both/artifacts/frequency"), "frequency")
-    assert merged.disjoint_sets == ("north", "south") and len(merged.records) == 4
+    assert merged.records.owners == ("north", "south") and len(merged.records) == 4
     os.chdir("both")
     stages = yaml.safe_load(Path("dvc.yaml").read_text())["stages"]
     assert {entry["cmd"] for entry in stages.values()} == {f"stage {words}" for words in FREE}
@@ -80,12 +81,13 @@ def test_two_clinics_release_together_at_their_own_epsilon(clinics, tmp_path):
     assert len(np.load("artifacts/synthesize/images.npy")) == 40
 
     budget = read_budget(Path("artifacts/plan/budget.json"))
-    records = {r["id"]: r for r in ledger["records"]}
+    records = ledger["records"]
     assert budget["size_hint"] == 600  # of both clinics
     for apart in (["north"], ["north", "elsewhere"]):
-        problems = check_ledger(build_ledger(budget, records, [], disjoint_sets=apart))[1]
+        problems = check_ledger(build_ledger(budget, Records.of(records, apart), []))[1]
         assert any("lacks records of some of them" in problem for problem in problems)
-    together = build_ledger(budget, records, [])  # without the declaration all costs add up
+    # Without the declaration all costs add up
+    together = build_ledger(budget, Records.of(records), [])
     assert together["epsilon"]["rdp"] > 1.1 * ledger["epsilon"]["rdp"]
 
 

@@ -1,0 +1,83 @@
+"""The charges behind a release, with what merged owners declared about their data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+class Records(dict[str, dict[str, Any]]):
+    """Charges by record id, in the order of ids.
+
+    A copy as a dictionary has no declaration: all costs of it are added up.
+
+    Attributes:
+        owners: Data sets of merged owners, who declared that no person is in two of them; empty for
+            one owner.
+    """
+
+    def __init__(
+        self, records: Mapping[str, dict[str, Any]] | None = None, owners: Iterable[str] = ()
+    ) -> None:
+        super().__init__(sorted(dict(records or {}).items()))
+        self.owners = tuple(owners)
+
+    @classmethod
+    def of(cls, rows: Iterable[dict[str, Any]], owners: Iterable[str] = ()) -> Records:
+        return cls({row["id"]: row for row in rows}, owners)
+
+    @classmethod
+    def of_ledger(cls, ledger: Mapping[str, Any]) -> Records:
+        """Return the records of a ledger, whose form was checked."""
+        return cls.of(ledger["records"], ledger.get("apart", ()))
+
+    def of_one_person(self) -> dict[str, Records]:
+        """Return the records that can depend on one person, for each data set of `owners`.
+
+        For a person in one of these data sets, these are its records, and the records of all other
+        data sets, which may contain anyone. Without `owners`, returns all records under "".
+
+        Guarantee: if a person is in at most one of `owners`, only these records depend on that
+        person.
+        """
+        if not self.owners:
+            return {"": self}
+        return {
+            name: Records(
+                {
+                    key: r
+                    for key, r in self.items()
+                    if r["dataset_id"] == name or r["dataset_id"] not in self.owners
+                }
+            )
+            for name in self.owners
+        }
+
+    def of_stage(self, stage: str) -> Records:
+        return Records({key: r for key, r in self.items() if r["stage"] == stage}, self.owners)
+
+    def declaration(self) -> dict[str, list[str]]:
+        """Return the entry of a JSON file for `owners`; none for one owner."""
+        return {"apart": sorted(self.owners)} if self.owners else {}
+
+    def declaration_problem(self) -> str | None:
+        """Describe a declaration about fewer than two data sets, or one without a record."""
+        if not self.owners:
+            return None
+        present = {record["dataset_id"] for record in self.values()}
+        if len({*self.owners}) < 2 or not {*self.owners} <= present:
+            return (
+                f"it declares that {', '.join(self.owners)} share no person, but it lacks "
+                "records of some of them"
+            )
+        return None
+
+
+def widest_declaration(parts: Iterable[Records]) -> tuple[str, ...]:
+    """Return the widest of several declarations.
+
+    Returns none if it does not contain all others. Costs are then added up.
+    """
+    declared = [part.owners for part in parts]
+    widest = max(declared, key=len, default=())
+    return widest if all({*owners} <= {*widest} for owners in declared) else ()
