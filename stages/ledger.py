@@ -90,7 +90,7 @@ def check(
     by = ", ".join(f"{name} {opinion}" for name, opinion in checked.opinions.items())
     compared = ""
     if opinions == "own":
-        compared = " (to compare with Opacus: --opinions all)"
+        compared = " (not compared with Opacus: --opinions all)"
     tell(f"ε by accountant: {by}{compared}")
     for name, spent in checked.epsilon_by_set.items():
         tell(
