@@ -174,7 +174,7 @@ def gradients(found: Found) -> None:
             found.row("gradients", name, worst, "of the float64 loop")
             if not tf32:
                 found.check(
-                    f"gradients at K={draws} are those of a float64 loop",
+                    f"gradients at K={draws} equal the float64 loop",
                     worst < 1e-3,
                     f"error {worst:.2g}",
                 )
@@ -501,7 +501,7 @@ def killed(found: Found) -> None:
     started = second["resumed"]
     found.row("killed", "a step of DP-SGD on digits", second["seconds"], "s")
     found.check(
-        "a killed run goes on where it was",
+        "a killed run resumes where it was",
         KILLED_AFTER <= started < STEPS,
         f"after step {started}",
     )

@@ -39,7 +39,8 @@ PARTS = ("sizes", "ensemble", "selection")
 SIZES = (1000, 5000, 20_000, 60_000)
 
 SIZES_HELP = (
-    "Numbers of synthetic images. Default: those of 1000, 5000, 20000, 60000 that there are."
+    "Numbers of synthetic images. Default: 1000, 5000, 20000 and 60000, up to the size of the "
+    "release."
 )
 
 

@@ -4,9 +4,9 @@ They stand between the marks `<!-- NAME -->` and `<!-- /NAME -->`.
 
 Everything comes from the code: the table of stages, the Typer app, the exit codes of
 `sfumato.errors`, the recipes in `pipelines/` and the settings. The description of a setting is the
-comment at the end of its line, or the comment lines directly above it, or that of the class it
-inherits from, or an entry of EVERYWHERE; `one of TABLE (its/module)` in it becomes the names in
-that table. The description of a section is the docstring of its class.
+comment at the end of its line, the comment lines directly above it, the description in the class
+from which it is inherited, or an entry of EVERYWHERE. In it, `one of TABLE (its/module)` is
+replaced by the names in that table. The description of a section is the docstring of its class.
 
     python docs/generate.py            # write
     python docs/generate.py --check    # exit 1 if the page differs from the code

@@ -1,9 +1,9 @@
 """What the site needs beside the pages of `docs/`: root pages, notes of the benchmarks, notebooks,
 files they link to.
 
-The links in `docs/` are those of a clone, so that they work there too. On the site, a link to
-another file of the repository leads to a copy of that file, and a link to a folder becomes plain
-text.
+The links in `docs/` are written for the files of a clone, so that they work there too. On the site,
+a link to another file of the repository leads to a copy of that file, and a link to a folder
+becomes plain text.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def test_the_temperature_is_what_fits_the_classes_requested():
 
 
 def test_the_lines_of_the_readme_train_a_network(release, monkeypatch, digits, capsys):
-    text = (release / "README.md").read_text().split("### Draw on without end")[1]
+    text = (release / "README.md").read_text().split("### Draw more images")[1]
     lines = re.search(r"```python\n(.*?)```", text, re.S)[1]
     assert len(lines.splitlines()) == 10
     monkeypatch.chdir(release)
