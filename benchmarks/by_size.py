@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--epsilons", default="1,10")
     parser.add_argument("--minutes", type=float, default=4)
     parser.add_argument(
-        "--groups", help="a pattern for the names of files, whose first group is the person"
+        "--groups", help="regular expression for file names; its first group is the person's id"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the subset")
     parser.add_argument(
