@@ -5,6 +5,9 @@ import os
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from sfumato.errors import DataError, SfumatoError
 from sfumato.settings.stage import CARD_PATH, PLAN
@@ -15,11 +18,23 @@ from stages.runner import load_plan
 from stages.screen import table_console
 from stages.state import read_policy, state_dir
 
+SkeletonOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Write the form of a folder of images that was not understood: names replaced word by "
+        "word, random pixels. To send with a question.",
+    ),
+]
+OutOption = Annotated[Path, typer.Option(help="File to write the skeleton to.")]
 
-def doctor() -> None:
+
+def doctor(skeleton: SkeletonOption = None, out: OutOption = Path("skeleton.zip")) -> None:
     """Show device, threads, libraries, prepared datasets, the state directory, and DVC's
     settings.
     """
+    if skeleton is not None:
+        return show_skeleton(skeleton, out)
     import torch
     from rich.table import Table
 
@@ -70,6 +85,16 @@ def doctor() -> None:
     )
     table.add_row("DVC's index", index_of_dvc() or shared)
     table_console().print(table)
+
+
+def show_skeleton(folder: Path, out: Path) -> None:
+    """Write the skeleton of a folder, and state what it contains."""
+    from sfumato.data.skeleton import write_skeleton
+
+    pictures, others, kept = write_skeleton(folder, out)
+    typer.echo(f"{out}: {pictures:,} pictures with random pixels; {others:,} files only listed")
+    typer.echo(f"words of names that stay as they are: {', '.join(kept) or 'none'}")
+    typer.echo(f"Look through {out} before you send it: it is not differentially private.")
 
 
 def index_of_dvc() -> str | None:

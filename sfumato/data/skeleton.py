@@ -1,0 +1,298 @@
+"""Copy the form of a folder without its content, so that its owner can show why it was not
+understood.
+
+File names are replaced token by token, pictures by random pixels of the same size. The copy is
+made for people who help; it is not differentially private, and its owner looks at it before
+sending it.
+"""
+
+import hashlib
+import hmac
+import io
+import json
+import re
+import secrets
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from PIL import Image
+from PIL.ExifTags import IFD, Base
+
+from sfumato.data.companions import COMPANION
+from sfumato.data.decoding import format_at, pixel_form, progress, read_whole
+from sfumato.data.groups import ID_WORDS
+from sfumato.data.layout import LABELLED
+from sfumato.data.names import (
+    COPY_WORDS,
+    DATE,
+    FILE_WORDS,
+    PERSON,
+    SERIES_WORDS,
+    SIDE_WORDS,
+    TIME,
+    WORD,
+)
+from sfumato.data.sources.splits import PARTS, visible
+from sfumato.errors import ConfigError, DataError, reading_sensitive
+from sfumato.storage.files import open_private, replacing
+from sfumato.storage.limits import room_for_picture
+
+TABLES = (".csv", ".tsv", ".txt", ".json", ".jsonl")
+SUFFIXES = {*Image.registered_extensions(), *TABLES}
+SUFFIXES |= {".dcm", ".nii", ".gz", ".zip", ".tar", ".npz", ".npy", ".parquet", ".xlsx", ".xml"}
+# Words that this program gives a meaning. They stay, because otherwise it would understand the copy
+# in another way.
+KEPT = re.compile(
+    rf"{SIDE_WORDS}|{COPY_WORDS}|({FILE_WORDS}|{SERIES_WORDS})s?|{'|'.join(PARTS)}|{PERSON.pattern}"
+    rf"|{COMPANION.pattern}|{LABELLED.pattern}|ids?|name|path|filename|groups?|raw|p|t|ce"
+    rf"|gd|w|true|false|{'|'.join(map(re.escape, ID_WORDS['unknown'].split()))}",
+    re.IGNORECASE,
+)
+HEXADECIMAL = r"(?<![^\W_])(?=[a-f]*\d+[a-f]+\d|\d*[a-f]+\d+[a-f])[\da-f]{6,}(?![^\W_])"
+SUFFIX = "|".join(re.escape(suffix) for suffix in sorted(SUFFIXES, reverse=True))
+TOKEN = re.compile(
+    rf"(?P<same>(?:{SUFFIX})(?![^\W_]))|(?P<date>(?<!\d){DATE}(?:\D{{0,4}}{TIME})?(?!\d))"
+    rf"|(?P<hex>{HEXADECIMAL})|(?P<word>{WORD})|(?P<number>\d+)|(?P<mark>[\u0300-\u036f])",
+    re.IGNORECASE,
+)
+YEARS = range(1900, 2050)
+NAMES = {"ann", "pat"}  # of persons, although some files use them for annotations and patients
+SPARSE = 20  # average distance of numbers that do not count
+TIMES = (Base.DateTime, Base.DateTimeOriginal, Base.DateTimeDigitized)
+ABOUT = """\
+The form of a folder, made by `stage doctor --skeleton`. Look through it before you send it.
+
+Each word in a name or table is replaced by letters, the same word always by the same ones, and
+equal beginnings stay equal. Numbers that count from 1 without a gap stay, and so do years; others
+are replaced. Dates are moved by one secret number of days. Pictures have random pixels and the
+size of the original. {kept}
+
+Without content are {count} other files:
+"""
+
+
+@dataclass
+class Disguise:
+    """Replace the tokens of names: the same token always by the same one.
+
+    The key is drawn at random and not stored. texts: all texts to be replaced.
+    """
+
+    texts: Iterable[str]
+    kept: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.key = secrets.token_bytes(32)
+        self.days = timedelta(days=365 + secrets.randbelow(365))
+        numbers = {
+            int(found["number"])
+            for text in self.texts
+            for found in TOKEN.finditer(text)
+            if found["number"]
+        }
+        self.numbers = numbers_replaced(numbers - {0})
+
+    def __call__(self, text: str) -> str:
+        return TOKEN.sub(self.replaced, text)
+
+    def replaced(self, found: re.Match[str]) -> str:
+        token = found[0]
+        if found["word"]:
+            return self.word(token)
+        if found["number"]:
+            number = int(token)
+            return str(self.numbers.get(number, number)).zfill(len(token))
+        if found["date"]:
+            return self.date(token)
+        if found["hex"]:
+            return self.digest(token.lower()).hex()[: len(token)]
+        return found["same"] or ""
+
+    def digest(self, text: str) -> bytes:
+        return hmac.digest(self.key, text.encode(), hashlib.sha256)
+
+    def word(self, token: str) -> str:
+        """Replace the letters of a word, unless it is KEPT."""
+        if stays(token):
+            self.kept.add(token.lower())
+            return token
+        token = self.letters(token)
+        while stays(token):
+            token = self.letters(token)
+        return token
+
+    def letters(self, token: str) -> str:
+        """Permute the letters at each place, as the ones before it decide.
+
+        So equal beginnings stay equal. Cases stay, and a to f remain hexadecimal digits.
+        """
+        letters = []
+        for place, letter in enumerate(token):
+            alphabet = "abcdef" if letter.lower() in "abcdef" else "ghijklmnopqrstuvwxyz"
+            order = np.frombuffer(self.digest(token[:place].lower()), np.uint8)[: len(alphabet)]
+            at = alphabet.find(letter.lower())
+            if at < 0:  # a letter of another alphabet
+                at = self.digest(token[: place + 1].lower())[0] % len(alphabet)
+            other = alphabet[np.argsort(order, kind="stable")[at]]
+            letters.append(other.upper() if letter.isupper() else other)
+        return "".join(letters)
+
+    def date(self, token: str) -> str:
+        """Move the day; a time behind it stays."""
+        digits = re.sub(r"\D", "", token)
+        try:
+            day = date(int(digits[:4]), int(digits[4:6]), int(digits[6:8])) - self.days
+        except ValueError:  # 30 February
+            day = date(2000, 1, 1)
+        moved = iter(f"{day:%Y%m%d}")
+        return re.sub(r"\d", lambda digit: next(moved, digit[0]), token)
+
+
+def stays(word: str) -> bool:
+    return KEPT.fullmatch(word) is not None and word.lower() not in NAMES
+
+
+def numbers_replaced(numbers: set[int]) -> dict[int, int]:
+    """Return another number for each.
+
+    Numbers from 1 to the first gap stay, and so do years if all numbers of four digits are years.
+    Others keep their number of digits and the difference of the largest and smallest; ranges with
+    few gaps keep their order.
+    """
+    counted = 1
+    while counted in numbers:
+        counted += 1
+    replaced = {number: number for number in numbers if number < counted}
+    for digits in {len(str(number)) for number in numbers}:
+        own = sorted(n for n in numbers if len(str(n)) == digits and n not in replaced)
+        if not own or all(n in YEARS for n in own):
+            replaced |= zip(own, own, strict=True)
+            continue
+        span = own[-1] - own[0]
+        first = 10 ** (digits - 1)
+        start = first + secrets.randbelow(10**digits - first - span)
+        while start in YEARS or start + span in YEARS:  # they would be taken for years
+            start = first + secrets.randbelow(10**digits - first - span)
+        if any(len(str(n)) == digits - 1 for n in numbers) and own[0] < 1.5 * first:
+            start = own[0]  # a range of numbers that goes on from shorter ones
+        chosen = {start, start + span}
+        while len(chosen) < len(own):
+            chosen.add(start + secrets.randbelow(span))
+        others = sorted(chosen)
+        if span > SPARSE * len(own):
+            secrets.SystemRandom().shuffle(others)
+        replaced |= zip(own, others, strict=True)
+    return replaced
+
+
+def write_skeleton(folder: Path, path: Path) -> tuple[int, int, list[str]]:
+    """Write the form of a folder as a zip.
+
+    Returns the number of pictures, the number of files without content, and the words that stay.
+    Raises ConfigError if `folder` is none or `path` exists.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder: unpack an archive first, and name its folder")
+    if path.exists():
+        raise ConfigError(f"{path} exists: remove it, or name another file with --out")
+    reading_sensitive()
+    files = [*files_below(folder)]
+    names = {file: file.relative_to(folder).as_posix() for file in files}
+    texts = {file: text for file in files if (text := table_text(file)) is not None}
+    disguise = Disguise([*names.values(), *texts.values()])
+    others = []
+    pictures = 0
+    with (
+        replacing(path) as temporary,
+        open_private(temporary) as opened,
+        zipfile.ZipFile(opened, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
+        for file in progress(files, len(files), "copying"):
+            target = str(PurePosixPath("skeleton", disguise(names[file])))
+            content: bytes | str | None = picture_content(file, disguise)
+            pictures += content is not None
+            if file in texts:
+                content = table_content(texts[file], file.suffix, disguise)
+            if content is None:
+                kind = format_at(file)
+                named = kind.name if kind else "no format that is known, or damaged"
+                others.append(f"{target}: {file.stat().st_size} bytes, {named}\n")
+            else:
+                archive.writestr(target, content)
+        kept = sorted(disguise.kept)
+        words = f"These words stay: {', '.join(kept)}." if kept else "No word stays."
+        about = ABOUT.format(kept=words, count=len(others))
+        archive.writestr("README.txt", about + "".join(others))
+    return pictures, len(others), kept
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder in their order, without hidden ones and those of systems."""
+    for entry in visible(folder):
+        if entry.is_dir() and not entry.is_symlink():
+            yield from files_below(entry)
+        elif entry.is_file():
+            yield entry
+
+
+def table_text(file: Path) -> str | None:
+    """Return the text of a table, or None for other files."""
+    if file.suffix.lower() in TABLES:
+        with suppress(UnicodeDecodeError):
+            return file.read_text("utf-8-sig")
+    return None
+
+
+def table_content(text: str, suffix: str, disguise: Disguise) -> str:
+    """Replace the tokens of a table. Escapes in JSON are read before."""
+    if suffix not in (".json", ".jsonl"):
+        return disguise(text)
+    lines = text.splitlines() if suffix == ".jsonl" else [text]
+    with suppress(ValueError):
+        lines = [json.dumps(json.loads(line), ensure_ascii=False) for line in lines if line]
+    return disguise("\n".join(lines))
+
+
+def picture_content(file: Path, disguise: Disguise) -> bytes | None:
+    """Return a file with random pixels, in the format, size and mode of a picture and with the same
+    times and device, replaced; None for other files.
+    """
+    try:
+        with (
+            Image.open(read_whole(file)) as picture,
+            room_for_picture(str(file), picture.height, picture.width, *pixel_form(picture)),
+        ):
+            coloured = np.ptp(np.asarray(picture.convert("RGB")), axis=2).max() > 0
+            exif = exif_replaced(picture.getexif(), disguise)
+            form, mode, size = picture.format, picture.mode, picture.size
+    except (OSError, ValueError, SyntaxError, DataError, Image.DecompressionBombError):
+        return None
+    pixels = np.random.default_rng().integers(256, size=(8, 8, 3), dtype=np.uint8)
+    other = Image.fromarray(pixels).resize(size, Image.Resampling.NEAREST)
+    if mode.startswith("I;16"):
+        other = Image.fromarray(np.asarray(other.convert("L"), np.uint16) * 257)
+    elif not coloured:
+        other = other.convert("L").convert(mode)
+    elif mode != "RGB":
+        other = other.convert(mode)
+    content = io.BytesIO()
+    with suppress(OSError, KeyError, ValueError):
+        other.save(content, form, exif=exif)
+        return content.getvalue()
+    return None
+
+
+def exif_replaced(exif: Image.Exif, disguise: Disguise) -> Image.Exif:
+    """Return times and device of a picture, replaced."""
+    other = Image.Exif()
+    for own, target in ((exif, other), (exif.get_ifd(IFD.Exif), other.get_ifd(IFD.Exif))):
+        for tag in {*TIMES} & {*own}:  # 2026:01:31 12:00:05
+            target[tag] = disguise(str(own[tag]).replace(":", "-", 2)).replace("-", ":", 2)
+        if Base.BodySerialNumber in own:
+            target[Base.BodySerialNumber] = disguise(str(own[Base.BodySerialNumber]))
+    return other

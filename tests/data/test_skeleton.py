@@ -1,0 +1,146 @@
+"""The skeleton of a folder: it is understood like the folder, and shows none of its content."""
+
+import re
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from PIL.ExifTags import IFD, Base
+from test_names import ASKED, KINDS, PLAIN, RIGHT
+
+from sfumato.data.names import repeats_in
+from sfumato.data.skeleton import Disguise, numbers_replaced, write_skeleton
+from sfumato.data.survey import survey
+from sfumato.errors import ConfigError
+from sfumato.settings.data import Groups
+
+
+def understood(names, kinds):
+    """Whether a pattern is proposed, and the number of persons that it finds."""
+    found = repeats_in(names, kinds, kinds, sorted({*kinds}))
+    return found and (found.groups is not None, found.persons)
+
+
+def named(form):
+    """Names of six pictures each of 20 persons, and their classes."""
+    rows = []
+    for person in range(20):
+        for j in range(6):
+            kind = KINDS[person // 10]
+            rows.append((form(person, j, len(rows), kind), kind))
+    return rows
+
+
+SCHEMES = {name: named(form) for name, form in {**RIGHT, **ASKED}.items()} | PLAIN
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_replaced_names_are_understood_like_the_originals(scheme):
+    names, kinds = zip(*SCHEMES[scheme], strict=True)
+    disguise = Disguise([*names, *kinds])
+    other = understood([*map(disguise, names)], [*map(disguise, kinds)])
+    assert other == understood(names, kinds)
+
+
+def test_two_names_are_never_replaced_by_one():
+    names = [f"{a}{b}{i}" for a in "abglprtz" for b in ("", "ou", "up", "mask") for i in range(30)]
+    assert len({*map(Disguise(names), names)}) == len(names)
+
+
+def test_numbers_keep_their_form():
+    ids = {17003, 23456, 99871, 42000}
+    replaced = numbers_replaced({1, 2, 3, 7, 500, 501, 504, 2019, 2020} | ids)
+    assert [replaced[n] for n in (1, 2, 3, 2019, 2020)] == [1, 2, 3, 2019, 2020]
+    assert replaced[504] - replaced[500] == 4 and replaced[500] < replaced[501] < replaced[504]
+    assert {len(str(replaced[n])) for n in ids} == {5}
+    assert max(map(replaced.get, ids)) - min(map(replaced.get, ids)) == 99871 - 17003
+
+
+@pytest.fixture
+def clinic(tmp_path):
+    """Two classes of pictures of several modes, a table, and a file that is no picture."""
+    folder = tmp_path / "Saint Mary"
+    generator = np.random.default_rng(0)
+    rows = ["file_name,patient_name,insurance"]
+    for kind, mode, form in (("Adenoma", "RGB", "jpg"), ("Normal tissue", "L", "png")):
+        (folder / kind).mkdir(parents=True)
+        for place, person in enumerate(("Smith", "Garcia", "Müller", "Kim", "Okafor", "Rossi")):
+            for view in (1, 2):
+                pixels = generator.integers(256, size=(20 + place, 32, 3), dtype=np.uint8)
+                picture = Image.fromarray(pixels).convert(mode)
+                exif = Image.Exif()
+                exif.get_ifd(IFD.Exif)[Base.DateTimeOriginal] = (
+                    f"2024:03:0{place + 1} 12:00:0{view}"
+                )
+                exif.get_ifd(IFD.Exif)[Base.BodySerialNumber] = "Canon775"
+                name = f"{person}_19800{place + 1}01_{view}.{form}"
+                picture.save(folder / kind / name, exif=exif)
+                rows.append(f"{kind}/{name},{person} Ann,AOK-44{place}17")
+    (folder / "persons.csv").write_text("\n".join(rows))
+    (folder / "Adenoma" / ".Smith.png").write_bytes(b"hidden")
+    (folder / "report of Garcia.pdf").write_bytes(b"%PDF-1.7 Garcia")
+    return folder
+
+
+def unpacked(folder, tmp_path):
+    write_skeleton(folder, tmp_path / "skeleton.zip")
+    with zipfile.ZipFile(tmp_path / "skeleton.zip") as archive:
+        archive.extractall(tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_a_skeleton_is_surveyed_like_its_folder(clinic, tmp_path):
+    copy = unpacked(clinic, tmp_path) / "skeleton"
+    (clinic / "report of Garcia.pdf").unlink()
+    first, second = (survey(path, groups=Groups(pattern=r"^([^\W\d]+)")) for path in (clinic, copy))
+    same = ("images", "side", "longer", "proportion", "colour", "persons")
+    assert [getattr(first, name) for name in same] == [getattr(second, name) for name in same]
+    assert sorted(first.counts) == sorted(second.counts) == [12, 12]
+    assert [n for _, n in first.largest] == [n for _, n in second.largest]
+    sizes = [
+        sorted(Image.open(p).size for p in folder.rglob("*_*.*g")) for folder in (clinic, copy)
+    ]
+    assert sizes[0] == sizes[1]
+
+
+def test_a_skeleton_contains_no_word_pixel_or_date(clinic, tmp_path):
+    copy = unpacked(clinic, tmp_path)
+    files = [path for path in copy.rglob("*") if path.is_file()]
+    text = " ".join(str(path.relative_to(copy)) for path in files)
+    text += (copy / "README.txt").read_text() + next((copy / "skeleton").glob("*.csv")).read_text()
+    secret = "Smith Garcia Müller Kim Okafor Rossi Ann AOK Adenoma Normal tissue insurance Mary"
+    for word in [*secret.split(), "report of", "44017", *(f"19800{i}01" for i in range(1, 7))]:
+        assert not re.search(rf"(?i)\b{word}\b|{word}_", text), word
+    content = b"".join(path.read_bytes() for path in files)
+    assert b"Canon775" not in content and b"2024:03" not in content and b"%PDF" not in content
+    pictures = [np.asarray(Image.open(p).convert("L")) for p in copy.rglob("*.*g")]
+    assert len({picture.tobytes() for picture in pictures}) == 24
+    for original in clinic.rglob("*.*g"):
+        if not original.name.startswith("."):
+            pixels = np.asarray(Image.open(original).convert("L"))
+            assert all(
+                abs(np.corrcoef(pixels.ravel(), other.ravel())[0, 1]) < 0.5
+                for other in pictures
+                if other.shape == pixels.shape
+            )
+
+
+def test_times_of_photographs_keep_their_distance(clinic, tmp_path):
+    copy = unpacked(clinic, tmp_path)
+    times = [
+        Image.open(path).getexif().get_ifd(IFD.Exif)[Base.DateTimeOriginal]
+        for path in copy.rglob("*.jpg")
+    ]
+    assert {time[11:] for time in times} == {"12:00:01", "12:00:02"}
+    assert len({time[:10] for time in times}) == 6
+
+
+def test_an_archive_and_an_existing_file_are_refused(clinic, tmp_path):
+    (tmp_path / "there.zip").write_bytes(b"")
+    with pytest.raises(ConfigError, match="exists: remove it"):
+        write_skeleton(clinic, tmp_path / "there.zip")
+    with pytest.raises(ConfigError, match="not a folder: unpack"):
+        write_skeleton(tmp_path / "there.zip", tmp_path / "new.zip")
+    assert not Path(tmp_path / "new.zip").exists()
