@@ -61,7 +61,7 @@ TOKEN = re.compile(
     re.IGNORECASE,
 )
 YEARS = range(1900, 2050)
-NAMES = {"ann", "pat"}  # of persons, although some files use them for annotations and patients
+NAMES = {"ann", "pat"}  # First names, although some files use them for annotations and patients
 SPARSE = 20  # average distance of numbers that do not count
 TIMES = (Base.DateTime, Base.DateTimeOriginal, Base.DateTimeDigitized)
 ABOUT = """\
@@ -179,7 +179,7 @@ def numbers_replaced(numbers: set[int]) -> dict[int, int]:
         while start in YEARS or start + span in YEARS:  # they would be taken for years
             start = first + secrets.randbelow(10**digits - first - span)
         if any(len(str(n)) == digits - 1 for n in numbers) and own[0] < 1.5 * first:
-            start = own[0]  # a range of numbers that goes on from shorter ones
+            start = own[0]  # the range continues one of shorter numbers
         chosen = {start, start + span}
         while len(chosen) < len(own):
             chosen.add(start + secrets.randbelow(span))
@@ -232,7 +232,7 @@ def write_skeleton(folder: Path, path: Path) -> tuple[int, int, list[str]]:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder in their order, without hidden ones and those of systems."""
+    """Yield the files below a folder in their order, without hidden files and system files."""
     for entry in visible(folder):
         if entry.is_dir() and not entry.is_symlink():
             yield from files_below(entry)
