@@ -42,9 +42,20 @@ from sfumato.errors import ConfigError, DataError, reading_sensitive
 from sfumato.storage.files import open_private, replacing
 from sfumato.storage.limits import room_for_picture
 
-TABLES = (".csv", ".tsv", ".txt", ".json", ".jsonl")
-SUFFIXES = {*Image.registered_extensions(), *TABLES}
-SUFFIXES |= {".dcm", ".nii", ".gz", ".zip", ".tar", ".npz", ".npy", ".parquet", ".xlsx", ".xml"}
+TEXT_TABLES = (".csv", ".tsv", ".txt", ".json", ".jsonl")
+KNOWN_SUFFIXES = {*Image.registered_extensions(), *TEXT_TABLES}
+KNOWN_SUFFIXES |= {
+    ".dcm",
+    ".nii",
+    ".gz",
+    ".zip",
+    ".tar",
+    ".npz",
+    ".npy",
+    ".parquet",
+    ".xlsx",
+    ".xml",
+}
 # Words that this program gives a meaning. They stay, because otherwise it would understand the copy
 # in another way.
 KEPT = re.compile(
@@ -54,14 +65,17 @@ KEPT = re.compile(
     re.IGNORECASE,
 )
 HEXADECIMAL = r"(?<![^\W_])(?=[a-f]*\d+[a-f]+\d|\d*[a-f]+\d+[a-f])[\da-f]{6,}(?![^\W_])"
-SUFFIX = "|".join(re.escape(suffix) for suffix in sorted(SUFFIXES, reverse=True))
+ANY_SUFFIX = "|".join(re.escape(suffix) for suffix in sorted(KNOWN_SUFFIXES, reverse=True))
 TOKEN = re.compile(
-    rf"(?P<same>(?:{SUFFIX})(?![^\W_]))|(?P<date>(?<!\d){DATE}(?:\D{{0,4}}{TIME})?(?!\d))"
+    rf"(?P<same>(?:{ANY_SUFFIX})(?![^\W_]))|(?P<date>(?<!\d){DATE}(?:\D{{0,4}}{TIME})?(?!\d))"
     rf"|(?P<hex>{HEXADECIMAL})|(?P<word>{WORD})|(?P<number>\d+)|(?P<mark>[\u0300-\u036f])",
     re.IGNORECASE,
 )
 YEARS = range(1900, 2050)
-NAMES = {"ann", "pat"}  # First names, although some files use them for annotations and patients
+FIRST_NAMES = {
+    "ann",
+    "pat",
+}  # First names, although some files use them for annotations and patients
 SPARSE = 20  # average distance of numbers that do not count
 TIMES = (Base.DateTime, Base.DateTimeOriginal, Base.DateTimeDigitized)
 ABOUT = """\
@@ -154,7 +168,7 @@ class Disguise:
 
 
 def stays(word: str) -> bool:
-    return KEPT.fullmatch(word) is not None and word.lower() not in NAMES
+    return KEPT.fullmatch(word) is not None and word.lower() not in FIRST_NAMES
 
 
 def numbers_replaced(numbers: set[int]) -> dict[int, int]:
@@ -242,7 +256,7 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 def table_text(file: Path) -> str | None:
     """Return the text of a table, or None for other files."""
-    if file.suffix.lower() in TABLES:
+    if file.suffix.lower() in TEXT_TABLES:
         with suppress(UnicodeDecodeError):
             return file.read_text("utf-8-sig")
     return None
@@ -269,7 +283,9 @@ def picture_content(file: Path, disguise: Disguise) -> bytes | None:
         ):
             coloured = np.ptp(np.asarray(picture.convert("RGB")), axis=2).max() > 0
             exif = exif_replaced(picture.getexif(), disguise)
-            form, mode, size = picture.format, picture.mode, picture.size
+            form = picture.format
+            mode = picture.mode
+            size = picture.size
     except (OSError, ValueError, SyntaxError, DataError, Image.DecompressionBombError):
         return None
     pixels = np.random.default_rng().integers(256, size=(8, 8, 3), dtype=np.uint8)
