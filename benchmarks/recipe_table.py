@@ -52,7 +52,7 @@ def main() -> None:
     )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument(
-        "--keep", type=Path, help="keep the folders of the runs here, for `stage compare`"
+        "--keep", type=Path, help="keep the folders of the runs here, for compare_runs.py"
     )
     parser.add_argument(
         "--show", action="store_true", help="print the table of the results so far, and stop"

@@ -23,8 +23,8 @@ from protocol import accuracy_by_size, ensemble, grid, model_selection, plot_pro
 from sfumato.data.images import load_images
 from sfumato.data.prepare import secret_key
 from sfumato.data.store import read_card
-from sfumato.evaluation.comparison import identity
 from sfumato.evaluation.downstream import schedule_of
+from sfumato.evaluation.identity import identity
 from sfumato.evaluation.scores import check_fits
 from sfumato.evaluation.tables import csv_of
 from sfumato.privacy.authorize import open_local

@@ -28,7 +28,6 @@ from sfumato.storage.files import replace_private, write_json
 from sfumato.storage.in_use import until_the_end
 from stages import ledger, mark, prepare, recipe
 from stages.brief import brief
-from stages.compare import compare
 from stages.doctor import doctor
 from stages.egress import egress
 from stages.evaluate import evaluate
@@ -63,7 +62,7 @@ app = typer.Typer(
 )
 COMMANDS: list[Callable[..., None]] = [init, brief, plan, run]
 COMMANDS += [command(stage) for stage in STAGES.values() if stage.kind is not Kind.LOCAL]
-COMMANDS += [evaluate, compare, merge, report, egress, serve, doctor, du, forget]
+COMMANDS += [evaluate, merge, report, egress, serve, doctor, du, forget]
 for function in COMMANDS:
     app.command(short_help=str(function.__doc__))(function)
 for name, group in {"prepare": prepare, "ledger": ledger, "recipe": recipe, "mark": mark}.items():

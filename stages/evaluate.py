@@ -59,8 +59,8 @@ def evaluate(
     if launch.is_configured() and not launched():
         raise SystemExit(launch.again())
     from sfumato.data.cards import read_card
-    from sfumato.evaluation.comparison import keep_evaluation
     from sfumato.evaluation.evaluate import evaluate_folder
+    from sfumato.evaluation.identity import keep_evaluation
     from sfumato.evaluation.tables import tables_of
     from sfumato.privacy.ledger import read_ledger
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from sfumato.evaluation.comparison import directory_hash
+from sfumato.evaluation.identity import directory_hash
 from sfumato.privacy.check import empty_artifact_md5, md5_of
 from sfumato.settings.stage import LOCK
 from sfumato.settings.stages import dvc_stages

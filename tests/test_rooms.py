@@ -151,7 +151,7 @@ def test_all_else_is_there_without_merge(tmp_path):
     without("merge", tmp_path)
     program = tmp_path / "stages/cli.py"
     text = program.read_text().replace("from stages.merge import merge\n", "")
-    program.write_text(text.replace("compare, merge, ", "compare, "))
+    program.write_text(text.replace("evaluate, merge, ", "evaluate, "))
     commands = {*printed(EVERY_MODULE + COMMANDS, tmp_path).split()}
     assert "merge" not in commands and {"plan", "synthesize", "ledger"} <= commands
 

@@ -8,11 +8,11 @@ from typing import Any
 from sfumato.data.cards import Card
 from sfumato.data.images import ImageSet, load_images
 from sfumato.data.prepare import secret_key
-from sfumato.evaluation.comparison import identity
 from sfumato.evaluation.detector import detections
 from sfumato.evaluation.disclosure import disclosure, membership
 from sfumato.evaluation.extractors import Extractor, build_extractor
 from sfumato.evaluation.holdout import without_copies
+from sfumato.evaluation.identity import identity
 from sfumato.evaluation.metrics.fidelity import chosen_metrics
 from sfumato.evaluation.plots import plot_detected, plot_neighbours
 from sfumato.evaluation.public_student import public_extractor, score_students

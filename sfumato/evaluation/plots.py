@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from sfumato.data.images import ImageSet, having
 from sfumato.evaluation.detector import Detected
@@ -22,38 +21,6 @@ from sfumato.storage.png import to_grid
 CAPTION = "local: not for release"
 PAIRS = 6  # Pairs per class
 LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8}
-
-
-def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:
-    """Plot one classifier's accuracy against ε, one line per recipe.
-
-    A point is the mean of the runs at one target, ± their standard deviation. For a single run,
-    both are over its seeds. Runs that are not comparable are hollow and not connected.
-    """
-    from matplotlib import colormaps
-
-    runs = runs.dropna(subset=[classifier])
-    groups = runs.groupby("recipe", sort=False)
-    figure = new_figure(7.5, 4.4)
-    axes = figure.subplots()
-    for i, (recipe, of_recipe) in enumerate(groups):
-        style = {"marker": "osD^vP*X"[i % 8], "color": colormaps["tab20"](2 * i % 20 + i // 10 % 2)}
-        odd = of_recipe[of_recipe["differs"] != ""]
-        hollow = {"markerfacecolor": "white", "linestyle": "none", "markersize": 7}
-        axes.errorbar(odd["epsilon"], 100 * odd[classifier], **style, **hollow)
-        targets = of_recipe[of_recipe["differs"] == ""].groupby("target")
-        over_seeds = targets[f"{classifier}_std"].first()
-        spreads = targets[classifier].std().fillna(over_seeds).fillna(0.0)
-        line = {"capsize": 3, "linewidth": 1.3, "markersize": 6, "label": recipe}
-        means = targets[classifier].mean()
-        axes.errorbar(targets["epsilon"].mean(), 100 * means, yerr=100 * spreads, **line, **style)
-    log_ticks(axes, {round(target, 6): f"{target:g}" for target in runs["target"]})
-    axes.set(xlabel="ε, log scale", ylabel=f"accuracy of {classifier} on real hold-out, %")
-    on_a_grid(axes, "y")
-    axes.set_title(f"Accuracy against privacy, by recipe ({CAPTION})", fontsize=10)
-    title = "hollow: not comparable" if (runs["differs"] != "").any() else None
-    figure.legend(loc="outside right upper", title=title, title_fontsize=8, **LEGEND)
-    save(figure, path)
 
 
 def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, path: Path) -> None:

@@ -3,7 +3,6 @@
 All of it is local.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -171,25 +170,6 @@ def table_of(
     title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], note: str = ""
 ) -> Table:
     return Table(title, tuple(columns), tuple(map(tuple, rows)), note)
-
-
-def comparison_table(runs: pd.DataFrame, classifiers: list[str]) -> Table:
-    rows = []
-    for name, row in zip(short_names(list(runs["run"])), runs.to_dict("records"), strict=True):
-        accuracies = [percent({"mean": row[key], "std": row[f"{key}_std"]}) for key in classifiers]
-        cost = f"{row['target']:g}", f"{row['epsilon']:.4g}"
-        distances = number(row["distance"]), number(row["mind"])
-        rows.append([name, row["recipe"], *cost, *accuracies, *distances, row["differs"]])
-    columns = ["run", "recipe", "target", "ε", *classifiers, "distance", "MIND", "differs in"]
-    return table_of("Runs (local). Accuracy on the real hold-out, %", columns, rows)
-
-
-def short_names(names: list[str]) -> list[str]:
-    """Return the names without their common folder."""
-    if len(names) < 2 or len({Path(name).is_absolute() for name in names}) > 1:
-        return names
-    folder = Path(os.path.commonpath(names))
-    return [str(Path(name).relative_to(folder)) if Path(name) != folder else name for name in names]
 
 
 def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:

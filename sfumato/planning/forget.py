@@ -18,7 +18,7 @@ from sfumato.data.prepare import UNNAMED
 from sfumato.data.sources.packed import remove_unpacked
 from sfumato.data.survey import CACHE
 from sfumato.errors import BudgetError, explained
-from sfumato.evaluation.comparison import EVALUATIONS
+from sfumato.evaluation.identity import EVALUATIONS
 from sfumato.privacy.odometer import LOCAL_USE, Odometer
 from sfumato.storage.files import is_left_over, sync
 from sfumato.storage.in_use import unused

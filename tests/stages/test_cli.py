@@ -63,7 +63,7 @@ def own(desk):
 
 
 @pytest.mark.parametrize(
-    "command", [*STAGES, "plan", "report", "compare", "prepare", "ledger", "recipe", "doctor"]
+    "command", [*STAGES, "plan", "report", "prepare", "ledger", "recipe", "doctor"]
 )
 def test_every_command_explains_itself_without_reading_anything(desk, command):
     desk.run(f"{command} --help", "Usage")

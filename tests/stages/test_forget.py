@@ -269,12 +269,11 @@ WORK = [
     ("evaluate", 0, "sfumato.evaluation.evaluate.evaluate_release"),
     ("evaluate", 0, "sfumato.evaluation.evaluate.keep_private"),
     ("evaluate", 0, "stages.evaluate.write_local"),
-    ("evaluate", 0, "sfumato.evaluation.comparison.keep_evaluation"),
+    ("evaluate", 0, "sfumato.evaluation.identity.keep_evaluation"),
     ("prepare sensitive", 0, "sfumato.data.prepare.read_source"),
     ("prepare sensitive", 0, "sfumato.data.prepare.kept_fingerprint"),
     ("count", 3, "sfumato.privacy.authorize.kept_fingerprint"),
     ("report --audience owner", 0, "sfumato.release.report.report_page"),
-    ("compare .", 0, "sfumato.evaluation.comparison.compared"),
     (INIT, 0, "sfumato.data.survey.replace_private"),
     (INIT, 0, "sfumato.planning.create.write_local"),
 ]

@@ -121,7 +121,7 @@ def test_every_writer_of_local_numbers_keeps_them_private(tmp_path, no_umask):
     write_local(tmp_path / "local.csv", b"x")
     assert mode(tmp_path / "local.csv") == 0o600
     root = Path(__file__).resolve().parents[2]
-    writers = ("stages/evaluate.py", "stages/compare.py", "stages/report.py")
+    writers = ("stages/evaluate.py", "benchmarks/compare_runs.py", "stages/report.py")
     for name in (*writers, "sfumato/evaluation/plots.py", "benchmarks/utility.py"):
         text = (root / name).read_text()
         others = ("replace_file", "write_json", "write_bytes")

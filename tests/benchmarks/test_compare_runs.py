@@ -1,6 +1,4 @@
-"""Runs side by side: where they come from, what marks them, and `stage compare` as a user meets
-it.
-"""
+"""Runs side by side: where they come from, what marks them, and the script as a user meets it."""
 
 import csv
 import json
@@ -8,32 +6,34 @@ import os
 import stat
 import subprocess
 import sys
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 
 import pandas as pd
 import program
 import pytest
+from compare_runs import (
+    classifiers_of,
+    comparison_table,
+    experiments,
+    find_evaluation,
+    main,
+    plot_comparison,
+    read_run,
+    rows_of_experiments,
+    short_names,
+    with_differences,
+)
 from small_record import small_record
 
 from sfumato.errors import BudgetError, DataError
-from sfumato.evaluation.comparison import (
-    classifiers_of,
-    compared,
-    directory_hash,
-    experiments,
-    find_evaluation,
-    keep_evaluation,
-    read_run,
-    rows_of_experiments,
-)
-from sfumato.evaluation.plots import plot_comparison
+from sfumato.evaluation.identity import directory_hash, keep_evaluation
 from sfumato.evaluation.tables import csv_of
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.storage.records import Records
-from stages.cli import main
+from stages.screen import show_local
 
 IDENTITY = {
     "dataset": "digits",
@@ -85,7 +85,13 @@ def write_run(folder: Path, recipe: str, target: float, accuracy: float, **ident
 
 def call(*words: str) -> tuple[int, str]:
     out = StringIO()
-    code = program.call(main, "stage", *words, screen=out)
+    with redirect_stdout(out), redirect_stderr(out):
+        code = 0
+        try:
+            main(words)
+        except SystemExit as ended:
+            code = 1
+            print(ended.code)
     return code, " ".join(out.getvalue().split())
 
 
@@ -104,7 +110,7 @@ def test_six_recipes_become_one_table_and_one_plot(desk):
         for i, name in enumerate(RECIPES)
         for target in (1, 10)
     ]
-    code, text = call("compare", *folders)
+    code, text = call(*folders)
     assert code == 0 and "warning" not in text, text
     rows = list(csv.DictReader((desk / "evaluation/comparison.csv").open()))
     assert len(rows) == 12 and {row["recipe"] for row in rows} == set(RECIPES)
@@ -139,7 +145,7 @@ def test_runs_of_another_hold_out_are_marked_and_hollow(desk):
         ),
     ]
     rows = [read_run(folder) for folder in folders]
-    runs, warnings = compared(rows)
+    runs, warnings = with_differences(rows)
     marks = dict(zip(runs["run"].str[-1], runs["differs"], strict=True))
     assert marks == {"a": "", "b": "", "c": "hold-out", "d": "extractor, schedule"}
     assert [warning.partition(": ")[2] for warning in warnings] == [
@@ -147,13 +153,13 @@ def test_runs_of_another_hold_out_are_marked_and_hollow(desk):
         for what in ("hold-out", "extractor", "schedule")
     ]
     plot_comparison(runs, "cnn", desk / "plot.svg")
-    plot_comparison(compared(rows[:2])[0], "cnn", desk / "clean.svg")
+    plot_comparison(with_differences(rows[:2])[0], "cnn", desk / "clean.svg")
     assert (
         "hollow" in (desk / "plot.svg").read_text()
         and "hollow" not in (desk / "clean.svg").read_text()
     )
     assert "local: not for release" in (desk / "plot.svg").read_text()
-    code, text = call("compare", *map(str, folders))
+    code, text = call(*map(str, folders))
     assert (
         code == 0
         and "c: different or unknown hold-out" in text
@@ -170,7 +176,7 @@ def test_an_edited_ledger_or_unknown_evaluation_is_marked(desk):
     content = json.loads((edited / "ledger.json").read_text())
     (edited / "ledger.json").write_text(json.dumps(content | {"target": 2.0}))
     (other / "metrics.json").write_text(json.dumps(metrics_of(0.8, version="another")))
-    runs, warnings = compared([read_run(folder) for folder in folders])
+    runs, warnings = with_differences([read_run(folder) for folder in folders])
     marks = [{*part.split(", ")} for part in runs["differs"].sort_index()]
     assert (
         {"data set", "hold-out", "data"} <= marks[0]
@@ -185,25 +191,25 @@ def test_what_is_missing_or_broken_is_one_sentence(desk, monkeypatch):
     nothing = (
         "error: nothing to compare: name folders with metrics.json and ledger.json, or give --dvc"
     )
-    assert call("compare") == (2, nothing)
+    assert call() == (1, nothing)
     folder = write_run(desk / "a", "full", 1, 0.8)
     (folder / "metrics.json").unlink()
-    for words, code in (((str(folder),), 4), ((str(desk),), 3)):
-        found, text = call("compare", *words)
-        assert found == code and text.startswith("error: ") and "Traceback" not in text
+    for place in (folder, desk):
+        code, text = call(str(place))
+        assert code == 1 and text.startswith("error: ") and "Traceback" not in text
     (folder / "metrics.json").write_text("[]")
     with pytest.raises(DataError, match="no evaluation of a release"):
         read_run(folder)
     with pytest.raises(BudgetError, match="does not exist"):
         read_run(desk)
     (folder / "metrics.json").write_text(json.dumps(metrics_of(0.8)))
-    assert call("compare", str(folder), "--classifier", "wrn")[0] == 2
+    assert call(str(folder), "--classifier", "wrn")[0] == 1
     failed = subprocess.CompletedProcess(
         [], 253, "", "ERROR: you are not inside of a DVC repository\n"
     )
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
-    code, text = call("compare", "--dvc")
-    assert code == 2 and "not inside of a DVC repository" in text
+    code, text = call("--dvc")
+    assert code == 1 and "not inside of a DVC repository" in text
 
 
 def without_lists(value):
@@ -292,7 +298,7 @@ def test_a_table_keeps_gaps_and_disarms_formulas(tmp_path):
     assert read_run(b)["mind"] is None and read_run(b)["distance"] is not None
     del content["release"]["cnn"], content["release"]["fidelity"]
     (b / "metrics.json").write_text(json.dumps(content))
-    runs, _ = compared([read_run(tmp_path / "a"), read_run(b)])
+    runs, _ = with_differences([read_run(tmp_path / "a"), read_run(b)])
     assert classifiers_of(runs) == ["lr", "cnn"] and list(runs["recipe"]) == ["dpdm", "full"]
     assert runs[["cnn", "distance"]].isna().iloc[0].all() and ",,," in csv_of(runs).splitlines()[1]
     assert (
@@ -326,9 +332,6 @@ def test_a_folder_has_the_hash_that_dvc_gives_it(tmp_path):
 
 
 def test_the_table_shows_folders_without_their_common_part(capsys, environment):
-    from sfumato.evaluation.tables import comparison_table, short_names
-    from stages.screen import show_local
-
     environment["COLUMNS"] = "160"
     assert short_names(["/a/b/one", "/a/b/two/x"]) == ["one", "two/x"]
     assert short_names(["/a/one", "/a"]) == ["one", "/a"]

@@ -1,0 +1,61 @@
+"""Identify evaluations, and keep their numbers beside the ledgers of their releases."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from sfumato.data.images import ImageSet
+from sfumato.data.prepare import fingerprint
+from sfumato.evaluation.extractors import Extractor
+from sfumato.privacy.check import folder_md5, md5_of
+from sfumato.privacy.resolved import StagePlan
+from sfumato.settings.evaluate import Evaluate
+from sfumato.storage.files import replace_private
+
+EVALUATIONS = "evaluations"  # Folder in the state directory
+
+
+def directory_hash(directory: Path) -> str:
+    """Compute the hash that DVC gives a directory, file by file."""
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return folder_md5(
+        {path.relative_to(directory).as_posix(): md5_of(path.read_bytes()) for path in files}
+    )
+
+
+def keep_evaluation(state: Path, metrics: Mapping) -> Path:
+    """Store a release's numbers privately under its hash, with "identity" and the full "ledger"."""
+    path = state / EVALUATIONS / f"{metrics['identity']['release']}.json"
+    replace_private(path, (json.dumps(metrics, indent=1) + "\n").encode())
+    return path
+
+
+def identity(
+    plan: StagePlan[Evaluate],
+    key: bytes,
+    version: str,
+    train: ImageSet,
+    holdout: ImageSet,
+    extractor: Extractor | None,
+    release: Path,
+) -> dict[str, str]:
+    """Identify the origin of an evaluation's numbers.
+
+    Evaluations with equal entries can be compared.
+
+    Digests of real images are keyed, so they reveal nothing.
+    """
+    settings = plan.settings
+    amount = f"{settings.epochs} epochs"
+    if settings.steps:
+        amount = f"{settings.steps} steps"
+    return {
+        "dataset": plan.dataset_id,
+        "version": version,
+        "data": fingerprint(train, key),
+        "holdout": fingerprint(holdout, key),
+        "extractor": extractor.digest if extractor else "none",
+        "reference": "holdout, plain images",
+        "training": f"light, {amount}, last epoch",
+        "release": directory_hash(release),
+    }
