@@ -80,8 +80,8 @@ class Server(ThreadingHTTPServer):
         self.starting = Lock()
 
     def stage(self) -> str | None:
-        """Return the running stage, whichever program started it; "" before or after all stages;
-        None if nothing runs.
+        """Return the running stage, even if another program started it; "" before or after all
+        stages; None if nothing runs.
         """
         with suppress(*UNREADABLE):
             for holder in holders():

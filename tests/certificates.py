@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-SIGNING = ExtendedKeyUsageOID.EMAIL_PROTECTION  # which C2PA accepts
+SIGNING = ExtendedKeyUsageOID.EMAIL_PROTECTION  # C2PA accepts this usage
 STAMPING = ExtendedKeyUsageOID.TIME_STAMPING
 KEYS = {
     "P-256": lambda: ec.generate_private_key(ec.SECP256R1()),

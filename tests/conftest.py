@@ -24,7 +24,7 @@ LONGEST = [
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """No search for garbage among the million objects that are made here and stay: it takes a third
+    """Skip garbage collection of the million objects that collection creates, which takes a third
     of the time.
     """
     gc.disable()
@@ -36,11 +36,11 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_unconfigure() -> None:
-    gc.unfreeze()  # what is left at the end is freed, or a library speaks of leaks
+    gc.unfreeze()  # frees what is left, because a library would report leaks
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, so that with two workers none comes last and alone."""
+    """Run the longest files first, so that with two workers none runs last by itself."""
     place = {f"test_{name}.py": number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
@@ -54,13 +54,13 @@ def environment() -> Iterator[MutableMapping[str, str]]:
     with mock.patch.dict(os.environ):
         yield os.environ
     os.chdir(folder)
-    until_the_end.close()  # of local work that a test began, as if its process ended
+    until_the_end.close()  # ends local work of a test, as the end of its process would
 
 
 @pytest.fixture(autouse=True)
 def one_key(environment: MutableMapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """New datasets of this process get one key: under a random one, a split of few images may leave
-    no hold-out.
+    """Give all new datasets of this process the same key: with a random one, a split of few images
+    may have no hold-out.
     """
 
     def secret_key(state: Path, dataset_id: str) -> bytes:
@@ -129,7 +129,7 @@ def uninstall(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def expect_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[Callable[[Any], Mapping[str, float]]], None]:
-    """A function: each stage takes as long as this says of the parameters, and nothing is timed on
+    """Return a function that sets the seconds of each stage from the parameters, without timing
     this machine.
     """
     expected = "sfumato.planning.estimate.expected_seconds"
@@ -138,9 +138,7 @@ def expect_seconds(
 
 @pytest.fixture
 def short_judging(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an evaluation trains for itself hardly learns: the network of its features, and that
-    which tells real.
-    """
+    """Shorten the training of an evaluation's own networks, for features and for detection."""
     from sfumato.evaluation import detector, downstream, extractors
 
     monkeypatch.setattr(downstream, "MIN_STEPS", 2)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
-# of disks, mounts, networks, limits and memory
+# errors of disks, mounts, networks, limits and memory
 ERRNOS = {
     code: os.strerror(code) for code in (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT)
 }
@@ -19,7 +19,7 @@ refused: list["Refusal"] = []  # the one at work: a hook can never be taken away
 
 
 class Refusal:
-    """What fails: opening what has this text in its path, after so many times that go well."""
+    """Refuse to open a path that contains this text, after this many successful times."""
 
     def __init__(self, text: str, code: int, after: int) -> None:
         self.text = text

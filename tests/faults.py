@@ -1,8 +1,8 @@
 """Faults in a stage that `forked_stages` runs: a kill, Ctrl-C, no memory or a full disk, at a
 chosen moment.
 
-The environment variable FAULT, which `fault` makes, asks for one. Moments are counted over all
-stages that see it: each entry of the journal has four. The project's code knows nothing of this.
+The environment variable FAULT, made by `fault`, requests one. Moments are counted over all stages
+that have it: each entry of the journal has four. The project's code does not contain any of this.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ SIGNALS = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT, "memory": signal.
 
 
 def fault(folder: Path, state: Path, kind: str = "", number: int = 0) -> dict[str, str]:
-    """The variable for a fault at the moment of this number, counted from 1; at 0 there is none.
+    """Return the variable for a fault at this moment, counted from 1; 0 means none.
 
-    folder: gets the file `moments`, a line for each. While it holds a file `full`, so is the disk
-    of `state`.
+    folder: gets the file `moments`, with one line per moment. While it contains a file `full`, the
+    disk of `state` is full.
     """
     for name in ("moments", "full"):
         (folder / name).unlink(missing_ok=True)
@@ -91,7 +91,7 @@ def install(folder: str, state: str, kind: str, number: int) -> None:
     def save_file(tensors: object, path: str, metadata: object = None) -> None:
         try:
             needs_room(path)
-        except OSError as error:  # as it says it
+        except OSError as error:  # the stage's own message
             raise safetensors.SafetensorError(
                 f"Error while serializing: I/O error: {error}"
             ) from error
@@ -119,7 +119,7 @@ def install(folder: str, state: str, kind: str, number: int) -> None:
 
 
 def path_of(descriptor: int) -> str:
-    """Of an open file; of none, where the system does not tell."""
+    """Return the path of an open file; empty if the system does not provide it."""
     try:
         return os.readlink(f"/proc/self/fd/{descriptor}")
     except OSError:

@@ -26,17 +26,17 @@ from sfumato.data import prepare
 
 EMPTIED = ".emptied"
 LOST = ".lost"
-EVENTS = "events"  # beside the folder: a line for each event
+EVENTS = "events"  # file beside the folder, with one line per event
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 KILLED = 137
 
 
 class Disk:
-    """What of the files below a folder a power cut leaves."""
+    """Simulate which files below a folder survive a power cut."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.contents: dict[int, bytes] = {}  # by inode, as last flushed
+        self.contents: dict[int, bytes] = {}  # last flushed content of each inode
         # Of each folder, as last flushed: the inode of each name
         self.names: dict[int, dict[str, int]] = {}
         self.modes: dict[int, int] = {}
@@ -99,7 +99,7 @@ def install(folder: str, number: int) -> None:
 
     At number 0 there is none, and events are counted.
     """
-    prepare.FRESH = 0.0  # so that every run has the same events, however fast the machine is
+    prepare.FRESH = 0.0  # makes every run have the same events, however fast the machine is
     disk = Disk(Path(folder))
     seen = 0
     over = False

@@ -1,11 +1,10 @@
-"""The programs `stage` and `dvc` by fork, for many small runs: the product's fork server, which has
-imported all.
+"""Run the programs `stage` and `dvc` by fork, for many small runs, through the product's fork
+server.
 
     python tests/forked_stages.py FOLDER
 
 `client` writes the programs. Beside `stage` and `dvc` there is `module`, which takes Python's words
-for one: `-P -m dvc ...`. Commands run whatever their circumstances, and with the faults that FAULT
-names.
+for one: `-P -m dvc ...`. Commands run under any circumstances, with the faults that FAULT names.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ def run(request: Request) -> None:
     program = "stages.cli" if name == "stage" else name
     if name == "dvc":
         signal.signal(SIGNALS["memory"], signal.SIG_IGN)
-        # Of a library of ours, which DVC alone does not import
+        # From our package, which DVC itself does not import
         logging.getLogger().handlers.clear()
         program = "dvc.cli"
     elif "FAULT" in os.environ:

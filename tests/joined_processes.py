@@ -21,10 +21,11 @@ LIBRARIES = [
 
 
 def run_joined(count: int, work: Callable[..., None], *given: object) -> None:
-    """Run `work(*given)`, which joins the group, in `count` processes; one alone has no group.
+    """Run `work(*given)`, which joins the group, in `count` processes; a single process has no
+    group.
 
-    work: a function of a module. Raises ProcessException where one fails or is killed, after it has
-    ended the others.
+    work: a function of a module. Raises ProcessException if one fails or is killed, after ending
+    the others.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(count)}

@@ -1,10 +1,10 @@
-"""What a process opens."""
+"""Record the files that a process opens."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-watched: list[list[str]] = []  # where what is opened now is noted: a hook can never be taken away
+watched: list[list[str]] = []  # lists to append opened files to; a hook can never be removed
 
 
 def note(event: str, arguments: tuple) -> None:
@@ -17,7 +17,7 @@ sys.addaudithook(note)
 
 @contextmanager
 def opened_files() -> Iterator[list[str]]:
-    """The names of the files and folders that are opened meanwhile."""
+    """Yield a list that gets the names of files and folders opened in the block."""
     watched.append([])
     try:
         yield watched[-1]

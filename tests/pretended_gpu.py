@@ -1,14 +1,14 @@
-"""An NVIDIA card that is not there: what a GPU would refuse, where it would be waited for, what its
-memory would hold.
+"""Simulate an NVIDIA card: what a GPU would refuse, where the program would wait for it, and its
+use of memory.
 
     with pretended_gpu() as card:
         train(model.to("cuda"))
     assert card.waiting == {"dpsgd/run.py update"}
 
 Tensors of `cuda` are FakeTensors: shapes and types by PyTorch's own rules, which also refuse to mix
-devices, and no numbers. Tensors of the CPU are real. What is copied down from the card is made up.
-There is one card of compute capability 9.0; what its kernels would say, their speed, NCCL and fused
-optimisers are not there.
+devices, and no numbers. Tensors of the CPU are real. Numbers copied down from the card are made up.
+There is one card of compute capability 9.0; results and speed of its kernels, NCCL and fused
+optimisers are not simulated.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PRODUCT = tuple(
 )
 CPU_GENERATOR = torch.Generator
 aten = torch.ops.aten
-# what a card is for; on real tensors, it idles meanwhile
+# work for a card; on real tensors, the card would be idle
 PRODUCTS = {
     *(
         aten.convolution.default,
@@ -128,8 +128,8 @@ def autocast_type(function: Any, arguments: Any) -> torch.dtype | None:
 
 
 class Asked(TorchFunctionMode):
-    """What PyTorch does in C++ before operators are dispatched: it finds the current card, and
-    casts under autocast.
+    """Imitate what PyTorch does in C++ before it dispatches operators: find the current card, and
+    cast under autocast.
     """
 
     def __torch_function__(
@@ -179,13 +179,13 @@ def place() -> tuple[str, int] | None:
 
 
 class Card:
-    """What a program did with the card.
+    """Record what a program did with the card.
 
     waits, copies: how often, by place, line and operation: the program waited for the card; it
     copied memory up that is not pinned. on_cpu: how often a product or convolution of at least
     LARGE numbers ran beside the card, by place.
-    held: how many tensors came into its memory. live, peak: bytes of tensors; more than `size`
-    raises OutOfMemoryError.
+    held: number of tensors that came into its memory. live, peak: bytes of tensors; more than
+    `size` raises OutOfMemoryError.
     """
 
     def __init__(self, size: int) -> None:
@@ -291,7 +291,7 @@ class Operators(TorchDispatchMode):
             args = (args[0], [self.index(part, on_card(args[0])) for part in args[1]], *args[2:])
             if len(args) > 2 and args[2].ndim and on_card(args[0]) and not on_card(args[2]):
                 raise RuntimeError("index_put_ of values of the CPU into a tensor of the card")
-            if len(args) > 2 and args[2].ndim:  # of made-up numbers of rows
+            if len(args) > 2 and args[2].ndim:  # if the number of rows is made up
                 args = (*args[:2], args[2][:1], *args[3:])
         return self.run(function, args, kwargs)
 
@@ -303,8 +303,8 @@ class Operators(TorchDispatchMode):
         return result
 
     def up(self, values: Any) -> Any:
-        """Real tensors as fake ones of the CPU: only PyTorch may say that they fit to those of the
-        card.
+        """Real tensors as fake ones of the CPU: only PyTorch may decide whether they match the
+        card's tensors.
         """
 
         def one(value: Any) -> Any:
@@ -371,7 +371,7 @@ def integers(tensor: Tensor, *shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int64, device=tensor.device)
 
 
-# each waits: the program goes on by its result, or its size depends on numbers
+# each waits: the program needs its result, or its size depends on numbers
 ANSWERS: dict[Any, Callable[..., Any]] = {
     aten._local_scalar_dense.default: any_number,
     aten.equal.default: lambda first, second: False,
@@ -398,7 +398,7 @@ INDEXING = {
 
 
 class Generator(CPU_GENERATOR):
-    """A generator that says it is the card's."""
+    """A generator that claims to be on the card."""
 
     def __new__(cls, device: Any = "cpu") -> Generator:
         return super().__new__(cls)
@@ -433,7 +433,7 @@ def pinned(tensor: Tensor) -> Tensor:
 
 
 def torch_cuda(card: Card) -> dict[str, Callable[..., Any]]:
-    """What `torch.cuda` answers."""
+    """Answer in place of `torch.cuda`."""
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,

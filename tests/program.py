@@ -1,4 +1,4 @@
-"""A program as a function: its words, what is typed, and what it says."""
+"""Call a program as a function of its arguments and typed answers; capture its output."""
 
 import sys
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import pytest
 
 
 class Terminal(StringIO):
-    """What a program writes to a terminal."""
+    """A terminal that records what a program writes."""
 
     def isatty(self) -> bool:
         return True
@@ -18,7 +18,7 @@ class Terminal(StringIO):
 def call(main: Callable[[], object], *words: str, answers: str = "", screen: TextIO) -> int:
     """Run `main` with these words of a command line and these answers; returns its exit code.
 
-    screen: takes all that it says.
+    screen: gets all output.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [*words])

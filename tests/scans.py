@@ -29,7 +29,7 @@ def write_nifti(
     file: Path, pictures: np.ndarray, turned: str = "RAS", spacing=(1, 1, 5), kind=np.uint8, **scale
 ) -> Path:
     """Axial slices, from below, as a volume whose axes are stored as `turned`."""
-    values = pictures.transpose(2, 1, 0)[:, ::-1]  # to the right, to the front, up
+    values = pictures.transpose(2, 1, 0)[:, ::-1]  # axes: right, front, up
     image = nibabel.Nifti1Image(values.astype(kind), np.diag([1, 1, 5, 1.0]))
     if scale:
         image.header.set_slope_inter(**scale)

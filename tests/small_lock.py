@@ -48,7 +48,7 @@ def write_lock_of_another_machine(off: Collection[str]) -> None:
 
 
 def save_lock(names: Collection[str], off: Collection[str] | None = None) -> None:
-    """Write the entries of these stages. off: None leaves out dependencies that are not here."""
+    """Write the entries of these stages. off: None leaves out dependencies that do not exist."""
     stages = {}
     for name, (commands, reads, writes) in dvc_stages().items():
         if writes and name in names:

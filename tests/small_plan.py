@@ -13,7 +13,7 @@ PROFILES = {"digits": (1, 8, 8), "fashion-mnist-cpu": (1, 28, 28)}
 
 
 def params(**content) -> Params:
-    """Those of a `params.yaml` that holds `content`."""
+    """Return the parameters of a `params.yaml` with this content."""
     return params_of(content, Path("params.yaml"), RECIPES)
 
 
@@ -29,7 +29,7 @@ def card(dataset_id="digits", shape=(1, 8, 8), **more) -> Card:
 
 
 def public_card(classes: str, source="glyphs") -> PublicCard:
-    """Of ten images a class. classes: a letter each."""
+    """Return the card of ten images per class. classes: one letter per class."""
     images = 10 * len(classes)
     return PublicCard(
         enabled=True, source=source, shape=(1, 8, 8), classes=tuple(classes), images=images

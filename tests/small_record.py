@@ -1,4 +1,4 @@
-"""A whole record of one charge, as the odometer and ledgers hold it."""
+"""A complete record of one charge, as in the odometer and in ledgers."""
 
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, UNITS, Mechanism
 from sfumato.settings.data import IMAGE

@@ -18,7 +18,7 @@ import psutil
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-SIZE = 317  # of the source: a number to search git for
+SIZE = 317  # images of the source: a number to search git for
 # The key of the hold-out. With it the numbers searched for are always the same, and none of them is
 # public by chance, as the 62 classes of glyphs are.
 KEY = bytes(range(32))
@@ -102,9 +102,8 @@ class Repository:
         return done.returncode, done.stdout + done.stderr
 
     def stage(self, command: str, *said: str, code: int = 0) -> str:
-        """Run a command of `stage` that must end with `code` and say all of `said`.
-
-        Returns what it said.
+        """Run a command of `stage`, which must end with `code` and print all of `said`. Returns its
+        output.
         """
         found, text = self.run("stage", *command.split())
         assert found == code and all(words in text for words in said) and "Traceback" not in text, (
@@ -163,7 +162,7 @@ def ran(text: str) -> set[str]:
 
 
 def make_repository(path: Path, forked: bool = True) -> Repository:
-    """Of sources, not yet run."""
+    """Create a repository from sources, not yet run."""
     for name in ("sfumato", "stages", "pipelines"):
         shutil.copytree(ROOT / name, path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("dvc.yaml", ".dvcignore", ".gitignore"):

@@ -19,7 +19,7 @@ PAGE = ROOT / "docs" / "api.md"
 PLACES = {
     "/home/me/.local/state/sfumato": "digits-state",
     "/data/clinic": "images",
-}  # of the examples, in the test
+}  # names in the examples, replaced in the test
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ def test_what_runs_is_not_root_and_its_state_is_a_volume():
     (user,), (state,) = said("USER"), said("VOLUME")
     assert [name for name, _ in FINAL][-4:] == ["USER", "VOLUME", "WORKDIR", "CMD"]
     assert user == "${UID}" and said("ARG") == ["UID=1000"], (
-        "a number, by which Kubernetes knows that it is not root"
+        "a number, so that Kubernetes can check that it is not root"
     )
     (name,) = re.findall(r"useradd --uid \$\{UID\} --create-home (\w+)", said("RUN")[0])
     assert (

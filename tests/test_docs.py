@@ -50,7 +50,7 @@ def site(tmp_path_factory):
 
 
 class Links(HTMLParser):
-    """What a page names and what it can be named by."""
+    """Collect the targets of a page's links, and its own anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def test_every_command_in_the_docs_exists_with_its_options():
 
 
 def sections_in(annotation):
-    """The sections that a value of this type may hold, itself or in a list or mapping."""
+    """Return the sections that a value of this type may contain, itself or in a list or mapping."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in get_args(annotation):
@@ -165,8 +165,8 @@ def sections_in(annotation):
 
 
 def sections_below(kinds, name):
-    """The sections that the key `name` of these sections may hold, or None if none of them has such
-    a key.
+    """Return the sections that the key `name` of these sections may contain, or None if none of
+    them has such a key.
     """
     every = [
         {field.alias or key: field for key, field in kind.model_fields.items()} for kind in kinds
@@ -185,7 +185,7 @@ def is_setting(key):
 
 
 def keys_of(values, kinds=(Params,), prefix=""):
-    """The dotted keys of a block of YAML; those of a mapping that holds no section, such as
+    """Return the dotted keys of a block of YAML. Keys of a mapping without sections, such as
     weights, are left out.
     """
     for name, inner in values.items():
@@ -196,7 +196,9 @@ def keys_of(values, kinds=(Params,), prefix=""):
 
 
 def settings_named_in(text):
-    """Those in prose, `finetune.steps` or `data.fit: pad`, and those in blocks of a params.yaml."""
+    """Return settings named in prose, `finetune.steps` or `data.fit: pad`, and in blocks of a
+    params.yaml.
+    """
     sections = "|".join(
         name for name, field in Params.model_fields.items() if any(sections_in(field.annotation))
     )
@@ -205,7 +207,7 @@ def settings_named_in(text):
     for block in re.findall(r"^```yaml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
         values = yaml.safe_load(block)
         if isinstance(values, dict) and {*values} & {*Params.model_fields}:
-            values.pop("description", None)  # of a recipe
+            values.pop("description", None)  # only recipes have one
             yield from keys_of(values)
 
 
@@ -407,7 +409,7 @@ def test_no_page_or_form_claims_that_a_law_or_standard_is_met():
 
 
 def test_each_mapping_names_clause_and_file():
-    """In the request: a row for each clause of the standards, with the file that holds the
+    """The request has one row per clause of the standards, with the file that contains the
     material.
     """
     text = (ROOT / "sfumato" / "planning" / "brief.md").read_text(encoding="utf-8")

@@ -1,5 +1,5 @@
-"""Each release of the gallery holds by its own ledger, and its pages are of that release and of no
-other.
+"""Each release of the gallery is valid by its own ledger, and its pages describe only that
+release.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
-"""What each stage computes is what it computed: `golden.json` pins it, with the revision of the
-stage that it is of.
+"""Each stage computes the same as before: `golden.json` pins the results, with the stage's
+revision.
 
 A case runs the function of its stage, `stages/<name>.py`, on tiny inputs that no other stage made.
 Draws, secret or public, are fixed, charges add no noise, and nothing runs in bfloat16. Pinned is a
@@ -167,7 +167,9 @@ def made_frequency(folder: Path, shape: Shape) -> None:
 
 @torch.no_grad()
 def network_of(shape: Shape) -> Any:
-    """A public network of which no feature is zero for all images: its scale would be rounding."""
+    """Return a public network. No feature is zero for all images, because the scale of such a
+    feature would be rounding.
+    """
     network = filled(build_network("residual", shape, len(OTHERS), 8))
     for name, value in network.named_parameters():
         if name.endswith("bias"):
@@ -317,9 +319,9 @@ MADE: dict[str, Maker] = {
 class Case:
     """A stage under some settings.
 
-    given: what writes an input, in place of that of MADE, None for a stage that is switched off;
-    model: keys of the network other than those of NETWORK; tolerance: relative; above 1e-6 where
-    the work itself amplifies the rounding of a processor.
+    given: function that writes an input, instead of the one in MADE, or None for a stage that is
+    switched off; model: keys of the network that differ from NETWORK; tolerance: relative
+    tolerance; above 1e-6 if the computation amplifies rounding.
     """
 
     stage: str
@@ -570,7 +572,7 @@ CASES: dict[str, Case] = {
         "synthesize", **DRAWN, herding=4, relabel=True, sources={"refine": 1.0}, colour=True
     ),
 }
-# of a stage that has none, its defaults
+# a stage without settings uses its defaults
 PINNED = {case.stage for case in CASES.values()}
 CASES |= {
     name: case(name)
@@ -642,8 +644,8 @@ class SilentRun(QueryRun):
             yield directory
 
     def encode(self, _run: Any, function: Callable[[Tensor], Tensor], _encoder: str) -> str:
-        """In the place of `stages.latents.encoded`: without float16, whose rounding would tell
-        processors apart.
+        """Replace `stages.latents.encoded` by a version without float16, whose rounding differs
+        between processors.
         """
         images, labels = self.images.batch(np.arange(len(self.images)))
         self.encoded["rows"] = LatentSet(
@@ -739,7 +741,7 @@ def inputs_of(case: Case, settings: Any, folder: Path) -> dict[str, Artifact]:
 
 
 def computed(case: Case) -> dict[str, Tensor]:
-    """What the stage releases, draws and writes, by name."""
+    """Return the stage's releases, draws and files, by name."""
     work = getattr(import_module(f"stages.{case.stage}"), case.stage)
     query = STAGES[case.stage].kind is Kind.QUERY
     kind = STAGES[case.stage].settings
@@ -773,8 +775,8 @@ def computed(case: Case) -> dict[str, Tensor]:
         return run.seen | written(run.out)
 
 
-NUMBERS = ("counts.json", "saliency.json", "trainable.json")  # whose numbers and names are results
-COLUMNS = ("raw_norm", "debiased", "noised_gradient_norm", "parents")  # of tables, likewise
+NUMBERS = ("counts.json", "saliency.json", "trainable.json")  # their numbers and names are results
+COLUMNS = ("raw_norm", "debiased", "noised_gradient_norm", "parents")  # columns of tables
 
 
 def written(directory: Path) -> dict[str, Tensor]:
@@ -803,9 +805,9 @@ def written(directory: Path) -> dict[str, Tensor]:
 
 
 def idle(name: str) -> bool:
-    """Whether rounding decides it: a key's offset, whose gradient is zero until Adam enlarges it; a
-    principal direction where features hardly vary. What is seen through it is pinned, among what is
-    released.
+    """Return whether rounding decides a value: a key's offset, whose gradient is zero until Adam
+    enlarges it; or a principal direction in which features hardly vary. Results that depend on it
+    are pinned with the releases.
     """
     return name.endswith((".k.bias", "directions"))
 
@@ -830,7 +832,7 @@ class Summary:
     dtype: str
     sum: float
     norm: float
-    values: list[float]  # at eight places, evenly far apart
+    values: list[float]  # values at eight evenly spaced places
 
     @classmethod
     def of(cls, tensor: Tensor) -> Summary:
@@ -844,7 +846,7 @@ class Summary:
         )
 
     def differences(self, now: Summary, tolerance: float) -> list[str]:
-        """What is another now, beyond the tolerance, in words."""
+        """Describe the values that differ by more than the tolerance."""
         if (self.shape, self.dtype) != (now.shape, now.dtype):
             return [f"{self.dtype} {self.shape} is now {now.dtype} {now.shape}"]
         count = max(1, math.prod(self.shape))
@@ -873,7 +875,7 @@ def read_golden() -> dict[str, dict]:
 
 
 def differences(name: str, pinned: dict, found: Mapping[str, Summary]) -> list[str]:
-    """What a case computes otherwise than it is pinned, in words."""
+    """Describe the results of a case that differ from the pinned ones."""
     known = {what: Summary(**content) for what, content in pinned["tensors"].items()}
     gone = [
         f"{what} is {'gone' if what in known else 'new'}"
@@ -908,7 +910,7 @@ def test_a_stage_computes_what_it_did_under_its_revision(name):
     assert not (changed and not raised), (
         f"what {stage} computes has changed ({'; '.join(changed[:4])}): if that is meant, raise "
         f"its revision in the table of stages and write the golden numbers again with {again}; "
-        "else mend the change"
+        "otherwise, correct the change"
     )
     assert not raised, (
         f"{stage} has revision {revision}, and golden.json is of {pinned['revision']}: write it "

@@ -1,6 +1,6 @@
-"""What each query releases of images of 24×32 pixels, pinned as `test_golden.py` pins it of 8×8.
+"""Pin each query's releases of images of 24×32 pixels, as `test_golden.py` does for 8×8.
 
-`python tests/test_golden_rectangles.py` pins the cases that the file of numbers lacks.
+`python tests/test_golden_rectangles.py` pins the cases that are missing in the file of numbers.
 """
 
 import json

@@ -78,7 +78,7 @@ def rooms(tree: ast.AST) -> set[str]:
 
 
 def against_the_arrows(tree: ast.AST, room: str) -> set[str]:
-    """What a module of `room` imports and must not."""
+    """Return the forbidden imports of a module of `room`."""
     return {other for other in rooms(tree) if ORDER.index(other) > ORDER.index(room)}
 
 
@@ -98,8 +98,8 @@ def early(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def arrows(texts: Mapping[str, str]) -> dict[str, set[str]]:
-    """Which of these modules, text by name, each one imports when it is imported, or for type
-    checking.
+    """Return the modules, among these texts by name, that each module imports at import time or for
+    type checking.
     """
     found: dict[str, set[str]] = {}
     for module, text in texts.items():
@@ -189,7 +189,7 @@ def test_dp_sgd_imports_no_text_to_image_model():
         assert "isinstance(model" not in path.read_text(), path
 
 
-# what unpickles, or runs what a file holds; calls that do so unless they say otherwise
+# Functions that unpickle or run the content of a file, and calls that do so by default
 RUNS = {
     "pickle",
     "cloudpickle",
@@ -222,7 +222,7 @@ LOOSENED = re.compile(
 
 
 def runs_files(tree: ast.AST) -> list[str]:
-    """What in a module could run a program out of a file."""
+    """Yield the calls in a module that could run a program from a file."""
     found = [match[0] for match in LOOSENED.finditer(ast.unparse(tree))]
     for node in ast.walk(tree):
         text = ast.unparse(node)
@@ -243,9 +243,7 @@ def runs_files(tree: ast.AST) -> list[str]:
 
 
 def test_nothing_in_a_file_is_run():
-    """Two pickles are read, whose bytes are known; two tables name the modules that are
-    imported.
-    """
+    """Only two pickles are read, with known bytes; two tables name the modules to import."""
     texts = {str(path.relative_to(ROOT)): path.read_text() for path in MODULES}
     assert {
         name: found for name, text in texts.items() if (found := runs_files(ast.parse(text)))
@@ -373,7 +371,7 @@ def test_commands_are_thin(name):
 
 
 def test_the_library_starts_only_dvc_and_git():
-    """Of two threads, one would work in the folder that the other has changed to."""
+    """Otherwise, one of two threads would work in the folder that the other has changed to."""
     texts = {
         str(path.relative_to(ROOT)): path.read_text()
         for path in MODULES
@@ -389,7 +387,7 @@ def test_the_library_starts_only_dvc_and_git():
 def test_only_queries_open_charges():
     for name in STAGES:
         text = (ROOT / "stages" / f"{name}.py").read_text()
-        opens = "open_charge" in text or "release_means" in text  # which opens one
+        opens = "open_charge" in text or "release_means" in text  # which opens a charge
         assert opens == (name in QUERIES), name
 
 
@@ -403,8 +401,8 @@ CLASSES = {
 
 
 def documented_names(node: ast.AST) -> set[str]:
-    """What a docstring may describe: parameters of a function; those of a class, its attributes,
-    and its bases'.
+    """Return the names that a docstring may describe: parameters of a function; parameters and
+    attributes of a class and its bases.
     """
     if not isinstance(node, ast.ClassDef):
         return {arg.arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)}
@@ -421,7 +419,7 @@ def documented_names(node: ast.AST) -> set[str]:
 
 
 def is_exception(name: str) -> bool:
-    """Whether it is the name of an exception of Python or of the package."""
+    """Return whether this is an exception of Python or of the package."""
     if name in CLASSES:
         return any(is_exception(getattr(base, "id", "")) for base in CLASSES[name].bases)
     found = getattr(builtins, name, None)
@@ -503,7 +501,7 @@ def test_a_class_may_describe_its_fields_and_those_of_its_base():
     assert docstring_mistakes(model) == ["Model: classes"]
 
 
-# what makes a line hard to read, in all modules together: these numbers only go down
+# Counts, over all modules, of constructs that make a line hard to read: these numbers may only fall
 MOST = {
     "ternaries": 375,
     "packed assignments": 12,

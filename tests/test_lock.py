@@ -65,7 +65,7 @@ def test_the_lock_and_the_constraints_name_the_same_versions():
 
 
 def test_what_is_installed_here_has_the_versions_of_the_lock():
-    """Of what `constraints.txt` names too: `make install` installs by that, and by the lock with
+    """`constraints.txt` has the same versions: `make install` uses it, or the lock with
     LOCKED=1.
     """
     here = {}

@@ -15,8 +15,8 @@ NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_committed_without_outputs(path):
-    """They would hold numbers of one run, pictures that grow the history, and, of an owner's
-    images, what is local.
+    """Outputs would contain numbers of one run, pictures that enlarge the history, and local
+    results on an owner's images.
     """
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     assert cells and not any(cell.outputs or cell.execution_count for cell in cells)
@@ -39,7 +39,7 @@ def test_the_first_release_runs_and_teaches_a_network(tmp_path, environment):
         environment[name] = str(tmp_path / name)
     startup = tmp_path / "IPYTHONDIR" / "profile_default" / "startup"
     startup.mkdir(parents=True)
-    # by fork: what the notebook runs imports nothing again
+    # forks, so that the notebook's commands import nothing again
     (startup / "forked.py").write_text(
         f"import sys; sys.executable = {str(programs() / 'module')!r}"
     )

@@ -71,7 +71,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of Fa
 CUDA = torch.device("cuda")
 SHAPE = (1, 16, 16)
 CLASSES = 10
-ONE_LEVEL = {"multipliers": (1,), "attention": (0,)}  # of a network whose layers do not matter
+ONE_LEVEL = {"multipliers": (1,), "attention": (0,)}  # any small network
 EVEN = torch.full((CLASSES,), 1 / CLASSES).double()
 DRAWN = "privacy/charge.py Charge._noised"  # a sum comes to the CPU, where the noise is made
 # Once before a charge: whether an image's place matters
@@ -130,7 +130,7 @@ def teacher() -> TeacherNetwork:
 
 
 def latents(features: Any, function: Callable[[Tensor], Tensor]) -> LatentSet:
-    """What a map on the card makes of the images, as a charge draws it."""
+    """Return the rows of a map on the card, as a charge draws them."""
     drawn = images()
     rows = encoding_alone(function, SHAPE, CUDA)(drawn.batch(np.arange(len(drawn)))[0])
     return LatentSet(rows.cpu().half().numpy(), drawn.labels)

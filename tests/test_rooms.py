@@ -79,7 +79,7 @@ def without(part: str, folder: Path) -> Path:
 
 
 def printed(program: str, folder: Path) -> str:
-    """What a program prints that imports the copy in `folder`."""
+    """Return the output of a program that imports the copy in `folder`."""
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=folder, env={"PYTHONPATH": "."}, capture_output=True
     )
@@ -99,7 +99,7 @@ def test_only_baseline_stages_read_baseline_settings():
 
 
 def names_in(text: str) -> set[str]:
-    """What a module names: attributes, arguments, keys."""
+    """Return the names in a module: attributes, arguments, keys."""
     found = set()
     for node in ast.walk(ast.parse(text)):
         for key in ("attr", "arg", "value", "id"):

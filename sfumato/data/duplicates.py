@@ -62,8 +62,8 @@ def by_content(home: Path) -> np.ndarray:
 
 
 def resized_copies(fresh: Path, other: Path) -> bool:
-    """Return whether a third of a sample of images resemble images of another set, whatever their
-    size and colours.
+    """Return whether a third of a sample of images resemble images of another set, even in other
+    sizes and colours.
     """
     sample = np.concatenate([*looks(fresh, 500)])
     nearest = np.zeros(len(sample))

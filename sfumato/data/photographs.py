@@ -18,7 +18,7 @@ from sfumato.data.names import DATED
 from sfumato.errors import DataError
 
 SECONDS = 10  # maximum time between two pictures in a row
-SHARE = 0.1  # share of the pictures above which rows are no accident
+SHARE = 0.1  # share of the pictures in rows that chance does not explain
 
 
 class Taken(NamedTuple):

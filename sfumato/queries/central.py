@@ -1,8 +1,8 @@
 """Noisy central images: the mean or the mode of each class (DP-FETA §3.1, FETA-Pro Algorithm 1).
 
 Every release covers all classes at once. An image adds its bounded vector to the row of its class,
-so one image changes the whole (classes × d') tensor by at most the bound, whatever the sizes of the
-classes. An empty class gets noise too.
+so one image changes the whole (classes × d') tensor by at most the bound, for classes of any size.
+An empty class gets noise too.
 """
 
 import math

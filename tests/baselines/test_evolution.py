@@ -1,5 +1,5 @@
-"""What is free in Private Evolution: genes are images, parents come by their votes, children vary
-around them.
+"""Test the free part of Private Evolution: genes become images, votes choose parents, children vary
+around parents.
 """
 
 import pytest

@@ -1,6 +1,4 @@
-"""The audit finds planted bugs and raises no alarm where there is none; its bounds are those of
-closed forms.
-"""
+"""The audit finds planted bugs and raises no alarm without one; its bounds equal closed forms."""
 
 import subprocess
 import sys
@@ -164,7 +162,7 @@ def test_planted_bugs_are_found(subject):
 
 
 def test_a_release_off_the_grid_is_found():
-    """As float64 gives it: the last bits are where an empty sum differs from another one."""
+    """A sum in float64 without a grid: its last bits differ between an empty sum and another."""
 
     def spend(charge):
         released = query_count(charge, 4)

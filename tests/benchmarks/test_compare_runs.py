@@ -213,15 +213,15 @@ def test_what_is_missing_or_broken_is_one_sentence(desk, monkeypatch):
 
 
 def without_lists(value):
-    """As DVC shows a metrics file."""
+    """Return a metrics file in the form that DVC shows."""
     if not isinstance(value, dict):
         return value
     return {key: without_lists(part) for key, part in value.items() if not isinstance(part, list)}
 
 
 def shown(*rows: tuple[str | None, str, dict | None, str]) -> list[dict]:
-    """What `dvc exp show --json` prints: the first row is the workspace's, the others experiments
-    of one commit.
+    """Build the output of `dvc exp show --json`: first the workspace, then experiments of one
+    commit.
     """
 
     def row(name: str | None, revision: str, ledger: dict | None, release: str) -> dict:
@@ -237,8 +237,8 @@ def shown(*rows: tuple[str | None, str, dict | None, str]) -> list[dict]:
 
 
 def test_experiments_are_joined_with_kept_numbers(tmp_path):
-    """A change after the noise keeps the records and so the ledger: only the release tells `again`
-    from `calm-sea`.
+    """A change after the noise keeps the records and so the ledger: only the release distinguishes
+    `again` from `calm-sea`.
     """
     one, two, other = (
         ledger_of(name, 1, 10, key)

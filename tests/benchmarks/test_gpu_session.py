@@ -19,8 +19,8 @@ BENCHMARKS = Path(gpu_session.__file__).parent
 
 @pytest.fixture
 def run(environment, tmp_path):
-    """Run the program on the CPU at small sizes; its exit code and the lines on disk after that of
-    the machine.
+    """Run the program on the CPU at small sizes. Return its exit code, and the lines on disk except
+    the machine's.
     """
     environment["SFUMATO_DEVICE"] = "cpu"
 

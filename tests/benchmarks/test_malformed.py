@@ -1,6 +1,7 @@
-"""Many damaged files, each read by what reads it: one of our own errors, or what it says is true.
+"""Read many damaged files, each by its own reader: either one of our errors is raised, or the
+content is correct.
 
-By the generator of `benchmarks/malformed.py`, which also runs the program itself.
+`benchmarks/malformed.py` generates them, and also runs the program itself.
 """
 
 import gzip
@@ -34,7 +35,7 @@ from sfumato.storage.weights import load_tensors, save_tensors
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = importlib.util.spec_from_file_location("malformed", ROOT / "benchmarks/malformed.py")
 malformed = importlib.util.module_from_spec(SPEC)
-sys.modules[SPEC.name] = malformed  # where its dataclasses look
+sys.modules[SPEC.name] = malformed  # its dataclasses look here
 SPEC.loader.exec_module(malformed)
 
 CARD = {
@@ -90,7 +91,7 @@ def take_all(path: Path) -> None:
         pass
 
 
-# file -> what it holds undamaged (by its path), and what reads it
+# file -> content if undamaged (from its path), and the reader
 READERS = {
     "params.yaml": (
         lambda path: b"recipe: dpdm\nseed: 3\nprivacy: {epsilon: 2}\n",
@@ -139,7 +140,7 @@ def test_a_damaged_file_is_read_or_refused_in_one_sentence(tmp_path, name):
         except own as error:
             refused += 1
             assert str(error)
-    assert refused > 20  # the rest says something else, and allowed
+    assert refused > 20  # the others have valid content
 
 
 BOMBS = (

@@ -7,7 +7,7 @@ from sfumato.data.images import ImageSet
 
 
 def sets(seed: int, copied: int) -> tuple[ImageSet, ImageSet, ImageSet]:
-    """A release, of which so many images are copies of sensitive ones, the sensitive set and the
+    """Return a release with this many copies of sensitive images, the sensitive set and the
     hold-out.
     """
     random = np.random.default_rng(seed)

@@ -64,9 +64,7 @@ def test_rmia_divides_by_the_mean_chance_in_the_other_pairs(inside):
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0])
 def test_a_guarantee_allows_the_worst_of_its_mechanisms(epsilon):
-    """Of randomised response that fails with probability δ: its two rates of hits lie on the
-    bound.
-    """
+    """The two hit rates of randomised response that fails with probability δ lie on the bound."""
     right = np.exp(epsilon) / (1 + np.exp(epsilon))
     alarms = (1 - DELTA) * (1 - right)
     hits = DELTA + (1 - DELTA) * right

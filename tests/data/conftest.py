@@ -1,6 +1,4 @@
-"""What all tests of data share: archives are unpacked into a state directory that no other test
-knows.
-"""
+"""Unpack archives of all tests of data into a state directory that no other test uses."""
 
 from collections.abc import MutableMapping
 

@@ -31,8 +31,8 @@ def test_each_form_of_a_plain_picture_is_read(tmp_path, form):
 
 
 def test_an_icon_is_refused_because_pillow_decodes_it_unchecked(tmp_path):
-    """Its header may state 16 pixels a side and its picture 13,000: 646 MB of memory before the
-    size is known.
+    """Its header may state 16 pixels per side and its picture 13,000: 646 MB of memory before the
+    size is checked.
     """
     Image.new("L", (16, 16), 200).save(tmp_path / "x.ico")
     with pytest.raises(DataError, match="is an icon"):

@@ -59,7 +59,7 @@ def test_any_number_of_threads_gives_the_same_bytes(tmp_path, monkeypatch, skip,
         (state / "keys/set").write_bytes(b"k" * 32)
         monkeypatch.setattr(decoding, "DECODERS", threads)
         try:
-            with redirect_stderr(Terminal()):  # where messages name files
+            with redirect_stderr(Terminal()):  # on a terminal, messages name files
                 prepare_sensitive(data, state, tmp_path / "card.json", tmp_path)
             message = ""
         except DataError as error:
@@ -97,7 +97,7 @@ def test_an_unreadable_file_is_not_called_a_broken_picture(tmp_path, monkeypatch
     monkeypatch.setattr(Path, "open", refused)
     with pytest.raises(PermissionError) as error:
         list(decoded(files, Request(**REQUEST, skip=1.0)))
-    assert error.value.filename == str(files[0]), "the first one stops it, whatever may be left out"
+    assert error.value.filename == str(files[0]), "the first failure stops it, even with skip"
 
 
 def test_who_reads_no_further_ends_them_all(tmp_path):

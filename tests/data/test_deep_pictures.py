@@ -1,5 +1,5 @@
-"""What clinics bring: 12 bits, DICOM with patients, MedMNIST's files, pictures that are not
-square.
+"""Read pictures as clinics have them: 12 bits, DICOM with patients, MedMNIST's files,
+rectangles.
 """
 
 import re
@@ -180,7 +180,7 @@ def test_pixels_of_floating_point_are_shown(element, kind, tmp_path):
     }
     file = dicom(tmp_path / "map.dcm", RAMP.astype(np.float32), **more)
     data = dcmread(file)
-    for name in ("BitsStored", "HighBit", "PixelRepresentation"):  # which such files do not have
+    for name in ("BitsStored", "HighBit", "PixelRepresentation"):  # such files lack these tags
         delattr(data, name)
     data.save_as(file)
     assert np.array_equal(decode(file, span=(0, 1))[..., 0], np.rint(255 * (RAMP / 4095)))

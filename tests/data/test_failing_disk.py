@@ -38,7 +38,7 @@ class Case:
     """
 
     settings: Data
-    fails: str  # in the path of what cannot be opened
+    fails: str  # part of the path that cannot be opened
     after: int = 0  # openings that go well before
     images: int = 37
 
@@ -70,7 +70,7 @@ def the_table(root: Path) -> Case:
 
 
 def strays(root: Path) -> Case:
-    """Of files that are no pictures by their names, one fails."""
+    """Let one file fail among files that are not pictures by name."""
     place = folder(root / "in")
     (place / "cat/notes").write_text("no picture")
     return Case(data(place, skip="20%", groups=Groups(pattern=r"_(P\d)")), "cat/notes")

@@ -38,7 +38,7 @@ class Clinic:
         self.table = folder / "patients.csv"
         self.rows: list[tuple[str, str]] = []  # file, id
         random = np.random.default_rng(0)
-        self.patient: dict[bytes, str] = {}  # of each picture
+        self.patient: dict[bytes, str] = {}  # patient of each picture
         for number in range(40):
             for i in range(1 + number % 4):
                 name = f"{('left', 'right')[(number + i) % 2]}/{ID}-{number:02}_{i}.png"
@@ -205,7 +205,7 @@ BAD = {
     "a pattern that misses some": lambda c: {"pattern": r"^(\w+-0\d)_"},
     "a folder that is not there": lambda c: {"folder": True},
     "an array of another length": lambda c: c.save(range(7)),
-    "an id that may stand for nobody": lambda c: with_id(c, lambda _: "0"),
+    "an id that may mean no one": lambda c: with_id(c, lambda _: "0"),
     "a table without its columns": lambda c: c.write(c.rows, heads="picture,patient"),
     "an empty table": lambda c: c.table.write_text("") * 0 or {"csv": str(c.table)},
     "no table": lambda c: {"csv": str(c.root / "nowhere.csv")},
@@ -223,7 +223,7 @@ BAD = {
 
 @pytest.fixture
 def at_once() -> Iterator[None]:
-    """What waits for ever fails the test."""
+    """Fail the test if anything waits permanently."""
     before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits for more than 10 s"))
     signal.alarm(10)
     yield
@@ -451,7 +451,7 @@ def test_charged_images_change_groups_only_if_the_owner_agrees(first, then, clin
     # A part may not be empty
     first, then = ({"groups": given, "holdout_fraction": 0} for given in (first, then))
     clinic.prepare(**first)
-    clinic.prepare(**then)  # nothing is spent: the owner may still mend the groups
+    clinic.prepare(**then)  # nothing is spent: the owner may still correct the groups
     clinic.prepare(**first)
     clinic.spend()
     odometer = Odometer(clinic.state, "clinic")
@@ -461,10 +461,10 @@ def test_charged_images_change_groups_only_if_the_owner_agrees(first, then, clin
         clinic.prepare(**then)
     assert clinic.card.read_text() == card and odometer.complete()
     clinic.prepare(**then, other_groups=True)
-    # Never reset, and said to be incomplete
+    # Never reset, and marked as incomplete
     assert odometer.opened() == before and not odometer.complete()
     with pytest.raises(BudgetError, match="cannot be bounded for one"):
-        # Epsilon of an image says nothing of a person with forty
+        # Epsilon of an image does not bound the cost of a person with forty
         clinic.spend("then", lifetime=1000.0)
     clinic.spend("then")
 

@@ -1,5 +1,5 @@
-"""What columns and folders are called: what holds persons, what holds labels, and what is asked
-about.
+"""Recognise columns and folders of persons and of labels by their names, and ask if they are
+unclear.
 """
 
 import re
@@ -91,7 +91,7 @@ def test_ids_look_more_like_ids_than_diagnoses():
 
 
 def test_a_folder_with_classes_one_level_below_is_named(tmp_path):
-    """As an archive leaves it.
+    """Archives often unpack like this.
 
     It is not taken: one class with a folder for each person looks the same.
     """
@@ -157,7 +157,9 @@ def test_grades_and_ranges_are_no_ids():
     ],
 )
 def test_a_date_in_front_is_no_id(form):
-    """By years, the pictures of one person come to several groups, and those of many to one."""
+    """Grouped by year, one person's pictures would be in several groups, and many persons in
+    one.
+    """
     names = [
         form.format(
             id=f"P{i % 12:02}",

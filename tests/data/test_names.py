@@ -114,7 +114,7 @@ ASKED = {
     "few persons": lambda p, j, i, k: f"P{p % 4 + 1}_{i:02}.png",
     "few names": lambda p, j, i, k: f"{SURNAMES[p % 3].lower()} ({i}).png",
     "hands and tiles": lambda p, j, i, k: f"hand{p % 4 + 1}_{chr(97 + p)}_bot_{j}.jpeg",
-    "numbers that are not in all names": lambda p, j, i, k: (
+    "numbers in some names only": lambda p, j, i, k: (
         f"{'A2-' if p % 4 else ''}IM-{115 + p:04}-{j + 1:04}.jpeg"
     ),
 }

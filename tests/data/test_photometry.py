@@ -1,5 +1,5 @@
-"""Every depth, photometry and alpha that files of pictures have: shown as the file says, or refused
-by name.
+"""Every depth, photometry and alpha of picture files is shown as the file states, or refused by
+name.
 """
 
 import struct

@@ -25,7 +25,7 @@ SECONDS = 5  # more than any of this takes
 
 @contextmanager
 def in_time(pipe: Path) -> Iterator[None]:
-    """Fail if `pipe` is waited for; whoever waits is let go."""
+    """Fail if something waits for `pipe`, and release it."""
     done = threading.Event()
     waited = False
 

@@ -135,10 +135,10 @@ def test_another_key_holds_out_other_images_and_the_shape_counts(images):
 
 
 def test_the_card_is_the_same_before_and_after_a_withdrawal(owner, images, tmp_path):
-    """A fingerprint, keyed or not, that stays equal would tell that who withdrew had not been in
+    """An equal fingerprint, keyed or not, would reveal that the person who withdrew had not been in
     the set.
 
-    A name that goes with the last image of its class would tell that this image was taken away.
+    A class name that disappears with its last image would reveal that this image was removed.
     """
     version = owner.prepare(images).version
     facts = {
@@ -178,7 +178,7 @@ def test_the_fingerprint_follows_exactly_the_sensitive_set(owner, images):
         """It is kept for each preparation anew."""
         card = owner.prepare(images, labels)
         found = kept.read_text()
-        kept.unlink()  # as in a set that an older version prepared
+        kept.unlink()  # older versions did not store it
         assert (
             prepare.kept_fingerprint(owner.state, card)
             == found
@@ -405,8 +405,8 @@ def test_a_source_that_may_be_sensitive_is_not_public(tmp_path, monkeypatch, ima
 
 @pytest.fixture
 def desk(here):
-    """In a folder with one recipe and a state directory: runs a command that must end with `code`;
-    what it said.
+    """Run a command in a folder with one recipe and a state directory. It must end with `code`.
+    Returns its output.
     """
     Path("pipelines").mkdir()
     Path("pipelines/one.yaml").write_text("description: one\nrun: [select, synthesize]\n")
@@ -454,7 +454,7 @@ def journalled_checks() -> int:
 
 @pytest.fixture
 def others():
-    """30 images that are not among `images`."""
+    """Return 30 images, none of them in `images`."""
     return np.random.default_rng(9).integers(0, 256, (30, 5, 6), dtype=np.uint8)
 
 
@@ -465,7 +465,7 @@ def test_a_public_set_that_holds_real_images_is_refused(desk, images, others):
     for public, size, words in (
         (mixed, None, ("2 of the 30", "4, 17")),  # some of them
         (images, None, ("300 of the 300",)),  # a copy under another name
-        (images, 4, ("300 of the 300",)),  # which both get the stored shape
+        (images, 4, ("300 of the 300",)),  # both get the stored shape
     ):
         params = OWN | {"data": OWN["data"] | {"size": size}}
         write_own(images, public)
@@ -520,8 +520,8 @@ def test_unchanged_files_are_prepared_once(take_folder, owner, tmp_path):
 
 
 def repaint(file):
-    """Other pixels, as many bytes, under the same times: what a careless comparison takes for
-    unchanged.
+    """Change pixels, but neither size nor times, so that a careless comparison would see no
+    change.
     """
     times = file.stat().st_atime_ns, file.stat().st_mtime_ns
     content = bytearray(file.read_bytes())
@@ -558,12 +558,14 @@ def test_other_settings_or_a_damaged_store_prepare_again(take_folder, owner):
     images = owner.state / "data" / "set" / "holdout" / "images.npy"
     images.write_bytes(images.read_bytes()[:-10])
     assert take_folder(size=4, holdout_fraction=0.5) == 4
-    (owner.state / "keys" / "set").write_bytes(bytes(32))  # another key holds out others
+    (owner.state / "keys" / "set").write_bytes(bytes(32))  # another key selects another hold-out
     assert take_folder(size=4, holdout_fraction=0.5) == 5
 
 
 def test_a_log_shows_nothing_of_reading_images(take_folder, capsys):
-    """Neither how many there are, nor whether any is read at all, which tells of a withdrawal."""
+    """It shows neither the number of images nor whether any is read, which would reveal a
+    withdrawal.
+    """
     take_folder()
     assert capsys.readouterr() == ("", "")
 
@@ -582,7 +584,7 @@ def test_images_counted_under_one_id_are_not_counted_again(owner, images):
         assert owner.card.read_text() == card and not (owner.state / "data" / "again").exists()
     assert owner.prepare(images, dataset_id="again", different_people=True).dataset_id == "again"
     with pytest.raises(ConfigError, match="already counted as 'again'"):
-        owner.prepare(images)  # it is said under both names
+        owner.prepare(images)  # both names are recognised
     owner.prepare(images, different_people=True)
 
 
@@ -663,7 +665,7 @@ LOSSES = {
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_key_that_split_images_is_never_drawn_again(tmp_path, images, loss):
-    """Another one would bring training images into the hold-out, by which releases are judged."""
+    """Another key would bring training images into the hold-out, which judges releases."""
     owner = Owner(tmp_path)
     owner.prepare(images)
     key = owner.state / "keys/set"
@@ -687,7 +689,7 @@ def test_a_key_of_charged_images_is_not_drawn_again(tmp_path, images, loss, entr
     owner = Owner(tmp_path)
     owner.prepare(images)
     Journal(owner.state, "set").append(**entry)
-    shutil.rmtree(owner.state / "data/set")  # as `stage forget` does
+    shutil.rmtree(owner.state / "data/set")  # `stage forget` deletes it too
     LOSSES[loss](owner.state / "keys/set")
     with pytest.raises(DataError, match="restore it from a backup"):
         owner.prepare(images)

@@ -63,7 +63,7 @@ def test_colour_glyphs_have_two_colours_that_differ():
 
 
 def digits_of_fonts(size, per_class):
-    """Glyphs of the ten digits alone: (10 · per_class, size²) in [0, 1], and their labels."""
+    """Return glyphs of the ten digits only, (10 · per_class, size²) in [0, 1], and their labels."""
     _, draw = DRAWN["glyphs"]((1, size, size))
     images = [
         draw(np.random.default_rng((0, label, i)), label)
@@ -82,7 +82,7 @@ def test_characters_can_be_told_apart():
 
 
 def test_small_digits_resemble_handwritten_ones(digits):
-    """Glyphs alone teach a nearest-neighbour classifier to read more than 0.45 of scikit-learn's
+    """Trained on glyphs only, a nearest-neighbour classifier reads more than 0.45 of scikit-learn's
     digits.
 
     0.6 was measured; chance is a tenth.

@@ -145,7 +145,9 @@ def test_shards_of_a_hold_out_keep_their_place(tmp_path, form):
 
 @pytest.mark.parametrize("form", WRITERS)
 def test_broken_pictures_count_over_all_shards(tmp_path, form):
-    """One shard has three of ten broken, which is more than its share and less than that of all."""
+    """Three of ten are broken in one shard, which is above the limit for the shard and below it for
+    all.
+    """
     write_set(tmp_path / "in", form, broken=(11, 13, 15))
     data = settings(tmp_path / "in", form, skip=0.1, groups={"column": "patient"})
     whole = at_once(data, tmp_path / "whole")
@@ -291,7 +293,7 @@ def test_a_faulty_setting_is_one_error_of_its_kind(tmp_path):
 @pytest.mark.parametrize("split", [True, False])
 @pytest.mark.parametrize("groups", ["pattern", "images"])
 def test_a_large_folder_is_listed_in_blocks(tmp_path, monkeypatch, split, groups, settled):
-    """The bytes are those of one listing, and no listing has more pictures than a block."""
+    """The bytes equal a single listing's, and no listing has more pictures than a block."""
     parts = [tmp_path / "in/train", tmp_path / "in/test"] if split else [tmp_path / "in"]
     for number, part in enumerate(parts):
         write_folder(part, per_class=7)

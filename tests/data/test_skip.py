@@ -1,5 +1,5 @@
-"""Broken pictures, up to a share that the owner names: left out one by one, listed, and never said
-in a log.
+"""Broken pictures, up to a share that the owner sets, are left out one by one, listed, and never
+named in a log.
 """
 
 import itertools
@@ -26,8 +26,8 @@ BROKEN = ("cat/00_P0.png", "cat/05_P1.png", "dog/19_P3.png")  # the first, one a
 
 
 def folder(root: Path, broken=BROKEN, spare=True) -> Path:
-    """40 pictures of four persons in two classes, whose values are their numbers; those of `broken`
-    are no pictures.
+    """Write 40 pictures of four persons in two classes. Pixel values are the pictures' numbers;
+    `broken` files are invalid.
     """
     for kind, i in itertools.product(("cat", "dog"), range(20)):
         file = root / kind / f"{i:02}_P{i % 4}.png"

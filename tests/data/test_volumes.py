@@ -56,7 +56,7 @@ def test_each_orientation_gives_the_same_upright_slices(turned, suffix, tmp_path
 
 def test_coronal_and_sagittal_slices_have_the_head_at_the_top(tmp_path):
     file = write_nifti(tmp_path / "x.nii", PICTURES, "LIP")
-    volume = PICTURES[::-1]  # from above; rows from the front, columns from the left
+    volume = PICTURES[::-1]  # seen from above; rows from the front, columns from the left
     assert np.array_equal(shown(file, axis="coronal"), volume.transpose(1, 0, 2)[::-1])
     assert np.array_equal(shown(file, axis="sagittal"), volume.transpose(2, 0, 1)[..., ::-1])
 
@@ -78,7 +78,7 @@ def test_values_are_scaled_as_the_header_states(tmp_path):
 
 
 def test_a_volume_is_shown_by_its_own_percentiles(tmp_path):
-    """What another volume holds changes nothing, and neither do a few values that are far off."""
+    """Neither other volumes nor a few extreme values have an influence."""
     values = np.random.default_rng(0).normal(100, 10, (6, 40, 40)).astype(np.float32)
     root = tmp_path / "in"
     write_nifti(root / "a/x.nii.gz", values, kind=np.float32)
@@ -338,7 +338,7 @@ def test_the_only_column_named_like_a_label_is_taken(head, tmp_path):
 
 
 def test_another_column_is_asked_about(tmp_path):
-    root = write_bids(tmp_path / "in", head="handed")  # beside sex
+    root = write_bids(tmp_path / "in", head="handed")  # a second column beside sex
     with pytest.raises(
         Unclear, match="age, sex, handed: choose the one with the labels by label_column"
     ):

@@ -110,7 +110,7 @@ def test_a_large_network_draws_the_same_images_in_bfloat16(bfloat16, known, larg
 
 
 def test_a_guide_draws_from_the_product_of_both_densities():
-    # images N(0, s²), and a guide that says p(label | image) ~ exp(-(image - a)² / 2t²): their
+    # images N(0, s²), and a guide with p(label | image) ~ exp(-(image - a)² / 2t²): their
     # product is N(m, v)
     spread = Gaussian.sigma_data
     target = 1.0

@@ -79,7 +79,7 @@ def test_adapters_start_as_nothing():
         row = torch.randn(5, plain.weight.shape[1])
         answer = plain(row)
         add_lora(net, [name], RANK, 0, SCALE)
-        assert torch.equal(net.get_submodule(path)(row), answer), name  # to the last bit
+        assert torch.equal(net.get_submodule(path)(row), answer), name  # equal to the last bit
     # Other layers round by where their memory lies
     torch.testing.assert_close(model(*x), expected, rtol=0, atol=1e-5)
     assert list(adapted_layers(model)) == sorted(
@@ -105,7 +105,7 @@ def test_the_seed_draws_the_adapters_and_nothing_else_does():
         expected = torch.rand(1)
         torch.manual_seed(state)
         add_lora(model, NAMES, RANK, seed, SCALE)
-        assert torch.equal(torch.rand(1), expected)  # the global generator is left alone
+        assert torch.equal(torch.rand(1), expected)  # the global generator is unchanged
         drawn.append([layer.A for layer in adapted_layers(model).values()])
     assert all(torch.equal(a, b) for a, b in zip(drawn[0], drawn[1], strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(drawn[0], drawn[2], strict=True))

@@ -1,5 +1,5 @@
-"""How much of a draw is computed at a time: what fits, and that no released number depends on it
-but by rounding.
+"""Choose how much of a draw to compute at a time. Except for rounding, no released number depends
+on it.
 """
 
 from collections.abc import Callable
@@ -139,8 +139,8 @@ def test_a_cpu_microbatch_is_fast_and_at_most_half_a_batch(model, draws, batch):
     ("batch", "images"), [(100.0, 120), (499.0, 272), (4096.0, 470), (1e6, 500)]
 )
 def test_on_a_gpu_a_usual_draw_fills_its_microbatches(room_of, model, batch, images):
-    """The last one is filled up with copies: of 500 images each, a draw of 512 would take twice as
-    long as need be.
+    """The last one is filled up with copies: with 500 images each, a draw of 512 would take twice
+    as long as necessary.
     """
     room_of(1e12)
     parameters = dict(model.named_parameters())
@@ -159,8 +159,8 @@ def test_the_users_size_is_taken_unless_layers_need_fewer():
 
 @pytest.fixture
 def chosen_on_a_gpu(monkeypatch, cuda):
-    """A function: whether by products, images and draws that are chosen where so many passes fit,
-    and which were tried.
+    """Return a function that chooses if this many passes fit. It returns whether by products,
+    images, draws, and the trials.
 
     On a CPU, with stand-ins for the device and its arithmetic. fast: bfloat16.
     """

@@ -229,7 +229,7 @@ def test_an_unused_weight_has_no_gradient():
     ],
 )
 def test_a_use_without_a_rule_is_refused(use):
-    """A weight that lost its gradient here would be trained less, and nobody would notice."""
+    """A weight that lost its gradient here would be trained less, without any sign of it."""
     with pytest.raises(NoRuleError, match="no per-image gradient"):
         layer = nn.Linear(4, 4, bias=False)
         x = torch.randn(DRAWS * IMAGES, 4)
@@ -292,9 +292,8 @@ def test_the_network_has_the_gradients_that_vmap_finds(name, adapted):
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_gradient_depends_on_neither_place_nor_company(autocast):
-    """Where one image leaves, others move up.
-
-    If rounding told places apart, thousands of them together would exceed the clip.
+    """If one image leaves, others move up. If rounding depended on the place, thousands of images
+    together would exceed the clip.
     """
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)

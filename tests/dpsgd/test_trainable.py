@@ -78,7 +78,7 @@ def expected(kind: str, model: UNet) -> list[str]:
 def test_exactly_the_chosen_parameters_are_trained(kind):
     model = network()
     wanted = expected(kind, model)
-    # In whatever order they are named
+    # Independent of the order of the names
     names = choose_trainable(model, settings(kind), ranked(CHOSEN[::-1]), seed=0)
     reference = network().named_parameters()  # it trains, and saves, adapters on an untouched base
     assert all(torch.equal(value, model.get_parameter(name)) for name, value in reference)
@@ -88,7 +88,7 @@ def test_exactly_the_chosen_parameters_are_trained(kind):
     run = State(model, settings(kind), public_batch=16.0, autocast=False)
     assert list(run.parameters) == names
     update(run, torch.randn(run.size, generator=torch.Generator().manual_seed(0)))
-    check_trained(before, model, names)  # by any other outcome it raises
+    check_trained(before, model, names)  # raises for any other outcome
     moved = [
         name for name, value in model.state_dict().items() if not torch.equal(value, before[name])
     ]

@@ -1,5 +1,5 @@
-"""What would make the processor wait for a GPU inside a step: shown on a CPU by the operations that
-do so.
+"""Find operations inside a step that would make the processor wait for a GPU, by running it on a
+CPU.
 """
 
 from typing import Any
@@ -17,8 +17,8 @@ from sfumato.dpsgd.run import State, gradient_sum
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import LogNormal, TimestepMixture
 
-# by their results a program goes on, so a GPU must have finished; or their size depends on what is
-# in a tensor
+# The program needs their result, so a GPU must have finished; or their size depends on the content
+# of a tensor
 WAITS = {
     f"aten::{name}"
     for name in (
@@ -74,7 +74,7 @@ def test_nothing_in_the_sum_of_a_draw_waits_for_a_gpu(clip_as_one_matrix, law, d
     run = state(law)
     charge = one_draw(7)
     run.draws_per_pass = draws_per_pass
-    gradient_sum(run, charge)  # what is kept between steps is made in the first one
+    gradient_sum(run, charge)  # the first step creates what later steps reuse
     with NoWaiting():
         total = gradient_sum(run, charge)
     assert total.isfinite().all() and total.any()
@@ -95,7 +95,7 @@ def test_what_waits_is_noticed(monkeypatch):
 
 
 class OnGpu(Tensor):
-    """A tensor of the processor that says it is on a GPU."""
+    """A tensor on the processor that claims to be on a GPU."""
 
     is_cuda = True  # type: ignore[assignment]
 

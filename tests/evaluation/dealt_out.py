@@ -1,4 +1,4 @@
-"""What `test_dealt_out.py` has one process do, or several, with a folder that holds the digits."""
+"""Run by `test_dealt_out.py` in one process or several, with a folder of digits."""
 
 import json
 from pathlib import Path

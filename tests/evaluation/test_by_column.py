@@ -18,7 +18,9 @@ from sfumato.settings.data import Data
 
 
 def column_of(**parts: tuple[int, float]) -> dict:
-    """What `by_column` says of groups of so many images, of which such a share is right."""
+    """Return the result of `by_column` for groups with these numbers of images and shares of right
+    answers.
+    """
     right = np.concatenate(
         [np.arange(count) < count * share for count, share in parts.values()]
     ).astype(float)

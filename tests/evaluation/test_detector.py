@@ -1,4 +1,4 @@
-"""The detector tells what differs apart, and nothing else."""
+"""The detector distinguishes sets that differ, and no others."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def test_images_with_several_labels_are_detected_without_class(halves, short_jud
         ImageSet(h.images, own.astype(np.uint8), ("a", "b", "c"))
         for h, own in zip(halves, labels, strict=True)
     ]
-    assert len(detect(*sets).images) == len(halves[1])  # half of both sets, of whatever labels
+    assert len(detect(*sets).images) == len(halves[1])  # half of both sets, for any labels
 
 
 def test_images_that_give_themselves_away_are_ranked_first(halves):

@@ -44,7 +44,7 @@ def test_it_rings_by_mistake_as_often_as_it_says_at_most():
 
 
 def test_equal_distances_count_for_innocence():
-    """Of a hold-out whose nearest images are as near as copies, no distance tells copies from
+    """If the nearest hold-out images are as near as copies, no distance distinguishes copies from
     strangers.
     """
     found = compare_nearness(np.zeros(500), np.zeros(100), "images")

@@ -1,5 +1,5 @@
-"""Fréchet and kernel distance and Inception Score are those of their definitions, and of
-pytorch-fid.
+"""Fréchet distance, kernel distance and Inception Score equal their definitions and pytorch-fid's
+values.
 """
 
 import math
@@ -163,7 +163,7 @@ def test_the_sliced_distance_is_symmetric_and_finds_a_shift():
     b = skewed(120, 8, 8, 6)
     assert sliced_distance(a, b, 120, 50)[0] == pytest.approx(sliced_distance(b, a, 120, 50)[0])
     assert sliced_distance(a, a, 120) == (pytest.approx(0, abs=1e-12), pytest.approx(0, abs=1e-12))
-    # of a shift by 3 on 8 axes, a random direction sees 9 · 8 / 8 on average
+    # For a shift by 3 on 8 axes, a random direction has 9 · 8 / 8 on average
     assert sliced_distance(a, a + 3, 120)[0] == pytest.approx(3, rel=0.1)
     assert sliced_distance(a, b, 30)[1] > 0, "each seed draws its own rows and directions"
 

@@ -13,7 +13,7 @@ from sfumato.evaluation.downstream import (
 )
 from sfumato.training.supervised import accuracy, apply, logits
 
-STEPS = 40  # of a training, where a test does not say
+STEPS = 40  # steps of a training, unless a test sets them
 
 
 @pytest.fixture(scope="module")

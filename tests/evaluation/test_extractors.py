@@ -42,7 +42,7 @@ def inception_file(tmp_path_factory):
 
 @pytest.fixture
 def published(inception_file, monkeypatch):
-    """That file, taken for the published one."""
+    """Return the same file, accepted as the published one."""
     monkeypatch.setattr(
         extractors, "INCEPTION_SHA256", hashlib.sha256(inception_file.read_bytes()).hexdigest()
     )
@@ -80,8 +80,8 @@ def test_only_the_published_weights_are_taken(tmp_path, inception_file):
 
 
 def test_a_file_with_the_same_first_digits_is_not_unpickled(tmp_path, monkeypatch):
-    """A few digits are soon met by trying: an unpickler's faults would be open to whoever chose the
-    file.
+    """A few digits are easily matched by trial, so anyone who chooses the file could exploit the
+    unpickler.
     """
     other = tmp_path / "other.pth"
     other.write_bytes(b"no weights: who unpickles it finds that out in another way")

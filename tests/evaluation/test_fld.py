@@ -85,7 +85,7 @@ def test_the_widths_are_as_likely_as_those_of_a_gradient_method():
         )
 
     start = ((distances.min(dim=0).values + 1e-3) / 10).log()
-    best = -math.inf  # of Adam
+    best = -math.inf  # best value of Adam
     for rate in (0.05, 0.2):
         log_variances = start.clone().requires_grad_()
         broad = torch.zeros(1, dtype=torch.float64, requires_grad=True)

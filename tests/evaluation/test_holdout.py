@@ -1,4 +1,4 @@
-"""What of a hold-out may judge a release."""
+"""Choose the hold-out images that may judge a release."""
 
 import io
 
@@ -59,7 +59,7 @@ def test_a_hold_out_without_copies_is_itself(drawn, digits):
 
 
 def test_a_few_that_look_alike_are_no_copies_and_equal_ones_are(drawn):
-    """Of trousers, some are nearly the same picture; a byte for byte copy is one, however few there
+    """Some trousers look nearly the same. A copy byte for byte is always a copy, however few there
     are.
     """
     train = drawn[:1]

@@ -130,7 +130,7 @@ def test_public_images_keep_their_labels_among_drawn_ones():
 def test_the_release_is_the_mixture_that_was_chosen(quick, monkeypatch, name):
     monkeypatch.setattr("sfumato.evaluation.mixture.chosen_mixture", lambda agreements: name)
     found = computed(case("synthesize", **MIXED, count=60))
-    public = PUBLIC // 2  # of the selection
+    public = PUBLIC // 2  # number from the selection
     assert len(found["images.npy"]) == (2 * public if name == WITH else 60)
     shown = {image.tobytes() for image in found["images.npy"].numpy()}
     joined = {image.tobytes() for image in digits(4, 8, False)[0][:PUBLIC][1::2, ..., None]}

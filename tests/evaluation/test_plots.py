@@ -20,7 +20,7 @@ def test_a_copied_image_is_shown_first_and_called_local(tmp_path, monkeypatch, c
     synthetic = image_set(60, classes, channels)
     real = image_set(80, classes, channels)
     shown = []
-    copied = 1 + classes  # of class 1
+    copied = 1 + classes  # an image of class 1
     synthetic.images[copied] = real.images[31]
 
     def noted(image, scale, colour):

@@ -13,7 +13,9 @@ NAMES = ("healthy", "ill")
 
 
 def drawn(count=400, apart=1.5, seed=0):
-    """Log odds that know the class by so many standard deviations, and the class."""
+    """Return log odds that separate the classes by this many standard deviations, and the
+    classes.
+    """
     random = np.random.default_rng(seed)
     second = random.random(count) < 0.3
     return random.normal(size=count) + apart * second, second

@@ -151,7 +151,7 @@ def test_shifted_images_cost_accuracy_of_every_classifier(metrics):
 
 
 def test_a_poisoned_hold_out_moves_no_training(sets, monkeypatch):
-    """The models are the same whatever the real images are."""
+    """The models do not depend on the hold-out images."""
     train, holdout, good, _ = sets
     poisoned = ImageSet(255 - holdout.images, (holdout.labels + 1) % 10, holdout.classes)
     config = quick(classifiers=("mlp",), steps=40, fidelity=())

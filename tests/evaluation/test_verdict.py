@@ -104,8 +104,8 @@ def test_without_the_bound_the_verdict_is_never_kinder():
     "labels", [np.repeat(np.arange(4), [250, 250, 250, 9]), np.repeat(np.arange(3), 250)]
 )
 def test_a_handful_of_images_per_class_is_not_judged(labels):
-    """With 7 hold-out images it said that real images teach nothing either, and no classifier had
-    seen any.
+    """With 7 hold-out images, it stated that real images teach nothing either, although no
+    classifier had been trained.
     """
     teacher = {"accuracy": 1.0, "balanced_accuracy": 1.0}
     for more in ({}, {"real": None}, {"teacher": teacher}):

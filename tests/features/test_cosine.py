@@ -14,7 +14,7 @@ def test_coefficients_are_a_rotation_of_the_image():
     found = features.coefficients(images)
     torch.testing.assert_close(found.norm(dim=1), (images - 0.5).flatten(1).norm(dim=1))
     torch.testing.assert_close(features.images(found), images)
-    # Grey: brightness alone, and its mean alone
+    # Grey: only brightness, and only its mean
     plain = features.coefficients(torch.full((1, *SHAPE), 0.75))
     assert plain.abs().argmax() == 0 and plain[0, 1:].abs().max() < 1e-5
 

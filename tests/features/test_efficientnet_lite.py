@@ -13,8 +13,8 @@ from sfumato.queries.feature_means import encoding_alone
 
 
 def test_it_gives_what_the_published_network_gives():
-    """The first and the last logits that github.com/ml-illustrated/EfficientNet-Lite-PyTorch 0.1.0
-    has for a ramp.
+    """Compare the first and the last logits for a ramp with
+    github.com/ml-illustrated/EfficientNet-Lite-PyTorch 0.1.0.
     """
     network = efficientnet_lite0().eval()
     network.load_state_dict(efficientnet_lite.imagenet_weights(imagenet_network().path))

@@ -136,8 +136,8 @@ class Remembers(nn.Module):
     "kind", [Remembers, nn.Flatten, lambda: nn.Sequential(nn.Flatten(), nn.Dropout())]
 )
 def test_sensitive_rows_need_a_network_without_memory(tmp_path, digits, monkeypatch, kind):
-    """As an architecture of another version of the library could be: it remembers, or draws random
-    numbers.
+    """Another version of the library could have an architecture that remembers images or draws
+    random numbers.
     """
     monkeypatch.setattr(own_network, "of_architecture", lambda *_: kind())
     features = OwnFeatures(small_file(tmp_path / "weights"))

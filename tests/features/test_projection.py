@@ -26,7 +26,7 @@ def test_every_map_gives_finite_rows_with_a_gradient(feature, shape):
 
 @pytest.mark.parametrize("feature", sorted(FEATURES))
 def test_a_row_of_every_map_is_of_its_image_alone(feature, images):
-    """What a query adds up for one image must not move with another."""
+    """The row that a query adds for one image must not depend on another image."""
     made = FEATURES[feature]((1, 8, 8))
     kept = [0, 1, 2, 4, 5, 6]
     changed = images[:7].clone()
@@ -78,8 +78,8 @@ BESIDE = [{"map": "pixels", "weight": 3.0}, {"map": "moduli"}]
 
 
 def test_maps_side_by_side_have_the_shares_of_their_weights(images):
-    """Each block is centred and of one norm, whatever the size of its numbers; a row has norm 1 to
-    the last but one.
+    """Each block is centred and has a fixed norm, for numbers of any size. A row has norm 1 up to
+    rounding.
     """
     features = ProjectedFeatures(BESIDE, (1, 8, 8), 500)
     psi = features.fit(images, 0.0, seed=0)
@@ -96,7 +96,7 @@ def test_maps_side_by_side_have_the_shares_of_their_weights(images):
 
 
 def test_directions_are_those_of_all_blocks_together(images):
-    """Not of each block for itself: the scatter of the joint rows is what the directions hold."""
+    """The directions capture the scatter of the joint rows, not of each block by itself."""
     features = ProjectedFeatures(BESIDE, (1, 8, 8), 8)
     features.fit(images, 0.0, seed=0)
     rows = features.map(images)

@@ -68,13 +68,13 @@ def test_what_is_drawn_has_the_moments_of_its_class(clouds):
     above = drawn[own == 0][:, :, :8].mean()
     left = drawn[own == 1][:, :, :, :8].mean()
     assert above > 0.6 and left > 0.6
-    # the spread of brightness, all of which is in the release
+    # spread of brightness, which the release contains completely
     assert math.isclose(drawn.mean((1, 2, 3)).std(), images.mean((1, 2, 3)).std(), rel_tol=0.35)
 
 
 def test_noise_alone_gives_one_gaussian_for_all_classes(clouds):
     generator = fit_gaussians(release(clouds, 3.0), torch.tensor([0.5, 0.5]))
-    # deviations that are all noise: the classes' means are one, their covariances one diagonal each
+    # deviations of pure noise: the classes' means are equal, and each covariance is one diagonal
     assert (generator.means[0] - generator.means[1]).norm() < 0.5 * generator.features.radius
     covariances = generator.factors @ generator.factors.transpose(1, 2)
     apart = covariances - torch.diag_embed(covariances.diagonal(dim1=1, dim2=2))
@@ -104,7 +104,7 @@ def test_finer_frequencies_come_from_public_images(clouds):
     )
 
     def along(generator) -> float:
-        """How much even columns differ from odd ones, whichever are brighter."""
+        """Return the absolute difference between even and odd columns."""
         drawn = draw_images(generator, 200)[0]
         return float(
             (drawn[..., ::2].mean((1, 2, 3)) - drawn[..., 1::2].mean((1, 2, 3))).abs().mean()

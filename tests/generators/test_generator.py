@@ -197,12 +197,12 @@ def test_a_second_match_and_a_teacher_both_pull(three_digits):
 
 
 def stopped_at(noise: float, steps: int = 400) -> tuple[EarlyStopping, list[float]]:
-    """One class whose embedding goes from nothing to its signal, of norm 1, and on to the noise of
-    the cells it sees.
+    """Fit one class whose embedding moves from zero to its signal, of norm 1, and then to the noise
+    of the cells it sees.
 
-    What cells it does not see make of that noise is another direction of the same length.
+    In cells that it does not see, this noise is another direction of the same length.
 
-    Returns the state at the end and, by step, the part of the noise that the target holds.
+    Returns the state at the end and, by step, the part of the noise in the target.
     """
     random = torch.Generator().manual_seed(1)
     signal, chance, other = (
@@ -228,7 +228,7 @@ def test_a_class_is_held_where_the_fit_begins_to_learn_its_noise():
     # Before: the release as it is
     assert stopping.held.all() and parts[0] == pytest.approx(1, abs=0.15)
     assert abs(parts[-1]) < 0.35  # after: what the class is, with little of the noise
-    assert (stopping.targets[0] - stopping.matches[0].table).norm() > 0.4  # and so not the release
+    assert (stopping.targets[0] - stopping.matches[0].table).norm() > 0.4  # so not the release
 
 
 def test_a_class_that_comes_nearer_is_not_held():
@@ -237,8 +237,8 @@ def test_a_class_that_comes_nearer_is_not_held():
 
 
 def test_a_release_that_is_noise_alone_is_not_followed():
-    """Without signal, any way from nothing leads away from the cells that are left out: the target
-    shrinks to zero.
+    """Without signal, any move away from zero increases the distance to the held-out cells, so the
+    target shrinks to zero.
     """
     random = torch.Generator().manual_seed(2)
     match = FeatureMeans(torch.randn(1000, 2, generator=random), FEATURES)
@@ -295,8 +295,8 @@ def test_half_of_the_steps_are_coarse_the_others_shared(blocks, steps, expected)
 
 
 def test_a_large_image_is_fitted_coarse_to_fine(monkeypatch):
-    """Of two kinds of stripes, 64 pixels a side, the coarse levels see the brightness and the last
-    one the stripes.
+    """With two kinds of stripes, 64 pixels per side, the coarse levels see the brightness, and the
+    last level the stripes.
     """
     side = 64
     stripes = 0.5 + 0.2 * torch.cos(torch.arange(side) * math.pi)[:, None].expand(side, side)

@@ -25,9 +25,10 @@ CODE = ("sfumato", "stages")
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs")
 GENERATED = ("docs/reference.md", "docs/gallery", "docs/notebooks")
 TEXTS = (".md", ".yaml", ".html")
-# Parts that are no prose: values in f-strings and templates, tags, code spans, targets of links
+# Parts to skip because they are not prose: values in f-strings and templates, tags, code spans,
+# targets of links
 CODE_PARTS = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{[^{}]*\}|<[^>]*>|`[^`]*`|\]\([^)]*\)")
-FSTRING = getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)  # from Python 3.12 on
+FSTRING = getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)  # exists from Python 3.12 on
 
 
 @dataclass(frozen=True)

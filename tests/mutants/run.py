@@ -1,14 +1,13 @@
-"""Do the tests catch the mistakes of the field?
-
-Each mutant is one of them, put into a copy of this tree.
+"""Check that the tests catch typical mistakes. Each mutant puts one mistake into a copy of this
+tree.
 
     make mutants                                     all of them, on one thread
     python tests/mutants/run.py --seconds 60         a random sample, as long as it takes
-    python tests/mutants/run.py --only NAME --show   one, with what its tests say
+    python tests/mutants/run.py --only NAME --show   one, with the output of its tests
 
 A mutant is an entry of a YAML file beside this one: a file, a fragment that occurs in it once, its
-replacement, and the tests of which one must fail. One process imports the libraries, and forks for
-each mutant.
+replacement, and tests, at least one of which must fail. One process imports the libraries, and
+forks for each mutant.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ SLOW_IMPORTS = (
     *("dp_accounting.rdp", "dp_accounting.pld"),
 )
 LIMIT = 180  # seconds for the tests of one mutant; one that hangs is not caught
-LIMIT_OF_ALL = 3600  # for all of them once, without any mutant
+LIMIT_OF_ALL = 3600  # seconds for all tests once, without any mutant
 KILLED = "killed"
 SURVIVED = "survived"
 BROKEN = "broken"
@@ -66,8 +65,8 @@ BROKEN = "broken"
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """mistake: what it is an instance of; tests: of which one must fail; harmless: why none can,
-    where that is so.
+    """mistake: the kind of mistake; tests: one of these must fail; harmless: reason why none can
+    fail, if so.
     """
 
     name: str
@@ -102,7 +101,7 @@ class Outcome:
 
     @property
     def failed(self) -> str:
-        """The test that caught it, and what it said."""
+        """Return the test that caught it, and its output."""
         lines = [
             line for line in self.output.splitlines() if line.startswith(("FAILED ", "ERROR "))
         ]
@@ -190,7 +189,7 @@ def try_mutant(tree: Path, mutant: Mutant) -> Outcome:
         before = mutant.apply(tree)
     except ValueError as error:
         return Outcome(mutant=mutant, result=BROKEN, seconds=0.0, output=str(error))
-    # A second's clock would not tell them apart
+    # A clock with whole seconds could not distinguish them
     for stale in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
         stale.unlink()
     try:
@@ -245,7 +244,7 @@ def main() -> int:
     parser.add_argument(
         "--check", action="store_true", help="first run their tests without any: they must pass"
     )
-    parser.add_argument("--show", action="store_true", help="what the tests say")
+    parser.add_argument("--show", action="store_true", help="show the output of the tests")
     given = parser.parse_args()
     mutants = [m for m in load_mutants() if not given.only or m.name.startswith(tuple(given.only))]
     if given.seconds < float("inf"):

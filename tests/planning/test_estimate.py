@@ -56,7 +56,7 @@ def plan_of(params, name):
 
 
 def remember(state, plan, seconds):
-    """As a run of the stage that took so many seconds of this machine when it is idle."""
+    """Store a run of the stage with this many seconds on the idle machine."""
     begun = iter([0.0, seconds])
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(estimate, "now", lambda: next(begun))
@@ -126,7 +126,7 @@ def test_every_seed_trains_on_a_release_that_is_all_plain():
 
 
 def test_levels_of_a_large_image_cost_by_pixels_drawn():
-    """Half of the steps of the first fit draw 32 pixels, those of `refine` all draw 128."""
+    """Half of the steps of the first fit draw 32 pixels; all steps of `refine` draw 128."""
     features = [{"map": "pixels", "length_scales": [0.4], "block": block} for block in (1, 2, 4)]
     params = params_of(**SMALL | {"frequency": {"size": 120, "features": features}})
     work = Work(params, (1, 128, 128), 3)
@@ -210,7 +210,7 @@ def test_the_estimate_is_of_an_idle_machine_for_any_threads(tmp_path, monkeypatc
     params, first = expected(tmp_path)
     plan = plan_of(params, "auxiliary")
     work = first["auxiliary"] - first["plan"]
-    with one_thread():  # beside other programs
+    with one_thread():  # other programs have no influence
         clock = iter([0.0, work * 2])
         monkeypatch.setattr(estimate, "now", lambda: next(clock))
         with timed(tmp_path, plan):
@@ -244,7 +244,7 @@ def test_the_minutes_are_of_the_device_in_use(tmp_path, environment, cuda):
 
 
 def test_the_speed_is_measured_in_processor_time(monkeypatch):
-    """Another program that holds the processor for a while leaves it as it was."""
+    """Another program that occupies the processor for a while does not change it."""
     monkeypatch.undo()
     clock = time.perf_counter
     operations_per_second.cache_clear()

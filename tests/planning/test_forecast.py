@@ -26,7 +26,7 @@ def test_more_units_epsilon_or_fit_never_lower_the_forecast(kind):
 
 
 def test_the_range_is_wider_for_a_few_hundred_persons():
-    """Of 127 persons, a forecast of 58 % came out at 12 %."""
+    """With 127 persons, a forecast of 58 % turned out as 12 %."""
 
     def ends(units):
         found = re.search(r"(\d+) % \((\d+) to (\d+)\)", forecast("grey", units, 1000 / units, 1))
@@ -52,7 +52,7 @@ def test_smaller_images_teach_less_only_with_many_units():
         == size_factor(1.0, 64, 128, 400)
         == size_factor(1.0, 64, 9000, 400)
     )
-    for product in (10, 100, 400, 1000, 3000):  # a part, whatever is small
+    for product in (10, 100, 400, 1000, 3000):  # always a share, even if the numbers are small
         assert all(
             expected_part(kind, product, size_factor(1.0, 8, 224, product), 1.0) < 1
             for kind in KINDS
@@ -78,9 +78,7 @@ def test_what_the_advice_asks_for_is_the_next_level(units):
     if found[2]:
         asked.append(float(found[2]) * units)
     assert {level_of(expected_part("grey", product)) for product in asked} == {found[3]}
-    assert ("or ε = " in said) == (asked[0] / units <= 10), (
-        "a weak guarantee is recommended to nobody"
-    )
+    assert ("or ε = " in said) == (asked[0] / units <= 10), "a weak guarantee is never recommended"
 
 
 def test_the_line_is_that_of_the_public_results():

@@ -115,7 +115,7 @@ def test_the_resolved_files_read_back(tmp_path):
         plan = read_stage_plan(tmp_path / f"{stage}.yaml", stage)
         assert plan.enabled and getattr(plan, "mechanism", None) == made.mechanisms.get(stage)
         assert isinstance(plan, QueryPlan) == (stage in made.mechanisms)
-        assert "noise" not in made.files[stage]["settings"]  # no query is told its noise
+        assert "noise" not in made.files[stage]["settings"]  # no query gets its noise
     with pytest.raises(ConfigError, match="not a resolved configuration of `count`"):
         read_stage_plan(tmp_path / "central.yaml", "count")
     with pytest.raises(ConfigError, match="stage plan"):
@@ -173,7 +173,7 @@ def test_an_edit_changes_the_files_of_its_own_stages_only(edit, changed):
     if "teacher" in edit:
         fixed |= {"teacher": {"noise": 30.0}}
         edit = {"teacher": {"noise": 30.0, **edit["teacher"]}}
-        changed = changed | {"finetune"}  # which takes the rest
+        changed = changed | {"finetune"}  # finetune takes the rest
     before = files(**fixed)
     after = files(**fixed | edit)
     assert {stage for stage in STAGES if before[stage] != after[stage]} == changed
@@ -418,7 +418,7 @@ def test_a_map_without_installed_weights_is_refused_early(uninstall):
             make_plan(params(**content), card())
 
 
-TEACHER_DIGESTS = [  # the same teacher, whatever names it
+TEACHER_DIGESTS = [  # the same teacher under any name
     {"feature": "patches"},
     {"features": [{"map": "patches"}]},
     {"features": [{"map": "patches", "weight": 3.0}]},
@@ -502,7 +502,7 @@ def test_a_plan_spends_its_epsilon_once_by_default():
         ({"recipe": "dpdm", "profile": None, "privacy": {"epsilon": 3}}, 3.0),
         ({"recipe": "dpdm", "privacy": {"lifetime_epsilon": 7}}, 7.0),
         ({"recipe": "dpdm"}, "unlimited"),  # the profile's images are public
-        (own | {"privacy": {"epsilon": 3}}, 3.0),  # on the profile's scale, but not its images
+        (own | {"privacy": {"epsilon": 3}}, 3.0),  # the profile's scale, but other images
         (own | {"privacy": {"lifetime_epsilon": "unlimited"}}, "unlimited"),
     ):
         assert params(**content).privacy.lifetime == lifetime
@@ -573,8 +573,8 @@ def test_a_delta_that_means_nothing_is_refused():
 
 
 def test_a_share_of_another_recipe_gives_way_to_the_rest():
-    """One params.yaml serves several recipes: in dp-merf `frequency` takes all, whatever feta-pro
-    was given.
+    """One params.yaml serves several recipes: in dp-merf, `frequency` takes the whole budget, even
+    if the file gives it a share for feta-pro.
     """
     shares = {"frequency": {"noise": "30%"}, "count": {"noise": "2%"}}
     assert params(recipe="dp-merf", **shares).frequency.noise == "rest"
@@ -616,7 +616,7 @@ def test_the_committed_ledger_is_that_of_profile_digits():
 
 
 def test_how_pictures_were_cut_changes_no_digest():
-    """A project with bars that was released before plans said so does not spend again."""
+    """A project with bars that was released before plans recorded them does not spend again."""
     usual, padded = (
         make_plan(params(recipe="full", profile="digits", data={"fit": fit}), card())
         for fit in ("crop", "pad")
@@ -642,7 +642,7 @@ def test_cards_state_epsilon_by_the_projects_accountant():
     }
     plain = {key: value for key, value in files["synthesize"].items() if key != "accountant"}
     assert settings_digest(plain) == settings_digest(files["synthesize"])
-    for accountant in ("rdp", "pld"):  # as ledgers of such projects list them
+    for accountant in ("rdp", "pld"):  # the accountants in ledgers of such projects
         others = make_plan(
             params(recipe="dp-merf", profile="digits", privacy={"accountant": accountant}), card()
         ).files

@@ -1,5 +1,5 @@
-"""What `stage init` proposes: parameters that hold together, fit the minutes, and rest on public
-numbers alone.
+"""`stage init` proposes parameters that are consistent, fit the minutes, and depend on public
+numbers only.
 """
 
 from dataclasses import replace
@@ -31,7 +31,9 @@ BESIDE = replace(GREY, side=64, public="/public", public_images=1100)
 
 
 def seconds(asked, side: int | None = None) -> dict[str, float]:
-    """A machine on which a step takes a second, at 32 pixels a side, and less on smaller images."""
+    """Simulate a machine on which a step takes a second at 32 pixels per side, and less for smaller
+    images.
+    """
     one = ((side or asked.data.size) / 32) ** 2 * asked.frequency.size / 11_000
     timed = "auxiliary", "refine", "classifier", "evaluate"
     return {name: one * getattr(asked, name).steps for name in timed if asked.runs(name)}
@@ -130,8 +132,8 @@ def test_fewer_images_at_more_epsilon_get_equal_shares():
 
 @pytest.mark.parametrize("known", [GREY, replace(GREY, side=128), COLOUR, CELLS])
 def test_few_images_get_a_teacher_of_fewer_directions(known):
-    """400 X-rays at ε = 1: 86 % with 128 directions and this ridge, 80 % with 1024 and that of many
-    images.
+    """400 X-rays at ε = 1: 86 % with 128 directions and this ridge, 80 % with 1024 directions and
+    the ridge of many images.
     """
     found = []
     ridges = []
@@ -142,14 +144,14 @@ def test_few_images_get_a_teacher_of_fewer_directions(known):
         ridges.append(teacher.ridge)
     assert found[:3] == [128, 128, 128] and found == sorted(found)
     assert found[4] == {28: 1024, 128: 1024, 32: 2048, 64: 256}[known.side]
-    measured = known in (GREY, COLOUR)  # with many images, and another ridge
+    measured = known in (GREY, COLOUR)  # measured with many images and another ridge
     assert ridges[:3] == [0.01] * 3 and ridges[4] == (0.001 if measured else 0.01)
 
 
 @pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CELLS, CHOSEN])
 def test_few_images_buy_class_counts_exact_to_a_tenth(known):
-    """By 0.5 % of the budget, 400 persons at ε = 1 were counted to ± 58, and the generator drew
-    blanks.
+    """With 0.5 % of the budget, 400 persons at ε = 1 were counted to ± 58, and the generator drew
+    blank images.
     """
     for size in (400, 1000, 60_000):
         made = propose(replace(known, size_hint=size, minutes=1e6), seconds).params
@@ -226,7 +228,7 @@ def test_images_are_never_enlarged_beyond_the_smallest_side(side, stored):
         (165, 224, 165 / 224, (96, 128)),
         (60, 80, 0.65, (48, 64)),
         (60, 120, 0.5, (32, 64)),
-        (30, 40, 1.0, 28),  # as many lie as stand
+        (30, 40, 1.0, 28),  # equally many landscape and portrait
         (9, 100, 0.09, (8, 32)),
         (6, 8, 0.75, 8),
     ],

@@ -93,7 +93,7 @@ def test_only_a_lock_of_ended_programs_is_removed(tmp_path, started):
     assert lock.exists()
     lock.write_text("{")
     release_left(tmp_path)
-    assert lock.exists()  # what it named is not known
+    assert lock.exists()  # its content is unreadable
     write_lock(tmp_path, started("serve"))
     release_left(tmp_path)
     assert not lock.exists()

@@ -1,4 +1,4 @@
-"""Which stages a plan would run: those whose minutes are announced."""
+"""A plan announces minutes for exactly the stages that would run."""
 
 from small_plan import card, params
 from small_record import small_record
@@ -43,4 +43,4 @@ def test_minutes_are_those_of_stages_that_will_run(tmp_path):
     }
     (artifacts / "count").rmdir()
     (artifacts / "synthesize").rmdir()
-    assert coming() == {"synthesize", "student", "evaluate"}, "a release is put back in no time"
+    assert coming() == {"synthesize", "student", "evaluate"}, "a release is restored at once"

@@ -55,11 +55,10 @@ C = 1e-3  # clip of gradients, far below their norms: every row is clipped
 
 
 class Recorder:
-    """A charge in memory: it draws all that it holds, adds no noise, and keeps what it was asked to
-    release.
-
-    asked: of each release the sum, its bound, and whether it counts. given: releases fixed numbers
-    instead of the sums, so that whatever differs then follows from more than the releases.
+    """A charge in memory: it draws all its images, adds no noise, and records what it was asked to
+    release. asked: the sum of each release, its bound, and whether it counts. given: fixed numbers
+    to release instead of the sums, so that any difference that remains does not come from the
+    releases.
     """
 
     noise_multiplier = 2.0
@@ -111,8 +110,8 @@ class Recorder:
 
 
 class GivenCharge:
-    """Draws the given batches and releases the given sum, whatever it is handed: the rest is all an
-    observer has.
+    """Draw the given batches and release the given sum for any input, so that only the rest differs
+    for an observer.
     """
 
     noise_multiplier = 1.0
@@ -153,7 +152,9 @@ class Case:
     rounding: float = 1e-9
 
     def drawn(self, images: Tensor) -> Tensor:
-        """What a charge draws of the images; each row depends on its image only."""
+        """Return the rows that a charge draws from the images; each row depends on its image
+        only.
+        """
         return images if self.encode is None else rows_alone(self.encode, images)
 
     def totals(self, drawn: Tensor, labels: Tensor, **more: Any) -> list[Tensor]:
@@ -168,7 +169,7 @@ class Case:
     def moves(
         self, images: Tensor, labels: Tensor, left_out: Iterable[int], **more: Any
     ) -> list[float]:
-        """How far each of these images moves each release."""
+        """Return how far each of these images moves each release."""
         drawn = self.drawn(images)
         found = []
         whole = self.totals(drawn, labels, **more)
@@ -182,7 +183,7 @@ class Case:
         return found
 
     def first_release(self, charge: Any) -> Tensor:
-        """What a real charge releases first."""
+        """Return the first release of a real charge."""
         release = charge.release
         found = []
         charge.release = lambda *given, **more: found.append(release(*given, **more)) or found[-1]
@@ -233,8 +234,8 @@ def unet(classes: int = CLASSES, several: bool = False, resolution: Size = 8) ->
 
 
 def seeded_draws(model: object, images: Tensor, draws: int, *rest: Any, **more: Any) -> Draws:
-    """Draws that follow from the image only, of a group from its first picture: the same whoever
-    else is drawn.
+    """Make draws that depend only on the image (for a group, on its first picture), and not on
+    other images drawn.
     """
     levels = [torch.zeros(0, draws)]
     noise = [torch.zeros(0, draws, *images.shape[-3:])]
@@ -269,7 +270,7 @@ def teacher(
 def saliency_gradients(
     model: Any, generator: torch.Generator | None = None, **settings: Any
 ) -> Gradients:
-    """Those of all candidates of a model."""
+    """Return the gradients of all candidates of a model."""
     chosen = Saliency(**settings)
     parameters = {name: model.get_parameter(name) for name in candidates(model)}
     options: dict[str, Any] = {"label_dropout": 0.0, "autocast": False, "generator": generator}

@@ -1,5 +1,5 @@
-"""Small runs of DP-SGD and of DP-GAN, and what must hold of any network whose gradients are clipped
-image by image.
+"""Small runs of DP-SGD and of DP-GAN, and checks for any network whose gradients are clipped image
+by image.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,8 +41,8 @@ def check_rows(
     shown: Callable[[int], Tensor],
     error: float = 1e-4,
 ) -> None:
-    """Each image's gradient is that of its own mean loss over its draws. shown: of an image, its
-    label in each draw.
+    """Check that each image's gradient is the gradient of its own mean loss over its draws. shown:
+    label of an image in each draw.
     """
     (images, _, drawn), rows = batch, matrix(model, parameters, *batch)
     for i in range(len(images)):

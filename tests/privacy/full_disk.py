@@ -1,7 +1,7 @@
-"""What `test_full_disk.py` has a process do on a disk of its own, which is full:
-`python full_disk.py FOLDER`.
+"""Run by `test_full_disk.py` in a process with its own full disk: `python full_disk.py FOLDER`.
 
-FOLDER is the root of a small file system. Writes JSON: what failed and what the disk holds then.
+FOLDER is the root of a small file system. Writes JSON: what failed, and the files on the disk
+afterwards.
 """
 
 import errno
@@ -19,7 +19,7 @@ from sfumato.settings.data import Data
 from sfumato.storage.artifacts import read_artifact, writing
 
 PAGE = 4096
-ROOM = range(12)  # pages that are left on the disk: from none to more than a charge needs
+ROOM = range(12)  # free pages on the disk: from none to more than a charge needs
 
 
 def fill(folder: Path, pages: int) -> Path:
@@ -61,7 +61,7 @@ def main(folder: Path) -> None:
         charges = len(owner.odometer.opened())
         ballast.unlink()
         if failed:
-            spend(owner, f"{plan}-again", releases)  # the disk has room again: other work goes on
+            spend(owner, f"{plan}-again", releases)  # the disk has room again: other work continues
         left = [path.name for path in releases.iterdir() if path.name.startswith(".")]
         found.append(
             {

@@ -1,4 +1,4 @@
-"""What `test_left_out.py` has several processes do, or one.
+"""Run by `test_left_out.py` in several processes, or in one.
 
 The first process saves every sum that a query releases of a set, and of that set without one of its
 images or groups. The processes are not equal: all but the first see each image mirrored, paler and
@@ -42,7 +42,7 @@ from sfumato.runtime import distributed
 from sfumato.settings.stages import STAGES
 
 SHARED = {name: case for name, case in CASES.items() if STAGES[case.stage].spread}
-SINGLES = (0, 100, 201)  # images that are left out if images are the unit
+SINGLES = (0, 100, 201)  # images to leave out if images are the unit
 
 
 def charge_on(images: ImageSet | LatentSet, max_norm: float, uses: int) -> Charge:
@@ -55,8 +55,8 @@ def charge_on(images: ImageSet | LatentSet, max_norm: float, uses: int) -> Charg
 
 
 def neighbours(everyone: ImageSet) -> Iterator[tuple[str, ImageSet, np.ndarray]]:
-    """(who is left out, the set, the process that each image is dealt to): of groups, and of images
-    alone.
+    """Yield (who is left out, the set, the process of each image): for groups, and for single
+    images.
     """
     places = np.random.default_rng(0).integers(distributed.world_size(), size=len(everyone))
     yield "group whole", everyone, places
@@ -95,8 +95,8 @@ def other_rows(charge: Charge, rows_of, *given, **more) -> torch.Tensor:
 
 
 def refused(name: str, everyone: ImageSet) -> bool:
-    """Whether no process releases where the others' rows, or their microbatches, are not those of
-    the first.
+    """Return whether no process releases if rows or microbatches differ from the first
+    process's.
     """
     case = SHARED[name]
     own = 16 if distributed.is_main() else 8

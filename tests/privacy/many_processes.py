@@ -1,9 +1,9 @@
-"""What `test_processes.py` has one process do, or several.
+"""Run by `test_processes.py` in one process or several.
 
 With `kill`, only DP-SGD is run, and all processes but the first are killed after that step. Draws
 of DP-SGD are tied to the image and the step, so that it does not matter which process an image
-falls to. All but the first are of another
-kind: their weights move after each step, and the next one must begin with those of the first.
+falls to. All but the first differ: their weights move after each step, and the next step must begin
+with the weights of the first.
 """
 
 import os
@@ -34,7 +34,7 @@ STEPS = Mechanism(noise_multiplier=0.5, sample_rate=0.05, uses=5)
 
 
 class Tied(State):
-    """The draws of an image depend on its pixels and the step alone."""
+    """Draws of an image that depend only on its pixels and the step."""
 
     @torch.no_grad()
     def descend(self, gradient):
@@ -82,7 +82,7 @@ def work(stage: str, mechanism: Mechanism, max_norm: float) -> ChargeRequest:
 
 def main(state: Path, card: Path, out: Path, kill: int | None) -> None:
     distributed.join()
-    sampling.SEGMENT = 400  # so that a draw comes in several blocks
+    sampling.SEGMENT = 400  # makes a draw come in several blocks
     known = read_card(card)
     permission = SpendingPolicy(delta=1e-4, lifetime_epsilon="unlimited")
 

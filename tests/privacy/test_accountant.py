@@ -174,7 +174,7 @@ def test_shares_come_out_as_asked(target, accountant):
 
 @pytest.mark.parametrize("target", [1.0, 10.0])
 def test_a_share_keeps_its_noise_whatever_the_other_stages_do(target):
-    """Else an edit of DP-SGD alone would make every query spend again."""
+    """Otherwise, an edit of DP-SGD would make every query spend again."""
     delta = default_delta(1500)
     seen = []
     for uses, rate, more in (
@@ -288,15 +288,15 @@ def test_what_inputs_bring_along_is_part_of_the_budget(accountant):
 
 
 def delta_in_sixty_digits(epsilon: mpmath.mpf, mu: mpmath.mpf) -> mpmath.mpf:
-    """Balle & Wang 2018, theorem 8, of a Gaussian of which one image moves the sum by `mu` standard
-    deviations.
+    """Compute δ by Balle & Wang 2018, theorem 8, for a Gaussian with one image moving the sum by
+    `mu` standard deviations.
     """
     first = mpmath.ncdf(mu / 2 - epsilon / mu)
     second = mpmath.ncdf(-mu / 2 - epsilon / mu)
     return first - mpmath.exp(epsilon) * second
 
 
-# (noise multiplier, uses): alone, many, loud, quiet, and so quiet that float64 cancels
+# (noise multiplier, uses): one, many, loud, quiet, and so quiet that float64 cancels
 GAUSSIANS = [
     [(4.139, 1)],
     [(30.0, 60), (7.557, 1), (9.255, 1), (58.54, 1)],

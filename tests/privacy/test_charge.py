@@ -156,7 +156,7 @@ def test_the_last_bits_of_a_sum_tell_nothing(owner):
         values = released_values(owner, total, integer=False)
         assert np.array_equal(values, np.rint(values / grid) * grid)
     assert grid < 1e-5 * 3.0  # rounding costs nothing that one could see
-    # Public, whatever the sum
+    # Public, for any sum
     assert public_grid(3.0) == public_grid(3.9) and np.log2(grid) == int(np.log2(grid))
 
 
@@ -214,7 +214,9 @@ def test_a_fork_cannot_use_the_charge_of_its_parent(owner):
 
 
 def test_a_resume_with_another_mechanism_is_refused(owner):
-    """Else a caller with less noise, or a larger rate, would be charged as the record says."""
+    """Otherwise, a caller with less noise, or a larger rate, would be charged according to the
+    record.
+    """
     charge = owner.open(THREE)
     draw(charge), charge.release(torch.zeros(1), 1.0)
     charge.durable()
@@ -272,11 +274,11 @@ def test_the_same_work_is_refused_once_it_was_released(owner):
     with pytest.raises(
         AlreadyReleasedError, match=f"already released as {charge.record['id']}"
     ) as refusal:
-        # A free stage made anew, where a cache was lost, is no reason to spend
+        # A free stage that is recreated because a cache was lost is no reason to spend
         owner.open(inputs=["another input"])
-    assert refusal.value.problem  # so nothing is put back that was made from others
+    assert refusal.value.problem  # nothing made from other inputs is restored
     with pytest.raises(BudgetError, match="already released"):
-        # The same settings and inputs, whatever came before
+        # The same settings and inputs, with any history
         owner.open(plan="newer", settings="plan")
     again = owner.open(again=1)
     assert again.record["id"] != charge.record["id"]
@@ -294,7 +296,7 @@ def test_a_killed_run_is_continued_at_its_last_durable_use(owner):
     charge._lock.close()
     resumed = owner.open(THREE)
     assert resumed.record == charge.record | {"id": resumed.record["id"]} and resumed.used == 1
-    # A copy of the state may go on from the same step
+    # A copy of the state may resume from the same step
     assert resumed.record["id"] != charge.record["id"]
     assert owner.odometer.opened() == [resumed.record]
     spend(resumed)
@@ -317,7 +319,7 @@ def test_an_open_run_of_the_same_plan_is_not_paid_again(owner):
     ):
         owner.open(THREE, inputs=["two"])
     assert len(owner.odometer.opened()) == 1
-    again = owner.open(THREE, inputs=["two"], again=1)  # as asked
+    again = owner.open(THREE, inputs=["two"], again=1)  # requested
     again.abandon()
     resumed = owner.open(THREE, inputs=["one"])
     assert resumed.run == held.run and len(owner.odometer.opened()) == 2
@@ -360,7 +362,7 @@ def test_a_charge_over_the_lifetime_is_refused_with_ways_out(owner):
     )
     assert len(owner.odometer.opened()) == 2
     raised = float(re.search(r"lifetime_epsilon to ([\d.]+)", words)[1])
-    third(raised)  # what it asks for is enough
+    third(raised)  # the suggested budget is enough
     with pytest.raises(BudgetError, match="or set a smaller privacy.epsilon for this plan"):
         third(1.05 * raised, "fourth")
 
@@ -414,7 +416,7 @@ def test_the_charge_itself_bounds_and_drops_rows(owner):
 
 
 def test_an_exact_lifetime_counts_charges_of_older_projects(owner):
-    """Records hold mechanisms: charges that were planned by Rényi's bound are composed with the new
+    """Records contain mechanisms, so charges planned by Rényi's bound are composed with new
     ones.
     """
     owner.open(plan="first", permission=SpendingPolicy(delta=1e-5, lifetime_epsilon=99.0))

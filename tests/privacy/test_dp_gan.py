@@ -1,6 +1,6 @@
 """DP-GAN: one image moves the discriminator's sum by the clip.
 
-`test_what_dpsgd_releases.py` holds what a run shows.
+`test_what_dpsgd_releases.py` tests what a run shows.
 """
 
 import pytest

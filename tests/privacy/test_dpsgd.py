@@ -50,7 +50,9 @@ def test_per_image_gradients_are_those_of_a_loop(model, draws):
 
 @pytest.mark.parametrize("draws", [1, 8])
 def test_gradients_of_several_labels_equal_those_of_a_loop(draws):
-    """Of none, one, two and all labels; a row that is not of 0 and 1 counts as no label."""
+    """Test none, one, two and all labels; a row with other entries than 0 and 1 counts as no
+    label.
+    """
     torch.manual_seed(0)
     model = UNet(8, 1, 4, width=8, multipliers=(1,), attention=(0,), several=True)
     torch.nn.init.normal_(model.conv_out.weight)

@@ -44,7 +44,7 @@ STEPS = 30
 
 @pytest.fixture(scope="module")
 def teacher(digits):
-    """One that knows the digits: its weights are class means of its features."""
+    """Return a teacher of the digits, with class means of its features as weights."""
     features = fit_features(Teacher(feature="pixels", dimension=16), SHAPE, None, digits, seed=0)[0]
     images, labels = digits.batch(range(len(digits)))
     means = torch.stack(

@@ -1,5 +1,5 @@
-"""A disk that is really full: no release without its charge on the disk, nothing half-written, and
-all goes on.
+"""On a disk that is really full, there is no release without its charge on disk, no half-written
+file, and work resumes.
 """
 
 import json
@@ -16,7 +16,7 @@ MOUNT = 'mount -t tmpfs -o size=4m tmpfs "$1" && exec "$2" "$3" "$1"'
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory) -> dict:
-    """What the script saw, on a file system of 4 MB that only its own process sees."""
+    """Run the script on a file system of 4 MB that only its own process sees; return its output."""
     folder = tmp_path_factory.mktemp("disk")
     alone = ["unshare", "--user", "--map-root-user", "--mount"]
     if (

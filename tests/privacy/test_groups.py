@@ -32,7 +32,7 @@ from sfumato.queries.count import query_count
 from sfumato.settings.data import GROUP, Data, Groups
 from sfumato.settings.queries import FeatureMap
 
-SIZES = (1, 7, 200)  # of the groups that are taken away; beside them are 30 of 3 images
+SIZES = (1, 7, 200)  # sizes of the groups to leave out; 30 more have 3 images
 CLASSES = tuple(str(i) for i in range(10))
 HIDDEN = 1e-9  # noise multiplier
 
@@ -89,7 +89,7 @@ def patients(digits) -> ImageSet:
 
 
 def drawn_by(case: Case, images: ImageSet) -> ImageSet | LatentSet:
-    """What a charge of this query draws of the images."""
+    """Return the rows that a charge of this query draws from the images."""
     if case.encode is None:
         return images
     with torch.no_grad():
@@ -98,7 +98,7 @@ def drawn_by(case: Case, images: ImageSet) -> ImageSet | LatentSet:
 
 
 def move(case: Case, images, group: int, cap: int = 1) -> float:
-    """How far a group moves the first release."""
+    """Return how far a group moves the first release."""
     sets = images, part(images, images.groups != group)
     whole, rest = (
         case.first_release(opened(each, case.bound, uses=case.uses, cap=cap)) for each in sets
@@ -197,13 +197,13 @@ def test_groups_are_drawn_whole_at_the_rate(patients):
 
 @pytest.mark.parametrize("draws", [1, 8])
 def test_each_draw_of_a_group_picks_one_of_its_images_at_random(draws, patients):
-    marked = replace(patients, labels=np.arange(len(patients)))  # a label tells which image it is
+    marked = replace(patients, labels=np.arange(len(patients)))  # the label identifies the image
     charge = opened(marked, 1.0, uses=300)
     index = GroupIndex(patients.groups)
     times = np.zeros(len(patients))
     for _ in range(300):
         labels = torch.cat([labels for _, labels in charge.batches(16, draws=draws)])
-        assert labels.shape == (len(index), draws)  # as much of a group of 200 as of one
+        assert labels.shape == (len(index), draws)  # the same for groups of 1 and of 200
         groups = patients.groups[labels.numpy()]
         assert (groups == groups[:, :1]).all() and len(set(groups[:, 0])) == len(index)
         times += np.bincount(labels.flatten().numpy(), minlength=len(patients))
@@ -257,7 +257,7 @@ def test_picks_are_secret_and_differ_from_step_to_step(patients):
 def distinguishability(
     query, with_them: ImageSet, without: ImageSet, noise: float, releases: int
 ) -> float:
-    """How far apart the best test's means are, in standard deviations: at most μ = 1/σ for a
+    """Return the distance of the best test's means, in standard deviations: at most μ = 1/σ for a
     Gaussian of bound 1.
     """
     axis = (query(with_them, HIDDEN) - query(without, HIDDEN)).double().flatten()

@@ -119,7 +119,7 @@ def test_a_latent_that_is_not_finite_counts_for_nothing(models, kind, value):
     whole = clipped_gradient_sum(model, parameters, latents, labels, drawn, C, 2)
     rest = torch.arange(B) != 2
     assert whole.isfinite().all()
-    if value != 1e30:  # which may stay finite; then it is clipped
+    if value != 1e30:  # may stay finite, and is then clipped
         without = clipped_gradient_sum(
             model, parameters, latents[rest], labels[rest], drawn.rows(rest), C, 2
         )
@@ -130,8 +130,8 @@ def test_a_latent_that_is_not_finite_counts_for_nothing(models, kind, value):
 
 
 def encode(images):
-    """Row by row: the mean of each image's quarters, over a thousandth so that all values are told
-    apart.
+    """Encode row by row: the mean of each image's quarters, divided by a thousandth so that all
+    values differ.
     """
     return torch.nn.functional.avg_pool2d(images, 4).expand(-1, 2, -1, -1) / 1000
 
@@ -200,7 +200,9 @@ def test_changed_images_or_encoders_have_their_own_latents(encoded, tmp_path):
 
 
 def test_latents_are_known_by_images_encoder_and_revision(encoded, monkeypatch):
-    """By the first, a withdrawal reaches them; by the others, no other map's are drawn."""
+    """Because of the images, a withdrawal changes them. Because of the others, latents of another
+    map are never drawn.
+    """
     other = replace(encoded.card, version="another")
     assert (
         len({latents_key(card, name) for card in (encoded.card, other) for name in ("a", "b")}) == 4

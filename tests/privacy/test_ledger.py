@@ -46,7 +46,7 @@ def ledger_of(*records: dict, **budget) -> dict:
 
 
 def sealed(ledger: dict) -> dict:
-    """The ledger of an editor who knows to mend the digest."""
+    """Return a ledger whose editor has corrected the digest too."""
     body = {key: value for key, value in ledger.items() if key != "digest"}
     return {**body, "digest": digest_of(body)}
 
@@ -69,8 +69,8 @@ def test_the_same_query_twice_costs_twice():
 
 
 def test_the_odometers_line_is_the_union_of_all_charges():
-    """An empty state directory, or an older journal, said that fewer charges were ever opened than
-    the release has.
+    """With an empty state directory, or an older journal, fewer charges were reported than the
+    release has.
     """
     other = {**COUNT, "id": f"{8:032x}"}
     aborted = {**STEPS, "id": f"{9:032x}"}
@@ -417,7 +417,7 @@ def test_an_exact_ledger_lists_its_bound_beside_renyis():
     assert ledger["stages"]["frequency"]["epsilon"] == epsilon([event_of(LOUD)], delta, "exact")
     everything = [event_of(record) for record in (COUNT, LOUD, ABORTED)]
     assert ledger["odometer"]["epsilon"] == epsilon(everything, delta, "exact") > spent
-    # of Gaussians over all images, the share of the RDP is that of μ²
+    # For Gaussians over all images, the share of the RDP equals the share of μ²
     assert ledger["stages"]["frequency"]["share"] == pytest.approx(0.7**-2 / (0.7**-2 + 5.0**-2))
 
 

@@ -1,5 +1,5 @@
-"""Over two processes that are not equal, one image or one group more or less moves every sum by at
-most its bound.
+"""In two processes that differ, one image or one group more or less moves every sum by at most its
+bound.
 
 A query that is `one_process` in the table of stages opens no charge in many processes.
 """
@@ -25,7 +25,7 @@ LEFT_OUT = [
 
 @pytest.fixture(scope="module")
 def sums(tmp_path_factory):
-    """What two gloo processes release together."""
+    """Return the joint releases of two gloo processes."""
     out = tmp_path_factory.mktemp("two") / "sums.pt"
     run_joined(2, main, out)
     return torch.load(out)

@@ -1,4 +1,4 @@
-"""False-alarm rates are those of the true distribution.
+"""False-alarm rates are computed from the true distribution.
 
 The sources below are unseeded: each run is a fresh test.
 """
@@ -54,7 +54,7 @@ def test_a_seed_is_told_in_the_label():
 
 @pytest.fixture
 def short_pieces(monkeypatch) -> None:
-    """What is long begins at eleven numbers."""
+    """Treat eleven numbers or more as long."""
     monkeypatch.setattr(noise, "PIECE", 10)
 
 

@@ -110,7 +110,7 @@ LOST = {
     "its genesis gone": rewritten(lambda lines: lines[1:]),
     "emptied": rewritten(lambda lines: []),
     "an older copy": put_back,
-    "that of another dataset": lambda it: shutil.copy(begun(it.path.parents[1], "b").path, it.path),
+    "another dataset's": lambda it: shutil.copy(begun(it.path.parents[1], "b").path, it.path),
     "deleted": lambda it: it.path.unlink(),
     "its key deleted": lambda it: it.anchor.unlink(),
     "both deleted": lambda it: (it.path.unlink(), it.anchor.unlink()),
@@ -164,7 +164,7 @@ def test_an_adopted_journal_is_never_complete_again(tmp_path):
     odometer.path.write_text("".join([lines[0], *lines[2:], "neither is this\n"]))
     assert odometer.adopt([{"id": "two"}, {"id": "elsewhere"}], ["f" * 64]) == (4, 2)
     ids = [record["id"] for record in odometer.opened()]
-    assert sorted(ids) == ["elsewhere", "three", "three again", "two"]  # in doubt, more
+    assert sorted(ids) == ["elsewhere", "three", "three again", "two"]  # if unclear, count more
     assert (
         not odometer.complete()
         and "f" * 64 in odometer.known()
@@ -265,7 +265,7 @@ def test_a_killed_adoption_is_repeated_without_loss(tmp_path, monkeypatch, how, 
     """`last`: the call at which it dies. Until it is done again, nothing can be spent."""
     odometer = spent(tmp_path)
     LOST[how](odometer)
-    shutil.rmtree(odometer.images)  # as where no image shows that there was a journal
+    shutil.rmtree(odometer.images)  # no image shows that there was a journal
     readable = odometer.path.read_text().count('"open"') if odometer.path.exists() else 0
     with monkeypatch.context() as dying:
 

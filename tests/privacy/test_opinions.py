@@ -1,4 +1,4 @@
-"""What Opacus makes of a ledger's charges, beside our own accountants."""
+"""Compare Opacus' results for a ledger's charges with our own accountants."""
 
 import random
 from collections.abc import Callable

@@ -77,7 +77,7 @@ def raises(images, labels):
 
 
 WRONG = {
-    "eight rows an image": lambda x, y: torch.ones(8 * len(x), 8),
+    "eight rows per image": lambda x, y: torch.ones(8 * len(x), 8),
     "the images of a batch and their lines as one": lambda x, y: x.flatten(0, 1).flatten(0, 1),
     "a row for all": lambda x, y: torch.ones(1, 8) if len(x) > 1 else torch.ones(2, 8),
     "a row that broadcasts": lambda x, y: torch.ones(8),
@@ -111,7 +111,7 @@ def test_a_function_without_one_row_per_image_is_refused(owner, wrong):
         for size in (1, 8):
             with pytest.raises(ConfigError, match="rows|the row of one image"):
                 charge.sum(watched, size=size)
-        assert len(calls) <= 8  # of public noise
+        assert len(calls) <= 8  # only public noise
         assert charge.sum(brightness).shape == (1,)  # the use was not lost
 
 
@@ -230,7 +230,7 @@ WHO = "the image of a patient"
 
 
 class Refused(BaseException):
-    """What Ctrl-C is like."""
+    """An exception like Ctrl-C."""
 
 
 @pytest.mark.parametrize("kind", [KeyError, MemoryError, DataError, RuntimeError, Refused])

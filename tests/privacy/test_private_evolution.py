@@ -100,7 +100,7 @@ def test_a_long_vector_votes_once_and_a_non_finite_one_never(value):
         vectors, torch.zeros(3, dtype=torch.int64), candidates, torch.zeros(5, dtype=torch.int64)
     )
     assert votes.sum() == (3 if math.isfinite(value) else 2) and votes.isfinite().all()
-    for label in (-1, CLASSES, 3):  # of no class, or of one without candidates
+    for label in (-1, CLASSES, 3):  # no class, or a class without candidates
         labels = torch.full((3,), label)
         assert not histogram(vectors, labels, candidates, torch.zeros(5, dtype=torch.int64)).any()
 

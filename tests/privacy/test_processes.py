@@ -18,7 +18,7 @@ from sfumato.settings.data import Data
 
 
 def run(folder: Path, processes: int, kill: int | None = None) -> dict[int, dict]:
-    """What each process found."""
+    """Return the findings of each process."""
     out = folder / f"out-{processes}"
     out.mkdir()
     run_joined(processes, main, folder / "state", folder / "card.json", out, kill)
@@ -27,7 +27,7 @@ def run(folder: Path, processes: int, kill: int | None = None) -> dict[int, dict
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """The same digits and hold-out, in a state directory each."""
+    """Prepare the same digits and hold-out in several state directories."""
 
     def make(name: str) -> Path:
         folder = tmp_path_factory.mktemp(name)

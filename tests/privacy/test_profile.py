@@ -1,4 +1,4 @@
-"""What a budget means for an attacker, against the closed form of one Gaussian."""
+"""Compare the bounds on an attacker with the closed form of one Gaussian."""
 
 import math
 import re

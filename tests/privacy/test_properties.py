@@ -1,4 +1,4 @@
-"""What holds of every ledger, journal and plan, on random ones (hypothesis)."""
+"""Test properties of every ledger, journal and plan on random ones (hypothesis)."""
 
 import hashlib
 import tempfile
@@ -162,7 +162,7 @@ def test_a_plan_holds_its_budget_and_reads_back_or_is_refused(
         return
     assert made.budget["epsilon"] <= target * (1 + 1e-9)
     events = [mechanism.event for mechanism in made.mechanisms.values()]
-    # And not by its own word alone
+    # Not only by its own statement
     assert epsilon(events, made.budget["delta"]) <= target * (1 + 1e-9)
     with tempfile.TemporaryDirectory(prefix="plan-") as place:
         folder = Path(place)

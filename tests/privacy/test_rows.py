@@ -1,4 +1,4 @@
-"""No row adds more to a sum than the bound, whatever a query hands over."""
+"""No row adds more to a sum than the bound, for any rows that a query returns."""
 
 import pytest
 import torch

@@ -71,7 +71,7 @@ def test_one_image_moves_the_candidates_sum_by_the_clip(chunk):
     (whole,) = case.totals(images, labels)
     assert len(whole) == sum(MODEL.get_parameter(name).numel() for name in candidates(MODEL))
     moved = case.moves(images, labels, range(B))
-    # (near it, or the test would say nothing)
+    # (near the bound, otherwise the test would be void)
     assert min(moved) > 0.95 * CLIP and max(moved) <= CLIP * (1 + 1e-5)
 
 
@@ -91,7 +91,7 @@ def test_memory_does_not_grow_with_the_set():
     charge = Watched(*drawn_images(90, classes=4, shape=(3, 8, 8)))
     query(charge, size=8)
     assert all(value.requires_grad for value in MODEL.parameters())
-    assert charge.asked[0][0].grad_fn is None  # no graph that would hold every batch
+    assert charge.asked[0][0].grad_fn is None  # no graph that would keep every batch
 
 
 def test_the_vectors_are_one_release_over_the_public_size():
@@ -226,7 +226,7 @@ def test_the_release_chooses_what_is_trained(desk, owner, monkeypatch):
     directory = desk.artifacts / "saliency"
     choice = json.loads((directory / "saliency.json").read_text())
     order = [name for (name,) in choice["ranked"]["debiased"]]
-    # 30 % of 15, as the default says, in the order of the model
+    # 30 % of 15, the default, in the order of the model
     selected = sorted(order[:5], key=candidates(network()).index)
     table = list(csv.DictReader((directory / "saliency.csv").read_text().splitlines()))
     assert sorted(path.name for path in directory.iterdir()) == [
@@ -287,7 +287,7 @@ def test_the_release_chooses_what_is_trained(desk, owner, monkeypatch):
     assert said["parameters"] == sum(4 * sum(shape) for shape in shapes)
     assert len((finetune / "log.csv").read_text().splitlines()) == 5
     paid = json.loads((finetune / "privacy.json").read_text())["records"]
-    assert set(paid) == {record["id"] for record in opened}  # for both
+    assert set(paid) == {record["id"] for record in opened}  # records of both
     assert changed(pretrain) == set(selected)
 
     # In full: weights, and no adapter left beside them

@@ -1,7 +1,5 @@
-"""Why DP-SAPF's selectors are not charged as it says: what it prints, or leaves out, is exceeded on
-neighbouring sets.
-
-The statements are those of docs/papers.md; here each is a number.
+"""Neighbouring sets exceed the costs that DP-SAPF states, or omits, for its selectors. Each
+statement of docs/papers.md is a number here.
 """
 
 import itertools
@@ -40,12 +38,12 @@ def excess(noise_multiplier: float, claimed: float) -> float:
 def test_gaussian_selection_at_sigma_5_exceeds_its_share(budget):
     """A share s of the Rényi cost of ε is a Gaussian of σ(ε)/√s.
 
-    At σ = 5 two neighbouring sets tell more apart.
+    At σ = 5, two neighbouring sets differ by more.
     """
     whole = calibrate({"all": NoiseRequest()}, budget, DELTA)["all"].noise_multiplier
     claimed = cost(whole / math.sqrt(PRINTED[budget]))
     assert excess(5.0, claimed) > 100 * DELTA
-    assert excess(5.0, cost(5.0)) <= DELTA  # what it does cost is a bound
+    assert excess(5.0, cost(5.0)) <= DELTA  # the real cost is a bound
 
 
 def peeled(scores: list[float], picks: list[int], beta: float) -> float:
@@ -110,4 +108,4 @@ def test_propose_test_release_adds_its_own_delta(delta):
             for size in (1, 2)
             for event in itertools.combinations(("A", "B", "nothing"), size)
         )
-        assert best == pytest.approx(delta / 2)  # whatever ε is
+        assert best == pytest.approx(delta / 2)  # for any ε

@@ -98,7 +98,7 @@ def test_any_labels_move_every_sum_by_at_most_the_bound(name, who, some):
 
 
 def test_rows_of_labels_have_the_norms_that_are_said():
-    """Of labels in every number; an entry that is neither 0 nor 1 counts as 0."""
+    """Test any number of labels; an entry other than 0 or 1 counts as 0."""
     labels = torch.tril(torch.ones(LABELS + 1, LABELS), -1).to(torch.uint8)
     assert labels.sum(1).tolist() == list(range(LABELS + 1))
     torch.testing.assert_close(

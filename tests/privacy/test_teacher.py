@@ -71,7 +71,7 @@ def test_one_image_moves_each_release_by_at_most_the_clip(features, digits, max_
 
 @pytest.mark.parametrize("classes", [2, 10, 100])
 def test_a_first_step_from_zero_needs_no_bound_above_one(classes):
-    """Recipe teacher-mixed releases that step alone, at max_norm 1: it must not cut the errors of
+    """Recipe teacher-mixed releases only this step, at max_norm 1, so it must not cut the errors of
     any class.
     """
     rows = torch.nn.functional.normalize(torch.randn(60, 6, dtype=torch.float64), dim=1).float()

@@ -1,5 +1,5 @@
-"""What must have happened before a sensitive image is drawn, who may draw one, and what becomes of
-a record after.
+"""Test the conditions for drawing a sensitive image, who may draw one, and how records
+propagate.
 """
 
 import ast
@@ -59,7 +59,7 @@ def record(number: int, **more) -> dict:
 @pytest.mark.parametrize("resumed", [False, True])
 def test_where_the_journal_takes_no_entry_no_charge_is_opened(owner, monkeypatch, error, resumed):
     if resumed:
-        owner.open(TWO)._lock.close()  # as a kill leaves it
+        owner.open(TWO)._lock.close()  # the state after a kill
 
     def full(*_):
         raise error("no space left on device")
@@ -115,7 +115,9 @@ def test_nobody_else_may_write_while_a_charge_is_being_opened(owner, monkeypatch
 
 
 def test_a_record_names_the_day_and_not_the_second(owner):
-    """The times of two records would tell how long a query took, and so how many images it saw."""
+    """The times of two records would reveal how long a query took, and so how many images it
+    saw.
+    """
     charge = owner.open()
     assert charge.record["time"] % DAY == 0 and charge.record["time"] > 0
 
@@ -128,7 +130,7 @@ def test_a_record_names_the_day_and_not_the_second(owner):
 DOORS = {
     "open_charge": {
         *(f"stages/{name}.py" for name in (*QUERIES, "feature_means", "runner")),
-        *("sfumato/__init__.py", "sfumato/privacy/own_query.py"),  # of a query of one's own
+        *("sfumato/__init__.py", "sfumato/privacy/own_query.py"),  # for custom queries
         *("sfumato/privacy/authorize.py", "sfumato/privacy/resume.py"),
         *(
             "sfumato/dpsgd/run.py",
@@ -197,7 +199,7 @@ def calls_of(path: Path, name: str) -> list[ast.Call]:
 
 
 def test_no_bar_of_a_query_tells_the_time():
-    """How long a step takes tells how many images it drew."""
+    """The duration of a step reveals how many images it drew."""
     seen = 0
     for stage in (*QUERIES, "feature_means"):
         for call in calls_of(ROOT / "stages" / f"{stage}.py", "progress"):
@@ -261,9 +263,7 @@ def test_a_query_carries_its_record_and_its_inputs_records(owner, made_from, tmp
 
 
 def test_a_release_used_as_public_model_brings_its_records(tmp_path):
-    """By their bytes, where nothing beside them says so: a copy without its privacy.json, whatever
-    it is declared.
-    """
+    """A copy without its privacy.json is recognised by its bytes, however it is declared."""
     with writing(tmp_path / "finetune", "finetune", records=[record(21)]) as directory:
         (directory / "model.safetensors").write_bytes(os.urandom(64))
     remember(tmp_path / "state", [read_artifact(tmp_path / "finetune")], tmp_path / "public")
@@ -292,7 +292,7 @@ MIXED = [record(1), record(2, adjacency=ZERO_OUT_ONE)]
 
 
 def test_one_record_under_add_or_remove_limits_the_whole():
-    """A claim holds for neighbours for which every part of it holds."""
+    """A claim is valid for neighbours for which every part of it is valid."""
     ledger = build_ledger(BUDGET, Records.of(MIXED), [])
     assert ledger["adjacency"] == ADD_OR_REMOVE_ONE
     digits = {
@@ -415,10 +415,10 @@ def test_a_journal_that_lacks_a_ledgers_charge_opens_none(owner):
         owner.open(permission=bounded, seen=["f" * 32])
     first = owner.open(permission=bounded)
     owner.open(permission=bounded, plan="next", seen=[first.record["id"], owner.odometer.head()])
-    owner.open(plan="public images", seen=["f" * 32])  # of which nobody keeps a budget
+    owner.open(plan="public images", seen=["f" * 32])  # which has no budget
     owner.card = replace(owner.card, source="npz")
     (owner.state / "data/digits" / CARD).write_bytes(card_text(asdict(owner.card)))
-    # Of one's own, whatever their lifetime budget
+    # Custom charges, for any lifetime budget
     with pytest.raises(BudgetError, match="older copy"):
         owner.open(plan="one's own", seen=["f" * 32])
 

@@ -1,5 +1,5 @@
-"""What a query returns and says follows from what the charge released: other images, or none,
-change nothing of it.
+"""A query's results and output follow from the charge's releases: other images, or none, do not
+change them.
 """
 
 import functools
@@ -69,7 +69,7 @@ def parts(found: object) -> list[Tensor]:
     return list(found.values()) if isinstance(found, dict) else [found]  # type: ignore[list-item]
 
 
-# many, one, none; of one class alone; dark, bright and broken ones
+# many, one, none; only one class; dark, bright and broken ones
 OTHERS = {
     "more": drawn_images(90, 1),
     "one": drawn_images(1, 2),
@@ -101,7 +101,7 @@ def test_a_query_reports_what_follows_from_the_release(name, other, capfd, caplo
 
 
 def trace(query) -> list[Tensor]:
-    """What a query hands over, and what it returns."""
+    """Record what a query passes to the charge, and what it returns."""
     charge = Recorder(*drawn_images(40, 0), uses=5, given=True)
     found = parts(query(charge))
     return [*(total for total, _, _ in charge.asked), *found]

@@ -1,7 +1,5 @@
-"""DP-SGD as an observer sees it: what a step keeps, shows and saves follows from the released sum
-alone.
-
-So it does where a generator learns from the network that DP-SGD trains (DP-GAN).
+"""DP-SGD as an observer sees it: what a step keeps, shows and saves follows only from the released
+sum. This includes a generator that learns from the network trained by DP-SGD (DP-GAN).
 """
 
 import pytest
@@ -152,7 +150,7 @@ def test_a_killed_run_resumes_and_is_charged_once(name, durable, owner):
 
 
 def test_a_step_that_is_not_on_disk_is_not_journalled(durable, owner, monkeypatch):
-    """Else a resume would go on after a step that nobody has."""
+    """Otherwise, a run would resume after a step that is lost."""
 
     def full(*_):
         raise OSError("no space left on device")

@@ -1,7 +1,6 @@
-"""Properties of every release: whatever the code looks like, this is what an observer must find.
+"""Properties that an observer must find in every release, however the code is written.
 
-Statistical tests use fixed numbers of draws of the real noise; each states how often it fails where
-nothing is wrong.
+Statistical tests use fixed numbers of draws of the real noise; each states its false-alarm rate.
 """
 
 import os
@@ -17,13 +16,13 @@ from sfumato.privacy import noise as noise_module
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource, public_grid, secret_generator
 
-RARE = 1e-7  # a test of a law fails so often where the law holds
+RARE = 1e-7  # false-alarm rate of a test of a distribution
 
 
 def zeros_released(
     owner, count: int, sigma: float = 2.0, total: float = 0.0, **mechanism
 ) -> np.ndarray:
-    """What a charge makes of a sum of zeros, over its noise: (count,) float64."""
+    """Release sums of zeros, divided by the noise: (count,) float64."""
     charge = owner.open(
         Mechanism(noise_multiplier=sigma, **mechanism), plan=f"{count} {total} {mechanism}"
     )
@@ -90,8 +89,8 @@ def test_the_noise_is_complete_on_any_process_and_rate(owner, environment, rank,
 
 
 def test_the_grid_of_a_release_is_the_same_whatever_was_summed(owner):
-    """A grid that grows with the sum would tell its size: half of all values are odd multiples of
-    the public one.
+    """A grid that grows with the sum would reveal its size: half of all values are odd multiples of
+    the public grid.
     """
     grid = public_grid(2.0)
     for total in (0.0, 1e3, 1e6):
@@ -135,7 +134,7 @@ def test_all_entropy_of_the_system_enters_and_nothing_else(monkeypatch, name):
             return stream()
 
     first = drawn()
-    assert drawn() == first  # so no clock, process or seed has a part in it
+    assert drawn() == first  # no clock, process or seed has an influence
     for place in places:
         entropy[place] ^= 1
         assert drawn() != first, place
@@ -189,7 +188,7 @@ def test_draws_are_secret_and_new_each_time(owner):
 
 @pytest.mark.parametrize("std", [1e-6, 0.3, 2.0, 5e4])
 def test_the_grid_lies_between_the_last_bit_and_the_noise(std):
-    """Of every value that noise of eight standard deviations can give: a thousand floats between
-    two multiples.
+    """Test all values of noise up to eight standard deviations: a thousand floats between two
+    multiples.
     """
     assert 1000 * np.spacing(8 * std) < public_grid(std) < 1e-5 * std

@@ -248,8 +248,8 @@ def test_without_a_declaration_all_charges_are_composed():
 
 
 def test_a_set_that_is_not_apart_counts_for_everybody():
-    """Public images that were made from a third set: whoever is in it may be in either of the two
-    as well.
+    """Public images were made from a third set: a person in it may be in either of the two as
+    well.
     """
     a, b, c = ([record(name, 2.0)] for name in "abc")
     assert cost(a + b + c, ("a", "b")) == cost(a + c) > cost(a)
@@ -306,8 +306,8 @@ def test_a_delta_above_one_over_all_images_is_refused():
 
 @dataclass
 class Owner:
-    """What `check_owner` reads of a project: plans, budget, and the artifacts of two queries. id:
-    of the data set.
+    """The parts of a project that `check_owner` reads: plans, budget, and the artifacts of two
+    queries. id: id of the data set.
     """
 
     id: str = "a"
@@ -324,7 +324,7 @@ class Owner:
             owners = self.apart or (self.id,)
             self.records[stage] = [record(owner, sigma, stage, number) for owner in owners]
         self.plans["synthesize"] = {**public, "delta": 1e-5}
-        self.plans["classifier"] = {}  # of public images only
+        self.plans["classifier"] = {}  # reads public images only
 
     @property
     def spent(self) -> float:

@@ -59,7 +59,7 @@ def test_a_class_that_was_not_requested_is_never_a_label():
 
 
 def a_teacher(classes=3):
-    """A teacher of 8×8 images that tells the brightest of `classes` stripes."""
+    """Return a teacher of 8×8 images that predicts the brightest of `classes` stripes."""
     shape = (1, 8, 8)
     features = ProjectedFeatures("pixels", shape, 64)
     features.directions.copy_(torch.eye(64))

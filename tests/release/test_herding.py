@@ -15,7 +15,7 @@ def features():
 
 @pytest.fixture(scope="module")
 def drawn(digits):
-    """400 images as a model draws them: those of the first class are half zeros and half ones."""
+    """Return 400 images as a model draws them. Half of the first class are zeros, half are ones."""
     zeros = np.flatnonzero(digits.labels == 0)[:100]
     ones = np.flatnonzero(digits.labels == 1)[:100]
     twos = np.resize(np.flatnonzero(digits.labels == 2), 200)
@@ -27,7 +27,7 @@ def drawn(digits):
 
 @pytest.fixture(scope="module")
 def means(drawn, features):
-    """Of a set whose first class, a quarter of it, has nine zeros to one one, and whose second
+    """Return the means of a set: its first class, a quarter, has nine zeros to one one; its second
     class has twos.
     """
     rows = features(drawn[0] / 255)

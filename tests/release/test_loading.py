@@ -1,4 +1,4 @@
-"""A release as arrays: with NumPy alone, whole or not at all."""
+"""Load a release as arrays: with NumPy only, completely or not at all."""
 
 import csv
 import json
@@ -161,9 +161,7 @@ def test_what_is_no_release_is_refused(digits, tmp_path):
 
 
 def test_each_image_is_of_a_kind_and_a_kind_can_be_loaded_alone(digits, tmp_path):
-    """Public ones lie among those drawn by a model; changed ones come last, whatever they were made
-    from.
-    """
+    """Public images lie among the drawn ones; changed images come last, whatever their origin."""
     kinds = np.array(["plain", "public"] * 15 + ["distorted"] * 6 + ["blend"] * 4)
     path = write_release(
         tmp_path / "release", digits, ("finetune", "select"), kinds=kinds, export=["png"]
@@ -271,7 +269,7 @@ def test_an_unknown_name_of_the_package_is_an_attribute_error():
 
 @pytest.fixture
 def picture(digits, tmp_path):
-    """A file with a digit, 23 pixels wide and 31 high, that EXIF says to turn."""
+    """Write a file with a digit, 23 pixels wide and 31 high, to be rotated according to EXIF."""
     large = Image.fromarray(digits.images[7, :, :, 0]).resize((31, 23), Image.Resampling.NEAREST)
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -281,7 +279,7 @@ def picture(digits, tmp_path):
 
 @pytest.mark.parametrize("prepared", [{}, {"fit": "pad"}, {"range": [10, 200]}])
 def test_a_picture_is_prepared_like_training_images(digits, tmp_path, picture, prepared):
-    """By the way of `stage prepare`: turned, shown by the range, cut or padded, resized."""
+    """The steps of `stage prepare`: rotate, map the range, crop or pad, resize."""
     if "range" in prepared:
         Image.fromarray(np.asarray(Image.open(picture)).astype(np.uint16)).save(picture)
     (tmp_path / "clinic" / "ill").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What a released file says of its origin, read back by others than the code that wrote it."""
+"""Read the statements of origin in released files by other code than the writer's."""
 
 import io
 import json
@@ -74,7 +74,7 @@ def test_a_table_says_it_too_and_so_does_each_picture_in_it(digits, tmp_path, so
         assert said(row["bytes"]) == (mark.source_type, mark.description)
 
 
-# --- files that are no pictures, and the pattern in the pixels ------------------------------------
+# --- files other than pictures, and the pattern in the pixels -------------------------------------
 
 # As before there were these marks
 IMAGES_SHA256 = "09b1ae0a110ef348106e8b65319b22bac9f44cf70bceec715b1e9806097ba812"
@@ -111,7 +111,7 @@ def test_a_release_without_these_marks_keeps_its_bytes(digits, tmp_path):
 
 
 def larger(digits, side: int, count: int = 200) -> np.ndarray:
-    """Digits of so many pixels a side, with grey levels of all kinds."""
+    """Return digits of this many pixels per side, with grey levels of all kinds."""
     pictures = [
         Image.fromarray(image).resize((side, side), Image.Resampling.BICUBIC)
         for image in digits.images[..., 0]

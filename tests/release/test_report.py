@@ -1,6 +1,6 @@
 """The page that people read.
 
-The public edition holds the release and the ledger and nothing else; the owner's says that it is
+The public edition contains only the release and the ledger; the owner's edition states that it is
 local.
 """
 
@@ -108,7 +108,7 @@ def write_ledger(path: Path, records=RECORDS, change=None, **budget) -> Path:
 
 
 def test_the_lifetime_line_states_where_it_is_incomplete(tmp_path):
-    """Beside an empty state directory it said that no charge was ever opened."""
+    """With an empty state directory, it stated that no charge was ever opened."""
     release = write_release(tmp_path / "synthesize")
     ledger = write_ledger(tmp_path / "ledger.json")
     page = " ".join(report_page(release, ledger).split())
@@ -529,7 +529,7 @@ def of_persons(stage: str, number: int, mechanism: Mechanism) -> dict:
 
 
 def test_a_release_of_persons_is_described_by_persons(tmp_path):
-    """Of who is protected; what is a picture stays one."""
+    """The text names persons as protected; pictures remain pictures."""
     told = re.compile(
         r"(any|each|every other|one particular|an|one) (single )?(image|picture)\b|group of"
         r" images|patient"
@@ -546,8 +546,8 @@ def test_a_release_of_persons_is_described_by_persons(tmp_path):
 
 
 def test_the_first_half_page_answers_an_officers_questions(tmp_path):
-    """The words of the owner, if there are any; what is lacking is said to the owner only. δ is
-    added up over all.
+    """It quotes the owner's statements, if there are any; only the owner learns which are missing.
+    δ is added up over all.
     """
     about = {
         "owner": "The clinic",

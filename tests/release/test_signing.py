@@ -1,5 +1,5 @@
-"""Signed metadata of pictures that leave: by a certificate of the owner, read back, and told from
-changed ones.
+"""Sign the metadata of pictures that leave with the owner's certificate, read it back, and detect
+changed pictures.
 """
 
 import io

@@ -272,7 +272,7 @@ def shapes() -> Graph:
 
 
 def problems(graph: Graph, shapes: Graph) -> str:
-    """What the shapes find, or nothing."""
+    """Return the violations that the shapes find."""
     valid, _, text = validate(graph, shacl_graph=shapes)
     return "" if valid else text
 

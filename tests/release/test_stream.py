@@ -88,7 +88,7 @@ def test_memory_stays_flat_over_many_draws(release):
             before = used
         if number == 300:
             break
-    assert used - before < 10_000, "280 batches hold 21 MB"
+    assert used - before < 10_000, "280 batches have 21 MB"
 
 
 def test_every_batch_states_that_it_is_generated_and_its_licence(digits, tmp_path):
@@ -209,7 +209,7 @@ def test_networks_that_are_missing_or_added_are_refused(release, tmp_path):
     (folder / "networks" / "refine" / "config.json").unlink()
     with pytest.raises(DataError, match=r"config\.json is missing\): fetch the release again"):
         sfumato.stream(folder)
-    assert len(sfumato.load_release(folder)) == 40, "the images alone may be fetched"
+    assert len(sfumato.load_release(folder)) == 40, "fetching only the images is enough"
 
 
 @pytest.mark.parametrize(

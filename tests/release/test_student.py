@@ -1,4 +1,4 @@
-"""The released student: what it learns from the stream alone, for whoever receives it."""
+"""The released student, which learns only from the stream, for its recipients."""
 
 from types import SimpleNamespace
 

@@ -1,5 +1,5 @@
-"""The teacher for whoever receives it: a classifier with its classes, its cost, and nothing that
-was changed.
+"""The teacher for its recipients: a classifier with its classes and its cost, and without changed
+files.
 """
 
 import numpy as np

@@ -69,16 +69,14 @@ def write_ledger(folder: Path, accountant: str, *mechanisms: Mechanism) -> dict:
     records = Records.of(small_record(i, one) for i, one in enumerate(mechanisms))
     ledger = build_ledger(BUDGET | {"accountant": accountant}, records, [], head="0" * 64)
     (folder / "ledger.json").write_text(ledger_text(ledger))
-    spent = ledger["epsilon"].get("exact", ledger["epsilon"]["rdp"])  # as `cost_of` computes it
+    spent = ledger["epsilon"].get("exact", ledger["epsilon"]["rdp"])  # the rule of `cost_of`
     edit_json(folder / "card.json", lambda content: content.update(epsilon=spent))
     return ledger
 
 
 @pytest.mark.parametrize("recipe", NAMES)
 def test_epsilon_is_that_of_ledger_check_for_every_recipe(recipe):
-    """Equal where it is exact, and never below it elsewhere, whichever accountant the project
-    names.
-    """
+    """Both are equal if ε is exact; otherwise, ours is never smaller, for any accountant."""
     loaded = params(recipe=recipe, profile="digits", privacy={"epsilon": 8.0})
     plan = make_plan(loaded, card(loaded.data.name, PROFILES["digits"]))
     chosen = enumerate(plan.mechanisms.items())
@@ -106,7 +104,7 @@ def test_epsilon_is_the_accountants_for_any_noise(noise):
     part = verify.mechanism_of(one.to_json())
     renyi = epsilon([one.event], 1e-5)
     assert verify.renyi_epsilon([part], 1e-5) == pytest.approx(renyi, rel=1e-9)
-    if renyi < 100:  # above it, `exact` is the Rényi bound
+    if renyi < 100:  # from there on, `exact` is the Rényi bound
         assert verify.exact_epsilon([part], 1e-5) == pytest.approx(
             epsilon([one.event], 1e-5, "exact"), abs=1e-6
         )

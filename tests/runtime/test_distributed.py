@@ -1,6 +1,4 @@
-"""How processes share the GPUs of a host; `tests/privacy/test_processes.py` has what they add
-up.
-"""
+"""Processes share the GPUs of a host; `tests/privacy/test_processes.py` tests their sums."""
 
 from collections.abc import Callable
 

@@ -106,7 +106,7 @@ def test_a_fault_of_several_keys_names_its_section_only():
 
 
 def numbers_in(node: object) -> Iterator[dict]:
-    """The parts of a JSON schema that are floats."""
+    """Yield the floats in a JSON schema."""
     if isinstance(node, dict) and node.get("type") == "number":
         yield node
     for inner in (

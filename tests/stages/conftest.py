@@ -30,17 +30,14 @@ class Desk:
         self.base = {}
 
     def __call__(self, *words: str) -> tuple[int, str]:
-        """Run a command. Returns its exit code and what it said, which is never a traceback."""
+        """Run a command. Returns its exit code and its output, which is never a traceback."""
         screen = Terminal() if self.terminal else StringIO()
         code = call(main, "stage", *words, answers=self.answers, screen=screen)
         assert "Traceback" not in screen.getvalue()
         return code, screen.getvalue()
 
     def run(self, command: str, *said: str, code: int = 0) -> str:
-        """Run a command that must end with `code` and say all of `said`, or for itself.
-
-        Returns what it said.
-        """
+        """Run a command, which must end with `code` and print all of `said`. Returns its output."""
         found, text = self(*command.split())
         if "refused.txt" in text:
             text += (Path(os.environ["SFUMATO_STATE"]) / "refused.txt").read_text()
@@ -51,7 +48,7 @@ class Desk:
         return text
 
     def run_all(self, *commands: str) -> str:
-        """Run commands that must all end well. Returns what they said."""
+        """Run commands, which must all succeed. Returns their output."""
         return "".join(map(self.run, commands))
 
     def check(self, options: str = "", *said: str, code: int = 0) -> str:
@@ -128,7 +125,7 @@ def killed_at(desk, monkeypatch):
             else:
                 assert desk(stage)[0] in (1, 4)
         for lock in locks:
-            lock.close()  # as the end of a process lets go of it
+            lock.close()  # the end of a process releases it too
         assert len(calls) == times
 
     return until

@@ -1,5 +1,5 @@
-"""What owners bring: what `stage init` makes of it, asked and not asked, and what `stage prepare`
-reads then.
+"""Layouts of owners' images: the result of `stage init`, with and without a terminal, and of `stage
+prepare`.
 
 No layout may print the id or the name of a person into a file that is committed, nor into a log.
 """
@@ -64,7 +64,7 @@ def folders(name: str = "{kind}/{i}.png", each: int = 30, kinds=KINDS, people=ID
 
 
 def splits(*names: str, form: str = "{kind}/{i}.png", shared: bool = False):
-    """The same in folders for parts, of which each has its own persons, if not `shared`."""
+    """Write the same into folders for parts. Unless `shared`, each part has its own persons."""
 
     def write(root: Path) -> None:
         for number, name in enumerate(names):
@@ -237,11 +237,9 @@ ORDER = "which level is the class"
 
 @dataclass(frozen=True)
 class Layout:
-    """write: puts it at a path; why: what --yes says if it refuses; answers: to the questions of a
-    terminal.
-
-    classes: those that are prepared then, None if none are; way: to persons; held_out: whether a
-    hold-out was brought.
+    """write: function that writes it to a path; why: message of --yes if it refuses; answers:
+    answers to the questions on a terminal. classes: classes that are then prepared, or None; way:
+    rule for finding persons; held_out: whether there is a hold-out.
     """
 
     write: Callable[[Path], object]
@@ -268,7 +266,7 @@ def refused(write, why, answers="-") -> Layout:
 
 
 def committed() -> str:
-    """What git would take of the project here."""
+    """Return the files of this project that git would add."""
     files = [
         Path(name) for name in ("params.yaml", "dvc.yaml", "README.md", "data/sensitive/card.json")
     ]
@@ -281,7 +279,7 @@ def bring(layout: Layout, desk, place: Path) -> None:
     """
     layout.write(place / "in")
     (brought,) = place.glob("in*")
-    secret = {*SECRET} - {*(layout.classes or ())}  # of names that their owner called classes
+    secret = {*SECRET} - {*(layout.classes or ())}  # without names that their owner called classes
     for name, begun in {"yes": layout.why is None, "asked": layout.classes is not None}.items():
         (place / name / ".dvc").mkdir(parents=True)  # a repository is there already
         os.chdir(place / name)
@@ -309,9 +307,7 @@ def bring(layout: Layout, desk, place: Path) -> None:
 
 
 def check_prepared(layout: Layout, desk) -> None:
-    """Prepare the project here: its classes, its persons and its hold-out are those of the
-    layout.
-    """
+    """Prepare this project, and compare its classes, persons and hold-out with the layout."""
     own = yaml.safe_load(Path("params.yaml").read_text())
     assert next(iter(own["data"].get("groups", {None: 0}))) == layout.way
     assert own["privacy"].get("unit") == ("group" if layout.way else own["privacy"].get("unit"))

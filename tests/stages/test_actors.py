@@ -1,4 +1,6 @@
-"""Who acted: in the private log and `ledger history --actors`, and in no file that leaves."""
+"""Names of people who acted are in the private log and `ledger history --actors`, and in no file
+that leaves.
+"""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""After a kill in the default project, lifetime = ε: the plan counts an open charge once, and the
-query goes on.
+"""After a kill in the default project (lifetime = ε), the plan counts an open charge once, and the
+query resumes.
 """
 
 import errno
@@ -168,7 +168,7 @@ def test_a_kill_after_dp_sgd_is_written_has_its_release_put_back(trained, killed
         "plan --dry-run", "finetune: already released as", "next: `stage run`, which spends nothing"
     )
     trained.run("plan")
-    shutil.rmtree("artifacts/finetune", ignore_errors=True)  # as DVC does before it runs a stage
+    shutil.rmtree("artifacts/finetune", ignore_errors=True)  # DVC does this before it runs a stage
     trained.run("finetune", "restored, nothing is charged")
     assert trained.opened == ["count", "central", "finetune"]
     assert not list(Path("state/runs").glob("*/checkpoint-*"))
@@ -187,7 +187,7 @@ def test_the_dry_run_announces_a_refusal_for_other_weights(trained):
     )
     trained.run("plan --dry-run", "finetune: already released as", "not charged again")
     with Path("artifacts/pretrain/privacy.json").open("a") as file:
-        file.write("\n")  # as another number of threads would give others
+        file.write("\n")  # another number of threads could change the bytes too
     for command in ("plan --dry-run", "doctor"):
         trained.run(command, "Its inputs have changed")
     trained.run("finetune", "Its inputs have changed", code=3)

@@ -77,7 +77,7 @@ def test_a_console_without_greek_letters_shows_their_escapes(desk, encoding):
         assert call(main, "stage", *words.split(), screen=screen) == 0
         screen.flush()
         shown += screen.buffer.getvalue()
-    # Click writes UTF-8 where a stream is said to be ASCII
+    # Click writes UTF-8 if a stream claims to be ASCII
     assert rb"\u" in shown or "ε".encode() in shown
 
 
@@ -402,7 +402,7 @@ os.execv(sys.executable, [sys.executable, "-m", "stages.cli", *words])
 
 @pytest.mark.parametrize("numbers", [(1,), (2,), (1, 2), (0, 1, 2)])
 def test_a_closed_stream_is_no_failure(numbers, tmp_path):
-    """The exit code is that of the mistake: 2, as with streams, and not 1, of a crash."""
+    """The exit code is 2, for the mistake, as with open streams, and not 1, for a crash."""
     code = CLOSED.format(numbers=numbers, folder=tmp_path / "missing")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2 and "Traceback" not in done.stdout + done.stderr

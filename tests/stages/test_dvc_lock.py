@@ -52,6 +52,6 @@ def test_a_cut_dvc_lock_is_restored_from_its_copy(desk):
     assert "cp .dvc/tmp/whole.lock dvc.lock" in " ".join(
         desk.run("doctor").replace("│", " ").split()
     )
-    LOCK.write_bytes(whole.replace(b"nfiles: 31", b"nfiles: 32"))  # DVC goes on
+    LOCK.write_bytes(whole.replace(b"nfiles: 31", b"nfiles: 32"))  # DVC continues
     keep_copy()
     assert COPY.read_bytes() == LOCK.read_bytes() and lock_in_words() == "intact"

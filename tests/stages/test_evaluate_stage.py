@@ -47,9 +47,7 @@ def desk(desk, digits, short_judging):
 
 @pytest.fixture
 def evaluate(desk):
-    """`stage evaluate` as a function of more words, of what it must say, its exit code and
-    settings.
-    """
+    """Run `stage evaluate` with further words and settings; check its output and exit code."""
 
     def run(words: str = "", *said: str, code: int = 0, **settings) -> str:
         card = read_card(CARD)
@@ -82,7 +80,7 @@ def measured() -> dict:
 
 
 def journalled(desk) -> list[str]:
-    """What the journal says was done with the sensitive images since they were prepared."""
+    """Return the journal's entries on the sensitive images since they were prepared."""
     genesis, *found = [entry["kind"] for entry in desk.journal]
     assert genesis == "genesis"
     return found
@@ -137,7 +135,7 @@ def test_the_test_for_copies_shows_on_a_terminal_only(desk, evaluate, digits):
 
 
 def by_library(card: Card) -> dict:
-    """What the library finds under the last plan."""
+    """Return the library's result under the last plan."""
     plan = read_stage_plan(Path("artifacts/plan/evaluate.yaml"), "evaluate")
     state = Path("state")
     return library.evaluate_folder(
@@ -253,8 +251,8 @@ def test_a_hold_out_that_cannot_judge_is_explained(desk, evaluate, kind, why):
 
 
 def test_the_verdict_tells_a_release_of_noise_from_one_of_digits(evaluate, digits, monkeypatch):
-    """In a log it is in metrics.json alone."""
-    # A secret key holds out about ten of each
+    """In a log, it is only in metrics.json."""
+    # A secret key selects about ten of each
     monkeypatch.setattr("sfumato.evaluation.verdict.FEWEST_OF_A_CLASS", 1)
     assert "good" not in evaluate(fidelity=[], epochs=12)
     assert measured()["verdict"]["level"] in ("fair", "good")
@@ -329,7 +327,9 @@ def test_without_fidelity_there_are_accuracies_only(evaluate, terminal, environm
 
 
 def test_a_log_does_not_say_whether_there_are_warnings(evaluate, monkeypatch):
-    """That there are some is a bit on the real images, and the log leaves the machine."""
+    """Whether there are warnings is one bit about the real images, and the log leaves the
+    machine.
+    """
     real = library.evaluate_release
     said = set()
     for found in ([], ["real: few images"]):

@@ -1,5 +1,5 @@
-"""`stage forget`, `stage du`: nothing of a picture stays, what was spent does, and no log tells how
-many they are.
+"""`stage forget` and `stage du`: no part of a picture stays, spending does, and no log shows the
+number of pictures.
 """
 
 import json
@@ -26,7 +26,7 @@ from sfumato.settings.stages import STAGES
 from sfumato.storage.in_use import until_the_end
 from stages.forget import local_files
 
-# A picture of 8×8, which each class holds many times: 64 bytes that no other file has
+# A picture of 8×8, many times in each class: 64 bytes that no other file has
 MARK = bytes(range(7, 71))
 COPY = Path("state/data/clinic")
 
@@ -51,7 +51,7 @@ def shelf(tmp_path_factory) -> Path:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (400, 8, 8), dtype=np.uint8)
     images[::4] = np.frombuffer(MARK, np.uint8).reshape(8, 8)
-    images[::4, 7, 7] = np.arange(100)  # or they would all be held out together
+    images[::4, 7, 7] = np.arange(100)  # otherwise, they would all be held out together
     np.savez(
         folder / "real.npz",
         images=images,
@@ -84,7 +84,7 @@ def desk(desk, shelf):
 
 
 def marked(folder: str = "state") -> list[Path]:
-    """The files that hold the picture, but for its last byte."""
+    """Return the files that contain the picture, except its last byte."""
     return [
         path
         for path in Path(folder).rglob("*")
@@ -220,7 +220,7 @@ def test_no_charge_can_be_opened_while_images_are_deleted(begun, tmp_path, monke
 
     def watched(paths, whole=library.delete):
         for path in paths:
-            with pytest.raises(Timeout):  # as another process would open a charge
+            with pytest.raises(Timeout):  # another process would open a charge in this way
                 FileLock(begun.path.with_suffix(".lock"), is_singleton=False).acquire(timeout=0)
             deleted.append(path.name)
         whole(paths)
@@ -264,7 +264,7 @@ def test_no_log_shows_that_pictures_were_left_out(desk):
 INIT = (
     "init ../real.npz --yes --epsilon 5 --minutes 1 --one-image-each --dataset-id other --out new"
 )
-# by a command: its exit code, and functions of it that read real images, or write what they show
+# Command: its exit code, and its functions that read real images, or write what they show
 WORK = [
     ("evaluate", 0, "sfumato.evaluation.evaluate.evaluate_release"),
     ("evaluate", 0, "sfumato.evaluation.evaluate.keep_private"),
@@ -314,7 +314,7 @@ def test_nothing_is_forgotten_under_work_with_real_images(desk, before, command,
 
     if "init" in command:
         shutil.copy(desk.base["data"]["path"], "../real.npz")
-        desk.run_all("forget --yes")  # or the same images are refused under another name
+        desk.run_all("forget --yes")  # otherwise, the same images are refused under another name
     before(name, try_it)
     Path("state/data/clinic/listing").unlink(missing_ok=True)
     desk.run(command, code=code)
@@ -397,7 +397,7 @@ def test_work_that_waited_for_the_end_of_forget_writes_nothing(desk, before, com
 
 
 def library_files() -> list[Path]:
-    """What evaluations left in this project."""
+    """Return the files that evaluations left in this project."""
     return [path for path in local_files() if path != CARD_PATH.parent]
 
 
@@ -406,7 +406,7 @@ def library_files() -> list[Path]:
 
 def test_experiments_and_killed_evaluations_are_deleted(desk):
     tried = Path(".dvc/tmp/exps/standalone/tmpab12")
-    dead = 2**22 + 1  # above the largest number of a process
+    dead = 2**22 + 1  # larger than any process id
     files = [
         "metrics.json",
         "evaluation/neighbours.png",
@@ -481,7 +481,7 @@ def test_the_name_comes_from_the_parameters_without_a_card(desk):
 
 
 def test_no_refusal_of_forget_leads_in_a_circle(desk):
-    """None of them asks for images to be prepared that are to go."""
+    """None of them requests to prepare images that should be deleted."""
     project = Path.cwd()
     Path("empty").mkdir()
     os.chdir("empty")

@@ -118,7 +118,7 @@ def served(tmp_path) -> Iterator[Served]:
 
 
 def gone(process: int, within: float = 10.0) -> bool:
-    """Whether a process ends soon."""
+    """Return whether a process ends soon."""
     deadline = time.monotonic() + within
     while psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE:
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What a pull request can do to the gate, `stage ledger check` in CI: refused, or named in
+"""Each way in which a pull request can affect `stage ledger check` in CI is refused, or listed in
 docs/tutorials/ci.md.
 """
 
@@ -51,7 +51,7 @@ def edit_lock(change: Callable[[dict], object]) -> None:
     """Apply `change` to the stages of the lock."""
     content = read_yaml(LOCK)
     change(content["stages"])
-    LOCK.write_text(json.dumps(content))  # which is YAML, and written in no time
+    LOCK.write_text(json.dumps(content))  # JSON is YAML, and fast to write
 
 
 def relock() -> None:
@@ -189,7 +189,7 @@ def out_of(stages: dict, stage: str) -> dict:
 
 
 def forget_count(stages: dict) -> None:
-    """The entry of `count`, and what all other stages say of it."""
+    """Remove the entry of `count`, and its mentions in all other stages."""
     del stages["count"]
     for stage in stages.values():
         stage["deps"] = [
@@ -448,7 +448,7 @@ def gate(base: Path, edit: Callable[[], object], environment) -> tuple[int, str]
 
 
 def rows() -> set[str]:
-    """The first cells of the page's table of what passes."""
+    """Return the first cells of the page's table of changes that pass."""
     (table,) = re.findall(r"\| a pull request that changes .*?\n\n", PAGE.read_text(), re.DOTALL)
     return {line.split("|")[1].strip() for line in table.strip().splitlines()[2:]}
 

@@ -30,7 +30,7 @@ from stages.merge import merge
 
 ROOT = Path(__file__).resolve().parents[2]
 DEEP = "[" * 100_000
-WORDS = (None, [], {}, "x", -1, 0, 1e300, 10**30, True, [[1.0]])  # in place of any entry
+WORDS = (None, [], {}, "x", -1, 0, 1e300, 10**30, True, [[1.0]])  # replacements for any entry
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +56,11 @@ def teacher(tmp_path_factory):
     return path
 
 
-# --- what whoever sends a file can do with it -----------------------------------------------------
+# --- attacks by the sender of a file --------------------------------------------------------------
 
 
 def sign(artifact: Path, **said) -> None:
-    """Make the hashes of an artifact those of its files. said: entries of `privacy.json`."""
+    """Set the hashes of an artifact to the hashes of its files. said: entries of `privacy.json`."""
     content = json.loads((artifact / "privacy.json").read_text()) | said
     if "files" not in said:
         found = (
@@ -326,8 +326,8 @@ def test_no_hostile_project_is_merged_or_ends_in_a_traceback(clinics, tmp_path, 
             wrong[name] = "merged"
         except SfumatoError as error:
             if not str(error):
-                wrong[name] = "says nothing"
-        except Exception as error:  # what the program would end in
+                wrong[name] = "no message"
+        except Exception as error:  # the program would end with this
             wrong[name] = repr(error)
         shutil.rmtree(tmp_path / f"{number}")
     assert wrong.pop("as they are", None) == "merged"
@@ -345,7 +345,7 @@ def test_no_hostile_teacher_is_loaded_or_ends_in_a_traceback(teacher, tmp_path):
             wrong[name] = "loaded"
         except SfumatoError as error:
             if not str(error):
-                wrong[name] = "says nothing"
+                wrong[name] = "no message"
         except Exception as error:
             wrong[name] = repr(error)
     assert wrong == {}
@@ -398,7 +398,7 @@ def test_a_merge_that_was_killed_anywhere_runs_again(clinics, tmp_path, without_
 
     steps = 0
     while (code := merge_and_die(steps)) == 9:
-        if steps % 3 == 0:  # after the others the next one goes on in what several left
+        if steps % 3 == 0:  # otherwise, the next one runs in what several left behind
             assert merge_and_die(10**6) == 0
             shutil.rmtree(out)
         steps += 1

@@ -1,6 +1,4 @@
-"""Which modules a command imports: a light one must not wait for an array library, an accountant or
-a network.
-"""
+"""A light command must not import an array library, an accountant or a network."""
 
 import json
 import subprocess
@@ -40,7 +38,9 @@ CARD = {
 
 @pytest.fixture
 def project(tmp_path, environment) -> Path:
-    """A folder whose recipe reads no public images, with the card of images that are prepared."""
+    """Create a folder with a recipe that reads no public images, and with the card of prepared
+    images.
+    """
     environment["SFUMATO_STATE"] = str(tmp_path / "state")
     params = {"recipe": "dp-merf", "data": {"source": "digits"}, "privacy": {"size_hint": 1500}}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))

@@ -64,9 +64,8 @@ def project(tmp_path):
 
 @pytest.fixture
 def init(desk, quick, project, tmp_path):
-    """`stage init` on the folder `in` beside the project: options, and what it must say.
-
-    Returns what it said.
+    """Run `stage init` with these options on the folder `in` beside the project. It must print
+    `said`. Returns its output.
     """
 
     def call(options: str = "", *said: str, code: int = 0) -> str:
@@ -76,7 +75,7 @@ def init(desk, quick, project, tmp_path):
 
 
 def own() -> dict:
-    """What `stage init` wrote."""
+    """Return the parameters that `stage init` wrote."""
     return yaml.safe_load(Path("params.yaml").read_text())
 
 
@@ -117,7 +116,7 @@ def test_a_project_is_written_without_a_question(desk, quick, project, tmp_path)
     check = f"stage ledger check --epsilon 5 --delta {default_delta(100)!r} --unit image"
     assert workflow["jobs"]["ledger"]["steps"][-1]["run"] == check
     assert "ε = 5" in (project / "README.md").read_text()
-    desk.run("recipe show")  # by the recipes of the package: the project has none
+    desk.run("recipe show")  # uses the recipes of the package, because the project has none
 
 
 def test_a_folder_that_does_not_exist_is_named_in_a_log_too(desk, project, tmp_path):
@@ -195,7 +194,7 @@ def test_test_is_the_hold_out_and_grey_files_are_grey(init, tmp_path):
     init("--force", "no pictures in its hold-out: add some, or remove test/", code=4)
 
 
-ANSWERS = {  # what is answered, whether names look like persons -> privacy, data.groups
+ANSWERS = {  # answers, whether names look like persons -> privacy, data.groups
     "no two of one person": (
         "clinic 2 n 7 300 y",
         False,
@@ -214,7 +213,7 @@ ANSWERS = {  # what is answered, whether names look like persons -> privacy, dat
         {"size_hint": 10, "unit": "group"},
         {"pattern": r"^(\D*\d+)"},
     ),
-    "names that are of none": (
+    "names without persons": (
         "clinic 2 n - - - y",
         True,
         {"size_hint": 100, "unit": "image"},
@@ -316,7 +315,7 @@ def test_a_folder_that_is_counted_under_a_name_keeps_it(desk, init, tmp_path):
 @pytest.mark.parametrize("way", ["folder", "array"])
 @pytest.mark.parametrize("split", [False, True])
 def test_a_folder_that_names_persons_protects_persons(desk, init, tmp_path, way, split):
-    """Thirty persons with two images each in every class; the hold-out's are others."""
+    """Write thirty persons with two images each in every class, and others in the hold-out."""
     root = tmp_path / "in"
     for part in ("train", "test") if split else (".",):
         write_shapes(root / part)
@@ -376,7 +375,7 @@ def test_one_table_has_a_row_per_size_with_its_minutes(init, tmp_path, expect_se
         "--size-hint 30000 --minutes 15 --force",
         "30,000 images at ε = 5 are worth 150,000 at ε = 1",
     )
-    assert "×" not in text.split("sizes, to choose")[0], "sizes are said once"
+    assert "×" not in text.split("sizes, to choose")[0], "sizes are stated once"
     (larger, *about), (smaller, *_) = rows_of(text)
     assert (larger, smaller) == ("proposed 16", "8") and about[0] == "12"
     assert re.fullmatch(r"\w+, \d+ % \(\d+ to \d+\)", about[2])
@@ -587,7 +586,7 @@ def test_from_a_folder_to_a_release_in_the_time_announced(
     assert 4 < json.loads(Path("ledger.json").read_text())["epsilon"]["exact"] <= 5
     page = Path("artifacts/report/index.html").read_text()
     risk = re.search(r"right at most ([\d.]+) %", " ".join(told.split()))[1]
-    assert f"right <strong>at most {risk} %</strong>" in page, "as was said before it was spent"
+    assert f"right <strong>at most {risk} %</strong>" in page, "the same as before it was spent"
     assert Path("evaluation/report.html").exists()
     desk.run("ledger check --epsilon 5 --artifacts")
     assert sfumato.Project(project).check(5).epsilon <= 5
@@ -605,7 +604,7 @@ def test_from_a_folder_to_a_release_in_the_time_announced(
     monkeypatch.setattr(project_module, "NOISE", ())
     release = sfumato.Project(project).run()  # the same project from Python: nothing is left to do
     again = re.findall(r"Running stage '(.+)'", capsys.readouterr().out)
-    assert again == ["plan"]  # which looks for an upgrade of the package
+    assert again == ["plan"]  # which checks for an upgrade of the package
     assert len(release) == len(images) and len(Odometer(tmp_path / "state", "photos").opened()) == 2
 
     # In processor time, which other programs change less. Within a factor of 2 is the aim, of 4 the

@@ -34,13 +34,13 @@ def test_a_kill_in_round_three_of_five_costs_nothing(tmp_path):
     opened = [entry for entry in repository.journal() if entry["kind"] == "open"][-1]
     assert not (repository.path / "artifacts/evolve").exists()
 
-    # what it left: a population of public candidates, and no votes, noisy or clean
+    # Its state: a population of public candidates, without votes, noisy or clean
     run = repository.path / "state/runs" / opened["record"]["id"]
     left = [load_file(path) for path in run.glob("checkpoint-*.safetensors")]
     assert 1 <= len(left) <= 2  # the kill may fall between a new one and the end of the old
     assert all(sorted(population) == ["genes", "kinds", "labels"] for population in left)
 
-    # it goes on, is charged once, and for all rounds
+    # It resumes, and is charged once for all rounds
     repository.stage("evolve", "resuming run", "no further charge")
     assert repository.opened() == ["count", "evolve"]
     assert not list(run.glob("checkpoint-*"))

@@ -24,7 +24,7 @@ def test_a_launcher_that_launches_itself_ends_at_once(environment, here):
     assert not (here / "begun").exists()
 
 
-# Its own exit code says nothing: 0 may leave no artifact
+# Its own exit code is not enough: 0 may leave no artifact
 NO_END = "before the first process finished"
 
 

@@ -46,7 +46,7 @@ ROWS = {
     ),
     "grades": images(folders(kinds=("grade 1", "grade 2")), classes=("grade 1", "grade 2")),
     "masks in class folders": refused(masked, "20 of 40 pictures look like masks"),
-    "masks that are pictures": images(masked, "look like masks", "- y n - - y"),
+    "masks used as pictures": images(masked, "look like masks", "- y n - - y"),
     "images beside masks": refused(folders(kinds=("images", "masks")), ASKED),
     "Images beside Labels": refused(folders(kinds=("Images", "Labels")), ASKED),
     "train and others": images(
@@ -64,7 +64,7 @@ ROWS = {
         ]
     },
     "train val": images(splits("train", "val")),
-    "train alone": images(splits("train")),
+    "only train": images(splits("train")),
     "pictures in train": refused(splits("train", "test", form="{i}.png"), "no class folder"),
     "pictures in train_images": refused(
         splits("train_images", "test_images", form="{i}.png"), "no class folder"

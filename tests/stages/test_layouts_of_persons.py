@@ -84,7 +84,7 @@ ROWS = {
     ),
     "one person": refused(folders(kinds=("Smith",)), "only one class"),
     "numbered persons": refused(folders("{person}/{i}.png", 300, ("a",), list(range(30))), ASKED),
-    "ids that are classes": images(
+    "ids as classes": images(
         folders(kinds=("BIRADS100", "BIRADS200")),
         ASKED,
         "all " + WHOLE,

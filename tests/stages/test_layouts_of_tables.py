@@ -1,5 +1,5 @@
-"""Tables beside pictures: what column is the label, which one tells persons, and files that only
-look like a table.
+"""Tables beside pictures: the column of labels, the column of persons, and files that only look
+like a table.
 """
 
 import unicodedata
@@ -53,8 +53,8 @@ def listed(
     named=lambda path: path.name,
     tables=("export.csv",),
 ):
-    """Pictures in folders that say nothing, and tables as clinics export them: other names, and
-    semicolons in one.
+    """Write pictures in folders without meaning, and tables as clinics export them: with other
+    names, or semicolons.
     """
 
     def write(root: Path) -> None:
@@ -74,7 +74,7 @@ def beside_folders(name: str, content: bytes = b"PK", form: str = "{kind}/{i}.pn
 
 
 def twice(root: Path) -> None:
-    """Class folders, and two tables, one of which names persons."""
+    """Write class folders and two tables, one of them with persons."""
     beside(root)
     (root / "metadata.csv").rename(root / "persons.csv")
     table(root, {"image": ["benign/0.png"], "site": ["north"]}, "sites.csv")
@@ -189,7 +189,7 @@ ROWS = {
         }.items()
     },
     "a table, a diagnosis beside sex": images(tabled("dx=kind, male=bit, smoker=other")),
-    "one column a class": persons(
+    "one column per class": persons(
         "column", tabled("MEL=word, NV=not, MRN=id"), classes=("MEL", "NV")
     ),
     **{

@@ -83,7 +83,7 @@ def odometer(state: Path = STATE) -> Odometer:
 
 
 def line() -> dict:
-    """What the ledger says of the odometer."""
+    """Return the ledger's line on the odometer."""
     return json.loads(Path("ledger.json").read_text())["odometer"]
 
 
@@ -110,9 +110,7 @@ def test_the_ledger_contains_the_journals_head_and_charges(desk):
 
 
 def test_a_lock_may_name_a_stage_that_an_earlier_version_had(desk):
-    """DVC keeps the entries of stages that are gone; an artifact of a stage of today must be
-    there.
-    """
+    """DVC keeps the entries of former stages; the artifact of a present stage must exist."""
     release(charged("p"))
     desk.run("ledger write")
 
@@ -164,8 +162,8 @@ def test_a_ledger_without_a_journal_is_called_incomplete(desk, environment):
 
 @pytest.mark.parametrize("lost", ["older", "deleted", "cut"])
 def test_a_journal_that_contradicts_the_ledger_is_refused(desk, lost):
-    """An older copy of the whole state directory, say: it fits by itself, and forgets what the
-    ledger names.
+    """An example is an older copy of the whole state directory: it is consistent, but lacks what
+    the ledger names.
     """
     first = charged("p")
     shutil.copytree("state", "copy")
@@ -231,7 +229,7 @@ def test_a_release_taken_as_public_images_brings_its_records(desk):
     record = charged("p")
     release(record)
     assert public_records(desk, "artifacts/synthesize/images.npz") == {record["id"]: record}
-    # so what is made of it has them too, and the budget leaves room for them
+    # Results made from it have these records too, and the budget includes them
     desk.run("plan", "1 charge of an earlier release", "clinic")
     with_them = json.loads(Path("artifacts/plan/budget.json").read_text())
     assert 9.5 < with_them["epsilon"] <= 10
@@ -248,7 +246,7 @@ def test_a_copied_release_without_privacy_json_is_recognised(desk):
     for rows in (slice(None), slice(3, 5)):
         save_set("copy.npz", np.concatenate([random_images(30), released[rows]]))
         assert public_records(desk, "copy.npz", declared_public=True) == {record["id"]: record}
-    # The very file, whatever shape it is prepared in
+    # The same file, in any shape that it is prepared in
     shutil.copy("artifacts/synthesize/images.npz", "copy.npz")
     assert [found.records for found in recognised(STATE, hashes(Path("copy.npz")))] == [
         {record["id"]: record}

@@ -1,5 +1,5 @@
-"""`stage merge`: two clinics with the same settings, one release, and a ledger that holds for the
-people of each.
+"""`stage merge`: two clinics with the same settings, one release, and a ledger that is valid for
+the people of each.
 """
 
 import json
@@ -38,8 +38,8 @@ def begun(tmp_path_factory, digits):
 
 @pytest.fixture
 def clinics(desk, begun, here, environment):
-    """`desk` in a folder beside those of two clinics, which released counts and an embedding of
-    their own digits.
+    """Return `desk` in a folder beside two clinics, which released counts and an embedding of their
+    own digits.
     """
     for name in ("north", "south"):
         shutil.copytree(begun / name, here / name)
@@ -82,7 +82,7 @@ def test_two_clinics_release_together_at_their_own_epsilon(clinics, tmp_path):
 
     budget = read_budget(Path("artifacts/plan/budget.json"))
     records = ledger["records"]
-    assert budget["size_hint"] == 600  # of both clinics
+    assert budget["size_hint"] == 600  # both clinics together
     for apart in (["north"], ["north", "elsewhere"]):
         problems = check_ledger(build_ledger(budget, Records.of(records, apart), []))[1]
         assert any("lacks records of some of them" in problem for problem in problems)

@@ -1,4 +1,4 @@
-"""A class histogram of noise alone: the selection is random, and the pipeline still ends in a
+"""If a class histogram is only noise, the selection is random, and the pipeline still ends with a
 release.
 """
 
@@ -39,7 +39,7 @@ def test_pure_noise_selects_at_random_and_the_pipeline_completes(recipe, label, 
         "1437 images cannot have given so many votes"
     )
     right = sum(row["public_class"] == row["relabelled_as"] for row in rows)
-    # by chance 1 in 62 digits is kept for itself: more than 3 about once in 70 000 runs
+    # Each digit is kept for itself with chance 1 in 62: more than 3 in about one of 70 000 runs
     assert label == "public" or right <= 3
     labels = np.load("artifacts/synthesize/labels.npy")
     assert np.load("artifacts/synthesize/images.npy").shape == (60, 8, 8, 1) and set(labels) <= set(

@@ -71,9 +71,7 @@ def test_any_class_can_be_named_by_flag_and_in_python(desk, quick, tmp_path, nam
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_an_error_names_a_folder_as_it_is(desk, quick, tmp_path, name):
-    """Of folders that do not exist, of tables that are unclear, and of projects that are there
-    already.
-    """
+    """Test missing folders, unclear tables, and existing projects."""
     missing, unclear, there = (
         tmp_path / "of" / name / kind for kind in ("missing", "unclear", "there")
     )
@@ -157,8 +155,8 @@ def test_an_answer_that_is_not_valid_is_asked_for_again(here, tmp_path):
 
 
 def test_no_confirmation_is_written_that_the_owner_did_not_give(here, tmp_path):
-    """Who says that people repeat, and then names no way to find them, has not confirmed one image
-    each.
+    """An owner who answers that people repeat, but names no way to find them, has not confirmed one
+    image each.
     """
     images = write_shapes(tmp_path / "in", each=12)
     options = InitOptions(images=images)

@@ -65,7 +65,7 @@ def test_a_release_for_patients_states_so_everywhere(clinic):
     )
     assert "differ in all images of one person with their labels, added" in card
     assert "several images of one person" not in card
-    remove_unpacked(Path("state"))  # as the end of the process does
+    remove_unpacked(Path("state"))  # the end of the process does this too
     files = [
         path.read_bytes() for path in Path().rglob("*") if path.is_file() and path.name != "set.npz"
     ]

@@ -93,8 +93,8 @@ def test_git_contains_no_size_count_or_hash_of_images(repository):
                 hashlib.new(kind, file.read_bytes()).hexdigest()
                 for kind in ("md5", "sha256", "sha1")
             ]
-    # DVC notes the size of every file. A file made from public parameters alone may by chance have
-    # as many bytes as there are images.
+    # DVC notes the size of every file. A file made only from public parameters may have, by chance,
+    # the number of images as its size.
     public = ("params.yaml", "pipelines", "sfumato", "stages", "data/", "artifacts/plan")
     lock = written["dvc.lock"]
     for entry in re.findall(r"- path: (?:\S+)\n(?: {6}\S.*\n)+", lock):
@@ -183,14 +183,14 @@ def test_changing_the_warm_up_spends_downstream_only(repository):
         assert all(f"{query}: already released" in text for query in UPSTREAM)
     released = (repository.path / "artifacts/teacher/privacy.json").read_bytes()
     text = repository.repro()
-    # DVC knows that a teacher may read the generator, not that this one does not: so it runs, and
+    # For DVC, any teacher may read the generator, although this one does not: so it runs, and
     # finds its release
     assert UPSTREAM & ran(text) == {"teacher"} and text.count("restored, nothing is charged") == 1
     assert (repository.path / "artifacts/teacher/privacy.json").read_bytes() == released
     assert sorted(repository.opened()[before:]) == DOWNSTREAM
     ledger = json.loads((repository.path / "ledger.json").read_text())
     held = {path.parent.name for path in (repository.path / "state/runs").glob("*/released")}
-    # Copies of what it holds, and of nothing else
+    # Copies of its releases, and of nothing else
     assert held == {record["id"] for record in ledger["records"]}
 
 
@@ -240,7 +240,7 @@ def test_a_forced_run_without_copies_is_refused(repository):
 
 
 def test_a_paid_release_that_no_ledger_held_yet_keeps_its_copy(repository):
-    """As after a kill before it was taken over, with a ledger written of what was there before."""
+    """The state after a kill before it was taken over, with a ledger of the earlier releases."""
     artifact = repository.path / "artifacts/count"
     repository.edit(privacy={"spend_again": ["count"]})
     repository.stage("plan")
@@ -264,8 +264,8 @@ def test_a_paid_release_that_no_ledger_held_yet_keeps_its_copy(repository):
 
 
 def test_an_image_more_runs_every_query(repository):
-    """Once the owner says that the images are others: nothing that is public tells it, so nothing
-    spends unasked.
+    """They run once the owner states that the images changed. Nothing public reveals it, so nothing
+    spends without a request.
     """
     repository.edit(privacy={"spend_again": []})
     repository.write_source(SIZE + 1)

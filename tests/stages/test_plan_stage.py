@@ -1,4 +1,4 @@
-"""`stage plan`: what it says, what it refuses, and what the stages read of what it wrote."""
+"""`stage plan`: its output, its refusals, and how the stages read its files."""
 
 import json
 from pathlib import Path

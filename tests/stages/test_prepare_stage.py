@@ -1,5 +1,5 @@
-"""`stage prepare`: errors that could tell who is among the sensitive images are all the same off a
-terminal.
+"""`stage prepare`: without a terminal, all errors that could reveal who is in the set are the
+same.
 """
 
 from pathlib import Path

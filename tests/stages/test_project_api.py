@@ -56,7 +56,9 @@ def test_a_plan_is_a_table_of_cost_and_minutes(project):
 
 
 def test_two_threads_plan_two_projects_and_each_gets_its_own(project, tmp_path):
-    """Through the folder of the process, 78 of 120 plans were those of the other project."""
+    """When both used the process's current folder, 78 of 120 plans belonged to the other
+    project.
+    """
     found: dict[float, list] = {5.0: [], 2.0: []}
     other = tmp_path / "other"
     shutil.copytree(project.folder, other)
@@ -99,7 +101,7 @@ def test_a_failure_is_the_error_of_the_stage(project, tmp_path):
     params = project.folder / "params.yaml"
     text = params.read_text()
     params.write_text(re.sub(r"epsilon: [\d.]+", "epsilon: 0", text))
-    for call in (project.plan, project.run):  # by the function, and by the stage that DVC starts
+    for call in (project.plan, project.run):  # raised here, and in DVC's stage
         with pytest.raises(
             ConfigError, match=r"params\.yaml: privacy\.epsilon=0 is not valid: [^\n]*$"
         ):

@@ -54,7 +54,7 @@ def test_a_recipe_runs_as_shipped_to_a_valid_ledger(desk, digits, name):
     labels = digits.labels[:317]
     if size == 8:
         np.savez("source.npz", images=images, labels=labels, classes=np.array(digits.classes))
-    else:  # from a folder of pictures in other proportions
+    else:  # a folder of pictures in other proportions
         for number, (image, label) in enumerate(zip(images, labels, strict=True)):
             path = Path(f"pictures/{label}/{number}.png")
             path.parent.mkdir(parents=True, exist_ok=True)

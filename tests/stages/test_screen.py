@@ -1,4 +1,4 @@
-"""What is shown on a narrow terminal: no word is cut, and no character is lost."""
+"""On a narrow terminal, no word is cut, and no character is lost."""
 
 import io
 

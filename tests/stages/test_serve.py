@@ -164,7 +164,7 @@ def test_nothing_is_shown_or_started_without_the_token(server):
             ):
                 assert (answer[0], answer[2]) == (403, CLOSED.decode()), token + name
     assert server.project.runs == 0
-    assert ask(server, f"{server.base}owner.html")[2] == SECRET  # what was asked for is there
+    assert ask(server, f"{server.base}owner.html")[2] == SECRET  # the requested page exists
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_what_init_understood_and_proposed_is_kept_for_the_page(here, expect_sec
     ]
     assert CliRunner().invoke(app, words).exit_code == 0
     file = folder / PROPOSAL
-    assert file.stat().st_mode & 0o077 == 0  # it holds the number of images of each class
+    assert file.stat().st_mode & 0o077 == 0  # it contains the number of images of each class
     with contextlib.chdir(folder):
         text = module.page(Server(0, Pretended(folder)))
     assert "60 images. Protected unit: each image (you confirmed" in text and '"n">20<' in text

@@ -45,7 +45,7 @@ PARAMS = {
 
 
 def pictures(count: int, seed: int = 0) -> ImageSet:
-    """Pictures of 12×12 in 16 cells, of which a label lights one of its own; each of its own
+    """Draw pictures of 12×12 in 16 cells. Each label lights its own cell; each picture has its own
     brightness.
     """
     random = np.random.default_rng(seed)
@@ -291,8 +291,8 @@ def test_a_plan_for_one_label_refuses_several_labels(archive):
 
 
 def test_every_query_that_takes_one_label_is_refused():
-    """The list in the plan and that of the queries cannot drift apart: a new query is refused until
-    it is listed.
+    """The lists in the plan and in the queries cannot differ: a new query is refused until it is
+    listed.
     """
     about = {
         "dataset_id": "chests",

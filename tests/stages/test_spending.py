@@ -1,5 +1,5 @@
-"""The spending policy: what is kept, what is spent again, what a kill costs, what the dry run
-says.
+"""The spending policy: what is kept, what is spent again, what a kill costs, and what the dry run
+shows.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ SMALL = {
 
 
 def closings(desk) -> list[str]:
-    """The digest that the journal holds of each release."""
+    """Return the digest of each release in the journal."""
     return [entry["released"] for entry in desk.journal if entry["kind"] == "close"]
 
 
@@ -56,7 +56,7 @@ def desk(desk):
 
 @pytest.fixture
 def plan(desk) -> dict[str, str]:
-    """The first plan, by file name; nothing is released yet."""
+    """Return the first plan, by file name; nothing is released yet."""
     return planned(desk)
 
 
@@ -95,7 +95,7 @@ def test_a_loss_keeps_what_was_released(desk, released, loss):
         paid = Path("artifacts/count/privacy.json").read_bytes()
         # Its own artifact lies there
         text = desk.run("count", "already released", "A copy is kept", code=3)
-        assert "spend_again" not in text  # nobody is told to pay beside a copy
+        assert "spend_again" not in text  # no suggestion to pay beside a copy
         assert Path("artifacts/count/privacy.json").read_bytes() == paid
         shutil.rmtree("artifacts/count")
         desk.run("count", "restored, nothing")
@@ -170,7 +170,7 @@ def test_repeated_free_work_restores_the_teachers_release(desk, monkeypatch):
     assert desk.opened == paid and digest_of_file(Path("artifacts/teacher/privacy.json")) == weights
     desk.params(**overlaid(TWO_ROUNDS, {"auxiliary": {"steps": 3}}))
     text = desk.run("plan --dry-run", code=3)
-    assert "teacher" in text.split("would be exceeded")[1]  # as was said
+    assert "teacher" in text.split("would be exceeded")[1]  # the query that would exceed it
 
 
 def test_nothing_is_put_back_beside_inputs_of_other_charges(desk):
@@ -216,7 +216,7 @@ def test_a_stage_in_spend_again_and_its_users_run_once(desk, released):
     assert planned(desk) == anew and lost.is_dir()
     desk.run("count", code=3)
     desk.params(privacy={"lifetime_epsilon": 99})
-    now = planned(desk)  # and may go: the later releases are kept
+    now = planned(desk)  # and may be removed: the later releases are kept
     assert all(now[f"{s}.yaml"] == anew[f"{s}.yaml"] for s in ("count", "central"))
     desk.params(privacy={"spend_again": {"central": 2}, "lifetime_epsilon": 99})
     third = planned(desk)
@@ -275,10 +275,10 @@ def test_an_open_charge_does_not_go_on_with_other_images(desk, monkeypatch, plan
     before = Path("data/sensitive/card.json").read_bytes()
     with monkeypatch.context() as context:
         withdraw(desk, context)
-        assert Path("data/sensitive/card.json").read_bytes() == before  # it does not tell
+        assert Path("data/sensitive/card.json").read_bytes() == before  # it does not reveal it
         desk.run("count", "was started on other images", "spend_again: {count: 1}", code=4)
     assert desk.opened == ["count"] and not Path("artifacts/count").exists()
-    desk.run_all("prepare sensitive", "count")  # as they were
+    desk.run_all("prepare sensitive", "count")  # the same images
     assert desk.opened == ["count"]
 
 
@@ -287,7 +287,7 @@ def test_a_restored_release_states_that_images_changed(desk, released, monkeypat
     assert "changed" not in desk.run("count", "restored, nothing")
     shutil.rmtree("artifacts/count")
     withdraw(desk, monkeypatch)
-    assert "changed" not in desk.run("count", "restored, nothing")  # a log does not tell
+    assert "changed" not in desk.run("count", "restored, nothing")  # a log does not reveal it
     shutil.rmtree("artifacts/count")
     desk.terminal = True
     desk.run("count", "restored, nothing", "images have changed since")
@@ -298,7 +298,9 @@ def test_a_restored_release_states_that_images_changed(desk, released, monkeypat
 
 
 def with_another_count(kept: Path) -> None:
-    """As someone would who knows the form: the hash in `privacy.json` fits."""
+    """Forge a count like an attacker who understands the format: the hash in `privacy.json`
+    matches.
+    """
     (kept / "counts.json").write_text('{"counts": [1]}')
     content = json.loads((kept / "privacy.json").read_text())
     content["files"]["counts.json"] = digest_of_file(kept / "counts.json")
@@ -331,7 +333,7 @@ def test_a_kept_copy_that_was_changed_is_not_put_back(desk, plan, killed_at, cha
         "stages.runner.copy_directory" if journalled else "sfumato.privacy.charge.Charge.close",
     )
     if not journalled and change in ("a file and its hash", "a link to nowhere"):
-        return  # nothing says what it was; nothing is there
+        return  # nothing records it, and nothing exists
     (kept,) = Path("state/runs").glob("*/released")
     CHANGES[change](kept)
     desk.run("count", "You can restore it", "spend_again: {count: 1}", code=4)
@@ -340,7 +342,9 @@ def test_a_kept_copy_that_was_changed_is_not_put_back(desk, plan, killed_at, cha
 
 
 def test_a_release_is_copied_by_one_process_at_a_time(desk, monkeypatch, plan):
-    """Who finds it released while another copies it waits, and DVC then finds an artifact."""
+    """A process that finds it released while another copies it waits, so that DVC then finds an
+    artifact.
+    """
     copied = []
 
     def copy(kept, out):
@@ -440,7 +444,9 @@ def removed_by_dvc() -> None:
 
 
 def kept_release() -> None:
-    """The release of count that the state directory keeps, whose journal alone is an older copy."""
+    """Return the kept release of count in a state directory with only the journal being an older
+    copy.
+    """
     (newer,) = Path("newer/runs").iterdir()
     shutil.copytree(newer, Path("state/runs", newer.name), dirs_exist_ok=True)
     shutil.rmtree("artifacts/count")
@@ -486,7 +492,7 @@ def test_an_artifact_elsewhere_is_evidence_before_it_is_replaced(desk, plan):
 
 
 def test_a_damaged_artifact_is_adopted_with_its_charge(desk, plan):
-    """Its other files do not say what was spent."""
+    """Its other files do not record what was spent."""
     shutil.copytree("state", "older")
     desk.run("count")
     shutil.rmtree("state")

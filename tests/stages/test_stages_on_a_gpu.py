@@ -24,8 +24,8 @@ IDLE_IN = {
     "pe": {"synthesize"},
     "teacher-gaussian": {"auxiliary"},
 }
-# By recipe, places where products of real tensors run on the CPU beside the card: features that are
-# rebuilt with one image, a layer that whitens patches once, the first fit of `evolve`, and
+# Places, by recipe, where products of real tensors run on the CPU beside the card: features that
+# are rebuilt with one image, a layer that whitens patches once, the first fit of `evolve`, and
 # Gaussians
 ON_CPU = {
     "teacher-generator": {

@@ -1,5 +1,5 @@
-"""What a terminal shows while DVC runs the stages: how far the pipeline has come, and nothing of
-those that are off.
+"""While DVC runs the stages, a terminal shows the progress of the pipeline, and no stage that is
+switched off.
 """
 
 import os

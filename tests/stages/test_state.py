@@ -1,4 +1,4 @@
-"""The state directory: private whatever the umask, and an older copy of it is seen."""
+"""The state directory is private under any umask, and an older copy of it is detected."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def test_what_is_private_is_its_owner_s_alone_whatever_the_umask(desk):
         )
     finally:
         os.umask(before)
-    assert Path("state").stat().st_mode & 0o777 == 0o700  # nobody else gets to anything below
+    assert Path("state").stat().st_mode & 0o777 == 0o700  # no one else can open anything below
     for path in Path("state").rglob("*"):
         private = path.is_dir() or path.suffix != ".lock"
         assert not private or path.stat().st_mode & 0o077 == 0, path

@@ -1,5 +1,5 @@
-"""What a log shows follows from public facts: every command in two worlds, with one image and
-without.
+"""A log depends on public facts only: run every command in two worlds, with one image and without
+it.
 """
 
 import itertools
@@ -73,7 +73,7 @@ def world(
     read = decoding.decode
 
     def decode(path, *given, **more):
-        print(f"{path} is odd")  # as a library may
+        print(f"{path} is odd")  # libraries may print this
         return read(path, *given, **more)
 
     monkeypatch.setattr(decoding, "decode", decode)
@@ -98,7 +98,7 @@ def world(
                 Path(VICTIM) if i == 200 else Path("in", str(digits.labels[i]), f"person_{i}.png")
             )
             file.parent.mkdir(parents=True, exist_ok=True)
-            # The next falls to the hold-out
+            # The next one is held out
             Image.fromarray(digits.images[i + (i == 200), ..., 0]).save(file)
         return run
 
@@ -108,8 +108,8 @@ def world(
 
 @pytest.mark.parametrize("name", TOGETHER)
 def test_every_stage_prints_the_same_without_one_image(world, desk, name):
-    """The withdrawal too: releases are put back in one world after an image had been in, in the
-    other after none.
+    """A withdrawal too: in one world, releases are restored after an image was removed, in the
+    other without a change.
     """
     logs = []
     used = run_of(name)
@@ -163,7 +163,7 @@ REASONS = {
     "a deep picture": lambda desk: Image.new("I;16", (8, 8)).save("in/0/Zoe_1931.png"),
     "an unreadable file": lambda desk: os.mkfifo("in/0/Zoe_1931.png"),
     "a second name for the same images": lambda desk: desk.params(data={"dataset_id": "second"}),
-    "a pattern that fits nobody": lambda desk: desk.params(
+    "a pattern that matches no name": lambda desk: desk.params(
         data={"groups": {"pattern": "^(Zoe)_"}}, privacy={"unit": "group"}
     ),
     "other groups of spent images": lambda desk: desk.params(
@@ -174,7 +174,7 @@ REASONS = {
 
 
 def test_a_refusal_is_the_same_for_any_reason(world, desk, monkeypatch):
-    monkeypatch.setattr(decoding, "fit", decoding.fit)  # and put it back
+    monkeypatch.setattr(decoding, "fit", decoding.fit)  # restored afterwards
     fit = decoding.fit
     said = set()
     reasons = set()
@@ -222,7 +222,7 @@ def test_init_prints_the_same_with_and_without_one_image(world):
 
 
 def test_a_log_does_not_say_that_a_picture_is_left_out(world, desk, monkeypatch):
-    """Whether it is broken follows from the picture; the owner finds it in a private file."""
+    """Whether it is broken depends on the picture; the owner finds it in a private file."""
     logs = set()
     for spoil in (None, "text", "gone"):
         run = world(spoil != "gone")
@@ -277,7 +277,7 @@ main()
 
 
 def test_what_libraries_print_by_themselves_is_kept_privately(world, desk):
-    """Those in C write to descriptors."""
+    """Libraries in C write to descriptors."""
     world(True)
     desk.params(recipe="dp-merf")
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Files that anybody may have written: one sentence, at once, whatever is in them."""
+"""Files of unknown origin: one sentence, at once, for any content."""
 
 import os
 import time
@@ -145,4 +145,4 @@ def test_a_dataset_id_names_one_file_and_no_other(name):
 def test_a_class_name_can_be_shown_and_saved(name):
     with pytest.raises(ValueError, match="not a valid class name"):
         class_name(name)
-    assert class_name("<b>=cat & dog") == "<b>=cat & dog"  # where it is shown, it is escaped
+    assert class_name("<b>=cat & dog") == "<b>=cat & dog"  # it is escaped when it is shown

@@ -1,4 +1,4 @@
-"""What a file may ask for while it is read."""
+"""Limit the resources that a file may use while it is read."""
 
 import pytest
 

@@ -1,6 +1,4 @@
-"""What git answers about the state directory, and that no repository of another account runs a
-program.
-"""
+"""Ask git about the state directory; no repository of another account runs a program."""
 
 import os
 import shutil
@@ -13,7 +11,7 @@ from sfumato.errors import BudgetError
 from sfumato.privacy.project_ledger import ledgers
 from sfumato.storage.state_directory import REFUSED, git, in_git
 
-STRANGER = 65534  # nobody's number
+STRANGER = 65534  # the id of no account
 SETTINGS = {"user.name": "a", "user.email": "a@b"}
 
 

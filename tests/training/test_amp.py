@@ -72,7 +72,9 @@ def inside(delta: Tensor, radius: float) -> Tensor:
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize(("radius", "active"), [(0.05, True), (10.0, False)])
 def test_a_quadratic_loss_gives_what_the_hand_calculates(steps, radius, active, parts):
-    """parts: how many parameters hold the two numbers. The norm is that of all together."""
+    """parts: number of parameters that contain the two numbers. The norm covers all of them
+    together.
+    """
     theta = [part.clone().requires_grad_() for part in START.chunk(parts)]
     delta = torch.zeros(2)
     clipped = False
@@ -110,7 +112,7 @@ def test_the_perturbation_never_leaves_the_ball(amp):
     run(model, steps=1, amp=amp)
     assert len(seen) == amp.steps + 1
     assert seen[0] == 0 and all(norm > 0 for norm in seen[1:])
-    rounding = 1e-7 * float(start.norm())  # of θ + Δ in float32
+    rounding = 1e-7 * float(start.norm())  # rounding of θ + Δ in float32
     assert max(seen) <= amp.radius * (1 + 1e-6) + rounding
 
 

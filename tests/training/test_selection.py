@@ -309,7 +309,7 @@ def test_the_mixture_is_chosen_without_sensitive_images(desk, tmp_path, monkeypa
         (out / name).exists() for name in re.findall(r"^\| `([^`*]+)` \|", text, re.MULTILINE)
     )
     assert len(read_artifact(out, "synthesize").records) == 3, (
-        "no charge but those of count, frequency and teacher"
+        "no charges except count, frequency and teacher"
     )
 
 

@@ -163,7 +163,7 @@ def test_a_set_saved_by_datasets_is_named_with_the_way(folder, tmp_path):
         ):
             survey(path)
     (tmp_path / "in").mkdir()
-    parquet.write_table(table, tmp_path / "in/train.parquet")  # as `to_parquet` does
+    parquet.write_table(table, tmp_path / "in/train.parquet")  # the form of `to_parquet`
     assert survey(tmp_path / "in").classes == ("cat", "dog")
 
 

@@ -135,7 +135,7 @@ def test_pictures_of_cameras_and_mammograms_are_read(tmp_path):
     mammogram = np.arange(5000 * 4000, dtype=np.uint32).reshape(5000, 4000).astype(np.uint16)
     Image.fromarray(mammogram).save(tmp_path / "mammogram.png")
     shown = decode(tmp_path / "mammogram.png", span=(0, 65535))
-    assert (shown[..., 0] == np.rint(mammogram / 257)).all()  # as if computed at once
+    assert (shown[..., 0] == np.rint(mammogram / 257)).all()  # the same as if computed at once
     (tmp_path / "mammogram.dcm").write_bytes(
         dicom(bombs.PLAIN, mammogram.tobytes(), 5000, 4000, 16)
     )

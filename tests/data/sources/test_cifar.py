@@ -18,8 +18,8 @@ FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 
 @pytest.fixture(params=FOLDERS)
 def written(request, tmp_path, monkeypatch):
-    """A set of two images in each file, which torchvision takes for whole: its name, the images and
-    the labels.
+    """Write a set of two images per file that torchvision accepts as complete. Return its name,
+    images and labels.
     """
     known = getattr(datasets, request.param.upper())
     folder = tmp_path / FOLDERS[request.param]

@@ -1,6 +1,4 @@
-"""Whole files in forms that are not read here: named once, with the way to proceed, and never left
-out.
-"""
+"""Intact files in unsupported formats: reported once, with what to do, and never left out."""
 
 import gzip
 import io

@@ -133,7 +133,9 @@ def test_a_link_within_the_folder_is_a_picture(tmp_path):
 
 
 def test_a_class_whose_last_picture_is_gone_remains_a_class(tmp_path):
-    """Refused, or left out of the public class list, it would tell of that one picture."""
+    """If it were refused, or left out of the public class list, this would reveal that one
+    picture.
+    """
     root = write_folder(tmp_path / "in")
     before = read_all(Data(source="imagefolder", path=str(root)), tmp_path)[0]
     (root / "empty").mkdir()
@@ -247,5 +249,5 @@ def test_pictures_directly_in_train_and_test_are_no_two_classes(tmp_path):
         read_source(Data(source="imagefolder", path=str(root)), tmp_path)
     write_folder(root, classes=("bus", "car"))
     source = read_source(Data(source="imagefolder", path=str(root)), tmp_path)
-    # Of whoever wrote params.yaml
+    # The author of params.yaml decides them
     assert source.classes == ("bus", "car", "test", "train") and source.test is None

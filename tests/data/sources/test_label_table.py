@@ -102,7 +102,7 @@ def test_a_column_may_list_the_labels_and_another_the_persons(folder, name):
         ("file_name,age,mass,patient_id,nodule\na.png,61.5,1,7,0\n", ("mass", "nodule")),
         ("file_name,label,male\na.png,1,0\n", None),  # `label` is the one label
         ("file_name,mass\na.png,1\n", None),
-        ("file_name,found,seen,label\na.png,a|b,c|d,x\n", None),  # the owner says which
+        ("file_name,found,seen,label\na.png,a|b,c|d,x\n", None),  # the owner decides which
     ],
 )
 def test_several_labels_are_recognised_by_columns_or_lists(folder, table, expected):

@@ -99,7 +99,7 @@ def test_an_archive_whose_bytes_were_changed_is_refused(tmp_path):
         list(read_source(data, tmp_path).train)
 
 
-# ---- archives that claim what they do not hold
+# ---- archives whose headers claim too much
 
 
 def test_an_array_larger_than_its_bytes_is_refused_early(tmp_path):

@@ -1,5 +1,5 @@
-"""A zip of any layout, and Parquet with pictures inside: read as what they hold, and nothing of it
-is left lying.
+"""A zip of any layout, and Parquet with pictures inside, are read like their content, and leave no
+files behind.
 """
 
 import atexit
@@ -61,7 +61,7 @@ def picture(grey):
 
 
 def write_rows(file, labels, paths=None, first=0, **columns):
-    """As Hugging Face's `datasets` writes pictures with their labels."""
+    """Write pictures with labels in the form of Hugging Face's `datasets`."""
     file.parent.mkdir(parents=True, exist_ok=True)
     image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
     paths = paths or [None] * len(labels)
@@ -115,7 +115,9 @@ def test_what_a_killed_program_unpacked_is_removed_by_the_next(tmp_path, state):
 
 
 def test_what_a_program_of_another_host_has_unpacked_stays(tmp_path, state):
-    """Its number is no process here, or another program's. It holds a lock, which hosts share."""
+    """Its process id does not exist here, or belongs to another program. Its lock is shared between
+    hosts.
+    """
     theirs = state / f".unpacked.{2**22 + 1}-1.tmp"
     theirs.mkdir(parents=True)
     write_folder(tmp_path / "set")

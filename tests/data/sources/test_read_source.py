@@ -1,5 +1,5 @@
-"""What holds for every source: its shape, its size and channels, where its files lie, how public
-images fit.
+"""Test every source: shape, size and channels, places of files, and how public images are
+fitted.
 """
 
 import sys

@@ -312,7 +312,7 @@ def test_what_a_folder_holds_is_recognised_by_its_layout(tmp_path):
         found.data == {"source": "webdataset", "classes": ["9", "10"]}
         and found.groups.column == "patient"
     )
-    for name in ("cat", "dog"):  # folders beside a table that says something else: the owner tells
+    for name in ("cat", "dog"):  # folders that contradict the table: the owner decides
         (tmp_path / "c" / name).mkdir(parents=True)
         (tmp_path / "c" / name / "0.png").write_bytes(png(1))
     (tmp_path / "c/metadata.csv").write_text("file_name,label\ncat/0.png,x\ndog/0.png,y\n")
@@ -322,7 +322,7 @@ def test_what_a_folder_holds_is_recognised_by_its_layout(tmp_path):
     assert folders.data == {} and folders.classes == ("cat", "dog")
     assert survey(tmp_path / "c", label="label", classes=ALL).classes == ("x", "y")
     (tmp_path / "c/metadata.csv").write_text("file_name,label\ncat/0.png,cat\ndog/0.png,dog\n")
-    assert layout_of(tmp_path / "c", None)[0] == {"name": "imagefolder"}, "both say the same"
+    assert layout_of(tmp_path / "c", None)[0] == {"name": "imagefolder"}, "both agree"
     write_table(tmp_path / "d", [{"file_name": "0.png", "sex": "f", "age": 3}])
     with pytest.raises(ConfigError, match="label_column"):
         layout_of(tmp_path / "d", None)
