@@ -41,6 +41,15 @@ PERSONS = re.compile(
     r"(ids?|uid|no|nr|num|number|code|key|name|identifier|pseudonym)?"
     r"|groups?(ids?)?|mrns?|pids?|(medicalrecord|hospital|nhs|mrn)(id|no|nr|number)|ssn"
 )
+# Parts of names of columns whose cells, if they repeat, may be ids of persons, or of their things
+OF_PERSONS = re.compile(
+    r"patient|pa[cz]i?ente?|subj|person|particip|proband|donor|volunteer|individual|client|user|signer|speaker|writer"
+    r"|worker|owner|animal|identity|(^|_)(pat|sub|uid|hn)(_|$)"
+)
+OF_THINGS = re.compile(
+    r"(^|_)(ids?|n[or]|nbr|num|number|codes?|keys?|hash|barcode|identifier|accession)(_|$)|nummer|uid|lesion|session|study"
+    r"|series|exam|specimen|sample|slide|visit|video|clip|case|fall"
+)
 LABELLED = re.compile(
     r"(label|class|classname|category|target|diagnosis|dx|disease|pathology|finding|findinglabel)s?"
 )
@@ -52,6 +61,7 @@ PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,@]", re
 MANY = 20
 FEW = 50
 LEAST = 10
+FEWEST = 5  # smallest number of ids of things that may be persons
 FIRST = 50  # number of files of a folder whose format is checked
 
 
@@ -222,37 +232,40 @@ def cells_in(table: Path, column: str) -> list[str]:
     return []
 
 
-def repeated_ids(path: Path, label: str | None) -> str | None:
+def repeated_ids(path: Path, label: str | None) -> tuple[str, bool] | None:
     """Return the first column in the table of `path` with repeated cells that look like persons'
-    ids, or None.
+    ids, and whether to propose it; None if there is none.
 
-    All cells look like ids if the column has such a name, or if most of the cells are PERSONAL. In
-    other columns, cells without a letter or a leading zero are ignored, because dates, years and
-    sizes repeat too.
+    It is proposed if the column has the name of a person's id or if most of the cells are PERSONAL.
+    In columns with other names, cells without a letter or a leading zero are ignored, because
+    dates, years and sizes repeat too.
     """
     path = unpacked(path)
     telling = (
         r"(first|last|sur|full|given|family|nach|vor)?names?|e?mails?(address)?|dob|(dateof)?birth(date|day)?"
         r"|geburts(datum|tag)|(tele|mobile)?phone(no|number)?|(home)?address"
     )
+    other = None
     if table := tables.table_of(path) or tables.table_in(split_of(path)[0][0]):
         for name in tables.heads_of(table)[1]:
+            spelled = re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", "_", name).lower()
             named = re.fullmatch(telling, meaning(name))
+            person = named or OF_PERSONS.search(spelled)
+            thing = OF_THINGS.search(spelled)
             cells = [
                 cell
                 for cell in cells_in(table, name)
-                if re.search("." if named else r"[^\W\d_]|^0", cell)
+                if re.search("." if person or thing else r"[^\W\d_]|^0", cell)
             ]
             ids = {*cells}
-            personal = named or likeness(ids) == 2 or like_people(sorted(ids))
-            if (
-                name != label
-                and personal
-                and len(ids) < len(cells)
-                and (named or len(cells) <= LEAST * len(ids))
-            ):
-                return name
-    return None
+            few = LEAST * len(ids) < len(cells)  # as hospitals and scanners, with many pictures
+            if name == label or len(ids) == len(cells) or (few and not named):
+                continue
+            if person or likeness(ids) == 2 or like_people(sorted(ids)):
+                return name, True
+            if len(ids) >= (FEWEST if thing else LEAST):
+                other = other or (name, False)
+    return other
 
 
 def several_in(table: Path, columns: Sequence[str], label: str | None) -> dict[str, Any] | None:

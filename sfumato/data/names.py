@@ -5,6 +5,7 @@ The column that makes the names in a folder unique counts images, so a person's 
 earlier column, where it repeats. The coarsest such column is proposed.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
@@ -41,9 +42,11 @@ PERSON = re.compile(
 DATE = r"(?:19\d|20[0-4])\d[-_.]?(?:0[1-9]|1[0-2])[-_.]?(?:[0-2]\d|3[01])"
 TIME = r"[0-2]\d[-_.:h]?[0-5]\d[-_.:m]?[0-5]\d(?:\d{3})?"
 DATED = re.compile(
-    rf"(?<!\d)(?:{DATE}(?:\D{{0,4}}{TIME})?|[0-3]\d[-_.][0-3]\d[-_.](?:19|20)\d\d)(?!\d)"
+    rf"(?<!\d)(?:{DATE}(?:\D{{0,4}}{TIME})?|[0-3]\d[-_.][0-3]\d[-_.](?:19|20)\d\d"
+    r"|20[0-4]\d[-.](?:0[1-9]|1[0-2]))(?!\d)"
 )
-WORD = r"[^\W\d_]+"
+LETTER = r"[^\W\d_]"
+WORD = f"{LETTER}+"
 ONE_NUMBER = r"\D*\d+"  # a number and the text before it
 SUFFIX = re.compile(r"\.[A-Za-z]\w{0,4}$")
 
@@ -117,9 +120,13 @@ class Column:
         return 3 * len(self.values) ** 2 / (2 * values)
 
     @cached_property
+    def step(self) -> int:
+        return math.gcd(*map(int, self.counts)) or 1
+
+    @cached_property
     def span(self) -> int:
         numbers = [*map(int, self.counts)]
-        return max(numbers) - min(numbers) + 1
+        return (max(numbers) - min(numbers)) // self.step + 1
 
     @property
     def dense(self) -> bool:
@@ -127,14 +134,14 @@ class Column:
 
     @property
     def restarts(self) -> bool:
-        """Return whether the values may be a counter from 0 or 1, which repeats when it
+        """Return whether the values may be a counter from 0 or 1, in steps, which repeats when it
         restarts.
         """
         return (
             self.kind == "number"
             and not self.personal
             and self.dense
-            and min(map(int, self.counts)) <= 1
+            and min(map(int, self.counts)) <= self.step
         )
 
     @property
@@ -149,6 +156,11 @@ class Column:
             or self.kind == "mixed"
             or (self.kind == "number" and self.span > 20 * len(self.counts))
         )
+
+    @property
+    def bare(self) -> bool:
+        """Return whether the values are numbers that may count anything."""
+        return self.kind == "number" and not (self.personal or self.named or self.sparse)
 
     @property
     def proposable(self) -> bool:
@@ -204,19 +216,25 @@ def repeats_in(
         candidates += ids
     elif after:
         counter, *others = after
-        if not counter.restarts and not counter.neutral and counter.repeated:
+        distinct = not counter.restarts or tells_apart(counter, stems, labels)
+        if distinct and not counter.neutral and counter.repeated:
             candidates.append(counter)
         candidates += [
             c for c in others if not c.neutral and c.proposable and c.repeated and c.repeated_hex
         ]
         candidates += [column for column in ids if column.personal and column not in candidates]
-    if not candidates:
-        return None
     why = "File names repeat, as if one person had several images"
+    if not candidates:
+        numbers = [column for column in columns if column.kind == "number"]
+        glued = before_counter(numbers[0]) if len(numbers) == 1 else None
+        return proposed(f"^{start}{glued}", names, why) if glued else None
     sure = [
         c
         for place, c in enumerate(candidates)
-        if c.proposable and not (c.restarts and any_with_few_values(candidates[:place]))
+        if c.proposable
+        and not (c.restarts and any_with_few_values(candidates[:place]))
+        # Behind a counter, ages and coordinates repeat too
+        and not (c.bare and c in after[1:])
     ]
     if not sure:
         return Repeats(why=why)
@@ -231,21 +249,68 @@ def rivalled(best: Column, others: Sequence[Column]) -> bool:
     """Return whether another part of the names may also be the person's id. Then only the owner can
     decide.
 
-    Examples are a year or a frame number before the proposed part, and a counter next to an id that
-    occurs with several numbers.
+    Examples are a year, a hospital or a frame number before the proposed part, two counters without
+    a word, such as 3_14, and a counter next to an id that occurs with several numbers.
     """
     if best.personal:
         return False
     repeated = [column for column in others if not column.neutral and column.repeated]
     frame = best.of_file and any(column.named for column in repeated)
     year = best.of_year and any(column.proposable and not column.restarts for column in repeated)
+    grid = any(c.bare and c.restarts and 2 * len(c.counts) > len(best.counts) for c in repeated)
+    tagged = any(c.sparse and not c.repeated for c in others)  # ages have a time or an id behind
     ids = [column for column in repeated if column.proposable and (column.sparse or column.surname)]
-    return frame or year or any(not best.sparse and crossed(column, best) for column in ids)
+    short = best.kind == "mixed" and max(map(len, best.counts)) < 4  # such as codes of hospitals
+    site = short or len(best.counts) < 2 * FEWEST
+    site = site and any(len(c.counts) > len(best.counts) for c in ids)
+    return (
+        frame
+        or year
+        or site
+        or (best.bare and ((best.restarts and grid) or tagged))
+        or any(not best.sparse and crossed(column, best) for column in ids)
+    )
 
 
 def crossed(column: Column, other: Column) -> bool:
     """Return whether a value of the column occurs with several values of the other."""
     return len({*zip(column.values, other.values, strict=True)}) > len({*column.values})
+
+
+def tells_apart(column: Column, stems: Sequence[str], labels: Sequence[Hashable]) -> bool:
+    """Return whether names with the same number always differ in a few words, such as a side, that
+    occur in all classes.
+
+    A counter that restarts for each class gives equal names, or names that differ in the class.
+    """
+    words = [re.sub(r"\d+", "", stem) for stem in stems]
+    of_class = Counter(label for _, label in {*zip(words, labels, strict=True)})
+    alone = len({*zip(column.values, words, strict=True)}) == len(words)
+    return alone and min(of_class.values()) > 1 and len({*words}) <= FEWEST < column.pairs
+
+
+def before_counter(column: Column) -> str | None:
+    """Return the pattern of ids to which counters are attached, such as 1017 in 1017002; None if
+    the numbers are no such pairs.
+
+    The counter has a fixed width, and starts at 0 or 1 for each id.
+    """
+    values = [value or "" for value in column.values]
+    if len({*map(len, values)}) > 1:
+        return None
+    for width in range(min(4, len(values[0]) - 1), 0, -1):
+        images: dict[str, list[int]] = {}
+        for value in values:
+            images.setdefault(value[:-width], []).append(int(value[-width:] or 0))
+        runs = [sorted(own) for own in images.values()]
+        counted = [
+            own
+            for own in runs
+            if own[0] < 2 and own[-1] - own[0] + 1 == len(own) < 10**width - own[0]
+        ]
+        if FEWEST <= len(runs) <= len(values) / 2 and len(counted) > 0.9 * len(runs):
+            return rf"(\D*\d+)\d{{{width}}}(?!\d)"
+    return None
 
 
 def beginning(stems: Sequence[str]) -> str:
@@ -330,7 +395,8 @@ def word_column(stems: Sequence[str], named: Sequence[str]) -> Column | None:
     if left_out:
         own = f"(?!{skipped})"
         skip = rf"[\W\d_]*(?:{skipped}[\W\d_]*)*"
-    pattern = rf"{skip}({own}{WORD}(?:[-_ ,^'\u0300-\u036f]+{own}{WORD})*)(?=.*\.)"
+    between = rf"[-_ ,^'\u0300-\u036f]|(?<=\b{LETTER})\."  # of first names, only initials have dots
+    pattern = rf"{skip}({own}{WORD}(?:(?:{between})+{own}{WORD})*)(?=.*\.)"
     found = [re.match(pattern, f"{stem}.") for stem in stems]
     if not any(found):
         return None
@@ -351,20 +417,22 @@ def number_column(
     before = {re.split(r"[\W_]", tail.rstrip("-_. "))[-1] for tail in tails}
     glued = {re.split(r"[\W_]", tail)[-1] for tail in tails}
     padded = all(value is None or len(value) > 2 or value[0] == "0" for value in values)
-    if len({head for head, _ in heads}) == 1 and heads[0][0]:
+    at_site = all(re.search(r"\d_S_$", head) for head, _ in heads)  # site_S_subject
+    if len({*map(int, filter(None, values))}) < len({*values} - {None}):
+        # Otherwise two ids could differ only in zeros
+        pattern = rf"{times(ONE_NUMBER, place)}\D*0*(\d+)"
+    elif at_site or (len({head for head, _ in heads}) == 1 and heads[0][0]):
         pattern = f"({times(ONE_NUMBER, place + 1)})"
     elif len(glued) == 1 and {*glued} != {""}:
         pattern = rf"{times(ONE_NUMBER, place)}\D*?({WORD}\d+)"
-    elif len({*map(int, filter(None, values))}) < len({*values} - {None}):
-        # Otherwise two ids could differ only in zeros
-        pattern = rf"{times(ONE_NUMBER, place)}\D*0*(\d+)"
     else:
         pattern = rf"{times(ONE_NUMBER, place)}\D*(\d+)"
     return Column(
         values=values,
         pattern=pattern,
         kind="number",
-        named=all(
+        named=len(before) == 1
+        and all(
             word
             and not re.fullmatch(f"{SIDE_WORDS}|{COPY_WORDS}|{FILE_WORDS}", word, re.IGNORECASE)
             for word in before
@@ -372,7 +440,8 @@ def number_column(
         of_file=all(word and re.fullmatch(FILE_WORDS, word, re.IGNORECASE) for word in before),
         aligned=are_aligned(heads),
         neutral=all(re.fullmatch(SERIES_WORDS, word, re.IGNORECASE) for word in before),
-        personal=all(PERSON.fullmatch(word) or (word == "P" and padded) for word in before),
+        personal=at_site
+        or all(PERSON.fullmatch(word) or (word == "P" and padded) for word in before),
     )
 
 
@@ -389,7 +458,9 @@ def chunk_columns(stems: Sequence[str]) -> list[Column]:
     """
     chunks = [re.findall(r"[^\W_]+", stem) for stem in stems]
     rows = [*zip_longest(*chunks)]
-    if not any(mixes({*filter(None, values)}) for values in rows):
+    coded = re.compile(rf"{WORD}\d+[a-z]?")  # codes with a number, such as AACA1 and Nal001a
+    counted = len(rows) == 1 and sum(map(bool, map(coded.fullmatch, rows[0]))) > 0.9 * len(stems)
+    if counted or not any(mixes({*filter(None, values)}) for values in rows):
         return []
     columns = []
     for place, values in enumerate(rows):

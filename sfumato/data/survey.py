@@ -259,8 +259,10 @@ def repeats_of(
         found = repeats_in([file.name for file in files], folders, labels, source.classes)
     column = repeated_ids(path, label)
     if column and (found is None or found.groups is None):
+        name, likely = column
         return Repeats(
-            why="Ids in a column repeat, as if one person had several images", groups=column
+            why="Ids in a column repeat, as if one person had several images",
+            groups=name if likely else None,
         )
     if found is None and repeated_folders(folders, labels):
         return Repeats(

@@ -105,6 +105,58 @@ RIGHT = {
     "accession numbers": lambda p, j, i, k: f"{p + 1:02}_{MRN[3 * p + j // 2]}_{j}.png",
     "UIDs of DICOM": lambda p, j, i, k: f"1.2.840.113619.2.55.{MRN[p]}.{j + 1}.png",
     "other scripts": lambda p, j, i, k: f"患者{p + 1:03}_{j}.png",
+    # Sets that are public, and exports of clinics
+    "MURA": lambda p, j, i, k: f"XR_WRIST_patient{p + 7:05}_study1_image{j + 1}.png",
+    "NIH": lambda p, j, i, k: f"{13 * p + 1:08}_{j:03}.png",
+    "CheXpert": lambda p, j, i, k: (
+        f"CheXpert-v1.0-small_train_patient{p + 1:05}_study{1 + j // 2}_view{1 + j % 2}_frontal.jpg"
+    ),
+    "MIMIC": lambda p, j, i, k: (
+        f"p10_p{10000032 + 977 * p}_s{50414267 + MRN[3 * p + j // 2]}_{UUIDS[20 + i]}.jpg"
+    ),
+    "PadChest": lambda p, j, i, k: f"{10**20 + MRN[p] * 999983}_{j}_{10**6 + i}.png",
+    "MESSIDOR, twice": lambda p, j, i, k: f"IM{1 + p:04}_{('OD', 'OS')[j % 2]}_{j // 2}.tif",
+    "OCT of Duke": lambda p, j, i, k: f"Farsiu_2013_AMD_Subject_{1001 + p}_{j}.png",
+    "BraTS 2021": lambda p, j, i, k: (
+        f"BraTS2021_{p + 2:05}_{('flair', 't1', 't1ce')[j % 3]}_{70 + j}.png"
+    ),
+    "OASIS": lambda p, j, i, k: f"OAS1_{p + 1:04}_MR1_mpr-{1 + j % 4}_{100 + j}.jpg",
+    "ADNI": lambda p, j, i, k: f"{p % 7 + 2:03}_S_{MRN[p] % 9000 + 1000:04}_{j}.png",
+    "IXI": lambda p, j, i, k: f"IXI{4 * p + 2:03}-{('Guys', 'HH')[p % 2]}-{MRN[p]}-T1_{j}.png",
+    "months in front": lambda p, j, i, k: f"2020.0{1 + p % 9}.{MRN[p]}.{j}.png",
+    "CAMUS": lambda p, j, i, k: (
+        f"patient{p + 1:04}_{('2CH', '4CH')[j % 2]}_{('ED', 'ES')[j // 2 % 2]}_{j // 4}.png"
+    ),
+    "EchoNet": lambda p, j, i, k: f"0X{HEX[p][:16].upper()}_{j}.png",
+    "fetal planes": lambda p, j, i, k: f"Patient{p + 1:05}_Plane{1 + j}_1_of_9.png",
+    "slides": lambda p, j, i, k: f"tumor_{p + 1:03}_{200 + 224 * i}_{999 + 7 * i}.png",
+    "barcodes of slides": lambda p, j, i, k: (
+        f"TCGA-A2-{'ABCDEFGHIJKLMNOPQRST'[p]}{MRN[p] % 900 + 100}-01Z-00-DX1_{512 * j}.png"
+    ),
+    "mammograms of Vietnam": lambda p, j, i, k: f"{HEX[p]}_{HEX[20 + i]}.png",
+    "leukaemia": lambda p, j, i, k: f"UID_{p + 1}_{j + 1}_{1 + j % 3}_all.bmp",
+    "faces": lambda p, j, i, k: (
+        f"{('Anna', 'Ben', 'Eva', 'Hugo')[p % 4]}_{SURNAMES[p]}_{j + 1:04}.jpg"
+    ),
+    "faces of films": lambda p, j, i, k: f"n{p + 1:06}_{j + 1:04}_{1 + j % 3:02}.jpg",
+    "fingerprints": lambda p, j, i, k: (
+        f"{p + 1}__{'MF'[p % 2]}_{SIDES[j % 2].title()}_{('index', 'ring', 'little')[j // 2]}"
+        "_finger.BMP"
+    ),
+    "palms": lambda p, j, i, k: f"PolyU_{p + 1:03}_{'FS'[j % 2]}_{j // 2 + 1:02}.bmp",
+    "irises": lambda p, j, i, k: f"S{1001 + p}{'LR'[j % 2]}{1 + j // 2:02}.jpg",
+    "ears": lambda p, j, i, k: f"{p:03}_{('front', 'back', 'up', 'left')[j % 4]}_{j // 4}_ear.jpg",
+    "gaits": lambda p, j, i, k: f"{p + 1:03}-{('nm', 'bg', 'cl')[j // 2]}-{1 + j % 2:02}-090.png",
+    "endoscopies": lambda p, j, i, k: f"{HEX[p][:16]}_{MRN[i]}.jpg",
+    "a step between frames": lambda p, j, i, k: f"video{p + 1:02}_{25 * j:06}.png",
+    "cervix": lambda p, j, i, k: f"{153814312 + MRN[p]} ({j + 1}).bmp",
+    "letters and a counter": lambda p, j, i, k: f"AA{chr(65 + p)}A{j}.jpg",
+    "zeros of two devices": lambda p, j, i, k: f"P{(f'{p + 1:03}', p + 1)[j % 2]}_{j}.png",
+    "glued": lambda p, j, i, k: f"MR{10**6 + 7 * MRN[p]:07}{j:03}.png",
+    "glued, two digits": lambda p, j, i, k: f"{p + 10}{j}.png",
+    "names with dots": lambda p, j, i, k: f"{'ABC'[p % 3]}.{SURNAMES[p]}.{j}.jpg",
+    "other words": lambda p, j, i, k: f"paciente{p + 1:02}-toma{j + 1}.jpg",
+    "no separators": lambda p, j, i, k: f"p{p + 1}i{j + 1}.png",
 }
 ASKED = {
     "frame before video": lambda p, j, i, k: f"frame{10 * j:04}_video{p + 1:02}.png",
@@ -117,7 +169,40 @@ ASKED = {
     "numbers in some names only": lambda p, j, i, k: (
         f"{'A2-' if p % 4 else ''}IM-{115 + p:04}-{j + 1:04}.jpeg"
     ),
+    "image before person": lambda p, j, i, k: f"{j + 1}_{p + 1}.jpg",
+    "year of an examination": lambda p, j, i, k: f"S{15 + p % 5}-{MRN[p]}_A{1 + j % 3}_{j}.jpg",
+    "a room on a day": lambda p, j, i, k: f"2021-03-{1 + p:02}_OR{1 + p % 4}_f{30 * j:06}.jpg",
+    "hospital and participant": lambda p, j, i, k: (
+        f"TCGA-{HEX[p % 9][:2]}-{HEX[p][4:8]}-01Z-00-DX1_{512 * j}.png"
+    ),
+    "age": lambda p, j, i, k: f"{20 + i % 60}_{p % 2}_{p % 5}_20170117{MRN[i]:07}.jpg",
+    "age behind": lambda p, j, i, k: f"{i:04}_{'MF'[p % 2]}_{20 + i % 60}.png",
+    "place in a picture": lambda p, j, i, k: f"{i:05}_{MRN[i] % 90}_{MRN[-i] % 90}.png",
+    "biopsies": lambda p, j, i, k: f"{8863 + p}_idx5_x{50 * j + 1001}_y{50 * j + 451}.png",
+    "signatures": lambda p, j, i, k: f"{('original', 'forgeries')[j % 2]}_{p + 1}_{j // 2 + 1}.png",
+    "a letter behind a code": lambda p, j, i, k: (
+        f"N{'aef'[p % 3]}l{p + 1:03}{' abcde'[j].strip()}.jpg"
+    ),
+    "cameras": lambda p, j, i, k: f"{3 * p + 2:04}_c{1 + j}s{1 + j // 3}_{MRN[i]:06}_00.jpg",
+    "sides glued": lambda p, j, i, k: f"{'MF'[p % 2]}{p // 2 + 1:03}_{j}.jpg",
 }
+
+
+EYES = {
+    "sides": lambda p, j, k: f"{p}_{SIDES[j].lower()}.jpg",
+    "eyes": lambda p, j, k: f"RET{p + 1:03}{('OD', 'OS')[j]}.jpg",
+    "letters": lambda p, j, k: f"Image_{p + 1:02}{'LR'[j]}.jpg",
+    "with the class": lambda p, j, k: f"{k[0].upper()}-{p + 1}-{'LR'[j]}.jpg",
+}
+
+
+@pytest.mark.parametrize("scheme", EYES)
+def test_eyes_in_different_classes_are_of_one_person(scheme):
+    rows = [(p, j, KINDS[(p + j) % 2]) for p in range(20) for j in range(2)]
+    names = [EYES[scheme](*row) for row in rows]
+    kinds = [kind for *_, kind in rows]
+    found = repeats_in(names, kinds, kinds, KINDS)
+    assert found is not None and found.persons == 20
 
 
 def brought(form, spread):
@@ -195,6 +280,32 @@ PLAIN = {
         for w, t in (("scan", " ({}).png"), ("train", "{}.png"))
     ],
     "a side": [(f"left ({j}).png", k) for k in KINDS for j in range(1, 60)],
+    "lesions": [(f"ISIC_{24306 + 3 * j:07}.jpg", KINDS[j % 2]) for j in range(600)],
+    "faces": [(f"{j + 1:06}.jpg", KINDS[j % 2]) for j in range(600)],
+    "class and counter": [(f"{k} ({j + 1}).png", k) for k in KINDS for j in range(60)],
+    "retinas": [
+        (f"2005{1 + j % 12:02}{1 + j % 28:02}_{30000 + 7 * j}_0{1 + j % 4}00_PP.tif", KINDS[j % 2])
+        for j in range(600)
+    ],
+    "crops": [
+        (f"{k}{j:02}.tif", k) for k in ("agricultural", "airplane", "beach") for j in range(90)
+    ],
+    "flowers": [
+        (f"{37 * MRN[j]}_{HEX[j][:10]}_n.jpg", ("rose", "tulip")[j % 2]) for j in range(200)
+    ],
+    "synsets": [
+        (f"{k}_{MRN[j]}.JPEG", k)
+        for k, first in (("n01440764", 0), ("n02085620", 100))
+        for j in range(first, first + 100)
+    ],
+    "a validation set": [(f"ILSVRC2012_val_{j + 1:08}.JPEG", KINDS[j % 2]) for j in range(600)],
+    "numbers of classes": [
+        (f"{n + 1:03}_{j + 1:04}.jpg", str(n)) for n in range(3) for j in range(90)
+    ],
+    "sizes": [(f"{j}_224x224.png", KINDS[j % 2]) for j in range(600)],
+    "an eye each": [(f"{j}_{SIDES[MRN[j] % 2]}.png", KINDS[j % 2]) for j in range(200)],
+    "a counter in steps": [(f"{1000 * j:07}.png", k) for k in KINDS for j in range(60)],
+    "UIDs": [(f"1.2.840.{MRN[j]}.{3 * MRN[j]}.png", KINDS[j % 2]) for j in range(200)],
 }
 
 

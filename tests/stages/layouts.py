@@ -117,6 +117,8 @@ CELLS = {
     "full name": lambda i, part: f"{chr(65 + i // 6)}nna {NAMES[i // 6]}",
     "mail": lambda i, part: f"{NAMES[i % 3]}@clinic.org",
     "own mail": lambda i, part: f"{NAMES[i % 10]}@clinic.org",
+    "number": lambda i, part: 7 + i // 4,
+    "word of a person": lambda i, part: "abcdefghkmnp"[i // 4] * 3,
     "birthday": lambda i, part: f"19{50 + i // 2}-02-03",
     "gap": lambda i, part: ("benign", "malignant", "NaN")[i % 3],
     "spelled": lambda i, part: ("benign", "Benign ", "malignant")[i % 3],

@@ -127,6 +127,14 @@ ROWS = {
             "{i:03}_{person}.png",
             "Mass-Training_P_{person}_LEFT_{i}.png",
             "{person}(2{i}).png",
+            "SOB_B_A-14-{person}-40-{i:03}.png",
+            "CheXpert_train_{person}_study1_view{i}_frontal.jpg",
+            "OAS1_{person}_MR1_mpr-1_{i}.jpg",
+            "{person}_2CH_ED_{i}.png",
+            "{person}__M_Left_index_finger_{i}.png",
+            "TCGA_CS_{person}_19960909_{i}.png",
+            "C33{person}thinF_IMG_20150619_114756a_cell_{i}.png",
+            "p10_{person}_s5041_0{i:03}.png",
         )
     },
     **{
@@ -134,6 +142,11 @@ ROWS = {
         for form, people in (
             ("frame{i:03}_video{person}.png", [*range(9)]),
             ("{person}_{i:02}.png", NAMES[:3]),
+            ("{i}_{person}.png", [*range(1, 20)]),
+            (
+                "TCGA-{person}-01Z_{i}.png",
+                ["0D-71QC", "A1-51QC", "0D-9XK2", "A1-QQ77", "0D-5ZZ1"] * 2,
+            ),
         )
     },
     "photographs in a row": refused(

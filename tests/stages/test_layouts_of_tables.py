@@ -188,6 +188,30 @@ ROWS = {
             "radiographer": "full name",
         }.items()
     },
+    **{
+        f"a table, {head} that repeats": persons(
+            "column", tabled(f"{head}={cell}, dx=kind"), "in a column repeat", REPEATED
+        )
+        for head, cell in {
+            "patient_hash": "number",
+            "id_patient": "number",
+            "HN": "number",
+            "signer": "word of a person",
+            "dicom_uid": "number",
+        }.items()
+    },
+    **{
+        f"a table, {head} that may be a person's": images(
+            tabled(f"{head}={cell}, dx=kind"), "in a column repeat", "- n - - y"
+        )
+        for head, cell in {
+            "ID": "number",
+            "lesion": "number",
+            "StudyInstanceUID": "number",
+            "barcode": "number",
+            "nickname": "word of a person",
+        }.items()
+    },
     "a table, a diagnosis beside sex": images(tabled("dx=kind, male=bit, smoker=other")),
     "one column per class": persons(
         "column", tabled("MEL=word, NV=not, MRN=id"), classes=("MEL", "NV")
