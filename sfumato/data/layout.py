@@ -258,8 +258,10 @@ def repeated_ids(path: Path, label: str | None) -> tuple[str, bool] | None:
                 if re.search("." if person or thing else r"[^\W\d_]|^0", cell)
             ]
             ids = {*cells}
-            few = LEAST * len(ids) < len(cells)  # as hospitals and scanners, with many pictures
-            if name == label or len(ids) == len(cells) or (few and not named):
+            frequent = LEAST * len(ids) < len(
+                cells
+            )  # as hospitals and scanners, with many pictures
+            if name == label or len(ids) == len(cells) or (frequent and not named):
                 continue
             if person or likeness(ids) == 2 or like_people(sorted(ids)):
                 return name, True

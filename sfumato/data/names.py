@@ -395,7 +395,9 @@ def word_column(stems: Sequence[str], named: Sequence[str]) -> Column | None:
     if left_out:
         own = f"(?!{skipped})"
         skip = rf"[\W\d_]*(?:{skipped}[\W\d_]*)*"
-    between = rf"[-_ ,^'\u0300-\u036f]|(?<=\b{LETTER})\."  # of first names, only initials have dots
+    between = (
+        rf"[-_ ,^'\u0300-\u036f]|(?<=\b{LETTER})\."  # first names have dots only behind initials
+    )
     pattern = rf"{skip}({own}{WORD}(?:(?:{between})+{own}{WORD})*)(?=.*\.)"
     found = [re.match(pattern, f"{stem}.") for stem in stems]
     if not any(found):
