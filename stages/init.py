@@ -97,7 +97,7 @@ def officers_words(owner: Owner) -> dict[str, Any]:
 
     keys = ("controller", "purpose", "legal_basis", "recipients", "retention")
     question = (
-        f"State now, for the report: {', '.join(WORDS['about'][key] for key in keys)}? (or later, "
+        f"Enter these statements for the report now: {', '.join(WORDS['about'][key] for key in keys)}? (or later, "
         "in params.yaml)"
     )
     if owner.ask is None or not sys.stdin.isatty() or not owner.answer(question, False, None):

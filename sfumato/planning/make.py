@@ -175,7 +175,7 @@ def spending_lines(made: ProjectPlan, spending: Sequence[Decision]) -> Iterator[
             continue
         why = f"depends on {entry.cause}, which has changed"
         if made.lineage[stage].again:
-            why = "is named in privacy.spend_again, or depends on a query that is"
+            why = "is named in privacy.spend_again, or depends on a query named there"
         elif entry.cause == stage:
             why = "is new or has changed"
         yield f"{stage}: would {'re-spend' if stage in before else 'spend'} {cost}: it {why}"

@@ -102,8 +102,8 @@ class Synthesize(Settings):
     # Formats to write in addition to the arrays: PNGs in one folder per class, one .npz archive,
     # Parquet tables, tar files (webdataset)
     export: tuple[Literal["png", "npz", "parquet", "webdataset"], ...] = ()
-    # Where to mark images as generated: `pictures` marks PNG and Parquet files, `files` also marks
-    # arrays and tar files, `pixels` also the pixels of drawn images
+    # Files and pixels to mark as generated: `pictures` marks PNG and Parquet files, `files` also
+    # marks arrays and tar files, `pixels` also the pixels of drawn images
     mark: Literal["pictures", "files", "pixels"] = "pictures"
 
     @model_validator(mode="after")
