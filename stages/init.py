@@ -96,10 +96,8 @@ def officers_words(owner: Owner) -> dict[str, Any]:
     from sfumato.release.card import WORDS
 
     keys = ("controller", "purpose", "legal_basis", "recipients", "retention")
-    question = (
-        f"Enter these statements for the report now: {', '.join(WORDS['about'][key] for key in keys)}? (or later, "
-        "in params.yaml)"
-    )
+    statements = ", ".join(WORDS["about"][key] for key in keys)
+    question = f"Enter statements for the report now: {statements}? (or later, in params.yaml)"
     if owner.ask is None or not sys.stdin.isatty() or not owner.answer(question, False, None):
         return {}
     texts = {

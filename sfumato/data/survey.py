@@ -213,7 +213,7 @@ def picture_facts(source: Source, path: Path, options: Any, state: Path | None) 
             return {name: facts[name] for name in PICTURE_FACTS}
     sides = []
     coloured = 0
-    for image, _ in progress(chain(source.train, source.test or ()), source.size, "looking"):
+    for image, _ in progress(chain(source.train, source.test or ()), source.size, "surveying"):
         sides.append(image.shape[:2])
         coloured += bool((image != image[..., :1]).any())
     shorter, longer = np.median(np.sort(sides), axis=0)
