@@ -3,6 +3,7 @@ commands.
 """
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"
 EVALUATED = ["teacher-generator", "feta-pro", "full", "teacher-public"]
 ADDED = ("student",)  # a stage that no recipe runs: `teacher-generator` with a stream
 OTHERS = ["dp-mepf", "teacher-gaussian", "sapf-pixel", "pe", "dp-gan"]  # the other stages
+# Each kind of stage with a network of its own, in one run
+PLANTED = ("histogram", "select", "pretrain", "saliency", "finetune", "synthesize")
 # stages that need no card: they count labels, sum pixels, or choose images by number
 IDLE = {"count", "central"}
 IDLE_IN = {
@@ -67,6 +70,38 @@ def recipe_of(name: str) -> dict:
     return yaml.safe_load((PIPELINES / f"{name}.yaml").read_text())
 
 
+@pytest.fixture
+def untrained(monkeypatch):
+    """Weights of a pretended card have no numbers, so none seem trained."""
+    monkeypatch.setattr("sfumato.dpsgd.trainable.check_trained", lambda *weights: None)
+
+
+def write_source(digits) -> None:
+    np.savez(
+        "source.npz",
+        images=digits.images[:40],
+        labels=digits.labels[:40],
+        classes=np.array(digits.classes),
+    )
+
+
+def run_stages(desk, card, environment, run: list[str], on_cpu: Collection[str] = ()) -> set[str]:
+    """Prepare, plan and run all stages; returns which of `run` put nothing on the card.
+
+    on_cpu: stages for which the machine has no card.
+    """
+    environment["SFUMATO_DEVICE"] = "cuda"
+    desk.run_all("prepare sensitive", "prepare public", "plan")
+    idle = set()
+    for stage in STAGES:
+        before = card.held
+        environment["SFUMATO_DEVICE"] = "cpu" if stage in on_cpu else "cuda"
+        desk.run_all(stage)
+        if stage in run and card.held == before:
+            idle.add(stage)
+    return idle
+
+
 def test_every_stage_is_in_some_recipe_here():
     assert {stage for name in EVALUATED + OTHERS for stage in recipe_of(name)["run"]} | {
         *ADDED
@@ -76,16 +111,9 @@ def test_every_stage_is_in_some_recipe_here():
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize("name", EVALUATED + OTHERS)
 def test_every_stage_of_a_recipe_runs_on_a_gpu(
-    desk, digits, monkeypatch, environment, short_judging, name
+    desk, digits, environment, short_judging, untrained, name
 ):
-    environment["SFUMATO_DEVICE"] = "cuda"
-    monkeypatch.setattr("sfumato.dpsgd.trainable.check_trained", lambda *weights: None)
-    np.savez(
-        "source.npz",
-        images=digits.images[:40],
-        labels=digits.labels[:40],
-        classes=np.array(digits.classes),
-    )
+    write_source(digits)
     stages = (
         {*recipe_of(name)["run"], *ADDED} if name == "teacher-generator" else recipe_of(name)["run"]
     )
@@ -97,13 +125,7 @@ def test_every_stage_of_a_recipe_runs_on_a_gpu(
     select = {"ratio": 0.2} if "histogram" in run else {"images": 240}
     desk.params(recipe=name, run=run, select=select, synthesize={"stream": "student" in run})
     with pretended_gpu() as card:
-        desk.run_all("prepare sensitive", "prepare public", "plan")
-        idle = set()
-        for stage in STAGES:
-            before = card.held
-            desk.run_all(stage)
-            if stage in run and card.held == before:
-                idle.add(stage)
+        idle = run_stages(desk, card, environment, run)
         desk.run_all("ledger write")
     assert (idle - IDLE, {*card.on_cpu} - ON_CPU.get(name, set())) == (
         IDLE_IN.get(name, set()),
@@ -112,3 +134,19 @@ def test_every_stage_of_a_recipe_runs_on_a_gpu(
     assert np.load("artifacts/synthesize/images.npy").shape == (24, 8, 8, 1)
     records = json.loads(Path("ledger.json").read_text())["records"]
     assert {record["stage"] for record in records} == set(run) & set(QUERIES)
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_a_stage_that_stays_on_the_cpu_is_idle(desk, digits, environment, untrained):
+    write_source(digits)
+    run = ["count", "classifier", "teacher", *PLANTED]
+    desk.base = SMALL
+    desk.params(
+        recipe="sapf-pixel",
+        run=run,
+        select={"by": "teacher", "images": 240},
+        teacher={"noise": "2%"},
+        finetune={"trainable": "attention"},  # an adapter's meta tensors would count as the card's
+    )
+    with pretended_gpu() as card:
+        assert run_stages(desk, card, environment, run, on_cpu=PLANTED) - IDLE == {*PLANTED}
