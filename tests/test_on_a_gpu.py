@@ -31,7 +31,7 @@ from sfumato.evaluation.classifiers import CLASSIFIERS
 from sfumato.evaluation.extractors import embedded_extractor
 from sfumato.features import FeatureMeans
 from sfumato.features.fourier import FourierFeatures
-from sfumato.features.projection import ProjectedFeatures
+from sfumato.features.projection import FEATURE_BATCH, ProjectedFeatures
 from sfumato.features.public_network import build_network
 from sfumato.features.teacher_network import (
     TeacherNetwork,
@@ -463,6 +463,16 @@ def test_the_steps_of_a_teacher_run_on_the_card():
             lambda done, total: None,
         )
     assert spread.device.type == "cuda" and not card.on_cpu
+
+
+def test_public_images_are_classified_on_the_card_in_parts():
+    def peak(count: int) -> int:
+        with pretended_gpu() as card:
+            classify(teacher(), images(count))
+        assert not card.on_cpu
+        return card.peak
+
+    assert peak(4 * FEATURE_BATCH) == peak(FEATURE_BATCH)
 
 
 @part("training/supervised.py apply")
