@@ -1,4 +1,4 @@
-"""Ctrl-C on the terminal of `stage run`: it stops at once, and the next run continues at no cost."""
+"""Ctrl-C on the terminal of `stage run`: it stops, and the next run continues at no cost."""
 
 import os
 import pty
