@@ -137,8 +137,7 @@ def prepare(
 
 def start(folder: Path, state: Path, workers: int) -> subprocess.Popen:
     command = [sys.executable, "-m", "stages.cli", "prepare", "sensitive", "--card", "card.json"]
-    if workers > 1:
-        command += ["--workers", str(workers)]
+    command += ["--workers", str(workers)]
     environment = os.environ | {
         "SFUMATO_STATE": str(state),
         "PYTHONPATH": str(Path(__file__).parents[1]),

@@ -17,10 +17,12 @@ from stages.state import state_dir
 
 RAW = Path("data/raw")  # folder of downloads
 Workers = Annotated[
-    int,
+    int | None,
     typer.Option(
         min=1,
-        help="Processes that convert shards: tar or Parquet files, or parts of a large folder.",
+        help="Processes that convert shards: tar or Parquet files, or parts of a large folder. "
+        "Each uses one thread. Volumes, several labels and tables of persons are read in one "
+        "process. Without this option, one process uses several threads.",
     ),
 ]
 
@@ -32,7 +34,7 @@ app = typer.Typer(
 
 @app.command()
 def sensitive(
-    params: ParamsPath = Path("params.yaml"), card: CardPath = CARD_PATH, workers: Workers = 1
+    params: ParamsPath = Path("params.yaml"), card: CardPath = CARD_PATH, workers: Workers = None
 ) -> None:
     """Local: store sensitive and hold-out images under $SFUMATO_STATE, and write the public
     card.

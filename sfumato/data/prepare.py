@@ -74,7 +74,9 @@ UNNAMED = "unnamed"  # version of the images if data.version is not set
 
 
 @naming_archives()
-def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path, workers: int = 1) -> dict:
+def prepare_sensitive(
+    data: Data, state: Path, card: Path, raw: Path, workers: int | None = None
+) -> dict:
     """Store the sensitive and hold-out images of the source in `data`; write the public card and
     return it.
 
@@ -84,7 +86,7 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path, workers: i
     stays the same for this dataset.
 
     state: state directory for the images; card: path of the card; workers: number of processes that
-    convert shards.
+    convert shards, see `read_shards`.
 
     Raises ConfigError or DataError for the reasons in `sources.read_source`, if images are counted
     under another id, or if charged images would change their groups. The older set and card are
@@ -151,7 +153,7 @@ def write_texts(folder: Path, texts: dict[str, str | None]) -> None:
 
 
 def open_whole(
-    data: Data, raw: Path, home: Path, listing: str | None, key: bytes, workers: int
+    data: Data, raw: Path, home: Path, listing: str | None, key: bytes, workers: int | None
 ) -> Source:
     """Open the source at once or, if it has several shards, convert them first.
 

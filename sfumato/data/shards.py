@@ -181,10 +181,11 @@ def place_shards(
     return [*zip(shards, places, strict=True)]
 
 
-def read_shards(data: Data, tasks: Sequence[Task], workers: int) -> Source:
+def read_shards(data: Data, tasks: Sequence[Task], workers: int | None) -> Source:
     """Convert the shards that no earlier process has converted, and return all as one source.
 
-    workers: number of processes, unless `torchrun` started several. Raises DataError with the
+    workers: number of processes that decode in one thread each, unless `torchrun` started several;
+    None for this process, with several threads. Raises DataError with the
     faults of all shards.
     """
     missing = [(shard, place) for shard, place in tasks if not place.is_dir()]
@@ -197,12 +198,12 @@ def read_shards(data: Data, tasks: Sequence[Task], workers: int) -> Source:
     return one_source(data, *zip(*tasks, strict=True))
 
 
-def in_processes(data: Data, tasks: list[Task], workers: int) -> list[Exception | None]:
+def in_processes(data: Data, tasks: list[Task], workers: int | None) -> list[Exception | None]:
     """Call `convert` for each task, in several processes. Returns their errors."""
     work = partial(convert, data)
     if world_size() > 1:
         return map_sharded(broadcast_object(tasks), work)
-    if workers == 1 or len(tasks) < 2:
+    if workers is None or not tasks:
         return [*decoding.progress(map(work, tasks), len(tasks), "converting shards")]
     before = {*active_children()}
     count = min(workers, len(tasks))
@@ -210,7 +211,7 @@ def in_processes(data: Data, tasks: list[Task], workers: int) -> list[Exception 
     if os.name != "nt":
         context = get_context("forkserver")
         context.set_forkserver_preload([__name__])  # one process imports for all
-    with ProcessPoolExecutor(count, context, begin_worker, (count,)) as pool:
+    with ProcessPoolExecutor(count, context, begin_worker) as pool:
         try:
             return [*decoding.progress(pool.map(work, tasks), len(tasks), "converting shards")]
         except BrokenProcessPool:
@@ -225,12 +226,12 @@ def in_processes(data: Data, tasks: list[Task], workers: int) -> list[Exception 
             raise
 
 
-def begin_worker(count: int) -> None:
-    """Set up a process of the pool: it ends with the program that started it, and uses its share of
-    the processors.
+def begin_worker() -> None:
+    """Set up a process of the pool: it ends with the program that started it, and decodes in one
+    thread.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    decoding.DECODERS = max(1, decoding.DECODERS // count)
+    decoding.DECODERS = 1
     parent = parent_process()
     assert parent is not None
     threading.Thread(target=end_after, args=(parent,), daemon=True).start()

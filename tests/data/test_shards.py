@@ -10,6 +10,8 @@ import stat
 import subprocess
 import sys
 import tarfile
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,7 @@ from PIL import Image
 from pyarrow import parquet
 from sources.writers import write_folder
 
-from sfumato.data import prepare, shards
+from sfumato.data import decoding, prepare, shards
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.errors import ConfigError, DataError
 from sfumato.planning.forget import private_files
@@ -103,7 +105,7 @@ def settled(monkeypatch):
     monkeypatch.setattr(prepare, "FRESH", -1.0)
 
 
-def prepared(data: Data, state: Path, workers: int = 1) -> dict[str, bytes]:
+def prepared(data: Data, state: Path, workers: int | None = None) -> dict[str, bytes]:
     """Prepare with a fixed key; returns the files of the set."""
     (state / "keys").mkdir(parents=True, exist_ok=True)
     (state / "keys/set").write_bytes(bytes(range(32)))
@@ -158,7 +160,17 @@ def test_broken_pictures_count_over_all_shards(tmp_path, form):
         prepared(data.model_copy(update={"skip": 0.05}), tmp_path / "fewer")
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+def test_each_worker_is_a_process_that_decodes_in_one_thread(tmp_path, monkeypatch):
+    data = write_set(tmp_path / "in", "tar")
+    whole = prepared(data, tmp_path / "none")
+    monkeypatch.setattr(decoding, "decode", None)  # in this process
+    assert prepared(data, tmp_path / "one", 1) == whole
+    with ProcessPoolExecutor(1, get_context("spawn"), shards.begin_worker) as pool:
+        threads = pool.submit(eval, "__import__('sfumato.data.decoding').data.decoding.DECODERS")
+        assert threads.result() == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
 def test_any_number_of_workers_gives_the_same_bytes(tmp_path, workers):
     data = write_set(tmp_path / "in", "tar")
     assert prepared(data, tmp_path / "many", workers) == prepared(data, tmp_path / "one")
