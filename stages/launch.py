@@ -7,8 +7,10 @@ import secrets
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from sfumato.errors import ConfigError, SfumatoError, explained
 from sfumato.storage.access import log_access
@@ -23,10 +25,11 @@ def is_configured() -> bool:
     return bool(os.environ.get(LAUNCH))
 
 
-def again() -> int:
+def again(streams: Mapping[str, IO[str]] | None = None) -> int:
     """Rerun this command in many processes.
 
-    Returns the exit code of the first process, which `torchrun` would turn into 1.
+    streams: `stdout` and `stderr` for the processes, unless they inherit this one's. Returns the
+    exit code of the first process, which `torchrun` would turn into 1.
     """
     launcher = f"{LAUNCH}={os.environ[LAUNCH]!r}"
     if EXIT_CODE in os.environ:
@@ -40,7 +43,7 @@ def again() -> int:
             words = [*shlex.split(os.environ[LAUNCH]), "-m", "stages.cli", *sys.argv[1:]]
             # PYTHONSAFEPATH: no module in the current folder can replace a package.
             given = {**os.environ, EXIT_CODE: str(code_file), "PYTHONSAFEPATH": "1"}
-            done = subprocess.run(words, env=given, check=False)
+            done = subprocess.run(words, env=given, check=False, **(streams or {}))
         if not code_file.is_file():
             raise SfumatoError(
                 f"{launcher} ended with exit code {done.returncode} before the first process "

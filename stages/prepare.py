@@ -12,7 +12,7 @@ from sfumato.storage.in_use import use_until_the_end
 from stages import launch
 from stages.flags import CardPath
 from stages.plan import ParamsPath
-from stages.screen import tell
+from stages.screen import named, tell
 from stages.state import state_dir
 
 RAW = Path("data/raw")  # folder of downloads
@@ -48,7 +48,8 @@ def sensitive(
     # Comes first, because a failure may write its reason to a private file
     use_until_the_end(state_dir(), data.name)
     if launch.is_configured() and not distributed.launched() and shards_in(data):
-        raise SystemExit(launch.again())
+        # `shards_in` has opened sensitive files: this process's own output is private by now
+        raise SystemExit(launch.again(named))
     if distributed.launched():
         os.environ["SFUMATO_DEVICE"] = "cpu"  # pictures are decoded without GPUs
     distributed.join()

@@ -1,8 +1,11 @@
 """`SFUMATO_LAUNCH`: the commands and `dvc repro` as they are, each query in two processes."""
 
 import json
+import shutil
 
 import pytest
+import yaml
+from PIL import Image
 from small_repository import Repository, make_repository, programs
 
 
@@ -34,6 +37,25 @@ def test_a_repro_in_two_processes_opens_each_charge_once(repository):
 
 def test_a_refusal_is_one_line_and_its_own_exit_code(repository):
     assert repository.stage("count", code=3).count("already released") == 1
+
+
+def test_shards_converted_in_two_processes_end_in_one_line(repository):
+    """The process that starts the two has read the names of files by then, and prints nothing more
+    itself.
+    """
+    for shard, label in enumerate("ab"):
+        folder = repository.path / f"unpacked-{shard}"
+        folder.mkdir()
+        for number in range(20):
+            Image.new("L", (8, 8), number + 100 * shard).save(folder / f"{number}.png")
+            (folder / f"{number}.cls").write_text(label)
+        shutil.make_archive(str(repository.path / "tars" / str(shard)), "tar", folder)
+    data = {"dataset_id": "tars", "source": "webdataset", "path": "tars", "classes": ["a", "b"]}
+    params = yaml.safe_dump({"recipe": "dp-merf", "data": data})
+    (repository.path / "tars.yaml").write_text(params)
+    text = repository.stage("prepare sensitive --params tars.yaml --card tars.json")
+    assert text.count("tars.json: dataset 'tars'") == 1
+    assert json.loads((repository.path / "tars.json").read_text())["shape"] == [1, 8, 8]
 
 
 def test_a_launcher_that_starts_no_group_is_named_in_a_sentence(repository, monkeypatch):

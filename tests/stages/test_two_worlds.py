@@ -261,36 +261,45 @@ def test_opening_sensitive_files_leaves_no_core_dump(world, desk):
 
 NATIVE = """
 import logging, os, sys, warnings
-from sfumato.data import decoding
+from sfumato.data import decoding, shards
 from stages.cli import main
+shards.BLOCK_SIZE = 50  # so that the folder has several
 read = decoding.decode
 def decode(path, *given, **more):
-    os.write(1, b"Maria out\\n"), os.write(2, b"Maria err\\n")
+    os.write(1, f"Maria out of {__name__}\\n".encode()), os.write(2, b"Maria err\\n")
     print("Maria", path), print("Maria", file=sys.stderr)
     warnings.warn(f"Maria warns of {path}")
     logging.getLogger("pictures").warning("Maria logs %s", path)
     return read(path, *given, **more)
 decoding.decode = decode
-sys.argv = ["stage", "prepare", "sensitive"]
-main()
+if __name__ == "__main__":  # not in a worker, which runs this file too
+    main()
 """
 
 
-def test_what_libraries_print_by_themselves_is_kept_privately(world, desk):
-    """Libraries in C write to descriptors."""
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_libraries_print_by_themselves_is_kept_privately(world, desk, here, workers):
+    """Libraries in C write to descriptors. Each of several workers has its own."""
     world(True)
     desk.params(recipe="dp-merf")
-    done = subprocess.run(
-        [sys.executable, "-c", NATIVE], capture_output=True, text=True, timeout=100
-    )
+    (here / "native.py").write_text(NATIVE)
+    words = ["native.py", "prepare", "sensitive", "--workers", str(workers)]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(
         "data/sensitive/card.json: dataset"
     )
     assert "Maria" not in done.stdout
     kept = Path("state/printed.txt")
+    module = "__main__" if workers == 1 else "__mp_main__"
     assert all(
         kept.read_text().count(word) > 200
-        for word in ("Maria out", "Maria err", "Maria in/", "Maria warns", "Maria logs")
+        for word in (
+            f"Maria out of {module}\n",
+            "Maria err",
+            "Maria in/",
+            "Maria warns",
+            "Maria logs",
+        )
     )
     assert kept.stat().st_mode & 0o777 == 0o600
 
