@@ -17,8 +17,8 @@ from sfumato.storage.in_use import until_the_end
 
 # Files of more than half a minute of processor, in the order in which two workers take them.
 LONGEST = [
-    *("two_worlds", "pipeline", "stages_on_a_gpu", "audit", "kills", "recipes"),
-    *("accountant", "notebooks", "init", "generator"),
+    *("pipeline", "kills", "recipes", "run", "stages_on_a_gpu", "audit", "init"),
+    *("accountant", "two_worlds", "notebooks", "after_a_kill", "processes"),
 ]
 
 

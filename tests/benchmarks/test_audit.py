@@ -1,8 +1,6 @@
 """The audit finds planted bugs and raises no alarm without one; its bounds equal closed forms."""
 
-import subprocess
-import sys
-from pathlib import Path
+from io import StringIO
 
 import numpy as np
 import pandas as pd
@@ -21,6 +19,7 @@ from audit.bounds import (
 from audit.canaries import one_run
 from audit.repeated import audit
 from audit.subjects import CLIP, NoiseOfTheFirstProcess, Subject, planted, subjects
+from program import call
 from scipy.optimize import linprog
 from scipy.stats import binom, norm
 
@@ -201,11 +200,10 @@ def test_the_script_fails_if_a_claim_is_refuted(tmp_path, monkeypatch):
         "--parts",
         "repeated",
     ]
-    script = Path(run.__file__)
-    done = subprocess.run(
-        [sys.executable, script, *words, "--out", tmp_path], capture_output=True, text=True
-    )
-    assert done.returncode == 0 and "planted" in done.stdout, done.stderr
+    screen = StringIO()
+    script = lambda: typer.run(run.main)  # noqa: E731
+    assert call(script, "run.py", *words, "--out", str(tmp_path), screen=screen) == 0
+    assert "planted" in screen.getvalue()
     monkeypatch.setattr(run, "repeated", lambda *_: ["count: REFUTED"])
     with pytest.raises(typer.Exit) as end:
         run.main(parts="repeated", out=tmp_path)

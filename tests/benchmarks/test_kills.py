@@ -7,6 +7,7 @@
 import shutil
 
 import pytest
+from faults import KINDS, MOMENTS
 from file_kills import CASES, sweep
 from kills import Project, kinds_at, make_project, moments_of, strike_at
 from small_repository import programs
@@ -27,8 +28,13 @@ def as_dvc_does(project: Project, **more: str) -> tuple[int, str]:
     return code, said
 
 
-@pytest.mark.parametrize(("query", "unit"), [("frequency", "image"), ("finetune", "group")])
-def test_a_fault_at_any_entry_of_the_journal_costs_nothing(tmp_path, query, unit):
+@pytest.mark.parametrize(
+    ("query", "unit", "every"), [("frequency", "image", 1), ("finetune", "group", 3)]
+)
+def test_a_fault_at_any_entry_of_the_journal_costs_nothing(tmp_path, query, unit, every):
+    """Of DP-SGD every third moment, with each kind and at each part of an entry: the script strikes
+    at all.
+    """
     project = make_project(tmp_path / "work", query, unit, programs())
     names = [*STAGES]
     for command in ("prepare sensitive", "prepare public", "plan", *names[: names.index(query)]):
@@ -36,8 +42,10 @@ def test_a_fault_at_any_entry_of_the_journal_costs_nothing(tmp_path, query, unit
         assert code == 0, said
     kept = project.keep("planned")
     wrong = []
-    for number, name in enumerate(moments_of(project, kept, as_dvc_does), start=1):
-        (kind,) = kinds_at(number)
+    moments = [*enumerate(moments_of(project, kept, as_dvc_does), start=1)][::every]
+    assert {name.split()[-1] for _, name in moments} == {*MOMENTS} and len(moments) >= len(KINDS)
+    for turn, (number, name) in enumerate(moments, start=1):
+        (kind,) = kinds_at(turn)
         try:
             strike_at(project, kept, as_dvc_does, kind, number)
         except AssertionError as error:

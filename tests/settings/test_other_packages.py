@@ -3,9 +3,9 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
+import forked_stages
 import numpy as np
 import pytest
 import yaml
@@ -66,15 +66,27 @@ PARAMS = {
 }
 
 
-@pytest.fixture
-def run(tmp_path):
-    """Run a command of `stage` in a project beside which the package is installed."""
-    package = tmp_path / "packages"
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The program `stage`, by fork, of an installation that has the package too."""
+    base = tmp_path_factory.mktemp("installed")
+    package = base / "packages"
     about = package / "brightness_query-1.0.dist-info"
     about.mkdir(parents=True)
     (package / "brightness_query.py").write_text(PACKAGE)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: brightness-query\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[sfumato.stages]\nbrightness = brightness_query\n")
+    path = f"{ROOT}{os.pathsep}{package}"
+    address = base / "socket"
+    server = forked_stages.start(address, os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
+    yield forked_stages.client(base / "bin", address) / "stage"
+    server.kill()
+    server.wait()
+
+
+@pytest.fixture
+def run(tmp_path, installed):
+    """Run a command of `stage` in a project beside which the package is installed."""
     project = tmp_path / "project"
     project.mkdir()
     (project / "params.yaml").write_text(yaml.safe_dump(PARAMS))
@@ -83,16 +95,16 @@ def run(tmp_path):
     images[:, 0, 0, 0] = np.arange(200)
     labels = np.arange(200) % 2
     np.savez(project / "halves.npz", images=images, labels=labels, classes=np.array(["a", "b"]))
-    environment = os.environ | {
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{package}",
-        "SFUMATO_STATE": str(tmp_path / "state"),
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = os.environ | {"SFUMATO_STATE": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
 
     def run(*words, code=0):
-        command = [sys.executable, "-m", "stages.cli", *words]
         done = subprocess.run(
-            command, cwd=project, env=environment, capture_output=True, text=True, timeout=300
+            [installed, *words],
+            cwd=project,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr

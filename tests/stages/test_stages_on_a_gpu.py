@@ -14,7 +14,7 @@ from pretended_gpu import pretended_gpu
 from sfumato.settings.stages import QUERIES, STAGES
 
 PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"
-EVALUATED = ["teacher-generator", "feta-pro", "full", "teacher-public"]
+EVALUATED = ["teacher-generator", "full", "teacher-public"]
 ADDED = ("student",)  # a stage that no recipe runs: `teacher-generator` with a stream
 OTHERS = ["dp-mepf", "teacher-gaussian", "sapf-pixel", "pe", "dp-gan"]  # the other stages
 # Each kind of stage with a network of its own, in one run
