@@ -7,7 +7,6 @@ import secrets
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -25,11 +24,11 @@ def is_configured() -> bool:
     return bool(os.environ.get(LAUNCH))
 
 
-def again(streams: Mapping[str, IO[str]] | None = None) -> int:
+def again(stdout: IO[str] | None = None, stderr: IO[str] | None = None) -> int:
     """Rerun this command in many processes.
 
-    streams: `stdout` and `stderr` for the processes, unless they inherit this one's. Returns the
-    exit code of the first process, which `torchrun` would turn into 1.
+    stdout, stderr: streams of the processes, unless they inherit this one's. Returns the exit code
+    of the first process, which `torchrun` would turn into 1.
     """
     launcher = f"{LAUNCH}={os.environ[LAUNCH]!r}"
     if EXIT_CODE in os.environ:
@@ -43,7 +42,7 @@ def again(streams: Mapping[str, IO[str]] | None = None) -> int:
             words = [*shlex.split(os.environ[LAUNCH]), "-m", "stages.cli", *sys.argv[1:]]
             # PYTHONSAFEPATH: no module in the current folder can replace a package.
             given = {**os.environ, EXIT_CODE: str(code_file), "PYTHONSAFEPATH": "1"}
-            done = subprocess.run(words, env=given, check=False, **(streams or {}))
+            done = subprocess.run(words, env=given, check=False, stdout=stdout, stderr=stderr)
         if not code_file.is_file():
             raise SfumatoError(
                 f"{launcher} ended with exit code {done.returncode} before the first process "

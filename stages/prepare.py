@@ -49,7 +49,7 @@ def sensitive(
     use_until_the_end(state_dir(), data.name)
     if launch.is_configured() and not distributed.launched() and shards_in(data):
         # `shards_in` has opened sensitive files: this process's own output is private by now
-        raise SystemExit(launch.again(named))
+        raise SystemExit(launch.again(**named))
     if distributed.launched():
         os.environ["SFUMATO_DEVICE"] = "cpu"  # pictures are decoded without GPUs
     distributed.join()
