@@ -1,15 +1,18 @@
 """Measure in eight minutes on a borrowed GPU how fast this code is, compared with what is possible.
 
     sh benchmarks/gpu_carry.sh    # with a network: what a bare machine lacks, into .gpu/
-    python3 benchmarks/gpu_session.py [--out build/gpu] [--seconds 440] [--only ceilings steps ...]
+    python3 benchmarks/gpu_session.py [--out build/gpu] [--seconds 440] [--only step more ...]
+        [--resume]
     python benchmarks/gpu_session.py --device cpu --tiny
 
-The parts are: the card's ceilings; the checks of `gpu.py`; passes per second of DP-SGD, beside the
-fastest of some plain steps of the same precision, and beside Opacus; the kernels of a chunk; a full
-step; each stage of `teacher-generator` on Fashion-MNIST; drawing; fitting; a chunk as a CUDA graph;
-other networks. Each row becomes a line of OUT/session.jsonl at once. A part that does not fit into
-the seconds is skipped, a part that outlasts them is cut off, and both are reported. Exit code 1: a
-check failed, or a part broke. It needs no DVC; on a CPU, no speed is asserted.
+The parts come in the order of their worth: a full step, other networks, fitting and drawing; each
+stage of `teacher-generator` on Fashion-MNIST, whose release is copied into OUT/release to be judged
+elsewhere; a chunk as a CUDA graph; the checks of `gpu.py`; passes per second of DP-SGD, beside the
+fastest of some plain steps of the same precision, and beside Opacus; the kernels of a chunk; the
+card's ceilings. Each row becomes a line of OUT/session.jsonl at once. A part that does not fit into
+the seconds is skipped, a part that outlasts them is cut off, and both are reported. With --resume,
+a later session adds to that file and leaves out the parts that ended in it. Exit code 1: a check
+failed, or a part broke. It needs no DVC; on a CPU, no speed is asserted.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +30,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -310,6 +314,10 @@ def stages(found: Session) -> None:
                 (folder / "artifacts" / "synthesize" / "card.json").read_text(encoding="utf-8")
             )
             found.row("stages", "epsilon of the release", card["epsilon"], "", delta=card["delta"])
+        if (folder / "artifacts" / "synthesize").is_dir():
+            shutil.copytree(
+                folder / "artifacts" / "synthesize", found.out / "release", dirs_exist_ok=True
+            )
 
 
 def ran(found: Session, folder: Path, command: str) -> bool:
@@ -389,16 +397,16 @@ def fitting(found: Session) -> None:
 
 # Parts in this order, with the seconds that must be left for each to begin.
 PARTS: dict[str, tuple[Callable[[Session], None], int]] = {
-    "ceilings": (ceilings, 10),
+    "step": (step, 15),
+    "more": (more, 30),
+    "fitting": (fitting, 15),
+    "drawing": (drawing, 10),
+    "stages": (stages, 40),
+    "graph": (graph, 10),
     "checks": (checks, 20),
     "steps": (steps, 30),
     "profile": (profile, 15),
-    "step": (step, 15),
-    "stages": (stages, 40),
-    "drawing": (drawing, 10),
-    "fitting": (fitting, 15),
-    "more": (more, 30),
-    "graph": (graph, 10),
+    "ceilings": (ceilings, 10),
 }
 
 
@@ -417,6 +425,7 @@ def run(found: Session, names: list[str]) -> None:
         signal.setitimer(signal.ITIMER_REAL, max(0.1, found.left()))
         try:
             part(found)
+            found.write(ended=name)
         except OutOfTime:
             found.skip(name, "the seconds are over: what it found before is above")
         except ImportError as error:
@@ -429,6 +438,17 @@ def run(found: Session, names: list[str]) -> None:
         if found.device == "cuda":
             torch.cuda.empty_cache()
     signal.signal(signal.SIGALRM, before)
+
+
+def ended_parts(file: Path) -> set[str]:
+    """Return the names of parts that ran to their end. A line that was cut off is no reason to
+    stop.
+    """
+    ended = set()
+    for line in file.read_text(encoding="utf-8").splitlines():
+        with suppress(json.JSONDecodeError):
+            ended.add(json.loads(line).get("ended"))
+    return ended - {None}
 
 
 def main(began: float | None = None) -> None:
@@ -445,6 +465,7 @@ def main(began: float | None = None) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small sizes, and no speed is asserted")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--resume", action="store_true", help="leave out parts that have ended")
     asked = parser.parse_args()
     os.environ["SFUMATO_DEVICE"] = asked.device
     warnings.filterwarnings("ignore")
@@ -452,7 +473,11 @@ def main(began: float | None = None) -> None:
         raise SystemExit("torch finds no GPU here: --device cpu --tiny runs without one")
 
     asked.out.mkdir(parents=True, exist_ok=True)
-    (asked.out / "session.jsonl").unlink(missing_ok=True)
+    ended = set()
+    if asked.resume and (asked.out / "session.jsonl").is_file():
+        ended = ended_parts(asked.out / "session.jsonl")
+    else:
+        (asked.out / "session.jsonl").unlink(missing_ok=True)
     ends = (time.perf_counter() if began is None else began) + asked.seconds - ENDING
     found = Session(device=asked.device, small=asked.tiny, out=asked.out, ends=ends)
     named = (
@@ -461,7 +486,7 @@ def main(began: float | None = None) -> None:
         else platform.processor() or platform.machine()
     )
     found.write(device=named, torch=torch.__version__, python=platform.python_version())
-    run(found, asked.only)
+    run(found, [name for name in asked.only if name not in ended])
     failed = [check["what"] for check in found.checks if not check["passed"]]
     print(
         f"{len(found.rows)} rows, {len(found.checks)} checks, {len(failed)} failed, "

@@ -73,7 +73,28 @@ def test_a_row_is_on_disk_before_the_next_is_measured(run, monkeypatch, tmp_path
 
     monkeypatch.setattr(gpu_session, "PARTS", {"part": (part, 0)})
     code, found = run()
-    assert code == 0 and len(found) == 2
+    assert code == 0 and [line.get("ended") for line in found] == [None, None, "part"]
+
+
+def test_a_resumed_session_leaves_out_parts_that_ended(run, monkeypatch, tmp_path):
+    def part(name, error=None):
+        def row(found):
+            found.row("part", name, 1.0, "")
+            if error:
+                raise error
+
+        return row, 0
+
+    parts = {"first": part("first"), "second": part("second", OSError("no card"))}
+    monkeypatch.setattr(gpu_session, "PARTS", parts)
+    assert run()[0] == 1
+    parts["second"] = part("second")
+    code, found = run("--resume")
+    assert code == 0
+    assert [line["what"] for line in found if "value" in line] == ["first", "second", "second"]
+    with (tmp_path / "session.jsonl").open("a") as file:
+        file.write('{"ended": "cut o')
+    assert gpu_session.ended_parts(tmp_path / "session.jsonl") == {"first", "second"}
 
 
 def test_a_part_that_breaks_does_not_take_the_others_along(run, monkeypatch):
