@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 IN_MEMORY = $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'END {print $$4}')" -gt 8000000 ] 2>/dev/null && echo /dev/shm)
 LOCK_FOR := --python-version 3.11 --python-platform x86_64-unknown-linux-gnu
 
-.PHONY: help install demo test mutants lint docs lock dvc.yaml audit-packages clean
+.PHONY: help install demo test mutants lint docs site dist lock dvc.yaml audit-packages clean
 
 help:
 	@echo "make demo     install, then run the whole pipeline on 8x8 digits: images, ledger, local metrics"
@@ -22,6 +22,7 @@ help:
 	@echo "make mutants  put each known mistake into a copy of the code: its tests must fail (SECONDS_LEFT=60: a sample)"
 	@echo "make lint     ruff (rules and layout), mypy, and the language of texts"
 	@echo "make docs     the site made of docs/, in build/site: open build/site/index.html"
+	@echo "make dist     source archive and wheel in dist/, checked and tried in new environments"
 	@echo "make install  only make $(VENV) and install into it (LOCKED=1: by requirements.lock, every file checked by its hash)"
 	@echo "make dvc.yaml write the pipeline from the table sfumato/settings/stages.py"
 	@echo "make lock     write requirements.lock again, by uv and the public index"
@@ -60,7 +61,7 @@ $(VENV)/.installed-test: pyproject.toml constraints.txt cpu.txt | $(VENV)/bin/py
 endif
 
 $(VENV)/.installed-docs: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(INSTALLER) -c constraints.txt mkdocs-material 'mkdocstrings[python]' ruff
+	$(INSTALLER) -c constraints.txt mkdocs-material 'mkdocstrings[python]' mike ruff
 	@touch $@
 
 install: $(VENV)/.installed
@@ -105,6 +106,15 @@ audit-packages:
 
 docs: $(VENV)/.installed-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# One version of the site, on the branch gh-pages beside the others: VERSION=dev, or VERSION=0.4.0 ALIAS=latest; PUSH=1 publishes it.
+site: $(VENV)/.installed-docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(if $(PUSH),--push) $(VERSION) $(ALIAS)
+	@$(if $(ALIAS),$(BIN)/mike set-default $(if $(PUSH),--push) $(ALIAS))
+
+# Source archive and wheel in dist/, checked and tried in new environments. TESTS: what the source archive is tested by
+dist: | $(VENV)/bin/python
+	@INSTALLER="$(INSTALLER)" .ci/dist "$(TAG)" $(TESTS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,9 +9,11 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from sfumato import __version__
 from sfumato.errors import (
     FULL,
     LAST_ERROR,
@@ -60,6 +62,24 @@ app = typer.Typer(
         "cost. After `stage plan`, each stage can be run on its own."
     ),
 )
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"sfumato {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Accept the options that precede a command."""
+
+
 COMMANDS: list[Callable[..., None]] = [init, brief, plan, run]
 COMMANDS += [command(stage) for stage in STAGES.values() if stage.kind is not Kind.LOCAL]
 COMMANDS += [evaluate, merge, report, egress, serve, doctor, du, forget]
