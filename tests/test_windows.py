@@ -1,6 +1,4 @@
-"""What is promised on Windows: the ledger's check and loading a release need nothing that only POSIX
-has.
-"""
+"""The promise for Windows: check a ledger and load a release without what only POSIX has."""
 
 import os
 import subprocess
