@@ -64,8 +64,8 @@ app = typer.Typer(
 )
 
 
-def show_version(wanted: bool) -> None:
-    if wanted:
+def show_version(value: bool) -> None:
+    if value:
         typer.echo(f"sfumato {__version__}")
         raise typer.Exit
 
