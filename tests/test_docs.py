@@ -20,7 +20,8 @@ from sfumato.settings.params import Params
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-GENERATED = {"index.md", "changelog.md", "contributing.md", "security.md", "notes/index.md"}
+ROOT_PAGES = ("changelog", "code_of_conduct", "contributing", "releasing", "security")
+GENERATED = {"index.md", "notes/index.md", *(f"{page}.md" for page in ROOT_PAGES)}
 
 
 @pytest.fixture(scope="module")

@@ -109,8 +109,10 @@ def write_card(
 ) -> None:
     """Write the cards of a classifier, for programs and people.
 
-    records: every charge that it depends on; form: template of the card for people.
+    records: every charge that it depends on. Their costs are added up, whatever owners declared
+    about persons. form: template of the card for people.
     """
+    records = Records(records)
     channels, height, width = plan.shape
     card = {
         "shape": list(plan.shape),
