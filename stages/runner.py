@@ -124,7 +124,7 @@ def show_standing(name: str, enabled: bool = True) -> None:
         return
     lines = 2  # DVC's lines for the stage and its command
     if time.time() - lock.stat().st_mtime < 10:
-        lines = 4  # and, before them, two lines about the lock file
+        lines = 4  # also two lines about the lock file
     print(f"\x1b[{lines}A\x1b[J", end="", flush=True)
     if enabled:
         say(standing(name))

@@ -55,7 +55,7 @@ FRESH = 2.0  # seconds after a change during which a file may change again witho
 CONVERTED = "converted.json"  # a Converted
 PERSONS_FILE = "persons.npy"  # text with each picture's id, see `persons_of`
 
-Task = tuple[Shard, Path]  # and the folder of its images
+Task = tuple[Shard, Path]  # a shard, and the folder of its images
 
 
 @dataclass(frozen=True, kw_only=True)
