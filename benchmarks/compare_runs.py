@@ -23,7 +23,7 @@ from sfumato.errors import ConfigError, DataError, SfumatoError, explained
 from sfumato.evaluation.identity import EVALUATIONS
 from sfumato.evaluation.plots import CAPTION, LEGEND, log_ticks, new_figure, on_a_grid, save
 from sfumato.evaluation.tables import csv_of, number, percent, table_of
-from sfumato.evaluation.verdict import accuracies
+from sfumato.evaluation.verdict import classifier_rows
 from sfumato.privacy.check import check_ledger
 from sfumato.privacy.ledger import KEYS, read_ledger
 from sfumato.release.report import Table
@@ -201,7 +201,7 @@ def row_of(name: str, ledger: Mapping, metrics: Mapping) -> dict:
         problems = [*problems, "its ledger and its evaluation are for different data"]
     row: dict = {"run": name, "recipe": str(ledger["recipe"]), "target": float(ledger["target"])}
     row |= {"epsilon": spent, "delta": float(ledger["delta"])}
-    for classifier, scored in accuracies(metrics["release"]).items():
+    for classifier, scored in classifier_rows(metrics["release"]).items():
         row |= {classifier: scored["mean"], f"{classifier}_std": scored["std"]}
     fidelity = metrics.get("plain", metrics["release"]).get("fidelity", {})
     row["distance"] = fidelity.get("fid", fidelity.get("frechet"))

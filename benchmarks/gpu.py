@@ -476,14 +476,14 @@ def votes(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
 
 def classifiers(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
     from sfumato.evaluation.classifiers import CLASSIFIERS
-    from sfumato.evaluation.downstream import fit, schedule_of
+    from sfumato.evaluation.downstream import fit_classifier, schedule_of
 
     channels, side, _ = shape
     pixels = np.random.default_rng(0).integers(0, 256, (512, side, side, channels), dtype=np.uint8)
     labels, steps = np.arange(512) % 10, 2 if found.small else 20
     for name in ("lr", "cnn") if found.small else CLASSIFIERS:
         schedule = schedule_of(name, len(pixels), 1, steps=steps)
-        took = found.seconds(partial(fit, name, pixels, labels, 10, schedule, 0), 1)
+        took = found.seconds(partial(fit_classifier, name, pixels, labels, 10, schedule, 0), 1)
         found.row("others", f"{name}, batches of {schedule.batch}", steps / took, "steps/s")
 
 

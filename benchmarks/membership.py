@@ -16,7 +16,7 @@ from scipy.stats import norm
 
 from sfumato.data.images import ImageSet, load_images, strata
 from sfumato.data.store import read_card
-from sfumato.evaluation.metrics.neighbours import nearest
+from sfumato.evaluation.metrics.neighbours import nearest_rows
 from sfumato.privacy.authorize import open_local
 from sfumato.settings.stage import ARTIFACTS, CARD_PATH
 from stages.state import state_dir
@@ -96,7 +96,7 @@ def membership(release: ImageSet, sensitive: ImageSet, holdout: ImageSet) -> lis
         # as far as possible, for a class that was not released
         found = np.full(len(pixels), -(pixels.shape[1] ** 0.5))
         for label in np.intersect1d(own, labels):
-            found[own == label] = -nearest(pixels[own == label], known[labels == label])[1]
+            found[own == label] = -nearest_rows(pixels[own == label], known[labels == label])[1]
         near.append(found)
     kind = "distance to the nearest" + (" of its class" if release.labels.ndim == 1 else "")
     attacks = [score(kind, *near)]

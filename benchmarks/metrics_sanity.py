@@ -44,13 +44,13 @@ from sfumato.evaluation.downstream import (
     by_column,
     calibration_error,
     evaluate_classifier,
-    fit,
+    fit_classifier,
     schedule_of,
     scored_by,
 )
 from sfumato.evaluation.extractors import Extractor, embedded_extractor
 from sfumato.evaluation.metrics.fidelity import METRICS, chosen_metrics, fidelity
-from sfumato.evaluation.metrics.neighbours import nearest
+from sfumato.evaluation.metrics.neighbours import nearest_rows
 from sfumato.evaluation.plots import plot_neighbours
 from sfumato.evaluation.public_student import score_student, score_students
 from sfumato.evaluation.scores import COMPARED, SEARCHED
@@ -194,7 +194,8 @@ def judged(part: ImageSet, holdout: ImageSet) -> tuple[np.ndarray, dict]:
     """Train a linear classifier on a set; return its hold-out logits, and its `aggregate`."""
     schedule = schedule_of("lr", len(part), 1)
     scores = logits(
-        fit("lr", part.images, part.labels, len(part.classes), schedule, 0), holdout.images
+        fit_classifier("lr", part.images, part.labels, len(part.classes), schedule, 0),
+        holdout.images,
     )
     return scores, aggregate([scored_by(lambda _: scores, holdout, {})], part.classes)
 
@@ -444,7 +445,7 @@ def main(
         second = score_students(extractor, {name: part}, holdout, (0,))["trained_on"][name]
         beside.add_row(name, near, *words, *shares, f"{100 * second['mean']:.1f}")
         if name in ("real, unseen", "1 % copies of training", "half copies of training"):
-            distances = [nearest(real, features)[1] for real in novel[1:]]
+            distances = [nearest_rows(real, features)[1] for real in novel[1:]]
             again = p_by_shuffling(distances[0], distances[1], copies["rank"], random)
             twice = min(1.0, again * (2 if images > 100 else 1))
             by_rank = f"p of rank {copies['rank']} doubled, by {SHUFFLES} shuffles {twice:.2g}"

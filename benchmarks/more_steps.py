@@ -25,7 +25,7 @@ from torch import Tensor
 
 from sfumato.data.images import as_uint8
 from sfumato.data.sources.idx import DEBIAN_FASHION_MNIST
-from sfumato.evaluation.downstream import fit
+from sfumato.evaluation.downstream import fit_classifier
 from sfumato.features import FeatureMeans
 from sfumato.features.fourier import FourierFeatures
 from sfumato.generators.one_step import drawing, fit_generator, new_generator
@@ -73,7 +73,7 @@ def balanced_accuracy(
 ) -> float:
     """Return the balanced accuracy of the judge `cnn` trained on the images, in %."""
     schedule = Schedule(steps=JUDGED, learning_rate=3e-3, weight_decay=1e-2)
-    judge = fit("cnn", as_uint8(images), labels.numpy(), 2, schedule, seed=seed)
+    judge = fit_classifier("cnn", as_uint8(images), labels.numpy(), 2, schedule, seed=seed)
     with torch.no_grad():
         found = judge(test[0]).argmax(1) == test[1]
     return 100 * float(np.mean([found[test[1] == m].float().mean() for m in (0, 1)]))

@@ -29,7 +29,7 @@ import yaml
 from sfumato import load_release
 from sfumato.data.images import ImageSet
 from sfumato.data.sources.idx import DEBIAN_FASHION_MNIST, read_idx
-from sfumato.evaluation.downstream import fit, schedule_of
+from sfumato.evaluation.downstream import fit_classifier, schedule_of
 from sfumato.settings.stages import QUERIES
 from sfumato.training.supervised import accuracy
 
@@ -166,7 +166,7 @@ def measure(name: str, classes: str, unit: str, epsilon: float, seed: int) -> di
         found = {}
         for classifier in CLASSIFIERS:
             schedule = schedule_of(classifier, len(release.images), 8)
-            trained = fit(
+            trained = fit_classifier(
                 classifier, np.array(release.images), np.array(release.labels), 10, schedule, seed
             )
             found[classifier] = accuracy(trained, tested)

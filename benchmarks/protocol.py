@@ -15,7 +15,12 @@ import numpy as np
 import torch
 
 from sfumato.data.images import ImageSet
-from sfumato.evaluation.downstream import aggregate, evaluate_classifier, fit, summary
+from sfumato.evaluation.downstream import (
+    aggregate,
+    evaluate_classifier,
+    fit_classifier,
+    mean_and_std,
+)
 from sfumato.evaluation.plots import CAPTION, LEGEND, log_ticks, new_figure, on_a_grid, save
 from sfumato.training.supervised import Schedule, accuracy, logits
 
@@ -48,7 +53,7 @@ class Setting:
     ) -> list[float]:
         """Train on `trained` by this choice of `schedule`; return accuracies on `scored`."""
         own = self.schedule(schedule)
-        model = fit(
+        model = fit_classifier(
             self.classifier, trained.images, trained.labels, len(trained.classes), own, seed=0
         )
         return [accuracy(model, part) for part in scored]
@@ -108,7 +113,7 @@ def ensemble(
     alone = []
     for seed in range(members):
         progress(f"{name}: member {seed + 1} of {members}")
-        model = fit(
+        model = fit_classifier(
             name, synthetic.images, synthetic.labels, len(synthetic.classes), schedule, seed
         )
         probabilities = torch.softmax(
@@ -121,7 +126,7 @@ def ensemble(
         "members": members,
         "images": len(synthetic),
         "accuracy": right,
-        "alone": summary(alone),
+        "alone": mean_and_std(alone),
     }
 
 

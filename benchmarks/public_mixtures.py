@@ -22,8 +22,8 @@ import numpy as np
 
 from sfumato.data.images import load_images
 from sfumato.data.store import load_public, read_card
-from sfumato.evaluation.downstream import fit, logits, schedule_of
-from sfumato.features.teacher_network import classify, load_teacher, relabelled
+from sfumato.evaluation.downstream import fit_classifier, logits, schedule_of
+from sfumato.features.teacher_network import classify, load_teacher_network, relabelled
 from sfumato.privacy.authorize import open_local
 from sfumato.storage.state_directory import state_dir
 from sfumato.training.selection import surest
@@ -63,7 +63,7 @@ def save_rows(file: Path, source: str, drawn: int, number: int) -> None:
     This is not a release, because it contains the hold-out.
     """
     card = read_card(Path("data/sensitive/card.json"))
-    teacher = load_teacher(Path("artifacts/teacher"))
+    teacher = load_teacher_network(Path("artifacts/teacher"))
     made = load_images(Path("artifacts") / source, card.classes, shape=card.shape)
     made = relabelled(teacher, made.take(np.arange(min(drawn, len(made)))))
     public = load_public(Path("data/public"), card.shape)
@@ -109,7 +109,7 @@ def show_student(rows: dict[str, np.ndarray], mixture: str, steps: int, seed: in
     own, other = parts[mixture]
     images = np.concatenate([rows["drawn"][own], rows["public"][other]])
     labels = np.concatenate([rows["drawn_labels"][own], rows["public_labels"][other]])
-    student = fit(
+    student = fit_classifier(
         "cnn",
         images,
         labels,

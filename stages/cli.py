@@ -130,10 +130,14 @@ def main() -> None:
             error = DataError()
         if reason is None:
             raise
-        print(wrapped(f"error: {shown(reason)}", sys.stderr), file=named.get("stderr", sys.stderr))
+        print(
+            wrapped(f"error: {printable(reason)}", sys.stderr), file=named.get("stderr", sys.stderr)
+        )
         code = getattr(error, "exit_code", DataError.exit_code)
         if LAST_ERROR in os.environ:
-            write_json(Path(os.environ[LAST_ERROR]), {"exit_code": code, "message": shown(reason)})
+            write_json(
+                Path(os.environ[LAST_ERROR]), {"exit_code": code, "message": printable(reason)}
+            )
         leave(code)
     finally:
         until_the_end.close()
@@ -167,7 +171,7 @@ def withheld(reason: str) -> str:
     )
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """Escape control characters except line ends."""
     return "\n".join(map(escaped, text.split("\n")))
 

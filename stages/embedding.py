@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def embedding(run: QueryRun, settings: Embedding) -> None:
     from sfumato.data.images import load_images
-    from sfumato.features.teacher_network import load_teacher
+    from sfumato.features.teacher_network import load_teacher_network
     from sfumato.queries.feature_means import (
         LENGTH_SCALES,
         TEACHER,
@@ -29,7 +29,7 @@ def embedding(run: QueryRun, settings: Embedding) -> None:
     from stages.screen import progress
 
     plan = run.plan
-    teacher = load_teacher(run.path("teacher")).to(device())
+    teacher = load_teacher_network(run.path("teacher")).to(device())
     images = load_images(run.path("auxiliary"), plan.classes, shape=plan.shape)
     with progress("network of the features", clock=False) as report:
         network = train_feature_network(images, teacher, settings.learned.steps, plan.seed, report)

@@ -38,7 +38,7 @@ def evaluate(
     """Local: train classifiers on synthetic images, test them on the real hold-out, compare
     features.
     """
-    from stages.runner import describe, load_plan, ready_processor, show_standing
+    from stages.runner import load_plan, ready_processor, show_files, show_standing
 
     plan = load_plan("evaluate")
     synthesize = ARTIFACTS / "synthesize"
@@ -47,7 +47,7 @@ def evaluate(
         reads = {"card": CARD_PATH, "synthesize": synthesize}
         reads |= {name: folder for name, folder in classifiers.items() if folder.exists()}
         real = {"real images": state_dir() / "data" / plan.dataset_id, "ledger": LEDGER}
-        describe(plan, reads | real, metrics)
+        show_files(plan, reads | real, metrics)
         return typer.echo(f"and the folder {out}: local, not to be shared")
     show_standing("evaluate", plan.enabled)
     if not plan.enabled:

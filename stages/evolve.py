@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def evolve(run: QueryRun, settings: Evolve) -> None:
     from sfumato.baselines.private_evolution import (
         RendererGenerator,
-        embedding_of,
+        distance_features,
         query_evolve,
         save_population,
     )
@@ -32,7 +32,7 @@ def evolve(run: QueryRun, settings: Evolve) -> None:
 
     plan = run.plan
     generator = RendererGenerator(settings.generator, plan.shape)
-    embedding = embedding_of(settings, plan.shape, generator, plan.seed).to(device())
+    embedding = distance_features(settings, plan.shape, generator, plan.seed).to(device())
     latents = encoded(run, embedding, encoder_of(embedding, embedding.config()))
     priors = run.counts.priors
     released = f"{settings.rounds} rounds of votes for candidates of {settings.generator}"

@@ -73,7 +73,7 @@ def work(about: Work) -> float:
     return clipped_gradients(about, "finetune")
 
 
-def remarks(made: Plan) -> Iterator[str]:
+def compare_noise(made: Plan) -> Iterator[str]:
     """Compare the noise of a DP-SGD step with its longest possible signal, from public numbers."""
     from sfumato.dpsgd.run import step_noise
     from sfumato.dpsgd.trainable import trained_parameters
@@ -112,5 +112,5 @@ STAGE = Stage(
     several_labels=True,
     network_work=denoiser_work,
     work=work,
-    remarks=remarks,
+    remarks=compare_noise,
 )

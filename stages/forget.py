@@ -44,7 +44,7 @@ def forget(
     kept = library.private_files(state, name) | {"in this project": here}
     any_files = any(paths for kind, paths in kept.items() if kind != library.OF_ANY)
     if any_files:
-        show(name, kept)
+        show_kinds(name, kept)
         tell(
             Path(library.__file__)
             .with_suffix(".md")
@@ -61,7 +61,7 @@ def forget(
         )
     problem = None
     if any_files or library.forgotten_on(state, name) is None:
-        problem = library.forget(state, name, here)
+        problem = library.forget_dataset(state, name, here)
     if problem is not None:
         tell(
             f"no files of dataset {name!r} are left. Its journal is invalid and was not changed: "
@@ -83,8 +83,8 @@ def du() -> None:
     from sfumato.planning.forget import datasets, private_files
 
     for name in datasets(state_dir()):
-        show(name, private_files(state_dir(), name))
-    show(
+        show_kinds(name, private_files(state_dir(), name))
+    show_kinds(
         "total",
         {
             "state directory": [state_dir()],
@@ -106,7 +106,7 @@ def local_files() -> list[Path]:
     return [*found, *tried, *filter(Path.exists, [CARD_PATH.parent])]
 
 
-def show(title: str, kinds: Mapping[str, Sequence[Path]]) -> None:
+def show_kinds(title: str, kinds: Mapping[str, Sequence[Path]]) -> None:
     """Print one line per kind of files.
 
     Only a terminal shows sizes, and whether pictures were left out: sizes reveal the number of

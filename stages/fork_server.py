@@ -59,7 +59,7 @@ DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ForkRequest:
     """A command as a client hands it over. around: its `circumstances`."""
 
     words: list[str]
@@ -95,14 +95,17 @@ class Running:
         os.close(self.ended)
 
 
-class Server:
+class ForkServer:
     """Waits for commands, and forks.
 
     prepare: imports what a command needs; accepts: whether a command may run in a fork.
     """
 
     def __init__(
-        self, folder: Path, prepare: Callable[[Request], None], accepts: Callable[[Request], bool]
+        self,
+        folder: Path,
+        prepare: Callable[[ForkRequest], None],
+        accepts: Callable[[ForkRequest], bool],
     ) -> None:
         self.prepare = prepare
         self.accepts = accepts
@@ -113,7 +116,7 @@ class Server:
         self.listening.listen()
         self.selector.register(self.listening, selectors.EVENT_READ)
 
-    def serve(self, starter: int) -> Request | None:
+    def serve(self, starter: int) -> ForkRequest | None:
         """Fork for each command, until the pipe `starter` is closed and all commands have ended.
         Returns the command in each child and, at the end, None in the server.
         """
@@ -135,7 +138,7 @@ class Server:
                     one.send(signal.SIGKILL)
         return None
 
-    def receive(self) -> Request | None:
+    def receive(self) -> ForkRequest | None:
         """Accept a command and fork. Return the command in the child."""
         client, _ = self.listening.accept()
         request = None
@@ -143,7 +146,7 @@ class Server:
         # The client was killed
         with suppress(OSError, ValueError), client.makefile("rb") as stream:
             size, streams, _, _ = socket.recv_fds(client, 4, 3)
-            request = Request(**json.loads(stream.read(int.from_bytes(size, "big"))))
+            request = ForkRequest(**json.loads(stream.read(int.from_bytes(size, "big"))))
         if request is None or not self.accepts(request):
             client.close()
         else:
@@ -193,7 +196,7 @@ class Server:
         self.selector.close()
 
 
-def become(request: Request, streams: list[int], server: int) -> None:
+def become(request: ForkRequest, streams: list[int], server: int) -> None:
     """Make a forked child equal to a process that was started for the command."""
     os.setsid()
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
@@ -242,7 +245,7 @@ def run_and_end(command: Callable[[], object]) -> NoReturn:
     os._exit((code or 0) & 0xFF)
 
 
-def import_libraries(request: Request) -> None:
+def import_libraries(request: ForkRequest) -> None:
     """Import the libraries that this command and later commands need.
 
     Imports must not compute anything: threads and GPUs do not survive a fork.
@@ -288,7 +291,7 @@ def main() -> None:
     # waiting threads sleep, as in `stages.cli`; PyTorch reads this when it is imported
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     atexit.register(gc.unfreeze)  # silences a library that reports objects left at the end
-    server = Server(folder, import_libraries, lambda request: request.around == around)
+    server = ForkServer(folder, import_libraries, lambda request: request.around == around)
     write_program(folder)
     print("ready", flush=True)
     if server.serve(sys.stdin.fileno()):

@@ -208,7 +208,7 @@ def history(
     acted = {}
     if actors:
         acted = {head: f"\nby {name}" for head, name in logged_actors(state_dir()).items()}
-    for row in rows_of(odometer, entries, acted):
+    for row in history_rows(odometer, entries, acted):
         table.add_row(*row)
     table_console().print(table)
     opened = odometer.events()
@@ -221,7 +221,7 @@ def history(
     tell(total)
 
 
-def rows_of(
+def history_rows(
     odometer: Odometer, entries: Iterable[Mapping[str, Any]], acted: Mapping[str, str]
 ) -> Iterator[tuple[str, ...]]:
     """Yield the rows of the history. acted: who acted, by the hash of an entry."""

@@ -35,14 +35,14 @@ def plan(
     """
     from sfumato.planning.folder import resolve_project
     from sfumato.planning.make import next_lines, risk_line, share_lines
-    from sfumato.settings.recipes import read_yaml
+    from sfumato.settings.recipes import read_layer
 
     see = say if sys.stderr.isatty() else None
     made = resolve_project(Path(), state_dir(), params, dry_run=dry_run, say=say, see=see)
     show_budget(made)
     if dry_run and not made.inherited:
         tell(risk_line(made))
-    say(*share_lines(made, read_yaml(params), params), *made.remarks())
+    say(*share_lines(made, read_layer(params), params), *made.remarks())
     spending, coming = made.spending()
     if dry_run:
         show_run(made, spending, coming)

@@ -55,12 +55,12 @@ def sensitive(
     distributed.join()
     if not distributed.is_main():
         help_first(data)
-        return distributed.leave()
+        return distributed.leave_group()
     try:
         content = prepare_sensitive(data, state_dir(), card, RAW, workers)
     finally:
         distributed.broadcast_object(None)  # ends `help_first`
-        distributed.leave()
+        distributed.leave_group()
     shape = (
         f"shape {list(content['shape'])}, {len(content['classes'])} classes, {content['split']} "
         "hold-out"

@@ -20,14 +20,14 @@ def list_recipes() -> None:
     """List all recipes and profiles."""
     from rich.table import Table
 
-    from sfumato.settings.recipes import read_yaml, recipes_at
+    from sfumato.settings.recipes import read_layer, recipes_at
 
     folder = recipes_at(RECIPES)
     names = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
     names |= {f"profile {path.stem}": path for path in sorted((folder / "profiles").glob("*.yaml"))}
     table = Table("name", "description")
     for name, path in names.items():
-        table.add_row(name, str(read_yaml(path).get("description", "")))
+        table.add_row(name, str(read_layer(path).get("description", "")))
     table_console().print(table)
 
 

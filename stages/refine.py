@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def refine(run: StageRun, settings: Refine) -> None:
-    from sfumato.features.teacher_network import load_teacher, relabelled
+    from sfumato.features.teacher_network import load_teacher_network, relabelled
     from sfumato.generators.one_step import fit_generator, load_generator, save_drawing
     from sfumato.queries.feature_means import load_means
     from sfumato.runtime.compute import device
     from stages.screen import progress
 
     plan = run.plan
-    teacher = load_teacher(run.path("teacher")).to(device())
+    teacher = load_teacher_network(run.path("teacher")).to(device())
     releases = [load_means("frequency", run.path("frequency"), plan=plan)]
     if run.inputs["embedding"].enabled:
         learned = load_means("embedding", run.path("embedding"), teacher.features, plan=plan)

@@ -63,7 +63,7 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
     used = {name: places[name] for name in stage.inputs if plan.settings.reads(name)}
     if dry_run:
         card = {"card": CARD_PATH} if stage.kind is Kind.QUERY else {}
-        return describe(plan, card | used, out)
+        return show_files(plan, card | used, out)
 
     show_standing(stage.name, plan.enabled)
     if not plan.enabled:
@@ -107,7 +107,7 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
     except NothingToDo as reason:
         say(f"{stage.name}: {reason}")
     finally:
-        distributed.leave()
+        distributed.leave_group()
 
 
 def show_standing(name: str, enabled: bool = True) -> None:
@@ -186,7 +186,7 @@ def load_plan(stage: str) -> StagePlan[Any]:
     return read_stage_plan(PLAN / f"{stage}.yaml", stage)
 
 
-def describe(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None:
+def show_files(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None:
     """Print the files that a stage reads and writes, and its charge, for --dry-run."""
     from sfumato.privacy.resolved import QueryPlan
 

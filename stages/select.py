@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def select(run: StageRun, settings: Select) -> None:
     from sfumato.data.store import load_public
-    from sfumato.features.teacher_network import classify, load_teacher
+    from sfumato.features.teacher_network import classify, load_teacher_network
     from sfumato.runtime.compute import device
     from sfumato.training.selection import (
         read_votes,
@@ -32,7 +32,9 @@ def select(run: StageRun, settings: Select) -> None:
     images = load_public(run.path("public"), run.plan.shape)
     classes = run.plan.classes
     if settings.by == "teacher":
-        probabilities = classify(load_teacher(run.path("teacher")).to(device()), images).numpy()
+        probabilities = classify(
+            load_teacher_network(run.path("teacher")).to(device()), images
+        ).numpy()
         indices, labels = surest(probabilities, max(1, settings.images // len(classes)))
         with run.writing() as directory:
             save_surest(directory, images, probabilities, indices, labels, classes)

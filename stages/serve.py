@@ -118,7 +118,7 @@ class Handler(BaseHTTPRequestHandler):
         name = self.name()
         try:
             if name == "":
-                self.answer(200, page(self.server).encode())
+                self.answer(200, project_page(self.server).encode())
             elif name is not None and name in (listed := files()):
                 self.answer(200, listed[name].read_bytes(), guess_type(name)[0])
             else:
@@ -175,7 +175,7 @@ def content_of(path: Path, otherwise: Any = None) -> Any:
     return otherwise
 
 
-def page(server: Server) -> str:
+def project_page(server: Server) -> str:
     """Return the page as HTML.
 
     Raises SfumatoError, or one of UNREADABLE, if the project cannot be read.

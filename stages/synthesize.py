@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def synthesize(run: StageRun, settings: Synthesize) -> None:
     from sfumato.data.cards import CARD, read_public_card
     from sfumato.data.tables import check_parquet
-    from sfumato.features.teacher_network import guide_by, load_teacher
+    from sfumato.features.teacher_network import guide_by, load_teacher_network
     from sfumato.queries.feature_means import load_means
     from sfumato.release.exports import PUBLIC_SOURCE
     from sfumato.release.herding import draw_herded
@@ -44,7 +44,9 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
         check_parquet()  # checked before slow work
     paths = {name: artifact.path for name, artifact in run.inputs.items()}
     priors = run.counts.priors if settings.labels == "prior" else None
-    teacher = load_teacher(paths["teacher"]).to(device()) if settings.reads("teacher") else None
+    teacher = (
+        load_teacher_network(paths["teacher"]).to(device()) if settings.reads("teacher") else None
+    )
     guide = (
         guide_by(teacher, settings.teacher_guidance)
         if teacher and settings.teacher_guidance

@@ -148,14 +148,14 @@ def run_if_changed(folder: Path, step: Step, environment: Mapping[str, str]) -> 
     """Run a stage, unless its commands, parameters, inputs and outputs are as `dvc.lock` records
     them.
     """
-    lock = read_lock(folder)
+    lock = read_dvc_lock(folder)
     entry = inputs_of(folder, step)
     if not step.always_changed and lock["stages"].get(step.name) == entry | outputs_of(
         folder, step
     ):
         return
     for path in {*step.outs} - {*step.persist}:
-        remove(folder / path)
+        remove_output(folder / path)
     for command in step.commands:
         tell(f"> {command}")
         code = subprocess.run(
@@ -172,7 +172,7 @@ def run_if_changed(folder: Path, step: Step, environment: Mapping[str, str]) -> 
     replace_file(folder / LOCK, as_yaml(lock, blocks=True).encode())
 
 
-def read_lock(folder: Path) -> dict[str, Any]:
+def read_dvc_lock(folder: Path) -> dict[str, Any]:
     """Read `dvc.lock`. Raises ConfigError, with the remedy, if a kill or an edit damaged it."""
     if not (folder / LOCK).exists():
         return {"schema": "2.0", "stages": {}}
@@ -185,7 +185,7 @@ def inputs_of(folder: Path, step: Step) -> dict[str, Any]:
     """Return the part of a stage's entry in `dvc.lock` that is known before the stage runs."""
     entry: dict[str, Any] = {"cmd": step.cmd}
     if step.deps:
-        entry["deps"] = [described(folder, path) for path in step.deps]
+        entry["deps"] = [lock_entry(folder, path) for path in step.deps]
     if step.params:
         with explained(ConfigError, lambda error: f"{PARAMS} cannot be read: {error}"):
             values = read_yaml(folder / PARAMS)
@@ -198,10 +198,10 @@ def inputs_of(folder: Path, step: Step) -> dict[str, Any]:
 def outputs_of(folder: Path, step: Step) -> dict[str, Any]:
     if not step.outs:
         return {}
-    return {"outs": [described(folder, path) for path in step.outs]}
+    return {"outs": [lock_entry(folder, path) for path in step.outs]}
 
 
-def described(folder: Path, path: str) -> dict[str, Any]:
+def lock_entry(folder: Path, path: str) -> dict[str, Any]:
     """Describe a file or folder as `dvc.lock` does: path, hash and size."""
     place = folder / path
     if place.is_file():
@@ -226,7 +226,7 @@ def md5_of(file: Path) -> str:
         return hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def remove(path: Path) -> None:
+def remove_output(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -29,7 +29,7 @@ import psutil
 from faults import SIGNALS, install
 
 from stages import fork_client
-from stages.fork_server import Request, Server, run_and_end
+from stages.fork_server import ForkRequest, ForkServer, run_and_end
 
 LIBRARIES = (
     *(
@@ -108,7 +108,7 @@ def import_all() -> None:
     gc.freeze()  # no fork looks through what was imported
 
 
-def run(request: Request) -> None:
+def run(request: ForkRequest) -> None:
     """Run a program in the child."""
     name, *words = request.words
     if name == "module":
@@ -128,6 +128,6 @@ def run(request: Request) -> None:
 if __name__ == "__main__":
     import_all()
     atexit.register(gc.unfreeze)
-    asked = Server(Path(sys.argv[1]), lambda _: None, lambda _: True).serve(sys.stdin.fileno())
+    asked = ForkServer(Path(sys.argv[1]), lambda _: None, lambda _: True).serve(sys.stdin.fileno())
     if asked:
         run(asked)

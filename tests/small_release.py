@@ -12,7 +12,7 @@ import torch
 from small_record import small_record
 
 from sfumato.features.projection import ProjectedFeatures
-from sfumato.features.teacher_network import TeacherNetwork, load_teacher, save_teacher
+from sfumato.features.teacher_network import TeacherNetwork, load_teacher_network, save_teacher
 from sfumato.generators.gaussian import GaussianGenerator
 from sfumato.generators.one_step import save_generator
 from sfumato.privacy.accountant import default_delta
@@ -95,7 +95,7 @@ def save_stream(path: Path, digits, about=None, flip=False, **settings) -> Path:
     save_generator(generator, path / "refine")
     paths = {"refine": path / "refine", "teacher": write_teacher(path / "teacher", digits, flip)}
     plan = release_plan(digits, about, sources={"refine": 1}, stream=True, count=40, **settings)
-    teacher = load_teacher(paths["teacher"]) if plan.settings.relabel else None
+    teacher = load_teacher_network(paths["teacher"]) if plan.settings.relabel else None
     images, labels, sources = draw_mixture(paths, plan.settings, None, 0)
     varied = vary(images, labels, plan.settings, teacher, 0)
     with writing(path / "release", "synthesize", records=[RECORD]) as directory:

@@ -52,7 +52,7 @@ from sfumato.features.cosine import CosineMoments
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CELLS, ProjectedFeatures
 from sfumato.features.public_network import arguments_of, build_network
-from sfumato.features.teacher_network import TeacherNetwork, load_teacher, save_teacher
+from sfumato.features.teacher_network import TeacherNetwork, load_teacher_network, save_teacher
 from sfumato.generators.one_step import new_generator, save_generator
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, Mechanism
@@ -282,7 +282,7 @@ def made_stream(folder: Path, shape: Shape) -> None:
         for name, path in paths.items():
             path.mkdir()
             MADE[name](path, shape)
-        teacher = load_teacher(paths["teacher"])
+        teacher = load_teacher_network(paths["teacher"])
         images, labels, sources = draw_mixture(paths, settings, None, 0)
         varied = vary(images, labels, settings, teacher, 0)
         recipe = save_networks(folder, paths, settings, varied, None, 0, teacher)

@@ -18,7 +18,7 @@ from small_network import draw_images
 from torch import Tensor
 
 from sfumato.baselines.dp_gan import AdversarialState, Discriminator
-from sfumato.baselines.private_evolution import RendererGenerator, embedding_of, query_votes
+from sfumato.baselines.private_evolution import RendererGenerator, distance_features, query_votes
 from sfumato.data.images import ImageSet, Shape
 from sfumato.data.store import LatentSet
 from sfumato.diffusion.sampler import sample
@@ -364,7 +364,7 @@ def test_features_learned_on_a_gpu_are_queried_there():
 @part(TRIED)
 def query_of_evolution() -> None:
     generator = RendererGenerator("glyphs", SHAPE)
-    embedding = embedding_of(Evolve(population=40, images=40), SHAPE, generator, 0).to(CUDA)
+    embedding = distance_features(Evolve(population=40, images=40), SHAPE, generator, 0).to(CUDA)
     rows = latents(embedding, embedding)
     query_votes(
         charge(rows), torch.rand(40, rows.latents.shape[1]), torch.arange(40) % CLASSES, CLASSES

@@ -34,7 +34,7 @@ from patients import images_of
 from recipe_table import ROOT, stage
 
 from sfumato import load_release
-from sfumato.evaluation.downstream import fit, schedule_of
+from sfumato.evaluation.downstream import fit_classifier, schedule_of
 from sfumato.evaluation.tables import csv_of
 from sfumato.runtime.compute import keep_freed_memory
 from sfumato.training.supervised import logits
@@ -96,7 +96,7 @@ def make(
         release = load_release(work / "artifacts" / "synthesize")
         released, given = np.array(release.images), np.array(release.labels)
         schedule = schedule_of(STUDENT, len(released), 1, STEPS)
-        student = fit(STUDENT, released, given, len(CLASSES), schedule, seed=0)
+        student = fit_classifier(STUDENT, released, given, len(CLASSES), schedule, seed=0)
         unfinished = file.with_suffix(".part.npz")
         np.savez_compressed(
             unfinished, images=released, labels=given, logits=logits(student, images[..., None])

@@ -153,7 +153,7 @@ def on_grid(vectors: Tensor) -> Tensor:
     return (vectors.double() * GRID_STEPS).round().clamp(-BOUND * GRID_STEPS, BOUND * GRID_STEPS)
 
 
-def vote_rows(
+def nearest_votes(
     candidates: Tensor, candidate_labels: Tensor, classes: int, vectors: Tensor, labels: Tensor
 ) -> Rows:
     """Give one vote to the nearest candidate of the image's class: (B, classes) ⊗ (B, N).
@@ -177,7 +177,7 @@ def vote_rows(
     return Rows(one_hot(labels, classes), votes * (finite & lowest.isfinite())[:, None])
 
 
-def embedding_of(
+def distance_features(
     settings: Evolve, shape: Shape, generator: RendererGenerator, seed: int
 ) -> ProjectedFeatures:
     """Build the space of the distances.
@@ -261,9 +261,11 @@ def query_evolve(
 def query_votes(charge: Charge, candidates: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Release the noisy votes of one round, (classes, N) float64.
 
-    candidates, labels: vectors and classes of the candidates, as in `vote_rows`.
+    candidates, labels: vectors and classes of the candidates, as in `nearest_votes`.
     """
-    return charge.sum(partial(vote_rows, candidates, labels, classes), 1.0, size=512, integer=True)
+    return charge.sum(
+        partial(nearest_votes, candidates, labels, classes), 1.0, size=512, integer=True
+    )
 
 
 def save_population(

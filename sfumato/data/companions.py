@@ -32,7 +32,7 @@ def companions_in(names: Sequence[str], folders: Sequence[str]) -> Companions | 
 
     folders: folder of each picture, in the order of `names`.
     """
-    words = [words_of(name) for name in names]
+    words = [name_words(name) for name in names]
     of_others = {
         (folder, without(PLAIN, own)): name
         for name, folder, own in zip(names, folders, words, strict=True)
@@ -40,14 +40,16 @@ def companions_in(names: Sequence[str], folders: Sequence[str]) -> Companions | 
     }
     pairs = []
     for name, folder, own in zip(names, folders, words, strict=True):
-        found = (of_others[folder, key] for key in keys_of(own) if (folder, key) in of_others)
+        found = (
+            of_others[folder, key] for key in companion_keys(own) if (folder, key) in of_others
+        )
         pairs += [(name, other) for other in [*found][:1]]
     if not pairs:
         return None
     return Companions(len(pairs), pairs[0])
 
 
-def words_of(name: str) -> Words:
+def name_words(name: str) -> Words:
     """Split a name into words and numbers in lower case: x1_Mask.png into x, 1 and mask."""
     spaced = re.sub(r"(?<=[a-z\d])(?=[A-Z])", " ", SUFFIX.sub("", name))
     return tuple(re.findall(r"[^\W\d_]+|\d+", spaced.lower()))
@@ -57,7 +59,7 @@ def without(words: re.Pattern[str], own: Words) -> Words:
     return tuple(word for word in own if not words.fullmatch(word))
 
 
-def keys_of(own: Words) -> Iterator[Words]:
+def companion_keys(own: Words) -> Iterator[Words]:
     """Yield the words that a picture's name may have if its companion's name has these: all but the
     words of COMPANION, or all before the first of them.
 

@@ -240,7 +240,7 @@ def in_threads(
             busy.extend(threads.submit(picture_of, file, request) for file in islice(rest, 1))
 
 
-def progress(items: Iterable, total: int, what: str = "preparing") -> Iterator:
+def with_progress(items: Iterable, total: int, what: str = "preparing") -> Iterator:
     """Yield the items, with a progress bar on a terminal only, because a log would reveal how many
     there are.
     """

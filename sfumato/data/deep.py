@@ -39,7 +39,7 @@ STRIP = 2**20  # number of values to convert at a time; each takes 8 bytes
 Span = tuple[float, float]
 
 
-def shown(
+def eight_bits(
     values: np.ndarray,
     span: Span | None,
     name: str,
@@ -121,8 +121,8 @@ def installed(extra: str, name: str) -> AbstractContextManager[None]:
 
 
 def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np.ndarray | None:
-    """Decode a picture with more than 8 bits, converted by `shown` to (H, W, C) uint8; None for
-    other pictures.
+    """Decode a picture with more than 8 bits, converted by `eight_bits` to (H, W, C) uint8; None
+    for other pictures.
 
     opened: the picture, opened by Pillow from `file`. If its mode has only 8 bits, Pillow would
     drop the others.
@@ -144,7 +144,7 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
             values = values.view(np.uint32)  # Pillow reads them as signed
         if opened.mode == "I" and white > 255:
             values = np.rint(values * (white / 65535))
-        return shown(
+        return eight_bits(
             values, span, name, inverted=tags.get(Tag.PhotometricInterpretation) == MIN_IS_WHITE
         )
     deep_png = any(str(tile.args).endswith("16B") for tile in opened.tile)  # WebP has no tiles
@@ -197,7 +197,7 @@ def decode_jpeg_2000(
     with installed("depth", name):
         from imagecodecs import jpeg2k_decode
 
-    return shown(jpeg2k_decode(content), span, name)
+    return eight_bits(jpeg2k_decode(content), span, name)
 
 
 def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
@@ -239,13 +239,13 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
 def with_alpha(
     values: np.ndarray, opaque: int, span: Span | None, name: str, inverted: bool = False
 ) -> np.ndarray:
-    """Convert values by `shown`.
+    """Convert values by `eight_bits`.
 
     If they have 2 or 4 channels, the last is alpha, from 0 to `opaque`.
     """
     if values.shape[2] % 2:
-        return shown(values, span, name, None, inverted)
-    return shown(values[..., :-1], span, name, values[..., -1:] / opaque, inverted)
+        return eight_bits(values, span, name, None, inverted)
+    return eight_bits(values[..., :-1], span, name, values[..., -1:] / opaque, inverted)
 
 
 def is_dicom(path: Path) -> bool:
@@ -377,7 +377,7 @@ def decode_pixels(data: Any, span: Span | None, path: Path) -> np.ndarray:
     if values.ndim == 2:
         rescale = partial(apply_modality_lut, ds=data)
     with readable(f"{path} has no readable pixels", fix):
-        return shown(values, span, name, alpha, kind == "MONOCHROME1", rescale)
+        return eight_bits(values, span, name, alpha, kind == "MONOCHROME1", rescale)
 
 
 def padding_alpha(data: Any, array: np.ndarray) -> np.ndarray | None:

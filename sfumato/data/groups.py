@@ -16,7 +16,7 @@ from sfumato.errors import DataError, explained
 from sfumato.settings.data import OUTER, Groups
 from sfumato.storage.documents import read_yaml
 
-# In the form of `plain`
+# In the form of `plain_id`
 ID_WORDS: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))
 NO_ID = {"", *ID_WORDS["unknown"].split()}
 UNCLEAR = {*ID_WORDS["unclear"].split()}
@@ -69,7 +69,7 @@ def ids_of_files(
     given: ids from a column of a table, if there is one.
 
     Raises ConfigError if a column is set and `given` is missing, DataError if a table cannot be
-    read or does not match the files, and any error of `checked`.
+    read or does not match the files, and any error of `checked_ids`.
     """
     ids: Sequence[str | None]
     if groups.folder == OUTER:
@@ -87,7 +87,7 @@ def ids_of_files(
         with explained(DataError, lambda error: f"data.groups.csv={error}", causes=(DataError,)):
             rows = rows_by_file(table, ("file", "group"), files, root)
         ids = [rows[file][0] for file in files]
-    return checked(ids, groups)
+    return checked_ids(ids, groups)
 
 
 def persons_of(groups: Groups, files: Sequence[Any], given: Sequence[str]) -> list[str]:
@@ -103,11 +103,11 @@ def persons_of(groups: Groups, files: Sequence[Any], given: Sequence[str]) -> li
 
 def ids_of_persons(groups: Groups, persons: Sequence[str]) -> Ids:
     """Return the ids in the texts of `persons_of`. Raises the errors of `ids_in_names` and
-    `checked`.
+    `checked_ids`.
     """
     if groups.pattern is None:
-        return checked(persons, groups)
-    return checked(ids_in_names(groups.pattern, persons, groups.alone), groups)
+        return checked_ids(persons, groups)
+    return checked_ids(ids_in_names(groups.pattern, persons, groups.alone), groups)
 
 
 def ids_in_names(pattern: str, names: Sequence[str], alone: bool) -> Ids:
@@ -150,7 +150,7 @@ def ids_of_array(array: np.ndarray, count: int, what: str) -> Ids:
     return [str(value) for value in array]
 
 
-def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
+def checked_ids(ids: Sequence[str | None], groups: Groups) -> Ids:
     """Return the ids, with None for images without one.
 
     Raises DataError if two ids may belong to one person.
@@ -158,7 +158,7 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
     With `groups.alone`, an image without an id is a group by itself. Otherwise a missing id raises
     DataError, because the image may show anyone.
     """
-    forms = {text: plain(text or "") for text in {*ids}}
+    forms = {text: plain_id(text or "") for text in {*ids}}
     unclear = {
         form
         for form in {*forms.values()}
@@ -205,7 +205,7 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
 
 
 def is_unclear(form: str, forms: Collection[str], in_names: bool) -> bool:
-    """Return whether an id, in the form of `plain`, often means an unknown person or several
+    """Return whether an id, in the form of `plain_id`, often means an unknown person or several
     persons.
 
     Two cases are clear: a number, if the next number is an id too; and 0, if ids are `in_names` of
@@ -233,7 +233,7 @@ def without_part(text: str) -> str:
     return re.sub(r"(?<=\w)[\s/._(-]+\w{1,2}\)?\s*$", "", text)
 
 
-def plain(text: str) -> str:
+def plain_id(text: str) -> str:
     """Reduce an id to lower-case letters and digits. Only a minus sign and separators between
     digits remain.
     """
@@ -255,11 +255,11 @@ def plain(text: str) -> str:
 
 @functools.cache
 def spelling(text: str) -> str:
-    """Map all spellings of an id to one: `plain`, with one character for all that look alike, and
-    Mueller for Müller.
+    """Map all spellings of an id to one: `plain_id`, with one character for all that look alike,
+    and Mueller for Müller.
     """
     name = re.sub(
-        r"[^\W\d_]{4,}", lambda word: re.sub("([aou])e|a(?=a)", r"\1", word[0]), plain(text)
+        r"[^\W\d_]{4,}", lambda word: re.sub("([aou])e|a(?=a)", r"\1", word[0]), plain_id(text)
     )
     return re.sub(r"(?<!\d)0+(?=\d)", "", name.translate(LOOK_ALIKE))
 

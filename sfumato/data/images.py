@@ -162,7 +162,7 @@ def write_header(file: BinaryIO, dtype: np.dtype, shape: tuple[int, ...]) -> Non
 
 def save_images(directory: Path, image_set: ImageSet) -> None:
     """Write `images.npy` and `labels.npy` into `directory`, each under a temporary name first."""
-    check(image_set.images, image_set.labels, image_set.classes, directory)
+    check_images(image_set.images, image_set.labels, image_set.classes, directory)
     for name, array in ((IMAGES, image_set.images), (LABELS, image_set.labels)):
         with replacing(directory / name) as temporary, temporary.open("wb") as file:
             np.save(file, array, allow_pickle=False)
@@ -179,7 +179,7 @@ def load_images(
     if (directory / GROUPS).exists() and not grouped:
         raise DataError(f"{directory / GROUPS} {GROUPS_REFUSED}.")
     images, labels = (load_array(directory / name) for name in (IMAGES, LABELS))
-    check(images, labels, names := tuple(classes), directory)
+    check_images(images, labels, names := tuple(classes), directory)
     height, width, channels = images.shape[1:]
     if shape is not None and (channels, height, width) != tuple(shape):
         raise DataError(
@@ -203,7 +203,7 @@ def load_array(path: Path) -> np.ndarray:
         return read_array(path)
 
 
-def check(
+def check_images(
     images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], directory: Path
 ) -> None:
     """Raise DataError unless the arrays are a valid set over `classes`."""

@@ -21,7 +21,7 @@ from sfumato.data.formats import TAR, AnotherFormat
 from sfumato.data.images import GROUPS
 from sfumato.data.series import dicom_header, holds_series
 from sfumato.data.sources import tabled
-from sfumato.data.sources.bids import PARTICIPANT, is_bids, label_columns, participants_of
+from sfumato.data.sources.bids import PARTICIPANT, is_bids, participants_of, possible_labels
 from sfumato.data.sources.npz import archive_layout
 from sfumato.data.sources.packed import unpacked
 from sfumato.data.sources.splits import folders_in, is_filing, split_of, visible
@@ -94,10 +94,10 @@ def layout_of(
     if not shards:
         check_forms(path)
     train, _ = split_of(path)
-    table = tables.table_of(path) or tables.table_in(train[0])
+    table = tables.table_path(path) or tables.table_in(train[0])
     if path.is_file() or (table is None and shards):
         return {"name": "webdataset", "label_column": label} | named, groups or groups_in(
-            tabled.keys_of(path)
+            tabled.sample_keys(path)
         )
     if table is None:
         return folder_layout(path, groups, classes)
@@ -163,7 +163,7 @@ def bids_layout(
     heads = [name for name in tables.heads_in(participants_of(path)) if name != PARTICIPANT]
     likely = [label]
     if label is None:
-        likely = [*label_columns(path)]
+        likely = [*possible_labels(path)]
     if len(likely) != 1:
         raise Unclear(
             "{table} has the columns {heads}: choose the one with the labels by "
@@ -246,7 +246,7 @@ def repeated_ids(path: Path, label: str | None) -> tuple[str, bool] | None:
         r"|geburts(datum|tag)|(tele|mobile)?phone(no|number)?|(home)?address"
     )
     other = None
-    if table := tables.table_of(path) or tables.table_in(split_of(path)[0][0]):
+    if table := tables.table_path(path) or tables.table_in(split_of(path)[0][0]):
         for name in tables.heads_of(table)[1]:
             spelled = re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", "_", name).lower()
             named = re.fullmatch(telling, meaning(name))
@@ -453,7 +453,7 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> C
     first = {folder.name for folder in outer}
     second = {folder.name for folder in inner}
     proposed = None
-    table = tables.table_of(path)
+    table = tables.table_path(path)
     dates = re.compile(r"(?<!\d)((19|20)\d\d[-_. ]?\d\d[-_. ]?\d\d|\d{1,2}[-_. ]\d{1,2}[-_. ]\d\d)")
     if table is None and not any(is_filing(name) or dates.search(name) for name in first | second):
         forms = {1: "class/person", -1: "person/class"}

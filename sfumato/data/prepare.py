@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from sfumato.data.cards import CARD, Card, PublicCard, card_text, dataset_directory, read_card
-from sfumato.data.decoding import progress
+from sfumato.data.decoding import with_progress
 from sfumato.data.duplicates import ORIGIN, refuse_another_id, refuse_regrouping
 from sfumato.data.groups import GroupIndex, refuse_crowd
 from sfumato.data.images import COMPARED_FILE, ImageSet, ImageWriter, load_images
@@ -137,7 +137,7 @@ def prepare_sensitive(
                     LEFT_OUT: reasons_left_out(source),
                     LEFT_OUT_FILES: places_left_out(source),
                 }
-            write_texts(fresh, private)
+            write_private_texts(fresh, private)
         shutil.rmtree(shards_folder(home), ignore_errors=True)
         kept_fingerprint(state, public)
         replace_file(card, text)
@@ -145,7 +145,7 @@ def prepare_sensitive(
     return public.content()
 
 
-def write_texts(folder: Path, texts: dict[str, str | None]) -> None:
+def write_private_texts(folder: Path, texts: dict[str, str | None]) -> None:
     """Write private files by name, except empty ones."""
     for name, text in texts.items():
         if text:
@@ -343,7 +343,7 @@ def write_public(source: Source, shape: tuple[int, int, int], directory: Path) -
     Returns the set, memory-mapped.
     """
     with ImageWriter(directory, shape, source.classes) as writer:
-        for image, label in progress(source.train, source.size):
+        for image, label in with_progress(source.train, source.size):
             writer.append(image, label)
     image_set = load_images(directory, source.classes)
     columns = 10
@@ -419,7 +419,7 @@ def split(
     grouped = source.groups is not None
     numbers: dict[bytes, int] = {}  # numbers of the groups, in the order of their first image
     with ExitStack() as stack:
-        for held_out, group, (image, label) in progress(
+        for held_out, group, (image, label) in with_progress(
             assigned(source, key, holdout_fraction), source.size
         ):
             if not writers:

@@ -45,7 +45,7 @@ class Header:
     localizer: bool
 
 
-def header_of(path: Path) -> Header:
+def series_header(path: Path) -> Header:
     """Read the place of a DICOM file in its series. Raises DataError if it cannot be read."""
     data = read_dicom(path, stop_before_pixels=True, specific_tags=[*TAGS])
     with readable(f"{path} cannot be read as DICOM"):
@@ -135,7 +135,7 @@ def dicom_header(file: Any) -> Header | None:
     """
     with suppress(DataError):
         if isinstance(file, Path) and not is_volume(file) and is_dicom(file):
-            return header_of(file)
+            return series_header(file)
     return None
 
 

@@ -36,11 +36,11 @@ from sfumato.data.groups import ids_of_persons
 from sfumato.data.images import COMPARED_FILE, IMAGES, LABELS, ImageWriter, load_array
 from sfumato.data.left_out import file_at, place_of
 from sfumato.data.sources import read_source, refuse_shared_persons
-from sfumato.data.sources.imagefolder import describe
+from sfumato.data.sources.imagefolder import shape_text
 from sfumato.data.sources.packed import in_archives, naming_archives, tables_at, unpacking
 from sfumato.data.sources.remote import local_copy, remote_files
-from sfumato.data.sources.source import Block, Example, LeftOut, Shard, Source
-from sfumato.data.sources.splits import folders_in, is_test, names_in, split_of
+from sfumato.data.sources.source import Example, LeftOut, ListedBlock, Shard, Source
+from sfumato.data.sources.splits import folders_in, is_test, split_of, visible_names
 from sfumato.data.sources.tabled import shards_of
 from sfumato.data.tables import check_parquet
 from sfumato.errors import UNREADABLE, ConfigError, DataError, reading_sensitive
@@ -105,7 +105,7 @@ def shards_in(data: Data) -> list[Shard]:
     elif data.source == "imagefolder" and data.label_column is not None:
         files = tables_at(path)
     elif data.source == "imagefolder" and path.is_dir():
-        return blocks_of(path)
+        return picture_blocks(path)
     if len(files) < 2:
         return []
     return shards_of_files({str(file): state_of(file) for file in files}, data)
@@ -132,20 +132,20 @@ def state_of(file: Path) -> tuple[str | int, ...] | None:
     return status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
 
-def blocks_of(path: Path) -> list[Shard]:
+def picture_blocks(path: Path) -> list[Shard]:
     """Return blocks of at most BLOCK_SIZE pictures of a folder of class folders; none for a smaller
     folder.
     """
     train, test = split_of(path)
     folders = [(folder, part in test) for part in train + test for folder in folders_in(part)]
-    counts = [len(names_in(folder)) for folder, _ in folders]
+    counts = [len(visible_names(folder)) for folder, _ in folders]
     if sum(counts) <= BLOCK_SIZE:
         return []
     return [
         Shard(
             path=str(path),
             held_out=held_out,
-            block=Block(str(folder), first, first + BLOCK_SIZE),
+            block=ListedBlock(str(folder), first, first + BLOCK_SIZE),
             state=(),
         )
         for (folder, held_out), count in zip(folders, counts, strict=True)
@@ -204,7 +204,7 @@ def in_processes(data: Data, tasks: list[Task], workers: int | None) -> list[Exc
     if world_size() > 1:
         return map_sharded(broadcast_object(tasks), work)
     if workers is None or not tasks:
-        return [*decoding.progress(map(work, tasks), len(tasks), "converting shards")]
+        return [*decoding.with_progress(map(work, tasks), len(tasks), "converting shards")]
     before = {*active_children()}
     count = min(workers, len(tasks))
     context: Any = get_context("spawn")
@@ -213,7 +213,7 @@ def in_processes(data: Data, tasks: list[Task], workers: int | None) -> list[Exc
         context.set_forkserver_preload([__name__])  # one process imports for all
     with ProcessPoolExecutor(count, context, begin_worker) as pool:
         try:
-            return [*decoding.progress(pool.map(work, tasks), len(tasks), "converting shards")]
+            return [*decoding.with_progress(pool.map(work, tasks), len(tasks), "converting shards")]
         except BrokenProcessPool:
             raise ConfigError(
                 "a process that converted shards was ended from outside, perhaps because "
@@ -416,7 +416,7 @@ def refuse_other_shapes(folders: dict[str, Path]) -> None:
     for path, shape in shapes.items():
         if shape != shapes[first]:
             raise DataError(
-                f"{path} has pictures of {describe(shape)} but {first} of "
-                f"{describe(shapes[first])}: set data.size and "
+                f"{path} has pictures of {shape_text(shape)} but {first} of "
+                f"{shape_text(shapes[first])}: set data.size and "
                 "data.channels to convert all alike"
             )

@@ -24,7 +24,7 @@ from PIL import Image
 from PIL.ExifTags import IFD, Base
 
 from sfumato.data.companions import COMPANION
-from sfumato.data.decoding import format_at, pixel_form, progress, read_whole
+from sfumato.data.decoding import format_at, pixel_form, read_whole, with_progress
 from sfumato.data.groups import ID_WORDS
 from sfumato.data.layout import LABELLED
 from sfumato.data.names import (
@@ -226,7 +226,7 @@ def write_skeleton(folder: Path, path: Path) -> tuple[int, int, list[str]]:
         open_private(temporary) as opened,
         zipfile.ZipFile(opened, "w", zipfile.ZIP_DEFLATED) as archive,
     ):
-        for file in progress(files, len(files), "copying"):
+        for file in with_progress(files, len(files), "copying"):
             target = str(PurePosixPath("skeleton", disguise(names[file])))
             content: bytes | str | None = picture_content(file, disguise)
             pictures += content is not None

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sfumato.data.companions import Companions, companions_in
-from sfumato.data.decoding import Member, PictureFile, progress
+from sfumato.data.decoding import Member, PictureFile, with_progress
 from sfumato.data.deep import Span
 from sfumato.data.images import per_class
 from sfumato.data.layout import ALL, FOLDERS, check_found, layout_of, repeated_ids, volume_in
@@ -126,7 +126,7 @@ def survey(
         text = "{option.classes}={names}, but {path} contains others: name all of its classes"
         raise ConfigError(text, option="classes", names=",".join(classes), path=path)
     check_not_empty(source, path)
-    form_and_colour = picture_facts(source, path, (span, skip, slices_of(request)), state)
+    form_and_colour = picture_facts(source, path, (span, skip, volume_setting(request)), state)
     in_a_row = form_and_colour.pop("in_a_row")
     files = {
         whole_file(file): label for file, label in zip(source.files, source.labels, strict=True)
@@ -161,13 +161,13 @@ def section_of(request: Request, classes: Sequence[str], other: bool) -> dict[st
         "labels": request.several and SEVERAL,
         "label_column": request.label_column,
         "range": request.range and [*request.range],
-        "volume": slices_of(request),
+        "volume": volume_setting(request),
         "skip": request.skip,
     }
     return {key: value for key, value in data.items() if value}
 
 
-def slices_of(request: Request) -> dict[str, Any] | None:
+def volume_setting(request: Request) -> dict[str, Any] | None:
     """Return the setting `data.volume` of a request."""
     if request.volume is None:
         return None
@@ -213,7 +213,7 @@ def picture_facts(source: Source, path: Path, options: Any, state: Path | None) 
             return {name: facts[name] for name in PICTURE_FACTS}
     sides = []
     coloured = 0
-    for image, _ in progress(chain(source.train, source.test or ()), source.size, "surveying"):
+    for image, _ in with_progress(chain(source.train, source.test or ()), source.size, "surveying"):
         sides.append(image.shape[:2])
         coloured += bool((image != image[..., :1]).any())
     shorter, longer = np.median(np.sort(sides), axis=0)

@@ -46,7 +46,7 @@ def table_in(folder: Path) -> Path | None:
     return found[0]
 
 
-def table_of(root: Path) -> Path | None:
+def table_path(root: Path) -> Path | None:
     if (root / TABLES[0]).is_file():
         return root / TABLES[0]
     return table_in(root)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from sfumato.data.deep import Span, installed, readable, shown
+from sfumato.data.deep import Span, eight_bits, installed, readable
 from sfumato.errors import DataError
 from sfumato.storage.files import reading
 from sfumato.storage.limits import check_volume
@@ -87,9 +87,9 @@ def slices_of(path: Path, volume: Volume) -> list[Slice]:
     axis = volume.axis or AXIAL
     try:
         with damaged(path), opened(path) as file:
-            header = header_of(file, path)
+            header = volume_header(file, path)
             without_memory = np.broadcast_to(np.zeros(1, np.uint8), shape_of(header, path))
-            count = canonical(without_memory, header).shape[AXES[axis]]
+            count = canonical_axes(without_memory, header).shape[AXES[axis]]
     except DataError:
         return [Slice(path, 0, axis)]
     numbers = range(count)[volume.selection]
@@ -111,7 +111,7 @@ def decode_slice(place: Slice, span: Span | None) -> np.ndarray:
         values = volume_at(place.path, span)
         part = values.stored.take(place.number, AXES[place.axis or AXIAL])
         scaled = part * values.slope + values.intercept
-        return shown(
+        return eight_bits(
             np.where(np.isfinite(scaled), scaled, values.span[0]).T[::-1], values.span, str(place)
         )
 
@@ -138,12 +138,12 @@ def volume_at(path: Path, span: Span | None) -> Values:
 
 def read_volume(path: Path, span: Span | None) -> Values:
     with damaged(path), opened(path) as file:
-        header = header_of(file, path)
+        header = volume_header(file, path)
         shape = shape_of(header, path)
         flat = np.empty(math.prod(shape), header.get_data_dtype())
         file.seek(header.get_data_offset())
         fill(flat, file)
-        stored = canonical(flat.reshape(shape, order="F"), header)
+        stored = canonical_axes(flat.reshape(shape, order="F"), header)
         slope, intercept = header.get_slope_inter()
     slope = float(slope or 1)
     intercept = float(intercept or 0)
@@ -217,7 +217,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
             yield file
 
 
-def header_of(file: BinaryIO, path: Path) -> Any:
+def volume_header(file: BinaryIO, path: Path) -> Any:
     """Read a header of NIfTI-1 or NIfTI-2 without its extensions, which may claim any size.
 
     Raises DataError for the header of a pair, .hdr and .img.
@@ -265,7 +265,7 @@ def shape_of(header: Any, path: Path) -> tuple[int, int, int]:
     return wide, deep, high
 
 
-def canonical(values: np.ndarray, header: Any) -> np.ndarray:
+def canonical_axes(values: np.ndarray, header: Any) -> np.ndarray:
     """Return a view of the values whose axes lead most nearly to the right, to the front and up
     (RAS+).
     """

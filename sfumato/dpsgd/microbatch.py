@@ -42,7 +42,7 @@ def choose_microbatch(
 
     Returns (images, draws). Raises MemoryError if no trial fits.
     """
-    device = device_of(parameters)
+    device = device_of_parameters(parameters)
     first = fitting(model, parameters, draws, batch, device, requested_size)
     if device.type != "cuda":
         return distributed.all_min(first[0]), distributed.all_min(first[1])
@@ -123,11 +123,15 @@ def plain_microbatch(model: Denoiser) -> int:
     """Return how many images fit into memory in a step of ordinary training, at least 1."""
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     return max(
-        1, int(room_on(device_of(parameters), parameters) / activation_bytes(model, parameters))
+        1,
+        int(
+            room_on(device_of_parameters(parameters), parameters)
+            / activation_bytes(model, parameters)
+        ),
     )
 
 
-def device_of(parameters: Mapping[str, Tensor]) -> torch.device:
+def device_of_parameters(parameters: Mapping[str, Tensor]) -> torch.device:
     return next(iter(parameters.values())).device
 
 
@@ -185,7 +189,7 @@ def blanks(
     model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws: int
 ) -> tuple[Tensor, Tensor, Draws]:
     """Return black images with labels and draws, as arguments for `per_image_gradients`."""
-    device = device_of(parameters)
+    device = device_of_parameters(parameters)
     black = torch.zeros(images, *model.shape, device=device)
     levels = torch.ones(images, draws, dtype=torch.int64, device=device)
     noise = torch.zeros(images, draws, *black.shape[1:], device=device)

@@ -326,7 +326,7 @@ def conv2d(
     )
 
 
-def embedding(
+def embedding_rows(
     mode: PerImage, index: Tensor, weight: Tensor, padding_idx=None, max_norm=None, **_: Any
 ) -> Tensor:
     if index.ndim != 1 or padding_idx is not None or max_norm is not None:
@@ -348,6 +348,6 @@ def expand(mode: PerImage, weight: Tensor, rows: int, *sizes: int) -> Tensor:
 RULES: dict[Any, Callable[..., Tensor]] = {
     F.linear: linear,
     torch.conv2d: conv2d,
-    F.embedding: embedding,
+    F.embedding: embedding_rows,
     Tensor.expand: expand,
 }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sfumato.data.images import ImageSet, strata
-from sfumato.evaluation.downstream import fit, schedule_of
+from sfumato.evaluation.downstream import fit_classifier, schedule_of
 from sfumato.evaluation.shift import shifted
 from sfumato.training.supervised import logits
 
@@ -56,7 +56,9 @@ def detect(drawn: ImageSet, real: ImageSet) -> Detected | None:
     half = len(first) // 2
     learned = np.concatenate([drawn.images[first[:half]], real.images[second[:half]]])
     tested = np.concatenate([drawn.images[first[half:]], real.images[second[half:]]])
-    network = fit("cnn", learned, np.repeat([0, 1], half), 2, schedule_of("cnn", half, 1, STEPS), 0)
+    network = fit_classifier(
+        "cnn", learned, np.repeat([0, 1], half), 2, schedule_of("cnn", half, 1, STEPS), 0
+    )
     margin = logits(network, tested) @ np.array([1, -1], dtype=np.float32)
     is_drawn = np.arange(len(tested)) < len(first) - half
     accuracy = ((margin[is_drawn] > 0).mean() + (margin[~is_drawn] <= 0).mean()) / 2

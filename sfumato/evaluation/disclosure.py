@@ -19,7 +19,7 @@ from scipy.stats import beta, hypergeom
 from sfumato.data.images import ImageSet
 from sfumato.data.lineage import digests
 from sfumato.evaluation.extractors import Extractor
-from sfumato.evaluation.metrics.neighbours import nearest
+from sfumato.evaluation.metrics.neighbours import nearest_rows
 from sfumato.features.teacher_network import classify
 from sfumato.release.report import grouped
 
@@ -57,7 +57,7 @@ def disclosure(
     if more is not None:
         released = np.concatenate([released, extractor(more)])
     return compare_sets(
-        lambda real: nearest(extractor(real.images), released)[1], train, holdout, random
+        lambda real: nearest_rows(extractor(real.images), released)[1], train, holdout, random
     )
 
 

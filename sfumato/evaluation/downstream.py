@@ -40,7 +40,7 @@ def schedule_of(name: str, count: int, epochs: int, steps: int | None = None) ->
     )
 
 
-def fit(
+def fit_classifier(
     name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedule: Schedule, seed: int
 ) -> Classifier:
     """Train classifier `name`, one of CLASSIFIERS; return it in evaluation mode.
@@ -115,7 +115,7 @@ def evaluate_classifier(
 
     Guarantee: no choice depends on `holdout`; it is used after training only.
     """
-    model = fit(name, train.images, train.labels, len(train.classes), schedule, seed)
+    model = fit_classifier(name, train.images, train.labels, len(train.classes), schedule, seed)
     return scored_by(lambda part: logits(model, part.images), holdout, moved)
 
 
@@ -191,12 +191,16 @@ def aggregate(
     per_seed = [one.accuracy for one in scored]
     by_class = zip(classes, zip(*(one.by_class for one in scored), strict=True), strict=True)
     per_class = [
-        {"class": name} | summary(values) for name, values in by_class if values[0] is not None
+        {"class": name} | mean_and_std(values) for name, values in by_class if values[0] is not None
     ]
     shifted = {
         name: float(np.mean([one.shifted[name] for one in scored])) for name in scored[0].shifted
     }
-    row = summary(per_seed) | {"per_seed": per_seed, "per_class": per_class, "shifted": shifted}
+    row = mean_and_std(per_seed) | {
+        "per_seed": per_seed,
+        "per_class": per_class,
+        "shifted": shifted,
+    }
     answers = [one.right for one in scored if one.right is not None]
     if answers:
         right = np.mean(answers, axis=0)
@@ -291,7 +295,7 @@ def by_column(right: np.ndarray, groups: Cells, compared: np.ndarray) -> dict:
     return {"groups": rows, "gap": gap, "withheld": withheld}
 
 
-def summary(values: Sequence) -> dict[str, float | None]:
+def mean_and_std(values: Sequence) -> dict[str, float | None]:
     """Return {"mean", "std"}: the sample standard deviation, None for a single value."""
     return {
         "mean": float(np.mean(values)),

@@ -17,8 +17,8 @@ from sfumato.evaluation.metrics.fidelity import chosen_metrics
 from sfumato.evaluation.plots import plot_detected, plot_neighbours
 from sfumato.evaluation.public_student import public_extractor, score_students
 from sfumato.evaluation.scores import RELEASE, evaluate_release, looked_at, teacher_accuracy
-from sfumato.evaluation.verdict import accuracies, verdict
-from sfumato.features.teacher_network import load_teacher
+from sfumato.evaluation.verdict import classifier_rows, verdict
+from sfumato.features.teacher_network import load_teacher_network
 from sfumato.privacy.authorize import open_local
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.release import generated_images, plain_images, requested_agreement
@@ -33,7 +33,7 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.files import keep_private
 
 LOADERS: dict[str, Callable[[Path], Any]] = {
-    "teacher": load_teacher,
+    "teacher": load_teacher_network,
     "student": load_student_network,
 }
 MOST_DRAWN = 10_000  # Number of images drawn from a release's networks to search for copies
@@ -68,13 +68,13 @@ def evaluate_folder(
     holdout, copied = without_copies(holdout, train)
     metrics = evaluate_release(synthetic, train, holdout, plan.settings, extractor, progress)
     leads = distributed.is_main()
-    distributed.leave()
+    distributed.leave_group()
     if not leads:
         return None
     metrics["warnings"] = copied + limits + metrics["warnings"]
     key = secret_key(state, plan.dataset_id)
     metrics["identity"] = identity(plan, key, card.version, train, holdout, extractor, release)
-    measured = bool(accuracies(metrics[RELEASE]))  # False if the hold-out cannot judge
+    measured = bool(classifier_rows(metrics[RELEASE]))  # False if the hold-out cannot judge
     chosen = chosen_metrics(plan.settings) if measured else ()
     for name, network in networks.items() if measured else ():
         progress(name)
@@ -100,7 +100,7 @@ def evaluate_folder(
         (out / picture).unlink(missing_ok=True)
     if "detector" in chosen:
         progress("detector")
-        detect(metrics, synthetic, train, holdout, out / "detected.png")
+        measure_detection(metrics, synthetic, train, holdout, out / "detected.png")
     if extractor is not None:
         progress("plots")
         plot_neighbours(
@@ -159,7 +159,7 @@ def search_copies(
     return disclosure(generated_images(released, release), train, holdout, extractor, more)
 
 
-def detect(
+def measure_detection(
     metrics: dict[str, Any],
     synthetic: Mapping[str, ImageSet],
     train: ImageSet,

@@ -15,7 +15,7 @@ from sfumato.data.images import ImageSet, Shape
 from sfumato.data.rendered import drawn_set
 from sfumato.errors import DataError, explained
 from sfumato.evaluation.classifiers import PENULTIMATE_WIDTH
-from sfumato.evaluation.downstream import fit, schedule_of
+from sfumato.evaluation.downstream import fit_classifier, schedule_of
 from sfumato.features.own_network import OwnFeatures
 from sfumato.runtime import compute
 from sfumato.settings.evaluate import Evaluate
@@ -90,7 +90,9 @@ def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) 
 def embedded_extractor(public: ImageSet, name: str) -> Extractor:
     """Build `cnn-<name>-128`: the last layer's input in a CNN trained on `public` images."""
     schedule = schedule_of("cnn", len(public), EPOCHS)
-    network = fit("cnn", public.images, public.labels, len(public.classes), schedule, seed=0)
+    network = fit_classifier(
+        "cnn", public.images, public.labels, len(public.classes), schedule, seed=0
+    )
     digest = hashlib.sha256(b"embedded")
     for key, value in sorted(network.state_dict().items()):
         digest.update(key.encode() + value.detach().cpu().contiguous().numpy().tobytes())

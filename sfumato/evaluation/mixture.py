@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from sfumato.data.images import ImageSet
-from sfumato.evaluation.downstream import fit, schedule_of
+from sfumato.evaluation.downstream import fit_classifier, schedule_of
 from sfumato.features.teacher_network import TeacherNetwork, relabelled
 from sfumato.release.variation import Varied
 from sfumato.training.supervised import logits
@@ -39,7 +39,7 @@ def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict
     `judged`. The result is the mean over the teacher's labels.
     """
     images = released.images.permute(0, 2, 3, 1).numpy()
-    student = fit(
+    student = fit_classifier(
         "cnn",
         images,
         released.labels.numpy(),

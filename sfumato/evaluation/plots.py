@@ -13,7 +13,7 @@ import numpy as np
 from sfumato.data.images import ImageSet, having
 from sfumato.evaluation.detector import Detected
 from sfumato.evaluation.extractors import Extractor
-from sfumato.evaluation.metrics.neighbours import nearest
+from sfumato.evaluation.metrics.neighbours import nearest_rows
 from sfumato.evaluation.scores import SEARCHED, subsample
 from sfumato.storage.files import write_local
 from sfumato.storage.png import to_grid
@@ -29,7 +29,7 @@ def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, 
     """
     synthetic = subsample(synthetic)
     train = subsample(train, SEARCHED)
-    index, distance = nearest(extractor(synthetic.images), extractor(train.images))
+    index, distance = nearest_rows(extractor(synthetic.images), extractor(train.images))
     classes = range(min(len(synthetic.classes), 20))
     scale = max(1, round(48 / max(synthetic.images.shape[1:3])))
     blank = framed(np.full_like(synthetic.images[0], 255), scale, (255, 255, 255))

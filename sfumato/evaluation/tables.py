@@ -12,7 +12,7 @@ import pandas as pd
 
 from sfumato.errors import UNREADABLE, DataError, SfumatoError, explained
 from sfumato.evaluation.downstream import FEWEST_OF_A_GROUP, SPECIFICITY
-from sfumato.evaluation.verdict import HANDED_OUT, accuracies
+from sfumato.evaluation.verdict import HANDED_OUT, classifier_rows
 from sfumato.release.card import WORDS
 from sfumato.release.report import Local, Picture, Table, picture
 from sfumato.storage.artifacts import read_artifact
@@ -37,7 +37,9 @@ def csv_of(table: pd.DataFrame, numbers: str = ".4f") -> str:
 def tables_of(metrics: Mapping) -> Iterator[Table]:
     """Yield the tables of metrics.json for terminal and page."""
     by_set = {
-        name: accuracies(values) for name, values in metrics.items() if isinstance(values, dict)
+        name: classifier_rows(values)
+        for name, values in metrics.items()
+        if isinstance(values, dict)
     }
     sets = {name: rows for name, rows in by_set.items() if rows}
     if not sets:  # the hold-out is not usable
@@ -72,7 +74,7 @@ def reliability_heads(measure: str) -> list[str]:
 def accuracy_tables(metrics: Mapping, sets: Mapping[str, dict], measure: str) -> Iterator[Table]:
     """Yield the accuracies on the real hold-out: of all sets, by class, and on shifted images.
 
-    sets: result of `accuracies` by set of images.
+    sets: result of `classifier_rows` by set of images.
     """
     names = list(next(iter(sets.values())))
     note = " ".join(

@@ -42,7 +42,7 @@ UNJUDGED = "cannot be judged"
 FEWEST_OF_A_CLASS = 10  # Number of hold-out images of each class below which nothing is judged
 
 
-def accuracies(values: Mapping) -> dict[str, dict]:
+def classifier_rows(values: Mapping) -> dict[str, dict]:
     """Return the entries of the classifiers from the metrics of one set."""
     return {name: row for name, row in values.items() if isinstance(row, dict) and "mean" in row}
 
@@ -57,7 +57,7 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dic
     "learned": the part, None if unknown, "accuracy" and "balanced_accuracy": {"chance", "majority
     class", "release", each of HANDED_OUT, "real"}, shares in [0, 1]}.
     """
-    if not accuracies(metrics["release"]):
+    if not classifier_rows(metrics["release"]):
         empty: dict[str, Any] = {
             "level": UNJUDGED,
             "learned": None,
@@ -68,7 +68,7 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dic
     present = per_class(labels, classes)
     rows = guesses(present, labels) | {"release": best(metrics["release"])}
     rows |= {name: metrics[name] for name in HANDED_OUT if name in metrics}
-    if accuracies(metrics.get("real", {})):
+    if classifier_rows(metrics.get("real", {})):
         rows["real"] = best(metrics["real"])
     balanced = {name: row["balanced_accuracy"] for name, row in rows.items()}
     release = balanced["release"]
@@ -183,7 +183,7 @@ def auroc_error(having: np.ndarray, count: int) -> float:
 
 def best(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the highest accuracy and balanced accuracy of classifiers trained on one set."""
-    rows = accuracies(values).values()
+    rows = classifier_rows(values).values()
     return {
         "accuracy": max(row["mean"] for row in rows),
         "balanced_accuracy": max(

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.data.images import Shape
-from sfumato.features.scattering import averaged, block_of
+from sfumato.features.scattering import block_average, block_of
 
 LEVELS = 8  # Number per channel
 FAINT = 1e-4  # Share of the pixels; a colour with a smaller share counts for little
@@ -26,7 +26,7 @@ class ColourHistogram(nn.Module):
         self.register_buffer("levels", torch.linspace(0, 1, LEVELS), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        pixels = averaged(images, self.block).flatten(2)  # (B, C, P)
+        pixels = block_average(images, self.block).flatten(2)  # (B, C, P)
         near = 1 - (pixels[..., None] - self.levels).abs() * (LEVELS - 1)
         first, *others = near.clamp(min=0).unbind(1)  # (B, P, LEVELS) each
         for other in others[:-1]:

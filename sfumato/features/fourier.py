@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sfumato.data.images import Shape
 from sfumato.features import FEATURES
-from sfumato.features.scattering import averaged
+from sfumato.features.scattering import block_average
 from sfumato.runtime.compute import device_of
 from sfumato.settings.queries import FeatureMap
 
@@ -37,7 +37,7 @@ class OfBlocks(nn.Module):
         down, across = (
             -(-seen // side) for seen, side in zip(images.shape[2:], self.sides, strict=True)
         )
-        return self.map(averaged(images, down, across))  # type: ignore[no-any-return]
+        return self.map(block_average(images, down, across))  # type: ignore[no-any-return]
 
 
 class FourierFeatures(nn.Module):

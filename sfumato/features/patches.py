@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sfumato.data.images import Shape
 from sfumato.data.rendered.procedural import FAMILIES, procedural_drawer
-from sfumato.features.scattering import averaged, block_of
+from sfumato.features.scattering import block_average, block_of
 from sfumato.runtime.compute import fast_bfloat16
 
 FILTERS = 256
@@ -42,7 +42,7 @@ class Patches(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return torch.cat(
-            [self.cells(part) for part in averaged(images, self.block).split(self.batch)]
+            [self.cells(part) for part in block_average(images, self.block).split(self.batch)]
         )
 
     def cells(self, images: Tensor) -> Tensor:

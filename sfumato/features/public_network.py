@@ -43,7 +43,7 @@ class PooledBlock(nn.Module):
         )
 
 
-class Block(PooledBlock):
+class ConvBlock(PooledBlock):
     """Two convolutions with a shortcut. Stride 2 halves the sides, rounding up."""
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
@@ -86,10 +86,10 @@ class ResNet(nn.Module):
         )
         side = -(-side // stride)
         depth = width
-        self.blocks = nn.Sequential(Block(width, width))
+        self.blocks = nn.Sequential(ConvBlock(width, width))
         for times in WIDTHS[1:]:
             if side > SMALLEST_MAP:
-                self.blocks.append(Block(depth, times * width, stride=2))
+                self.blocks.append(ConvBlock(depth, times * width, stride=2))
                 depth = times * width
                 side = -(-side // 2)
         # cells per side in the head's input, so that it depends on positions

@@ -67,15 +67,17 @@ class Scattering(nn.Module):
 
     def orders(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the average image, averaged moduli of all octaves, (B, d) each, and the finest."""
-        plane = averaged(images, self.block).flatten(0, 1)[:, None]  # (B·C, 1, H, W)
-        zeroth = averaged(plane, 2**self.scales).reshape(len(images), -1)
+        plane = block_average(images, self.block).flatten(0, 1)[:, None]  # (B·C, 1, H, W)
+        zeroth = block_average(plane, 2**self.scales).reshape(len(images), -1)
         first = []
         finest = moduli = self.moduli(plane)
         for octave in range(self.scales):
             if octave:
                 plane = self.halve(plane)
                 moduli = self.moduli(plane)
-            first.append(averaged(moduli, 2 ** (self.scales - octave)).reshape(len(images), -1))
+            first.append(
+                block_average(moduli, 2 ** (self.scales - octave)).reshape(len(images), -1)
+            )
         return zeroth, torch.cat(first, dim=1), finest
 
     def forward(self, images: Tensor) -> Tensor:
@@ -98,8 +100,8 @@ class DeepScattering(Scattering):
 
     def forward(self, images: Tensor) -> Tensor:
         zeroth, first, finest = self.orders(images)
-        coarse = averaged(finest, 2).flatten(0, 1)[:, None]
-        second = averaged(self.moduli(coarse), 2 ** (self.scales - 1)).reshape(len(images), -1)
+        coarse = block_average(finest, 2).flatten(0, 1)[:, None]
+        second = block_average(self.moduli(coarse), 2 ** (self.scales - 1)).reshape(len(images), -1)
         blocks = zeroth, first, second
         row = torch.cat(
             [weight * unit(block) for weight, block in zip(self.WEIGHTS, blocks, strict=True)],
@@ -122,7 +124,9 @@ class Moduli(Scattering):
 
     def forward(self, images: Tensor) -> Tensor:
         plane = images.flatten(0, 1)[:, None]
-        return to_root_norm(averaged(self.moduli(plane), self.cell).reshape(len(images), -1), 1)
+        return to_root_norm(
+            block_average(self.moduli(plane), self.cell).reshape(len(images), -1), 1
+        )
 
 
 class Pixels(nn.Module):
@@ -135,7 +139,7 @@ class Pixels(nn.Module):
         self.block = block_of(shape)
 
     def forward(self, images: Tensor) -> Tensor:
-        return averaged(images, self.block).flatten(1)
+        return block_average(images, self.block).flatten(1)
 
 
 def block_of(shape: Shape) -> int:
@@ -143,7 +147,7 @@ def block_of(shape: Shape) -> int:
     return 2 ** max(0, math.ceil(math.log2(min(shape[1:]) / LARGEST)))
 
 
-def averaged(planes: Tensor, size: int, across: int = 0) -> Tensor:
+def block_average(planes: Tensor, size: int, across: int = 0) -> Tensor:
     """Average every size×size pixels, or fewer at an edge.
 
     (N, C, H, W) to (N, C, ceil(H/size), ceil(W/size)). across: number of columns of a block, if it

@@ -224,7 +224,7 @@ def own_networks(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return dict(zip(names, networks, strict=False))
 
 
-def load_teacher(directory: Path) -> TeacherNetwork:
+def load_teacher_network(directory: Path) -> TeacherNetwork:
     """Load the teacher that `save_teacher` wrote, in eval mode.
 
     Raises DataError when files are missing or damaged.

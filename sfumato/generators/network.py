@@ -32,7 +32,7 @@ class Widen(NormConv):
         return F.pixel_shuffle(self.conv(F.relu(self.norm(x))), 2)
 
 
-class Residual(NormConv):
+class GeneratorBlock(NormConv):
     """x + conv3(ReLU(BN(x)))."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class Enlarge(NormConv):
         return self.conv(enlarged(F.relu(self.norm(x))))  # type: ignore[no-any-return]
 
 
-class Level(nn.Module):
+class GeneratorLevel(nn.Module):
     """Doubles the side of an image, and adds details from its hidden cells.
 
     The image is (B, channels, H, W), the hidden cells are (B, inputs, H, W).
@@ -58,7 +58,7 @@ class Level(nn.Module):
     def __init__(self, inputs: int, outputs: int, channels: int) -> None:
         super().__init__()
         self.enlarge = Enlarge(inputs, outputs)
-        self.residual = Residual(outputs, outputs)
+        self.residual = GeneratorBlock(outputs, outputs)
         self.norm = nn.BatchNorm2d(outputs)
         self.details = nn.Conv2d(outputs, channels, 5, padding=2)
         nn.init.zeros_(self.details.bias)  # type: ignore[arg-type]
@@ -124,9 +124,9 @@ class Generator(nn.Module):
             doublings += 1
         wide = 2 * width if doublings else width
         self.stem = nn.Linear(latent + classes, wide * math.prod(self.start), bias=False)
-        self.body = nn.Sequential() if doublings else nn.Sequential(Residual(width, width))
+        self.body = nn.Sequential() if doublings else nn.Sequential(GeneratorBlock(width, width))
         for _ in range(doublings):
-            self.body.extend([Widen(wide, 4 * width), Residual(width, width)])
+            self.body.extend([Widen(wide, 4 * width), GeneratorBlock(width, width)])
             wide = width
         if len(self.sides) == 1:
             last = max(8, width // 4)
@@ -144,7 +144,7 @@ class Generator(nn.Module):
         self.levels = nn.ModuleList()
         for sides in self.sides[-2::-1]:
             finer = max(8, 1024 // math.isqrt(math.prod(sides)))
-            self.levels.append(Level(last, finer, channels))
+            self.levels.append(GeneratorLevel(last, finer, channels))
             last = finer
 
     def forward(self, z: Tensor, labels: Tensor, block: int = 1) -> Tensor:

@@ -36,7 +36,7 @@ def write_brief(made: ProjectPlan, folder: Path) -> list[str]:
     in the journal.
     """
     text = template(Path(__file__).with_name(MARKDOWN), autoescape=False, plain=plain).render(
-        facts_of(made)
+        brief_facts(made)
     )
     title = f"Request: {made.card.dataset_id}, ε = {bound_text(made.budget['epsilon'])}"
     make_folder(folder)
@@ -45,7 +45,7 @@ def write_brief(made: ProjectPlan, folder: Path) -> list[str]:
     return [f"release.{key}" for key in ANSWERS if getattr(made.params.release, key) is None]
 
 
-def facts_of(made: ProjectPlan) -> dict[str, Any]:
+def brief_facts(made: ProjectPlan) -> dict[str, Any]:
     """Return the values that fill the template of the page, by name."""
     params = made.params
     budget = made.budget

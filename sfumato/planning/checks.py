@@ -8,7 +8,7 @@ from sfumato.errors import ConfigError
 from sfumato.settings.data import GROUP, SEVERAL
 from sfumato.settings.fields import size_of
 from sfumato.settings.params import Params
-from sfumato.settings.sources import names_in
+from sfumato.settings.sources import sources_of
 from sfumato.settings.stage import one_label_only, unknown_name
 from sfumato.settings.stages import STAGES
 from sfumato.settings.training import PUBLIC_MODEL
@@ -110,10 +110,10 @@ def missing_stages(params: Params) -> Iterator[str]:
 
 def source_problems(params: Params) -> Iterator[str]:
     """Yield unknown sources of images."""
-    if params.data.source not in names_in("data"):
-        yield unknown_name("data.source", params.data.source, names_in("data"))
-    if params.reads_public and params.public.source not in names_in("public"):
-        yield unknown_name("public.source", params.public.source, names_in("public"))
+    if params.data.source not in sources_of("data"):
+        yield unknown_name("data.source", params.data.source, sources_of("data"))
+    if params.reads_public and params.public.source not in sources_of("public"):
+        yield unknown_name("public.source", params.public.source, sources_of("public"))
 
 
 def public_model_problems(params: Params, card: Card) -> Iterator[str]:

@@ -42,7 +42,7 @@ def datasets(state: Path) -> list[str]:
 
 
 def private_files(state: Path, dataset_id: str) -> dict[str, list[Path]]:
-    """Return everything that `forget` deletes in the state directory, by kind.
+    """Return everything that `forget_dataset` deletes in the state directory, by kind.
 
     The journal may be invalid.
     """
@@ -103,7 +103,7 @@ def forgotten_on(state: Path, dataset_id: str) -> str | None:
     return None
 
 
-def forget(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> str | None:
+def forget_dataset(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> str | None:
     """Delete `private_files`, then the files `here` in a project.
 
     The journal is kept. It records the deletion, and its charges still count.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sfumato.data.cards import Card
 from sfumato.errors import UNREADABLE, passing_over
-from sfumato.privacy.decision import Decision, Work, decide
+from sfumato.privacy.decision import Decision, QueryWork, decide
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
 from sfumato.privacy.ledger import records_in
 from sfumato.privacy.odometer import ABANDON, CLOSE, Odometer, Run
@@ -64,7 +64,7 @@ class Past:
         """
         files = [self.artifact(other) / PRIVACY for other in inputs]
         made = made and all(file.is_file() for file in files)
-        work = Work(
+        work = QueryWork(
             stage=name,
             settings=settings,
             inputs=[digest_of_file(file) for file in files] if made else None,

@@ -27,7 +27,7 @@ PUBLIC_CLASSES = 100  # assumed number of classes of a public set that is not pr
 _counted: dict[str, int] = {}
 
 
-class Count(TorchDispatchMode):
+class WorkCount(TorchDispatchMode):
     """Counts operations of convolutions and matrix products, and converts the cost of other calls
     into operations.
     """
@@ -55,7 +55,7 @@ def operations_of(build: Callable[[], nn.Module], *inputs: Any) -> int:
     if key not in _counted:
         network = build().eval()
         blank = [torch.zeros(1, *each) if isinstance(each, tuple) else each for each in inputs]
-        with torch.no_grad(), Count() as count:
+        with torch.no_grad(), WorkCount() as count:
             network(*blank)
         _counted[key] = count.operations
     return _counted[key]

@@ -28,7 +28,7 @@ from sfumato.data.store import (
 )
 from sfumato.errors import BudgetError, ConfigError, DataError, explained
 from sfumato.privacy.charge import Charge, check_norm
-from sfumato.privacy.decision import RELEASED, Decision, Work, decide
+from sfumato.privacy.decision import RELEASED, Decision, QueryWork, decide
 from sfumato.privacy.events import UNITS, Mechanism
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.odometer import CLOSE, LOCAL_USE, OPEN, RESUME, Odometer, Run
@@ -49,7 +49,7 @@ DAY = 86_400
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChargeRequest(Work):
+class ChargeRequest(QueryWork):
     """One query to be charged: its settings, its inputs and its mechanism.
 
     max_norm: L2 bound of one image's contribution;

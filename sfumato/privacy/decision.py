@@ -27,7 +27,7 @@ OTHER_BYTES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work(Lineage):
+class QueryWork(Lineage):
     """A query to be paid for once, identified by its settings and inputs.
 
     settings: digest of its own settings;
@@ -94,7 +94,7 @@ class Decision:
 
 def decide(
     state: Path,
-    work: Work,
+    work: QueryWork,
     runs: Sequence[Run],
     prepared: str | None,
     terms: Mapping[str, object],
@@ -128,7 +128,7 @@ def decide(
     )
 
 
-def last_for(work: Work, runs: Sequence[Run]) -> tuple[Run, bool] | None:
+def last_for(work: QueryWork, runs: Sequence[Run]) -> tuple[Run, bool] | None:
     """Find the last run of the same work, else of the same plan, and whether its inputs match."""
     digest = work.digest
     if same := [run for run in runs if run.opened.get("work") == digest]:
@@ -139,7 +139,7 @@ def last_for(work: Work, runs: Sequence[Run]) -> tuple[Run, bool] | None:
     return None
 
 
-def restoring_problem(state: Path, work: Work, run: Run, same_inputs: bool) -> str:
+def restoring_problem(state: Path, work: QueryWork, run: Run, same_inputs: bool) -> str:
     """Return why a release cannot be restored, or an empty string.
 
     A rerun of earlier free stages is no problem, unless the query trained on their results.
@@ -157,7 +157,7 @@ def restoring_problem(state: Path, work: Work, run: Run, same_inputs: bool) -> s
 
 
 def resuming_problem(
-    work: Work, run: Run, same_inputs: bool, prepared: str | None, terms: Mapping[str, object]
+    work: QueryWork, run: Run, same_inputs: bool, prepared: str | None, terms: Mapping[str, object]
 ) -> str:
     """Return why an open run must not resume, or an empty string.
 

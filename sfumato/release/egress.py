@@ -73,7 +73,7 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
         for source in (path, VERIFY):
             (directory / source.name).write_bytes(source.read_bytes())
         (directory / "report.html").write_text(report, encoding="utf-8")
-        facts = facts_of(release, verified.ledger, verified.epsilon)
+        facts = package_facts(release, verified.ledger, verified.epsilon)
         facts |= {"generated": mark.source_type, "signing": signing}
         about, form = (
             template(name, autoescape=False, plain=plain).render(facts)
@@ -154,7 +154,7 @@ def write_tables(directory: Path, release: Release) -> None:
     (directory / "dictionary.csv").write_text(csv_text(described, COLUMNS), encoding="utf-8")
 
 
-def facts_of(release: Release, ledger: dict[str, Any], epsilon: float) -> dict[str, Any]:
+def package_facts(release: Release, ledger: dict[str, Any], epsilon: float) -> dict[str, Any]:
     """Collect the facts for the package's texts, from the release and its ledger."""
     cost = what_it_cost(ledger, epsilon)
     return {

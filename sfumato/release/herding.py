@@ -73,7 +73,7 @@ def herded(
             target = (means.table[cells, label] / priors[label]).to(device())
             for part, share in zip(among.split(TOGETHER), shares(count, len(among)), strict=True):
                 kept.append(
-                    part[nearest_mean(rows_of(features, images[part], cells), target, share)]
+                    part[nearest_mean(feature_cells(features, images[part], cells), target, share)]
                 )
         else:
             kept.append(among[:count])
@@ -89,7 +89,7 @@ def shares(number: int, among: int) -> list[int]:
 
 
 @torch.no_grad()
-def rows_of(features: FourierFeatures, images: Tensor, cells: Tensor) -> Tensor:
+def feature_cells(features: FourierFeatures, images: Tensor, cells: Tensor) -> Tensor:
     """Compute some cells of φ of (N, C, H, W) uint8 images: (N, cells), on the features' device."""
     where = features.amplitude.device
     chosen = cells.to(where)

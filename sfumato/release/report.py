@@ -77,12 +77,12 @@ class Local(NamedTuple):
 def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
     """Render the page as HTML: the public edition, or the owner's edition with `local`.
 
-    Raises the errors of `checked`.
+    Raises the errors of `checked_release`.
 
     Guarantee: without `local` the page is a function of the files of `release` and `ledger`, both
     already released.
     """
-    artifact, content, spent = checked(release, ledger)
+    artifact, content, spent = checked_release(release, ledger)
     released = what_was_released(artifact)
     # a field that `check_ledger` does not need
     shown = f"{ledger} has a record that cannot be shown"
@@ -112,7 +112,7 @@ def not_covered(grouped: bool) -> list[str]:
     return [WORDS["people"][grouped], *WORDS["not_covered"]]
 
 
-def checked(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
+def checked_release(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
     """Return the release, its ledger, and a recomputed ε.
 
     Raises BudgetError for the ledger, DataError for the release.

@@ -18,7 +18,13 @@ from sfumato.privacy.events import Mechanism
 from sfumato.privacy.profile import bound_text
 from sfumato.release.card import LABEL_TABLE, WORDS, data_dictionary
 from sfumato.release.exports import PARQUET
-from sfumato.release.report import checked, day_of, not_covered, what_it_cost, what_was_released
+from sfumato.release.report import (
+    checked_release,
+    day_of,
+    not_covered,
+    what_it_cost,
+    what_was_released,
+)
 from sfumato.settings.recipes import as_yaml
 from sfumato.storage.artifacts import PRIVACY, Artifact
 from sfumato.storage.digest import digest_of_file
@@ -52,12 +58,12 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> dict[str, 
     """Write the records for catalogues and the registry's entry into `directory`.
 
     Returns the settings that the owner has not provided yet, by the file that needs them. Without
-    a charge nothing is written. Raises the errors of `sfumato.release.report.checked`.
+    a charge nothing is written. Raises the errors of `sfumato.release.report.checked_release`.
 
     Guarantee: the statements depend only on the files of `release` and `ledger`, which are already
     released.
     """
-    artifact, content, spent = checked(release, ledger)
+    artifact, content, spent = checked_release(release, ledger)
     if not content["records"]:
         return {}
     facts = facts_of(artifact, content, spent)

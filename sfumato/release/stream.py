@@ -26,7 +26,7 @@ from sfumato.features.teacher_network import (
     Labelling,
     TeacherNetwork,
     guide_by,
-    load_teacher,
+    load_teacher_network,
     probabilities_of,
 )
 from sfumato.generators.one_step import GENERATOR_WEIGHTS
@@ -138,7 +138,7 @@ class Stream(IterableDataset[Batch]):
         self.models = {name: model_of(name, paths) for name in names}
         self.teacher: TeacherNetwork | None = None
         if self.settings.reads("teacher"):
-            self.teacher = load_teacher(folder / "teacher").to(device())
+            self.teacher = load_teacher_network(folder / "teacher").to(device())
         self.labelling: Labelling | None = None
         if recipe.offsets:
             offsets = {
@@ -193,7 +193,7 @@ class Stream(IterableDataset[Batch]):
             images, requested, _ = mixed(partial(self.parts, spread=spread), drawn, seed)
             labels = self.labels_of(images, requested)
             if self.labelling is not None:
-                rows = surest(labels, self.batch)
+                rows = surest_rows(labels, self.batch)
                 images = images[rows]
                 labels = labels[rows]
             pixels = as_floats(images)
@@ -245,7 +245,7 @@ def further_images(path: Path, number: int) -> np.ndarray:
     )[:number]
 
 
-def surest(labels: Tensor, number: int) -> Tensor:
+def surest_rows(labels: Tensor, number: int) -> Tensor:
     """Choose the images with the most certain labels, and leave out the same part of each class.
     labels: (N, M), soft. Returns the chosen rows, (number,) int64, ascending.
     """

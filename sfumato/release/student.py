@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sfumato.features.public_network import arguments_of, build_network
 from sfumato.release.stream import stream
-from sfumato.release.teacher import ReleasedClassifier, load_classifier
+from sfumato.release.teacher import ReleasedClassifier, load_released
 from sfumato.runtime.compute import device
 from sfumato.settings.training import Student
 from sfumato.storage.weights import load_network, save_network
@@ -93,4 +93,4 @@ def load_student(path: str | Path) -> ReleasedClassifier:
     Raises:
         DataError: The folder is not a student, or was changed.
     """
-    return load_classifier(Path(path), "student", load_student_network)
+    return load_released(Path(path), "student", load_student_network)

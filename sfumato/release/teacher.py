@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from sfumato.errors import DataError, explained
-from sfumato.features.teacher_network import load_teacher as load_network
+from sfumato.features.teacher_network import load_teacher_network as load_network
 from sfumato.features.teacher_network import probabilities_of
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.card import PREPARED, cost_of, plain, privacy_facts, template
@@ -82,10 +82,10 @@ def load_teacher(path: str | Path) -> ReleasedClassifier:
     Raises:
         DataError: The folder is not a teacher, or was changed.
     """
-    return load_classifier(Path(path), "teacher", load_network)
+    return load_released(Path(path), "teacher", load_network)
 
 
-def load_classifier(folder: Path, stage: str, load: Callable[[Path], Any]) -> ReleasedClassifier:
+def load_released(folder: Path, stage: str, load: Callable[[Path], Any]) -> ReleasedClassifier:
     """Load the classifier that a stage released. load: function from the folder to its network.
 
     Raises DataError if the folder is the artifact of another stage, was changed, or its card does

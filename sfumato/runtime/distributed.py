@@ -48,7 +48,7 @@ def join() -> None:
     dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=timedelta(hours=24))
 
 
-def leave() -> None:
+def leave_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
 

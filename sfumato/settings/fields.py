@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeGuard, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator
 
 from sfumato.errors import ConfigError
-from sfumato.settings.shares import part_of
+from sfumato.settings.shares import parse_share
 
 REST = "rest"
 
@@ -63,7 +63,7 @@ Scale = Annotated[float, Field(ge=1e-5, le=1e5)]
 LearningRate = Annotated[float, Field(ge=1e-9, le=10)]  # step of each weight under Adam
 Norm = Annotated[float, Field(ge=1e-8, le=1e6)]  # an L2 clip
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Part = Annotated[Fraction, BeforeValidator(part_of)]
+Part = Annotated[Fraction, BeforeValidator(parse_share)]
 Share = Annotated[float, Field(ge=1e-4, le=1)]
 
 # Machine settings change only speed, so no plan contains them. A stage reads them from its

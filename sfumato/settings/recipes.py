@@ -38,7 +38,7 @@ def load_params(path: Path, recipes: Path, recipe: str | None = None) -> Params:
     the file `path`. Raises ConfigError with the key and its value or, for an unknown key, the
     nearest known key.
     """
-    content = read_yaml(path)
+    content = read_layer(path)
     if recipe is not None:
         content["recipe"] = recipe
     return params_of(content, path, recipes)
@@ -100,12 +100,12 @@ def read_overlay(folder: Path, name: object, kind: str) -> dict:
     names = sorted(p.stem for p in folder.glob("*.yaml"))
     if name not in names:
         raise ConfigError(f"{kind}={name!r} does not exist: {nearest(str(name), names)}")
-    overlay = read_yaml(folder / f"{name}.yaml")
+    overlay = read_layer(folder / f"{name}.yaml")
     overlay.pop("description", None)
     return overlay
 
 
-def read_yaml(path: Path) -> dict:
+def read_layer(path: Path) -> dict:
     missing = f"{path} does not exist: run in the project's folder, or name the file with --params"
     with explained(ConfigError, lambda error: f"{path} cannot be read: {error}", missing=missing):
         content = documents.read_yaml(path)

@@ -4,7 +4,7 @@ Imports nothing, so that importing it for a command's options is fast.
 """
 
 
-def part_of(value: object) -> float:
+def parse_share(value: object) -> float:
     """Parse a share, which may have a percent sign: "1%" is 0.01.
 
     Raises ValueError for other text.

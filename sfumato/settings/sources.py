@@ -41,6 +41,6 @@ SOURCES = {
 OF_THE_OWNER = tuple(name for name, kind in SOURCES.items() if kind.takes)
 
 
-def names_in(section: str) -> list[str]:
+def sources_of(section: str) -> list[str]:
     """Return the sources that may be named in a section, "data" or "public"."""
     return [name for name, kind in SOURCES.items() if section in kind.sections]

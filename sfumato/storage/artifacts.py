@@ -28,7 +28,7 @@ class Artifact:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Privacy:
+class PrivacyFile:
     """Form of `privacy.json`.
 
     files: sha256 by name; records: records by id; apart: see `Records`.
@@ -58,7 +58,7 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
     with explained(
         DataError, lambda error: f"{file} cannot be read ({error}). {how_to_repair(path.name)}"
     ):
-        content = validated(Privacy, read_json(file))
+        content = validated(PrivacyFile, read_json(file))
         if odd := [key for key, record in content.records.items() if record.get("id") != key]:
             raise ValueError(f"the record {odd[0][:32]!r} has another id")
     records = Records(content.records, content.apart)

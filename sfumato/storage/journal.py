@@ -157,7 +157,7 @@ class Journal:
         if not path.is_file():  # reading a pipe would wait
             raise BudgetError(f"{path} is not a file: {WAY_OUT}")
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-        if not is_whole(lines[-1]):
+        if not is_complete(lines[-1]):
             lines.pop()
         return [line for line in lines if line]
 
@@ -254,7 +254,7 @@ class Journal:
         try:
             content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
             last = content.rfind(b"\n") + 1
-            if is_whole(content[last:].decode(errors="replace")):
+            if is_complete(content[last:].decode(errors="replace")):
                 line = b"\n" + line
             # remains of a killed append are cut off, so that this entry starts a new line
             elif len(content) > last:
@@ -282,7 +282,7 @@ def link(salt: bytes, before: str, entry: dict) -> str:
     return hmac.digest(salt, canonical([before, content]), "sha256").hex()
 
 
-def is_whole(line: str) -> bool:
+def is_complete(line: str) -> bool:
     """Return whether a line without its newline is still a complete entry. Truncated JSON is
     not.
     """

@@ -114,12 +114,12 @@ def locate(directory: str) -> Path:
     fix = "download it elsewhere and name the directory"
     # The type of the error depends on what fails: network, name, permission.
     with explained(
-        ConfigError, lambda error: f"{failed} ({reason_of(error)}): {fix}", causes=(Exception,)
+        ConfigError, lambda error: f"{failed} ({first_line(error)}): {fix}", causes=(Exception,)
     ):
         return Path(snapshot_download(match[1], revision=match[2], allow_patterns=parts))
 
 
-def reason_of(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return the first line of a library's error message, or the error's type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
@@ -130,7 +130,9 @@ def read_model_directory(directory: str) -> ModelDirectory:
     Raises ConfigError if there is no directory, DataError if a part is missing or not supported.
     """
     path = locate(directory)
-    named = {part: value for part, value in read_json(path / INDEX).items() if part in MODEL_PARTS}
+    named = {
+        part: value for part, value in read_config(path / INDEX).items() if part in MODEL_PARTS
+    }
     classes = {
         k: str(v[1]) for k, v in named.items() if isinstance(v, list) and len(v) == 2 and v[1]
     }
@@ -148,7 +150,7 @@ def read_model_directory(directory: str) -> ModelDirectory:
                 f"{path}: the {part} is a {name}, which is not supported: expected {expected}"
             )
     configs = {
-        part: read_json(path / part / CONFIG_OF.get(part, "config.json")) for part in classes
+        part: read_config(path / part / CONFIG_OF.get(part, "config.json")) for part in classes
     }
     for part in classes:
         part_files(path, part)
@@ -182,7 +184,7 @@ def names_code(config: Any) -> bool:
     return here or any(map(names_code, config.values()))
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     missing = f"{path} is missing: {LAYOUT}; {AGAIN}"
     with explained(
         DataError, lambda error: f"{path} cannot be read ({error}): {AGAIN}", missing=missing
@@ -225,7 +227,7 @@ def part_files(path: Path, part: str) -> list[Path]:
     if part in WEIGHTS_OF:
         weights, _ = weights_of(path, part)
         files.add(weights)
-        shards = read_json(weights).get("weight_map") if weights.suffix == ".json" else None
+        shards = read_config(weights).get("weight_map") if weights.suffix == ".json" else None
         for name in map(str, shards.values()) if isinstance(shards, dict) else ():
             if not re.fullmatch(r"[\w.-]+\.safetensors", name):
                 raise DataError(

@@ -28,7 +28,7 @@ from sfumato.storage.weights import CONFIG, load_tensors, save_tensors
 from sfumato.text_to_image.directory import ModelDirectory, choose_image_size, read_model_directory
 from sfumato.text_to_image.parts import (
     LONGEST_T5,
-    build_network,
+    build_denoiser,
     load_part,
     make_differentiable,
     make_scheduler,
@@ -249,7 +249,7 @@ def load_latent(directory: Path) -> LatentDiffusion:
     return denoiser
 
 
-def outline(settings: Model, classes: int) -> LatentDiffusion:
+def latent_outline(settings: Model, classes: int) -> LatentDiffusion:
     """Build the network that `settings` names, on the meta device, for estimates."""
     assert settings.directory is not None
     model = read_model_directory(settings.directory)
@@ -259,7 +259,7 @@ def outline(settings: Model, classes: int) -> LatentDiffusion:
     longest = LONGEST_T5 if model.denoiser == "transformer" else 77
     tokens = int(min(model.configs["tokenizer"].get("model_max_length", 77), longest))
     with torch.device("meta"):
-        network = build_network(model).to("meta")
+        network = build_denoiser(model).to("meta")
         prompts = torch.empty(classes + 1, tokens, width)
         mask = torch.ones(classes + 1, tokens, dtype=torch.bool)
         return LatentDiffusion(

@@ -15,7 +15,7 @@ from sfumato.text_to_image.directory import (
     AGAIN,
     WEIGHTS_OF,
     ModelDirectory,
-    reason_of,
+    first_line,
     require_library,
     weights_of,
 )
@@ -55,7 +55,7 @@ def load_part(model: ModelDirectory, part: str) -> Any:
     failed = f"{model.path / part} cannot be loaded as {model.classes[part]}"
     # The type of the error depends on what is wrong with the files.
     with explained(
-        DataError, lambda error: f"{failed} ({reason_of(error)}): {AGAIN}", causes=(Exception,)
+        DataError, lambda error: f"{failed} ({first_line(error)}): {AGAIN}", causes=(Exception,)
     ):
         loaded = kind.from_pretrained(str(model.path / part), **options)
     if isinstance(loaded, nn.Module):
@@ -115,7 +115,7 @@ class PlainAttention:
         )
 
 
-class GroupNorm(nn.GroupNorm):
+class PartNorm(nn.GroupNorm):
     """`nn.GroupNorm`, computed as a layer norm over (group, ...), with the same numbers.
 
     Under vmap the backward pass of `F.group_norm` splits into many small operations. The backward
@@ -163,7 +163,7 @@ class CheapSiLU(nn.SiLU):
         return SiLU.apply(x)
 
 
-def build_network(model: ModelDirectory) -> nn.Module:
+def build_denoiser(model: ModelDirectory) -> nn.Module:
     """Build the U-Net or the transformer with untrained weights, on the current device."""
     kind = class_named(model.classes[model.denoiser])
     what = f"{model.path / model.denoiser}: config.json does not describe a {kind.__name__}"
@@ -188,7 +188,7 @@ def make_differentiable(network: Any) -> None:
         "residual_connection",
     )
     # Replacements have the same weights and a different forward pass
-    kinds: dict[type, type] = {nn.GroupNorm: GroupNorm, nn.LayerNorm: LayerNorm, nn.SiLU: CheapSiLU}
+    kinds: dict[type, type] = {nn.GroupNorm: PartNorm, nn.LayerNorm: LayerNorm, nn.SiLU: CheapSiLU}
     for path, module in network.named_modules():
         odd = [name for name in unsupported if getattr(module, name, None)]
         if odd and hasattr(module, "to_q") and hasattr(module, "processor"):

@@ -47,7 +47,7 @@ def test_an_ensemble_averages_the_probabilities_of_its_members(sets, monkeypatch
     given[1, rows, holdout.labels] = 3.0  # right and surer
     given[2, rows, (holdout.labels + 2) % 10] = 1.0
     seeds = []
-    monkeypatch.setattr(protocol, "fit", lambda *a: seeds.append(a[-1]))
+    monkeypatch.setattr(protocol, "fit_classifier", lambda *a: seeds.append(a[-1]))
     monkeypatch.setattr(protocol, "logits", lambda *_: given[len(seeds) - 1])
     found = ensemble("lr", synthetic, holdout, QUICK, 3)
     assert found["accuracy"] == 1.0 and found["members"] == 3 and seeds == [0, 1, 2]
@@ -80,7 +80,9 @@ def test_the_images_that_rank_the_settings_are_not_trained_on(sets, monkeypatch)
     _, holdout, synthetic = sets
     trained = []
     scored = []
-    monkeypatch.setattr(protocol, "fit", lambda name, images, *rest, **_: trained.append(images))
+    monkeypatch.setattr(
+        protocol, "fit_classifier", lambda name, images, *rest, **_: trained.append(images)
+    )
     monkeypatch.setattr(protocol, "accuracy", lambda model, part: scored.append(part) or 0.5)
     model_selection([Setting(classifier="lr", rate=1, weight_decay=0)], [QUICK], synthetic, holdout)
     learnt, judged = (

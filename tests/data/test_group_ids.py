@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sfumato.data.groups import checked, spelling
+from sfumato.data.groups import checked_ids, spelling
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import load_prepared, read_card
 from sfumato.errors import BudgetError, ConfigError, DataError, SfumatoError
@@ -272,7 +272,7 @@ ALIKE = [
 def test_spellings_of_one_id_are_found(pair):
     assert spelling(pair[0]) == spelling(pair[1])
     with pytest.raises(DataError, match="use one spelling"):
-        checked([*pair, "other"], Groups(array=True))
+        checked_ids([*pair, "other"], Groups(array=True))
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_ids_that_may_be_of_one_person_are_asked_about(pair, alone):
         with pytest.raises(
             DataError, match=r"gives image [23], .* otherwise make the ids clearly different"
         ):
-            checked(["other", *ids], Groups(array=True, alone=alone))
+            checked_ids(["other", *ids], Groups(array=True, alone=alone))
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_ids_that_may_be_of_one_person_are_asked_about(pair, alone):
     ],
 )
 def test_ids_with_parts_in_common_are_different(ids):
-    assert checked(ids, Groups(array=True)) == [*ids]
+    assert checked_ids(ids, Groups(array=True)) == [*ids]
 
 
 @pytest.mark.parametrize(
@@ -345,8 +345,8 @@ def test_ids_with_parts_in_common_are_different(ids):
 )
 def test_what_stands_for_nobody_is_no_id(name):
     with pytest.raises(DataError, match="image 2, .* no id"):
-        checked(["P1", name, "P2"], Groups(array=True))
-    assert checked(["P1", name, "P2"], Groups(array=True, alone=True)) == ["P1", None, "P2"]
+        checked_ids(["P1", name, "P2"], Groups(array=True))
+    assert checked_ids(["P1", name, "P2"], Groups(array=True, alone=True)) == ["P1", None, "P2"]
 
 
 ANONYMOUS = [
@@ -400,19 +400,19 @@ ANONYMOUS += [
 @pytest.mark.parametrize("alone", [True, False])
 def test_what_may_stand_for_nobody_is_asked_about(name, alone):
     with pytest.raises(DataError, match="image 2, .* often stands for an unknown person"):
-        checked(["P1", name, "P2"], Groups(array=True, alone=alone))
+        checked_ids(["P1", name, "P2"], Groups(array=True, alone=alone))
 
 
 def test_a_number_of_nines_among_numbers_is_an_id():
-    assert checked([*map(str, range(90, 110))], Groups(array=True))
-    assert checked([*map(str, range(888880, 888890))], Groups(array=True))
+    assert checked_ids([*map(str, range(90, 110))], Groups(array=True))
+    assert checked_ids([*map(str, range(888880, 888890))], Groups(array=True))
 
 
 def test_names_of_files_may_count_persons_from_zero():
-    assert checked(["0", "1", "2"], Groups(pattern="(a)"))
+    assert checked_ids(["0", "1", "2"], Groups(pattern="(a)"))
     for ids, groups in (("012", Groups(array=True)), ("0789", Groups(pattern="(a)"))):
         with pytest.raises(DataError, match="often stands for"):
-            checked([*ids], groups)
+            checked_ids([*ids], groups)
 
 
 def test_an_id_with_far_more_images_than_others_is_asked_about(clinic):

@@ -9,7 +9,7 @@ import pytest
 
 from sfumato.data.layout import LABELLED, PERSONS, Unclear, check_names, layout_of, likeness
 from sfumato.data.names import repeats_in
-from sfumato.data.sources.splits import is_filing, part_of
+from sfumato.data.sources.splits import is_filing, part_named
 from sfumato.data.tables import meaning
 
 OF_PERSONS = (
@@ -47,9 +47,9 @@ def test_folders_of_files_are_known_by_their_meaning(name, form):
     "name", ["train", "TRAINING", "val", "valid", "Validation", "dev", "Val-Images", "train2017"]
 )
 def test_part_folders_match_in_any_case_beside_filing_words(name):
-    assert part_of(Path(name)) == "train" and part_of(Path("positive " + name)) is None
+    assert part_named(Path(name)) == "train" and part_named(Path("positive " + name)) is None
     held_out = re.sub("train(ing)?|val(id)?(ation)?|dev", "test", name, flags=re.IGNORECASE)
-    assert part_of(Path(held_out)) == part_of(Path("TESTING")) == "test"
+    assert part_named(Path(held_out)) == part_named(Path("TESTING")) == "test"
 
 
 @pytest.mark.parametrize(

@@ -181,12 +181,12 @@ def joined(data: Data, state: Path) -> None:
     distributed.join()
     if not distributed.is_main():
         shards.help_first(data)
-        return distributed.leave()
+        return distributed.leave_group()
     try:
         prepared(data, state)
     finally:
         distributed.broadcast_object(None)
-        distributed.leave()
+        distributed.leave_group()
 
 
 def test_processes_of_torchrun_share_the_shards(tmp_path):

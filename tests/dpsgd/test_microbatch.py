@@ -173,7 +173,9 @@ def chosen_on_a_gpu(monkeypatch, cuda):
     ):
         model = network((1,))
         tried = []
-        monkeypatch.setattr(microbatch, "device_of", lambda parameters: torch.device("cuda"))
+        monkeypatch.setattr(
+            microbatch, "device_of_parameters", lambda parameters: torch.device("cuda")
+        )
         monkeypatch.setattr(microbatch, "fitting", lambda *asked: (asked[-1] or 512, draws))
         cuda(get_device_capability=(8, 0) if fast else (7, 5))
 

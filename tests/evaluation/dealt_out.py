@@ -34,4 +34,4 @@ def main(folder: Path) -> None:
     (folder / f"rank-{distributed.rank()}-of-{distributed.world_size()}.json").write_text(
         json.dumps(content)
     )
-    distributed.leave()
+    distributed.leave_group()

@@ -8,7 +8,7 @@ from sfumato.evaluation.downstream import (
     bootstrap_interval,
     calibration_error,
     evaluate_classifier,
-    fit,
+    fit_classifier,
     schedule_of,
 )
 from sfumato.training.supervised import accuracy, apply, logits
@@ -23,7 +23,7 @@ def halves(digits):
 
 
 def train_classifier(name, images, labels, seed, steps=STEPS):
-    return fit(name, images, labels, 10, schedule_of(name, len(images), 1, steps), seed)
+    return fit_classifier(name, images, labels, 10, schedule_of(name, len(images), 1, steps), seed)
 
 
 def score(name, train, holdout, schedule, seeds):
@@ -69,7 +69,7 @@ def test_a_seed_fixes_the_result_without_the_global_generator(halves):
 def test_any_number_of_steps_trains_a_set_of_any_size(halves, steps):
     schedule = schedule_of("mlp", 50, 1, steps=steps)
     assert schedule.steps == steps
-    assert not fit(
+    assert not fit_classifier(
         "mlp", halves[0].images[:50], halves[0].labels[:50], 10, schedule, seed=0
     ).training
     assert (

@@ -12,7 +12,7 @@ from sfumato.evaluation.extractors import (
     embedded_extractor,
     inception_extractor,
 )
-from sfumato.evaluation.metrics.neighbours import nearest
+from sfumato.evaluation.metrics.neighbours import nearest_rows
 from sfumato.settings.evaluate import Evaluate
 
 RNG = np.random.default_rng(0)
@@ -118,7 +118,7 @@ def test_the_embedded_space_puts_images_of_a_class_together(embedded, digits):
     """
     features = embedded[0][0](digits.images[600:1400])
     labels = digits.labels[600:1400]
-    index, _ = nearest(features[:200], features[200:])
+    index, _ = nearest_rows(features[:200], features[200:])
     assert (labels[200:][index] == labels[:200]).mean() > 0.8
 
 

@@ -5,7 +5,7 @@ from scipy.spatial.distance import cdist
 from sfumato.evaluation.metrics.neighbours import (
     MEMORY,
     authenticity,
-    nearest,
+    nearest_rows,
     precision_recall,
     radii,
 )
@@ -66,7 +66,7 @@ def test_nearest_finds_index_and_distance():
     rng = np.random.default_rng(2)
     a = rng.normal(size=(25, 3))
     b = rng.normal(size=(11, 3))
-    index, found = nearest(a, b)
+    index, found = nearest_rows(a, b)
     table = np.array([[distance(x, y) for y in b] for x in a])
     assert np.array_equal(index, table.argmin(axis=1)) and found == pytest.approx(table.min(axis=1))
 

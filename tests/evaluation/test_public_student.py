@@ -9,7 +9,7 @@ from sfumato.data.images import ImageSet
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.public_student import public_extractor, score_students
 from sfumato.evaluation.tables import tables_of
-from sfumato.evaluation.verdict import accuracies
+from sfumato.evaluation.verdict import classifier_rows
 from sfumato.settings.evaluate import Evaluate
 
 PIXELS = Extractor(name="resnet18", digest="", embed=lambda images: images.mean(1).flatten(1))
@@ -43,7 +43,7 @@ def test_its_table_has_its_own_heading_and_numbers(found):
         "public_student": found,
     }
     metrics["verdict"] = {"accuracy": {"release": 0.4}, "balanced_accuracy": {"release": 0.4}}
-    assert [name for name in ("release", "public_student") if accuracies(metrics[name])] == [
+    assert [name for name in ("release", "public_student") if classifier_rows(metrics[name])] == [
         "release"
     ]
     titles = [table.title for table in tables_of(metrics) if "51.2" in str(table.rows)]

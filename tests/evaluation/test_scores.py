@@ -156,7 +156,7 @@ def test_a_poisoned_hold_out_moves_no_training(sets, monkeypatch):
     poisoned = ImageSet(255 - holdout.images, (holdout.labels + 1) % 10, holdout.classes)
     config = quick(classifiers=("mlp",), steps=40, fidelity=())
     trained = []
-    original = downstream.fit
+    original = downstream.fit_classifier
     monkeypatch.setattr(
         downstream, "fit", lambda *given: trained.append(original(*given)) or trained[-1]
     )

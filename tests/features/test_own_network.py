@@ -30,7 +30,7 @@ from sfumato.features.projection import ProjectedFeatures
 from sfumato.features.teacher_network import (
     TeacherNetwork,
     fit_features,
-    load_teacher,
+    load_teacher_network,
     save_teacher,
 )
 from sfumato.queries.feature_means import encoding_alone
@@ -255,9 +255,9 @@ def test_a_released_teacher_contains_its_network_and_no_path(tmp_path, released,
     shutil.rmtree(tmp_path / "owner")
     moved = shutil.copytree(released, tmp_path / "receiver" / "teacher")
     assert sfumato.load_teacher(moved).probabilities(digits.images[:4]).shape == (4, 10)
-    again = load_teacher(moved)
+    again = load_teacher_network(moved)
     assert torch.equal(
-        again(digits.batch(range(4))[0]), load_teacher(released)(digits.batch(range(4))[0])
+        again(digits.batch(range(4))[0]), load_teacher_network(released)(digits.batch(range(4))[0])
     )
     for file in released.rglob("*"):
         assert str(tmp_path).encode() not in file.read_bytes(), file
@@ -276,7 +276,7 @@ def test_a_teacher_takes_each_of_its_networks_along(tmp_path, digits):
         tmp_path / "teacher", digits, lambda directory: save_teacher(teacher, directory)
     )
     shutil.rmtree(tmp_path / "owner")
-    assert torch.equal(load_teacher(released)(digits.batch(range(4))[0]), wanted)
+    assert torch.equal(load_teacher_network(released)(digits.batch(range(4))[0]), wanted)
     for file in released.rglob("*"):
         assert file.is_dir() or str(tmp_path).encode() not in file.read_bytes(), file
 

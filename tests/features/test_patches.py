@@ -4,7 +4,7 @@ import torch
 
 from sfumato.features.patches import FILTERS, POOLED_CELLS, SIDE, Patches, whitened_patches
 from sfumato.features.projection import ProjectedFeatures
-from sfumato.features.teacher_network import TeacherNetwork, load_teacher, save_teacher
+from sfumato.features.teacher_network import TeacherNetwork, load_teacher_network, save_teacher
 
 
 def test_whitened_patches_are_uncorrelated_and_ignore_the_mean():
@@ -37,7 +37,7 @@ def test_a_row_is_the_mean_of_mirrored_rows_even_after_saving(tmp_path):
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(40))
     teacher = TeacherNetwork.of(features, torch.randn(12, 3))
     save_teacher(teacher, tmp_path)
-    torch.testing.assert_close(load_teacher(tmp_path)(images), teacher(images))
+    torch.testing.assert_close(load_teacher_network(tmp_path)(images), teacher(images))
 
 
 def test_images_smaller_than_a_patch_have_smaller_patches():

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 
 from sfumato.features import FEATURES
 from sfumato.features.fourier import FourierFeatures
-from sfumato.features.scattering import Filtered, averaged, morlet
+from sfumato.features.scattering import Filtered, block_average, morlet
 from sfumato.settings.fields import both_sides
 from sfumato.settings.queries import FeatureMap
 
@@ -18,9 +18,9 @@ def test_a_mean_of_cells_and_its_gradient_are_those_of_pooling(shape, size, layo
     one = planes.clone().requires_grad_()
     other = planes.clone().requires_grad_()
     sides = both_sides(size)
-    found = averaged(one, *sides)
+    found = block_average(one, *sides)
     expected = F.avg_pool2d(other, size, ceil_mode=True)
-    assert torch.equal(averaged(planes, *sides), expected) and torch.allclose(
+    assert torch.equal(block_average(planes, *sides), expected) and torch.allclose(
         found, expected, atol=1e-12
     )
     wanted = torch.randn(
@@ -90,7 +90,7 @@ def test_block_means_determine_cells_of_maps_of_that_size(size):
     for block in (2, 4) if size in (64, (48, 64), (64, 32)) else ():
         active = features.active(block)
         assert torch.allclose(
-            features.embed(averaged(images, block), weights)[active], whole[active], atol=1e-4
+            features.embed(block_average(images, block), weights)[active], whole[active], atol=1e-4
         )
 
 

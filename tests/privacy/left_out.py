@@ -132,4 +132,4 @@ def main(out: Path) -> None:
         found[f"{name}, refused"] = refused(name, replace(few, groups=None))
     if distributed.is_main():
         torch.save(found, out)
-    distributed.leave()
+    distributed.leave_group()

@@ -136,4 +136,4 @@ def main(state: Path, card: Path, out: Path, kill: int | None) -> None:
     found |= {f"weights.{name}": value.detach() for name, value in trained.parameters.items()}
     finetune.close()
     torch.save(found | {"log": log, "said": said}, out / f"rank-{distributed.rank()}.pt")
-    distributed.leave()
+    distributed.leave_group()

@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 
 from sfumato.baselines.private_evolution import (
     RendererGenerator,
-    embedding_of,
+    distance_features,
+    nearest_votes,
     on_grid,
     query_evolve,
-    vote_rows,
 )
 from sfumato.data.store import LatentSet
 from sfumato.features.batch_invariant import rows_alone
@@ -38,7 +38,7 @@ def generator() -> RendererGenerator:
 def places(generator, digits):
     """Where 90 digits and 124 candidates are, in a real embedding; the candidates' classes."""
     settings = Evolve(population=124)
-    embedding = embedding_of(settings, SHAPE, generator, seed=0)
+    embedding = distance_features(settings, SHAPE, generator, seed=0)
     images, labels = digits.batch(range(90))
     kinds = torch.arange(124) % generator.kinds
     genes = generator.draw(len(kinds), torch.Generator().manual_seed(1))
@@ -47,7 +47,7 @@ def places(generator, digits):
 
 
 def histogram(vectors, labels, candidates, candidate_labels):
-    return bounded_sum(vote_rows(candidates, candidate_labels, CLASSES, vectors, labels), 1.0)
+    return bounded_sum(nearest_votes(candidates, candidate_labels, CLASSES, vectors, labels), 1.0)
 
 
 def test_one_image_moves_the_votes_by_exactly_its_own(places):
@@ -122,7 +122,7 @@ def evolved(owner, generator, settings, charges, stop=None, say=lambda text: Non
     """A run of the query on the prepared digits, stopped after so many rounds. charges: what was
     opened, in order.
     """
-    embedding = embedding_of(settings, SHAPE, generator, seed=0)
+    embedding = distance_features(settings, SHAPE, generator, seed=0)
 
     def open_charge():
         mechanism = Mechanism(noise_multiplier=2.0, sample_rate=1.0, uses=settings.rounds)

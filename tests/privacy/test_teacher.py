@@ -13,7 +13,7 @@ from sfumato.features.teacher_network import (
     TeacherNetwork,
     classify,
     fit_features,
-    load_teacher,
+    load_teacher_network,
     save_teacher,
 )
 from sfumato.privacy.rows import bounded_sum
@@ -126,7 +126,7 @@ def test_without_noise_it_learns_and_says_so_after_it_was_saved(digits, tmp_path
         Recorder(rows, labels, 40), settings, CLASSES, float(len(digits)), covariance, print
     )
     save_teacher(TeacherNetwork.of(features, weights), tmp_path)
-    answers = classify(load_teacher(tmp_path), digits)
+    answers = classify(load_teacher_network(tmp_path), digits)
     assert answers.shape == (len(digits), CLASSES) and torch.allclose(
         answers.sum(1), torch.ones(len(digits))
     )

@@ -24,7 +24,7 @@ from cases import (
 )
 from torch import Tensor
 
-from sfumato.baselines.private_evolution import RendererGenerator, embedding_of, query_evolve
+from sfumato.baselines.private_evolution import RendererGenerator, distance_features, query_evolve
 from sfumato.dpsgd.run import State, step
 from sfumato.features.batch_invariant import BATCH_SIZE
 from sfumato.features.cosine import CosineMoments
@@ -45,7 +45,7 @@ def renderer() -> RendererGenerator:
 def evolve(charge: Recorder) -> dict[str, Tensor]:
     """All rounds, with what they draw between them."""
     settings = Evolve(rounds=3, population=40, images=30)
-    embedding = embedding_of(settings, SHAPE, renderer(), seed=0)
+    embedding = distance_features(settings, SHAPE, renderer(), seed=0)
     priors = torch.full((CLASSES,), 1 / CLASSES)
     charge.run, charge.durable = Path(tempfile.mkdtemp()), lambda *digest: None
     _, population, _ = query_evolve(

@@ -19,11 +19,11 @@ from sfumato.errors import ConfigError, DataError
 from sfumato.features.teacher_network import (
     Labelling,
     best_temperature,
-    load_teacher,
+    load_teacher_network,
     probabilities_of,
 )
 from sfumato.release.pattern import pattern_key, pattern_score
-from sfumato.release.stream import surest, view
+from sfumato.release.stream import surest_rows, view
 from sfumato.settings.release import Synthesize
 from sfumato.storage.digest import digest_of_file
 
@@ -102,7 +102,7 @@ def test_every_batch_states_that_it_is_generated_and_its_licence(digits, tmp_pat
 
 def test_labels_are_the_teachers_of_the_images_as_drawn(release):
     stream = sfumato.stream(release, batch=40, augment=False)
-    teacher = load_teacher(release / "networks" / "teacher")
+    teacher = load_teacher_network(release / "networks" / "teacher")
     ((images, labels, _),) = some(stream, 1)
     assert torch.allclose(
         labels, stream.labelling.soft(probabilities_of(teacher, images), "plain").float()
@@ -116,7 +116,7 @@ def test_the_least_sure_fifth_of_each_class_is_left_out():
     sure = torch.tensor([0.9, 0.6, 0.8, 0.7, 0.99, 0.55, 0.65, 0.75, 0.85, 0.95])
     labels = torch.stack([sure, 1 - sure], dim=1)
     labels[1::2] = labels[1::2].flip(1)
-    assert surest(labels, 8).tolist() == [0, 1, 2, 3, 4, 7, 8, 9]
+    assert surest_rows(labels, 8).tolist() == [0, 1, 2, 3, 4, 7, 8, 9]
 
 
 def test_mirror_images_are_drawn_only_if_the_teacher_allows(digits, tmp_path):

@@ -192,7 +192,7 @@ def test_what_a_kill_left_is_deleted_and_nothing_of_like_names(begun, tmp_path):
     others = {".axb.7.tmp", ".a.b.2.7.tmp", ".a.b.old.7.tmp", ".a.b.old.old", "axb"}
     for name in mine | others:
         begun.images.with_name(name).mkdir()
-    library.forget(tmp_path / "state", "a.b")
+    library.forget_dataset(tmp_path / "state", "a.b")
     assert {path.name for path in begun.images.parent.iterdir()} & (mine | others) == others
 
 
@@ -202,7 +202,7 @@ def test_what_a_kill_left_is_deleted_and_nothing_of_like_names(begun, tmp_path):
 )
 def test_a_note_that_may_tell_of_images_is_deleted(begun, tmp_path, name):
     (tmp_path / "state" / name).write_bytes(MARK)
-    library.forget(tmp_path / "state", "a.b")
+    library.forget_dataset(tmp_path / "state", "a.b")
     assert marked(str(tmp_path)) == []
 
 
@@ -210,7 +210,7 @@ def test_images_that_are_being_prepared_are_not_deleted(begun, tmp_path):
     begun.images.mkdir()
     held = FileLock(begun.images.with_name(".a.b.lock"), is_singleton=False)
     with held, pytest.raises(BudgetError, match="is locked by another process"):
-        library.forget(tmp_path / "state", "a.b")
+        library.forget_dataset(tmp_path / "state", "a.b")
     assert begun.images.exists()
 
 
@@ -226,7 +226,7 @@ def test_no_charge_can_be_opened_while_images_are_deleted(begun, tmp_path, monke
         whole(paths)
 
     monkeypatch.setattr(library, "delete", watched)
-    library.forget(tmp_path / "state", "a.b")
+    library.forget_dataset(tmp_path / "state", "a.b")
     assert deleted == ["printed.txt"]
 
 
@@ -298,7 +298,7 @@ def before(monkeypatch):
 
 
 def forget() -> None:
-    library.forget(Path("state").absolute(), "clinic")
+    library.forget_dataset(Path("state").absolute(), "clinic")
 
 
 @pytest.mark.parametrize(("command", "code", "name"), WORK)

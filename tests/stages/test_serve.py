@@ -342,7 +342,7 @@ def test_what_init_understood_and_proposed_is_kept_for_the_page(here, expect_sec
     file = folder / PROPOSAL
     assert file.stat().st_mode & 0o077 == 0  # it contains the number of images of each class
     with contextlib.chdir(folder):
-        text = module.page(Server(0, Pretended(folder)))
+        text = module.project_page(Server(0, Pretended(folder)))
     assert "60 images. Protected unit: each image (you confirmed" in text and '"n">20<' in text
     assert "proposed 16" in text and "of 5<" in text and '"n">0.5<' in text
 

@@ -14,7 +14,7 @@ from sfumato.data.sources.source import Example, Request, Shard, Source
 from sfumato.errors import ConfigError, DataError, explained, nearest, public, reading_sensitive
 from sfumato.settings.data import OUTER, SEVERAL, Data, Groups, Public, is_url
 from sfumato.settings.fields import both_sides
-from sfumato.settings.sources import SOURCES, names_in
+from sfumato.settings.sources import SOURCES, sources_of
 from sfumato.storage.documents import class_name
 
 __all__ = ["Example", "Source", "read_public", "read_source"]
@@ -109,7 +109,7 @@ def open_source(request: Request, raw: Path) -> Source:
 
     Raises ConfigError if SOURCES has no such name for the section, DataError for a single class.
     """
-    known = names_in(request.section)
+    known = sources_of(request.section)
     if request.name not in known:
         unknown = (
             f"{request.section}.source={request.name!r} does not exist: "

@@ -115,7 +115,7 @@ def rows_of_volumes(
     }
 
 
-def label_columns(root: Path) -> list[str]:
+def possible_labels(root: Path) -> list[str]:
     """List the columns that may be labels: by their names, or else because they have few values."""
     table = participants_of(root)
     heads = [head for head in heads_in(table) if head != PARTICIPANT]

@@ -18,8 +18,16 @@ from sfumato.data.groups import ids_of_files, persons_of
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.series import in_slices
 from sfumato.data.sources.bids import PARTICIPANT, PARTICIPANTS, is_bids
-from sfumato.data.sources.source import Block, Example, LeftOut, Listing, Place, Request, Source
-from sfumato.data.sources.splits import TRAIN, folders_in, names_in, split_of, visible
+from sfumato.data.sources.source import (
+    Example,
+    LeftOut,
+    ListedBlock,
+    Listing,
+    Place,
+    Request,
+    Source,
+)
+from sfumato.data.sources.splits import TRAIN, folders_in, split_of, visible, visible_names
 from sfumato.data.sources.tabled import (
     column_of,
     is_picture,
@@ -118,7 +126,7 @@ def list_folder(
     option: str = "data.path",
     groups: Groups | None = None,
     named: Sequence[str] | None = None,
-    block: Block | None = None,
+    block: ListedBlock | None = None,
 ) -> Listing:
     """List the pictures of a folder, or of one block of it, by class and split.
 
@@ -171,7 +179,7 @@ def list_part(
     classes: Sequence[str],
     groups: Groups | None,
     held_out: bool,
-    block: Block | None,
+    block: ListedBlock | None,
 ) -> Iterator[Place | DataError]:
     """Yield the pictures of one part of the folder `root`, by class, and an error for each entry
     that is not used.
@@ -200,7 +208,7 @@ def list_part(
         # was removed.
         if block is not None and block.folder != str(folder):
             continue
-        entries = names_in(folder)
+        entries = visible_names(folder)
         if block is not None:
             entries = entries[block.first : block.stop]
         inner = (entries_of(folder / entry, nested, deep) for entry in entries)
@@ -293,7 +301,7 @@ def without_strays(places: list[Place], request: Request) -> list[Place]:
         if (
             isinstance(file, Path)
             and file.suffix.lower() not in registered_extensions()
-            and not is_whole(file, request)
+            and not has_slices(file, request)
         ):
             try:
                 decode(file, request.range or (0, 1))
@@ -302,7 +310,7 @@ def without_strays(places: list[Place], request: Request) -> list[Place]:
     return [place for place in places if place.file not in request.left_out]
 
 
-def is_whole(file: Path, request: Request) -> bool:
+def has_slices(file: Path, request: Request) -> bool:
     """Return whether slices of a file become images. Damage is found when they are decoded."""
     return request.volume is not None and (is_volume(file) or is_dicom(file))
 
@@ -329,9 +337,8 @@ def problems_of(files: Sequence[Place], request: Request) -> list[DataError]:
         ]
         wish = " and ".join(f"{request.section}.{name}" for name in differ)
         more = f" ({len(odd) - 1} more differ)" if len(odd) > 1 else ""
-        wrong = (
-            f"{odd[0]} is {describe(shapes[odd[0]])} but {first} is {describe(shapes[first])}{more}"
-        )
+        differing = f"{odd[0]} is {shape_text(shapes[odd[0]])}"
+        wrong = f"{differing} but {first} is {shape_text(shapes[first])}{more}"
         problems.append(DataError(f"{wrong}: set {wish} to convert all alike."))
     return problems
 
@@ -355,5 +362,5 @@ def refusal(problems: Sequence[DataError]) -> DataError:
     return DataError("\n".join([f"{len(problems)} files cannot be used:", *lines[:200], *more]))
 
 
-def describe(shape: tuple[int, ...]) -> str:
+def shape_text(shape: tuple[int, ...]) -> str:
     return f"{shape[0]}×{shape[1]} {'grey' if shape[2] == 1 else 'colour'}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sfumato.data.groups import checked, ids_of_array
+from sfumato.data.groups import checked_ids, ids_of_array
 from sfumato.data.images import GROUPS_REFUSED, check_labels
 from sfumato.data.sources.packed import arrays_in
 from sfumato.data.sources.source import Request, Source, examples
@@ -66,7 +66,7 @@ def read_npz(request: Request, raw: Path) -> Source:
     persons = None
     if groups is not None:
         ids = np.concatenate([arrays[name] for name in ids_in])
-        persons = checked(ids_of_array(ids, size, f"{path}: `{owners}`"), groups)
+        persons = checked_ids(ids_of_array(ids, size, f"{path}: `{owners}`"), groups)
 
     read = {
         part: examples(arrays[f"{part}images"], labels[part], request, path.name) for part in parts

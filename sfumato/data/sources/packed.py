@@ -22,7 +22,7 @@ from filelock import Timeout
 from sfumato.data.formats import HEAD
 from sfumato.data.sources.splits import TEST, TRAIN, folders_in, is_test, visible
 from sfumato.data.sources.tabled import samples_in
-from sfumato.data.tables import FILE, METADATA, check_parquet, records_of, table_of
+from sfumato.data.tables import FILE, METADATA, check_parquet, records_of, table_path
 from sfumato.errors import UNREADABLE, DataError, SfumatoError, explained
 from sfumato.storage.documents import parse_json
 from sfumato.storage.files import files_in, reading, sync, temporary_name
@@ -96,7 +96,7 @@ def tables_at(path: Path) -> list[Path]:
         return [path]
     if (
         path.is_dir()
-        and table_of(path) is None
+        and table_path(path) is None
         and all(folder.name == "data" for folder in folders_in(path))
     ):
         return parquet_in(path)
@@ -121,11 +121,11 @@ def private_folder() -> Path:
     held.enter_context(holding(file_lock(folder.with_suffix(".lock"), thread_local=False)))
     HELD[threading.get_native_id(), folder] = held
     folder.mkdir(0o700)
-    atexit.register(remove, folder)
+    atexit.register(remove_locked, folder)
     return folder
 
 
-def remove(folder: Path) -> None:
+def remove_locked(folder: Path) -> None:
     """Delete a folder that this process has locked, and then the lock."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.with_suffix(".lock").unlink(missing_ok=True)
@@ -135,7 +135,7 @@ def remove_left(state: Path) -> None:
     """Delete the folders of killed programs, whose locks are free."""
     for folder in state.glob(f".{UNPACKED}.*.tmp"):
         with suppress(Timeout), holding(file_lock(folder.with_suffix(".lock"), blocking=False)):
-            remove(folder)
+            remove_locked(folder)
 
 
 @contextmanager
@@ -163,7 +163,7 @@ def remove_unpacked(state: Path) -> None:
 def remove_held(keys: Iterable[tuple[int, Path]]) -> None:
     for key in keys:
         with HELD.pop(key):
-            remove(key[1])
+            remove_locked(key[1])
 
 
 def kept(path: Path, fill: Callable[[Path], None]) -> Path:

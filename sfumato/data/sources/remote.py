@@ -60,7 +60,7 @@ def remote_files(pattern: str) -> list[RemoteFile]:
                 DataError(f"data.path={pattern} names no file, or one twice: correct the range")
             )
         with ThreadPoolExecutor(16) as threads:
-            return [*threads.map(lambda url: described(system, url), urls)]
+            return [*threads.map(lambda url: remote_file(system, url), urls)]
 
 
 def system_of(url: str) -> Any:
@@ -70,7 +70,7 @@ def system_of(url: str) -> Any:
     return url_to_fs(url, skip_instance_cache=True)[0]
 
 
-def described(system: Any, url: str) -> RemoteFile:
+def remote_file(system: Any, url: str) -> RemoteFile:
     with reaching(url):
         about = system.info(url)
     changing = [str(about[name]) for name in CHANGING if about.get(name)]

@@ -21,7 +21,7 @@ Example = tuple[np.ndarray, int | np.ndarray]
 
 
 @dataclass(frozen=True)
-class Block:
+class ListedBlock:
     """The entries of a class folder from number `first` up to `stop`, in the order of names."""
 
     folder: str
@@ -39,7 +39,7 @@ class Shard:
 
     path: str
     held_out: bool = False
-    block: Block | None = None
+    block: ListedBlock | None = None
     state: tuple[str | int, ...] | None = None
 
 

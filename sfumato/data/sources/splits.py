@@ -38,10 +38,10 @@ OF_SYSTEMS |= {"@eadir", "@tmp", "#snapshot", "@recently-snapshot", "$windows.~b
 
 def visible(folder: Path) -> list[Path]:
     """Return the entries of a folder, sorted by name, without hidden files and OF_SYSTEMS."""
-    return [folder / name for name in names_in(folder)]
+    return [folder / name for name in visible_names(folder)]
 
 
-def names_in(folder: Path) -> list[str]:
+def visible_names(folder: Path) -> list[str]:
     """Return the names of `visible` entries, which take much less memory."""
     return sorted(
         name
@@ -76,7 +76,7 @@ def is_filing(name: str) -> bool:
     return {*others} <= {*numbered} and len(others) < len(words_in(name))
 
 
-def part_of(folder: Path) -> str | None:
+def part_named(folder: Path) -> str | None:
     """Return TRAIN or TEST by a folder's name, such as train, Testing or val_images; None for other
     names.
     """
@@ -98,7 +98,7 @@ def split_of(path: Path) -> tuple[list[Path], list[Path]]:
     If no folder has a training name, or if there are other folders and no training folder contains
     a table, return `path` itself and no hold-out.
     """
-    parts = [(folder, part_of(folder)) for folder in folders_in(path)]
+    parts = [(folder, part_named(folder)) for folder in folders_in(path)]
     train = [folder for folder, part in parts if part == TRAIN]
     if train and (all(part for _, part in parts) or any(map(table_in, train))):
         return train, [folder for folder, part in parts if part == TEST]

@@ -26,7 +26,7 @@ from sfumato.data.tables import (
     heads_of,
     rows_by_file,
     table_in,
-    table_of,
+    table_path,
 )
 from sfumato.data.volumes import is_volume
 from sfumato.errors import UNREADABLE, DataError, explained
@@ -52,7 +52,7 @@ def list_metadata(request: Request, label: str) -> Listing:
     held_out = split_of(path)[1]
     rows = [
         Place(file, text, person, any(map(file.is_relative_to, held_out)))
-        for file, (text, person) in rows_of(
+        for file, (text, person) in table_cells(
             path, [label, request.id_column or label], request.volume
         ).items()
     ]
@@ -66,11 +66,11 @@ def column_of(
 
     Raises as `rows_by_file` does.
     """
-    rows: dict[Any, list[str]] = dict(rows_of(path, [column], volume))
+    rows: dict[Any, list[str]] = dict(table_cells(path, [column], volume))
     return [rows.get(file, [""])[0] for file in files]
 
 
-def rows_of(
+def table_cells(
     path: Path, columns: Sequence[str], volume: Volume | None = None
 ) -> dict[Path, list[str]]:
     """Return the cells of each picture of a folder, from its tables.
@@ -126,7 +126,7 @@ def list_labels(request: Request) -> Listing:
     not depend on the images. Raises DataError.
     """
     root = request.required_path()
-    table = table_of(root)
+    table = table_path(root)
     column = request.label_column
     person = request.id_column
     if table is None:
@@ -246,7 +246,7 @@ def list_shards(request: Request) -> Listing:
                     f"{what} has {len(pictures)} pictures: expected one "
                     f"({', '.join(sorted(sample))})."
                 )
-            words = words_of(sample, request.label_column, request.id_column, what)
+            words = sample_words(sample, request.label_column, request.id_column, what)
             rows.append(Place(pictures[0], *words, held_out))
     return numbered(rows, any(row.held_out for row in rows), request)
 
@@ -294,7 +294,9 @@ def samples_in(shard: Path) -> Iterable[Sample]:
     return samples.values()
 
 
-def words_of(sample: Sample, label: str | None, group: str | None, what: str) -> tuple[str, str]:
+def sample_words(
+    sample: Sample, label: str | None, group: str | None, what: str
+) -> tuple[str, str]:
     """Return the label and the person's id from a sample's `.cls` and `.json`; each is "" if it is
     missing.
     """
@@ -330,7 +332,7 @@ def text_of(member: Member) -> str:
     return member.opened().read().decode("utf-8")
 
 
-def keys_of(path: Path) -> list[str]:
+def sample_keys(path: Path) -> list[str]:
     """Return the keys of the first sample's .json in the tar files of `path`, if it has one."""
     # The .json is missing or not an object
     with suppress(DataError, ValueError, KeyError, TypeError):

@@ -10,7 +10,7 @@ MEMORY = 32.0  # MiB of distances in memory at a time
 NEIGHBOURS = 5  # k of precision, recall, density, coverage; fewer if there are few images
 
 
-def nearest(features: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def nearest_rows(features: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Find the nearest row of `reference` for each row of `features`.
 
     Returns (index (N,) int64, distance (N,) float64).
@@ -84,8 +84,8 @@ def authenticity(synthetic: np.ndarray, train: np.ndarray, holdout: np.ndarray) 
     image to its nearest training image, divided by the same median for hold-out images. It is 1 for
     new real images, and 0 for copies.
     """
-    index, distance = nearest(synthetic, train)
-    fresh = float(np.median(nearest(holdout, train)[1]))
+    index, distance = nearest_rows(synthetic, train)
+    fresh = float(np.median(nearest_rows(holdout, train)[1]))
     ratio = float(np.median(distance)) / fresh if fresh > 0 else float(np.median(distance) == 0)
     return {
         "authenticity": float((distance > radii(train, 1)[index]).mean()),

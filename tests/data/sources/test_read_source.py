@@ -15,7 +15,7 @@ from sfumato.data.sources import idx, read_public, read_source
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Data, Public
 from sfumato.settings.fields import both_sides
-from sfumato.settings.sources import OF_THE_OWNER, SOURCES, names_in
+from sfumato.settings.sources import OF_THE_OWNER, SOURCES, sources_of
 
 
 def test_digits_span_the_whole_range(digits, tmp_path):
@@ -51,7 +51,7 @@ def test_a_failed_download_says_where_to_put_the_files(tmp_path, monkeypatch, na
     monkeypatch.setattr(idx, "DEBIAN_FASHION_MNIST", tmp_path / "package")
     monkeypatch.setitem(sys.modules, "torchvision", Mock(datasets=Unreachable()))
     with pytest.raises(DataError, match="no route to host") as caught:
-        if name in names_in("data"):
+        if name in sources_of("data"):
             read_source(Data(source=name), tmp_path)
         else:
             read_public(Public(source=name), (1, 8, 8), tmp_path, 0)
@@ -73,12 +73,12 @@ def test_real_public_images_take_the_shape_of_the_sensitive_ones(tmp_path):
 
 
 def test_missing_files_are_named_and_never_downloaded(tmp_path):
-    for name in {*names_in("data")} - {"digits"}:
+    for name in {*sources_of("data")} - {"digits"}:
         with pytest.raises(DataError, match="nowhere"):
             read_source(
                 Data(source=name, path=str(tmp_path / "nowhere"), classes=("a", "b")), tmp_path
             )
-    for name in {*names_in("public")} - {*DRAWN}:
+    for name in {*sources_of("public")} - {*DRAWN}:
         with pytest.raises(DataError, match="nowhere"):
             read_public(Public(source=name, path=str(tmp_path / "nowhere")), (1, 8, 8), tmp_path, 0)
     for public, error, message in (
