@@ -1,9 +1,9 @@
 """Compute the cost of mechanisms, and calibrate noise to a budget.
 
-Costs are bounded by RDP (with the tight conversion and with the classic one of the papers) and by
-PLD. dp-accounting provides the Rényi curves, the privacy-loss distributions and the closed form of
-a Gaussian. This module adds the conversion, which ignores an order whose value is not a number
-instead of counting it as free, and the solver for shares of the budget.
+Costs are bounded by RDP (with the tight conversion, and with the classic one that papers use) and
+by PLD. dp-accounting provides the Rényi curves, the privacy-loss distributions and the closed form
+for Gaussians. This module adds the conversion from RDP to ε and the solver for shares of the
+budget. An order at which the RDP cannot be computed counts as infinitely expensive, not as free.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ADJACENCIES, ZERO_OUT_ONE,
 from sfumato.settings.fields import is_positive
 from sfumato.settings.privacy import FEWEST_UNITS, MOST_UNITS
 
-if TYPE_CHECKING:  # dp-accounting takes a second to import: it is imported where a cost is computed
+if TYPE_CHECKING:  # dp-accounting takes a second to import, so functions import it when used
     from dp_accounting import DpEvent, NeighboringRelation
     from dp_accounting.pld import PLDAccountant
 
 # Upper limit of δ: with probability δ there is no guarantee, so larger values are refused
 LARGEST_DELTA = 1e-3
-# The grid is fine near 1, where the best order of an expensive mechanism lies, and reaches 4096 for
-# cheap mechanisms.
+# Rényi orders. The grid is fine near 1, where the best order of an expensive mechanism lies, and
+# reaches 4096 for cheap mechanisms.
 ORDERS: tuple[float, ...] = (
     *(1 + x / 20 for x in range(1, 60)),
     *(4 + x / 4 for x in range(24)),
@@ -39,7 +39,7 @@ ORDERS: tuple[float, ...] = (
     *(1536, 2048, 3072, 4096),
 )
 LARGEST_PLD = 100.0  # Largest ε for which a privacy-loss distribution is computed
-ROOT_ERROR = 1e-11  # Error of ε: ten times the tolerance of dp-accounting's search for it
+ROOT_ERROR = 1e-11  # Error of an exact ε: ten times the tolerance of dp-accounting's search
 MOST_NOISE = 1e7  # Upper end of the search for a noise multiplier
 EXACT = "exact"
 BOUNDS = ("rdp", "rdp_classic", "pld")  # Listed in every ledger
@@ -95,8 +95,8 @@ def default_delta(size_hint: int) -> float:
 def checked_delta(delta: float | None, size_hint: int, section: str = "") -> float:
     """Return δ for a release over `size_hint` units: `delta`, or the default if it is None.
 
-    section: prefix of both settings in error messages. Raises ConfigError if δ or the size gives no
-    guarantee.
+    section: prefix of the names `size_hint` and `delta` in error messages, such as `privacy.`.
+    Raises ConfigError if δ or the size gives no guarantee.
     """
     if type(size_hint) is not int or not FEWEST_UNITS <= size_hint <= MOST_UNITS:
         limits = f"{FEWEST_UNITS} to {MOST_UNITS:g}"
@@ -239,8 +239,8 @@ class NoiseRequest:
     A stage with neither a noise multiplier nor a share takes the rest of the budget.
 
     Args:
-        sample_rate: Probability of each unit to enter a draw.
-        uses: Number of releases, each of a draw of its own.
+        sample_rate: Probability that a unit enters a draw.
+        uses: Number of releases, each from a separate draw.
         noise_multiplier: Noise multiplier of the stage, if it is fixed.
         share: Share of the budget, in (0, 1), if the noise is given as a share.
     """
@@ -287,16 +287,18 @@ def calibrate(
 
     At each order, the allowed RDP is `target` minus the conversion term and the RDP of `before`. A
     share is a fraction of (`target` minus the conversion term) at `reference_order`, which depends
-    only on the stage's sampling, the target and delta. The stage with neither takes the rest, at
-    the order that needs the least noise. Multipliers are rounded up to 4 digits. With `exact`, a
-    share is a fraction of the RDP of one Gaussian with the whole budget; the rest is exact.
+    only on the stage's sampling, the target and delta. The stage with neither a multiplier nor a
+    share takes the rest, at the order that needs the least noise. Multipliers are rounded up to 4
+    digits. With `exact`, a share is a fraction of the RDP of one Gaussian that uses the whole
+    budget, and the stage that takes the rest gets the least noise at which the exact ε meets the
+    target.
 
     Args:
         asks: Request of each stage, by its name; exactly one has neither a multiplier nor a share.
         target: Largest ε of the composition.
         delta: δ of the composition.
-        accountant: Accountant of `epsilon`.
-        adjacency: Neighbour relation of `epsilon`.
+        accountant: See `epsilon`.
+        adjacency: See `epsilon`.
         before: Events that have already been spent.
 
     Raises:
@@ -372,7 +374,7 @@ def noise_of_rest(
     target: float,
     delta: float,
 ) -> float:
-    """Return the smallest noise multiplier over all orders at which all stages meet the target."""
+    """Return the smallest noise multiplier at which all stages meet the target at some order."""
     spent_rdp = dict(zip(ORDERS, rdp_curve(before), strict=True))
     best_noise = math.inf
     for order in ORDERS:

@@ -56,9 +56,10 @@ class ChargeRequest(QueryWork):
     released: description of the release, for the record;
     sensitivity: description of the bound, for the record;
     revision: revision of the stage;
-    latents: key of the latents of the same images in `sfumato.data.store`, which are sampled
-    instead of the images at the same charge;
-    seen: heads and record ids that ledgers and inputs name; the journal must contain all of them;
+    latents: key, in `sfumato.data.store`, of the latents of the images, if the query draws these
+    instead of the images; the cost is the same;
+    seen: heads of the journal and record ids that ledgers and inputs name; the journal must contain
+    all of them;
     unit: "image" or "group";
     group_cap: see `Charge`.
     """
@@ -80,10 +81,10 @@ class ChargeRequest(QueryWork):
 class AlreadyReleasedError(BudgetError):
     """The same work was released before, by the run `run_id`, under the record `record_id`.
 
-    digest: digest of the release's `privacy.json`, if it is recorded;
-    problem: reason why its copy cannot be restored, or empty;
-    pay: setting that pays again;
-    note: private sentence if the images have changed since, or empty.
+    digest: digest of the release's `privacy.json`, if the journal records it;
+    problem: reason why the kept copy of the release cannot be restored, or empty;
+    pay: setting by which the owner pays for the work again;
+    note: private sentence, if the images have changed since the release; otherwise empty.
     """
 
     def __init__(
@@ -106,8 +107,9 @@ class AlreadyReleasedError(BudgetError):
 
 
 class RefusedElsewhereError(BudgetError):
-    """Raised in the other processes if the first one opened no charge. Only the first raises the
-    reason.
+    """Raised in all other processes if the first one opened no charge.
+
+    The first process raises the error that states the reason.
     """
 
 
@@ -132,7 +134,7 @@ def open_charge(
             return open_share(state, card, work, share)
     share = None
     try:
-        with in_use(state, card.dataset_id):  # from then on, the run's lock excludes `stage forget`
+        with in_use(state, card.dataset_id):  # afterwards, the run's lock keeps `stage forget` out
             charge = open_alone(state, card, work, permission, noise)
         share = {"record": charge.record, "used": charge.used, "run": str(charge.run)}
         return charge
@@ -173,8 +175,8 @@ def images_of(state: Path, card: Card, work: ChargeRequest) -> ImageSet | Latent
     ):
         raise BudgetError(
             f"{work.stage}: the plan protects one {work.unit} (privacy.unit), and dataset "
-            f"{card.dataset_id!r} was prepared for one {card.unit} (data.groups): make them "
-            "agree, and run `stage prepare sensitive` and `stage plan`"
+            f"{card.dataset_id!r} was prepared for one {card.unit} (data.groups): make the "
+            "two settings agree, and run `stage prepare sensitive` and `stage plan`"
         )
     return (
         load_latents(state, card, work.latents)
@@ -193,12 +195,19 @@ def open_alone(
     """Open a charge for `work` on the images of `card`, or refuse it.
 
     The whole charge is journalled before it is returned. Work that was already released on the same
-    images is refused. If a killed process left a charge for the same work open, that charge has
-    released nothing. It resumes after its last durable use, with fresh noise and at no further
-    cost. It gets a new record id, so that resuming from two copies of a state directory leaves two
-    records. An open charge of the same plan on different inputs is never resumed, and no second
-    charge is opened: otherwise, two clones with different free results would both pay. noise: only
-    for tests.
+    images is refused.
+
+    A release leaves the run's private directory only after its charge is closed, so an open charge
+    has published nothing. If a killed process left a charge for the same work open, this charge
+    therefore resumes after its last durable use, with fresh noise and at no further cost. The
+    resumed charge gets a new record id, so that resuming from two copies of a state directory
+    leaves two records.
+
+    If an open charge has the same plan but different inputs, it is not resumed, and no second
+    charge is opened. Otherwise, two clones of a project would both pay if their free stages gave
+    different results.
+
+    noise: only for tests.
 
     Raises BudgetError if the work was already released, the lifetime budget would be exceeded,
     another process uses the run, or the journal is invalid or lacks entries of `work.seen`;
@@ -262,15 +271,18 @@ def refuse_released(decision: Decision, work: ChargeRequest, prepared: str) -> N
     if run is None or run.end != CLOSE:
         return
     changed = (
-        "The images have changed since then. If an image was withdrawn, make a new release, by a "
-        f"new data.version or {work.pay}"
+        "The images have changed since then. If an image was withdrawn, make a new release: set "
+        f"a new data.version, or {work.pay}"
     )
     note = changed if run.drew_others(prepared) else ""
     raise AlreadyReleasedError(run, work, run.released, decision.problem, note)
 
 
 def refuse_kept(odometer: Odometer, kept: Path, run: Run, work: ChargeRequest) -> None:
-    """Journal a complete release that a kill left unjournalled, then raise AlreadyReleasedError."""
+    """Journal a complete release if a kill left it unjournalled, and raise AlreadyReleasedError.
+
+    Does nothing if there is no complete release.
+    """
     if kept.exists():
         digest = read_kept(kept, work.stage, None, work.pay)
         odometer.append(CLOSE, id=run.id, uses=work.mechanism.uses, released=digest)
@@ -282,11 +294,13 @@ def open_local(
 ) -> tuple[ImageSet, ImageSet]:
     """Open the sensitive and the hold-out images for work outside the guarantee.
 
-    Its results must be local. From this call until the process ends, `stage forget` refuses to run,
-    because the process may still write results. everywhere: open the images in all processes, as a
-    collective call; the first process journals the use before any other reads them.
+    The results of that work must be local. From this call until the process ends, `stage forget`
+    refuses to run, because the process may still write results. everywhere: open the images in all
+    processes, as a collective call; the first process journals the use before any other process
+    reads the images.
     """
-    use_until_the_end(state, card.dataset_id)  # first: until then, `stage forget` may run
+    # Comes first, because `stage forget` may run until then
+    use_until_the_end(state, card.dataset_id)
     sensitive = load_prepared(state, card, SENSITIVE)
     holdout = load_prepared(state, card, "holdout")
     if not everywhere or distributed.is_main():
@@ -304,7 +318,7 @@ def ensure_latents(
     load: Callable[[], Encode],
     progress: Callable[[], AbstractContextManager[Callable[[int, int], None]]],
 ) -> str:
-    """Return the key of the images' latents; encode the images first if there are none.
+    """Return the key of the images' latents; if there are no latents yet, encode the images first.
 
     Encoding is local work: it is journalled, and its results stay private. Progress is
     reported in whole per cent only, because the number of images is private.

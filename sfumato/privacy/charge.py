@@ -28,7 +28,7 @@ from sfumato.settings.fields import is_positive
 # Indices of images, and their weights if all images of a group are drawn
 Drawn = tuple[np.ndarray, np.ndarray | None]
 PROBES = 4  # Number of images of public noise on which processes are compared
-SMALLEST_NORM = 1e-20  # Far from the ends of the range of float32 numbers with full precision
+SMALLEST_NORM = 1e-20  # Far from both ends of the range in which float32 has full precision
 LARGEST_NORM = 1e20
 
 
@@ -42,10 +42,10 @@ def check_norm(stage: str, max_norm: float) -> None:
 
 
 class Charge:
-    """A paid mechanism. Each use is one draw followed by one release; any further use is refused.
+    """A paid mechanism. A use is one draw and one release; uses beyond the paid number are refused.
 
     If images have groups, groups are sampled instead of images. A group contributes the mean of its
-    images' rows (in DP-SGD, the mean over K images sampled from it). Only
+    images' rows (in DP-SGD, the mean over K images sampled from the group). Only
     `sfumato.privacy.authorize.open_charge` creates a charge. It is not thread-safe, and refuses to
     be copied or used in a forked process.
 
@@ -209,9 +209,9 @@ class Charge:
         batch adds nothing if its rows differ in form from the rows of public noise.
 
         Args:
-            rows_of: Function from images and labels of a batch of at most `size` to one row per
-                image, which depends on that image only. Rows that are not finite are left out, and
-                rows longer than `max_norm` are scaled to it.
+            rows_of: Function from the images and labels of a batch of at most `size` to one row per
+                image. A row must depend on its own image only. Rows that are not finite are left
+                out, and rows longer than `max_norm` are scaled to it.
             max_norm: See `release`.
             size: See `batches`.
             integer: See `release`.
@@ -306,7 +306,8 @@ class Charge:
         return rounded(noisy, 1.0 if on_integers else public_grid(std)).to(total)
 
     def agree(self, tensors: Iterable[Tensor], *plain: object) -> None:
-        """Copy `tensors` and `plain`, which rows depend on, from the first process to all others.
+        """Copy `tensors` from the first process to all others, and check that `plain` is the same
+        in all.
 
         This class has one process and does nothing.
         """
@@ -318,7 +319,9 @@ class Charge:
         """
 
     def _check_owner(self) -> None:
-        """Raise BudgetError in a forked process, which would count its own uses of one charge."""
+        """Raise BudgetError in a forked process, which would count uses of the charge
+        separately.
+        """
         if os.getpid() != self._process:
             raise BudgetError(
                 f"{self.record['stage']}: the charge was opened by another process: open one here"
@@ -338,16 +341,16 @@ class Charge:
     def abandon(self) -> None:
         """Abandon the charge because its durable state is lost.
 
-        It stays on the odometer and can never be resumed.
+        The charge stays on the odometer and can never be resumed.
         """
         self._journal(ABANDON)
 
     def close(self, released: str | None = None) -> None:
-        """Journal that this work is released, so that it is refused from now on.
+        """Journal that this work is released, so that the same work is refused from now on.
 
-        The release must be on disk in `run`, and must not have been written anywhere else before:
-        an open charge may draw again, which is safe only if it has released nothing. released:
-        sha256 of the release's `privacy.json`.
+        The release must be on disk in `run`, and must not have been written anywhere else before
+        this call: an open charge may draw again, which is safe only if nothing from its earlier
+        draws was published. released: sha256 of the release's `privacy.json`.
         """
         self._journal(CLOSE, uses=self.used, released=released)
 

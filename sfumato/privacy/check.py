@@ -49,8 +49,8 @@ class Verified:
     """A valid ledger.
 
     epsilon: ε at `delta`;
-    epsilon_by_set: ε of a person in each data set, if the owners declared that no person is in two
-    of them.
+    epsilon_by_set: ε for a person, by the data set that contains the person; empty unless the
+    owners declared that no person is in two data sets.
     """
 
     ledger: dict
@@ -75,7 +75,8 @@ def verify(
 
     limit, delta, unit: see `check_ledger`; artifacts: check the files of all artifacts too;
     ledger_only: check the ledger by itself, because its project is not here; all_opinions: also use
-    Opacus' two accountants, which takes seconds; state: state directory with their cache.
+    Opacus' two accountants, which takes seconds; state: state directory with the cache of these
+    results.
 
     Raises LedgerError with every reason, and ConfigError if an argument cannot be used.
     """
@@ -98,7 +99,7 @@ def verify(
     if all_opinions and find_spec("opacus") is None:
         raise ConfigError(
             "{option.opinions} all needs Opacus, which is not installed: pip install opacus, or "
-            "leave it out",
+            "leave the option out",
             option="opinions",
         )
     ledger = read_ledger(path)
@@ -228,7 +229,8 @@ def stated_problems(ledger: Mapping, computed: Mapping) -> list[str]:
         )
     if listed(ledger["stages"]) != listed(computed["stages"]):
         problems.append(
-            "its table of stages does not list the records it contains: one was added or removed"
+            "its table of stages does not list the records that it contains: a record "
+            "was added or removed"
         )
     for name, line in ledger["stages"].items():
         # An earlier version may have had a stage that no longer exists.
@@ -273,7 +275,8 @@ def odometer_problems(ledger: Mapping) -> list[str]:
         stated["head"] is None or re.fullmatch("[0-9a-f]{64}", stated["head"])
     ):
         problems.append(
-            "its odometer is marked as complete, but does not have a valid head of a journal"
+            "its odometer must have a valid head of a journal if it is marked as complete, and "
+            "none otherwise"
         )
     if (
         stated["dataset_id"] not in {record["dataset_id"] for record in ledger["records"]}
@@ -374,18 +377,20 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
     written = [out for out in outs if out.place == name]
     if not written:
         problems.append(
-            f"{lock} does not list {name}: the pipeline that wrote it never finished (`dvc repro`)"
+            f"{lock} does not list {name}: the pipeline never finished. Run `dvc repro`"
         )
     elif len(written) > 1:
         problems.append(f"{lock} lists {name} as written by two stages: an entry was added")
     elif written[0].md5 != md5_of(ledger_path.read_bytes()):
         problems.append(
-            f"{lock} has a different md5 for {name}: one of the two was edited, or belongs to "
-            "another run"
+            f"{lock} has a different md5 for {name}: one of the two files was edited, or belongs "
+            "to another run"
         )
     for place in sorted({out.place for out in outs if len(found[out.place]) > 1}):
-        stale = f"{name} was written before {place} changed (`dvc repro`), or an entry was edited"
-        problems.append(f"{lock} has two md5 for {place}: {stale}")
+        stale = (
+            f"{name} was written before {place} changed (run `dvc repro`), or an entry was edited"
+        )
+        problems.append(f"{lock} has two md5 values for {place}: {stale}")
     # A damaged record may have no stage.
     recorded = {record.get("stage") for record in ledger["records"]}
     for place, stage in query_of.items():
@@ -403,7 +408,7 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
     folder = project / ARTIFACTS
     paths = {path.parent for path in folder.glob("*/privacy.json")}
     if not paths:
-        return [f"{folder} contains no artifact to verify (`dvc checkout`, `dvc pull`)"]
+        return [f"{folder} contains no artifact to verify: run `dvc checkout` or `dvc pull`"]
     # If the lock file cannot be read, `lock_problems` reports it.
     with suppress(OSError, ValueError):
         outs = [Path(out.place) for stage in read_lock(project / LOCK) for out in stage.outs]
@@ -433,9 +438,7 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
         ]
     declared = widest_declaration(artifact.records for artifact in artifacts.values())
     if declared != tuple(ledger.get("apart", ())):
-        problems.append(
-            "it declares that owners share no person, and its artifacts declare this differently"
-        )
+        problems.append("its declaration that owners share no person does not match its artifacts")
     for name, artifact in artifacts.items():
         if name not in STAGES or not artifact.enabled:
             continue
@@ -458,8 +461,8 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
         ):
             if not artifacts[other].records.keys() <= artifact.records.keys():
                 problems.append(
-                    f"{artifact.path} lacks records of {other}, from which it was made: one was "
-                    "removed"
+                    f"{artifact.path} lacks records of {other}, from which it was made: a record "
+                    "was removed"
                 )
     return problems
 
@@ -482,6 +485,6 @@ def md5_of(content: bytes) -> str:
 
 
 def folder_md5(files: Mapping[str, str]) -> str:
-    """Return DVC 3's hash of a folder: md5 over the path and the md5 of each file, and ".dir"."""
+    """Return DVC 3's hash of a folder: an md5 over the path and md5 of each file, then ".dir"."""
     entries = [{"md5": md5, "relpath": name} for name, md5 in sorted(files.items())]
     return md5_of(json.dumps(entries, sort_keys=True).encode()) + ".dir"

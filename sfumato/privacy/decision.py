@@ -21,8 +21,8 @@ Outcome = Literal["restore", "go on", "pay"]
 # Folder of the release in a run's directory. It gets this name when it is complete.
 RELEASED = "released"
 OTHER_BYTES = (
-    "an earlier free stage was rerun and produced different bytes. Restore the old ones (`git "
-    "checkout` dvc.lock, `dvc checkout`)"
+    "an earlier free stage was rerun and produced different bytes. Restore the old artifacts (`git "
+    "checkout` dvc.lock, then `dvc checkout`)"
 )
 
 
@@ -31,8 +31,8 @@ class QueryWork(Lineage):
     """A query to be paid for once, identified by its settings and inputs.
 
     settings: digest of its own settings;
-    inputs: digests of the artifacts that it reads, or None if one does not exist yet and will be
-    restored unchanged;
+    inputs: digests of the artifacts that it reads, or None if one of them does not exist yet and
+    will be restored unchanged;
     rests_on: ids of the charges that the inputs depend on.
     """
 
@@ -58,7 +58,8 @@ class QueryWork(Lineage):
 class Decision:
     """Decision about one query.
 
-    run: the released run, or the open one, even if its checkpoint is lost and the query must pay;
+    run: the run that released this work, or the one that is still open (even if its checkpoint is
+    lost, so that the query must pay), or None;
     problem: reason for a refusal, or empty;
     cause: in a plan, the stage whose change makes the query run.
     """
@@ -146,12 +147,12 @@ def restoring_problem(state: Path, work: QueryWork, run: Run, same_inputs: bool)
     """
     kept = state / "runs" / run.id / RELEASED
     if not os.path.lexists(kept):
-        return f"Restore it (`dvc checkout`, `dvc pull`), or pay for it again by {work.pay}"
+        return f"Restore it (`dvc checkout` or `dvc pull`), or pay for it again by {work.pay}"
     trained = work.stage in STAGES and STAGES[work.stage].network
     if same_inputs or (not trained and all(own_record(kept, record) for record in work.rests_on)):
         return ""
     return (
-        f"Its inputs have changed: {OTHER_BYTES}, or pay for a release from the new ones by "
+        f"Its inputs have changed: {OTHER_BYTES}, or pay for a release from the new inputs by "
         f"{work.pay}"
     )
 
@@ -173,7 +174,7 @@ def resuming_problem(
         cure = OTHER_BYTES
     elif prepared is not None and run.drew_others(prepared):
         why = "on other images than the prepared ones"
-        cure = "prepare those again, or set another data.version"
+        cure = "prepare the earlier images again, or set another data.version"
     elif other:
         why = f"with another mechanism ({', '.join(other)})"
         cure = "restore the settings of that run"

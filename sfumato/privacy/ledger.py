@@ -80,7 +80,9 @@ def spent_on_one(records: Records, delta: float, accountant: str, adjacency: str
 
 
 def by_line(accountant: str) -> str:
-    """Return the accountant of the per-stage and odometer lines: `rdp`, or `exact` if declared."""
+    """Return the accountant of the per-stage and odometer lines: `rdp`, or `exact` if the ledger
+    uses it.
+    """
     return EXACT if accountant == EXACT else "rdp"
 
 
@@ -89,14 +91,15 @@ def compose(records: Records, delta: float, accountant: str = "rdp") -> dict:
 
     `epsilon` of the result contains the total by every accountant, and `stages` each stage's own
     epsilon and share of the RDP. For owners who share no person, each number is the largest over
-    them, and shares are computed for the data set that costs most. Raises BudgetError if the
-    records have different privacy units, which cannot be composed.
+    these owners, and shares are computed for the data set that costs most. Raises BudgetError if
+    the records have different privacy units, which cannot be composed.
     """
     if len(units := {record["unit"] for record in records.values()}) > 1:
         raise BudgetError(
             f"records of different units ({', '.join(sorted(units))}) cannot be composed"
         )
-    adjacency = common_adjacency(records.values())  # a Gaussian sum costs the same under both
+    # A Gaussian sum costs the same under both adjacencies
+    adjacency = common_adjacency(records.values())
     dearest = max(
         records.of_one_person().values(),
         key=lambda part: epsilon(map(event_of, part.values()), delta, "rdp", adjacency),
@@ -213,7 +216,8 @@ def unreadable(path: Path, error: Exception) -> str:
     """Describe why a ledger cannot be read, and what to do."""
     if isinstance(error, MergeConflict):
         take = (
-            f"take one side of it and of {LOCK} (`git checkout HEAD -- {path} {LOCK}` takes yours)"
+            f"take one side of this file and of {LOCK} (`git checkout HEAD -- {path} {LOCK}` takes "
+            "yours)"
         )
         return f"{path} contains both sides of a merge conflict: {take}, and then run `dvc repro`"
     return (

@@ -3,7 +3,7 @@
 It is stored outside the repository and DVC. A charge is journalled completely before its first
 batch is drawn, and no entry ever lowers the total. A run is identified by the id of the record that
 it was opened with. If a killed run resumes, a record with a new id replaces the old one, so that
-resuming from two copies of one state directory leaves two records, and not one id for two runs.
+resuming from two copies of one state directory leaves two records instead of one id for two runs.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ LOCAL_USE = "local"
 
 @dataclass
 class Run:
-    """A charge and its progress. Older journals lack the two digests.
+    """A charge and its progress. `checkpoint` and `released` are None if an older version wrote the
+    journal.
 
-    opened: entry that opened it;
+    opened: journal entry that opened the charge;
     record: newest record;
     uses: number of durable uses;
-    checkpoint: sha256 of the checkpoint of that use;
-    end: CLOSE if it released, ABANDON if it was abandoned, None while it is open;
+    checkpoint: sha256 of the checkpoint after the last durable use;
+    end: CLOSE after a release, ABANDON after the charge was abandoned, None while it is open;
     released: sha256 of the release's `privacy.json`.
     """
 
@@ -50,11 +51,11 @@ class Run:
 
     @property
     def id(self) -> str:
-        """Id of the record that it was opened with."""
+        """Id of the record that the charge was opened with."""
         return str(self.opened["record"]["id"])
 
     def drew_others(self, images: str) -> bool:
-        """Return whether it was opened on images with another fingerprint.
+        """Return whether the charge was opened on images with another fingerprint.
 
         Returns False for a run of an older journal, which has no fingerprints.
         """

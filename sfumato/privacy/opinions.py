@@ -8,7 +8,7 @@ bound is larger by more than its own error, one of the two is wrong, and the che
 - PLD: Opacus' PRV accountant gives an upper bound, at most twice its `eps_error` above a lower
   bound.
 - exact: The distributions of both libraries are compared with the closed form, and Rényi's bound
-  must not be smaller than it.
+  must not be smaller than the closed form.
 """
 
 import json
@@ -107,7 +107,7 @@ def kept_opinions(
     """Return `all_opinions`, from the cache if the same records were checked here before.
 
     The cache avoids importing Opacus, which is slow. It is kept in the private state directory
-    only, so that the author of a ledger cannot supply its opinions.
+    only, so that the author of a ledger cannot supply cached results.
     """
     versions = [version(name) for name in ("sfumato", "opacus", "dp-accounting")]
     about = {
@@ -177,7 +177,7 @@ def opacus_prv(parts: Sequence[Mechanism], delta: float, pld: float) -> Opinion:
     none = Opinion(None, "pld", pld)
     if not parts or not pld <= LARGEST_PLD:
         return none
-    # The accountant's grid spans twice this, in steps of
+    # The accountant's grid spans twice `span`, in steps of
     # error / sqrt(uses · ln(12 / delta_error) / 2).
     span = epsilon([part.event for part in parts], delta / 4000) + 3
     uses = sum(part.uses for part in parts)

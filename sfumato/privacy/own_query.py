@@ -18,9 +18,9 @@ from sfumato.privacy.rows import Rows, form_of
 from sfumato.settings.stages import STAGES
 
 FAILED = (
-    "rows failed on drawn images: this use is spent and releases nothing; the next use may start. "
-    "The reason is not shown, because it could identify people in the set: reproduce the failure "
-    "with public images"
+    "the function `rows` failed on drawn images: this use is spent and releases nothing; the next "
+    "use may start. The reason is not shown, because it could identify people in the set: "
+    "reproduce the failure with public images"
 )
 
 
@@ -51,9 +51,9 @@ class OwnCharge:
             max_norm: L2 bound of a row, which must equal the charge's; by default the charge's.
                 Longer rows are scaled to it. Non-finite rows, and batches whose rows are not
                 (B, K), are left out.
-            size: Maximum B. With 1, an image can change another's row only if the function
-                remembers it. A larger batch is faster, but the function itself must then keep rows
-                independent (batch normalisation does not).
+            size: Maximum B. With 1, an image can change another image's row only if the function
+                remembers earlier images. A larger batch is faster, but the function itself must
+                then keep rows independent (batch normalisation does not).
 
         Returns:
             (K,) float64.
@@ -86,7 +86,8 @@ class OwnCharge:
                 if charge.drawing:
                     raise DataError(f"{name}: {FAILED}") from None
                 raise ConfigError(
-                    f"{name}: rows fails on public noise, no use is lost ({error!r}): fix it"
+                    f"{name}: the function `rows` fails on public noise ({error!r}): fix it. No "
+                    "use is lost"
                 ) from error
 
         check_repeats(name, guarded, *charge.probe())
@@ -106,10 +107,10 @@ def check_repeats(
         first.left.double(), second.left.double(), rtol=1e-3, equal_nan=True
     ):
         raise ConfigError(
-            f"{name}: rows returned two different rows for one image of public noise; no use is "
-            "lost. The function remembers earlier images or draws random numbers, so one image "
-            "could change the rows of others, which the noise does not cover: compute each row "
-            "from its own image only"
+            f"{name}: the function `rows` returned two different rows for one image of public "
+            "noise; no use is lost. The function remembers earlier images or draws random "
+            "numbers, so one image could change the rows of others, which the noise does not "
+            "cover: compute each row from its own image only"
         )
 
 
@@ -139,7 +140,8 @@ def open_charge(
         name: Name of the query in the odometer. The names of stages are reserved.
         sigma: Noise multiplier: the noise has the standard deviation sigma · max_norm.
         size_hint: Public, rounded number of units, from which the default of `delta` is computed.
-        lifetime_epsilon: Limit for all charges on the dataset, including this one; or "unlimited".
+        lifetime_epsilon: Limit of ε for all charges on the dataset, including this one, or
+            "unlimited".
         uses: Number of sums.
         sample_rate: Probability that a unit enters a draw.
         max_norm: L2 bound of a row.

@@ -32,7 +32,7 @@ class SpendingPolicy(Exact):
     """
 
     delta: Annotated[float, Field(gt=0, lt=1)]
-    lifetime_epsilon: float | str  # limit for everything ever opened on the dataset, or "unlimited"
+    lifetime_epsilon: float | str  # limit for all charges on the dataset, or "unlimited"
     accountant: Literal["rdp", "pld", "exact"] = "rdp"
     declared_size: bool = False
     one_image_each: bool = False
@@ -56,6 +56,9 @@ class SpendingPolicy(Exact):
 def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: bool) -> None:
     """Raise BudgetError if the journal lacks some of `seen`.
 
+    Images that do not belong to the owner are checked only if there is a lifetime budget.
+
+    seen: heads and record ids that ledgers and releases name;
     bounded: whether there is a lifetime budget.
     """
     missing = {*seen} - odometer.known()
@@ -72,7 +75,7 @@ def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: 
 def check_lifetime(
     odometer: Odometer, coming: Mapping[str, Mechanism], permission: SpendingPolicy, unit: str
 ) -> None:
-    """Raise BudgetError if all charges and the `coming` ones exceed the lifetime budget of one
+    """Raise BudgetError if past and `coming` charges together exceed the lifetime budget of one
     `unit`.
 
     coming: mechanisms of the next run, by stage.
@@ -115,7 +118,8 @@ def check_lifetime(
     raise BudgetError(
         f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} would be exceeded: ε = "
         f"{cost(spent):.4g} is spent{f' on {past}' if past else ''}; the next run ({future}) "
-        f"would bring it to {total:.4g} (each ε by itself; δ = {bound_text(permission.delta, 3)}; "
+        f"would bring it to {total:.4g} (the ε of each stage is computed by itself, at δ = "
+        f"{bound_text(permission.delta, 3)}; "
         "`stage ledger history` lists all charges). You can keep the old release (undo the edit, "
         "or `git checkout` the params.yaml and dvc.lock of that release); or raise "
         f"privacy.lifetime_epsilon to {math.ceil(total * 100) / 100:g}, if the owner of the "

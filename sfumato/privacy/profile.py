@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # The grid is fine while e^epsilon · 1 % is below 1, then coarse until the bound becomes trivial.
 EPSILONS = np.concatenate([np.arange(0, 6, 0.025), np.arange(6, 20.5, 0.5)])
-# Orders up to 2 suffice to bound the advantage: the divergence rises with the order
+# Orders up to 2 suffice to bound the advantage, because the divergence rises with the order
 LOW_ORDERS = tuple(order for order in ORDERS if order <= 2)
 
 
@@ -47,7 +47,7 @@ class Profile:
 def privacy_profile(events: Iterable[DpEvent], adjacency: str = ADD_OR_REMOVE_ONE) -> Profile:
     """Compute the profile of the composition of all events.
 
-    At each epsilon it is the smaller of Rényi's bound and the privacy-loss distribution's.
+    At each epsilon, delta is the smaller of Rényi's bound and the privacy-loss distribution's.
 
     Guarantee: an upper bound on delta in both directions of the adjacency. Without a finite bound,
     delta is 1.
@@ -110,8 +110,8 @@ def best_guess(
 ) -> float:
     """Return the largest probability of a right answer to "was this image used?" at even odds.
 
-    The result lies in [1/2, 1]. It takes a tenth of a second, because it uses a coarser
-    distribution than `privacy_profile`. noise: factor applied to all noise multipliers.
+    The result lies in [1/2, 1]. Computing it takes only a tenth of a second, with a coarser
+    distribution than in `privacy_profile`. noise: factor applied to all noise multipliers.
 
     Guarantee: no test does better, with any other knowledge.
     """
@@ -145,7 +145,7 @@ def true_positive_rate(profile: Profile, false_positive_rate: float = 0.01) -> f
 
     Guarantee: with alpha the false-positive rate, no test does better than the least of
     e^epsilon·alpha + delta, 1 − e^−epsilon·(1 − delta − alpha) and alpha + advantage over the
-    profile. It covers both directions of the adjacency.
+    profile. This bound covers both directions of the adjacency.
     """
     if not 0 <= false_positive_rate <= 1:
         raise BudgetError(f"false_positive_rate={false_positive_rate} must lie in [0, 1]")

@@ -33,7 +33,7 @@ from sfumato.storage.state_directory import REFUSED, git
 def ledgers(folder: Path) -> list[dict]:
     """Read the project's ledger.json from disk and from the last commit, in any schema version.
 
-    Raises BudgetError if it is not JSON, or if git refuses to read the project's repository.
+    Raises BudgetError if a ledger is not JSON, or if git refuses to read the project's repository.
     """
     file = folder / LEDGER
     code, committed = git("-C", str(folder), "show", f"HEAD:./{LEDGER}")
@@ -74,7 +74,8 @@ def known_records(folder: Path, state: Path) -> dict[str, dict]:
 def cached(folder: Path) -> Iterator[Path]:
     """Yield the `privacy.json` files in DVC's cache.
 
-    They include the file of a stage that failed to rerun: DVC removes its artifact first.
+    These include the file of a stage whose rerun failed, although DVC removed the artifact before
+    the rerun.
     """
     cache = folder / ".dvc/cache/files/md5"
     hashes: list[str] = []
@@ -111,8 +112,8 @@ def write_ledger(
     records = merge_records(artifacts)
     if records.owners and not (folder / CARD_PATH).exists():  # a project made by `stage merge`
         say(
-            f"note: {', '.join(records.owners)} have their own journals: charges opened elsewhere "
-            "are not included here"
+            f"note: {', '.join(records.owners)} have their own journals. Charges that only these "
+            "contain are not included here"
         )
         ledger = build_ledger(budget, records, [])
         return ledger, save_ledger(ledger, artifacts, folder, state, out)
@@ -131,9 +132,10 @@ def write_ledger(
         say(f"note: the odometer is incomplete: {gap}")
     ledger = build_ledger(budget, records, journal, dataset_id=odometer.dataset_id, head=head)
     spent = save_ledger(ledger, artifacts, folder, state, out)
-    # Keep copies of the releases in this ledger, to restore them at no cost. Also keep copies that
-    # no ledger has contained yet: they are paid for, and the pipeline may have been killed before
-    # it used them.
+    # Remove the private copies of releases that the previous ledger contained and this one does
+    # not. Keep all other copies: a release in this ledger can then be restored at no cost, and a
+    # release that no ledger has contained yet is paid for, although the pipeline may have been
+    # killed before it used it.
     replaced = earlier - records.keys()
     if replaced:
         for run, record in odometer.runs().items():
@@ -198,5 +200,5 @@ def adopt_charges(
     valid = [record for record in here if not record_problems("record", record)]
     for record in here:
         if record not in valid:
-            say(f"left out: the charge {record['id'][:8]}, whose record is damaged")
+            say(f"note: the charge {record['id'][:8]} is left out: its record is damaged")
     return odometer, *odometer.adopt(valid, seen_in_project(named, folder, state))

@@ -96,7 +96,7 @@ class QueryPlan(StagePlan[S]):
 
 @dataclass(frozen=True, kw_only=True)
 class Lineage:
-    """The facts, besides its own plan, that decide whether a query spends.
+    """Facts that decide, together with a query's own plan, whether the query spends.
 
     plan: digest of the settings of the query and of all stages before it, and of the revisions of
     the queries among them;
@@ -165,8 +165,8 @@ def read_stage_plan(
         file = validated(ResolvedFile, content)
         if file.revision != STAGES[stage].revision:
             raise ValueError(
-                f"it was written for revision {file.revision} of {stage}, now "
-                f"{STAGES[stage].revision}"
+                f"it was written for revision {file.revision} of {stage}, and the current revision "
+                f"is {STAGES[stage].revision}"
             )
         fields: dict[str, Any] = vars(file) | {
             "settings": STAGES[stage].settings.model_validate(file.settings, extra=extra),

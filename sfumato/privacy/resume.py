@@ -24,10 +24,10 @@ def resume(
             else None
         )
         if saved := distributed.broadcast_object(saved):
-            say(f"{stage}: resuming run {short} after {unit} {charge.used}: no further charge")
+            say(f"{stage}: resuming run {short} after {unit} {charge.used}, at no further charge")
             return charge, *saved
         lost = f"{stage}: run {short} has lost its checkpoint of {unit} {charge.used}"
-        say(f"{lost}: its charge stays spent, and a new charge starts")
+        say(f"{lost}. Its charge stays spent, and a new charge starts")
         charge.abandon()
     return charge, None, []
 

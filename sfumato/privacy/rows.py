@@ -129,5 +129,6 @@ def bounded_sum(rows: Rows, max_norm: float, weights: Tensor | None = None) -> T
     )
     if weights is not None:
         scale = scale * weights.to(scale)
-    # The scale multiplies the narrower part, or, as one number per image, no part at all.
+    # With two parts, the scale multiplies the narrower one. With one part, the product of the scale
+    # and the part is the sum.
     return parts[0].T @ (parts[1] * scale[:, None]) if len(parts) == 2 else scale @ parts[0]

@@ -315,7 +315,8 @@ def test_an_open_run_of_the_same_plan_is_not_paid_again(owner):
     assert held.used == 0
     held._lock.close()  # a kill; then the free stage is run again
     with pytest.raises(
-        BudgetError, match="with different inputs.*Restore the old ones.*spend_again: {count: 1}"
+        BudgetError,
+        match="with different inputs.*Restore the old artifacts.*spend_again: {count: 1}",
     ):
         owner.open(THREE, inputs=["two"])
     assert len(owner.odometer.opened()) == 1

@@ -201,17 +201,14 @@ EDITS = {
         lambda x: x["odometer"].update(epsilon=0.1),
         "its odometer's epsilon is 0.1",
     ),
-    "odometer complete": (
-        lambda x: x["odometer"].update(complete=True),
-        "complete, but does not have a valid head",
-    ),
+    "odometer complete": (lambda x: x["odometer"].update(complete=True), "must have a valid head"),
     "odometer with any head": (
         lambda x: x["odometer"].update(complete=True, head="all"),
-        "does not have a valid head",
+        "must have a valid head",
     ),
     "odometer with more than a head": (
         lambda x: x["odometer"].update(complete=True, head="f" * 64 + " <p>"),
-        "does not have a valid head",
+        "must have a valid head",
     ),
     "odometer of another": (
         lambda x: x["odometer"].update(dataset_id="other"),
@@ -545,7 +542,7 @@ def test_ledger_and_artifacts_set_the_same_data_sets_apart(tmp_path):
         together = build_ledger(BUDGET, Records.of((NORTH, SOUTH)), [])
         for ledger, apart in ((merged_ledger(), APART), (together, ())):
             problems = artifact_problems(ledger, folder)
-            assert any("artifacts declare this differently" in problem for problem in problems) == (
+            assert any("does not match its artifacts" in problem for problem in problems) == (
                 apart != declared
             ), problems
 
