@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 RUN = 64  # Number of squares that are added up in float32
-# Relative margin of a clipped norm: above the error of a float32 sum of RUN squares and its root
+# Relative margin of a clipped norm. It exceeds the error of a float32 sum of RUN squares and of the
+# root of the sum.
 FLOAT32_SLACK = 2.0**-18
 NUMBERS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}  # How many numbers are summed in float64 at a time
 
@@ -17,11 +18,12 @@ NUMBERS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}  # How many numbers are summed i
 def clipped_sum(rows: Mapping[str, Tensor], max_grad_norm: float) -> Tensor:
     """Compute Σ over images of row · min(1, C/(‖row‖ + 1e-6)), without non-finite rows.
 
-    rows: (B, *shape) float32 by name. Entry i of every tensor belongs to image i only. Rows that
-    contain a NaN or an infinity are overwritten.
+    rows: (B, *shape) float32 by name. Entry i of every tensor belongs to image i only. A row that
+    contains a NaN or an infinity is left out of the sum and overwritten.
 
-    Returns (P,) float64, because the rounding of a float32 sum could exceed the bound for one
-    image. The function does not wait for a GPU.
+    Returns (P,) float64, where P is the number of entries per image in all tensors together. In
+    float32, rounding of the sum could exceed the bound for one image. The function does not wait
+    for a GPU.
 
     Guarantee: one image more or less changes the sum by at most `max_grad_norm` in L2, whatever its
     row contains. C is `max_grad_norm` lowered by FLOAT32_SLACK, which covers the rounding of the
@@ -50,7 +52,8 @@ def clipped_sum(rows: Mapping[str, Tensor], max_grad_norm: float) -> Tensor:
 def one_matrix(device: torch.device) -> bool:
     """Return whether to clip all rows as one matrix.
 
-    This needs fewer kernels but a copy, which costs more than it saves on a CPU.
+    One matrix needs fewer kernels, but a copy of the rows. On a CPU, the copy costs more time than
+    it saves.
     """
     return device.type == "cuda"
 

@@ -164,7 +164,7 @@ def by_vmap(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor) -
     return {name: rows[name] for name in parameters}
 
 
-# Otherwise, frozen weights would keep a graph of all images
+# With gradients enabled, frozen weights would keep a graph of all images
 @torch.no_grad()
 def clipped_gradient_sum(
     model: Denoiser,

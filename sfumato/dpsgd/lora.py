@@ -3,7 +3,8 @@
 W is frozen, and only A and B are trained. Training never computes A·B, so a per-image gradient has
 r·(m + n) numbers instead of m·n.
 
-Source: Hu et al. 2022 (LoRA); DP-SAPF Eq. 9 and Algorithm 2, for A Gaussian and B zero.
+Source: Hu et al. 2022 (LoRA); DP-SAPF Eq. 9 and Algorithm 2, for the initial values (A Gaussian, B
+zero).
 """
 
 from collections.abc import Sequence

@@ -34,8 +34,8 @@ def choose_microbatch(
 
     Call this before opening a charge. On a GPU, the number of images is halved until a trial fits.
     On a GPU, weight gradients are computed by matrix products (`model.use_products`) or by a
-    grouped convolution. The faster method is used if any size fits, otherwise the other one,
-    because cuDNN may lack a kernel.
+    grouped convolution. The faster method is used if it fits for any number of images. Otherwise
+    the other method is tried, because cuDNN may lack a kernel for the first.
 
     batch: expected number of images per step;
     requested_size: number of images at a time, if the user set it.
@@ -89,8 +89,8 @@ def fitting(
     if not gpu:
         largest = max(1, min(largest, int(batch / 2)))
         return 1 << (largest.bit_length() - 1), draws  # rounded down to a power of two
-    # Few draws are larger. Sizes are multiples of the microbatch, because the last microbatch is
-    # filled up.
+    # Few draws have more images than `drawn`. Microbatches divide this number nearly evenly,
+    # because the last one is filled up with copies.
     drawn = batch + 2 * math.sqrt(batch)
     return math.ceil(drawn / math.ceil(drawn / largest)), draws
 
@@ -114,8 +114,8 @@ def needed(
     each = 4 * trained + some * activation_bytes(model, parameters)
     size = (network + 4 * COPIES * trained + images * each) / 2**30
     return (
-        f"about {size:.2f} GiB at float32: {images} images at a time, {some} of {draws} draws of "
-        "each"
+        f"about {size:.2f} GiB at float32: {images} images at a time, {some} of {draws} draws "
+        "per image"
     )
 
 

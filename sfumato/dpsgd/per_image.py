@@ -107,7 +107,7 @@ class Layer(torch.autograd.Function):
     ) -> Tensor:
         """Compute the output.
 
-        kind: function of the layer and its derivatives;
+        kind: the function that the layer computes, with its derivatives;
         rows: rows of the weight and of the bias, or None if not trained.
         """
         ctx.save_for_backward(x, weight)
@@ -160,8 +160,8 @@ class Convolution:
             and gradient.dtype == torch.bfloat16
             and stride == dilation == [1, 1]
         ):
-            # A convolution with the mirrored weight is the same, and oneDNN has a faster kernel for
-            # it.
+            # A convolution with the mirrored weight gives the same result, and oneDNN has a faster
+            # kernel for it.
             margin = [size - 1 - some for size, some in zip(weight.shape[2:], padding, strict=True)]
             if min(margin) >= 0:
                 return F.conv2d(gradient, weight.flip(2, 3).transpose(0, 1), None, padding=margin)
@@ -219,8 +219,8 @@ def grouped_weight_gradients(
 def shifted_weight_gradients(
     gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, images: int
 ) -> Tensor:
-    """Compute `grouped_weight_gradients` by one matrix product per kernel row, which is faster on a
-    GPU.
+    """Compute the result of `grouped_weight_gradients` by one matrix product per kernel row, which
+    is faster on a GPU.
 
     The product sums over the zero-padded pixels of all draws of an image, and uses one copy of the
     pixels per column of the kernel. Each image has a separate matrix, so no product reads another

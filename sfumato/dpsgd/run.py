@@ -93,8 +93,8 @@ class Gradients:
     """Settings of a query's gradients: weights, draws per image, clip norm, and microbatch size.
 
     Noise levels, noise and augmentation are drawn from a secret generator. With a public seed, the
-    noise drawn for an image would reveal its position in the batch, and so whether an image before
-    it is missing. Create this object before a charge opens.
+    noise drawn for an image would reveal the image's position in the batch, and so whether an
+    earlier image is missing. Create this object before a charge opens.
 
     parameters: trained parameters of `model`, by name;
     config: settings of the stage, including the number of draws per image;
@@ -270,7 +270,7 @@ def gradient_sum(state: Gradients, charge: Charge) -> Tensor:
 def update(state: State, noised: Tensor, public: Tensor | None = None) -> dict[str, float]:
     """Take one Adam step on a released sum, (P,). This is post-processing.
 
-    public: gradient on public images to add to it, (P,).
+    public: gradient on public images, (P,), to add to the released gradient.
 
     Returns the public row of the log. Raises ConfigError if a weight is not finite after the step.
     """

@@ -95,7 +95,7 @@ def trained_parameters(
 ) -> dict[str, Tensor]:
     """Prepare `model` in place as a stage does, and return the parameters that it trains.
 
-    If there is no ranking yet, the first candidates are used.
+    Where a stage needs a ranking, the candidates in the order of the model replace it.
     """
     if isinstance(settings, Saliency):
         trained = candidates(model)
@@ -116,7 +116,7 @@ def check_trained(before: Mapping[str, Tensor], model: nn.Module, names: Sequenc
     if before.keys() != after.keys() or not set(names) <= after.keys():
         odd = (before.keys() ^ after.keys()) | (set(names) - after.keys())
         raise SfumatoError(
-            f"{internal}: {min(odd)} is not in the model both before and after training"
+            f"{internal}: {min(odd)} is missing from the model before or after training"
         )
     same = {
         name

@@ -139,7 +139,10 @@ def guide_by(teacher: TeacherNetwork, strength: float) -> Guide:
 
 
 def at_shares(probabilities: Tensor, offsets: Tensor) -> Tensor:
-    """Add the offsets, (M,), of `share_offsets` to log probabilities: (N, M), rows of sum 1."""
+    """Add offsets to the logarithms of probabilities, and normalise each row to sum 1.
+
+    probabilities: (N, M); offsets: (M,), from `share_offsets`. Returns (N, M) float64.
+    """
     return (probabilities.double().clamp(min=1e-30).log() + offsets).softmax(dim=1)
 
 
@@ -159,9 +162,9 @@ class Labelling:
     temperature: float = 1.0
 
     def soft(self, probabilities: Tensor, kind: str) -> Tensor:
-        """Compute soft labels of images of a kind, (N, M), rows of sum 1.
+        """Compute soft labels of images of one kind.
 
-        probabilities: (N, M), from the teacher.
+        probabilities: (N, M), from the teacher. Returns (N, M), each row with sum 1.
         """
         offsets = self.offsets.get(kind, next(iter(self.offsets.values())))
         return (

@@ -45,11 +45,12 @@ def query_central(charge: Charge, denominators: Tensor, shape: Shape, settings: 
     Each release has a separate draw. If `max_norm` is not set, an image is clipped to √d', the
     largest norm that an image in [0, 1] can have.
 
-    denominators: (classes,), public: q·N̄_m, never a realised count;
+    denominators: (classes,), public expected numbers of drawn images, q·N̄_m, never realised
+    counts;
     shape: (C, H, W) of the images.
 
     Returns float32, not clamped to [0, 1]: (R, M, C, H, W) for the mean, (R, M, bins, C, H, W) for
-    the mode.
+    the mode, with R repeats and M classes.
     """
     classes = len(denominators)
     mode = settings.statistic == "mode"

@@ -100,8 +100,9 @@ def public_counts(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
     """Turn noisy counts into N̄, N̄_m and priors. This is post-processing, so it is free.
 
     N̄_m = max(noisy count, 1, σ), because a count below σ is mostly noise, and a small denominator
-    would amplify this noise. N̄ is the unbiased sum of the noisy counts, with the same floor.
-    Priors are clipped at 0. If all of them are 0, they are uniform.
+    would amplify this noise. N̄ is the unbiased sum of the noisy counts, with the same floor. The
+    priors are proportional to the noisy counts, clipped at 0. If all of these are 0, the priors are
+    uniform.
     """
     noisy = noisy.double()
     floor = max(1.0, noise_multiplier)
@@ -137,7 +138,7 @@ def read_counts(count: Artifact, size_hint: int, classes: int) -> PublicCounts:
     ):
         counts = validated(Counts, read_json(count.path / "counts.json"))
         if {len(counts.per_class), len(counts.priors)} != {classes}:
-            raise ValueError(f"not of {classes} classes")
+            raise ValueError(f"they are not for {classes} classes")
     tensors = [torch.tensor(counts.per_class).double(), torch.tensor(counts.priors).double()]
     if counts.row_means is not None:
         tensors.append(torch.tensor(counts.row_means).double())

@@ -55,7 +55,7 @@ COSINE = {"frequencies": 64, "contrasts": 16, "bound": 0.3, "products": 0.7}
 LENGTH_SCALES = (1.22, 0.63)  # Length scales of `embedding`, in units of √d
 TEACHER = 0.5  # Share of the teacher's features in the squared norm of `embedding`
 LEARNED = Classifier(network="whitened", width=32, learning_rate=0.1)  # Network of `embedding`
-EMBEDDING_DIMENSION = 512  # Number of principal directions of its features
+EMBEDDING_DIMENSION = 512  # Number of principal directions of this network's features
 
 # Φ: (B, C, H, W) float32 in [0, 1] -> (B, K) float32, of norm 1 at most
 Features = FourierFeatures | CosineMoments
@@ -67,7 +67,7 @@ def query_feature_means(
 ) -> Tensor:
     """Release Σ φ(x) ⊗ onehot(y) over all sensitive images, divided by a public size.
 
-    features: φ; rows and their float64 sum are computed on its device;
+    features: the map φ; rows and their float64 sum are computed on the device of this module;
     public_size: N̄, never a realised count;
     cached: whether the charge draws `features.vectors` of the images instead of the images.
 
@@ -105,10 +105,10 @@ def cosine_moments(shape: Shape, flip: bool) -> CosineMoments:
 def moment_features(
     network: PublicNetwork, feature: str = CLASSIFIER, squares: float = SQUARES
 ) -> FourierFeatures:
-    """Build the map of a public network's features and their squares: (B, C, H, W) -> (B, K).
+    """Build a map from images to a public network's features and their squares.
 
-    K is twice the number of features. Features are scaled to norm √(1 − s) and their squares to
-    norm √s, so that one Gaussian with sensitivity 1 covers both.
+    The map is (B, C, H, W) -> (B, K), and K is twice the number of features. Features are scaled to
+    norm √(1 − s) and their squares to norm √s, so that one Gaussian with sensitivity 1 covers both.
 
     feature: CLASSIFIER or CELLS; squares: s. Source: Harder et al. 2023 (DP-MEPF).
     """
@@ -144,7 +144,7 @@ def learned_features(
 ) -> FourierFeatures:
     """Build Fourier features of the teacher's map and of a trained network's map.
 
-    The release depends on the charges of both maps.
+    A release of these features depends on the charges of both maps.
 
     size: K;
     share: share of the teacher's features in the squared norm.

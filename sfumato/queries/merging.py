@@ -35,7 +35,7 @@ MERGED = tuple(name for name in QUERIES if STAGES[name].adds_up)
 def same_settings(
     folders: Sequence[Path], plans: Sequence[Mapping[str, dict[str, Any]]]
 ) -> list[str]:
-    """Return the queries that ran, if the plans agree.
+    """Return the queries that are switched on, after checking that the plans agree.
 
     Raises ConfigError if a query cannot be merged, or public settings of the plans differ.
     """
@@ -158,7 +158,7 @@ def merge_counts(
     """Add up the noisy counts of all owners, and write them as `count` does.
 
     The result has the distribution of a single release over all images, whose noise variance is the
-    sum of the owners'. several: an image can have any number of labels.
+    sum of the owners' noise variances. several: an image can have any number of labels.
     """
     noisy = torch.zeros(1, dtype=torch.float64)
     for count in counts:

@@ -27,7 +27,8 @@ def query_saliency(charge: Charge, gradients: Gradients) -> dict[str, Tensor]:
     """Release the noisy sum of clipped gradients of the denoising loss, divided by a public size.
 
     Each image's gradient is the mean over its draws, clipped over all candidates jointly. The
-    candidates are the parameters of `gradients`, and the public size, N̄, is its `public_batch`.
+    candidates are the parameters of `gradients`, and the public size, N̄, is
+    `gradients.public_batch`.
     Returns one noisy vector per candidate, (size,) float64, on the CPU.
 
     Guarantee: one image more or less moves the sum, over all candidates together, by at most
@@ -46,8 +47,9 @@ def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> pd.Data
     Noise adds size·noise_std² to the expected squared norm, so a large candidate without any signal
     would rank above a small one with a signal. The column "debiased" is the squared norm minus that
     term. As an unbiased estimate, it may be negative. It still grows with the size of a candidate,
-    as does the norm of its gradient. "rank" sorts by "debiased" and "raw_rank" by "raw_norm"; rank
-    1 is the most salient. noise_std: public standard deviation of each entry's noise, σ·C_s/N̄.
+    because the norm of a gradient does. "rank" sorts by "debiased" and "raw_rank" by "raw_norm";
+    rank 1 is the most salient. noise_std: public standard deviation of each entry's noise,
+    σ·C_s/N̄.
 
     Source: DP-SAPF Eq. 8 and Algorithm 1 for the raw norm.
     """

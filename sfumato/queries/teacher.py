@@ -53,7 +53,7 @@ def query_teacher(
 
     public_size: N̄, the expected size of a draw, never a realised count;
     covariance: (d, d), covariance of features of public or released images, which preconditions the
-    steps if `settings.ridge` is set. Steps are computed on its device;
+    steps if `settings.ridge` is set. Steps are computed on the device of this tensor;
     offsets: with several labels, (M,), the logit of the released share of images with each label.
 
     Returns the weights, (d, M) float64, on the CPU.

@@ -33,7 +33,7 @@ def device() -> torch.device:
         return torch.device("cpu")
     problem = no_cuda()
     if requested == "cuda" and problem:
-        raise ConfigError(f"SFUMATO_DEVICE=cuda, and {problem}")
+        raise ConfigError(f"SFUMATO_DEVICE=cuda cannot be used: {problem}")
     return torch.device("cpu" if problem else "cuda")
 
 

@@ -76,11 +76,11 @@ def broadcast_object(value: T) -> T:
 
 @torch.no_grad()
 def agree(tensors: Iterable[Tensor], *plain: object) -> None:
-    """Set tensors, in place, to their values in the first process, after comparing them and `plain`
-    between processes.
+    """Set tensors, in place, to their values in the first process, and compare `plain` between
+    processes.
 
-    Results of different processes may differ in the last bits. Raises ConfigError in all processes
-    if the values of one differ.
+    The tensors are copied because results of different processes may differ in the last bits.
+    Raises ConfigError in all processes if `plain` or a copied byte differs in one of them.
     """
     if world_size() > 1:
         tensors = [*tensors]
@@ -158,7 +158,9 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 
 def all_gather(rows: Tensor, count: int) -> Tensor:
-    """Return all `count` rows in all processes. Each process has its share of them."""
+    """Return all `count` rows in all processes. rows: share of this process, as from
+    `local_shard`.
+    """
     if world_size() == 1:
         return rows
     gathered = rows.new_zeros(count, *rows.shape[1:])

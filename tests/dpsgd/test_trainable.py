@@ -135,10 +135,10 @@ def test_a_lost_selection_and_an_unknown_name_are_caught():
         match=r"trained parameters did not change, such as up\.1\.attention\.v\.weight",
     ):
         check_trained(before, model, CHOSEN)
-    with pytest.raises(SfumatoError, match="attention is not in the model"):
+    with pytest.raises(SfumatoError, match="attention is missing from the model"):
         check_trained(before, model, [*CHOSEN, "attention"])
     before.pop("conv_in.weight")
-    with pytest.raises(SfumatoError, match=r"conv_in\.weight is not in the model"):
+    with pytest.raises(SfumatoError, match=r"conv_in\.weight is missing from the model"):
         check_trained(before, model, CHOSEN)
 
 
