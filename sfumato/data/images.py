@@ -183,8 +183,8 @@ def load_images(
     height, width, channels = images.shape[1:]
     if shape is not None and (channels, height, width) != tuple(shape):
         raise DataError(
-            f"{directory / IMAGES} is {images.shape}, expected {shape} (C, H, W) each: run its "
-            "stage again"
+            f"{directory / IMAGES} has the shape {images.shape}, as (N, H, W, C), but one image "
+            f"must have the shape {shape}, as (C, H, W): run the stage that writes this file again"
         )
     groups = load_array(directory / GROUPS) if grouped else None
     if groups is not None and (groups.dtype != np.int64 or groups.shape != labels.shape[:1]):

@@ -46,14 +46,14 @@ class PrivacyFile:
 def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = False) -> Artifact:
     """Read an artifact, and check each file by its sha256.
 
-    Raises DataError if it is invalid, or local and that is not allowed.
+    Raises DataError if the artifact is invalid, or if it is local and `allow_local` is false.
     """
     file = path / PRIVACY
     if not file.is_file():
         command = {"public": "prepare public"}.get(stage or path.name, stage or path.name)
         raise DataError(
             f"{path} is not an artifact: {PRIVACY} is missing. Run `stage {command}` first, or "
-            "name another"
+            "name another directory"
         )
     with explained(
         DataError, lambda error: f"{file} cannot be read ({error}). {how_to_repair(path.name)}"
@@ -78,9 +78,9 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
 
 
 def read_kept(path: Path, stage: str, digest: str | None, pay: str) -> str:
-    """Check a run's copy of a release, without links, and return the sha256 of its `privacy.json`.
+    """Check a run's copy of a release, and return the sha256 of its `privacy.json`.
 
-    Raises DataError if it differs from what was released.
+    Raises DataError if the copy contains a link or differs from what was released.
     """
     cure = (
         "restore it from a backup, or the artifact by `dvc checkout`; or pay for the release "

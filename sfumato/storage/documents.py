@@ -55,9 +55,10 @@ class PlainYaml(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[
             raise ValueError(f"the number {node.value[:24]}… is too large")
         # In YAML 1.2, octal numbers, 1_000, 1:30 and 0b1 are text or different numbers
         if re.fullmatch(r"[-+]?0[0-9b_].*|.*[_:].*", node.value):
-            unsure = "is one number to some programs, and text or another to others"
+            unsure = "is one number to some programs, and text or another number to others"
             raise ValueError(
-                f"{node.value} {unsure}: write 8, 1000 or 90, or in quotes '{node.value}'"
+                f"{node.value} {unsure}: write plain decimal digits, or text in quotes "
+                f"('{node.value}')"
             )
         return getattr(self, f"construct_yaml_{node.tag.rpartition(':')[2]}")(node)
 
@@ -76,7 +77,7 @@ for form in (PlainYaml, QuotingYaml):
 
 def read_yaml(path: Path) -> Any:
     """Read a YAML file; None for an empty one."""
-    return parse_yaml(read_text(path, 2**20))  # bytes: YAML is slow to read, and written by people
+    return parse_yaml(read_text(path, 2**20))  # in bytes: people write YAML, and it is slow to read
 
 
 def parse_yaml(text: str) -> Any:

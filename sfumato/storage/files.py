@@ -36,9 +36,9 @@ def temporary_name(path: Path) -> Path:
 def reading(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file.
 
-    If the machine fails while it is read, the error names the file, even if a library replaces that
-    error by its own. Raises ValueError at once for a pipe, a socket or a device, which may never
-    answer.
+    If the machine fails while the file is read, the error names the file, even if a library
+    replaces that error by its own. Raises ValueError at once for a pipe, a socket or a device,
+    which may never answer.
     """
     try:
         mode = path.stat().st_mode
@@ -61,7 +61,7 @@ def reading(path: Path) -> Iterator[BinaryIO]:
 def files_in(folder: Path, pattern: str) -> list[Path]:
     """Return the entries of a folder whose names match, sorted.
 
-    It raises an OSError that `Path.glob` may ignore.
+    Raises every OSError, even one that `Path.glob` would ignore.
     """
     if not folder.is_dir():
         return []
@@ -87,8 +87,8 @@ def entries_below(folder: Path) -> Iterator[str]:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary name to write a file under, which becomes `path` if the block succeeds.
 
-    Otherwise it is removed. Content and name are on disk when the block has ended: a power cut
-    leaves either the old file or the new file, never an empty one.
+    Otherwise the temporary file is removed. Content and name are on disk when the block has ended:
+    a power cut leaves either the old file or the new file, never an empty one.
     """
     make_folder(path.parent)
     sweep(path)
@@ -135,7 +135,8 @@ def write_json(path: Path, content: Any, **options: Any) -> None:
 def csv_text(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
     """Format CSV with a header.
 
-    columns: format of the values by name; None stays empty, and no text is a formula.
+    columns: format of the values in each column, by its name. None becomes an empty cell. A text
+    that a spreadsheet would read as a formula gets an apostrophe in front.
     """
 
     def cell(value: Any, form: str) -> str:
@@ -181,8 +182,8 @@ def old_name(path: Path) -> Path:
 
 
 def clear_leftovers(path: Path) -> None:
-    """Remove what killed processes left beside the directory `path`, or restore the directory if
-    one was killed while replacing it.
+    """Remove what killed processes left beside the directory `path`, or restore the directory if a
+    process was killed while replacing it.
     """
     sweep(path)
     aside = old_name(path)

@@ -29,10 +29,10 @@ atexit.register(until_the_end.close)
 
 @contextmanager
 def in_use(state: Path, dataset_id: str = ANY) -> Iterator[None]:
-    """Mark a dataset as in use, so that `unused` refuses it, until the block or the process ends. A
-    kill ends it too.
+    """Mark a dataset as in use, so that `unused` refuses it, until the block or the process ends,
+    even by a kill.
 
-    It waits for a running `forget`, which may delete the images: check only inside the block
+    The call waits for a running `forget`, which may delete the images: check only inside the block
     whether they exist.
     """
     if not state.is_dir():  # nothing is stored, so there is nothing to delete

@@ -33,9 +33,9 @@ GENESIS = "genesis"  # First entry or, in a journal older than the chain, the fi
 ADOPT = "adopt"
 REGROUP = "regroup"  # Images with past spending were prepared again in other groups
 WAY_OUT = (
-    "what was spent is unknown, so nothing more can be spent. Restore it from a backup of the "
-    "whole state directory, or run `stage ledger adopt`, which counts what can be read and marks "
-    "the odometer as incomplete"
+    "what was spent is unknown, so nothing more can be spent. Restore the journal from a backup of "
+    "the whole state directory, or run `stage ledger adopt`, which counts what can be read and "
+    "marks the odometer as incomplete"
 )
 
 
@@ -64,8 +64,8 @@ class Journal:
             yield
 
     def begin(self, *, lost: bool = False) -> None:
-        """Write the genesis entry if there is none. A journal that is older than the chain is
-        continued.
+        """Write the genesis entry if there is none. A journal of an older version, without the
+        chain, is continued.
 
         lost: called after `set_aside`. Otherwise raises BudgetError if the journal is invalid, or
         is missing although images were prepared.
@@ -121,8 +121,9 @@ class Journal:
     def append(self, kind: str, **fields: object) -> None:
         """Add an entry and flush it to disk.
 
-        A caller whose entry depends on what it read must be in `locked()`. Raises BudgetError if
-        the journal was never begun or is invalid, or the disk is full.
+        If the entry depends on what the caller read from the journal, the caller must read and
+        append inside one `locked()` block. Raises BudgetError if the journal was never begun or is
+        invalid, or the disk is full.
         """
         with self.locked():
             salt, newest = self._secrets()
@@ -219,14 +220,15 @@ class Journal:
             found.append(entry)
         if not any(entry.get("head") == newest for entry in found):
             raise BudgetError(
-                f"{self.path} is older than {self.anchor.name}, its last entries are gone: "
+                f"{self.path} is older than {self.anchor.name}, because its last entries are gone: "
                 f"{WAY_OUT}"
             )
         return found
 
     def _missing(self) -> BudgetError:
         return BudgetError(
-            f"{self.path} is missing, and {self.dataset_id!r} was prepared here: {WAY_OUT}"
+            f"{self.path} is missing, although dataset {self.dataset_id!r} was prepared here: "
+            f"{WAY_OUT}"
         )
 
     def _unchecked(self) -> BudgetError:

@@ -67,7 +67,7 @@ def room_for_picture(
 
 
 def check_picture_file(name: str, size: int) -> None:
-    """Raise DataError if the file of a picture has more bytes than a picture may have pixels."""
+    """Raise DataError if the file of a picture has more than LARGEST_PICTURE bytes."""
     if size > LARGEST_PICTURE:
         raise DataError(
             f"{name} has {size:,} bytes, expected at most {LARGEST_PICTURE:,} per picture: save it "

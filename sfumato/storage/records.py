@@ -9,7 +9,7 @@ from typing import Any
 class Records(dict[str, dict[str, Any]]):
     """Charges by record id, in the order of ids.
 
-    A copy as a dictionary has no declaration: all costs of it are added up.
+    A plain dictionary with the same charges has no declaration, so all its costs are added up.
 
     Attributes:
         owners: Data sets of merged owners, who declared that no person is in two of them; empty for
@@ -34,8 +34,9 @@ class Records(dict[str, dict[str, Any]]):
     def of_one_person(self) -> dict[str, Records]:
         """Return the records that can depend on one person, for each data set of `owners`.
 
-        For a person in one of these data sets, these are its records, and the records of all other
-        data sets, which may contain anyone. Without `owners`, returns all records under "".
+        For each data set of `owners`, these are its own records and the records of data sets
+        outside `owners`, which may contain any person. Without `owners`, returns all records under
+        "".
 
         Guarantee: if a person is in at most one of `owners`, only these records depend on that
         person.
@@ -61,7 +62,9 @@ class Records(dict[str, dict[str, Any]]):
         return {"apart": sorted(self.owners)} if self.owners else {}
 
     def declaration_problem(self) -> str | None:
-        """Describe a declaration about fewer than two data sets, or one without a record."""
+        """Describe the problem if `owners` are fewer than two, or one has no record; otherwise
+        None.
+        """
         if not self.owners:
             return None
         present = {record["dataset_id"] for record in self.values()}
@@ -76,7 +79,7 @@ class Records(dict[str, dict[str, Any]]):
 def widest_declaration(parts: Iterable[Records]) -> tuple[str, ...]:
     """Return the widest of several declarations.
 
-    Returns none if it does not contain all others. Costs are then added up.
+    Returns an empty declaration if no declaration contains all others. Costs are then added up.
     """
     declared = [part.owners for part in parts]
     widest = max(declared, key=len, default=())

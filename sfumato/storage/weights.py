@@ -92,7 +92,8 @@ def load_network(
     """Load the network that `save_network` wrote.
 
     build: constructor; stage: stage that writes the network. Raises DataError if the files do not
-    match. Memory use is limited to what the files could fill, and to 2²⁷ numbers.
+    match. To limit memory use, the network may have at most one number per byte of the files, plus
+    2²⁷.
     """
     for name in (CONFIG, weights):
         if not (directory / name).is_file():
