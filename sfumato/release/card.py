@@ -79,7 +79,7 @@ def dataset_card(
         kinds=kinds,
         claim=claims.pop() if len(claims) == 1 else "",
         owners=sorted(records.owners),
-        together=bound_text(cost_of(plan, Records(records))["epsilon"]),  # if they shared persons
+        together=bound_text(cost_of(plan, Records(records))["epsilon"]),  # if owners shared persons
         classes=[(str(label), name, str(number)) for label, (name, number) in numbers],
         about=[
             (word, plan.about[key]) for key, word in WORDS["about"].items() if key in plan.about
@@ -136,7 +136,7 @@ def cost_of(plan: StagePlan[Any], records: Records) -> dict[str, Any]:
     """Compute the cost of all charges behind a release, for one person, by the plan's accountant.
 
     Epsilon is computed at the plan's delta or, if it has none, at the default. Returns epsilon,
-    delta, their adjacency, and the units protected.
+    delta, the adjacency of the records, and the protected units.
     """
     adjacency = common_adjacency(records.values())
     delta = checked_delta(plan.delta, plan.size_hint)

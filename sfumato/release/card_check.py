@@ -55,14 +55,18 @@ def check_card(
         most = 2
     if (labels.dtype, labels.shape) != expected:
         described = f"{len(images)} images in {len(classes)} classes"
-        raise ValueError(f"labels.npy is {labels.dtype} {labels.shape}, for {described}")
+        raise ValueError(
+            f"labels.npy is {labels.dtype} {labels.shape}, which does not fit {described}"
+        )
     if labels.size and not 0 <= labels.min() <= labels.max() < most:
         raise ValueError(
             f"labels.npy contains the label {labels.max()}, but the card names {len(classes)} "
             "classes"
         )
     if kinds.dtype.kind != "U" or kinds.shape != (len(images),):
-        raise ValueError(f"kinds.npy is {kinds.dtype} {kinds.shape}, for {len(images)} images")
+        raise ValueError(
+            f"kinds.npy is {kinds.dtype} {kinds.shape}, which does not fit {len(images)} images"
+        )
     public = int(np.count_nonzero(kinds == PUBLIC_KIND))
     sources = card.get("sources", {})
     if sources and sum(sources.values()) != len(images):
@@ -72,8 +76,8 @@ def check_card(
         )
     if sources and public > sources.get(PUBLIC_SOURCE, 0):
         raise ValueError(
-            f"{public} images are public by kinds.npy, but {sources.get(PUBLIC_SOURCE, 0)} by its "
-            "sources"
+            f"kinds.npy marks {public} images as public, but the sources in the card only "
+            f"{sources.get(PUBLIC_SOURCE, 0)}"
         )
     number = {name: int(np.count_nonzero(kinds == name)) for name in card.get("kinds", ("plain",))}
     if sum(number.values()) != len(images):

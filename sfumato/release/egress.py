@@ -41,7 +41,8 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
     The folder is written completely or not at all. folder: an empty or new folder; project: the
     folder with `ledger.json`; signing: certificate and key; without them, metadata is unsigned.
     Returns the SHA-256 of the manifest, to be sent separately. Raises ConfigError if the folder or
-    the certificate cannot be used, BudgetError for the ledger and DataError for the release.
+    the certificate cannot be used, BudgetError if the ledger is invalid, and DataError if the
+    release is.
 
     Guarantee: the package depends only on the release and the ledger, which are already released.
     """
@@ -54,7 +55,8 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
     if not verified.ledger["odometer"]["complete"]:
         raise BudgetError(
             f"{path} has an incomplete odometer: more may have been spent on dataset {dataset!r} "
-            "than it lists. Restore the newest state directory and run `stage ledger write`"
+            "than the odometer lists. Restore the newest state directory and run `stage ledger "
+            "write`"
         )
     place = project / ARTIFACTS / "synthesize"
     report = report_page(place, path)  # refuses a local release

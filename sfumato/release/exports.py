@@ -33,7 +33,7 @@ ROWS_PER_GROUP = 1000  # Rows in memory at a time, for writers and readers
 
 @dataclass(frozen=True)
 class Mark:
-    """The statement in the files of a release.
+    """The statement about the origin of images, for the files of a release.
 
     source_type: address in IPTC's vocabulary, or None if the images were not generated.
     """

@@ -1,4 +1,4 @@
-"""Kernel herding: keep the drawn images whose mean is nearest to the released means. It is free.
+"""Kernel herding: keep the drawn images whose mean is nearest to the released means. This is free.
 
 When a generator's remaining faults are smaller than the noise, further fitting does not remove
 them. Herding leaves out images with such faults, for example a plain coloured disc in one of twenty
@@ -81,8 +81,8 @@ def herded(
 
 
 def shares(number: int, among: int) -> list[int]:
-    """Return how many images to keep of each part of TOGETHER images, if `number` of all are
-    kept.
+    """Return how many images to keep of each part of TOGETHER images, if `number` of `among`
+    images are kept.
     """
     ends = [number * min(end, among) // among for end in range(0, among + TOGETHER, TOGETHER)]
     return np.diff(ends).tolist()

@@ -77,7 +77,7 @@ class Release:
         return f"<Release {self.path}: {shape}\n {classes}\n {cost}>"
 
     def prepare(self, picture: str | Path | np.ndarray) -> np.ndarray:
-        """Rotate, crop and resize a picture like the images of the release.
+        """Rotate, crop and resize a picture in the same way as the images of the release.
 
         Returns (H, W, C) uint8.
 
@@ -105,7 +105,8 @@ class Release:
     def to_huggingface(self, path: str | Path) -> Path:
         """Write a folder that `datasets.load_dataset` reads and a hub accepts.
 
-        It contains cards, README and Parquet, or PNGs and a table.
+        It contains `card.json`, `privacy.json`, a README, and the images as Parquet or, without
+        pyarrow, as PNGs with a table.
 
         Args:
             path: Path of that folder.
@@ -192,9 +193,9 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
         kinds: Kinds of images to keep, such as ["plain"]; None for all.
 
     Raises:
-        DataError: The folder is not a release, is incomplete or changed, or has no images of such a
-            kind; or its card contradicts its files about images, classes, kinds or units, or states
-            a smaller ε than its records cost.
+        DataError: The folder is not a release, is incomplete or changed, or has no images of a
+            requested kind; or its card contradicts its files about images, classes, kinds or units,
+            or states a smaller ε than its records cost.
     """
     folder = Path(path)
     file = folder / "privacy.json"
@@ -250,7 +251,7 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
         card.setdefault("kinds", {"plain": len(images)})
     if missing := {*(kinds or ())} - {*card["kinds"]}:
         raise DataError(
-            f"{folder} contains no images of kind {min(missing)}: kinds={', '.join(card['kinds'])}"
+            f"{folder} contains no images of kind {min(missing)}, only {', '.join(card['kinds'])}"
         )
     if kinds is not None:
         images, labels, kind = (array[np.isin(kind, [*kinds])] for array in (images, labels, kind))

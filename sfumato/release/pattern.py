@@ -1,10 +1,10 @@
 """A keyed pattern in released pictures, which survives JPEG.
 
 Programs can use it to detect that pictures were generated. In each block of 8×8 pixels, a
-coefficient of a middle frequency is rounded to an even or an odd multiple of STEP. The key decides
-which, for each place and each of GREY_LEVELS ranges of the block's mean. The key does not depend on
-any image, so the pattern costs no privacy. The key is public, so anyone can check the pattern, or
-remove it. Source: Chen and Wornell 2001.
+coefficient of a middle frequency is rounded to an even or an odd multiple of STEP. For each place
+of a block and each of GREY_LEVELS ranges of the block's mean, the key decides whether the multiple
+is even or odd. The key does not depend on any image, so the pattern costs no privacy. The key is
+public, so anyone can check the pattern, or remove it. Source: Chen and Wornell 2001.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from sfumato.errors import DataError
 
 BLOCK = 8  # Pixels per side, the size of JPEG's blocks
 GREY_LEVELS = 16  # Grey levels of a mean that share a sign
-STEP = 3.0  # Step of the coefficient, JPEG's rounding at quality 90
+STEP = 3.0  # Step of the coefficient; equals JPEG's rounding at quality 90
 WAVE = np.cos((2 * np.arange(BLOCK) + 1) * np.pi / BLOCK) / 2
 BASIS = np.outer(WAVE, WAVE).ravel()  # (64,), of norm 1: two half waves down and two across
 FOUND = 4.5  # Lowest score of a marked set; other sets reach it at most once in 24 900
@@ -41,6 +41,8 @@ def blocks_of(images: np.ndarray) -> np.ndarray:
 
 def coefficients(images: np.ndarray, key: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return each block's coefficient and cell, (N, h, w), and each cell's sign.
+
+    A cell is one place of a block with one range of the block's mean.
 
     images: (N, H, W, C) uint8.
     """

@@ -39,7 +39,7 @@ def save_release(
 
     sources: (N,), stage that drew each image;
     public_source: source of the public set;
-    stream: entry of the card on the networks beside it.
+    stream: entry of the card about the networks in the release.
     """
     drawn = dict(sorted(Counter(sources.tolist()).items()))
     released = ImageSet(
@@ -147,7 +147,7 @@ def mark_pixels(
 
 def plain_images(released: ImageSet, directory: Path) -> ImageSet | None:
     """Return the plain images of a release, labelled with the classes requested from the models.
-    Returns None if this is the release itself.
+    Returns None if the release itself has these labels.
     """
     if not (directory / REQUESTED_LABELS).exists():
         return None
@@ -169,9 +169,9 @@ def requested_agreement(released: ImageSet, directory: Path) -> float:
 
 
 def generated_images(released: ImageSet, directory: Path) -> ImageSet | None:
-    """Return the images of a release without public ones, if it records kinds.
+    """Return the images of a release without public ones; all images if no kinds are recorded.
 
-    None if all are public.
+    Returns None if all images are public.
     """
     kinds = directory / KINDS_FILE
     if not kinds.exists():

@@ -57,7 +57,7 @@ class Signing:
     """A certificate and a key that sign pictures.
 
     certificate: the signer's certificate and its chain of issuers, in PEM;
-    key: its private key, in PEM, without a passphrase;
+    key: the signer's private key, in PEM, without a passphrase;
     time_service: address of a time-stamping service (RFC 3161), which stamps each picture.
     """
 

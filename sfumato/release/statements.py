@@ -160,8 +160,8 @@ def filled(form: Any, facts: Mapping[str, Any]) -> Any:
 
 
 def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any]:
-    """Collect the facts of both statements, by their names in the forms, with the owner's texts if
-    there are any.
+    """Collect the facts of all statements, by their names in the forms, with any texts of the
+    owner.
     """
     card = read_json(artifact.path / "card.json")
     shown = what_was_released(artifact)

@@ -1,4 +1,4 @@
-"""An endless release: new labelled images from a release's own networks. It is free.
+"""An endless release: new labelled images from a release's own networks. Drawing is free.
 
 import sfumato
 for images, labels, about in sfumato.stream("artifacts/synthesize", batch=128): ...
@@ -45,7 +45,7 @@ from sfumato.training.supervised import shift_and_mirror
 SHIPPED = "networks"  # Folder of a release
 FILES = (CONFIG, WEIGHTS, GENERATOR_WEIGHTS, ADAPTER, ADAPTER_CONFIG)  # Of a network that draws
 DRAWN_PER_KEPT = 1.25  # The least certain fifth of each class is left out
-SPREAD = (1.0, 1.25)  # Spread of latent numbers: at first, after GROWTH images
+SPREAD = (1.0, 1.25)  # Standard deviation of latent numbers, at first and after GROWTH images
 GROWTH = 100_000
 GAMMA = 0.3  # Largest logarithm of an exponent that relights an image
 
@@ -227,7 +227,9 @@ class Stream(IterableDataset[Batch]):
         return self.labelling.soft(seen, PLAIN)
 
     def blend(self, images: Tensor, labels: Tensor, random: torch.Generator) -> None:
-        """Blend the release's share of images with others, and label the blends, in place."""
+        """Blend some images with others, as many as in the release, and label the blends, in
+        place.
+        """
         plain = self.batch - int(self.batch * self.settings.mixed)
         if self.labelling is None or self.teacher is None or plain == self.batch:
             return
@@ -264,7 +266,7 @@ def view(images: Tensor, mirrored: bool, random: torch.Generator) -> Tensor:
     """
     images = shift_and_mirror(images, mirrored, random)
     one_each = len(images), 1, 1, 1
-    # Half of them
+    # Half of the images are blurred
     images = images.lerp(blurred(images), uniform(random, -1, 1, *one_each).clamp(min=0))
     return images.clamp(0, 1) ** uniform(random, -GAMMA, GAMMA, *one_each).exp()
 
@@ -312,7 +314,7 @@ def stream(
         )
     with explained(
         DataError,
-        lambda error: f"{folder / 'card.json'}: its entry stream is wrong ({error}): {fetch}",
+        lambda error: f"{folder / 'card.json'} has a wrong entry `stream` ({error}): {fetch}",
     ):
         recipe = validated(Recipe, release.card["stream"])
         if seed is None:

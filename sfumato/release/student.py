@@ -1,4 +1,4 @@
-"""The student: a classifier trained on images that a release's networks draw. It is free.
+"""The student: a classifier trained on images that a release's networks draw. Training is free.
 
 import sfumato
 student = sfumato.load_student("artifacts/student")
@@ -22,7 +22,7 @@ from sfumato.training.supervised import Schedule, train_supervised
 
 
 class StudentNetwork(nn.Module):
-    """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits. several: with a sigmoid per label.
+    """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits. several: one sigmoid per label.
 
     arguments: arguments of `build_network`.
     """

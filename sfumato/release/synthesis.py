@@ -39,8 +39,8 @@ from sfumato.training.training_sets import public_training_set
 Drawn = tuple[Tensor, Tensor, np.ndarray]
 
 
-# Parts of N images, (B, C, H, W) float32 in [0, 1]; labels, (N,) int64, or (N, classes) uint8 of
-# several.
+# N images in parts of (B, C, H, W) float32 in [0, 1], and their labels: (N,) int64 or, with several
+# labels per image, (N, classes) uint8.
 Parts = tuple[Iterator[Tensor], Tensor]
 
 
@@ -210,7 +210,7 @@ def mixed(
 def sorted_examples(
     images: Tensor, labels: Tensor, classes: int, number: int, among: np.ndarray | bool = True
 ) -> Tensor:
-    """Return the first `number` images of each class in [0, 1], or blanks.
+    """Return the first `number` images of each class in [0, 1], white where a class has too few.
 
     images: (N, C, H, W) uint8; among: (N,) bool, images to choose from.
     """

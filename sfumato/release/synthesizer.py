@@ -25,8 +25,8 @@ def public_models() -> Any:
 
 
 def load_start(pretrain: Path) -> Denoiser:
-    """Load the network that fine-tuning starts from: our own, or the public model of a
-    reference.
+    """Load the network that fine-tuning starts from: our own, or a public model that `pretrain`
+    refers to.
     """
     if refers_to_public_model(pretrain):
         return public_models().load_latent(pretrain)

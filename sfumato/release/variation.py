@@ -36,8 +36,8 @@ class Varied:
     kinds: (N,) of KINDS;
     requested_labels: (n,) int64, classes requested from the models for the first n images, which
     are unchanged, if `labels` are the teacher's;
-    mixture: entry of the card on the choice of the mixture, "chosen" by name and "agreement" by
-    mixture;
+    mixture: entry of the card about the choice of the mixture: "chosen" names it, and "agreement"
+    has one entry per mixture;
     labelling: rule by which the teacher labelled them, if it did.
     """
 
@@ -200,9 +200,10 @@ def texture(number: int, height: int, width: int, random: torch.Generator) -> Te
 
 
 def blurred(images: Tensor) -> Tensor:
-    """Average 3×3 pixels of images below 56 pixels per side, 5×5 below 84 and so on: (B, C, H, W).
+    """Blur images, (B, C, H, W), by averages over squares of pixels, with repeated edges.
 
-    Edges are repeated.
+    A square has 3×3 pixels if the shorter side of an image has fewer than 56, 5×5 if it has fewer
+    than 84, and so on.
     """
     reach = max(1, min(images.shape[2:]) // 28)
     return F.avg_pool2d(F.pad(images, (reach,) * 4, mode="replicate"), 2 * reach + 1, stride=1)
@@ -211,7 +212,7 @@ def blurred(images: Tensor) -> Tensor:
 def blend_partners(
     probabilities: Tensor, end: int, random: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Choose weights and earlier partners for the images from place `end` on, (B,) each.
+    """Choose a weight and an earlier partner for each image from place `end` on: two (B,) tensors.
 
     The class of a partner is drawn by the teacher's probabilities, without the image's own class.
     If no earlier image has this class, the partner is any earlier image. probabilities: (N,

@@ -3,9 +3,9 @@
     python verify.py [--manifest SHA256] [FOLDER]
 
 SHA256 is the hash of manifest.json, which the sender gave you separately. By default, FOLDER is
-the folder of this file. Each check prints a line: `ok`, `note` (not checked here) or
-`FAIL`, then the exit code is 1. It needs Python 3.8 or newer: it imports only the standard
-library, opens no network connection and writes no file. The checks:
+the folder of this file. Each check prints a line that begins with `ok`, `note` (not checked here)
+or `FAIL`. After a `FAIL`, the exit code is 1. This program needs Python 3.8 or newer. It imports
+only the standard library, opens no network connection and writes no file. The checks:
 
 1. The folder contains exactly the files that manifest.json lists, each with its size and SHA-256.
 2. The archives contain exactly the pictures that labels.csv names: PNGs of the stated size.
@@ -148,7 +148,8 @@ def check_epsilon(ledger, card):
     delta = ledger["delta"]
     stated = ledger["epsilon"]
     accountant = ledger["accountant"]
-    # Owners in `apart` declare that no person is in two of their data sets: the dearest counts.
+    # Owners in `apart` declare that no person is in two of their data sets, so the largest cost
+    # counts.
     disjoint_sets = ledger.get("apart") or [None]
     groups = [mechanisms_of(ledger, {*disjoint_sets} - {name}) for name in disjoint_sets]
     bound = max(renyi_epsilon(parts, delta) for parts in groups)

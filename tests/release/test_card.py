@@ -197,10 +197,10 @@ def test_the_card_states_which_images_are_public():
 def test_the_card_states_the_licence_of_public_images():
     assert set(WORDS["licences"]) == set(DRAWN)
     chosen = {"sources": {"select": 1200}}
-    assert "So does their licence." in card(**chosen, public_source="npz")
+    assert "The licence of that set applies to them." in card(**chosen, public_source="npz")
     for source, words in (("glyphs", "no licence of their own"), ("photos", "under CC BY 2.0")):
         told = card(**chosen, public_source=source)
-        assert words in told and "So does their licence" not in told
+        assert words in told and "The licence of that set" not in told
     assert "licence of their own" not in card(public_source="glyphs"), (
         "none of them is in the release"
     )

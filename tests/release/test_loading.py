@@ -408,7 +408,7 @@ LIES = {
     "other sources": (stating(sources={"finetune": 30}), "its sources drew 30 images"),
     "public images as drawn": (
         replace_array("kinds.npy", np.array(["plain", "public"] * 20)),
-        "20 images are public by kinds.npy, but 0 by its sources",
+        "kinds.npy marks 20 images as public, but the sources in the card only 0",
     ),
     "synthetic or not": (stating(synthetic=False), "states synthetic="),
     "another mark": (stating(digital_source_type=None), "states digital_source_type="),

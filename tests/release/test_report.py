@@ -113,13 +113,13 @@ def test_the_lifetime_line_states_where_it_is_incomplete(tmp_path):
     ledger = write_ledger(tmp_path / "ledger.json")
     page = " ".join(report_page(release, ledger).split())
     assert (
-        "At least 2 charges were ever opened on dataset clinic-2026" in page
+        "At least 2 charges had been opened on dataset clinic-2026" in page
         and "This total is incomplete" in page
     )
     assert "0 charges" not in page
     write_ledger(ledger, change=lambda x: x["odometer"].update(complete=True, head="0" * 64))
     page = " ".join(report_page(release, ledger).split())
-    assert ">2 charges were ever opened on dataset clinic-2026" in page and "incomplete" not in page
+    assert ">2 charges had been opened on dataset clinic-2026" in page and "incomplete" not in page
 
 
 def write_evaluation(folder: Path, seed: int) -> None:
@@ -569,5 +569,5 @@ def test_the_first_half_page_answers_an_officers_questions(tmp_path):
     for said in about.values():
         assert said in told.split('<h2 id="plain">')[1].split("</section>")[0] and said not in bare
     assert "Not stated yet (set release.retention" in owners and "ot stated yet" not in bare + told
-    assert f"({percent_up(default_delta(HINT) * HINT)} % added up)" in bare
+    assert f"adds up to {percent_up(default_delta(HINT) * HINT)} % for all of them" in bare
     assert bare.index('id="plain"') < bare.index('id="released"')

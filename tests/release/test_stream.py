@@ -230,7 +230,7 @@ def test_a_card_with_a_malformed_entry_is_refused(release, tmp_path, wrong):
     privacy = json.loads((folder / "privacy.json").read_text())
     privacy["files"]["card.json"] = digest_of_file(folder / "card.json")
     (folder / "privacy.json").write_text(json.dumps(privacy))
-    with pytest.raises(DataError, match="its entry stream is wrong"):
+    with pytest.raises(DataError, match="has a wrong entry `stream`"):
         sfumato.stream(folder)
 
 

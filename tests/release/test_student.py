@@ -59,7 +59,7 @@ def test_its_cards_state_cost_licence_and_where_it_comes_from(folder):
     student = sfumato.load_student(folder)
     text = (folder / "README.md").read_text()
     assert 0 < student.card["epsilon"] < 2 and student.ledger == Records.of([RECORD])
-    assert "costs nothing beyond it" in text and "cc-by-4.0" in text and "load_student" in text
+    assert "it adds no privacy cost" in text and "cc-by-4.0" in text and "load_student" in text
 
 
 def test_a_swapped_one_a_teacher_and_an_empty_one_are_refused(folder, release, tmp_path):

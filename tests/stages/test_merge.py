@@ -67,7 +67,7 @@ def test_two_clinics_release_together_at_their_own_epsilon(clinics, tmp_path):
     card = Path("artifacts/synthesize/README.md").read_text()
     assert (
         "from 2 owners (north, south)" in card
-        and "who merged them declared that they show different people" in card
+        and "declared that the images of different owners show different people" in card
     )
     assert (
         json.loads(Path("artifacts/synthesize/card.json").read_text())["epsilon"]
@@ -75,8 +75,8 @@ def test_two_clinics_release_together_at_their_own_epsilon(clinics, tmp_path):
     )
     page = Path("artifacts/report/index.html").read_text()
     assert (
-        "declared that <strong>their images show different people" in page
-        and "ever opened on dataset" not in page
+        "declared that <strong>the images of different owners show different people" in page
+        and "had been opened on dataset" not in page
     )
     assert len(np.load("artifacts/synthesize/images.npy")) == 40
 
