@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sfumato.settings.dpsgd import Finetune
     from stages.runner import QueryRun
 
-GRADIENT_NORM = "max_grad_norm: the clipped gradient of one image"
+GRADIENT_NORM = "max_grad_norm: the L2 norm to which the gradient of one image is clipped"
 
 
 def finetune(run: QueryRun, settings: Finetune) -> None:

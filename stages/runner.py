@@ -375,8 +375,9 @@ class QueryRun(StageRun):
         the charge.
 
         The release is written to the private directory of the run and journalled before it is
-        copied to `out`. So a charge that is still open has released nothing. The private copy is
-        kept until a ledger without this release is written.
+        copied to `out`. While a charge is open, no release of it is therefore in `out`, so it is
+        safe to resume the charge. The private copy stays, to restore the release at no cost. It is
+        removed when a new ledger no longer contains a release that the previous ledger contained.
         """
         from sfumato.privacy.checkpoint import drop_checkpoints
         from sfumato.privacy.decision import RELEASED

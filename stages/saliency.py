@@ -40,7 +40,7 @@ def saliency(run: QueryRun, settings: Saliency) -> None:
         autocast=autocast,
     )
     released = f"gradient of {len(pool)} candidates (qkv)"
-    sensitivity = "max_norm: the jointly clipped gradient of one image"
+    sensitivity = "max_norm: the L2 norm to which the joint gradient of one image is clipped"
     charge = run.open_charge(released, sensitivity, settings.max_norm, latents=latents)
     vectors = query_saliency(charge, gradients)
     # Public, like the multiplier. The charge has already added the noise.
