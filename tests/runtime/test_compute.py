@@ -46,7 +46,7 @@ def test_a_missing_gpu_is_an_error_if_requested(environment, cuda):
     cuda(is_available=False)
     no_cuda.cache_clear()
     environment["SFUMATO_DEVICE"] = "cuda"
-    with pytest.raises(ConfigError, match="SFUMATO_DEVICE=cuda, and torch"):
+    with pytest.raises(ConfigError, match="SFUMATO_DEVICE=cuda cannot be used: torch"):
         device()
     del environment["SFUMATO_DEVICE"]
     assert device().type == "cpu"
