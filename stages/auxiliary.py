@@ -63,7 +63,7 @@ def work(about: Work) -> float:
     from sfumato.planning.work import TRAINING
 
     settings = about.params.auxiliary
-    if settings.target == "covariance":  # images are drawn from Gaussians
+    if settings.target == "covariance":  # no network runs: images are drawn from Gaussians
         return 0.0
     generator = new_generator(about.shape, about.classes, settings.latent, settings.width, 0)
     coarsest = max(feature.block for feature in about.params.frequency.features)
@@ -87,7 +87,8 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
 STAGE = Stage(
     "auxiliary",
     FREE,
-    "Fit a generator to a release of all images, and draw images from it.",
+    "Fit a generator to noisy statistics of the sensitive images (`frequency`, `moments` or "
+    "`covariance`), and draw images from it.",
     "sfumato.settings.training:Auxiliary",
     auxiliary,
     inputs=("frequency", "moments", "covariance", "public", "count"),

@@ -12,8 +12,8 @@ OutOption = Annotated[Path, typer.Option(help="Folder for `brief.html` and `brie
 
 
 def brief(out: OutOption = Path("brief")) -> None:
-    """Free: write one page for those who must permit the release: the request, its cost, and what
-    is not protected.
+    """[free] Write the page on which others decide whether to permit the release. It states the
+    request, its privacy cost, and what is not protected.
     """
     from sfumato.planning.brief import PAGE, write_brief
     from sfumato.planning.folder import resolve_project

@@ -44,7 +44,7 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
 STAGE = Stage(
     "central",
     QUERY,
-    "Release noisy central images: the mean or mode of a random draw per class.",
+    "Release noisy central images: for each class, the mean or the mode of randomly drawn images.",
     "sfumato.settings.queries:Central",
     central,
     inputs=("count",),

@@ -59,7 +59,10 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # locals may contain sensitive pixels
     help=(
         "Sfumato: labelled synthetic images from sensitive ones, with a ledger of the privacy they "
-        "cost. After `stage plan`, each stage can be run on its own."
+        "cost. After `stage plan`, each stage can be run on its own. Labels in brackets: a [query] "
+        "command measures the sensitive images with noise and spends privacy budget; a [free] "
+        "command spends none, and its results may be shared; a [local] command spends none either, "
+        "but it may read real images, so its results must not be shared."
     ),
 )
 
@@ -92,18 +95,19 @@ for name, group in {"prepare": prepare, "ledger": ledger, "recipe": recipe, "mar
 def main() -> None:
     """Run the program.
 
-    A user's mistake prints one sentence; exit code 2: configuration, 3: budget, 4: data.
+    An error that the user can correct prints one sentence and ends the program with exit code 2
+    (configuration), 3 (budget) or 4 (data).
     """
     open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # For a console that cannot show ε, as Python does for standard error
+        # Escape what the console cannot show, such as ε, as Python already does on standard error
         sys.stdout.reconfigure(errors="backslashreplace")
     if EXIT_CODE not in os.environ:  # under `torchrun`, processes must end at once
-        # Handle SIGTERM like Ctrl-C. The first process of a container would ignore it, and any
-        # other would leave private files behind.
+        # Handle SIGTERM like Ctrl-C. Without a handler, the first process of a container would
+        # ignore this signal, and any other process would leave private files behind.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Let waiting threads sleep. While other programs run, two spinning threads were 4 to 8 times
-    # slower than one.
+    # Let waiting threads sleep instead of spin. While other programs ran, two spinning threads were
+    # measured to be 4 to 8 times slower than one thread.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when PyTorch is imported
     watchers.extend((hold_back, keep_memory_off_disk))
     try:
@@ -117,7 +121,7 @@ def main() -> None:
             )
         leave(code)
     except BrokenPipeError:  # the reader has closed the pipe, as in `stage … | head`
-        # Avoids a second error when Python flushes it
+        # Without this, Python would raise a second error when it flushes the stream
         sys.stdout = None  # type: ignore[assignment]
         sys.exit(1)
     except Exception as error:
@@ -142,19 +146,19 @@ def main() -> None:
     finally:
         until_the_end.close()
         watchers.clear()
-        vars(sys).update(named)  # the streams
+        vars(sys).update(named)  # restores the streams
         named.clear()
 
 
 def open_closed_streams() -> None:
-    """Open the null device for each standard stream that is closed; otherwise another file would
-    get its number.
+    """Open the null device for each standard stream that is closed; otherwise the next file to be
+    opened would get the stream's number.
     """
     for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
         try:
             os.fstat(number)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: `number`
             setattr(sys, name, os.fdopen(opened, mode))
 
 

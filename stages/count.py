@@ -52,8 +52,8 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
     spread = noise * several_bound(classes)
     if spread > 0.05 * size:
         numbers = (
-            f"the number of images with each of {classes} labels by about {spread:.3g}, out of "
-            f"{size}"
+            f"the count of images with each of the {classes} labels by about {spread:.3g}, and "
+            f"there are about {size} images"
         )
         yield (
             f"count.noise={noise:g} changes {numbers}: lower it, or set a share, such as "

@@ -22,8 +22,8 @@ SkeletonOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Write the form of a folder of images that was not understood: names replaced word by "
-        "word, random pixels. To send with a question.",
+        help="Write a skeleton of this folder of images, to send with a question if `stage init` "
+        "cannot read the folder: the words in file names are replaced, and pixels are random.",
     ),
 ]
 OutOption = Annotated[Path, typer.Option(help="File to write the skeleton to.")]
@@ -80,8 +80,8 @@ def doctor(skeleton: SkeletonOption = None, out: OutOption = Path("skeleton.zip"
     table.add_row("dvc.lock", lock_in_words())
     own = f"dvc config --local core.site_cache_dir {state / DVC_INDEX}"
     shared = (
-        "shared with all accounts, and `dvc checkout` runs programs that others write into it. "
-        f"Run `{own}`"
+        "shared with all accounts of this machine, and `dvc checkout` runs code that any of them "
+        f"writes into it. To use a private index, run `{own}`"
     )
     table.add_row("DVC's index", index_of_dvc() or shared)
     table_console().print(table)
@@ -93,7 +93,7 @@ def show_skeleton(folder: Path, out: Path) -> None:
 
     pictures, others, kept = write_skeleton(folder, out)
     typer.echo(f"{out}: {pictures:,} pictures with random pixels; {others:,} files only listed")
-    typer.echo(f"words of names that stay as they are: {', '.join(kept) or 'none'}")
+    typer.echo(f"words in names that were not replaced: {', '.join(kept) or 'none'}")
     typer.echo(f"Look through {out} before you send it: it is not differentially private.")
 
 

@@ -1,5 +1,5 @@
-"""Check DVC's files that a kill can damage: `dvc.lock`, which is copied, and the lock on running
-commands.
+"""Check the two files of DVC that are damaged if DVC is killed while writing them: `dvc.lock`, of
+which a copy is kept, and DVC's lock on running commands.
 """
 
 from pathlib import Path
@@ -21,8 +21,8 @@ def keep_copy() -> None:
 
 
 def damage() -> str | None:
-    """Return what is wrong with `dvc.lock` (it ends within a line, or a stage or a part of it is
-    missing), or None.
+    """Describe the damage to `dvc.lock`: it ends within a line, or a stage or a part of a stage is
+    missing. Return None if it is intact.
     """
     try:
         stages = read_yaml(LOCK)["stages"]

@@ -8,15 +8,16 @@ import typer
 from sfumato.errors import ConfigError
 
 CERTIFICATE_HELP = (
-    "Certificate that signs the pictures' metadata (C2PA), with its issuers, in PEM. Default: "
-    "unsigned."
+    "PEM file with the certificate for signing the pictures' metadata (C2PA), and with the "
+    "certificate's issuers. Default: no signature."
 )
 CertificateOption = Annotated[Path | None, typer.Option(help=CERTIFICATE_HELP)]
 KeyOption = Annotated[
-    Path | None, typer.Option(help="Its private key, in PEM, without a passphrase.")
+    Path | None,
+    typer.Option(help="PEM file with the private key of the certificate, without a passphrase."),
 ]
 TimeOption = Annotated[
-    str | None, typer.Option(help="Web address of a service that stamps each signature's time.")
+    str | None, typer.Option(help="Web address of a time-stamping service for the signatures.")
 ]
 FolderArgument = Annotated[
     Path, typer.Argument(help="Folder to write: empty, or one that does not exist.")
@@ -29,8 +30,8 @@ def egress(
     key: KeyOption = None,
     time_service: TimeOption = None,
 ) -> None:
-    """Free: write a folder for an output checker: pictures, tables, ledger, risk form, and a
-    program that verifies them.
+    """[free] Write a folder for the output checker of a secure environment. It contains pictures,
+    tables, the ledger, a risk form, and a program that verifies these files.
     """
     from sfumato.release.egress import write_package
     from sfumato.release.signing import Signing

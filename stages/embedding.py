@@ -73,8 +73,8 @@ def work(about: Work) -> float:
 STAGE = Stage(
     "embedding",
     QUERY,
-    "Release the noisy mean, by class, of random Fourier features of networks trained on earlier "
-    "releases.",
+    "Release noisy class means of random Fourier features, computed by networks that were trained "
+    "on earlier releases.",
     "sfumato.settings.queries:Embedding",
     embedding,
     inputs=("auxiliary", "teacher", "count"),

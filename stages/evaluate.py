@@ -1,6 +1,6 @@
 """`stage evaluate`: measure on real images how useful and faithful the release is.
 
-The results are local.
+The results are local: they must not be shared.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def evaluate(
     metrics: Annotated[Path, typer.Option(help="File for the numbers.")] = Path("metrics.json"),
     dry_run: DryRun = False,
 ) -> None:
-    """Local: train classifiers on synthetic images, test them on the real hold-out, compare
-    features.
+    """[local] Train classifiers on the synthetic images, test them on the real hold-out images, and
+    compare the features of real and synthetic images.
     """
     from stages.runner import load_plan, ready_processor, show_files, show_standing
 
@@ -82,7 +82,8 @@ def evaluate(
     with suppress(BudgetError):  # there may be no ledger
         keep_evaluation(state_dir(), numbers | {"ledger": read_ledger(LEDGER)})
     for warning in numbers["warnings"]:
-        # Not by `say`, because it contains numbers from real images
+        # Not printed by `say`, whose lines may appear in logs: warnings contain numbers from real
+        # images
         print(f"warning: {warning}", file=sys.stderr)
     show_local(tables_of(numbers), metrics, f"Verdict: {numbers['verdict']['sentence']}")
 
@@ -144,7 +145,8 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
 STAGE = Stage(
     "evaluate",
     LOCAL,
-    "Train classifiers on synthetic images, test them on the real hold-out, compare features.",
+    "Train classifiers on the synthetic images, test them on the real hold-out images, and compare "
+    "the features of real and synthetic images.",
     "sfumato.settings.evaluate:Evaluate",
     evaluate,
     inputs=("synthesize", "student", "teacher"),

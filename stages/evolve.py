@@ -58,8 +58,8 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
 STAGE = Stage(
     "evolve",
     QUERY,
-    "Release noisy votes for the candidates of a public renderer, round by round, and the last "
-    "generation.",
+    "In each round, release noisy votes of the sensitive images for candidates from a public "
+    "renderer; keep the candidates of the last round.",
     "sfumato.settings.baselines:Evolve",
     evolve,
     inputs=("count",),

@@ -1,4 +1,6 @@
-"""Release means of features: the common part of four stages."""
+"""Release class means of features: the common part of the stages `frequency`, `moments`,
+`covariance` and `embedding`.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def release_means(
     """Release the class means of `features`.
 
     about, network: arguments and network from which the features can be rebuilt;
-    cache: values that identify the stored rows of the images.
+    cache: values that identify the images' features in the store; None: they are not stored.
     """
     from sfumato.features import FeatureMeans
     from sfumato.queries.feature_means import encoder_of, query_feature_means, save_means
@@ -48,9 +50,8 @@ def release_means(
 
 
 def encoded(run: QueryRun, function: Callable[[Tensor], Tensor], encoder: str) -> str | None:
-    """Return the key of the rows that `function` computes from the images; a charge draws these
-    instead of images.
-    encoder: digest of the function.
+    """Return the key of the stored rows that `function` computes from the images. A charge draws
+    these rows instead of images. encoder: digest of `function`.
     """
     from sfumato.queries.feature_means import encoding_alone
     from sfumato.runtime.compute import device

@@ -74,7 +74,9 @@ def work(about: Work) -> float:
 
 
 def compare_noise(made: Plan) -> Iterator[str]:
-    """Compare the noise of a DP-SGD step with its longest possible signal, from public numbers."""
+    """Compare the noise of a DP-SGD step with the largest possible signal of the step, from public
+    numbers.
+    """
     from sfumato.dpsgd.run import step_noise
     from sfumato.dpsgd.trainable import trained_parameters
     from sfumato.release.synthesizer import outline
@@ -102,7 +104,8 @@ def compare_noise(made: Plan) -> Iterator[str]:
 STAGE = Stage(
     "finetune",
     QUERY,
-    "Train the synthesizer, or the chosen part of it, on the sensitive images by DP-SGD.",
+    "Train the diffusion model, or the part that `finetune.trainable` selects, on the sensitive "
+    "images by DP-SGD.",
     "sfumato.settings.dpsgd:Finetune",
     finetune,
     inputs=("pretrain", "saliency", "count"),

@@ -28,8 +28,8 @@ def flag(name: str) -> str:
 def with_flags(
     descriptions: Mapping[str, str],
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a Typer command one option per field of a dataclass, which is the command's first
-    parameter.
+    """Decorate a Typer command whose first parameter is a dataclass: on the command line, each
+    field of the dataclass is an option.
 
     descriptions: help texts by field.
     """

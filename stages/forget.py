@@ -18,8 +18,8 @@ def forget(
     dataset: Annotated[str | None, typer.Option(help="Dataset id. Default: the project's.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Local: delete a dataset's real images, and numbers from them, in $SFUMATO_STATE and in this
-    project.
+    """[local] Delete a dataset's real images, and numbers measured on them, from $SFUMATO_STATE and
+    from this project.
 
     The journal of charges is kept.
     """
@@ -56,8 +56,9 @@ def forget(
     if name not in known:
         library.delete(here)
         return tell(
-            f"deleted here. {state} has no files of dataset {name!r}: if its images are in another "
-            "state directory, set SFUMATO_STATE to it and run `stage forget` again"
+            f"deleted the files in this project. {state} has no files of dataset {name!r}: if its "
+            "images are in another state directory, set SFUMATO_STATE to it and run `stage "
+            "forget` again"
         )
     problem = None
     if any_files or library.forgotten_on(state, name) is None:
@@ -77,8 +78,8 @@ def forget(
 
 
 def du() -> None:
-    """Local: list the private files of each dataset, of this project and of the state directory,
-    with their sizes.
+    """[local] List the private files of each dataset, and the sizes of the state directory and of
+    this project.
     """
     from sfumato.planning.forget import datasets, private_files
 
@@ -89,15 +90,15 @@ def du() -> None:
         {
             "state directory": [state_dir()],
             "this project": [Path()],
-            "its real images": local_files(),
+            "its local files": local_files(),
         },
     )
 
 
 def local_files() -> list[Path]:
-    """Return this project's files from sensitive images, including DVC experiments.
+    """Return this project's files that were made from sensitive images, also in DVC experiments.
 
-    DVC's cache contains none.
+    DVC's cache contains no such files.
     """
     # The last pattern is for files of killed evaluations
     numbers = (str(EVALUATION), "metrics.json", ".metrics.json.*.tmp")
@@ -109,8 +110,8 @@ def local_files() -> list[Path]:
 def show_kinds(title: str, kinds: Mapping[str, Sequence[Path]]) -> None:
     """Print one line per kind of files.
 
-    Only a terminal shows sizes, and whether pictures were left out: sizes reveal the number of
-    images.
+    Sizes, which reveal the number of images, and lists of pictures that were left out are shown on
+    a terminal only.
     """
     from sfumato.data.left_out import LEFT_OUT, LEFT_OUT_FILES
 

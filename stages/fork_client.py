@@ -32,7 +32,7 @@ CODE = 4  # bytes of an exit code; a negative code is the signal that ended the 
 def circumstances() -> dict[str, object]:
     """Return what a process inherits, except what DVC and shells set for each command.
 
-    Libraries read some of it when they are imported, so a fork cannot change it later.
+    Libraries read some of these values when they are imported, so a fork cannot change them later.
     """
     umask = os.umask(0o077)
     os.umask(umask)
@@ -51,7 +51,7 @@ def circumstances() -> dict[str, object]:
 
 
 def hand_over(server: socket.socket, words: list[str]) -> bool:
-    """Send words, folder, environment and the three streams.
+    """Send the command's words, folder, environment and three standard streams to the server.
 
     Return whether the server runs the command.
     """
@@ -91,7 +91,8 @@ def main() -> None:
     heard = [
         number for number in (*PASSED_ON, *STOPS) if signal.getsignal(number) is not signal.SIG_IGN
     ]
-    signal.pthread_sigmask(signal.SIG_BLOCK, heard)  # delivered once the command runs
+    # these signals are delivered once the command runs
+    signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     with socket.socket(socket.AF_UNIX) as server:
         try:
             server.connect(address)

@@ -10,7 +10,7 @@ folder, environment, signals and exit code, as if a process had been started for
 when the process that started it ends. It notices because its standard input is a pipe from that
 process.
 
-Guarantee: only the user, by the mode of FOLDER, can hand over a command. A child does not inherit
+Guarantee: only the user can hand over a command, because of FOLDER's mode. A child does not inherit
 the randomness of the noise: each process draws a new key.
 """
 
@@ -60,7 +60,7 @@ DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 @dataclass(frozen=True, kw_only=True)
 class ForkRequest:
-    """A command as a client hands it over. around: its `circumstances`."""
+    """A command as a client hands it over. around: the client's `circumstances`."""
 
     words: list[str]
     folder: str
@@ -98,7 +98,8 @@ class Running:
 class ForkServer:
     """Waits for commands, and forks.
 
-    prepare: imports what a command needs; accepts: whether a command may run in a fork.
+    prepare: function that imports what a command needs; accepts: function that returns whether a
+    command may run in a fork.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class ForkServer:
         client, _ = self.listening.accept()
         request = None
         streams: list[int] = []
-        # The client was killed
+        # Raised if the client was killed
         with suppress(OSError, ValueError), client.makefile("rb") as stream:
             size, streams, _, _ = socket.recv_fds(client, 4, 3)
             request = ForkRequest(**json.loads(stream.read(int.from_bytes(size, "big"))))
@@ -170,7 +171,7 @@ class ForkServer:
     def attend(self, one: Running, descriptor: int) -> None:
         """Handle the end of a child, a signal that a client passes on, or the death of a client."""
         if one not in self.running:
-            return  # both happened at once
+            return  # the child and the client ended at once; the first event was handled
         if descriptor == one.ended:
             self.running.remove(one)
             self.selector.unregister(one.ended)
@@ -201,7 +202,7 @@ def become(request: ForkRequest, streams: list[int], server: int) -> None:
     os.setsid()
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != server:
-        os._exit(1)  # the client was killed before this
+        os._exit(1)  # the server ended before the call of prctl
     os.environ.clear()
     os.environ.update(request.environment)
     os.chdir(request.folder)
@@ -221,8 +222,8 @@ def run_and_end(command: Callable[[], object]) -> NoReturn:
     """Run a command in a forked child, and end the child as Python would, but without freeing what
     was imported.
 
-    Freeing copies the server's memory page by page, for two seconds of a processor after each
-    command.
+    Freeing would copy the memory shared with the server, page by page, which takes two seconds of
+    processor time per command.
     """
     code: object = 1
     try:

@@ -66,7 +66,7 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
 STAGE = Stage(
     "frequency",
     QUERY,
-    "Release the noisy mean of random Fourier features of all images, by class.",
+    "Release noisy class means of random Fourier features of all images.",
     "sfumato.settings.queries:Frequency",
     frequency,
     inputs=("count",),

@@ -67,7 +67,7 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
 STAGE = Stage(
     "histogram",
     QUERY,
-    "Release noisy votes of the sensitive images for the public classes.",
+    "Release noisy counts of how many sensitive images vote for each public class.",
     "sfumato.settings.queries:Histogram",
     histogram,
     inputs=("classifier",),

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from sfumato.planning.create import Owner, Proposed
 
 WHY_THIS_SIZE = (
-    "Proposed is the largest size that fits into the minutes and is at least 90 % as useful as "
-    "the best one. More minutes than the longest useful run do not help."
+    "The proposed size is the largest that fits into the minutes and is at least 90 % as useful as "
+    "the most useful size. A run longer than the longest useful run is not more useful."
 )
 HELP: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # option -> text
 
@@ -37,8 +37,8 @@ def init(
         bool, typer.Option("--yes", "-y", help="Ask nothing; use the defaults.")
     ] = False,
 ) -> None:
-    """Local: read a folder of images, and write a project with parameters that fit them, ε and the
-    minutes.
+    """[local] Read a folder of images, and write a project whose parameters suit the images, the ε
+    and the minutes.
     """
     from sfumato.planning.create import Owner, propose_project, summary, warnings
     from sfumato.planning.project_files import discard
@@ -97,7 +97,7 @@ def officers_words(owner: Owner) -> dict[str, Any]:
 
     keys = ("controller", "purpose", "legal_basis", "recipients", "retention")
     statements = ", ".join(WORDS["about"][key] for key in keys)
-    question = f"Enter statements for the report now: {statements}? (or later, in params.yaml)"
+    question = f"Enter these statements for the report now, not later in params.yaml: {statements}?"
     if owner.ask is None or not sys.stdin.isatty() or not owner.answer(question, False, None):
         return {}
     texts = {

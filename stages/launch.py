@@ -16,7 +16,7 @@ from sfumato.storage.access import log_access
 from sfumato.storage.state_directory import state_dir
 
 LAUNCH = "SFUMATO_LAUNCH"
-# Variable with the path of the file for the first process's exit code
+# Environment variable: path of the file to which the first process writes its exit code
 EXIT_CODE = "SFUMATO_EXIT_CODE"
 
 
@@ -27,8 +27,8 @@ def is_configured() -> bool:
 def again(stdout: IO[str] | None = None, stderr: IO[str] | None = None) -> int:
     """Rerun this command in many processes.
 
-    stdout, stderr: streams of the processes, unless they inherit this one's. Returns the exit code
-    of the first process, which `torchrun` would turn into 1.
+    stdout, stderr: streams for the new processes; None: the streams of this process. Returns the
+    exit code of the first process, which `torchrun` would turn into 1.
     """
     launcher = f"{LAUNCH}={os.environ[LAUNCH]!r}"
     if EXIT_CODE in os.environ:
@@ -59,8 +59,8 @@ def speaks() -> bool:
 
 
 def leave(code: int) -> None:
-    """Exit with `code`. The first of many processes writes it to a file instead, because `torchrun`
-    would report a failure of its own.
+    """Exit with `code`. The first of many processes writes the code to a file and exits with 0,
+    because `torchrun` would otherwise report a failure of its own.
     """
     if speaks():
         with suppress(OSError, SfumatoError):  # no state directory yet, or none that can be written

@@ -26,7 +26,8 @@ app = typer.Typer(
 )
 LedgerPath = Annotated[Path, typer.Option("--ledger", help="Ledger file.")]
 OPINIONS_HELP = (
-    "own: use this package's accountants. all: use Opacus' two as well (Opacus must be installed)."
+    "own: compute ε with this package's accountants only. all: also with the two accountants of "
+    "Opacus, which must be installed."
 )
 LEDGER_ONLY_HELP = (
     "Check the ledger by itself, for a ledger received without its project. Refused inside a "
@@ -143,8 +144,8 @@ def show(ledger: LedgerPath = LEDGER) -> None:
     if not odometer["complete"]:
         ever = f"at least {ever} (incomplete: charges were missing from the journal)"
     tell(
-        f"ε by accountant: {by}. {content['adjacency']}. Ever opened on dataset "
-        f"{odometer['dataset_id']!r}: {ever}"
+        f"ε by accountant: {by}. {content['adjacency']}. All charges opened on dataset "
+        f"{odometer['dataset_id']!r} until this ledger was written: {ever}"
     )
 
 
@@ -156,8 +157,8 @@ def adopt() -> None:
     odometer, new, lost = adopt_charges(Path(), state_dir(), say)
     if lost:
         say(
-            f"{lost} entries of the old journal, kept beside the new one, cannot be read and are "
-            "not counted"
+            f"{lost} entries of the old journal cannot be read and are not counted. The old "
+            "journal is kept beside the new one"
         )
     tell(f"{odometer.path}: {charges(new)} adopted, {len(odometer.opened())} counted in total")
     tell("More charges may be lost, so ledgers and reports mark the odometer as incomplete")
@@ -192,8 +193,8 @@ def history(
             "of this project"
         )
         say(
-            "more was spent than it lists: restore the newest state directory, or run `stage "
-            "ledger adopt`"
+            "more was spent than this journal lists: restore the newest state directory, or run "
+            "`stage ledger adopt`"
         )
     if not entries or entries[-1]["kind"] == GENESIS:
         tell(f"dataset {odometer.dataset_id!r}: no history")
@@ -224,7 +225,7 @@ def history(
 def history_rows(
     odometer: Odometer, entries: Iterable[Mapping[str, Any]], acted: Mapping[str, str]
 ) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the history. acted: who acted, by the hash of an entry."""
+    """Yield the rows of the history. acted: the actor of each entry, by the hash of the entry."""
     from sfumato.privacy.events import Mechanism
     from sfumato.privacy.odometer import ABANDON, ADOPT, CLOSE, LOCAL_USE, OPEN
 
@@ -239,7 +240,7 @@ def history_rows(
         who = acted.get(entry.get("head", ""), "")
         charged: list[tuple[dict, str]] = []
         if entry["kind"] == OPEN:
-            # A resumed run has its newest record, as in ledgers
+            # A resumed run is shown with its newest record, as in ledgers
             run = runs[entry["record"]["id"]]
             charged = [(run.record, ends.get(run.end or "", f"open, {run.uses} uses journalled"))]
         # Private, because it reveals when the images changed

@@ -22,8 +22,8 @@ def check(
     / "synthesize"
     / "card.json",
 ) -> None:
-    """Free: read the signed metadata of pictures and the pattern in their pixels; exit with 1 if
-    neither is found.
+    """[free] Check pictures for the two marks of a release: signed metadata, and a pattern in the
+    pixels. Exits with code 1 if neither is found.
     """
     from sfumato.data.sources.tabled import pictures_below
     from sfumato.release.pattern import FOUND, released_score

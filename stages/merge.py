@@ -9,7 +9,8 @@ from sfumato.settings.stage import ARTIFACTS
 from stages.screen import say, tell
 
 PEOPLE_HELP = (
-    "Confirm that no person is among the images of two owners. Ledger, card and report state this."
+    "Confirm that no person is among the images of two owners. Ledger, card and report quote this "
+    "confirmation."
 )
 
 
@@ -17,15 +18,16 @@ def merge(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            help="Projects of the owners, or copies of their artifacts/ (and data/public)."
+            help="Project folders of the owners, or folders with copies of the projects' "
+            "artifacts/ and data/public/ (if there is one)."
         ),
     ],
     different_people: Annotated[bool, typer.Option("--different-people", help=PEOPLE_HELP)] = False,
     out: Annotated[Path, typer.Option(help="Folder of the merged project.")] = Path("."),
 ) -> None:
-    """Free: add up the noisy counts and means of owners with the same settings.
+    """[free] Add up the noisy counts and means of several owners with the same settings.
 
-    Each owner keeps their own ε.
+    Each owner's ε stays the same.
     """
     from sfumato.planning.merge import merge_projects
 

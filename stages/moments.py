@@ -31,8 +31,8 @@ def moments(run: QueryRun, settings: Moments) -> None:
 STAGE = Stage(
     "moments",
     QUERY,
-    "Release the noisy means by class of a public network's features, and of the features' "
-    "squares, over all images.",
+    "Release noisy class means of a public network's features, and of the features' squares, over "
+    "all images.",
     "sfumato.settings.queries:Moments",
     moments,
     inputs=("classifier", "count"),

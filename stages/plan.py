@@ -30,7 +30,7 @@ def plan(
         bool, typer.Option("--dry-run", help="Show what would be spent; write nothing.")
     ] = False,
 ) -> None:
-    """Free: resolve all parameters, write one configuration per stage, and show the privacy
+    """[free] Resolve all parameters, write one configuration file per stage, and show the privacy
     budget.
     """
     from sfumato.planning.folder import resolve_project

@@ -20,9 +20,10 @@ Workers = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Processes that convert shards: tar or Parquet files, or parts of a large folder. "
-        "Each uses one thread. Volumes, several labels and tables of persons are read in one "
-        "process. Without this option, one process uses several threads.",
+        help="Number of processes that convert shards, which are tar or Parquet files, or parts of "
+        "a large folder. Each process uses one thread. Images from volumes, with several labels, "
+        "or with a table of persons are converted in one process. Without this option, one process "
+        "uses several threads.",
     ),
 ]
 
@@ -36,8 +37,8 @@ app = typer.Typer(
 def sensitive(
     params: ParamsPath = Path("params.yaml"), card: CardPath = CARD_PATH, workers: Workers = None
 ) -> None:
-    """Local: store sensitive and hold-out images under $SFUMATO_STATE, and write the public
-    card.
+    """[local] Store the sensitive images and the hold-out images under $SFUMATO_STATE, and write
+    their public card.
     """
     from sfumato.data.prepare import prepare_sensitive
     from sfumato.data.shards import help_first, shards_in
@@ -74,8 +75,8 @@ def public(
     card: CardPath = CARD_PATH,
     out: Annotated[Path, typer.Option(help="Directory to write.")] = PUBLIC,
 ) -> None:
-    """Free: store labelled public images in the shape of the sensitive images; none if no stage
-    reads them.
+    """[free] Store labelled public images in the shape of the sensitive images, or no images if no
+    stage reads public ones.
     """
     from sfumato.data.cards import read_card, write_no_public
     from sfumato.settings.recipes import load_params

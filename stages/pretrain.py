@@ -140,8 +140,8 @@ def inherited(folder: Path, params: Params, state: Path) -> list[Artifact]:
 STAGE = Stage(
     "pretrain",
     FREE,
-    "Train the diffusion model on central, auxiliary and public images, in the order of its "
-    "curriculum.",
+    "Train the diffusion model on central, auxiliary and public images, in the phases of "
+    "`pretrain.phases`.",
     "sfumato.settings.training:Pretrain",
     pretrain,
     inputs=("central", "frequency", "auxiliary", "refine", "evolve", "select", "public", "count"),

@@ -65,16 +65,16 @@ def work(about: Work) -> float:
 def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
     if params.auxiliary.target == "covariance":
         yield (
-            "refine requires a network, and auxiliary.target=covariance has none: remove refine, "
-            "or change the target"
+            "refine requires a network, but auxiliary.target=covariance makes none: remove "
+            "refine, or change the target"
         )
 
 
 STAGE = Stage(
     "refine",
     FREE,
-    "Fit the generator further, to the embeddings and the teacher's labels, and draw images "
-    "from it.",
+    "Fit the generator further, to the released embeddings and to the teacher's labels, and draw "
+    "images from it.",
     "sfumato.settings.training:Refine",
     refine,
     inputs=("auxiliary", "frequency", "embedding", "teacher", "count"),

@@ -18,9 +18,13 @@ from stages.screen import say, tell
 from stages.state import EVALUATION, check_local, state_dir
 
 AUDIENCE_HELP = (
-    "public: from the release and the ledger only; owner: with numbers from real images too."
+    "Readers of the page. public: it uses the release and the ledger only; owner: it also contains "
+    "numbers from real images, and must not be shared."
 )
-OUT_HELP = "HTML file. Default: artifacts/report/index.html; evaluation/report.html for the owner."
+OUT_HELP = (
+    "HTML file to write. Default: artifacts/report/index.html, or evaluation/report.html for the "
+    "owner."
+)
 METRICS_FILE = Path("metrics.json")  # numbers of `stage evaluate`
 # Audience -> page
 PAGES = {"public": ARTIFACTS / "report" / "index.html", "owner": Path("evaluation/report.html")}
@@ -30,9 +34,10 @@ def report(
     audience: Annotated[str, typer.Option(help=AUDIENCE_HELP, metavar="public|owner")] = "public",
     out: Annotated[Path | None, typer.Option(help=OUT_HELP)] = None,
 ) -> None:
-    """Free: report what was released, what it cost and what the cost means, as one HTML page.
+    """[free] Write an HTML page that states what was released, its privacy cost, and what this cost
+    means.
 
-    The owner's edition is local.
+    The page for the owner is local: it must not be shared.
     """
     if audience not in PAGES:
         raise ConfigError(f"--audience {audience}: expected public or owner")
@@ -65,7 +70,7 @@ def report(
     verdict = local.verdict or "none: run `stage evaluate`"
     if local.verdict and not sys.stdout.isatty():
         verdict = f"local, and shown only on a terminal: see {METRICS_FILE} or {page}"
-    # `git add` adds nothing if one of them is missing
+    # `git add` adds nothing if one of the paths is missing
     tracked = " ".join(name for name in TRACKED.split() if Path(name).exists())
     # The last lines of `dvc repro`
     tell(*summary_lines(release, LEDGER, PAGES["public"].parent, verdict, tracked))

@@ -9,17 +9,20 @@ import typer
 from sfumato.errors import SfumatoError
 
 Targets = Annotated[
-    list[str] | None, typer.Argument(help="Stages of dvc.yaml. After `--`: options of `dvc repro`.")
+    list[str] | None,
+    typer.Argument(help="Stages of dvc.yaml to run. Words after `--` are options of `dvc repro`."),
 ]
 
 
 def run(
     targets: Targets = None,
     without: Annotated[
-        bool, typer.Option("--no-dvc", help="Run the stages in order by Sfumato itself.")
+        bool, typer.Option("--no-dvc", help="Run the stages in order, without DVC.")
     ] = False,
 ) -> None:
-    """Run what changed since the last run, as `dvc repro` does, with fewer starts of Python."""
+    """Run the stages whose settings or inputs have changed since the last run. It does what `dvc
+    repro` does, but imports the libraries only once.
+    """
     from sfumato.planning.project import Project, repro
 
     folder = Project().folder

@@ -1,4 +1,6 @@
-"""Run a stage. Its function takes its settings and a `StageRun`, or a `QueryRun` if it spends."""
+"""Run a stage: call its function with a `StageRun`, or with a `QueryRun` for a query, and with its
+settings.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ if TYPE_CHECKING:
     from sfumato.privacy.resolved import QueryPlan, StagePlan
     from sfumato.queries.count import PublicCounts
 
-COPYING = "copying.lock"  # in a run's directory: its release is being copied to an artifact
+# lock in a run's directory, held while the run's release is copied to `artifacts/`
+COPYING = "copying.lock"
 
 
 def command(stage: Stage) -> Callable[..., None]:
@@ -52,7 +55,7 @@ def command(stage: Stage) -> Callable[..., None]:
         run_stage(stage, out=out, dry_run=dry_run)
 
     run.__name__ = stage.name
-    run.__doc__ = f"{stage.kind.capitalize()}: {stage.summary[0].lower()}{stage.summary[1:]}"
+    run.__doc__ = f"[{stage.kind}] {stage.summary}"
     return run
 
 
@@ -284,8 +287,9 @@ class QueryRun(StageRun):
         """Open the charge of the plan. max_norm: L2 bound on the contribution of one image, or
         group.
 
-        Raises NothingToDo if the same work was already released. Before, it restores the kept copy
-        at no cost if the artifact is missing or damaged, or if only earlier free stages were rerun.
+        Raises NothingToDo if the same work was already released. If the artifact is missing or
+        damaged, or if only earlier free stages were rerun, the kept copy of the release is first
+        restored at no cost.
         """
         from sfumato.data.cards import read_card
         from sfumato.privacy import authorize
@@ -326,12 +330,13 @@ class QueryRun(StageRun):
                 # Not by `say`, because logs must not contain it
                 print(refusal.note, file=sys.stderr)
             kept = state_dir() / "runs" / refusal.run_id / RELEASED
-            # DVC removes the artifact first. If it exists now, DVC was killed, and a process that
-            # kept running has written it.
+            # DVC removes an artifact before it runs the stage. If the artifact exists while DVC
+            # runs this stage, an earlier DVC was killed, and its stage kept running and wrote the
+            # artifact.
             present = holds_release(self.out, plan.stage, refusal.record_id, refusal.digest)
             present = present and "DVC_STAGE" not in os.environ
             if present:
-                drop_checkpoints(kept.parent)  # exist if the last process was killed
+                drop_checkpoints(kept.parent)  # left over if the last process was killed
             if refusal.problem or present:
                 raise
             read_kept(kept, plan.stage, refusal.digest, refusal.pay)
@@ -354,9 +359,10 @@ class QueryRun(StageRun):
         return ensure_latents(state_dir(), read_card(CARD_PATH), encoder, purpose, load, bar)
 
     def seen(self) -> set[str]:
-        """Return the charges and heads that the project and the old artifact name.
+        """Return the ids of all charges and journal heads that the project's files and the artifact
+        to be replaced contain.
 
-        The journal must contain them.
+        The journal must contain all of these.
         """
         from sfumato.privacy.ledger import records_in
         from sfumato.privacy.project_ledger import seen_in_project

@@ -1,7 +1,8 @@
 """Show lines, tables and progress bars.
 
-On a terminal, the output of libraries is shown too. In a log it is not, once sensitive files have
-been opened: from then on, a log contains only the output of `say`, `tell` and tables.
+On a terminal, the output of libraries is shown too. A log contains the output of libraries only
+until sensitive files are opened; from then on, it contains only the output of `say`, `tell` and
+tables.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Report = Callable[[int, int], None]  # called with (done, total)
-# As `sfumato.release.report.Table`
+# Title, columns, rows and note, as in `sfumato.release.report.Table`
 LocalTable = tuple[str, Sequence[str], Iterable[Sequence[str]], str]
 # Streams for `say`, `tell` and tables, once all other output is withheld
 named: dict[str, IO[str]] = {}

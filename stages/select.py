@@ -78,7 +78,7 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
         if classes < sensitive:
             remedy = "use another public set, or histogram.per_class: false"
         if kept < sensitive:
-            needs = f"but each of the {sensitive} sensitive ones needs its own: {remedy}"
+            needs = f"but each of the {sensitive} sensitive classes needs its own: {remedy}"
             yield (
                 f"select.ratio={chosen.ratio:g} keeps {kept} of {classes} public classes, {needs}"
             )
@@ -87,8 +87,8 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
 STAGE = Stage(
     "select",
     FREE,
-    "Keep the public classes with the most votes, or the images that the teacher labels with most "
-    "confidence.",
+    "Keep the public images of the classes with the most votes, or the public images that the "
+    "teacher labels with the most confidence.",
     "sfumato.settings.training:Select",
     select,
     inputs=("histogram", "teacher", "public"),

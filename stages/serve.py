@@ -29,7 +29,8 @@ HEADERS = {
         "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "Cache-Control": "no-store",
-    # With no-referrer, a browser sends no origin when the button is pressed
+    # With `no-referrer`, the browser would send no origin when the button is pressed, and the
+    # request would be refused
     "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
@@ -42,7 +43,7 @@ CLOSED = (
 def serve(
     port: Annotated[int, typer.Option(max=65535, help="Port. Default: a free one.")] = 0,
 ) -> None:
-    """Local: show the project as a page in a browser on this machine, with a button to start a
+    """[local] Show the project as a page in a browser on this machine, with a button that starts a
     run.
     """
     from sfumato import Project
@@ -66,8 +67,8 @@ def serve(
 
 
 class Server(ThreadingHTTPServer):
-    """Serve this machine only, and run one `dvc repro` at a time. base: prefix of all paths, with
-    the token.
+    """Serve this machine only, and run one `dvc repro` at a time. base: prefix of all paths, which
+    contains the token.
     """
 
     def __init__(self, port: int, project: Any) -> None:
@@ -80,8 +81,8 @@ class Server(ThreadingHTTPServer):
         self.starting = Lock()
 
     def stage(self) -> str | None:
-        """Return the running stage, even if another program started it; "" before or after all
-        stages; None if nothing runs.
+        """Return the name of the running stage, even if another program started it; "" if a run is
+        before its first or after its last stage; None if nothing runs.
         """
         with suppress(*UNREADABLE):
             for holder in holders():

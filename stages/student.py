@@ -1,6 +1,6 @@
 """`stage student`: train a network on images drawn from the release's networks.
 
-It may be shared with the release.
+The network may be shared with the release.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
 STAGE = Stage(
     "student",
     FREE,
-    "Train a network on images that the release's networks draw; it may be shared too.",
+    "Train a network on images that the release's networks draw; this network may be shared too.",
     "sfumato.settings.training:Student",
     student,
     inputs=("synthesize",),

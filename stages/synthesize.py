@@ -88,9 +88,10 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
 def choose(
     run: StageRun, settings: Synthesize, drawn: Callable[..., Drawn], teacher: TeacherNetwork
 ) -> tuple[Varied, np.ndarray]:
-    """Choose the mixture to release.
+    """Choose whether to release the drawn images with or without the selected public images.
 
-    Returns the mixture, and the sources of its images in any order.
+    Returns the chosen mixture, and the sources of its images, which need not be in the order of the
+    images.
     """
     import numpy as np
     import torch
@@ -172,7 +173,7 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
         if not {"pretrain", "finetune"} & set(made.sources):
             yield (
                 "synthesize.teacher_guidance requires a diffusion model in synthesize.sources: add "
-                "one, or remove it"
+                "one, or remove teacher_guidance"
             )
         elif params.model.directory is not None:
             yield (
@@ -188,8 +189,8 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
         )
     if made.herding > 1 and "select" in made.sources and not made.choose:
         yield (
-            "synthesize.herding chooses among drawn images, and select provides public ones: "
-            "remove one of them"
+            "synthesize.herding chooses among drawn images, but select provides public ones: "
+            "remove herding, or remove select from synthesize.sources"
         )
     if made.stream and not made.networks(params.model.directory is not None):
         yield (

@@ -110,7 +110,8 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
 STAGE = Stage(
     "teacher",
     QUERY,
-    "Release a linear classifier on public features, by noisy gradient steps.",
+    "Train a linear classifier on public features of the sensitive images by noisy gradient steps, "
+    "and release it.",
     "sfumato.settings.queries:Teacher",
     teacher,
     inputs=("classifier", "auxiliary", "public", "count"),

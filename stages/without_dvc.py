@@ -1,9 +1,9 @@
-"""`stage run` without DVC: run the stages of `dvc.yaml` in order, if anything that `dvc.lock`
-records of a stage has changed.
+"""`stage run` without DVC: go through the stages of `dvc.yaml` in order, and run each stage whose
+entry in `dvc.lock` is out of date.
 
-`dvc.lock` has DVC's own format, so DVC can take over after `dvc commit` has filled its cache. There
-is no cache here: a missing output is made again, and the release of a query is restored from the
-state directory.
+`dvc.lock` has DVC's own format, so DVC can take over after `dvc commit` has filled its cache.
+Without DVC, no cache is used: a missing output is made again, and the release of a query is
+restored from the state directory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNTRACKED = ("__pycache__", ".pyc")  # as in .dvcignore
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A stage of `dvc.yaml`. persist: outputs that stay in place when it runs again."""
+    """A stage of `dvc.yaml`. persist: outputs that stay in place when the stage runs again."""
 
     name: str
     cmd: str | list[str]

@@ -123,6 +123,6 @@ def usefulness(made: ProjectPlan) -> str:
     expected = forecast(kind, params.privacy.size, params.privacy.epsilon, 1.0)
     return (
         f"{expected.capitalize()} of what a classifier learns from the real images, if the models "
-        "are trained for as long as on the public sets of this forecast. Two of three such sets "
-        "lay within the range."
+        "are trained for as long as on the public sets of this forecast. The results of "
+        "two of three such sets lay within the range."
     )

@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from sfumato.planning.proposal import Known, Proposal
 
 NOTES = {  # comments in `params.yaml`, by the section below them
-    "data": "dataset_id is permanent: the odometer counts under this name",
+    "data": "dataset_id is permanent: the odometer counts all charges under this name",
     "privacy": (
         "epsilon is spent by the first release; privacy.lifetime_epsilon allows further ones"
     ),
     "public": (
-        "using them costs no privacy, and no guarantee covers them: none was made from sensitive "
-        "images"
+        "public images cost no privacy, and the guarantee does not cover them; the owner declares "
+        "that none was made from sensitive images"
     ),
 }
 
@@ -89,8 +89,8 @@ class Proposed:
     chosen: the chosen proposal;
     seconds: expected seconds of each stage;
     plan: plan of the chosen proposal;
-    counted: whether the published number of images is the rounded count, and was not given by the
-    owner;
+    counted: True if the published number of images is the rounded count, False if the owner gave
+    it;
     spelling: see `Owner`.
     """
 
@@ -161,8 +161,8 @@ def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed
     name = choose_name(options.images, options.dataset_id, owner, state)
     if options.epsilon is None:
         owner.see(
-            "ε limits what anyone can learn about one person or image: 1 protects strongly, above "
-            "10 hardly."
+            "ε limits what anyone can learn about one person or image: ε = 1 protects strongly, ε "
+            "above 10 hardly at all."
         )
         owner.see(
             "You decide it, and the first run spends it. A smaller ε makes the images less useful."
@@ -301,8 +301,8 @@ def check_size(size: Size | None, seen: Survey) -> None:
     rows, columns = both_sides(size)
     if min(rows, columns) > max(seen.side, 8) or max(rows, columns) > max(seen.longer, 8):
         raise ConfigError(
-            "{option.size}={size} is larger than most images, and they are not enlarged: choose a "
-            "smaller size",
+            "{option.size}={size} is larger than most images, and images are not enlarged: choose "
+            "a smaller size",
             option="size",
             size=rows if rows == columns else f"{rows}x{columns}",
         )
@@ -343,8 +343,8 @@ def ask_about(unclear: SfumatoError, options: InitOptions, owner: Owner) -> Init
     """
     questions = {
         "groups": (
-            f"How do I find each image's person? (same syntax as {owner.spelling('groups')}, or "
-            "`alone`)"
+            f"How do I find each image's person? (same syntax as {owner.spelling('groups')}; or "
+            "`alone`: each image without an id is the only one of its person)"
         ),
         "classes": "What are the class names? (a,b,c; or `all` to use all that were found)",
         "label_column": "Which column contains the labels?",
@@ -392,7 +392,7 @@ def choose_name(folder: Path, given: str | None, owner: Owner, state: Path) -> s
     before = next(
         (file.parent.name for file in origins if read_json(file).get("path") == str(folder)), None
     )
-    # Ö becomes o and a mark
+    # Ö becomes O and a combining mark, which is removed below
     spelled = unicodedata.normalize("NFKD", folder.stem if folder.is_file() else folder.name)
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub("[\u0300-\u036f]", "", spelled)).strip("-._")[
         :64
@@ -439,8 +439,8 @@ def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOpti
     """Ask how to find each image's person, and return the options with the answer.
 
     Returns None if no two images show the same person. If ids seem to repeat, the default answer is
-    to protect persons, and it has a pattern only if one was found. Raises ConfigError if ids seem
-    to repeat and there is no one to answer.
+    to protect persons, by the pattern that was found, if any. Raises ConfigError if ids seem to
+    repeat and there is no one to answer.
     """
     likely: bool | None = False
     pattern = None
@@ -542,7 +542,7 @@ def summary(made: Proposed) -> Iterator[str]:
     if params.synthesize.choose:
         yield (
             "         public images are added if a classifier trained with them agrees with the "
-            "teacher as well"
+            "teacher about as often as one trained without them"
         )
     more = f" and {len(classes) - 5} more" if len(classes) > 5 else ""
     occurring = ", the labels that occur" if "classes" in made.survey.data else ""
@@ -579,8 +579,8 @@ def warnings(made: Proposed, state: Path) -> Iterator[str]:
 
 
 def size_rows(made: Proposed) -> Iterator[list[str]]:
-    """Yield a row per size, the largest first: pixels, minutes, the number of minutes beyond which
-    more do not help, usefulness.
+    """Yield one row per size, the largest first: pixels, minutes of the run, minutes of the longest
+    useful run, expected usefulness.
     """
     from sfumato.planning.forecast import forecast
 

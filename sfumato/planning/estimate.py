@@ -65,7 +65,7 @@ def operations_per_second() -> float:
         nn.Flatten(),
         nn.Linear(64 * 14 * 14, 576),
     ]
-    # Counted before the layers are moved
+    # Counted before the layers are moved to the device
     operations = operations_of(partial(nn.Sequential, *layers), (64, 14, 14))
     network = nn.Sequential(*layers).to(device())
     images = torch.rand(64, 64, 14, 14, device=device())

@@ -2,8 +2,9 @@
 only.
 
 The noise has the same effect on 500 persons at ε = 1 as on 50 at ε = 10, so the forecast depends on
-the number of persons times ε. `benchmarks/forecast.py` fits `forecast.yaml` to the results of
-public sets, as a share of what there is to learn (`evaluation.verdict`):
+the number of persons times ε. The forecast is a share of what there is to learn
+(`evaluation.verdict`). `benchmarks/forecast.py` fits this line to the results of public sets, and
+writes it to `forecast.yaml`:
 
     logit(learned) = offset of the kind of images + slope · log10(units · ε)
 """
@@ -21,13 +22,13 @@ from sfumato.settings.params import Params
 from sfumato.storage.documents import read_yaml
 
 MOST_EPSILON = 10.0  # Largest ε that is recommended: above it, the guarantee is weak
-FEW_UNITS = 500  # Images or persons; below this, the range widens with the root of their number
+FEW_UNITS = 500  # Images or persons; below this number, the range is wider by √(FEW_UNITS / number)
 LINE: dict[str, Any] = dict(read_yaml(Path(__file__).with_name("forecast.yaml")))
 
 
 def kind_of(params: Params, channels: int | None) -> str | None:
-    """Return the kind of public runs that a forecast uses, a key of the offsets; None for several
-    labels.
+    """Return the kind of public runs from which a forecast is made, a key of `offsets` in
+    `forecast.yaml`; None for images with several labels.
     """
     if params.data.labels == SEVERAL:
         return None
@@ -40,7 +41,7 @@ def size_factor(fit_length: float, side: int, largest: int, product: float) -> f
     """Return the factor by which the lengths of the fits and the size of the images change a
     forecast. It is above 1 if smaller images are more useful.
 
-    fit_length: length of the fits, from 0, the shortest, to 1, the longest that was measured;
+    fit_length: length of the fits: 0 for the shortest, 1 for the longest that was measured;
     side: longer side of the images, in pixels;
     largest: largest size to which the images could be resized;
     product: units · ε; if it is small, noise hides the detail of large images.
@@ -57,7 +58,8 @@ def expected_part(kind: str, product: float, size_factor: float = 1.0, sure: flo
 
     kind: key of the offsets;
     size_factor: result of `size_factor`;
-    sure: number of standard deviations to add; two of three public results lay within one of them.
+    sure: number of standard deviations to add; two of three public results lay within one standard
+    deviation.
     """
     middle = LINE["offsets"][kind] + LINE["slope"] * math.log10(product)
     return size_factor * float(expit(middle + sure * LINE["spread"]))

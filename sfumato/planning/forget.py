@@ -27,8 +27,8 @@ from sfumato.storage.locks import file_lock, holding
 FORGOTTEN = "forget"  # purpose of the entry in the journal
 # Kept to detect a second name for the same folder, and a second version of the same images
 STAYS = (ORIGIN, UNNAMED)
-# Deleted for all datasets: a later command may have written them
-# versions before 0.4 wrote looked.json
+# Deleted with any dataset, because commands for any dataset may have written them. Versions before
+# 0.4 wrote looked.json
 CACHES = (CACHE, "looked.json", "printed.txt", "refused.txt")
 OF_ANY = "withheld output, survey caches"
 
@@ -67,7 +67,7 @@ def private_files(state: Path, dataset_id: str) -> dict[str, list[Path]]:
 
 
 def runs_of(state: Path, dataset_id: str) -> list[Path]:
-    """Return the folders of all runs in the journal, which may be invalid.
+    """Return the folders of all runs in the journal, even if the journal is invalid.
 
     If the journal lost entries, the folders of runs that it does not list are added.
     """

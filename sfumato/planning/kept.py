@@ -1,4 +1,6 @@
-"""Compare a plan with earlier releases: what it keeps, and what it would spend."""
+"""Compare a plan with earlier releases: which releases the plan would keep, and what it would
+spend.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -119,7 +121,7 @@ def repeat_count(name: str, params: Params, plan: str, runs: Sequence[Run]) -> i
     wished = sum(
         params.privacy.spend_again.get(other, 0) for other in (name, *stages_before(name, params))
     )
-    last = max(done, default=wished)  # a first release fulfils the request
+    last = max(done, default=wished)  # without earlier releases, the first one fulfils the request
     return last + (wished > last)
 
 
@@ -127,7 +129,8 @@ def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Decision], set[
     """Decide on each query, and find the stages that will run because settings or inputs have
     changed, or an artifact is missing.
 
-    out: folder of the plan so far. Released queries are restored at once, and do not count as run.
+    out: folder with the plan that was written last. Released queries are only restored, and do not
+    count as stages that will run.
     """
     changed: dict[str, str] = {}  # stage -> the stage whose change makes it run
     coming = set[str]()

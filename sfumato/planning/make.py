@@ -152,8 +152,8 @@ def share_lines(made: Plan, content: Mapping[str, Any], file: Path) -> Iterator[
             differences.append(f"{name} {noise}")
     if differences:
         why = (
-            "They differ from the table because a share is fixed at one Rényi order, and the table "
-            "composes all queries"
+            "The shares in the table differ from these, because noise is set by the requested "
+            "shares at one Rényi order, and the table composes all queries"
         )
         yield f"requested shares: {', '.join(differences)}. {why}"
 

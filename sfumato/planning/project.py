@@ -45,8 +45,8 @@ exec "$@" 3<&- </dev/null"""
 
 
 class Project:
-    """A folder with `params.yaml` and `dvc.yaml`, with the same stages, ledger and odometer as on
-    the command line.
+    """A folder with `params.yaml` and `dvc.yaml`. Its methods use the same stages, ledger and
+    odometer as the command line.
 
     Threads may work with several projects at once.
 
@@ -118,8 +118,8 @@ class Project:
 
         Returns:
             One row per stage that runs, with the columns noise_multiplier, sample_rate, releases,
-            epsilon (of this query only) and share (of the budget), which are empty for a free
-            stage, and minutes. Its `attrs` contain epsilon, delta and target.
+            epsilon (of this query only), share (of the budget) and minutes. For a free stage, all
+            columns but minutes are empty. The table's `attrs` contain epsilon, delta and target.
         """
         import pandas
 
@@ -147,7 +147,7 @@ class Project:
         """Verify the ledger and the files of the release. Needs no images.
 
         Args:
-            epsilon: Largest ε allowed, besides the ledger's own target.
+            epsilon: Largest ε allowed. The ledger's own target is checked in any case.
             delta: δ at which ε is computed, by default the ledger's.
             unit: "image" or "group", to require that privacy unit.
 
@@ -172,7 +172,7 @@ class Project:
             progress: Print a line for each stage.
 
         Raises:
-            SfumatoError: A stage failed. It is raised as the stage raised it.
+            SfumatoError: A stage failed. The error has the class and message of the stage's error.
         """
         repro(self.folder, shown=progress)
         return self.release
@@ -232,10 +232,10 @@ def is_off(folder: Path, command: str) -> bool:
 
 @contextmanager
 def forking(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Yield an environment whose `stage` runs each command in a fork of one process that has
-    imported the libraries.
+    """Yield environment variables with a PATH that begins with a special `stage` program. This
+    program runs each command in a fork of one process that has imported the libraries.
 
-    Without such a process, as on systems other than Linux, `stage` is the ordinary program.
+    If forking is not possible, as on systems other than Linux, PATH stays unchanged.
     """
     if sys.platform != "linux":
         yield {**environment}
@@ -254,7 +254,7 @@ def forking(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
                     forked["PATH"] = environment["PATH"]
                 yield forked
             finally:
-                server.stdin.close()  # it ends
+                server.stdin.close()  # ends the server
                 server.wait()
 
 

@@ -190,7 +190,10 @@ def project_files(
 
 
 def write_project(out: Path, files: Mapping[str, str], say: Say, *, force: bool = False) -> None:
-    """Write the missing files. force: replace the parameters and pipeline of an earlier project."""
+    """Write the files of a project. `params.yaml` and `dvc.yaml` are replaced, and missing lines
+    are added to `.gitignore` and `.gitattributes`. force: also replace other files of an earlier
+    project.
+    """
     for name, text in files.items():
         path = out / name
         if name in (".gitignore", ATTRIBUTES) and path.exists():

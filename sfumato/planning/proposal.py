@@ -45,7 +45,7 @@ class Known:
     epsilon: float
     minutes: float
     unit: str | None = None  # privacy.unit
-    # Further keys of the section, such as range
+    # Further keys of the section `data`, such as range
     data: Mapping[str, Any] = field(default_factory=dict)
     fit: str = "crop"
     groups: Groups | None = None  # rule for finding persons' ids
@@ -62,10 +62,8 @@ class Proposal:
 
     content: dict[str, Any]  # the content of `params.yaml`
     params: Params  # the same, resolved
-    row: str  # name of the row of the table
-    fit_length: (
-        float  # length of the fits, from 0, the shortest, to 1, the longest that was measured
-    )
+    row: str  # name of the row of the table that was used
+    fit_length: float  # length of the fits: 0 for the shortest, 1 for the longest that was measured
     seconds: float  # expected seconds of a run
     judging: float  # part of these seconds for the evaluation
     enough: bool  # whether the requested time is enough
@@ -98,7 +96,7 @@ def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> C
 def sizes_of(side: int, longer: int, proportion: float) -> tuple[Size, ...]:
     """Return the sizes to which images may be resized, the largest first.
 
-    Only the smallest may enlarge images.
+    Only the smallest size may be larger than the images.
 
     The longer side of a size is in the table, and the shorter one is a multiple of 4 pixels, at
     least 8.
@@ -196,7 +194,7 @@ def row_for(known: Known) -> Mapping[str, Any]:
     if known.public:
         kind += " with public images"
     raise ConfigError(
-        f"no recipe is proposed for {kind}: choose one of `stage recipe list`, and write "
+        f"no recipe is proposed for {kind}: choose one from `stage recipe list`, and write "
         "params.yaml"
     )
 
@@ -276,7 +274,8 @@ def with_images_of_the_release(
     """Set the number of released images and their file formats. beside: whether public images are
     released too.
     """
-    drawn: dict[str, Any] = {"mark": "files"}  # a new project: no digest of a release is known yet
+    # a new project may use it, because no release of it exists yet
+    drawn: dict[str, Any] = {"mark": "files"}
     if beside:
         images = max(2, int(known.public_images * PROPOSALS["beside_part"]))
         content = overlaid(content, {"select": {"images": images}})

@@ -181,7 +181,8 @@ def inherited_events(
             f"{spent:.4g}"
         )
         raise BudgetError(
-            f"privacy.epsilon={target:g}: {cause}. Raise privacy.epsilon, or use others"
+            f"privacy.epsilon={target:g}: {cause}. Raise privacy.epsilon, or use other "
+            "public images or another model"
         )
     return events
 
@@ -254,7 +255,8 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
         content["mechanism"] = dict(vars(mechanism))
         if params.privacy.unit == GROUP:
             content |= {"unit": GROUP, "group_cap": params.privacy.group_cap or 1}
-    # A stage that reads only the public set does not get these facts.
+    # The plan of a stage that reads only the public set must not contain these facts about the
+    # sensitive set.
     private = ("dataset_id", "classes", "size_hint", "labels")
     return {
         key: value for key, value in content.items() if not stage.public_only or key not in private

@@ -64,7 +64,7 @@ def holders(folder: Path = Path()) -> list[Holder]:
 def release_left(folder: Path) -> None:
     """Remove DVC's lock if none of its programs runs.
 
-    DVC itself does not remove it if another program now has one of the numbers.
+    DVC itself does not remove it if another program now has one of the process numbers.
     """
     lock = folder / RUNNING
     if lock.exists():

@@ -1,5 +1,5 @@
-"""Estimate the work of the stages in operations of their networks, each counted once on one blank
-image.
+"""Estimate the work of the stages in operations of their networks. The operations of each network
+are counted once, on one blank image.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Work:
         """
         count = STAGES[stage].network_work
         if count is None:
-            raise ValueError(f"{stage} makes no network")
+            raise ValueError(f"{stage} uses no network")
         return count(self, block)
 
     def seen(self, query: str) -> float:

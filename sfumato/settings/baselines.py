@@ -14,18 +14,19 @@ class Evolve(QuerySettings):
     """Private Evolution: images vote for the nearest candidates of a public renderer."""
 
     releases: ClassVar[str] = "rounds"
-    generator: ClassVar[str] = "glyphs"  # Renderer whose parameters vary
-    feature: ClassVar[str] = "pixels"  # Space of the distances
-    # Maximum number of principal directions of the features, unscaled
+    generator: ClassVar[str] = "glyphs"  # Name of the renderer, whose parameters are varied
+    feature: ClassVar[str] = "pixels"  # Feature space in which the nearest candidate is found
+    # Maximum number of principal directions of the features, which are not rescaled
     dimension: ClassVar[int] = 256
-    # Votes are set to 0 up to this many standard deviations of the noise
+    # Numbers of votes up to this many standard deviations of the noise are set to 0
     threshold: ClassVar[float] = 1.0
-    # Change of genes in the first and in the last round
+    # Size of the random changes of a candidate's parameters, in the first and in the last round
     variation: ClassVar[tuple[float, float]] = (0.3, 0.05)
     noise: Noise = 20.0
     rounds: Positive = 10  # Number T of rounds; each is one release
     population: Positive = 620  # Number of candidates for all classes together
-    images: Positive = 10_000  # Images of the last generation, from which the release draws
+    # Number of images of the last generation, from which the release draws
+    images: Positive = 10_000
 
 
 class Adversarial(QuerySettings):
@@ -34,7 +35,7 @@ class Adversarial(QuerySettings):
     """
 
     releases: ClassVar[str] = "steps"
-    draws: ClassVar[int] = 1  # Noise levels per image
+    draws: ClassVar[int] = 1  # Number of noise levels per image
     # Noise added to every image before the discriminator
     noise_levels: ClassVar[LogNormal] = LogNormal(mean=-2.0, std=0.5)
     learning_rate: ClassVar[float] = 2e-3  # Learning rate of the discriminator
@@ -42,7 +43,7 @@ class Adversarial(QuerySettings):
     # Betas of both Adam optimisers; a short memory, because the other network keeps changing
     betas: ClassVar[tuple[float, float]] = (0.5, 0.99)
     fakes: ClassVar[int] = 200  # Generated images per step
-    latent: ClassVar[int] = 32  # Random numbers per generated image
+    latent: ClassVar[int] = 32  # Number of random numbers per generated image
     width: ClassVar[int] = 16  # Channels of the generator at half resolution
     discriminator: ClassVar[int] = 16  # Channels of the discriminator's first layer
     images: ClassVar[int] = 10_000  # Images drawn at the end for inspection, but not for a release

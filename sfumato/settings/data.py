@@ -19,7 +19,7 @@ from sfumato.storage.documents import class_name, dataset_name
 
 DatasetId = Annotated[str, AfterValidator(dataset_name)]
 ClassName = Annotated[str, AfterValidator(class_name)]
-# units of protection: one image with its labels, or all images of one person
+# Units of protection: one image with its labels, or all images of one person
 IMAGE: Literal["image"] = "image"
 GROUP: Literal["group"] = "group"
 OUTER: Literal["outer"] = "outer"
@@ -61,7 +61,8 @@ Range = Annotated[tuple[FiniteFloat, FiniteFloat] | None, AfterValidator(rising)
 
 
 class Groups(Strict):
-    """Rule for finding the id of each image's person: exactly one of seven ways.
+    """Rule for finding the id of the person in each image. Exactly one of csv, pattern, folder,
+    array, dicom, volume and column must be set.
 
     Ids are never written.
     """
@@ -72,8 +73,8 @@ class Groups(Strict):
     # Use a folder name as the id: true if pictures are in <class>/<id>/, outer if they are in
     # <id>/<class>/
     folder: bool | Literal["outer"] = False
-    # Read one id per image, in the order of the images, from groups.npy in the folder or `groups`
-    # in the archive
+    # Read one id per image, in the order of the images, from groups.npy in the folder or from the
+    # array `groups` in the .npz archive
     array: bool = False
     dicom: bool = False  # Use the PatientID of each DICOM file
     # Treat each NIfTI volume as one person with all its slices. A person with several volumes is
@@ -83,7 +84,8 @@ class Groups(Strict):
     # the ids
     column: str | None = None
     # Owner's confirmation that one person may have up to this many images. Without it, an id is
-    # refused if it has more than 30 images and more than 10 times the 90th percentile
+    # refused if it has more than 30 images and more than 10 times as many as the 90th percentile of
+    # all ids
     largest: Positive | None = None
     # Owner's confirmation that each image without an id is the only one of its person. Without it,
     # such images are refused
@@ -131,14 +133,14 @@ class Groups(Strict):
 
 
 class Volume(Strict):
-    """Slices that become images: of NIfTI volumes, and of DICOM series and files with several
-    frames.
+    """Selection of the slices of NIfTI volumes, of DICOM series and of DICOM files with several
+    frames that become images.
     """
 
     model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
 
-    # Axis across which NIfTI volumes are cut, after they are turned to a common orientation; None:
-    # axial. DICOM series are shown as they were acquired
+    # Direction of the slices of NIfTI volumes, which are first turned to a common orientation;
+    # None: axial. The slices of DICOM series stay as they were acquired
     axis: Literal["axial", "coronal", "sagittal"] | None = None
     first: int = Field(default=0, ge=0, alias="from")  # First slice of each volume, counted from 0
     last: int | None = Field(default=None, ge=0, alias="to")  # Last slice; None: the volume's last
@@ -158,19 +160,22 @@ class Volume(Strict):
 class Data(Strict):
     """The sensitive images and how they are read. Every value in this section is public."""
 
-    # Name under which the odometer counts these images: at most 64 characters of A-Z a-z 0-9 . _
-    # -. Required for your own files; None: the name of the source
+    # Name under which the odometer counts all charges on these images: at most 64 letters (A-Z,
+    # a-z), digits, dots, underscores and hyphens. Required for your own files; None: the name of
+    # the source
     dataset_id: DatasetId | None = None
     source: str = "digits"  # Kind of source: one of SOURCES (sfumato/settings/sources)
-    # Folder or file with the images, a zip of it, or Parquet with embedded pictures. Required for
-    # your own files. Or the URL of tar or Parquet files, such as s3://scans/{0000..0999}.tar
+    # Folder or file with the images, a zip file of that folder, a Parquet file with embedded
+    # pictures, or the URL of tar or Parquet files, such as s3://scans/{0000..0999}.tar. Required
+    # for your own files
     path: Annotated[str | None, AfterValidator(without_secrets)] = None
     # Stored size in pixels: the side of a square, or [rows, columns]; None: as in the source
     size: Size | None = None
     # Number of channels: 1 grey, 3 colour; None: as in the source
     channels: Literal[1, 3] | None = None
-    # Pixel values to show as black and as white. Required for files with more than 8 bits: 16-bit
-    # pictures, and DICOM, whose values are first rescaled to units such as Hounsfield units
+    # Pixel values to show as black and as white. Required for files with more than 8 bits per
+    # value: 16-bit pictures and DICOM files. DICOM values are first rescaled to units such as
+    # Hounsfield units
     range: Range = None
     # Slices of NIfTI volumes or DICOM series that become images. Requires `groups`, because all
     # slices of a volume belong to one person
@@ -188,8 +193,8 @@ class Data(Strict):
     # Column of metadata.* (imagefolder), such as sex or site; `evaluate` reports the accuracy for
     # each of its values. These numbers are local
     compare_by: str | None = None
-    # Number of labels per image: `one`, or `several` for any number at once, such as findings,
-    # read from a table or from a 0/1 matrix in an archive
+    # Labels per image: `one`, or `several` for any number of labels, such as the findings in an
+    # X-ray, which are read from a table or from a 0/1 matrix in an archive
     labels: Literal["one", "several"] = "one"
     # Share of the files, such as 1%, that may be broken or not pictures. They are left out and
     # listed in the state directory; if there are more, preparation stops
@@ -268,6 +273,6 @@ class Public(Strict):
     source: str = "glyphs"  # Kind of source: one of SOURCES (sfumato/settings/sources)
     path: str | None = None  # Folder or file with the images; required for your own files
     per_class: Positive = 300  # Images per class, for sources that the program draws itself
-    # Owner's confirmation that images of your own without a privacy.json were not made from
-    # sensitive images
+    # Owner's confirmation that the images in `path` were not made from sensitive images; needed if
+    # they have no privacy.json
     declared_public: bool = False

@@ -12,11 +12,11 @@ class Saliency(QuerySettings):
     with the largest norms.
     """
 
-    draws: ClassVar[int] = 1  # Noise levels per image
+    draws: ClassVar[int] = 1  # Number of noise levels per image
     noise: Noise = "2%"
     max_norm: Norm = 1.0  # L2 clip C_s of one image's gradient over all candidate matrices
     noise_levels: NoiseLevels = LogNormal()  # Distribution of the noise levels
-    # Images whose gradients are computed at once; None: as fits
+    # Number of images whose gradients are computed at once; None: as many as fit into memory
     microbatch_size: Positive | None = machine(None)
 
 
@@ -39,7 +39,7 @@ class Finetune(QuerySettings):
     # Number K of noise levels per image; their gradients are averaged before the clip
     draws: Draws = 32
     noise_levels: NoiseLevels = LogNormal()  # Distribution of the noise levels
-    # Images whose gradients are computed at once; None: as fits
+    # Number of images whose gradients are computed at once; None: as many as fit into memory
     microbatch_size: Positive | None = machine(None)
     checkpoint_every: Positive = machine(10)  # Training steps from one checkpoint to the next
     # Weights to train; `saliency` chooses the salient ones

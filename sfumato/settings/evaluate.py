@@ -9,22 +9,26 @@ from sfumato.settings.queries import OwnNetwork
 
 
 class Evaluate(Settings):
-    """Measurement of the release on real images. It is local: outside the guarantee."""
+    """Measurement of the release on real images. The results are local: they are outside the
+    guarantee and must not be shared.
+    """
 
     # Classifiers to train on synthetic images and test on the hold-out: lr, mlp, cnn, student,
     # wrn, resnet, resnext
     classifiers: Annotated[tuple[str, ...], Field(min_length=1)] = ("lr", "mlp", "cnn")
     # Seeds; each classifier is trained once per seed
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)
-    epochs: Positive = 12  # Passes over the training images, and at least 600 gradient steps
-    steps: Positive | None = None  # Gradient steps of each training; None: see `epochs`
+    # Passes over the training images; more are added until there are 600 gradient steps
+    epochs: Positive = 12
+    # Gradient steps of each training; None: as many as `epochs` gives
+    steps: Positive | None = None
     bound: bool = True  # Also train on the real training images, as an upper bound
-    # Second classifier, linear on a public network: imagenet (requires sfumato[imagenet]) or your
-    # own; None: none
+    # One more classifier, linear on the features of a public network: imagenet (requires
+    # sfumato[imagenet]) or a network of your own; None: no such classifier
     public_student: OwnNetwork | Literal["imagenet"] | None = None
     # Feature space of the fidelity metrics. `embedded`: a small network trained on drawn images;
-    # `inception`: a downloaded network; `pixels`: small versions of the pictures, which is fast and
-    # enough for the test for copies
+    # `inception`: a downloaded network; `pixels`: small versions of the pictures, which are fast to
+    # compare and suffice for the test for copies
     extractor: Literal["embedded", "inception", "pixels"] = "embedded"
     # Network of your own for the feature space, instead of `extractor`
     network: OwnNetwork | None = None

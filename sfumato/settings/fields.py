@@ -66,8 +66,8 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 Part = Annotated[Fraction, BeforeValidator(parse_share)]
 Share = Annotated[float, Field(ge=1e-4, le=1)]
 
-# Machine settings change only speed, so no plan contains them. A stage reads them from its
-# environment.
+# Machine settings change only speed, so no plan contains them. A stage reads them from environment
+# variables.
 MACHINE = {"microbatch_size": "SFUMATO_MICROBATCH", "checkpoint_every": "SFUMATO_CHECKPOINT_EVERY"}
 
 

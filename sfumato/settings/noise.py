@@ -43,8 +43,8 @@ def at_epsilon(epsilon: float, table: dict[Any, float]) -> float:
 
 
 def noise_at(epsilon: float, table: dict[Any, Any]) -> str:
-    """Resolve a share that depends on ε: between two entries, such as {1: "30%", 10: "5%"}, it is a
-    power of ε.
+    """Return the share at `epsilon` from a table by ε, such as {1: "30%", 10: "5%"}. Between two
+    entries, the share is a power of ε.
 
     Raises ValueError.
     """
@@ -61,7 +61,8 @@ def noise_at(epsilon: float, table: dict[Any, Any]) -> str:
 
 
 def weights_at(epsilon: float, sources: dict[str, Any]) -> dict[str, Any]:
-    """Resolve weights that depend on ε: {1: 2, 10: 0} is 2 at ε = 1 and 0 from ε = 10 on.
+    """Resolve weights that depend on ε: {1: 2, 10: 0} is 2 up to ε = 1, 0 from ε = 10 on, and
+    linear in ln ε in between.
 
     Raises ValueError.
     """

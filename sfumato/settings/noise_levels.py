@@ -27,7 +27,7 @@ class LogNormal(NoiseLaw):
 
 
 class TimestepMixture(NoiseLaw):
-    """t from Σ wᵢ U{lᵢ..uᵢ} over T = 1000 linear steps, mapped to σ (DP-Diffusion §3.3)."""
+    """Time step t ~ Σ wᵢ U{lᵢ..uᵢ} of T = 1000 linear steps, mapped to σ (DP-Diffusion §3.3)."""
 
     law: Literal["timesteps"] = "timesteps"
     # Weight wᵢ of each range

@@ -19,7 +19,8 @@ class Common(Strict):
     """The sections and values that no stage declares."""
 
     recipe: str = "full"  # Method: the name of a file in pipelines/
-    # Data set and scale for a machine: the name of a file in pipelines/profiles/; None: no profile
+    # Settings for a data set and for the speed of a machine: the name of a file in
+    # pipelines/profiles/; None: no profile
     profile: str | None = "digits"
     run: tuple[str, ...] = ()  # Stages to run; a list here replaces the recipe's whole list
     # Seed of initialisation, augmentation and image generation, below 2³². The privacy noise and
@@ -80,8 +81,8 @@ class Common(Strict):
         return stage in self.run
 
     def inputs_of(self, stage: str) -> list[str]:
-        """Return the inputs that a stage reads with its settings, including "public". They may be
-        switched off.
+        """Return the inputs that a stage reads with its settings, including "public". Some of these
+        inputs may be switched off.
         """
         return [*filter(getattr(self, stage).reads, STAGES[stage].inputs)]
 

@@ -22,7 +22,7 @@ class Central(QuerySettings):
     noise: Noise = 5.0
     # Statistic per class: mean, or mode (for each pixel, the bin with the most images)
     statistic: Literal["mean", "mode"] = "mean"
-    repeats: Positive = 5  # Number of central images per class. One of each class is one release
+    repeats: Positive = 5  # Number of releases; each release contains one central image per class
     batch: Positive = 6000  # Expected images per release: sample_rate = batch / size_hint
     # L2 clip of an image; None: √(number of pixel values), the maximum
     max_norm: Norm | None = None
@@ -34,14 +34,16 @@ class FeatureMap(Strict):
     """One public map of an image, whose random Fourier features are released."""
 
     map: str = "pixels"  # Public map: one of FEATURES (sfumato/features)
-    # Kernel whose random features are released; `linear` releases the map's output itself,
-    # `squared` its squares
+    # Kernel whose random features are released; `linear` releases the map's outputs themselves,
+    # `squared` the squares of the outputs
     kernel: Literal["gaussian", "rational-quadratic", "linear", "squared"] = "gaussian"
     # Length scales of the kernel in units of √d, for a map with d outputs: 0.366 is 10.25 for
     # 28×28 pixels
     length_scales: Annotated[tuple[Scale, ...], Field(min_length=1)] = (0.366, 0.183)
     weight: Scale = 1.0  # Share of the squared norm, relative to the other maps
-    block: Literal[1, 2, 4, 8] = 1  # Side in pixels of blocks; the map gets their means
+    # Side in pixels of square blocks; the map is applied to the means of these blocks instead of
+    # the pixels
+    block: Literal[1, 2, 4, 8] = 1
 
 
 class Frequency(QuerySettings):
@@ -63,7 +65,7 @@ class Covariance(QuerySettings):
 
 
 class Moments(QuerySettings):
-    """Noisy means, by class, of a public network's features of the images and of their squares
+    """Noisy means, by class, of a public network's features and of the squares of these features
     (DP-MEPF).
     """
 
@@ -76,7 +78,8 @@ class Histogram(QuerySettings):
     """
 
     noise: Noise = 50.0
-    # Number of public classes, the most likely ones, that an image votes for: Δ = √votes
+    # Number of public classes, the most likely ones, that an image votes for; the L2 sensitivity is
+    # √votes
     votes: Positive = 1
     # Release one histogram per sensitive class (PrivImage), instead of one for all classes (RPGen)
     per_class: bool = False
@@ -181,7 +184,8 @@ class Teacher(QuerySettings):
     network: OwnNetwork | None = None  # Network of the feature `own`
     features: tuple[TeacherMap, ...] = ()  # Several maps, concatenated, instead of `feature`
     flip: bool = False  # Give an image and its mirror image the same features
-    # Images to which the features are fitted: their principal directions span the features
+    # Images whose principal directions span the features: the public set, or the images drawn by
+    # `auxiliary`
     fitted_on: Literal["public", "auxiliary"] = "public"
     dimension: Positive = 512  # Maximum feature dimension
     # Power p: each direction is scaled by variance^(−p/2)
@@ -236,8 +240,8 @@ class Teacher(QuerySettings):
 
     @classmethod
     def constants(cls, fitted_on: str, epsilon: float) -> dict[str, float]:
-        """Return the settings that depend on ε: a·(b/a)^log10(ε) of TEACHER_CONSTANTS, with ε
-        clamped to 1..10.
+        """Return the settings that depend on ε: a·(b/a)^log10(ε) for each pair (a, b) in
+        TEACHER_CONSTANTS, with ε clamped to 1..10.
         """
         power = math.log10(min(max(epsilon, 1.0), 10.0))
         ends = TEACHER_CONSTANTS.get(fitted_on, {})
@@ -253,7 +257,7 @@ class Teacher(QuerySettings):
 
 
 class Learned(Strict):
-    """A network trained, at no cost, on the generator's images with the teacher's labels."""
+    """A network trained on the generator's images with the teacher's labels, at no privacy cost."""
 
     steps: Positive = 600  # Training steps of the network
 

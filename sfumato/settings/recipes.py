@@ -21,8 +21,8 @@ from sfumato.storage import documents
 
 
 def recipes_at(folder: Path) -> Path:
-    """Return `folder`, or the package's recipes if it is the missing `pipelines` folder of a
-    project.
+    """Return `folder`, or the package's recipes if `folder` is the `pipelines` folder of a project
+    that has none.
     """
     package = Path(__file__).resolve().parents[1]
     for parent in (package, package.parent):  # installed, or a clone
@@ -65,8 +65,8 @@ def params_of(content: dict[str, Any], path: Path, recipes: Path = RECIPES) -> P
 
 
 def restore_rest(recipe: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Restore `noise: rest` of the recipe's query if a share in `params.yaml` replaced it and no
-    other query has it.
+    """Give a query its `noise: rest` of the recipe again if a share in `params.yaml` replaced it
+    and no other query has `noise: rest`.
 
     The share may have been meant for another recipe. A noise multiplier is never replaced.
     """

@@ -54,10 +54,11 @@ class Release(Strict):
     health_category: HealthCategory | None = None
     # Health data access body that decides on access to the real images
     access_body: Line | None = None
-    access_url: Web | None = None  # Its web address, where access is requested
+    # Web address of the access body, where access to the real images is requested
+    access_url: Web | None = None
 
 
-# stages whose models draw images, and `select`, which chooses public ones
+# Stages whose models draw images, and `select`, which chooses public images
 Drawable = Literal["finetune", "pretrain", "refine", "auxiliary", baselines.Drawable, "select"]
 
 
@@ -79,22 +80,23 @@ class Synthesize(Settings):
     teacher_guidance: Annotated[float, Field(ge=0, le=1e3)] = 0.0
     # Add all images of `select`, with their labels, if they do no harm. To decide, one classifier
     # is trained with them and one without, and each is compared with the teacher. They are added if
-    # the first agrees at most 2 percentage points less often on drawn images, and no less often on
-    # public images. Then only every k-th drawn image is kept, to match the ratio of the weights
+    # the classifier trained with them agrees with the teacher no less often on public images, and
+    # at most 2 percentage points less often on drawn images. Then only every k-th drawn image is
+    # kept, to match the ratio of the weights
     choose: bool = False
-    # Number of images drawn per image kept. In each class (with `relabel`, by the teacher's label),
-    # images are chosen so that their mean features come closest to the `frequency` release; 1: keep
-    # all
+    # Number of images drawn per image kept. In each class, images are chosen so that their mean
+    # features come closest to the `frequency` release (with `relabel`, the teacher's label decides
+    # the class); 1: keep all
     herding: Positive = 1
     relabel: bool = False  # Release the teacher's labels instead of those requested from the models
     # Share of the images to warp, texture and relight; requires `relabel`
     distorted: Fraction = 0.0
-    # Share of the images to blend, each with an image of a class that the teacher confuses with its
-    # own; requires `relabel`
+    # Share of the images to blend, each with an image of another class, which the teacher confuses
+    # with the class of the first image; requires `relabel`
     mixed: Fraction = 0.0
-    # Images among which the teacher's labels keep the requested shares, with `relabel`. `plain`:
-    # among the plain images, and the same rule labels the other kinds; `each`: among the images of
-    # each kind
+    # Images among which the classes keep their requested shares, with `relabel`. `plain`: the plain
+    # images only, and distorted and mixed images are labelled by the rule that results; `each`:
+    # plain, distorted and mixed images, each kind for itself
     shares: Literal["plain", "each"] = "plain"
     # Add the networks that draw the images, and the teacher, so that recipients can draw any number
     # of images (`sfumato.stream`); requires a source whose network the recipe itself trains
@@ -123,8 +125,8 @@ class Synthesize(Settings):
         """Return the sources that recipients may draw from, with their weights: networks that the
         recipe itself trains.
 
-        public_model: whether the diffusion model is a public one. It is left out then, because of
-        its licence and its size.
+        public_model: whether the diffusion model is a public one, which is left out because of its
+        licence and its size.
         """
         others = {"select", *(name for name, stage in STAGES.items() if stage.gives == "images")}
         if public_model:

@@ -1,6 +1,6 @@
 """Parse shares such as 1%.
 
-Imports nothing, so that importing it for a command's options is fast.
+Imports nothing, because commands import it when they define their options, which must be fast.
 """
 
 

@@ -10,8 +10,8 @@ OWNERS = ("groups", "labels", "label_column", "skip", "compare_by", "volume")
 class SourceKind:
     """Properties of a source, which are known before its files are read.
 
-    reader: "module:function" in sfumato/data/sources, from a Request and the folder of downloads to
-    a Source;
+    reader: "module:function" in sfumato/data/sources; the function takes a Request and the folder
+    of downloads, and returns a Source;
     sections: sections of the parameters that may name it;
     takes: settings in OWNERS that it supports, none for a published set.
     """

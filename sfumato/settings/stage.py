@@ -27,7 +27,8 @@ PROPOSAL = "evaluation/proposal.json"
 
 
 class Kind(StrEnum):
-    """Data that a stage may read. A query spends; a free stage reads only public or released data.
+    """Kind of a stage, by the data that it may read. A query measures sensitive images, and spends;
+    a free stage reads only public or released data.
 
     A local stage reads real images outside the guarantee, so its results are not part of a release.
     """
@@ -69,16 +70,16 @@ class Stage:
             `tests/test_golden.py` pins the results of each revision.
         inputs: Stages whose artifacts it reads, and "public" for the public set.
         optional: Inputs that may be off.
-        seeded: Draws public randomness from `seed`.
-        network: Depends on the parameters of the network.
-        shows_epsilon: Prints ε while it runs, and so depends on δ.
-        owned: Reads the section `release`.
-        shared: A free stage whose work is shared by many processes. The work of a query is, unless
-            `one_process`.
-        one_process: A query that refuses to run in more than one process.
-        several_labels: Accepts images with several labels each.
-        adds_up: The noisy sums of several owners may be added up to one release, because they do
-            not depend on any owner's earlier releases.
+        seeded: True if it draws public randomness from `seed`.
+        network: True if it depends on the parameters of the diffusion model.
+        shows_epsilon: True if it prints ε while it runs, and so depends on δ.
+        owned: True if it reads the section `release`.
+        shared: True for a free stage whose work is shared by many processes. The work of a query is
+            shared unless `one_process` is True.
+        one_process: True for a query that refuses to run in more than one process.
+        several_labels: True if it accepts images with several labels each.
+        adds_up: True if the noisy sums of several owners may be added up to one release, because
+            they do not depend on any owner's earlier releases.
         beside: Further input files.
         gives: Content of its artifact that `synthesize` may draw from: a "generator", or "images"
             to choose from.

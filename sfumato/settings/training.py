@@ -64,7 +64,7 @@ class Fit(Settings):
 class Auxiliary(Fit):
     """A one-step generator fitted to a noisy release, and images drawn from it (FETA-Pro §3.3)."""
 
-    latent: Positive = 32  # Random numbers from which an image is generated
+    latent: Positive = 32  # Number of random numbers from which an image is generated
     width: Positive = 40  # Channels at half resolution
     # Release to which the generator is fitted; `covariance` fits Gaussians instead of a network
     target: Literal["frequency", "moments", "covariance"] = "frequency"
@@ -99,7 +99,9 @@ class Student(Settings):
 
 
 class Refine(Fit):
-    """Further fit of the generator, to both releases and to the teacher's labels of its images."""
+    """Further fit of the generator to the releases of `frequency` and `embedding`, and to the
+    labels that the teacher gives the generator's images.
+    """
 
     learning_rate: ClassVar[float] = 4e-3  # type: ignore[misc]  # constant here
 
@@ -159,7 +161,7 @@ class Amp(Strict):
     rate: ClassVar[float] = 0.4  # Rate η₁ of the ascent
     steps: ClassVar[int] = 1  # Steps of the ascent
 
-    # Largest L2 norm γ of the perturbation of all weights
+    # Largest L2 norm γ of the perturbation, over all weights together
     radius: Annotated[float, Field(ge=0, le=1e5)] = 0.2
 
 
