@@ -43,13 +43,13 @@ from sfumato.settings.stages import STAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference.md"
-SHARED = 4  # an option of so many commands is described once
+SHARED = 4  # an option that this many commands have is described only once
 BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
-HUGE = 10**9  # bounds from here on guard against overflow and are not shown
-EVERYWHERE = {  # keys that mean the same in every section, unless a comment says more
+HUGE = 10**9  # larger bounds only guard against overflow and are not shown
+EVERYWHERE = {  # keys that mean the same in every section without a comment of its own
     "noise": "Noise: the multiplier of each release, the query's share of the budget, or `rest`"
 }
-# types that have their own paragraph in the reference: their name, by the union they are
+# types that have their own paragraph in the reference: union type -> link to the paragraph
 NAMED = {float | str: "[noise](#noise)", get_args(NoiseLevels)[0]: "[noise levels](#noise-levels)"}
 
 
@@ -58,7 +58,7 @@ NAMED = {float | str: "[noise](#noise)", get_args(NoiseLevels)[0]: "[noise level
 
 @functools.cache
 def comments_of(kind: type) -> dict[str, str]:
-    """The comment of each annotated field in the body of a class: trailing, or directly above."""
+    """Return the comment of each annotated field of a class: behind the field, or right above."""
     source = Path(inspect.getsourcefile(kind) or "").read_text(encoding="utf-8")
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {token.start[0]: token for token in tokens if token.type == tokenize.COMMENT}
@@ -105,14 +105,14 @@ def description(kind: type[BaseModel], name: str) -> str:
 
 
 def one_of(table: str, module: str, section: str) -> str:
-    """The names in a table of the code, without those that another section may name."""
+    """Return the names in a table of the code, without those that only other sections accept."""
     entries = getattr(import_module(module.replace("/", ".")), table).items()
     names = [name for name, entry in entries if section in getattr(entry, "sections", (section,))]
     return f"one of {', '.join(f'`{name}`' for name in names)}"
 
 
 def type_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
-    """A type and its bounds in plain words."""
+    """Return a type and its bounds in plain words."""
     if get_origin(annotation) is Annotated:
         inner, *rest = get_args(annotation)
         flat = [
@@ -181,8 +181,8 @@ def default_of(field: FieldInfo) -> str:
 
 
 def inner_models(annotation: Any) -> Iterator[tuple[type[BaseModel], str]]:
-    """The models within a type, and what stands between the field's name and theirs: "[]" within a
-    list.
+    """Yield the models within a type, each with the text between the name of the field and the
+    names of the model's keys: "[]" within a list, otherwise "".
     """
     if annotation in NAMED:
         return
@@ -196,8 +196,8 @@ def inner_models(annotation: Any) -> Iterator[tuple[type[BaseModel], str]]:
 def rows_of(
     kind: type[BaseModel], prefix: str, seen: dict[type, str] | None = None
 ) -> Iterator[tuple[str, str, str, str]]:
-    """(key, type, default, description) of every field of a model, and of the models within it,
-    each model once.
+    """Yield (key, type, default, description) of every field of a model, and of the models within
+    it. Fields of a model that occurs twice are yielded once.
 
     seen: the models that were shown already, and the key of each.
     """
@@ -263,7 +263,7 @@ def parameters() -> str:
 
 
 def machine() -> str:
-    """The machine settings that fields of sections stand for."""
+    """Describe the environment variables that set fields of sections in place of params.yaml."""
     rows = {}
     for kind in sections().values():
         for key in MACHINE.keys() & kind.model_fields.keys():
@@ -289,7 +289,7 @@ def table(head: tuple[str, ...], rows: Any) -> str:
 
 
 def cell(text: str) -> str:
-    """Text for a cell of a table: "<stage>" outside of code is not HTML."""
+    """Escape text for a cell of a table, so that "<stage>" outside of code is not read as HTML."""
     parts = text.replace("|", "\\|").split("`")
     return "`".join(part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(parts))
 
@@ -323,7 +323,7 @@ def option_row(param: Any) -> tuple[str, str, str]:
 
 
 def shared_options() -> list[tuple[str, str, str]]:
-    """The options of SHARED commands or more."""
+    """Describe the options that at least SHARED commands have."""
     times = Counter(
         row
         for command in known_commands().values()
@@ -339,7 +339,9 @@ def options() -> str:
 
 
 def commands() -> str:
-    """The commands beside the stages of the plan, and the options that few commands have."""
+    """Describe the commands besides the stages of the plan, and the options that only few commands
+    have.
+    """
     shared, lines = shared_options(), []
     for name, command in known_commands().items():
         arguments = [param for param in command.params if param.param_type_name == "argument"]
@@ -355,7 +357,7 @@ def commands() -> str:
 
 
 def stages_table() -> str:
-    """The stages, what each reads and what it does."""
+    """Describe the stages: what each reads and what it does."""
     lines = ["| stage | kind | reads | what it does |", "|---|---|---|---|"]
     for stage in STAGES.values():
         reads = [] if stage.kind is FREE else ["sensitive images"]
@@ -424,9 +426,9 @@ PARTS = {
 
 
 def generated(page: str) -> str:
-    """The page with each part of PARTS made new.
+    """Return the page with each part of PARTS generated again.
 
-    Raises ValueError if the page lacks the marks of one.
+    Raises ValueError unless the page has the marks of each part exactly once.
     """
     for name, make in PARTS.items():
         marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)

@@ -1,5 +1,5 @@
-"""What the site needs beside the pages of `docs/`: root pages, notes of the benchmarks, notebooks,
-files they link to.
+"""Add to the site what it needs besides the pages of `docs/`: root pages, notes of the benchmarks,
+notebooks, and the files that these pages link to.
 
 The links in `docs/` are written for the files of a clone, so that they work there too. On the site,
 a link to another file of the repository leads to a copy of that file, and a link to a folder
@@ -40,7 +40,7 @@ FOLDER_LINK = re.compile(r"\[([^\]]*)\]\((?!\w+:|#|/)([^)#\s]+)\)")
 
 
 def notebook_page(text: str) -> str:
-    """A notebook as Markdown: its text, and its code without outputs."""
+    """Return a notebook as Markdown: text and code, without the outputs of the code."""
     parts = []
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])
@@ -73,7 +73,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Turn links of the repository into links of the site."""
+    """Replace links between files of the repository by links between pages of the site."""
     origin = {page: path for path, page in PAGES.items()}.get(
         page.file.src_uri, f"docs/{page.file.src_uri}"
     )

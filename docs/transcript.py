@@ -3,7 +3,7 @@
     python docs/transcript.py docs/init.svg stage init /data/chest --epsilon 5 --minutes 60 --groups
     '^(.+)_' --yes
 
-Progress bars are left out, and so is the line on other programs that were running.
+Progress bars are left out, and so is the line that warns of other running programs.
 """
 
 import os
@@ -43,7 +43,7 @@ def main(file: Path, words: list[str]) -> None:
         console.print(f"$ {shlex.join(words)}", style="bold", markup=False, highlight=False)
         console.print(Text.from_ansi(text))
         picture = console.export_svg(title=" ".join(words[:2]))
-        # Of the web
+        # Leave out the fonts, which a browser would load from the web
         file.write_text(
             re.sub(r"@font-face {.*?}\s*", "", picture, flags=re.DOTALL), encoding="utf-8"
         )
