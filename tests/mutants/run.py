@@ -201,16 +201,13 @@ def try_mutant(tree: Path, mutant: Mutant) -> Outcome:
 
 
 def outcomes(mutants: Sequence[Mutant], seconds: float) -> Iterator[Outcome]:
-    """One after the other, as long as there are seconds left.
-
-    Raises ValueError where the tests fail without any.
-    """
-    started = time.monotonic()
+    """Try one after the other, as long as there are seconds left after the preparation."""
     for name in SLOW_IMPORTS:
         import_module(name)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tree = Path(folder) / "tree"
         copy_tree(tree)
+        started = time.monotonic()
         for mutant in mutants:
             if time.monotonic() - started > seconds:
                 return
