@@ -43,9 +43,9 @@ class Card(Exact):
     labels: Literal["one", "several"] = "one"
 
     def content(self) -> dict:
-        """Return the card as it is written.
+        """Return the content of the card's file.
 
-        It leaves out the unit if it is "image", and the labels if it is "one".
+        A `unit` of "image" and `labels` of "one" are the defaults, and are left out.
         """
         usual = ("unit", IMAGE), ("labels", "one")
         return {key: value for key, value in asdict(self).items() if (key, value) not in usual}
@@ -53,7 +53,7 @@ class Card(Exact):
 
 @dataclass(frozen=True, kw_only=True)
 class PublicCard(Exact):
-    """The facts of a prepared public set; only `enabled`, false, if there is none."""
+    """The facts of a prepared public set. Without a set, it has only `enabled`, which is false."""
 
     enabled: bool
     source: str | None = None
@@ -63,7 +63,10 @@ class PublicCard(Exact):
 
 
 def card_at(path: Path, what: str, fix: str) -> AbstractContextManager[None]:
-    """Raise DataError if the file is missing or is not `what`."""
+    """Raise DataError if, in this context, the file is missing or is not `what`.
+
+    fix: command that writes the file, as an instruction.
+    """
     missing = f"{path} is missing: {fix} first"
     return explained(
         DataError, lambda error: f"{path} is not {what} ({error}): {fix} again", missing=missing

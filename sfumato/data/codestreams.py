@@ -1,5 +1,7 @@
-"""Check the size of compressed pixels in DICOM and JPEG 2000 by the headers of the compressed data,
-because the header of the whole file may be wrong.
+"""Check how large the compressed pixels of DICOM and JPEG 2000 files are.
+
+The size is read from the headers inside the compressed data, because the file's own header may be
+wrong.
 """
 
 import struct
@@ -9,7 +11,7 @@ from typing import Any, BinaryIO
 from sfumato.errors import DataError
 from sfumato.storage.limits import LARGEST_PICTURE, check_picture
 
-JPEG_2000 = b"\xff\x4f\xff\x51"  # markers at the start of a codestream and of its sizes
+JPEG_2000 = b"\xff\x4f\xff\x51"  # two markers: a codestream starts, and its sizes follow
 # Markers in the range of JPEG's frame markers that do not begin a frame
 NO_FRAME = (0xC4, 0xC8, 0xCC)
 JPEG_LS_FRAME = 0xF7
@@ -34,9 +36,9 @@ def check_codestream(frame: bytes, name: str) -> None:
 
 
 def codestream_of(content: bytes) -> bytes:
-    """Return the JPEG 2000 stream of a file, which may be bare or in the boxes of a JP2.
+    """Return the JPEG 2000 codestream in a file, which may be bare or inside the boxes of a JP2.
 
-    Raises ValueError or struct.error without one.
+    Raises ValueError or struct.error if the file has no codestream.
     """
     place = 0
     while not content.startswith(JPEG_2000, place):
@@ -77,8 +79,8 @@ def check_run_lengths(frame: bytes, size: int, name: str) -> None:
                 start += 1 + (run + 1) % 129
             if expanded > 2 * size + LARGEST_PICTURE // 2**10:
                 raise DataError(
-                    f"{name} has pixels in RLE that expand to more than its {size:,}: write it "
-                    "again."
+                    f"{name} has pixels in RLE that expand to more than the {size:,} bytes of a "
+                    "plane: write it again."
                 )
 
 
@@ -109,7 +111,7 @@ def check_deflated(file: BinaryIO, name: str) -> None:
 
 def check_compressed(data: Any, syntax: Any, size: int, name: str) -> None:
     """Check the first frame of compressed pixels before it is decoded. size: number of bytes in one
-    of its planes.
+    plane of the decoded frame.
     """
     from pydicom.encaps import get_frame
     from pydicom.uid import RLELossless

@@ -17,9 +17,10 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Companions:
-    """The number of pictures that accompany others.
+    """The number of pictures that accompany others. Private.
 
-    It is private. example: names of such a picture and of the one that it accompanies.
+    count: number of pictures such as masks that accompany another picture;
+    example: name of one of them, and name of the picture that it accompanies.
     """
 
     count: int
@@ -27,8 +28,8 @@ class Companions:
 
 
 def companions_in(names: Sequence[str], folders: Sequence[str]) -> Companions | None:
-    """Find pictures whose names differ from another name in the same folder by a word such as mask;
-    None if there are none.
+    """Find pictures whose names equal another name in the same folder, apart from a word such as
+    mask. Returns None if there are none.
 
     folders: folder of each picture, in the order of `names`.
     """
@@ -60,10 +61,11 @@ def without(words: re.Pattern[str], own: Words) -> Words:
 
 
 def companion_keys(own: Words) -> Iterator[Words]:
-    """Yield the words that a picture's name may have if its companion's name has these: all but the
-    words of COMPANION, or all before the first of them.
+    """Yield the words that the name of the accompanied picture may have.
 
-    A number after such a word is the number of a mask.
+    own: words in the name of the companion, such as a mask. The words of the other name are all of
+    these except the words of COMPANION, or only those before the first word of COMPANION, because a
+    number after it may count masks.
     """
     places = [place for place, word in enumerate(own) if COMPANION.fullmatch(word)]
     if places:

@@ -90,7 +90,10 @@ def open_picture(file: Path | Member) -> io.BytesIO:
 
 
 def format_at(file: Path | Member) -> Format | None:
-    """Return the unsupported format of a file or link by its first bytes, or None."""
+    """Recognise the unsupported format of a file by its first bytes, or of a link by its target.
+
+    Returns None for any other file or link.
+    """
     if isinstance(file, Path) and not file.is_file():
         return link_format(file)
     if not isinstance(file, Path):
@@ -113,8 +116,9 @@ def naming_formats(file: Path | Member) -> Iterator[None]:
 
 
 def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
-    """Convert one image, (H, W, C) uint8, to the channels and the size of `request`, by cropping or
-    padding.
+    """Convert one image, (H, W, C) uint8, to the channels and the size that `request` states.
+
+    An image with other proportions is cropped or padded.
     """
     height, width, channels = image.shape
     if not height or not width:
@@ -151,7 +155,7 @@ def decode(path: PictureFile, span: Span | None = None) -> np.ndarray:
     # silently drops; and ICO, which Pillow decodes before the size can be checked.
     formats = "AVIF BMP DIB GIF JPEG JPEG2000 PCX PNG PPM QOI TGA TIFF WEBP"
     Image.init()
-    # Formats that this Pillow supports
+    # Formats that the installed Pillow supports
     known = [form for form in formats.split() if form in Image.OPEN]
     with (
         naming_formats(path),
@@ -166,7 +170,7 @@ def decode(path: PictureFile, span: Span | None = None) -> np.ndarray:
             ) from error
         except UnidentifiedImageError:
             file.seek(0)
-            # Instead of Pillow's message
+            # Replaces Pillow's message, which would show the memory address of the stream
             if file.read(4) not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
                 raise ValueError(
                     "its bytes do not belong to a supported format, such as PNG or DICOM"
@@ -258,6 +262,6 @@ def picture_of(file: PictureFile, request: Request) -> tuple[np.ndarray | DataEr
     try:
         return fit(decode(file, request.range), request, str(file)), request.converted
     except DataError as error:
-        if error.option is not None:  # it concerns all such files
+        if error.option is not None:  # a missing setting, which concerns all such files
             raise
         return error, request.converted

@@ -47,8 +47,7 @@ def eight_bits(
     inverted: bool = False,
     rescale: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Map values to uint8: span[0] and below to black, span[1] and above to white, linear in
-    between.
+    """Map values to uint8: black up to span[0], white from span[1], and linear in between.
 
     values: (H, W) or (H, W, C);
     alpha: (H, W, 1) in [0, 1], opacity over black;
@@ -91,12 +90,13 @@ def eight_bits(
 
 @contextmanager
 def readable(what: str, fix: str = "repair or remove it") -> Iterator[None]:
-    """Raise DataError for any exception of a decoder about damaged bytes, but not for a file that
-    cannot be reached.
+    """Raise DataError for any exception that a decoder raises for damaged bytes.
 
-    An OSError with a number comes from the system: the file is out of reach, or must not be read.
-    An OSError without a number comes from a decoder. EINVAL may come from either, because damaged
-    bytes can contain an invalid offset.
+    An error because the file cannot be reached is not changed.
+
+    An OSError with an error number comes from the system: the file is out of reach, or this account
+    must not read it. An OSError without a number comes from a decoder. The number EINVAL may come
+    from the system or from damaged bytes, which can contain an invalid offset.
     """
     try:
         yield
@@ -121,8 +121,9 @@ def installed(extra: str, name: str) -> AbstractContextManager[None]:
 
 
 def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np.ndarray | None:
-    """Decode a picture with more than 8 bits, converted by `eight_bits` to (H, W, C) uint8; None
-    for other pictures.
+    """Decode a picture with more than 8 bits, and convert it by `eight_bits` to (H, W, C) uint8.
+
+    Returns None for a picture with 8 bits or fewer.
 
     opened: the picture, opened by Pillow from `file`. If its mode has only 8 bits, Pillow would
     drop the others.
@@ -201,25 +202,27 @@ def decode_jpeg_2000(
 
 
 def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
-    """Decode a TIFF in colour, with alpha, or with numbers that Pillow does not support, like
-    `decode_deep`.
+    """Decode a TIFF that Pillow does not support: in colour, with alpha, or with unusual numbers.
+
+    The result is the same as in `decode_deep`.
     """
     with installed("depth", name):
         from tifffile import TiffFile
 
-    # Photometry (0 and 1: grey, 2: colour) -> without and with alpha
+    # Photometry (0 and 1: grey, 2: colour) -> number of channels without alpha, and with alpha
     channels = {0: (1, 2), 1: (1, 2), 2: (3, 4)}
     file.seek(0)
     with TiffFile(BytesIO(file.read())) as tiff:
         page: Any = tiff.pages[0]
         check_bands(page.extrasamples, name)
-        # Rows, columns, channels
+        # Y: rows, X: columns, S: channels
         plain = len(tiff.pages) == 1 and page.axes in ("YX", "YXS", "SYX")
         plain = plain and page.tags.valueof("Orientation", 1) == 1
         if not plain or page.samplesperpixel not in channels.get(page.photometric, ()):
             held = f"{len(tiff.pages)} frame(s), {page.photometric.name}, of shape {page.shape}"
             raise DataError(
-                f"{name} contains {held}: save one, upright, in grey or RGB, with alpha or without."
+                f"{name} contains {held}: save one frame, upright, in grey or RGB, with or without "
+                "alpha."
             )
         with room_for_picture(
             name, page.imagelength, page.imagewidth, page.samplesperpixel, page.dtype.itemsize
@@ -230,7 +233,8 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
     opaque = 1
     if values.dtype.kind in "iu":
         opaque = 2**page.bitspersample - 1
-    # 2: unassociated alpha, by which the colours have not been multiplied yet
+    # 2 means unassociated alpha: the colours have not been multiplied by it yet. Any other alpha is
+    # dropped.
     if 2 not in page.extrasamples:
         values = values[..., : channels[page.photometric][0]]
     return with_alpha(values, opaque, span, name, page.photometric == MIN_IS_WHITE)
@@ -302,8 +306,9 @@ def decode_dicom(path: Path, span: Span | None, frame: int | None = None) -> np.
 
 
 def with_frame(path: Path, header: Any, frame: int, size: int) -> Any:
-    """Return the header with the pixels and the rescale of one frame; others are not read. size:
-    bytes of a frame.
+    """Add the pixels and the rescaling of one frame to the header, and return it.
+
+    Other frames are not read. size: number of bytes of a frame.
     """
     from pydicom import dcmread
     from pydicom.datadict import keyword_for_tag
@@ -319,10 +324,10 @@ def with_frame(path: Path, header: Any, frame: int, size: int) -> Any:
         if syntax == DeflatedExplicitVRLittleEndian or header.BitsAllocated % 8:
             raise DataError(
                 f"{path} has deflated frames, or values that do not fill whole bytes: save it "
-                "without deflate, in 8 or 16 bits."
+                "without deflation, in 8 or 16 bits."
             )
         dcmread(file, stop_before_pixels=True)  # leaves the file at the tag of its pixels
-        # The tag and the length; in some syntaxes, the kind of the values stands between them
+        # Layout of the tag and the length. With an explicit VR, the kind of the values is between
         form = ("<HHL", "<HHLL")
         if not syntax.is_little_endian:
             form = (">HHL", ">HHLL")
@@ -381,13 +386,14 @@ def decode_pixels(data: Any, span: Span | None, path: Path) -> np.ndarray:
 
 
 def padding_alpha(data: Any, array: np.ndarray) -> np.ndarray | None:
-    """Return alpha, (H, W, 1), with 0 for padding by PixelPaddingValue and PixelPaddingRangeLimit,
-    or None.
+    """Return alpha, (H, W, 1), which is 0 for padding and 1 elsewhere; None without padding.
+
+    PixelPaddingValue and PixelPaddingRangeLimit state which values are padding.
     """
     padding = data.get("PixelPaddingValue")
     if padding is None or array.ndim > 2:
         return None
-    # Signed if the pixels are signed
+    # The header may state the bounds as unsigned; they are signed if the pixels are
     ends = np.array([padding, data.get("PixelPaddingRangeLimit", padding)]).astype(array.dtype)
     return ((array < ends.min()) | (array > ends.max()))[..., None]
 

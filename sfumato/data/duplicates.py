@@ -27,11 +27,15 @@ LOOKS_AT_ONCE = 4096  # number of thumbnails compared at once
 
 def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], origin: dict) -> None:
     """Raise ConfigError if images in `fresh`, or their source, are counted under another id.
-    `fresh` will replace `home`.
 
-    Otherwise each odometer would count only a part of the cost. Images of the same stored shape,
-    (C, H, W), are compared byte by byte, and all images by small grey versions, because resized
-    copies may have the same shape.
+    Otherwise each odometer would count only a part of the cost.
+
+    home: folder of the dataset; fresh: folder of its new images, which will replace `home`;
+    shape: stored shape of the new images, (C, H, W);
+    origin: their source and path.
+
+    A set with the same stored shape is compared byte by byte. Every other set, and a set without
+    equal images, is compared by small grey versions, which detect resized copies.
     """
     folders = home.parent.iterdir()
     there = {folder for folder in folders if (folder / CARD).exists() or (folder / ORIGIN).exists()}
@@ -41,7 +45,7 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
         with explained(DataError, wrong):
             same = file.is_file() and read_json(file) == origin
         if not same and not (other / CARD).is_file():
-            continue  # its images were forgotten, so only its folder is known
+            continue  # its images were forgotten: only their origin could be compared
         if not same and read_card(other / CARD).shape == shape:
             same = len(np.intersect1d(by_content(fresh), by_content(other))) > 0
         if same or resized_copies(fresh, other):
@@ -62,8 +66,8 @@ def by_content(home: Path) -> np.ndarray:
 
 
 def resized_copies(fresh: Path, other: Path) -> bool:
-    """Return whether a third of a sample of images resemble images of another set, even in other
-    sizes and colours.
+    """Return whether more than a third of a sample of the images in `fresh` resemble images in
+    `other`, even in other sizes and colours.
     """
     sample = np.concatenate([*looks(fresh, 500)])
     nearest = np.zeros(len(sample))
@@ -75,10 +79,10 @@ def resized_copies(fresh: Path, other: Path) -> bool:
 
 
 def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
-    """Yield small grey versions of the images of both parts, (N, 64), centred, with norm 1 or 0, in
-    batches.
+    """Yield small grey versions of the sensitive and of the hold-out images, in batches.
 
-    most: largest number of images of each part, always the same ones.
+    A batch is (N, 64), with centred rows of norm 1; a blank image has the norm 0.
+    most: largest number of images of each part. The choice is the same in every call.
     """
     for images in (load_array(home / part / IMAGES) for part in (SENSITIVE, HOLDOUT)):
         rows: Sequence[int] | np.ndarray = range(len(images))
@@ -114,8 +118,10 @@ def refuse_regrouping(data: Data, home: Path, fresh: Path, journal: Journal) -> 
 
 
 def regrouped(before: Path, after: Path, spent: Sequence[dict]) -> bool:
-    """Return whether charged images that are in both prepared sets were moved into separate groups,
-    or joined into one.
+    """Return whether a new preparation separates charged images of one group, or joins images of
+    several groups.
+
+    Only images that are in both prepared sets, `before` and `after`, count.
 
     Without groups, each image is a group. Returns True if it cannot be decided, because the stored
     shapes differ or the earlier set is gone. An image with copies in several groups is ignored.
@@ -143,7 +149,10 @@ def regrouped(before: Path, after: Path, spent: Sequence[dict]) -> bool:
 
 
 def placed_digests(home: Path) -> dict[bytes, set[Hashable]]:
-    """Return the groups of each image by its digest. Without groups, each image is a group."""
+    """Return, by an image's digest, the groups of all its copies.
+
+    Without groups, each image is a group.
+    """
     places: dict[bytes, set[Hashable]] = defaultdict(set)
     for part in (SENSITIVE, HOLDOUT):
         images = load_array(home / part / IMAGES)

@@ -25,7 +25,10 @@ GET = "run `datalad get .` or `git annex get .` in its repository, and then `git
 
 @dataclass(frozen=True)
 class Format:
-    """A file format. name: completes "the file is …"; way: instruction to the owner."""
+    """A file format.
+
+    name: completes "the file is …"; way: instruction that makes the file usable.
+    """
 
     name: str
     way: str
@@ -37,7 +40,7 @@ DVC_CACHE = Format(
     "run `dvc config cache.type copy` and `dvc checkout --relink` there",
 )
 HEIC = Format("HEIC", f"{PICTURES}, for example with `heif-convert`")
-AVIF = Format("AVIF, which this Pillow does not read", PICTURES)
+AVIF = Format("AVIF, which the installed Pillow does not read", PICTURES)
 CAMERA = Format("a raw photograph", PICTURES)
 VIDEO = Format("a video", FRAMES)
 NIFTI = Format(
@@ -58,7 +61,7 @@ ARROW = Format(
     "datasets.load_from_disk(FOLDER)['train'].to_parquet('train.parquet'), and name the folder of "
     "these files",
 )
-# Offset of the bytes, the bytes, and their format
+# Offset in the file, bytes at this offset, and the format that they identify
 SIGNATURES: Sequence[tuple[int, bytes, Format]] = (
     (0, b"/annex/objects/", Format("a pointer of git-annex", GET)),
     (
@@ -111,7 +114,7 @@ DOCUMENT = b"[Content_Types].xml"  # first file in the zip of an Office document
 
 
 class AnotherFormat(DataError):
-    """An intact file in an unsupported format, which `data.skip` does not cover."""
+    """The error for an intact file in an unsupported format; `data.skip` does not leave it out."""
 
     def __init__(self, file: str, form: Format) -> None:
         super().__init__(f"{file} is {form.name}: {form.way}.")
@@ -159,8 +162,10 @@ def link_format(entry: Path) -> Format | None:
 
 
 def sentences(problems: Sequence[DataError]) -> list[str]:
-    """Return one sentence per problem, preceded by one sentence per unsupported format for all its
-    files.
+    """Return the sentences of an error message about many files.
+
+    Each unsupported format gets one sentence for all its files. Then each other problem gets its
+    own sentence.
     """
     others = [error for error in problems if isinstance(error, AnotherFormat)]
     lines = []

@@ -24,13 +24,13 @@ STANDS_IN = re.compile(rf"({'|'.join(ID_WORDS['stands_in'].split())})\d{{0,4}}")
 NO_DATE = re.compile(
     r"(19(00|01|70)-1-1|1-1-19(00|01|70)|1111-11-11|11-11-1111|9999-12-31|31-12-9999)[-t0]*"
 )
-# Dates without separators, consecutive digits, and one digit many times
+# Numbers that are not ids: dates without separators, consecutive digits, and one repeated digit
 NO_NUMBER = re.compile(
     r"19(00|01|70)0101|10?119(00|01|70)|123456(7(8(90?)?)?)?|9{2,}|(?P<digit>\d)(?P=digit){5,}"
 )
-# Invisible characters outside of Unicode's categories C
+# Invisible characters that are not in Unicode's categories that begin with C (control, format, …)
 UNSEEN = re.compile("[\\s\u034f\u115f\u1160\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]")
-# Lower-case letters that, in either case, look like digits or Latin letters
+# Letters that look like digits or Latin letters in lower or upper case
 LOOK_ALIKE = str.maketrans(
     "авекмнорстухіјѕαβεηικμνορτυχζoilıøłđ", "abekmh0pctyx1jsabeh1kmn0ptyxz011101d"
 )
@@ -39,10 +39,11 @@ Ids = list[str | None]
 
 
 class GroupIndex:
-    """An index of the images of each group. groups: (N,) int64, number of each image's group.
+    """An index of the images of each group.
 
-    order: (N,), indices of images, sorted by group; starts, sizes: (G,), first position and length
-    of each group in it.
+    groups: (N,) int64, number of each image's group;
+    order: (N,), indices of all images, sorted by group;
+    starts, sizes: (G,), each group's first position in `order`, and its number of images.
     """
 
     def __init__(self, groups: np.ndarray) -> None:
@@ -76,7 +77,7 @@ def ids_of_files(
         ids = [file.parents[1].name for file in files]
     elif groups.folder:
         ids = [None if file.parents[1] == root else file.parent.name for file in files]
-    elif groups.volume:  # names of files, not of persons, so spelling does not matter
+    elif groups.volume:  # ids are paths of files, which may differ only in their spelling
         return [str(file.relative_to(root)) for file in files]
     elif groups.array:
         ids = ids_of_array(load_array(root / "groups.npy"), len(files), str(root / "groups.npy"))
@@ -91,8 +92,9 @@ def ids_of_files(
 
 
 def persons_of(groups: Groups, files: Sequence[Any], given: Sequence[str]) -> list[str]:
-    """Return the text that contains each picture's id: its name, its PatientID or its cell of a
-    column.
+    """Return the text that contains each picture's id.
+
+    It is the file name, the PatientID, or the picture's entry in `given`, the cells of a column.
     """
     if groups.pattern is not None:
         return [file.name for file in files]
@@ -111,9 +113,9 @@ def ids_of_persons(groups: Groups, persons: Sequence[str]) -> Ids:
 
 
 def ids_in_names(pattern: str, names: Sequence[str], alone: bool) -> Ids:
-    """Find the id in each name by a pattern.
+    """Find the id in each file name by a pattern; None for a name without an id.
 
-    Raises DataError if a name has no id or, with `alone`, if no name has one.
+    Raises DataError if any name has no id. With `alone`, it is raised only if all names have none.
     """
     matches = [re.search(pattern, name) for name in names]
     missed = [name for name, match in zip(names, matches, strict=True) if match is None]
@@ -151,12 +153,11 @@ def ids_of_array(array: np.ndarray, count: int, what: str) -> Ids:
 
 
 def checked_ids(ids: Sequence[str | None], groups: Groups) -> Ids:
-    """Return the ids, with None for images without one.
-
-    Raises DataError if two ids may belong to one person.
+    """Check the ids, and return them with None for images without an id.
 
     With `groups.alone`, an image without an id is a group by itself. Otherwise a missing id raises
-    DataError, because the image may show anyone.
+    DataError, because the image may show anyone. DataError is also raised if two different ids may
+    belong to one person, or if all images have one id.
     """
     forms = {text: plain_id(text or "") for text in {*ids}}
     unclear = {
@@ -205,11 +206,13 @@ def checked_ids(ids: Sequence[str | None], groups: Groups) -> Ids:
 
 
 def is_unclear(form: str, forms: Collection[str], in_names: bool) -> bool:
-    """Return whether an id, in the form of `plain_id`, often means an unknown person or several
-    persons.
+    """Return whether an id often means an unknown person or several persons.
 
-    Two cases are clear: a number, if the next number is an id too; and 0, if ids are `in_names` of
-    files, because files may be counted from 0.
+    form: the id, as `plain_id` returns it; forms: all ids in this form; in_names: whether the ids are
+    parts of file names.
+
+    A number is not unclear if the number before or after it is an id too. In file names, 0 is not
+    unclear if 1 and 2 are ids too, because persons may be counted from 0.
     """
     if NO_NUMBER.fullmatch(form):
         return not {str(int(form) - 1), str(int(form) + 1)} & {*forms}
@@ -255,8 +258,10 @@ def plain_id(text: str) -> str:
 
 @functools.cache
 def spelling(text: str) -> str:
-    """Map all spellings of an id to one: `plain_id`, with one character for all that look alike,
-    and Mueller for Müller.
+    """Map all spellings of an id to one text.
+
+    It is the result of `plain_id`, with one character for all characters that look alike, and with
+    Mueller for Müller.
     """
     name = re.sub(
         r"[^\W\d_]{4,}", lambda word: re.sub("([aou])e|a(?=a)", r"\1", word[0]), plain_id(text)
@@ -265,8 +270,10 @@ def spelling(text: str) -> str:
 
 
 def refuse_crowd(sizes: np.ndarray, groups: Groups) -> None:
-    """Raise DataError if one id has over 30 images and 10 times the 90th percentile. sizes: (G,),
-    images per id.
+    """Raise DataError if one id has far more images than the others.
+
+    An id may have 30 images, or `groups.largest`, or 10 times the 90th percentile of all ids,
+    whichever is more. sizes: (G,), number of images per id.
     """
     usual = np.quantile(sizes, 0.9)
     most = sizes.max()

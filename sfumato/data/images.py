@@ -66,11 +66,13 @@ class ImageSet:
         return channels, height, width
 
     def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Copy some images and their labels: ((B, C, H, W) float32 in [0, 1], (B,) or (B,
-        classes)).
+        """Copy some images and their labels.
 
         Args:
             indices: (B,) integers.
+
+        Returns:
+            Images, (B, C, H, W) float32 in [0, 1], and labels, (B,) or (B, classes).
         """
         indices = np.asarray(indices, dtype=np.int64)
         images, labels = (
@@ -79,7 +81,7 @@ class ImageSet:
         return images.permute(0, 3, 1, 2).contiguous().float().div_(255), labels
 
     def some(self, most: int, seed: int) -> Tensor:
-        """Return at most `most` images, chosen by `seed`, in their order, (n, C, H, W) uint8."""
+        """Choose at most `most` images by `seed`: (n, C, H, W) uint8, in the order of the set."""
         rows = np.sort(np.random.default_rng(seed).permutation(len(self))[:most])
         return torch.from_numpy(self.images[rows]).permute(0, 3, 1, 2).contiguous()
 
@@ -128,9 +130,9 @@ class ImageWriter:
                 write_header(file, np.dtype(dtype), (self.count, *row))
 
     def append(self, image: np.ndarray, label: int | np.ndarray, group: int | None = None) -> None:
-        """Write one image, (H, W, C) uint8, its label or its (classes,) uint8 of 0 and 1, and its
-        group, if any.
+        """Write one image, its label or labels, and its group, if any.
 
+        image: (H, W, C) uint8; label: a number or, for several labels, (classes,) uint8 of 0 and 1.
         Raises DataError if a shape is wrong. The values of labels are checked when the set is
         loaded.
         """
@@ -189,8 +191,8 @@ def load_images(
     groups = load_array(directory / GROUPS) if grouped else None
     if groups is not None and (groups.dtype != np.int64 or groups.shape != labels.shape[:1]):
         raise DataError(
-            f"{directory / GROUPS} is {groups.dtype}, of another length than the labels: write all "
-            "again."
+            f"{directory / GROUPS} is {groups.dtype}, expected int64 with one number per label: "
+            "write the whole set again."
         )
     return ImageSet(images, labels, names, groups)
 
@@ -198,7 +200,7 @@ def load_images(
 def load_array(path: Path) -> np.ndarray:
     if not path.is_file():
         raise DataError(f"{path} is missing: run the stage that writes it.")
-    wrong = f"{path} is not a whole .npy file"
+    wrong = f"{path} is not a complete .npy file"
     with explained(DataError, lambda error: f"{wrong} ({error}): write it again."), reading(path):
         return read_array(path)
 
@@ -230,8 +232,8 @@ def check_images(
 
 
 def check_labels(labels: np.ndarray, classes: tuple[str, ...], path: Path) -> None:
-    """Raise DataError if a label of the file `path` has no class, or one of several labels is
-    neither 0 nor 1.
+    """Raise DataError if a label in the file `path` is not the number of a class or, for several
+    labels per image, if an entry is neither 0 nor 1.
     """
     if labels.ndim == 2:
         if labels.size and not (labels.min() >= 0 and labels.max() <= 1):
@@ -244,8 +246,9 @@ def check_labels(labels: np.ndarray, classes: tuple[str, ...], path: Path) -> No
 
 
 def per_class(labels: np.ndarray, classes: int) -> np.ndarray:
-    """Count the images with each label, (classes,) int64. labels: (N,) int64 or, if several, (N,
-    classes) uint8.
+    """Count the images with each label. Returns (classes,) int64.
+
+    labels: (N,) int64 or, for several labels per image, (N, classes) uint8.
     """
     return (
         labels.sum(axis=0, dtype=np.int64)
@@ -260,8 +263,9 @@ def having(labels: np.ndarray, label: int) -> np.ndarray:
 
 
 def strata(labels: np.ndarray) -> np.ndarray:
-    """Return the stratum of each image, (N,) int64: its label, or 0 for all if images have several
-    labels.
+    """Return the stratum of each image, (N,) int64.
+
+    It is the image's label. If images have several labels, all images are in the stratum 0.
     """
     return labels if labels.ndim == 1 else np.zeros(len(labels), dtype=np.int64)
 
@@ -272,9 +276,7 @@ def as_uint8(images: Tensor) -> np.ndarray:
 
 
 def read_at_once(shape: Sequence[int]) -> int:
-    """Return how many images of a shape to encode at a time: 64, or up to 1024 if they are
-    small.
-    """
+    """Return how many images of a shape to encode at a time: 64, or up to 1024 small images."""
     return max(64, min(1024, 2**20 // math.prod(shape)))
 
 
@@ -291,9 +293,7 @@ def as_bytes(images: Tensor) -> Tensor:
 
 
 def as_floats(images: Tensor) -> Tensor:
-    """Convert uint8 to float32 in [0, 1], the inverse of `as_bytes`. float32 is returned
-    unchanged.
-    """
+    """Convert uint8 to float32 in [0, 1], as the inverse of `as_bytes`; leave float32 unchanged."""
     return images.float().div_(255) if images.dtype == torch.uint8 else images.float()
 
 

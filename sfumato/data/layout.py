@@ -41,7 +41,8 @@ PERSONS = re.compile(
     r"(ids?|uid|no|nr|num|number|code|key|name|identifier|pseudonym)?"
     r"|groups?(ids?)?|mrns?|pids?|(medicalrecord|hospital|nhs|mrn)(id|no|nr|number)|ssn"
 )
-# Parts of names of columns whose cells, if they repeat, may be ids of persons, or of their things
+# Parts of column names. If the cells of such a column repeat, they may be ids of persons, or ids of
+# things that belong to one person, such as a session or a specimen.
 OF_PERSONS = re.compile(
     r"patient|pa[cz]i?ente?|subj|person|particip|proband|donor|volunteer|individual|client|user|signer|speaker|writer"
     r"|worker|owner|animal|identity|(^|_)(pat|sub|uid|hn)(_|$)"
@@ -56,8 +57,8 @@ LABELLED = re.compile(
 # Matches ids (long, zero-padded, hexadecimal), dates, names of persons ("Smith, John", DICOM's
 # Smith^John) and e-mails
 PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,@]", re.IGNORECASE)
-# Classes with few pictures are suspicious: fewer than FEW if there are over MANY classes, otherwise
-# fewer than LEAST
+# Classes with few pictures may be persons. If there are more than MANY classes, fewer than FEW
+# pictures per class are few, otherwise fewer than LEAST.
 MANY = 20
 FEW = 50
 LEAST = 10
@@ -66,7 +67,7 @@ FIRST = 50  # number of files of a folder whose format is checked
 
 
 class Unclear(ConfigError):
-    """A decision that only the owner can make."""
+    """The error for a decision that only the owner can make."""
 
     undecided = True
 
@@ -74,11 +75,12 @@ class Unclear(ConfigError):
 def layout_of(
     path: Path, label: str | None, groups: Groups | None = None, classes: Classes | None = None
 ) -> Layout:
-    """Return the keys of a Request for the labels, and the rule for finding persons' ids, if one is
-    found.
+    """Find out where a source has its labels and its persons' ids.
 
-    label: column that the owner named; groups, classes: the owner's options. Raises Unclear if only
-    the owner can decide, and ConfigError if labels are persons' ids.
+    label: column that the owner named; groups, classes: the owner's options.
+
+    Returns the keys of a Request for the labels, and the rule for finding persons' ids, or None.
+    Raises Unclear if only the owner can decide, and ConfigError if labels look like persons' ids.
     """
     path = unpacked(path)
     if is_bids(path):
@@ -183,7 +185,7 @@ def classes_named(classes: Classes | None) -> dict[str, Any]:
 
 
 def volume_in(path: Path) -> Volume | None:
-    """Propose slices if the first files are volumes or series; else None."""
+    """Return the slices to use if the first files are volumes or DICOM series, otherwise None."""
     path = unpacked(path)
     files = first_files(path)
     if any(map(is_volume, files)):
@@ -233,12 +235,12 @@ def cells_in(table: Path, column: str) -> list[str]:
 
 
 def repeated_ids(path: Path, label: str | None) -> tuple[str, bool] | None:
-    """Return the first column in the table of `path` with repeated cells that look like persons'
-    ids, and whether to propose it; None if there is none.
+    """Find the first column in the table of `path` whose cells repeat and look like persons' ids.
 
-    It is proposed if the column has the name of a person's id or if most of the cells are PERSONAL.
-    In columns with other names, cells without a letter or a leading zero are ignored, because
-    dates, years and sizes repeat too.
+    Returns the column's name, and whether to propose it; None if there is no such column. A column
+    is proposed if its name means persons, or if its cells look like ids or names of persons. In
+    columns with other names, cells without a letter or a leading zero are ignored, because dates,
+    years and sizes repeat too.
     """
     path = unpacked(path)
     telling = (
@@ -260,7 +262,7 @@ def repeated_ids(path: Path, label: str | None) -> tuple[str, bool] | None:
             ids = {*cells}
             frequent = LEAST * len(ids) < len(
                 cells
-            )  # as hospitals and scanners, with many pictures
+            )  # values with many pictures each, such as hospitals or scanners
             if name == label or len(ids) == len(cells) or (frequent and not named):
                 continue
             if person or likeness(ids) == 2 or like_people(sorted(ids)):
@@ -363,8 +365,8 @@ def folder_layout(path: Path, groups: Groups | None, classes: Classes | None) ->
 
 
 def check_classes_of_dicom(path: Path, outer: Sequence[Path], decided: bool) -> None:
-    """Raise Unclear if each folder of DICOM files belongs to one patient, because its name may then
-    be a person's.
+    """Raise Unclear if each class folder has DICOM files of one patient, who differs from all
+    others, because the folders may then be named after patients.
     """
     headers = [map(dicom_header, first_files(folder)) for folder in outer]
     of_folder = [{header.patient for header in found if header is not None} for found in headers]
@@ -403,7 +405,7 @@ def check_beside(
         names = " and ".join(file.name for file in readable[:3])
         unread.append(
             f"{path} contains {names}, but only one table is read: join them in metadata.csv, or "
-            "move others"
+            "move the others to another folder"
         )
     if unread and no_classes:
         raise ConfigError(unread[0])
@@ -417,9 +419,9 @@ def check_beside(
 
 
 def why_unread(file: Path, no_classes: bool) -> str | None:
-    """Return why a file beside pictures is not read, and what to do.
+    """Return why a file beside pictures is not read, and what to do; None if nothing is to be done.
 
-    no_classes: whether there are no class folders.
+    no_classes: whether there are no class folders, so that the file may contain the labels.
     """
     suffix = file.suffix.lower()
     try:
@@ -447,8 +449,9 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> C
     """Return the error for two levels of folders, which may be <class>/<person>/ or
     <person>/<class>/.
 
-    The suggested order treats the names that look more like ids as persons. It is not certain,
-    because <name>/<date>/ and <year>/<name>/ look like both.
+    The error suggests an order: the level with the names that look more like ids is the person's.
+    Only the owner can confirm it, because in <name>/<date>/ and in <year>/<name>/ both levels may
+    be persons.
     """
     first = {folder.name for folder in outer}
     second = {folder.name for folder in inner}
@@ -505,21 +508,23 @@ def like_people(names: Sequence[str]) -> bool:
 
 
 def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
-    """Raise Unclear if names that would be published as classes may be names of persons or of kinds
-    of files.
+    """Raise Unclear if the names of classes, which would be published, may be names of persons, ids
+    or kinds of files.
 
     counts: number of pictures of each class, if known.
     """
     alike = {" ".join(unicodedata.normalize("NFKC", name).casefold().split()) for name in names}
     reasons = {
-        "two differ only in case or spaces, so they may be the same": len(alike) < len(names),
-        "one may mean a missing label": bool(alike & {"nan", "n/a", "na", "null"}),
-        "some look like parts of a set or kinds of files": any(map(is_filing, names)),
-        "some look like ids, dates or names of persons": (
+        "two of them differ only in case or spaces, so they may be one class": (
+            len(alike) < len(names)
+        ),
+        "one of them may mean a missing label": bool(alike & {"nan", "n/a", "na", "null"}),
+        "some of them look like parts of a set or kinds of files": any(map(is_filing, names)),
+        "some of them look like ids, dates or names of persons": (
             any(map(PERSONAL.search, names)) or like_people(names)
         ),
         "there are many, and they contain numbers": len(names) > MANY and likeness(names) > 0,
-        "each has few pictures, as if each were a person": (
+        "most classes have few pictures, as if each were a person": (
             np.median(counts or FEW) < (FEW if len(names) > MANY else LEAST)
         ),
     }
@@ -536,8 +541,8 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
 
 
 def check_found(form: dict[str, Any], names: Sequence[str], counts: Sequence[int]) -> None:
-    """Raise Unclear if `check_names` does, or if folders without pictures would be published as
-    classes.
+    """Raise Unclear if `check_names` does, or if some class folders have no pictures. Their names
+    would be published too.
 
     form: keys of the Request; counts: number of pictures of each class.
     """

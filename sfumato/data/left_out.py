@@ -49,14 +49,15 @@ def file_at(path: str, *within: Any) -> PictureFile:
 
 
 def still_broken(home: Path, data: Data) -> bool:
-    """Return whether all pictures left out of the set in `home` are listed, and none of them can be
-    read now.
+    """Return whether none of the pictures that were left out of the set in `home` can be read now.
 
-    Raises FileNotFoundError for a picture that was in a temporary folder.
+    Returns False if there is no list of them. Raises FileNotFoundError for a picture that was in a
+    temporary folder.
     """
     if not (home / LEFT_OUT).exists():
         return True
-    if not (home / LEFT_OUT_FILES).exists():  # from an older version, perhaps after a disk failure
+    # An older version wrote no list; it may have left out pictures because of a failing disk
+    if not (home / LEFT_OUT_FILES).exists():
         return False
     files = [file_at(*place) for place in read_json(home / LEFT_OUT_FILES)]
     request = Request(section="data", name=data.source, path=data.path, range=data.range or (0, 1))

@@ -33,8 +33,8 @@ RELEASED = "released"
 
 @dataclass(frozen=True, kw_only=True)
 class Remembered:
-    """The form of a file in `RELEASED`: the records of a release, and the hashes of its files and
-    images.
+    """The content of a file in the folder RELEASED: the records of a release, and the hashes of its
+    files and images.
     """
 
     records: dict[str, dict[str, Any]]
@@ -42,10 +42,11 @@ class Remembered:
 
 
 def lineage(path: Path, section: str, declared_public: bool, state: Path | None) -> list[Artifact]:
-    """Return the releases from which the file or folder `path` was made; none if it is public.
+    """Return the releases from which the file or folder `path` was made; none if it is only public.
 
     section: section of the parameters, "public" or "model". Raises ConfigError if there is no
-    privacy.json and the files are not declared public, and DataError if it does not match them.
+    privacy.json and the files are not declared public. Raises DataError if there is a privacy.json
+    that does not match the files.
     """
     resolved = path.expanduser().resolve()  # it may be an artifact, or a file in an artifact
     folders = (folder for folder in (resolved, *resolved.parents) if (folder / PRIVACY).is_file())
@@ -97,10 +98,10 @@ def remember(state: Path, artifacts: Iterable[Artifact], public: Path) -> None:
 
 
 def recognised(state: Path | None, found: Iterable[str]) -> list[Artifact]:
-    """Return the releases of this state directory that contain any of these hashes."""
+    """Return the releases of this state directory that contain any of the hashes `found`."""
     files = [] if state is None else files_in(state / RELEASED, "*.json")
     if not files:
-        return []  # `found` is lazy: nothing is hashed
+        return []  # `found` is a generator, so nothing has been hashed
     hashes = {*found}
     releases = []
     for file in files:

@@ -19,7 +19,7 @@ import numpy as np
 from sfumato.data.sources.splits import is_filing
 
 FEWEST = 5  # smallest number of groups for which a pattern is proposed
-LARGE = 30  # average number of images per value above which FEWEST is doubled
+LARGE = 30  # if a value has more images than this on average, FEWEST is doubled
 # Words other than names of persons. They may become part of a pattern, which is published.
 SIDE_WORDS = (
     "left|right|l|r|lt|rt|od|os|ou|links|rechts|gauche|droite?|izquierd[ao]|derech[ao]|cc|mlo?|lmo?|x?ccl|pa|ap|lat"
@@ -55,10 +55,10 @@ Ids = Sequence[str | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Repeats:
-    """The reason why several images may show one person. It is private.
+    """The reason why several images may show one person. Private.
 
-    groups: proposed value of `--groups`, or None if uncertain; examples: names of files with their
-    ids; persons: number of persons that the proposal finds.
+    why: a sentence; groups: proposed value of `--groups`, or None if uncertain; examples: names of
+    files, each with the id in it; persons: number of persons that the proposal finds.
     """
 
     why: str
@@ -69,18 +69,20 @@ class Repeats:
 
 @dataclass(kw_only=True)
 class Column:
-    """One part of the names. values: value in each name, None if it has no such part; pattern:
-    finds the values.
+    """One part of the file names.
+
+    values: value of the part in each name, None if the name has no such part;
+    pattern: regular expression that finds the value in a name.
     """
 
     values: Ids
     pattern: str
     kind: str  # words, number or mixed
-    neutral: bool = False  # it does not identify persons: a date, a class, the number of a part
-    personal: bool = False  # it follows a word for a person
-    named: bool = False  # it follows a word, and the word does not mean files, copies or sides
-    of_file: bool = False  # it follows a word for files, such as frame
-    aligned: bool = True  # it is the same part of every name, according to the words before it
+    neutral: bool = False  # whether it identifies no person: a date, a class, the number of a part
+    personal: bool = False  # whether it follows a word for a person
+    named: bool = False  # whether it follows a word that does not mean files, copies or sides
+    of_file: bool = False  # whether it follows a word for files, such as frame
+    aligned: bool = True  # whether it follows the same words in every name
 
     @cached_property
     def counts(self) -> Counter[str]:
@@ -106,16 +108,18 @@ class Column:
 
     @property
     def repeated_hex(self) -> bool:
-        """Return the same for values that are parts of longer hexadecimal ids, where one digit may
-        be fixed.
+        """Return whether more images share a value than expected by chance, if the values may be
+        parts of longer hexadecimal ids, in which one digit may be fixed.
+
+        True for columns of any other kind.
         """
         return self.kind != "mixed" or self.pairs > self.by_chance(
             16 ** (min(map(len, self.counts)) - 1)
         )
 
     def by_chance(self, values: float) -> float:
-        """Return three times the number of pairs expected to share a value by chance, if there are
-        this many values.
+        """Return three times the number of pairs of images that would share a value if each image
+        drew one of `values` possible values at random.
         """
         return 3 * len(self.values) ** 2 / (2 * values)
 
@@ -134,8 +138,8 @@ class Column:
 
     @property
     def restarts(self) -> bool:
-        """Return whether the values may be a counter from 0 or 1, in steps, which repeats when it
-        restarts.
+        """Return whether the values may be a counter that starts at 0 or 1, possibly in larger
+        steps. Such values repeat because the counter restarts.
         """
         return (
             self.kind == "number"
@@ -159,7 +163,7 @@ class Column:
 
     @property
     def bare(self) -> bool:
-        """Return whether the values are numbers that may count anything."""
+        """Return whether the values are numbers without a sign of what they count."""
         return self.kind == "number" and not (self.personal or self.named or self.sparse)
 
     @property
@@ -233,7 +237,7 @@ def repeats_in(
         for place, c in enumerate(candidates)
         if c.proposable
         and not (c.restarts and any_with_few_values(candidates[:place]))
-        # Behind a counter, ages and coordinates repeat too
+        # After a counter, numbers without a word may be ages or coordinates, which repeat too
         and not (c.bare and c in after[1:])
     ]
     if not sure:
@@ -258,7 +262,8 @@ def rivalled(best: Column, others: Sequence[Column]) -> bool:
     frame = best.of_file and any(column.named for column in repeated)
     year = best.of_year and any(column.proposable and not column.restarts for column in repeated)
     grid = any(c.bare and c.restarts and 2 * len(c.counts) > len(best.counts) for c in repeated)
-    tagged = any(c.sparse and not c.repeated for c in others)  # ages have a time or an id behind
+    # A number may be an age if a time or an id follows it
+    tagged = any(c.sparse and not c.repeated for c in others)
     ids = [column for column in repeated if column.proposable and (column.sparse or column.surname)]
     short = best.kind == "mixed" and max(map(len, best.counts)) < 4  # such as codes of hospitals
     site = short or len(best.counts) < 2 * FEWEST
@@ -278,10 +283,11 @@ def crossed(column: Column, other: Column) -> bool:
 
 
 def tells_apart(column: Column, stems: Sequence[str], labels: Sequence[Hashable]) -> bool:
-    """Return whether names with the same number always differ in a few words, such as a side, that
-    occur in all classes.
+    """Return whether the numbers may be persons' ids, and not a counter that restarts per class.
 
-    A counter that restarts for each class gives equal names, or names that differ in the class.
+    Then names with the same number always differ in their words, such as a side. There are few
+    different words, and each class has several of them. With a counter, names would be equal, or
+    differ only in the word for the class.
     """
     words = [re.sub(r"\d+", "", stem) for stem in stems]
     of_class = Counter(label for _, label in {*zip(words, labels, strict=True)})
@@ -290,10 +296,10 @@ def tells_apart(column: Column, stems: Sequence[str], labels: Sequence[Hashable]
 
 
 def before_counter(column: Column) -> str | None:
-    """Return the pattern of ids to which counters are attached, such as 1017 in 1017002; None if
-    the numbers are no such pairs.
+    """Return a pattern for ids that are directly followed by a counter, such as 1017 in 1017002.
 
-    The counter has a fixed width, and starts at 0 or 1 for each id.
+    The counter has a fixed width, and starts at 0 or 1 for each id. Returns None if the numbers of
+    `column` do not have this form.
     """
     values = [value or "" for value in column.values]
     if len({*map(len, values)}) > 1:
@@ -314,8 +320,9 @@ def before_counter(column: Column) -> str | None:
 
 
 def beginning(stems: Sequence[str]) -> str:
-    """Build a pattern for the start of some names that does not identify persons: dates, sides and
-    views.
+    """Build a pattern for the start of names, if it does not identify persons: dates, sides, views.
+
+    It is empty if most names have no such start.
     """
     sides = rf"(?i:{SIDE_WORDS})[-_ ]+(?=\S)"
     words = [match[0].rstrip("-_ ").lower() for stem in stems if (match := re.match(sides, stem))]
@@ -339,8 +346,8 @@ def any_with_few_values(columns: Sequence[Column]) -> bool:
 
 
 def repeated_folders(folders: Sequence[str], labels: Sequence[Hashable]) -> bool:
-    """Return whether folders beside classes and parts of a set contain several images
-    each.
+    """Return whether there are folders, other than for classes and parts of a set, that contain
+    several images each.
     """
     names = [PurePath(folder).name for folder in folders]
     column = Column(values=names, pattern="", kind="words")
@@ -384,7 +391,7 @@ def word_column(stems: Sequence[str], named: Sequence[str]) -> Column | None:
         re.IGNORECASE,
     )
     every = {word for stem in stems for word in re.findall(WORD, stem)}
-    # Persons or pictures are named a, b, c, ...
+    # True if persons or pictures are named a, b, c, ...
     lettered = sum(len(word) == 1 for word in every) >= FEWEST
     left_out = sorted(
         {w.lower() for w in every if neutral.fullmatch(w) and not (lettered and len(w) == 1)}
@@ -396,7 +403,7 @@ def word_column(stems: Sequence[str], named: Sequence[str]) -> Column | None:
         own = f"(?!{skipped})"
         skip = rf"[\W\d_]*(?:{skipped}[\W\d_]*)*"
     between = (
-        rf"[-_ ,^'\u0300-\u036f]|(?<=\b{LETTER})\."  # first names have dots only behind initials
+        rf"[-_ ,^'\u0300-\u036f]|(?<=\b{LETTER})\."  # within names, a dot only follows an initial
     )
     pattern = rf"{skip}({own}{WORD}(?:(?:{between})+{own}{WORD})*)(?=.*\.)"
     found = [re.match(pattern, f"{stem}.") for stem in stems]
@@ -408,10 +415,11 @@ def word_column(stems: Sequence[str], named: Sequence[str]) -> Column | None:
 def number_column(
     place: int, row: Sequence[re.Match[str] | None], lengths: Sequence[int]
 ) -> Column:
-    """Return the run of digits at a place in each name, with the text that always precedes it.
+    """Return the column of the runs of digits at one place in the names.
 
-    row: match of the run in each name, None if the name has fewer; lengths: number of runs in each
-    name.
+    place: position of the run among all runs of digits in a name, from 0;
+    row: match of this run in each name, None if the name has fewer runs;
+    lengths: number of runs in each name.
     """
     values = [match and match[0] for match in row]
     heads = [(m.string[: m.start()], length) for m, length in zip(row, lengths, strict=True) if m]
@@ -421,7 +429,7 @@ def number_column(
     padded = all(value is None or len(value) > 2 or value[0] == "0" for value in values)
     at_site = all(re.search(r"\d_S_$", head) for head, _ in heads)  # site_S_subject
     if len({*map(int, filter(None, values))}) < len({*values} - {None}):
-        # Otherwise two ids could differ only in zeros
+        # Leading zeros are left out, because otherwise two ids could differ only in zeros
         pattern = rf"{times(ONE_NUMBER, place)}\D*0*(\d+)"
     elif at_site or (len({head for head, _ in heads}) == 1 and heads[0][0]):
         pattern = f"({times(ONE_NUMBER, place + 1)})"
@@ -455,8 +463,9 @@ def times(pattern: str, count: int) -> str:
 
 
 def chunk_columns(stems: Sequence[str]) -> list[Column]:
-    """Return the parts between separators if letters and digits are mixed in some, as in
-    hexadecimal ids; else [].
+    """Return the parts of the names between separators as columns.
+
+    Returns [] unless letters and digits are mixed in some part, as in hexadecimal ids.
     """
     chunks = [re.findall(r"[^\W_]+", stem) for stem in stems]
     rows = [*zip_longest(*chunks)]
@@ -478,8 +487,8 @@ def chunk_columns(stems: Sequence[str]) -> list[Column]:
 
 
 def mixes(chunks: set[str]) -> bool:
-    """Return whether the order of letters and digits varies a lot, unlike in ids such as P001a or
-    C33P1thin.
+    """Return whether letters and digits alternate in many different ways, as in hexadecimal ids,
+    but not in ids such as P001a or C33P1thin.
     """
     forms = {
         chunk: re.sub(r"\d+", "0", chunk)
@@ -492,10 +501,9 @@ def mixes(chunks: set[str]) -> bool:
 
 
 def are_aligned(heads: Sequence[tuple[str, int]]) -> bool:
-    """Return whether the words before a number are the same in names with more numbers as in names
-    with fewer.
+    """Return whether a number follows the same words in all names, however many numbers they have.
 
-    heads: text before the number, and how many numbers the name has.
+    heads: for each name, the text before the number, and the name's count of numbers.
     """
     words: dict[int, set[str]] = {}
     for head, length in heads:
@@ -525,8 +533,8 @@ def at_first_unique(
 
 
 def is_of_class(column: Column, labels: Sequence[Hashable]) -> bool:
-    """Return whether a column only encodes the class: each value occurs in one class, and each
-    class has one value.
+    """Return whether a column only encodes the class: each value occurs in a single class, and each
+    class has a single value.
     """
     pairs = {
         (value, label)
@@ -537,8 +545,9 @@ def is_of_class(column: Column, labels: Sequence[Hashable]) -> bool:
 
 
 def is_date(column: Column, dated: Sequence[set[str]]) -> bool:
-    """Return whether the numbers of a column belong to dates or times. dated: such numbers in each
-    name.
+    """Return whether the numbers of a column belong to dates or times.
+
+    dated: for each name, the numbers in its dates and times.
     """
     return sum(value in numbers for value, numbers in zip(column.values, dated, strict=True)) > (
         0.9 * column.counts.total()
@@ -546,8 +555,9 @@ def is_date(column: Column, dated: Sequence[set[str]]) -> bool:
 
 
 def series_of(stem: str, named: Sequence[str]) -> str:
-    """Return the words for files and classes before the first digit, because a counter may restart
-    for each.
+    """Return the words for files and classes before the first digit of a name.
+
+    Names with different words may belong to different series, with a counter for each.
     """
     head = re.split(r"\d", stem, maxsplit=1)[0].lower()
     known = re.compile("|".join([FILE_WORDS, SERIES_WORDS, *named]))

@@ -18,7 +18,7 @@ from sfumato.data.names import DATED
 from sfumato.errors import DataError
 
 SECONDS = 10  # maximum time between two pictures in a row
-SHARE = 0.1  # share of the pictures in rows that chance does not explain
+SHARE = 0.1  # if more than this share of the pictures was taken in a row, it is no coincidence
 
 
 class Taken(NamedTuple):
@@ -32,8 +32,8 @@ class Taken(NamedTuple):
 
 
 def taken_in_a_row(files: Sequence[Path | Member]) -> bool:
-    """Return whether many photographs were taken within seconds of each other, or in sequence by
-    one device.
+    """Return whether many photographs were taken within seconds of each other, or have consecutive
+    numbers from one device.
     """
     photographs = [taken_at(file) for file in files]
     times = sorted(photograph.second for photograph in photographs if photograph.second is not None)
@@ -48,7 +48,7 @@ def taken_in_a_row(files: Sequence[Path | Member]) -> bool:
 
 
 def near(times: Sequence[float], most: float) -> int:
-    """Count the sorted times that have another time within `most`."""
+    """Count the times, which are sorted, that have another time at most `most` seconds away."""
     close = [after - before <= most for before, after in pairwise(times)]
     return sum(before or after for before, after in pairwise([False, *close, False]))
 
@@ -59,7 +59,7 @@ def taken_at(file: Path | Member) -> Taken:
     Raises OSError if the file cannot be read.
     """
     tags: dict[int, object] = {}
-    with suppress(DataError):  # decoding reports a picture that is too large
+    with suppress(DataError):  # the picture is too large, which decoding reports later
         tags = exif_in(open_picture(file))
     dates = [
         str(tags.get(tag, ""))
@@ -75,7 +75,7 @@ def taken_at(file: Path | Member) -> Taken:
 
 
 def exif_in(stream: BinaryIO) -> dict[int, object]:
-    """Return the EXIF tags of a picture, or none if it is damaged, which decoding reports."""
+    """Return the EXIF tags of a picture; none if it is damaged, which decoding reports later."""
     with (
         suppress(Exception),
         Image.open(stream, formats=["JPEG", "MPO", "PNG", "TIFF", "WEBP"]) as picture,

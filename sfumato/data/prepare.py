@@ -81,9 +81,9 @@ def prepare_sensitive(
     return it.
 
     An older set of the same id is replaced when the new one is complete, unless it was made from
-    the same files with the same settings. The card contains no number of images or groups and no
-    hash, keyed or not. The version is `data.version` or, if it is not set, a random version, which
-    stays the same for this dataset.
+    the same files with the same settings. The card contains neither numbers of images or groups nor
+    any hash, even a keyed one. Its version is `data.version` or, if that is not set, a random
+    version, which stays the same for this dataset.
 
     state: state directory for the images; card: path of the card; workers: number of processes that
     convert shards, see `read_shards`.
@@ -102,7 +102,7 @@ def prepare_sensitive(
         key = secret_key(state, data.name)
         listing = listing_of(data, key)
         if listing is not None and (same := prepared_from(home, listing, data, state)) is not None:
-            # Missing if the last process was killed
+            # Compute the fingerprint now if the last process was killed before it did
             kept_fingerprint(state, read_card(home / CARD))
             replace_file(card, same)
             shutil.rmtree(shards_folder(home), ignore_errors=True)
@@ -146,7 +146,7 @@ def prepare_sensitive(
 
 
 def write_private_texts(folder: Path, texts: dict[str, str | None]) -> None:
-    """Write private files by name, except empty ones."""
+    """Write private files: their texts by name, except empty texts."""
     for name, text in texts.items():
         if text:
             write_local(folder / name, text.encode())
@@ -201,9 +201,10 @@ def listing_of(data: Data, key: bytes) -> str | None:
     """Compute a keyed digest of everything that determines a prepared set: settings,
     PREPARE_REVISION and all files.
 
-    A file is identified by its name, size, inode and the times of its last change of content and of
-    status. Programs cannot reset the time of a status change. Returns None without a path, if a
-    file changed just now, or if there is a link.
+    A file is identified by its name, mode, size, inode, and the times when its content and its
+    status last changed. Programs cannot reset the time of a status change. Returns None if the
+    digest would not detect a change: without a path, if a file changed just now, or if there is a
+    link.
     """
     mac = hmac.new(key, canonical(decisive(data)), "sha256")
     if data.path is not None and is_url(data.path):
@@ -234,7 +235,7 @@ def listing_of(data: Data, key: bytes) -> str | None:
 
 
 def decisive(data: Data) -> dict[str, object]:
-    """Return everything except the files that decides how images are stored."""
+    """Return everything that decides how images are stored, except for the files."""
     return {
         "data": data.model_dump(mode="json"),
         "path": data.path and resolved(data.path),
@@ -257,10 +258,10 @@ def statuses(path: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def prepared_from(home: Path, listing: str, data: Data, state: Path) -> bytes | None:
-    """Return the card of the set in `home` if it is complete and was made from the files of
-    `listing`, or None.
+    """Return the card of the set in `home` if the set is up to date, otherwise None.
 
-    The set is not complete if a picture that was left out can be read now.
+    It is up to date if it is complete and was made from the files of `listing`, and if the pictures
+    that were left out still cannot be read.
     """
     with suppress(FileNotFoundError, DataError, ValueError, TypeError):
         if (home / LISTING).read_text(encoding="utf-8") == listing and still_broken(home, data):
@@ -271,8 +272,10 @@ def prepared_from(home: Path, listing: str, data: Data, state: Path) -> bytes | 
 
 
 def unnamed_version(home: Path) -> str | None:
-    """Return the random version that images got without `data.version`, even if they were given a
-    version later; None if they never had one.
+    """Return the random version that images were given while `data.version` was not set.
+
+    It is remembered if `data.version` is set later. Returns None if the images never had a random
+    version.
     """
     if (home / UNNAMED).is_file():
         return (home / UNNAMED).read_text(encoding="utf-8")
@@ -281,7 +284,7 @@ def unnamed_version(home: Path) -> str | None:
 
 
 def kept_version(home: Path) -> str | None:
-    """Return the version from an earlier preparation of these images, or None."""
+    """Return the version of the images from an earlier preparation, or None."""
     with suppress(DataError):
         return read_card(home / CARD).version
     return None
@@ -312,7 +315,7 @@ def prepare_public(
 
     Raises ConfigError or DataError, and then leaves `out` unchanged.
     """
-    inputs: list[Artifact] = []  # filled before the block ends
+    inputs: list[Artifact] = []  # filled inside the block, and read when the block ends
     with writing(out, "public", inputs) as directory:
         source = read_public(public, shape, raw, seed)
         if public.path is not None:
@@ -390,8 +393,8 @@ def secret_key(state: Path, dataset_id: str) -> bytes:
 
 
 def refuse_another_key(path: Path, size: int, journal: Journal) -> None:
-    """Raise DataError if the lost key of `path` has split images, or if the images may have been
-    charged.
+    """Raise DataError if the lost key in the file `path` may have been used: images were split by
+    it, or may have been charged.
     """
     prepared = (journal.images / CARD).exists() or (journal.images / SENSITIVE).exists()
     if prepared or journal.records() or ADOPT in {entry["kind"] for entry in journal.entries()}:
@@ -461,7 +464,7 @@ def assigned(
         for in_test, example in examples:
             yield in_test or (drawn and is_held_out(example[0], key, fraction)), None, example
         return
-    # Complete only after the source was read
+    # Lazy, because `left_out` is complete only after the source was read
     names = (name for i, name in enumerate(source.groups) if i not in source.left_out)
     for (in_test, example), name in zip(examples, names, strict=True):
         group = group_hash(name, example[0], key)
@@ -480,8 +483,8 @@ def group_hash(name: str | None, image: np.ndarray, key: bytes) -> bytes:
 def is_held_out(image: np.ndarray, key: bytes, fraction: float) -> bool:
     """Return whether HMAC(key, image), as a number in [0, 1), is below `fraction`.
 
-    image: (H, W, C) uint8, as it will be stored. Guarantee: depends on no other image, nor on its
-    own label.
+    image: (H, W, C) uint8, as it will be stored. Guarantee: the result depends neither on other
+    images nor on the label of this image.
     """
     digest = hmac.digest(key, f"holdout {image.shape} ".encode() + image.tobytes(), "sha256")
     return is_below(digest, fraction)
@@ -497,7 +500,7 @@ def kept_fingerprint(state: Path, card: Card) -> str:
     It is computed once per preparation and stored.
     """
     kept = dataset_directory(state, card.dataset_id) / "fingerprint"
-    # The file is missing, or was truncated by a full disk
+    # Compute it if the file is missing, or was truncated by a full disk
     if not kept.is_file() or kept.stat().st_size != FINGERPRINT_DIGITS:
         images = load_prepared(state, card, SENSITIVE)
         replace_private(kept, fingerprint(images, secret_key(state, card.dataset_id)).encode())

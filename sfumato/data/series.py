@@ -16,7 +16,7 @@ from sfumato.settings.data import Volume
 from sfumato.storage.limits import LONGEST_SIDE
 
 LOCALIZERS = "localizers left out"
-SMALLEST_FRAME = 8  # bytes in a file
+SMALLEST_FRAME = 8  # minimum number of bytes that a frame takes in a file
 TAGS = (
     "ImageType",
     "PatientID",
@@ -32,9 +32,11 @@ TAGS = (
 class Header:
     """The place of a DICOM file in its series.
 
-    patient: the PatientID, private; series: key that the files of one series of one person in one
-    folder share, None for a file that is in no series; position: position along the axis of the
-    series, None if the file has none; number: number of the instance, 0 if the file has none.
+    patient: the PatientID, private;
+    series: folder, PatientID and SeriesInstanceUID, which all files of one series share; None for a
+    file that belongs to no series;
+    position: position along the axis of the series, None if the file does not state it;
+    number: InstanceNumber, 0 if the file does not state it.
     """
 
     patient: str
@@ -80,8 +82,8 @@ def position_of(data: Any) -> float | None:
 
 
 def holds_series(files: Sequence[Path]) -> bool:
-    """Return whether two of the files are DICOM of one series, or a file has several frames or is a
-    localizer.
+    """Return whether files are DICOM series: two of them are in one series, or one of them has
+    several frames or is a localizer.
     """
     headers = [header for file in files if (header := dicom_header(file)) is not None]
     largest = max(Counter(header.series for header in headers if header.series).values(), default=0)
@@ -104,12 +106,14 @@ def burned_in(files: Iterable[Any]) -> int:
 def in_slices(
     files: Sequence[Any], volume: Volume, converted: Counter[str]
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the pictures of some files, each with the number of its file: series after series, each
-    in its order.
+    """Yield (index of the file in `files`, picture) for the pictures in some files.
 
-    converted: counts the localizers, which are left out. A file that cannot be read is yielded too:
-    its decoding states the reason. Raises DataError if `volume` uses no slice of a series or of a
-    volume.
+    Pictures of one series follow each other, in the order of the series. A file that cannot be read
+    is yielded too, because decoding it raises the error that states the reason.
+
+    volume: slices to use; converted: counts the localizers, which are left out.
+
+    Raises DataError if `volume` uses no slice of a series or of a volume.
     """
     series: dict[Any, list[tuple[int, Header]]] = {}
     for number, file in enumerate(files):
@@ -142,8 +146,10 @@ def dicom_header(file: Any) -> Header | None:
 def of_series(
     files: Sequence[Any], members: Sequence[tuple[int, Header]], volume: Volume
 ) -> Iterator[tuple[int, Path | Slice]]:
-    """Yield the pictures of one series, sorted by position or, if a position is missing, by
-    number.
+    """Yield (index of the file in `files`, picture) for the pictures of one series.
+
+    They are sorted by position or, if any position is missing, by number. members: index and header
+    of each file in the series.
     """
     first = files[members[0][0]]
     if volume.axis is not None:

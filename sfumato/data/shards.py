@@ -51,21 +51,21 @@ from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import open_private, replacing_directory, write_local
 
 BLOCK_SIZE = 2**20  # pictures listed at once
-FRESH = 2.0  # seconds after a change during which a file may change again without a new time stamp
-CONVERTED = "converted.json"  # a Converted
-PERSONS_FILE = "persons.npy"  # text with each picture's id, see `persons_of`
+FRESH = 2.0  # seconds after a change in which another change may leave the same time stamp
+CONVERTED = "converted.json"  # file with the fields of `Converted`
+PERSONS_FILE = "persons.npy"  # file with the text that contains each picture's id (`persons_of`)
 
 Task = tuple[Shard, Path]  # a shard, and the folder of its images
 
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """Facts about a converted shard, beside its arrays.
+    """Facts about a converted shard, stored beside its arrays.
 
-    size: number of its pictures, including the ones left out;
-    left_out: place among the pictures (-1 for other files), file and reason of each picture left
-    out;
-    sha256: digest of the file, empty for a block.
+    size: number of pictures in the shard, including the ones left out;
+    left_out: for each file left out, its position among the pictures (-1 if it is not a picture),
+    its place (see `place_of`), and the reason;
+    sha256: digest of the shard's file, empty for a block.
     """
 
     classes: tuple[str, ...]
@@ -80,10 +80,10 @@ def shards_folder(home: Path) -> Path:
 
 
 def shards_in(data: Data) -> list[Shard]:
-    """Return the shards of the source, in the order of its images; none if it must be read at once.
+    """Return the shards of the source, in the order of its images.
 
-    A single file must be read at once, and so must a source with a table of all pictures or their
-    persons.
+    Returns none if the source must be read at once: a single file, a small folder, volumes, several
+    labels per picture, or a table that lists all pictures or their persons.
     """
     single = data.labels != SEVERAL and data.volume is None
     ways = set[str]()
@@ -112,12 +112,13 @@ def shards_in(data: Data) -> list[Shard]:
 
 
 def shards_of_files(files: dict[str, tuple[str | int, ...] | None], data: Data) -> list[Shard]:
-    """Return one shard per file, the hold-out's last. A single file is never treated as a
-    hold-out.
+    """Return one shard per file, with the files of the hold-out last.
+
+    files: state of each file (see `Shard`), by path. A single file is never a hold-out.
     """
     tested = {file for file in files if len(files) > 1 and is_test(file.rpartition("/")[2])}
     if data.source == "imagefolder" and len(tested) == len(files):
-        tested = set()  # as for Parquet that is read at once
+        tested = set()  # the same rule as for Parquet that is read at once
     ordered = sorted(files, key=tested.__contains__)
     return [Shard(path=file, held_out=file in tested, state=files[file]) for file in ordered]
 
@@ -160,8 +161,10 @@ def place_shards(
     decides: dict[str, object],
     listing: str | None,
 ) -> list[Task]:
-    """Return each shard with its place in `folder`, under a keyed digest, and delete everything
-    else there.
+    """Return each shard with the folder for its images, and delete everything else in `folder`.
+
+    The folder of a shard is named by a keyed digest of everything that determines its content, so
+    that a later process finds it. If its content may have changed, its name is random.
 
     decides: settings that decide how images are stored; listing: digest of all files, None if it is
     unknown.
@@ -184,9 +187,9 @@ def place_shards(
 def read_shards(data: Data, tasks: Sequence[Task], workers: int | None) -> Source:
     """Convert the shards that no earlier process has converted, and return all as one source.
 
-    workers: number of processes that decode in one thread each, unless `torchrun` started several;
-    None for this process, with several threads. Raises DataError with the
-    faults of all shards.
+    workers: number of processes to start; each decodes in one thread. None means to decode in
+    this process, in several threads. If `torchrun` started several processes, these are used
+    instead. Raises DataError with the faults of all shards.
     """
     missing = [(shard, place) for shard, place in tasks if not place.is_dir()]
     errors = [error for error in in_processes(data, missing, workers) if error is not None]
@@ -218,7 +221,7 @@ def in_processes(data: Data, tasks: list[Task], workers: int | None) -> list[Exc
             raise ConfigError(
                 "a process that converted shards was ended from outside, perhaps because "
                 f"memory ran out with {count} "
-                "workers: run the command again with fewer. Finished shards are kept"
+                "workers: run the command again with fewer workers. Finished shards are kept"
             ) from None
         except BaseException:
             for process in {*active_children()} - before:
@@ -227,8 +230,8 @@ def in_processes(data: Data, tasks: list[Task], workers: int | None) -> list[Exc
 
 
 def begin_worker() -> None:
-    """Set up a process of the pool: it ends with the program that started it, and decodes in one
-    thread.
+    """Set up a process of the pool: let it end when the program that started it ends, and decode in
+    one thread.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     decoding.DECODERS = 1
@@ -243,7 +246,7 @@ def end_after(parent: BaseProcess) -> None:
 
 
 def help_first(data: Data) -> None:
-    """Convert shards for the first process of `torchrun`, until it has no more."""
+    """Convert shards for the first process of `torchrun`, until no shards are left."""
     tasks: list[Task] | None = []
     while (tasks := broadcast_object(tasks)) is not None:
         map_sharded(tasks, partial(convert, data))
@@ -257,7 +260,8 @@ def convert(data: Data, task: Task) -> Exception | None:
     shard, folder = task
     try:
         with naming_archives(), unpacking(), local_copy(shard.path) as path:
-            # Together with other shards, this one may have more broken pictures than `skip` allows.
+            # One shard may have a larger share of broken pictures than `skip` allows for all shards
+            # together, so the share is checked at the end.
             part = data.model_copy(update={"path": str(path), "skip": float(data.skip > 0)})
             source = Source(classes=data.classes or (), train=(), test=None, size=0)
             if has_rows(path):
@@ -279,7 +283,7 @@ def has_rows(path: Path) -> bool:
     check_parquet()
     from pyarrow.parquet import read_metadata
 
-    with suppress(*UNREADABLE):  # refused later
+    with suppress(*UNREADABLE):  # an unreadable file is refused later
         return bool(read_metadata(path).num_rows)
     return True
 
@@ -318,7 +322,7 @@ def write_shard(source: Source, folder: Path, several: bool, sha256: str) -> Non
 def one_source(data: Data, shards: Sequence[Shard], folders: Sequence[Path]) -> Source:
     """Return converted shards as one source.
 
-    Raises DataError if two do not fit together, or too much is left out.
+    Raises DataError if two shards do not fit together, or if too many pictures are left out.
     """
     every = [validated(Converted, read_json(folder / CONVERTED)) for folder in folders]
     refuse_twins(
@@ -392,7 +396,7 @@ def texts_of(folders: Iterable[Path], name: str) -> list[str]:
 def refuse_twins(digests: dict[str, str]) -> None:
     """Raise DataError if two shards are equal, because each person's images would count twice.
 
-    digests: by path.
+    digests: digest of each shard's file, by its path.
     """
     seen: dict[str, str] = {}
     for path, digest in digests.items():
@@ -416,7 +420,7 @@ def refuse_other_shapes(folders: dict[str, Path]) -> None:
     for path, shape in shapes.items():
         if shape != shapes[first]:
             raise DataError(
-                f"{path} has pictures of {shape_text(shape)} but {first} of "
+                f"{path} has pictures of {shape_text(shape)}, but {first} has pictures of "
                 f"{shape_text(shapes[first])}: set data.size and "
-                "data.channels to convert all alike"
+                "data.channels to convert all pictures to one form"
             )

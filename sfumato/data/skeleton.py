@@ -1,8 +1,8 @@
-"""Copy the form of a folder without its content, so that its owner can show why it was not
-understood.
+"""Copy the form of a folder without its content, so that its owner can show why `stage init` did
+not understand it.
 
-File names are replaced token by token, pictures by random pixels of the same size. The copy is
-made for people who help; it is not differentially private, and its owner looks at it before
+Names are replaced token by token, and pictures by random pixels of the same size. The owner sends
+the copy to people who help. It is not differentially private, so the owner looks through it before
 sending it.
 """
 
@@ -56,8 +56,8 @@ KNOWN_SUFFIXES |= {
     ".xlsx",
     ".xml",
 }
-# Words that this program gives a meaning. They stay, because otherwise it would understand the copy
-# in another way.
+# Words that have a meaning for this program. They are not replaced, because otherwise the program
+# would interpret the copy differently from the original.
 KEPT = re.compile(
     rf"{SIDE_WORDS}|{COPY_WORDS}|({FILE_WORDS}|{SERIES_WORDS})s?|{'|'.join(PARTS)}|{PERSON.pattern}"
     rf"|{COMPANION.pattern}|{LABELLED.pattern}|ids?|name|path|filename|groups?|raw|p|t|ce"
@@ -76,25 +76,26 @@ FIRST_NAMES = {
     "ann",
     "pat",
 }  # First names, although some files use them for annotations and patients
-SPARSE = 20  # average distance of numbers that do not count
+SPARSE = 20  # numbers with a larger average distance are ids, not a counter
 TIMES = (Base.DateTime, Base.DateTimeOriginal, Base.DateTimeDigitized)
 ABOUT = """\
 The form of a folder, made by `stage doctor --skeleton`. Look through it before you send it.
 
-Each word in a name or table is replaced by letters, the same word always by the same ones, and
-equal beginnings stay equal. Numbers that count from 1 without a gap stay, and so do years; others
-are replaced. Dates are moved by one secret number of days. Pictures have random pixels and the
-size of the original. {kept}
+Each word in a name or table is replaced by other letters: the same word always by the same letters,
+and words that begin alike by words that begin alike. Numbers that count from 1 without a gap are
+unchanged, and so are years; other numbers are replaced. All dates are moved by the same secret
+number of days. Pictures have random pixels and the size of the original. {kept}
 
-Without content are {count} other files:
+These {count} other files were not copied; only their names, replaced, and sizes are listed:
 """
 
 
 @dataclass
 class Disguise:
-    """Replace the tokens of names: the same token always by the same one.
+    """Replaces the tokens of names and tables. Equal tokens get the same replacement.
 
-    The key is drawn at random and not stored. texts: all texts to be replaced.
+    The key is drawn at random and not stored. texts: all texts that will be replaced;
+    kept: words that were not replaced so far.
     """
 
     texts: Iterable[str]
@@ -141,9 +142,11 @@ class Disguise:
         return token
 
     def letters(self, token: str) -> str:
-        """Permute the letters at each place, as the ones before it decide.
+        """Replace each letter by a permutation of the alphabet, which depends on earlier letters.
 
-        So equal beginnings stay equal. Cases stay, and a to f remain hexadecimal digits.
+        Words that begin alike are therefore replaced by words that begin alike. Upper and lower
+        case stay, and the letters a to f are replaced among themselves, because they may be
+        hexadecimal digits.
         """
         letters = []
         for place, letter in enumerate(token):
@@ -157,7 +160,7 @@ class Disguise:
         return "".join(letters)
 
     def date(self, token: str) -> str:
-        """Move the day; a time behind it stays."""
+        """Move the day of a date; a time after it stays the same."""
         digits = re.sub(r"\D", "", token)
         try:
             day = date(int(digits[:4]), int(digits[4:6]), int(digits[6:8])) - self.days
@@ -172,11 +175,12 @@ def stays(word: str) -> bool:
 
 
 def numbers_replaced(numbers: set[int]) -> dict[int, int]:
-    """Return another number for each.
+    """Return a replacement for each number.
 
-    Numbers from 1 to the first gap stay, and so do years if all numbers of four digits are years.
-    Others keep their number of digits and the difference of the largest and smallest; ranges with
-    few gaps keep their order.
+    Numbers from 1 to the first gap stay the same, and so do years if all numbers of four digits are
+    years. All other numbers with equally many digits are replaced together: by numbers with as many
+    digits, and with the same difference between the largest and the smallest. They stay in order if
+    there are few gaps between them.
     """
     counted = 1
     while counted in numbers:
@@ -190,10 +194,10 @@ def numbers_replaced(numbers: set[int]) -> dict[int, int]:
         span = own[-1] - own[0]
         first = 10 ** (digits - 1)
         start = first + secrets.randbelow(10**digits - first - span)
-        while start in YEARS or start + span in YEARS:  # they would be taken for years
+        while start in YEARS or start + span in YEARS:  # these would be interpreted as years
             start = first + secrets.randbelow(10**digits - first - span)
         if any(len(str(n)) == digits - 1 for n in numbers) and own[0] < 1.5 * first:
-            start = own[0]  # the range continues one of shorter numbers
+            start = own[0]  # these numbers continue a range of shorter numbers, such as 99 and 100
         chosen = {start, start + span}
         while len(chosen) < len(own):
             chosen.add(start + secrets.randbelow(span))
@@ -234,7 +238,7 @@ def write_skeleton(folder: Path, path: Path) -> tuple[int, int, list[str]]:
                 content = table_content(texts[file], file.suffix, disguise)
             if content is None:
                 kind = format_at(file)
-                named = kind.name if kind else "no format that is known, or damaged"
+                named = kind.name if kind else "unknown format, or damaged"
                 others.append(f"{target}: {file.stat().st_size} bytes, {named}\n")
             else:
                 archive.writestr(target, content)
@@ -263,7 +267,7 @@ def table_text(file: Path) -> str | None:
 
 
 def table_content(text: str, suffix: str, disguise: Disguise) -> str:
-    """Replace the tokens of a table. Escapes in JSON are read before."""
+    """Replace the tokens of a table. In JSON, escape sequences are decoded first."""
     if suffix not in (".json", ".jsonl"):
         return disguise(text)
     lines = text.splitlines() if suffix == ".jsonl" else [text]
@@ -273,8 +277,9 @@ def table_content(text: str, suffix: str, disguise: Disguise) -> str:
 
 
 def picture_content(file: Path, disguise: Disguise) -> bytes | None:
-    """Return a file with random pixels, in the format, size and mode of a picture and with the same
-    times and device, replaced; None for other files.
+    """Return a copy of a picture file with random pixels; None for a file that is not a picture.
+
+    Format, size and mode are the same. Times and the device in its EXIF data are replaced.
     """
     try:
         with (
@@ -304,7 +309,7 @@ def picture_content(file: Path, disguise: Disguise) -> bytes | None:
 
 
 def exif_replaced(exif: Image.Exif, disguise: Disguise) -> Image.Exif:
-    """Return times and device of a picture, replaced."""
+    """Return EXIF data with the times and the device of a picture, replaced."""
     other = Image.Exif()
     for own, target in ((exif, other), (exif.get_ifd(IFD.Exif), other.get_ifd(IFD.Exif))):
         for tag in {*TIMES} & {*own}:  # 2026:01:31 12:00:05

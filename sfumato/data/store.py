@@ -41,11 +41,12 @@ from sfumato.storage.locks import file_lock, holding
 SENSITIVE = "sensitive"
 HOLDOUT = "holdout"
 LATENTS = "latents.npy"
-# Raise this by hand if an encoder (the VAE or a feature map) gives different latents.
-# `tests/test_golden.py` pins maps.
+# Raise this by hand if a change of the code gives different latents (by the VAE or a feature map).
+# `tests/test_golden.py` fails if feature maps change.
 ENCODING = 1
 
-Encode = Callable[[Tensor], Tensor]  # (B, C, H, W) float32 in [0, 1] -> (B, c, h, w), row by row
+# (B, C, H, W) float32 in [0, 1] -> (B, c, h, w); each row depends only on its own image
+Encode = Callable[[Tensor], Tensor]
 
 
 def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
@@ -78,7 +79,7 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
 def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:
     """Load the prepared public set, memory-mapped.
 
-    It does not verify the bytes; `read_artifact` does.
+    The hashes of the files are not verified; `read_artifact` does that.
 
     Raises DataError if the set is missing or switched off, or has a different shape (C, H, W).
     """
@@ -89,7 +90,7 @@ def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:
             f"select) to `run`, then {AGAIN_PUBLIC}"
         )
     if card.shape != tuple(shape):
-        shapes = f"{card.shape}, the sensitive ones are {tuple(shape)}"
+        shapes = f"{card.shape}, but sensitive images have the shape {tuple(shape)}"
         raise DataError(f"{directory} has images of shape {shapes}: {AGAIN_PUBLIC} again")
     return load_images(directory, card.classes)
 
@@ -98,8 +99,8 @@ def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:
 class LatentSet:
     """Labelled latents.
 
-    latents: (N, c, h, w) float16, possibly a memory map; labels, groups: labels and groups of the
-    images, in this order.
+    latents: (N, c, h, w) float16, possibly a memory map;
+    labels, groups: labels and groups of the images, in the order of `latents`.
     """
 
     latents: np.ndarray
@@ -110,8 +111,9 @@ class LatentSet:
         return len(self.latents)
 
     def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Copy the latents at `indices` and their labels: ((B, c, h, w) float32, labels), like
-        `ImageSet.batch`.
+        """Copy the latents at `indices` as (B, c, h, w) float32, and their labels.
+
+        The interface equals `ImageSet.batch`.
 
         Non-finite numbers become zero, because otherwise kernels may spread them over the rows of
         other images.
@@ -124,8 +126,9 @@ class LatentSet:
 
 
 def latents_key(card: Card, encoder: str) -> str:
-    """Return the name under which latents are stored. encoder: sha256 of the VAE, and the image
-    size.
+    """Return the name under which latents are stored.
+
+    encoder: text with the sha256 of the VAE and the image size.
     """
     what = {"encoder": encoder, "version": card.version, "dtype": "float16"}
     return digest_of({**what, "revision": ENCODING, "torch": torch.__version__})[:32]
@@ -182,7 +185,7 @@ def write_latents(
 def load_latents(state: Path, card: Card, key: str) -> LatentSet:
     """Load the latents under `key` with the labels of the images, memory-mapped.
 
-    Raises DataError if none exist.
+    Raises DataError if there are no latents under `key`, or if they do not fit the images.
     """
     images = load_prepared(state, card, SENSITIVE)
     home = latents_directory(state, card, key)

@@ -35,7 +35,7 @@ from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_private
 
-CACHE = "survey_cache.json"  # file in the state directory with the results for the last folder
+CACHE = "survey_cache.json"  # file in the state directory with the results of the last survey
 PICTURE_FACTS = ("side", "longer", "proportion", "colour", "in_a_row", "burned_in")
 
 
@@ -45,20 +45,21 @@ class Survey:
 
     Private, except for what its owner decides to publish.
 
-    images, held_out: number of images, and of held-out images;
+    images, held_out: number of images without the hold-out, and in the hold-out (None without one);
     side, longer: medians of the shorter and of the longer sides, in pixels;
-    proportion: median of height divided by width; 1 if at least a quarter of the pictures have the
-    other orientation than the rest;
+    proportion: median of height divided by width; 1 if at least a quarter of the pictures are
+    upright and at least a quarter are not;
     colour: whether most pictures are in colour;
     groups: rule for finding persons' ids;
-    persons, counts: number of persons, and of pictures of each class, without the hold-out;
-    largest: ids with the most images, and their numbers;
+    persons: number of persons, without the hold-out; None if no rule finds them;
+    counts: number of pictures of each class, without the hold-out;
+    largest: the ids with the most images, each with its number of images;
     repeats: why several images may show one person, if no ids are known;
     companions: pictures that accompany others, such as masks;
     volumes: whether images are slices of NIfTI volumes;
-    localizers, burned_in: number of DICOM files left out as localizers, and number whose header
-    states burned-in text;
-    data: keys of the section `data` for the labels.
+    localizers: number of DICOM files that were left out because they are localizers;
+    burned_in: number of DICOM files whose header states that text is burned into the pixels;
+    data: keys of the section `data` that describe the layout and the labels.
     """
 
     classes: tuple[str, ...]
@@ -96,14 +97,14 @@ def survey(
 
     Sizes and channels may differ.
 
-    groups, label: rule for finding persons' ids, and column with the labels; None to use what the
-    layout shows;
+    groups, label: rule for finding persons' ids, and column with the labels; if None, the layout
+    decides;
     span: values of black and white, for pictures with more than 8 bits;
     classes: class names, or ALL for all that are found;
     alone: whether each image without an id is the only one of its person; skip: share of the
     pictures that may be broken;
     state: state directory that caches the results for the next call;
-    volume: slices of volumes and series; None to use those that `volume_in` proposes.
+    volume: slices of volumes and series to use; if None, `volume_in` decides.
 
     Raises Unclear, before any picture is decoded, if the owner must decide. Raises DataError if a
     picture has more than 8 bits and there is no `span`, or with a list of all files that cannot be
@@ -123,7 +124,7 @@ def survey(
     if classes is None:
         check_found(form, source.classes, counts)
     elif classes != ALL and {*classes} != {*source.classes}:
-        text = "{option.classes}={names}, but {path} contains others: name all of its classes"
+        text = "{option.classes}={names}, but {path} contains other classes: name all of them"
         raise ConfigError(text, option="classes", names=",".join(classes), path=path)
     check_not_empty(source, path)
     form_and_colour = picture_facts(source, path, (span, skip, volume_setting(request)), state)
@@ -152,8 +153,8 @@ def survey(
 
 
 def section_of(request: Request, classes: Sequence[str], other: bool) -> dict[str, Any]:
-    """Return the keys of the section `data` for a request. other: whether the layout is something
-    else than class folders.
+    """Return the keys of the section `data` for a request. other: whether the layout differs from
+    class folders.
     """
     data = {
         "source": other and request.name,
@@ -188,17 +189,17 @@ def check_not_empty(source: Source, path: Path) -> None:
 
 
 def whole_file(file: PictureFile) -> Path | Member:
-    """Return the file of a picture: for a slice, its volume."""
+    """Return the file that contains a picture: for a slice, its volume."""
     if isinstance(file, Slice):
         return file.path
     return file
 
 
 def picture_facts(source: Source, path: Path, options: Any, state: Path | None) -> dict[str, Any]:
-    """Return PICTURE_FACTS, from the pictures and their headers.
+    """Return the facts named by PICTURE_FACTS, from the pictures and their headers.
 
-    They are read from `state` if nothing has changed. options: options that affect decoding. Raises
-    the errors of decoding.
+    If no file and no option has changed since the last survey, they are read from its cache in
+    `state`. options: options that affect decoding. Raises the errors of decoding.
     """
     about = [
         str(path),
@@ -271,8 +272,8 @@ def repeats_of(
     if found is None and in_a_row:
         return Repeats(
             why=(
-                "Photographs were taken within seconds, or in a row by one device, as if they "
-                "showed one person"
+                "Photographs were taken within seconds of each other, or in a row by one device, "
+                "as if they showed one person"
             )
         )
     return found

@@ -22,7 +22,7 @@ from sfumato.storage.plain_json import parse_json, read_bytes
 
 # Names used by Hugging Face's `imagefolder`
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-# For several labels: one column of 0 and 1 per label, or one column with lists
+# Tables with several labels per picture: one column of 0 and 1 per label, or one column of lists
 TABLES = ("labels.csv", *METADATA)
 BETWEEN = "|"  # separator of labels in a cell
 FILE = "file_name"  # column with the picture's path, relative to the table's folder
@@ -31,9 +31,10 @@ Rows = Iterator[tuple[int, list[Any]]]  # each row's number in messages, and its
 
 
 def table_in(folder: Path) -> Path | None:
-    """Find the metadata of a folder, or its only other CSV file with a column for pictures.
+    """Find the table of a folder: one of METADATA or, if there is none, its only CSV file with a
+    column of pictures' names.
 
-    Raises DataError if there are two of METADATA.
+    Raises DataError if the folder contains two of METADATA.
     """
     found = [folder / name for name in METADATA if (folder / name).is_file()]
     if len(found) > 1:
@@ -56,21 +57,21 @@ def names_pictures(table: Path) -> bool:
     try:
         return bool(heads_of(table))
     except DataError as error:
-        if isinstance(error.__cause__, PermissionError):  # it may be a table
+        if isinstance(error.__cause__, PermissionError):  # the file may be a table
             raise error.__cause__ from None
         return False
 
 
 def meaning(name: str) -> str:
-    """Normalize a name: "Patient ID", patient-id and PatientID are equal."""
+    """Normalize the name of a column, so that "Patient ID", patient-id and PatientID are equal."""
     return re.sub(r"[\W_]+", "", name).casefold()
 
 
 def heads_of(table: Path) -> tuple[str, list[str]]:
-    """Return the column with the pictures' names (FILE, or the only one with such a name), and the
-    other columns.
+    """Return the name of the column with the pictures' names, and the names of the other columns.
 
-    Raises the errors of `cells_of`.
+    It is FILE or, if there is no such column, the only column whose name means pictures' names.
+    Raises the errors of `cells_of`, and DataError if there is no such column.
     """
     heads = heads_in(table)  # private: the first line may be a person's row
     naming = (
@@ -117,12 +118,12 @@ def rows_by_file(
     root: Path,
     others: Iterable[Path] = (),
 ) -> dict[Path, list[str]]:
-    """Return the cells of each row by its file, in the order of the rows.
+    """Return the cells of each row by the file that the row names, in the order of the rows.
 
-    columns: the first contains paths below `root`, or unique file names with or without suffix; the
-    cells of the others are returned;
+    columns: names of columns. The first contains paths below `root`, or unique file names with or
+    without their suffix. The cells of the other columns are returned;
     files: files that must each have a row;
-    others: files that may have a row, by path.
+    others: files that may have a row, which must name them by their paths.
 
     Raises the errors of `read_table`, and DataError for a file without a row, or a row whose file
     is unknown, already named, or a link.
@@ -162,7 +163,10 @@ def rows_by_file(
 
 
 def series_in(folder: Path, files: Sequence[Path]) -> list[Path]:
-    """List the files of a folder that a row names, if all are DICOM; nothing for other paths."""
+    """List the files below `folder`, which a row names, if all of them are DICOM.
+
+    Returns nothing if `folder` is not a folder, or contains other files.
+    """
     if not folder.is_dir():
         return []
     within = [file for file in files if folder in file.parents]
@@ -184,7 +188,7 @@ def plain_path(text: str) -> str:
 
 
 def heads_in(table: Path) -> list[str]:
-    """Return the column names of a table. It reads the whole table.
+    """Return the column names of a table, for which the whole table is read.
 
     Raises DataError if it is not a table.
     """
@@ -205,7 +209,7 @@ def cells_of(table: Path) -> tuple[list[str], Rows]:
 def checked_rows(table: Path) -> Rows:
     """Yield the column names, then the rows.
 
-    Raises DataError if it is not a table, or has more than MOST_CELLS.
+    Raises DataError if the file is not a table, or if it has more than MOST_CELLS cells.
     """
     forms = {".parquet": "a Parquet table", ".csv": "a regular file of UTF-8 text with commas"}
     form = forms.get(table.suffix, "a regular file of UTF-8 text")
@@ -215,7 +219,7 @@ def checked_rows(table: Path) -> Rows:
         DataError,
         lambda error: f"{table} is not a table ({type(error).__name__}): write {form}",
         missing=f"{table} is missing: correct the path, or write that table",
-        causes=(*UNREADABLE, RuntimeError, csv.Error),  # RuntimeError: from pyarrow
+        causes=(*UNREADABLE, RuntimeError, csv.Error),  # pyarrow raises RuntimeError
     ):
         for number, row in readers.get(table.suffix, csv_rows)(table):
             cells += len(row)
@@ -229,9 +233,10 @@ def too_many_cells(table: Path) -> DataError:
 
 
 def lines_of(table: Path, newline: str, between: Sequence[bytes] = ()) -> Iterator[str]:
-    """Yield the lines of a text, with their ends. between: separators of values.
+    """Yield the lines of a text file, with their line ends.
 
-    Raises DataError for too many lines or separators, or a line that is too long.
+    between: characters that separate cells. Raises DataError for too many lines or separators, or
+    for a line that is too long.
     """
     content = read_bytes(table, LARGEST_TEXT)
     if sum(map(content.count, between)) > MOST_CELLS:
@@ -264,7 +269,8 @@ def csv_rows(table: Path) -> Rows:
 
     others = lines_of(table, "")
     first = next(others, "")
-    between = max(",;\t", key=first.count)  # a semicolon if numbers contain commas
+    # The most frequent separator: programs write a semicolon where numbers contain commas
+    between = max(",;\t", key=first.count)
     for number, row in enumerate(csv.reader(lines(), delimiter=between, strict=True), 1):
         length = 0
         if number == 1:
@@ -274,7 +280,7 @@ def csv_rows(table: Path) -> Rows:
 
 
 def json_rows(table: Path) -> Rows:
-    """Yield the keys that occur, then the values of each line, "" if missing."""
+    """Yield all keys that occur, then the values of each line, with "" for a missing key."""
     objects: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(lines_of(table, "\n", (b",", b"[", b"{")), 1):
         if line.strip():
@@ -305,8 +311,8 @@ def records_of(
     """Yield the rows of an open Parquet file, a few at a time, after checking its metadata against
     the limits.
 
-    columns: columns to read as cells; picture: column of pictures, which is read row by row. Raises
-    DataError if the table is too large.
+    columns: columns of cells to read; picture: column of pictures to read too, a single row at a
+    time. Raises DataError if the table is too large.
     """
     about = file.metadata
     groups = [about.row_group(i) for i in range(about.num_row_groups)]
@@ -321,7 +327,7 @@ def records_of(
     read = [*columns]
     if picture is not None:
         read.append(picture)
-    else:  # one cell may contain all values of its chunk, and be repeated in every row
+    else:  # a repeated cell is stored once, so the text may be far larger than the file
         largest = max((chunk.total_uncompressed_size for chunk in table), default=0)
         rows = max(1, min(1024, LARGEST_PICTURE // max(1, largest)))
     remaining = LARGEST_TEXT
@@ -334,8 +340,8 @@ def records_of(
                     "columns."
                 )
             yield from batch.to_pylist()
-    except MemoryError:  # a page can claim any size, so this is not a failure of the machine
-        raise ValueError("a page of it claims more than fits into memory") from None
+    except MemoryError:  # the header of a page can state any size, so the file is at fault
+        raise ValueError("one of its pages states a size that exceeds the memory") from None
 
 
 def check_parquet() -> None:
@@ -349,8 +355,8 @@ def check_parquet() -> None:
 
 
 def cell_text(value: Any) -> str | None:
-    """Convert a cell to text: "" if empty, a list joined by BETWEEN; None if it is neither text nor
-    a whole number.
+    """Convert a cell to text. An empty cell becomes "", and the values of a list are joined by
+    BETWEEN. Returns None if the cell contains anything but text and whole numbers.
     """
     if isinstance(value, list):
         parts = [text for part in value if (text := cell_text(part)) is not None]

@@ -1,5 +1,5 @@
-"""Read NIfTI volumes: each slice is an upright picture, and each volume is shown by its own
-intensities.
+"""Read NIfTI volumes. Each slice becomes an upright picture. Without a range, the intensities of
+each volume decide what is black and white in its slices.
 
 Guarantee: a slice depends only on its own volume. All slices of a volume belong to one person.
 """
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from sfumato.settings.data import Volume
 
 SUFFIXES = (".nii.gz", ".nii")
-# Axis to slice, in an array whose axes lead to the right, to the front and up. The first remaining
-# axis gives a slice's columns
+# Axis along which the slices follow each other, in an array whose axes lead to the right, to the
+# front and up. Of the two other axes, the first gives the columns of a slice.
 AXES = {"sagittal": 0, "coronal": 1, "axial": 2}
 AXIAL = "axial"
-PERCENTILES = (1, 99)  # percentiles of a volume to show as black and white, without a range
-FARTHEST_OFFSET = 2**24  # bytes before the values
-LARGEST_VALUE = 8  # bytes
-MAGIC = (b"n+1", b"n+2")  # starts of the magic of a file with header and values
+PERCENTILES = (1, 99)  # without a range, percentiles of a volume's values for black and white
+FARTHEST_OFFSET = 2**24  # maximum number of bytes before the values
+LARGEST_VALUE = 8  # maximum number of bytes per value
+MAGIC = (b"n+1", b"n+2")  # beginnings of the magic number of files with both header and values
 only_reader = threading.Lock()
-# The volume that was read last: slices come one after the other
+# The volume that was read last, because its slices are requested one after the other
 last_read: dict[Any, Values | DataError] = {}
 
 
@@ -44,8 +44,8 @@ class Slice:
     """A slice of a NIfTI volume, or a frame of a DICOM file, read in place."""
 
     path: Path
-    number: int  # from 0
-    axis: str | None = None  # None: a frame
+    number: int  # index, from 0
+    axis: str | None = None  # key of AXES; None for a frame
 
     @property
     def parent(self) -> Path:
@@ -63,7 +63,8 @@ class Slice:
 class Values:
     """Stored values of a volume, (X, Y, Z). The axes point right, to the front and up.
 
-    slope, intercept: convert the values to the file's units; span: values shown as black and white.
+    slope, intercept: factor and offset that convert stored values to the file's units;
+    span: values in the file's units that are shown as black and as white.
     """
 
     stored: np.ndarray
@@ -80,7 +81,7 @@ def is_volume(path: Path) -> bool:
 def slices_of(path: Path, volume: Volume) -> list[Slice]:
     """List the slices of a volume that become pictures.
 
-    For a damaged volume, lists one slice: decoding it raises the error.
+    A damaged volume gets one slice in the list, because decoding it raises the error.
 
     Raises DataError if `volume` uses no slice.
     """
@@ -104,8 +105,11 @@ def slices_of(path: Path, volume: Volume) -> list[Slice]:
 def decode_slice(place: Slice, span: Span | None) -> np.ndarray:
     """Show a slice of a volume as (H, W, 1) uint8; non-finite values are black.
 
-    The front or the top of the body is at the top of the picture, and its left side at the left.
-    span: shown as black and white, in the file's units; None: the percentiles of the volume itself.
+    The top of the picture is the front of the body in axial slices, and the top of the body in
+    other slices. The left of the picture is the left of the body, and in sagittal slices its back.
+
+    span: values in the file's units to show as black and as white; None for PERCENTILES of the
+    volume.
     """
     with only_reader:
         values = volume_at(place.path, span)
@@ -124,11 +128,11 @@ def volume_at(path: Path, span: Span | None) -> Values:
     status = path.stat()
     key = path, status.st_mtime_ns, status.st_size, span
     if key not in last_read:
-        last_read.clear()  # first, so that two are never in memory
+        last_read.clear()  # before reading, so that two volumes are never in memory
         try:
             last_read[key] = read_volume(path, span)
         except DataError as error:
-            # Otherwise, a traceback would keep the values in memory
+            # The traceback is dropped, because it would keep the values in memory
             last_read[key] = error.with_traceback(None)
     found = last_read[key]
     if isinstance(found, DataError):
@@ -160,25 +164,23 @@ def read_volume(path: Path, span: Span | None) -> Values:
 
 
 def fill(flat: np.ndarray, file: BinaryIO) -> None:
-    """Read the values of an array.
+    """Fill an array with values from a file.
 
-    Raises EOFError if the file has too few. Anything after the values is not inflated.
+    Raises EOFError if the file has too few values. The rest of the file after them is not inflated.
     """
     room = memoryview(flat.view(np.uint8))  # type: ignore[arg-type]
     place = 0
     while place < len(room):
         count = file.readinto(room[place:])  # type: ignore[attr-defined]
         if not count:
-            raise EOFError(
-                f"it has {place:,} bytes of values, and its header promises {len(room):,}"
-            )
+            raise EOFError(f"it has {place:,} bytes of values, but its header states {len(room):,}")
         place += count
-    file.read(1)  # at the end of a gzip file, its checksum is compared
+    file.read(1)  # at the end of a gzip file, this compares its checksum
 
 
 def percentiles(flat: np.ndarray) -> tuple[float, float]:
-    """Return PERCENTILES of the finite values, or the lowest and the highest value if these are
-    equal.
+    """Return the PERCENTILES of the finite values. If both percentiles are equal, return the lowest
+    and the highest value instead.
     """
     finite = flat
     if flat.dtype.kind == "f":
@@ -193,7 +195,9 @@ def percentiles(flat: np.ndarray) -> tuple[float, float]:
 
 @contextmanager
 def damaged(path: Path) -> Iterator[None]:
-    """Raise ConfigError without nibabel, and DataError for any exception of damaged bytes."""
+    """Raise ConfigError if nibabel is missing, and DataError for any exception that damaged bytes
+    cause.
+    """
     with installed("volumes", str(path)):
         import nibabel
 
@@ -218,9 +222,9 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def volume_header(file: BinaryIO, path: Path) -> Any:
-    """Read a header of NIfTI-1 or NIfTI-2 without its extensions, which may claim any size.
+    """Read a header of NIfTI-1 or NIfTI-2 without its extensions, which may state any size.
 
-    Raises DataError for the header of a pair, .hdr and .img.
+    Raises DataError for a file that is only a header, of a pair of .hdr and .img.
     """
     from nibabel import Nifti1Header, Nifti2Header
 

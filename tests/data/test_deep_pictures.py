@@ -269,7 +269,7 @@ def test_one_stray_file_among_dicom_is_named_and_may_be_left_out(tmp_path):
     found = survey(tmp_path / "in", skip=0.2, **ways)
     assert found.persons == 5 and found.images == 9
     dicom(tmp_path / "in/1.2.11", RAMP)
-    with pytest.raises(DataError, match=r"1\.2\.11 lies outside a class"):
+    with pytest.raises(DataError, match=r"1\.2\.11 is not in a class folder"):
         survey(tmp_path / "in", **ways)
 
 

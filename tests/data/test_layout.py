@@ -78,7 +78,7 @@ def test_many_numbered_names_are_asked_about():
 def test_few_pictures_each_are_asked_about(count, each):
     names = [chr(ord("a") + i % 26) * (1 + i // 26) for i in range(count)]
     check_names(names, [each + 1] * count)
-    with pytest.raises(Unclear, match="each has few pictures"):
+    with pytest.raises(Unclear, match="most classes have few pictures"):
         check_names(names, [each] * count)
 
 

@@ -138,7 +138,7 @@ def test_a_pipe_in_place_of_what_was_listed_is_refused(tmp_path, kind):
     numbers = idx(tmp_path).settings
     with (
         in_time(put(kind, tmp_path / "train-labels-idx1-ubyte")),
-        pytest.raises(DataError, match="none contains"),
+        pytest.raises(DataError, match="no folder contains all of the files"),
     ):
         prepare(numbers, tmp_path)
     shards = tar(tmp_path).settings

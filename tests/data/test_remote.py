@@ -119,7 +119,7 @@ def test_a_missing_shard_of_the_range_is_named(local, tmp_path):
     "url", ["s3://scans/{a-0,a-0}.tar", "s3://scans/{9..8}.tar", "s3://scans/nothing*.tar"]
 )
 def test_a_range_that_names_a_shard_twice_or_none_is_refused(local, tmp_path, url):
-    with pytest.raises(DataError, match="names no file, or one twice: correct the range"):
+    with pytest.raises(DataError, match="names no file, or one file twice: correct the range"):
         prepared(by_url(local, url), tmp_path / "state")
 
 

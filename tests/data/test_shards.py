@@ -240,7 +240,8 @@ def test_a_changed_shard_is_converted_again(tmp_path, settled):
     data = write_set(tmp_path / "in", "tar")
     write_tar(tmp_path / "in/e-4.tar", range(2), side=5)
     with pytest.raises(
-        DataError, match=r"e-4\.tar has pictures of 5×5 colour but .*a-0\.tar of 6×6 colour: set"
+        DataError,
+        match=r"e-4\.tar has pictures of 5×5 colour, but .*a-0\.tar has pictures of 6×6 colour",
     ):
         prepared(data, tmp_path / "state")
     folder = tmp_path / "state/data/.set.shards"

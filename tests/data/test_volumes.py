@@ -192,7 +192,7 @@ REFUSED = {
     "of overflowing sides": (nifti2([2**62, 4, 4]), "expected sides of 1 to 65,535"),
     "of negative sides": (header((-4, 4, 4)) + bytes(100), "expected sides of 1"),
     "without values": (header((0, 4, 4)) + bytes(100), "expected sides of 1"),
-    "cut short": (header((40, 40, 40)) + bytes(900), "its header promises 64,000"),
+    "cut short": (header((40, 40, 40)) + bytes(900), "its header states 64,000"),
     "with a header cut short": (header()[:200], "cannot be read as NIfTI"),
     "of text": (b"no volume at all" * 40, "cannot be read as NIfTI"),
     "empty": (b"", "cannot be read as NIfTI"),

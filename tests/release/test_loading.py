@@ -519,7 +519,7 @@ def test_an_array_with_a_hostile_header_is_a_data_error(release, header):
     )
     with pytest.raises(DataError, match="cannot be read"):
         sfumato.load_release(release.path)
-    with pytest.raises(DataError, match="is not a whole .npy file"):
+    with pytest.raises(DataError, match="is not a complete .npy file"):
         load_array(release.path / "images.npy")
 
 

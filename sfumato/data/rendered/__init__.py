@@ -16,7 +16,7 @@ from sfumato.data.rendered.procedural import FAMILIES, procedural_drawer
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]  # (random stream, label) -> (H, W, C) uint8
 
-# Functions from the shape (C, H, W) to the class names and a function that draws one image
+# By name of the source: a function from the shape (C, H, W) to the class names and a `Draw`
 DRAWN: dict[str, Callable[[Shape], tuple[tuple[str, ...], Draw]]] = {
     "glyphs": lambda shape: (CHARACTERS, glyph_drawer(shape)),
     "procedural": lambda shape: (tuple(FAMILIES), procedural_drawer(shape)),

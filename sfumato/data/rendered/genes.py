@@ -1,9 +1,7 @@
 """Genes, vectors in [0, 1)^n, which replace the random stream of a drawing.
 
-An image becomes a function of its genes.
-
-A small change of a gene, such as an angle or the noise of a texture, changes the image only a
-little.
+This makes an image a function of its genes. If a gene, such as an angle or the noise of a texture,
+changes a little, the image changes a little.
 Source: the primary sample space of Kelemen et al. 2002; for Private Evolution, Sim-PE (Lin et al.
 2025).
 """
@@ -15,8 +13,10 @@ from scipy.special import ndtri
 
 
 class Genes:
-    """A random stream for drawing functions, which reads `values`, (n,) in [0, 1), then a fixed
-    stream, and counts the numbers it has read.
+    """A substitute for the random stream of drawing functions.
+
+    It returns the numbers in `values`, (n,) in [0, 1), and after them numbers from a fixed stream.
+    It counts how many it has returned.
     """
 
     def __init__(self, values: np.ndarray) -> None:
@@ -29,7 +29,8 @@ class Genes:
         genes = self.values[self.read : self.read + number]
         self.read += number
         drawn = np.concatenate([genes, self.beyond.random(number - len(genes))])
-        return drawn.reshape(size)[()]  # type: ignore[no-any-return]  # a number without a size
+        # With the size (), the result is a number
+        return drawn.reshape(size)[()]  # type: ignore[no-any-return]
 
     def uniform(self, low=0.0, high=1.0, size: int | Sequence[int] | None = None) -> np.ndarray:
         shape = size or np.broadcast_shapes(np.shape(low), np.shape(high))

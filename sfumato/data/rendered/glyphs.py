@@ -24,7 +24,7 @@ def glyph_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, 
     matplotlib.
     """
     basic = ImageFont.Layout.BASIC
-    # 96 pixels, before the transform
+    # Characters are 96 pixels high before they are transformed
     faces = [ImageFont.truetype(str(path), 96, layout_engine=basic) for path in font_files()]
     thinnest = max(-1.0, 48 / min(shape[1:]) - 3)  # strokes should not be much thinner than a pixel
 
@@ -82,8 +82,8 @@ def place(picture: Image.Image, size: tuple[int, int], random: np.random.Generat
     """
     height, width = size
     side = min(height, width)
-    fine = max(2, round(112 / side))  # drawn this many times larger, then averaged
-    # Share of the side, larger for small images
+    fine = max(2, round(112 / side))  # the glyph is drawn this many times larger, then averaged
+    # Size of the glyph as a share of the side, larger for small images
     fraction = random.uniform(min(0.85, 0.7 + 1.2 / side), 1.0)
     scale = side * fine * fraction / max(picture.size)
     stretched = np.array([[random.uniform(0.8, 1.2), random.uniform(-0.2, 0.2)], [0, 1]])

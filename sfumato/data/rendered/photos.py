@@ -13,8 +13,8 @@ PHOTOGRAPHS = ("china", "flower")
 
 
 def photo_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """Return a function (random stream, label) -> patch, (H, W, C) uint8, at a random place and
-    scale, mirrored at random.
+    """Return a function (random stream, label) -> patch, (H, W, C) uint8. Its place and scale are
+    random, and it may be mirrored.
     """
     from sklearn.datasets import load_sample_image
 
@@ -26,9 +26,9 @@ def photo_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, 
 
     def draw(random: np.random.Generator, label: int) -> np.ndarray:
         picture = pictures[label]
-        # Largest scale of a patch, relative to the image
+        # Scale: number of the photograph's pixels per pixel of the image
         largest = min(picture.width / width, picture.height / height)
-        smallest = min(max(1.0, 16 / min(height, width)), largest)  # pixels of its shorter side
+        smallest = min(max(1.0, 16 / min(height, width)), largest)  # 16 of its pixels
         scale = math.exp(random.uniform(math.log(smallest), math.log(largest)))
         left = random.uniform(0, picture.width - scale * width)
         top = random.uniform(0, picture.height - scale * height)

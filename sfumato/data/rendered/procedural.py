@@ -14,8 +14,9 @@ import numpy as np
 def procedural_drawer(
     shape: tuple[int, int, int],
 ) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """Return a function (random stream, label) -> texture, (H, W, C) uint8; textures with edges are
-    drawn at double size.
+    """Return a function (random stream, label) -> texture, (H, W, C) uint8.
+
+    Textures with edges are drawn at double size, then averaged.
     """
     channels, height, width = shape
     textures = list(FAMILIES.values())
@@ -32,15 +33,15 @@ def procedural_drawer(
 
 
 def dead_leaves(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
-    """Draw overlapping discs, with radii of density ∝ r⁻³, until they cover nearly all of the
-    background.
+    """Draw overlapping discs until they cover nearly all of the background. The density of their
+    radii is proportional to r⁻³.
     """
     y, x = (axis.ravel() for axis in grid(height, width))
     image = np.broadcast_to(random.random(channels), (height * width, channels)).copy()
     bare = np.arange(height * width)
     least = random.uniform(0.03, 0.08)
     most = random.uniform(0.3, 0.6)
-    for _ in range(12):  # from front to back, 24 discs at once
+    for _ in range(12):  # from front to back, 24 discs at a time
         radius = (most**-2 + random.random(24) * (least**-2 - most**-2)) ** -0.5
         middle = random.uniform(-0.2, [[1.2 * y[-1]], [1.2 * x[-1]]], (2, 24))
         # (pixels still bare, 24)
@@ -55,7 +56,7 @@ def dead_leaves(random: np.random.Generator, height: int, width: int, channels: 
 def fractal_noise(
     random: np.random.Generator, height: int, width: int, channels: int
 ) -> np.ndarray:
-    """Draw Gaussian noise with an amplitude of 1/f^β, β in 0.6..1.8, and correlated channels."""
+    """Draw Gaussian noise with amplitude 1/f^β, where β is in 0.6..1.8, and correlated channels."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
     frequency[0, 0] = np.inf
     white = np.fft.rfft2(random.standard_normal((channels + 1, height, width)))

@@ -1,4 +1,4 @@
-"""Open a source of images, by its entry of SOURCES in `settings/sources.py`.
+"""Open a source of images by its name in SOURCES of `settings/sources.py`.
 
 Every source yields one image at a time, converted to the requested size and channels. The
 conversion of an image depends only on that image and the request.
@@ -21,11 +21,11 @@ __all__ = ["Example", "Source", "read_public", "read_source"]
 
 
 def read_source(data: Data, raw: Path, shard: Shard | None = None) -> Source:
-    """Open the sensitive source in `data`, or a shard of it. raw: folder of downloads.
+    """Open the sensitive source that `data` names, or a shard of it. raw: folder of downloads.
 
-    Names and array shapes are checked here. Pictures are decoded, and may be refused, during
-    iteration. Raises ConfigError if `data` is incomplete, DataError if files are missing or
-    unusable.
+    Names and array shapes are checked now. Pictures are decoded, and unusable ones are refused,
+    when the source is iterated. Raises ConfigError if `data` is incomplete, DataError if files are
+    missing or unusable.
     """
     size = None if data.size is None else both_sides(data.size)
     names = (
@@ -62,7 +62,7 @@ def read_source(data: Data, raw: Path, shard: Shard | None = None) -> Source:
 def check_there(path: str | None, groups: Groups | None) -> None:
     """Raise DataError if a path in the settings does not exist.
 
-    A log may show the path, because no file was opened yet.
+    The error is public: a log may show the path, because no file was opened yet.
     """
     if is_url(path):
         raise public(
@@ -86,10 +86,12 @@ def check_there(path: str | None, groups: Groups | None) -> None:
 
 
 def read_public(public: Public, shape: Shape, raw: Path, seed: int) -> Source:
-    """Open the training part of the source in `public`. Raises as `read_source` does.
+    """Open the training part of the source that `public` names.
 
-    shape: (C, H, W) to convert images to; they are yielded as (H, W, C); seed: seed of sources that
-    the program draws.
+    shape: (C, H, W) to convert images to, although they are yielded as (H, W, C);
+    seed: seed of sources that the program draws.
+
+    Raises the errors of `read_source`.
     """
     channels, height, width = shape
     options = public.model_dump(include={"path", "per_class"})
@@ -107,7 +109,8 @@ def read_public(public: Public, shape: Shape, raw: Path, seed: int) -> Source:
 def open_source(request: Request, raw: Path) -> Source:
     """Open a source.
 
-    Raises ConfigError if SOURCES has no such name for the section, DataError for a single class.
+    Raises ConfigError if SOURCES does not contain the name for this section, and DataError if the
+    source has only one class.
     """
     known = sources_of(request.section)
     if request.name not in known:

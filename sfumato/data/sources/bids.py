@@ -15,14 +15,14 @@ from sfumato.errors import ConfigError, DataError
 PARTICIPANTS = "participants.tsv"
 PARTICIPANT = "participant_id"
 SUBJECT = "sub-"
-# suffixes of files that accompany a picture
+# Suffixes of files that accompany a volume, such as the mask of a lesion
 ACCOMPANY = {"mask", "dseg", "probseg", "defacemask", "label", "seg", "lesion"}
 NO_LABEL = {"", "n/a"}
 
 
 def is_bids(path: Path) -> bool:
-    """Return whether a folder follows BIDS: it has one folder per subject, and next to them the
-    files of BIDS.
+    """Return whether a folder follows BIDS: it has one folder per subject, and the files that BIDS
+    requires beside these folders.
     """
     subjects = any(folder.name.startswith(SUBJECT) for folder in folders_in(path))
     return subjects and any(
@@ -33,7 +33,7 @@ def is_bids(path: Path) -> bool:
 def participants_of(root: Path) -> Path:
     """Return the table of participants.
 
-    Raises ConfigError if it is missing, or has no column for their ids.
+    Raises ConfigError if the table is missing or has no column of participants' ids.
     """
     table = root / PARTICIPANTS
     if not table.is_file() or PARTICIPANT not in heads_in(table):
@@ -50,7 +50,9 @@ def suffix_of(file: Path) -> str:
 
 
 def anatomy_of(root: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the volumes of each subject, without those that accompany another one."""
+    """Yield (subject, volume) for the anatomical volumes, except for masks and other volumes that
+    accompany one.
+    """
     for subject in folders_in(root):
         if not subject.name.startswith(SUBJECT):
             continue
@@ -66,12 +68,14 @@ def anatomy_of(root: Path) -> Iterator[tuple[str, Path]]:
 def rows_of_volumes(
     root: Path, columns: Sequence[str], suffix: str | None
 ) -> dict[Path, list[str]]:
-    """Return the cells of each volume, from its subject's row.
+    """Return the cells of each volume, by its path. They come from its subject's row.
 
-    The cell of PARTICIPANT is the folder's name.
+    For the column PARTICIPANT, the cell is the name of the subject's folder.
 
-    suffix: suffix of the volumes to use; None if there is only one suffix. Raises ConfigError for
-    several, and DataError for a subject without a row, or with several.
+    suffix: suffix of the volumes to use; None if all volumes have the same suffix.
+
+    Raises ConfigError if `suffix` is None and volumes have several suffixes, and DataError for a
+    subject with no row or with several rows.
     """
     table = participants_of(root)
     rows: dict[str, list[str]] = {}

@@ -8,9 +8,9 @@ from sfumato.data.sources.source import Request, Source, download, examples
 
 
 def read_cifar(request: Request, raw: Path) -> Source:
-    """Read the set from its unpacked archive in `request.path`, or in `raw`.
+    """Read the set from its unpacked archive in `request.path`.
 
-    Without a path, download it if missing.
+    Without a path, it is read from `raw`, and downloaded if it is missing there.
     """
     place = Path(request.path or raw).expanduser()
     archive = {"cifar10": "cifar-10-python.tar.gz", "cifar100": "cifar-100-python.tar.gz"}[

@@ -85,7 +85,7 @@ def read_idx_set(request: Request, raw: Path) -> Source:
         files = first_with_all(places, stems)
     if files is None:
         raise DataError(
-            f"{', '.join(map(str, places))}: none contains "
+            f"{', '.join(map(str, places))}: no folder contains all of the files "
             f"{', '.join(f'{stem}[.gz]' for stem in stems)}."
         )
     parts = []
@@ -95,7 +95,7 @@ def read_idx_set(request: Request, raw: Path) -> Source:
         labels = read_idx(labels_file)
         if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
             shapes = f"{images.shape} and its labels {labels.shape}"
-            raise DataError(f"{images_file} has shape {shapes}: these do not belong together.")
+            raise DataError(f"{images_file} has shape {shapes}: the files do not belong together.")
         check_labels(labels, chosen.classes, labels_file)
         size += len(images)
         upright = images.transpose(0, 2, 1) if chosen.transposed else images
@@ -119,11 +119,13 @@ def first_with_all(places: list[Path], stems: list[str]) -> list[Path] | None:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Read an idx file of unsigned bytes: magic 0, 0, 8, rank; then one big-endian int32 per axis;
-    then the bytes.
+    """Read an idx file of unsigned bytes.
+
+    It consists of the bytes 0, 0, 8 and the number of axes, one big-endian int32 per axis, and the
+    values.
     """
     broken = f"{path} is truncated or corrupt"
-    largest = 2**29  # number of values that fit into memory; the supported sets have at most 10⁸
+    largest = 2**29  # maximum number of values to read; the supported sets have fewer than 10⁹
     causes = (OSError, EOFError, zlib.error, struct.error)
     with (
         explained(DataError, lambda error: f"{broken} ({error}): fetch it again.", causes=causes),
@@ -144,7 +146,7 @@ def read_idx(path: Path) -> np.ndarray:
             raise DataError(
                 f"{broken}: its header states {shape}, expected at most {largest:,} values. {fix}"
             )
-        content = file.read(size + 1)  # no more, because gzip can expand without limit
+        content = file.read(size + 1)  # one byte more shows surplus; gzip can expand without limit
     if len(content) != size:
         held = len(content) if len(content) < size else f"more than {size}"
         raise DataError(f"{broken}: {held} values for shape {shape}. Fetch it again.")

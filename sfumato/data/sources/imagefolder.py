@@ -44,11 +44,10 @@ from sfumato.settings.data import OUTER, Groups
 def read_imagefolder(request: Request, raw: Path) -> Source:
     """Read a folder with one folder of pictures per class, sorted by name.
 
-    Hidden files are ignored.
-
-    Folders with the names of parts, such as train, are treated as parts (see `split_of`). If labels
-    are in a table or in tar files, `request` names the classes; with several labels, `list_labels`
-    does. Raises DataError, here or during decoding, with every file that cannot be used.
+    Hidden files are ignored. Folders with the names of parts, such as train, are treated as parts
+    (see `split_of`). If labels are in a table or in tar files, the classes come from `request` or,
+    with several labels, from `list_labels`. Raises DataError, now or during decoding, with every
+    file that cannot be used.
     """
     path = request.required_path()
     groups = request.groups
@@ -80,7 +79,7 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
         compared = compared and [compared[number] for number in numbers]
         files = [place.file for place in places]
     trained = sum(not place.held_out for place in places)
-    shapes: list[tuple[int, ...]] = []  # shape of the first picture, for both parts
+    shapes: list[tuple[int, ...]] = []  # shape of the first picture, which both parts must have
     train = pictures_of(places[:trained], every, request, shapes)
     test = (
         pictures_of(places[trained:], every, request, shapes, trained) if found.official else None
@@ -92,7 +91,10 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
 
 
 def list_pictures(request: Request) -> Listing:
-    """List the pictures of a request without decoding them, by the kind of their labels."""
+    """List the pictures of a request without decoding them.
+
+    Where their labels are (folders, a table, tar files) decides which function lists them.
+    """
     if request.several:
         return list_labels(request)
     if request.name == "webdataset":
@@ -130,7 +132,8 @@ def list_folder(
 ) -> Listing:
     """List the pictures of a folder, or of one block of it, by class and split.
 
-    named: classes, if the outer folders belong to persons.
+    option: name of the setting that contains the path, for messages;
+    named: names of the classes if the outer folders belong to persons.
 
     Raises DataError if there are no classes.
     """
@@ -141,7 +144,8 @@ def list_folder(
     trained, held_out = split_of(path)
     official = bool(held_out)
     classes = sorted({folder.name for part in trained for folder in folders_in(part)})
-    if groups is not None and groups.folder == OUTER:  # a person's folder has the layout of a part
+    # The folder of a person contains class folders, as a part does
+    if groups is not None and groups.folder == OUTER:
         trained, held_out = (
             [person for one in part for person in folders_in(one)] for part in (trained, held_out)
         )
@@ -190,7 +194,8 @@ def list_part(
         if not folder.is_dir():
             if is_picture(folder):
                 yield DataError(
-                    f"{folder} lies outside a class: move it into a folder named after its class."
+                    f"{folder} is not in a class folder: move it into a folder named after its "
+                    "class."
                 )
             continue
         wrong = misplaced(folder, root)
@@ -204,8 +209,8 @@ def list_part(
         if wrong is not None:
             yield wrong
             continue
-        # A folder without pictures is still a class: a refusal would reveal that its last picture
-        # was removed.
+        # A folder without pictures is still a class. If it were refused, the error would reveal
+        # that its last picture was removed.
         if block is not None and block.folder != str(folder):
             continue
         entries = visible_names(folder)
@@ -225,8 +230,10 @@ def list_part(
 
 
 def entries_of(entry: Path, nested: bool, deep: bool) -> Iterable[Path]:
-    """List the entries of a folder in a class: one level if `nested`, all if `deep`, else the
-    folder itself.
+    """List the pictures for an entry of a class folder.
+
+    If the entry is a folder, these are its own entries if `nested`, or all files below it if
+    `deep`. Otherwise the entry itself is listed.
     """
     if not (nested or deep) or not entry.is_dir() or (deep and entry.is_symlink()):
         return [entry]
@@ -236,8 +243,8 @@ def entries_of(entry: Path, nested: bool, deep: bool) -> Iterable[Path]:
 
 
 def misplaced(entry: Path, root: Path) -> DataError | None:
-    """Return the error for an entry of the folder `root` that is not a file, or is a link out of
-    `root`, or None.
+    """Return the error for an entry below the folder `root` that is not a file, or that is a link
+    out of `root`. Returns None for any other entry.
     """
     leads_out = entry.is_symlink() and not entry.resolve().is_relative_to(root.resolve())
     found = entry.is_file() or entry.is_dir()
@@ -247,7 +254,7 @@ def misplaced(entry: Path, root: Path) -> DataError | None:
         return AnotherFormat(str(entry), form)
     if leads_out:
         wrong = (
-            f"{entry} is a link to {entry.resolve()}, outside of {root}: copy what it links to in "
+            f"{entry} is a link to {entry.resolve()}, outside of {root}: copy its target in "
             "its place."
         )
     else:
@@ -262,12 +269,15 @@ def pictures_of(
     shapes: list[tuple[int, ...]],
     before: int = 0,
 ) -> Iterator[Example]:
-    """Decode picture files one by one. shapes: list that receives the shape of the first picture,
-    which all must have.
+    """Yield the pictures of `files`, decoded one by one, with their labels.
 
-    before: number of pictures before these. Raises DataError with all pictures of `every` that
-    cannot be read, or whose size or channels differ. Guarantee: whether a picture is left out
-    depends on that picture only; if too many would be left out, the whole source is refused.
+    every: all pictures of the source, including `files`;
+    shapes: list that receives the shape of the first picture; all pictures must have this shape;
+    before: number of pictures of `every` that come before `files`.
+
+    Raises DataError with all pictures of `every` that cannot be read, or whose size or channels
+    differ. Guarantee: whether a picture is left out depends only on that picture. If too many would
+    be left out, the whole source is refused.
     """
     with closing(decoded([place.file for place in files], request)) as images:
         for number, image in enumerate(images):
@@ -283,10 +293,10 @@ def pictures_of(
 def leave_out(
     key: Any, file: PictureFile, error: DataError, every: list[Place], request: Request
 ) -> None:
-    """Record why one of `every` is left out, by its key in `Source.left_out`.
+    """Record in `Source.left_out`, under `key`, that a picture is left out because of `error`.
 
-    Raises DataError with all unusable pictures if there are more than the request allows, or if
-    this one is intact but in an unsupported format.
+    Raises DataError with all unusable pictures of `every` if there are more than the request
+    allows, or if this picture is intact but in an unsupported format.
     """
     request.left_out[key] = LeftOut(file, str(error))
     if isinstance(error, AnotherFormat) or len(request.left_out) / len(every) > request.skip:
@@ -294,8 +304,9 @@ def leave_out(
 
 
 def without_strays(places: list[Place], request: Request) -> list[Place]:
-    """Drop files that are not pictures, according to name and content. Such files have no person
-    and no row in a table.
+    """Leave out the files that are not pictures, according to both name and content.
+
+    Otherwise they would need a person's id and a row in a table.
     """
     for file, *_ in places:
         if (
@@ -311,7 +322,10 @@ def without_strays(places: list[Place], request: Request) -> list[Place]:
 
 
 def has_slices(file: Path, request: Request) -> bool:
-    """Return whether slices of a file become images. Damage is found when they are decoded."""
+    """Return whether the images are slices of the file, a volume or a DICOM file.
+
+    Damage of such a file is found when its slices are decoded.
+    """
     return request.volume is not None and (is_volume(file) or is_dicom(file))
 
 
@@ -346,14 +360,14 @@ def problems_of(files: Sequence[Place], request: Request) -> list[DataError]:
 def refusal(problems: Sequence[DataError]) -> DataError:
     """Return one error with all problems, in at most 200 lines.
 
-    Without problems, a file must have changed in the meantime.
+    If there are no problems, a file must have changed since it was first read.
     """
     if not problems:
         return DataError(
             "pictures changed while they were read: leave the folder unchanged, and run the "
             "command again."
         )
-    # Slices of one volume share the problem
+    # All slices of one damaged volume have the same problem
     problems = [*{str(problem): problem for problem in problems}.values()]
     lines = sentences(problems)
     if len(lines) == 1:

@@ -17,14 +17,16 @@ AS_PLAIN_ARRAYS = "write it with np.savez and plain arrays."
 
 
 def read_npz(request: Request, raw: Path) -> Source:
-    """Read `images` (N, H, W) or (N, H, W, C) uint8, `labels` (N,) integers, and `classes`, an
-    array of strings.
+    """Read an archive with the arrays `images`, `labels` and `classes`, or a file of MedMNIST.
 
-    With `data.labels: several`, labels are (N, classes) of 0 and 1. A file of MedMNIST is read too:
-    `train_images`, `train_labels` (N,) or (N, 1), `val_…`, and `test_…` as the hold-out. It
-    contains no class names, so `data.classes` must name them; a list of the classes that occur
-    would depend on the images. The ids of persons are in the array `groups`, or in the array named
-    by `data.groups.column`.
+    images: (N, H, W) or (N, H, W, C) uint8;
+    labels: (N,) or (N, 1) integers or, with `data.labels: several`, (N, classes) of 0 and 1;
+    classes: names, as strings.
+
+    A file of MedMNIST has the arrays `train_images`, `train_labels`, `val_…`, and `test_…`, which
+    become the hold-out. It contains no class names, so `data.classes` must name them; a list of the
+    classes that occur would depend on the images. The ids of persons are in the array `groups`, or
+    in the array named by `data.groups.column`.
     """
     path = request.required_path()
     if not path.is_file():
@@ -33,7 +35,8 @@ def read_npz(request: Request, raw: Path) -> Source:
     groups = request.groups
     if groups is not None and not (groups.array or groups.column):
         raise ConfigError(
-            "data.groups: an archive has no file names, so its ids are an array: set {array: true}"
+            "data.groups: an archive has no file names, so persons' ids must be an array in it: "
+            "set data.groups: {array: true}"
         )
     arrays = arrays_in(path, AS_PLAIN_ARRAYS)
     parts = [""]  # prefixes of the names of each part's arrays; empty if there is one part
@@ -86,7 +89,7 @@ def labels_of(
 ) -> np.ndarray:
     """Return the labels of a part, (N,) or, if several, (N, classes).
 
-    Raises DataError if images and labels differ.
+    Raises DataError if images or labels have the wrong type, or do not fit together.
     """
     images = arrays[f"{part}images"]
     labels = arrays[f"{part}labels"]
@@ -116,7 +119,7 @@ def archive_layout(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Return the keys of a Request for an archive, and the names of its arrays without the prefixes
     of parts.
 
-    Labels without names, as in MedMNIST, are named by numbers.
+    If the archive does not name its classes, as in MedMNIST, numbers are their names.
     """
     arrays = arrays_in(path, AS_PLAIN_ARRAYS)
     labels = [array for name, array in arrays.items() if name.endswith("labels") and array.size]

@@ -1,5 +1,5 @@
-"""Unpack a zip, a tar file, an .npz, or Parquet with pictures, into a private folder while the
-program runs.
+"""Unpack archives (zip, tar, .npz, Parquet with pictures) into private folders, which are deleted
+when the program ends.
 """
 
 import atexit
@@ -37,7 +37,7 @@ from sfumato.storage.limits import (
 from sfumato.storage.locks import file_lock, holding
 from sfumato.storage.state_directory import state_dir
 
-# how to open a compressed tar file, by its last suffix
+# Functions that open a compressed tar file, by its last suffix
 COMPRESSED: dict[str, Callable[..., Any]] = {
     **dict.fromkeys((".gz", ".tgz"), gzip.open),
     **dict.fromkeys((".xz", ".txz"), lzma.open),
@@ -46,21 +46,24 @@ COMPRESSED: dict[str, Callable[..., Any]] = {
 CHUNK = 2**20  # bytes to inflate at a time
 DAMAGED = (*UNREADABLE, tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OverflowError)
 UNPACKED = "unpacked"  # folder in the state directory for unpacked archives
-# Folders that each thread of this process has unpacked, and its private copies of URLs
+# Private folders with unpacked archives, and private copies of URLs. The key starts with the path
+# or URL and ends with the thread.
 MADE_HERE: dict[tuple[Path | str, int, int], Path] = {}
-# Locks by (thread, folder), which show that the process runs
+# Locks by (thread, folder). A lock shows other processes that this process still runs.
 HELD: dict[tuple[int, Path], ExitStack] = {}
 
 
 def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> Path:
     """Unpack a zip, a tar file, or Parquet.
 
-    Returns the folder of the content, or its only file. Any other path is returned unchanged.
+    Returns the folder of the content, or its only file. Any other path is returned unchanged, and
+    so
+    is an archive that is read in place: a tar file of samples with labels (WebDataset), and Parquet
+    beside a table or beside folders of pictures. Raises DataError if unpacking fails.
 
-    So are a tar file of samples with labels (WebDataset), and Parquet beside a table or beside
-    folders of pictures. Raises DataError if unpacking fails.
-
-    allowance: limits of the outermost archive; depth: number of archives that contain this one.
+    allowance: what the outermost archive may still write to disk, None if this is the outermost
+    one;
+    depth: number of archives that contain this one.
     """
     tables = tables_at(path)
     suffix = ""
@@ -89,8 +92,8 @@ def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> 
 
 
 def tables_at(path: Path) -> list[Path]:
-    """Return the Parquet files with pictures: the path itself, or all in a folder without another
-    table.
+    """Return the Parquet files with pictures: the path itself, or all Parquet files of a folder
+    that contains no other table.
     """
     if path.suffix == ".parquet" and path.is_file():
         return [path]
@@ -109,9 +112,10 @@ def parquet_in(folder: Path) -> list[Path]:
 
 
 def private_folder() -> Path:
-    """Create a folder that is deleted when the program ends.
+    """Create a private folder that is deleted when the program ends.
 
-    Until then it is locked, also for other hosts.
+    Until then, a lock protects it from processes on this and other hosts that delete abandoned
+    folders.
     """
     state = state_dir()
     remove_left(state)
@@ -140,8 +144,8 @@ def remove_left(state: Path) -> None:
 
 @contextmanager
 def unpacking() -> Iterator[None]:
-    """Delete the folders of this thread when the block ends. A program such as a notebook may run
-    for long.
+    """Delete the folders of this thread when the block ends, because the program, such as a
+    notebook, may run much longer.
     """
     try:
         yield
@@ -150,8 +154,8 @@ def unpacking() -> Iterator[None]:
 
 
 def remove_unpacked(state: Path) -> None:
-    """Delete the folders of this process and of killed ones. The process itself may run for
-    long.
+    """Delete the folders of this process and of killed processes, without waiting for the end of
+    this process.
     """
     MADE_HERE.clear()
     remove_held({*HELD})
@@ -167,10 +171,10 @@ def remove_held(keys: Iterable[tuple[int, Path]]) -> None:
 
 
 def kept(path: Path, fill: Callable[[Path], None]) -> Path:
-    """Return a private folder with the content of `path`. `fill` unpacks it again only if the path
-    or the folder has changed.
+    """Return a private folder with the content of `path`, which `fill` writes.
 
-    If that fails, the folder is deleted.
+    It is written again only if the path or the folder has changed. If that fails, the folder is
+    deleted.
     """
     changed = max(part.stat().st_mtime_ns for part in [path, *parquet_in(path)])
     key = path, changed, threading.get_native_id()
@@ -188,7 +192,7 @@ def kept(path: Path, fill: Callable[[Path], None]) -> Path:
 def extract(path: Path, folder: Path, allowance: Allowance) -> None:
     """Write the files of a zip or an .npz into a folder.
 
-    A file that is longer than listed is refused.
+    A file that is longer than the archive's directory states is refused.
     """
     with (
         reading(path),
@@ -197,7 +201,7 @@ def extract(path: Path, folder: Path, allowance: Allowance) -> None:
     ):
         entries = archive.infolist()
         for entry in entries:
-            # As some programs of Windows write folders
+            # Some Windows programs separate folders by backslashes
             entry.filename = entry.filename.replace("\\", "/")
         if len({entry.filename for entry in entries}) < len(entries):
             raise ValueError("two of its files have the same name")
@@ -210,8 +214,8 @@ def extract(path: Path, folder: Path, allowance: Allowance) -> None:
 
 
 def is_compressed_tar(path: Path) -> bool:
-    """Return whether a compressed file contains a tar file. Its content decides or, if it is
-    damaged, its name.
+    """Return whether a compressed file contains a tar file, by its content or, if that is damaged,
+    by its name.
     """
     with suppress(*DAMAGED), COMPRESSED[path.suffix.lower()](path) as file:
         return bool(file.read(HEAD)[257:262] == b"ustar")
@@ -278,8 +282,8 @@ def in_archives(text: str) -> str:
 
 @contextmanager
 def naming_archives() -> Iterator[None]:
-    """Make errors name the owner's archives, and not the private folders into which they were
-    unpacked.
+    """Change the errors in the block: name the owner's archives instead of the private folders into
+    which they were unpacked.
     """
     try:
         yield
@@ -293,7 +297,7 @@ def naming_archives() -> Iterator[None]:
 def arrays_in(path: Path, fix: str) -> dict[str, np.ndarray]:
     """Return the arrays of an .npz by name, memory-mapped.
 
-    Raises DataError for pickles, or if it cannot be read.
+    Raises DataError if the archive contains pickles or cannot be read.
     """
     with readable_zip(path, fix):
         allowance = Allowance(path, path.stat().st_size, state_dir())
@@ -306,16 +310,17 @@ def arrays_in(path: Path, fix: str) -> dict[str, np.ndarray]:
 
 def readable_zip(path: Path, fix: str) -> AbstractContextManager[None]:
     causes = (*UNREADABLE, EOFError, OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error)
-    # RuntimeError: it is encrypted; OverflowError, ValueError: an array claims more bytes than the
-    # file has
+    # RuntimeError: the zip is encrypted; OverflowError, ValueError: the header of an array states
+    # more bytes than the file has
     return explained(
         DataError, lambda error: f"{path} cannot be read ({error}): {fix}", causes=causes
     )
 
 
 def unpack_tables(tables: Sequence[Path], folder: Path, allowance: Allowance) -> None:
-    """Write pictures, and a table of the other columns, for training and test separately if there
-    are both.
+    """Write the pictures of Parquet tables, and a table of their other columns.
+
+    If there are files for training and for testing, each part gets its own folder.
     """
     check_parquet()
     import pyarrow
@@ -331,9 +336,10 @@ def unpack_tables(tables: Sequence[Path], folder: Path, allowance: Allowance) ->
 
 
 def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict[str, Any]]:
-    """Write the pictures, under their names if they have any.
+    """Write the pictures of a Parquet table into the folder `place`, under their own names if they
+    have names.
 
-    Yields the other cells of each row, and its FILE.
+    Yields, for each row, the name of the picture's file under FILE, and the other cells.
     """
     from pyarrow import parquet
 
@@ -352,7 +358,8 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
             )
         )
         schema = table.schema_arrow
-        # The form of Hugging Face's `datasets`: bytes, with or without a path, and names of classes
+        # Hugging Face's `datasets` writes a picture as a struct of its bytes and perhaps its path,
+        # and names of classes into the metadata
         binary = [
             field.name
             for field in schema
@@ -363,7 +370,7 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
                 f"{file} has no column of pictures: write their bytes, as Hugging Face's "
                 "`datasets` does"
             )
-        column = binary[0]  # others, such as masks, are left out
+        column = binary[0]  # other columns of pictures, such as masks, are left out
         about = parse_json(
             (schema.metadata or {}).get(b"huggingface", b'{"info": {"features": {}}}').decode()
         )

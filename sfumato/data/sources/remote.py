@@ -46,7 +46,8 @@ class RemoteFile:
 def remote_files(pattern: str) -> list[RemoteFile]:
     """List the files of a URL with a range {0000..0999}, alternatives {a,b}, or `*`.
 
-    Raises DataError if one is missing, and ConfigError if the server does not answer or refuses.
+    Raises DataError if a file is missing or named twice, and ConfigError if the server does not
+    answer or refuses access.
     """
     with reaching(pattern):
         system = system_of(pattern)
@@ -57,7 +58,9 @@ def remote_files(pattern: str) -> list[RemoteFile]:
             ]
         if not urls or len({*urls}) < len(urls):
             raise public(
-                DataError(f"data.path={pattern} names no file, or one twice: correct the range")
+                DataError(
+                    f"data.path={pattern} names no file, or one file twice: correct the range"
+                )
             )
         with ThreadPoolExecutor(16) as threads:
             return [*threads.map(lambda url: remote_file(system, url), urls)]
@@ -96,8 +99,9 @@ def expanded(pattern: str) -> list[str]:
 
 @contextmanager
 def local_copy(path: str) -> Iterator[Path]:
-    """Yield a path on this machine: for a URL, a copy (mode 600) that is deleted when `unpacking`
-    ends.
+    """Yield a local path with the content of a path or URL.
+
+    A URL is copied to a file of mode 600, which is deleted when the block of `unpacking` ends.
     """
     if not is_url(path):
         yield Path(path)
@@ -112,8 +116,8 @@ def local_copy(path: str) -> Iterator[Path]:
 
 @contextmanager
 def reaching(url: str) -> Iterator[None]:
-    """Raise an error of one sentence if a server fails. It contains no text of the server, which
-    may repeat credentials.
+    """Replace an error of the server of `url` by one that does not contain the server's message,
+    because that may repeat credentials.
     """
     try:
         yield
@@ -135,15 +139,13 @@ def reaching(url: str) -> Iterator[None]:
             raise public(
                 ConfigError(
                     f"{url} may not be read with these credentials ({kind}): correct them in "
-                    "the environment or in the "
-                    "file of credentials of its library (for s3://, AWS_ACCESS_KEY_ID and "
-                    "AWS_SECRET_ACCESS_KEY)"
+                    "the environment (for s3://, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) or "
+                    "in the credentials file of the library that reads such URLs"
                 )
             ) from None
         raise public(
             ConfigError(
                 f"{url} cannot be read ({kind}): check the network and the address of the "
-                "server (for s3://, "
-                "AWS_ENDPOINT_URL), and run the command again"
+                "server (for s3://, AWS_ENDPOINT_URL), and run the command again"
             )
         ) from None

@@ -16,13 +16,14 @@ from sfumato.data.decoding import PictureFile, fit
 from sfumato.errors import ConfigError, DataError, is_failure, public
 from sfumato.settings.data import Groups, Volume
 
-# (H, W, C) uint8 and its label, or its (classes,) uint8 of 0 and 1
+# An image, (H, W, C) uint8, and its label: a number or, if images have several labels, (classes,)
+# uint8 of 0 and 1
 Example = tuple[np.ndarray, int | np.ndarray]
 
 
 @dataclass(frozen=True)
 class ListedBlock:
-    """The entries of a class folder from number `first` up to `stop`, in the order of names."""
+    """The entries of a class folder, sorted by name, from index `first` to before index `stop`."""
 
     folder: str
     first: int
@@ -31,10 +32,10 @@ class ListedBlock:
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """A part of a source that is converted without the others.
+    """A part of a source that is converted independently of the other parts.
 
     path: a file, its URL, or the folder that `block` is a part of;
-    state: values that change with the content; None if nothing shows whether it changed.
+    state: values that change if the content changes; None if a change cannot be detected.
     """
 
     path: str
@@ -54,14 +55,15 @@ class LeftOut(NamedTuple):
 class Source:
     """A labelled source.
 
-    `train` and `test` are read once. `test` is None without an official or requested split.
+    `train` and `test` can be iterated only once. `test` is None without an official or requested
+    split.
 
-    groups, files, labels: id of each image's person (or None), its file and its label, in the order
-    of `train` and then `test`; the last `held_out` images belong to `test`. Only sources of the
-    owner's files have these;
+    groups, files, labels: for each image, the id of its person (or None), its file and its label,
+    in the order of `train` and then `test`; the last `held_out` images belong to `test`. Only
+    sources that read the owner's files have these;
     converted: number of images by conversion. Private;
-    left_out: pictures that are left out, by their place in the same order; other files too.
-    Private.
+    left_out: pictures that are left out, by their index in the same order, and other files that are
+    left out, by themselves. Private.
     """
 
     classes: tuple[str, ...]
@@ -109,9 +111,9 @@ class Listing:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The user's request to a source.
+    """A user's request for images from a source.
 
-    `section`: "data" for sensitive images, "public" for public ones.
+    `section`: "data" for sensitive images, "public" for public images.
     """
 
     section: str
@@ -120,18 +122,18 @@ class Request:
     size: tuple[int, int] | None = None  # height and width; None: as in the source
     channels: int | None = None  # None: as in the source
     per_class: int = 0  # number of images per class, for sources that the program draws
-    seed: int = 0  # seed of such sources
+    seed: int = 0  # random seed, for sources that the program draws
     groups: Groups | None = None  # rule for finding ids of sensitive images
-    # Values of black and white, for files with more than 8 bits
+    # Values to show as black and as white, for files with more than 8 bits
     range: tuple[float, float] | None = None
     volume: Volume | None = None  # slices of volumes and series that become images
-    # Add black bars to images in other proportions, instead of cropping them to the middle
+    # Whether to add black bars to images with other proportions, instead of cropping them
     pad: bool = False
     classes: tuple[str, ...] | None = None  # names by label, for files without names
     label_column: str | None = None  # column of a table, or key of samples, with the labels
     compare_by: str | None = None  # column of the table, see `data.compare_by`
-    several: bool = False  # an image has any number of labels
-    mixed: bool = False  # images may differ in size and channels
+    several: bool = False  # whether an image has any number of labels, instead of exactly one
+    mixed: bool = False  # whether images may differ in size and channels
     skip: float = 0.0  # share of the pictures that may be broken
     converted: Counter[str] = field(default_factory=Counter)
     left_out: dict[Any, LeftOut] = field(default_factory=dict)
@@ -176,7 +178,7 @@ def download(name: str, raw: Path, fix: str, *, test: bool, **options: Any) -> t
     from torchvision import datasets  # slow import, only when needed
 
     before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(60.0)  # seconds without an answer
+    socket.setdefaulttimeout(60.0)  # seconds to wait for an answer
     try:
         splits = (True, False) if test else (True,)
         return tuple(

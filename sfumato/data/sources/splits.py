@@ -10,7 +10,8 @@ from sfumato.data.tables import table_in
 
 TRAIN = "train"
 TEST = "test"
-# Parts added to the training part, because no choice depends on them
+# Names of validation parts, which are added to the training part: this program makes no choice by
+# validation
 VALIDATION = ("val", "valid", "validation", "dev")
 PARTS = {
     TRAIN: TRAIN,
@@ -42,7 +43,7 @@ def visible(folder: Path) -> list[Path]:
 
 
 def visible_names(folder: Path) -> list[str]:
-    """Return the names of `visible` entries, which take much less memory."""
+    """Return the names of the entries that `visible` returns; names take much less memory."""
     return sorted(
         name
         for name in os.listdir(folder)
@@ -51,8 +52,8 @@ def visible_names(folder: Path) -> list[str]:
 
 
 def is_test(name: str) -> bool:
-    """Return whether a file belongs to the hold-out: its name begins with "test" or contains a word
-    for it.
+    """Return whether a file belongs to the hold-out: its name begins with "test", or one of its
+    words means a test part.
     """
     return name.startswith(TEST) or TEST in map(PARTS.get, words_in(name))
 
@@ -95,8 +96,8 @@ def folders_in(folder: Path) -> list[Path]:
 def split_of(path: Path) -> tuple[list[Path], list[Path]]:
     """Return the training folders and the hold-out folders in `path`, recognised by name.
 
-    If no folder has a training name, or if there are other folders and no training folder contains
-    a table, return `path` itself and no hold-out.
+    Returns only `path` itself, and no hold-out, in two cases: no folder has a training name, or
+    there are folders with other names and no training folder contains a table.
     """
     parts = [(folder, part_named(folder)) for folder in folders_in(path)]
     train = [folder for folder, part in parts if part == TRAIN]

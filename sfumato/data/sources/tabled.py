@@ -37,14 +37,15 @@ from sfumato.storage.limits import LARGEST_DIRECTORY, BoundedReader
 
 VALUES = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
 LABEL = "label"  # default column, or key, of the label
-Sample = dict[str, Member]  # its files, by suffix
+Sample = dict[str, Member]  # the files of a sample, by suffix
 
 
 def list_metadata(request: Request, label: str) -> Listing:
-    """List a folder with metadata.csv, .jsonl or .parquet, which has file_name and columns of
-    labels and persons' ids.
+    """List the pictures of a folder with a table: metadata.csv, .jsonl or .parquet.
 
-    Each of its parts (see `split_of`) may have its own table. Raises as `rows_by_file` does.
+    The table has the column file_name, the column `label`, and perhaps a column of persons' ids.
+    Each part of the folder (see `split_of`) may have its own table. Raises the errors of
+    `rows_by_file`.
     """
     path = request.required_path()
     if not path.is_dir():
@@ -62,9 +63,9 @@ def list_metadata(request: Request, label: str) -> Listing:
 def column_of(
     path: Path, column: str, files: Iterable[PictureFile], volume: Volume | None = None
 ) -> list[str]:
-    """Return the cells of these files, "" for a file without a row.
+    """Return the cell in the column for each of `files`; "" for a file without a row.
 
-    Raises as `rows_by_file` does.
+    Raises the errors of `rows_by_file`.
     """
     rows: dict[Any, list[str]] = dict(table_cells(path, [column], volume))
     return [rows.get(file, [""])[0] for file in files]
@@ -73,9 +74,9 @@ def column_of(
 def table_cells(
     path: Path, columns: Sequence[str], volume: Volume | None = None
 ) -> dict[Path, list[str]]:
-    """Return the cells of each picture of a folder, from its tables.
+    """Return the cells of each picture of a folder, from the tables of the folder.
 
-    Raises as `rows_by_file` does.
+    Raises the errors of `rows_by_file`.
     """
     if is_bids(path):
         return rows_of_volumes(path, columns, (volume or Volume()).suffix)
@@ -121,9 +122,10 @@ def list_labels(request: Request) -> Listing:
     """List each picture of a folder with its labels, (classes,) uint8 of 0 and 1, and its person's
     id, if there is one.
 
-    The labels are in the columns named by `request.classes`, by default all others, or are listed
-    in `label_column`. Class names are the names of the columns, or `request.classes`, so they do
-    not depend on the images. Raises DataError.
+    There is one column of 0 and 1 per label: the columns named by `request.classes`, by default all
+    columns except file names and ids. With `label_column`, the cells of that column list the
+    labels. Class names are the names of the columns, or `request.classes`, so they do not depend on
+    the images. Raises DataError if the table is unsuitable.
     """
     root = request.required_path()
     table = table_path(root)
@@ -170,12 +172,13 @@ def labels_listed(cell: str) -> list[str]:
 
 
 def numbered(rows: list[Place], official: bool, request: Request) -> Listing:
-    """Replace the labels of rows, which are text, by numbers of classes. official: whether there is
-    a test split.
+    """Replace the labels of rows, which are text, by the numbers of classes. official: whether
+    there is a test split.
 
-    The classes are the owner's, or all labels that occur, which depend on the images. A label is
-    the name of a class or, if no name is a number, its number from 0. Raises DataError for an empty
-    or unknown label.
+    The classes are `request.classes` or, if these are not set, all labels that occur, so that they
+    depend on the images. A label may be the name of a class. If no class has a number as its name,
+    a label may also be the number of a class, from 0. Raises DataError for an empty or unknown
+    label.
     """
     rows = sorted(rows, key=lambda row: row.held_out)
     labels = [row.label for row in rows]
@@ -221,13 +224,13 @@ def shards_of(path: Path) -> list[Path]:
 
 
 def list_shards(request: Request) -> Listing:
-    """List the samples of tar files, each a picture with a `.cls` (name or number of its class) or
-    a `.json`.
+    """List the samples of tar files. A sample is a picture with a `.cls` or a `.json`.
 
-    Shards whose names begin with "test", or contain it as a word, are the hold-out. Label and id
-    are keys of each .json;
-    without a `label_column`, the .cls is the label. Raises DataError with the position of a faulty
-    sample.
+    The label is the content of the .cls, the name or number of a class, or the value of `label` in
+    the .json. If `label_column` is set, it is the value of that key in the .json. A person's id is
+    also a value in the .json. If there are several tar files, the ones that `is_test` recognises by
+    name are the hold-out. Raises DataError with the position of a faulty sample.
+
     Guarantee: nothing is unpacked, and links within an archive are refused.
     """
     rows: list[Place] = []
@@ -243,7 +246,7 @@ def list_shards(request: Request) -> Listing:
             ]
             if len(pictures) != 1:
                 raise DataError(
-                    f"{what} has {len(pictures)} pictures: expected one "
+                    f"{what} has {len(pictures)} pictures: expected one picture "
                     f"({', '.join(sorted(sample))})."
                 )
             words = sample_words(sample, request.label_column, request.id_column, what)
