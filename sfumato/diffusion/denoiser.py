@@ -15,9 +15,10 @@ from sfumato.data.store import Encode
 from sfumato.settings.fields import Size, both_sides
 from sfumato.settings.noise_levels import NoiseLevels, TimestepMixture
 
-# (D, labels, variance of the image given its noisy version) -> shift of D; images in about [-1, 1]
+# (denoised image D, labels, variance of the clean image given its noisy version) -> shift to add to
+# D. Values of images are in about [-1, 1].
 Guide = Callable[[Tensor, Tensor, float], Tensor]
-# Labels, as in `drawing` -> images, (B, C, H, W) float32 in [0, 1], on the CPU
+# Labels, as for `Denoiser.drawing` -> images, (B, C, H, W) float32 in [0, 1], on the CPU
 Sampler = Callable[[Tensor], Tensor]
 Progress = Callable[[int, int], None]  # (done, total)
 TIMESTEPS = 1000
@@ -26,29 +27,31 @@ TIMESTEPS = 1000
 class Denoiser(nn.Module):
     """A class-conditional network that learns to remove noise, from pixels or from latents.
 
-    channels, resolution: size of pixels or latents; the resolution is the side of squares, or rows
-    and columns;
+    channels, resolution: size of the images or latents. The resolution is the side of a square, or
+    (height, width);
     classes: number of labels, 0..classes-1; `classes` itself means no label;
-    several: labels are (B, classes) of 0 and 1, and a row with any other entry means no label.
+    several: whether images have several labels. Labels are then (B, classes) of 0 and 1, and a row
+    with any other entry means that the labels are not given.
 
-    A network that draws no images needs only `per_image_loss`.
+    A subclass that draws no images needs to define only `per_image_loss`.
     """
 
     classes: int
     several: bool = False
     channels: int
     resolution: Size
-    # Whether no image affects another in the forward pass, and weights are used only through
+    # Whether images do not affect each other in the forward pass, and weights are used only through
     # layers (see `sfumato.dpsgd.per_image`).
     supports_ghost_layers: bool = False
     # Whether per-image gradients of convolutions are computed by matrix products; chosen per
     # machine
     use_products: bool = False
-    # Digest of everything that determines its latents (encoder weights, image size); None if it
-    # works on pixels.
+    # Digest of everything that determines the latents (encoder weights, image size); None for a
+    # network that works on pixels.
     encoder: str | None = None
-    sigma_data: float  # scale of the preconditioning, if `sfumato.diffusion.sampler` draws images
-    at_a_time: int  # images drawn together, by all processes
+    # Standard deviation of images in the preconditioning; used by `sfumato.diffusion.sampler`
+    sigma_data: float
+    at_a_time: int  # number of images that all processes together draw at a time
 
     @property
     def shape(self) -> Shape:
@@ -64,15 +67,21 @@ class Denoiser(nn.Module):
 
     @property
     def no_label(self) -> int:
-        """The label that means "no label"; with several labels, the entry that does."""
+        """The value that means "no label": as a label or, with several labels, as an entry."""
         return 2 if self.several else self.classes
 
     def hidden(self, labels: Tensor, hide: Tensor) -> Tensor:
-        """Hide labels, (*,) or (*, classes), of the images for which `hide`, (*,) bool, is true."""
+        """Replace labels by "no label" where `hide` is true.
+
+        labels: (*,) or, with several labels, (*, classes); hide: (*,) bool, one entry per image.
+        """
         return torch.where(hide[..., None] if self.several else hide, self.no_label, labels)
 
     def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
-        """Draw levels by `draw_noise_levels`, or in another form that `per_image_loss` accepts."""
+        """Draw n noise levels in the form that `per_image_loss` accepts.
+
+        By default, these are the σ of `draw_noise_levels`.
+        """
         return draw_noise_levels(law, n, generator)
 
     def per_image_loss(
@@ -82,7 +91,7 @@ class Denoiser(nn.Module):
 
         images: (B, C, H, W) float32 in [0, 1], or latents;
         labels: (B,), or (B, classes);
-        levels: (B,);
+        levels: (B,), from `draw_levels`;
         noise: (B, C, H, W), standard normal.
         """
         raise NotImplementedError
@@ -95,7 +104,10 @@ class Denoiser(nn.Module):
         shape: Sequence[int] | None,
         guide: Guide | None,
     ) -> Sampler:
-        """Return a function that draws at most `at_a_time` images. Arguments as in `drawing`."""
+        """Return a function from labels to images, which draws at most `at_a_time` images per call.
+
+        For the arguments, see `drawing`.
+        """
         raise NotImplementedError
 
     def drawing(
@@ -113,9 +125,9 @@ class Denoiser(nn.Module):
         Yields (B, C, H, W) float32 in [0, 1], on the CPU.
 
         steps: number of solver steps;
-        guidance: g of D + g·(D − D without label);
+        guidance: g in D + g·(D − D without label), where D is the denoised image;
         generator: a CPU generator, which fixes the images up to rounding;
-        shape: requested (C, H, W), if the network can draw another shape than its own;
+        shape: requested (C, H, W), for networks that can resize their images;
         guide: guidance by a classifier, for networks that draw pixels.
         """
         sampler = self.sampler(steps, guidance, generator, shape, guide)
@@ -137,7 +149,8 @@ class Denoiser(nn.Module):
 def draw_noise_levels(law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
     """Draw n independent noise levels σ, (n,) float32, on the generator's device.
 
-    ln σ ~ N(mean, std²), or σ(t) of the linear DDPM schedule, with t by `draw_timesteps`.
+    They follow ln σ ~ N(mean, std²) or, for a mixture of timesteps, they are σ(t) of the linear
+    DDPM schedule, where t is drawn by `draw_timesteps`.
     """
     if isinstance(law, TimestepMixture):
         return schedule(generator.device)[draw_timesteps(law, n, generator, TIMESTEPS)]
@@ -145,9 +158,10 @@ def draw_noise_levels(law: NoiseLevels, n: int, generator: torch.Generator) -> T
 
 
 def draw_timesteps(law: TimestepMixture, n: int, generator: torch.Generator, steps: int) -> Tensor:
-    """Draw n timesteps, uniform on {lᵢ, …, uᵢ − 1} with probability wᵢ/Σw.
+    """Draw n timesteps: with probability wᵢ/Σw, uniformly from {lᵢ, …, uᵢ − 1}.
 
-    Returns (n,) int64 below `steps`. The bounds refer to TIMESTEPS, and are stretched to `steps`.
+    The bounds of `law` refer to a schedule of TIMESTEPS steps, and are scaled to `steps`. Returns
+    (n,) int64 below `steps`.
     """
     device = generator.device
     if n == 0:
@@ -167,8 +181,8 @@ def draw_timesteps(law: TimestepMixture, n: int, generator: torch.Generator, ste
 
 @functools.cache
 def mixture(law: TimestepMixture, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the weights, (n,), and bounds, (n + 1,) float64, of a law, copied to the device only
-    once.
+    """Return the weights, (n,), and the bounds, (n + 1,) float64, of a law on a device. The result
+    is cached, so that they are copied only once.
     """
     return torch.tensor(law.weights, device=device), torch.tensor(
         law.bounds, device=device, dtype=torch.float64
@@ -177,7 +191,7 @@ def mixture(law: TimestepMixture, device: torch.device) -> tuple[Tensor, Tensor]
 
 @functools.cache
 def schedule(device: torch.device) -> Tensor:
-    """Compute σ(t) = √((1 − ᾱ)/ᾱ) for t = 0..999 under linear betas.
+    """Compute σ(t) = √((1 − ᾱ(t))/ᾱ(t)) for t = 0..999 and linear betas.
 
     Returns (1000,) float32, rising from 0.01 to about 157.
     """

@@ -1,8 +1,8 @@
 """Draw images: Heun's second-order solver of the probability-flow ODE, with guidance.
 
 Source: EDM, Algorithm 1 (deterministic) and Eq. 5; Ho & Salimans 2021 for guidance without a
-classifier; Dhariwal & Nichol 2021 for guidance by a classifier, here of the denoised image (Bansal
-et al. 2023).
+classifier; Dhariwal & Nichol 2021 for guidance by a classifier; Bansal et al. 2023 for applying the
+classifier to the denoised image.
 """
 
 import itertools
@@ -22,7 +22,7 @@ SIGMA_MAX = 80.0
 def noise_schedule(steps: int) -> Tensor:
     """Return `steps` noise levels, SIGMA_MAX down to SIGMA_MIN, then 0: (steps + 1,) float32."""
     ramp = torch.linspace(0, 1, steps)
-    # Ρ = 7
+    # The exponent ρ of EDM is 7
     levels = (SIGMA_MAX ** (1 / 7) + ramp * (SIGMA_MIN ** (1 / 7) - SIGMA_MAX ** (1 / 7))) ** 7.0
     return torch.cat([levels, torch.zeros(1)])
 
@@ -39,10 +39,11 @@ def sample(
 ) -> Tensor:
     """Draw one image per label, (N, C, H, W) float32 in [0, 1] on the CPU.
 
-    The processes share the work.
+    If there are several processes, they share the work.
 
     labels: (N,), or (N, classes);
-    steps: 2·steps − 1 network evaluations, twice as many with guidance;
+    steps: number of solver steps, which take 2·steps − 1 evaluations of the network, or twice as
+    many with guidance;
     guidance: see `Denoiser.drawing`;
     generator: fixes the images up to rounding, for any device and number of processes;
     autocast: run in bfloat16;
@@ -65,11 +66,13 @@ def sample(
 def solve(
     model: Denoiser, x: Tensor, labels: Tensor, steps: int, guidance: float, guide: Guide | None
 ) -> Tensor:
-    """Solve from `x`, (B, C, H, W) with noise of level SIGMA_MAX, to σ = 0 by Heun's method.
+    """Solve the ODE by Heun's method, from noise of level SIGMA_MAX to σ = 0.
 
-    Returns images in about [-1, 1]. The guide assumes that, given its noisy version, the image has
-    the variance σ²σ_data² / (σ² + σ_data²) in every pixel. Bayes' rule then turns the slope of log
-    p(label | D) into a shift.
+    x: (B, C, H, W), the noise. Returns images in about [-1, 1].
+
+    The guide gets the variance of the clean image given its noisy version. It is assumed to be
+    σ²σ_data² / (σ² + σ_data²) in every pixel. By Bayes' rule, the shift is this variance times the
+    gradient of log p(label | D).
     """
 
     def slope(x: Tensor, sigma: float) -> Tensor:
@@ -100,7 +103,10 @@ def with_guidance(
     no_label: int,
     guidance: float,
 ) -> Tensor:
-    """Compute D + g·(D − D_unconditional), both in one pass of the network: (x, labels) -> D."""
+    """Compute D + g·(D − D_unconditional), with both terms in one pass of the network.
+
+    network: function (x, labels) -> D; guidance: g.
+    """
     if guidance == 0:
         return network(x, labels)
     both = torch.cat([labels, torch.full_like(labels, no_label)])

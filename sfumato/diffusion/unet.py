@@ -25,8 +25,9 @@ from sfumato.runtime.compute import prefers_bfloat16
 from sfumato.settings.fields import Size, both_sides, size_of
 from sfumato.storage.weights import load_network, save_network
 
-MOST_GROUPS = 65_535  # Limit of the derivative of PyTorch's group normalisation on CUDA
-# Largest draw of one process: pixels, as the network sees them, and images.
+MOST_GROUPS = 65_535  # On CUDA, PyTorch's derivative of group normalisation fails above this number
+# By device: maximum number of pixels and of images that one process draws at a time. Pixels are
+# counted at the resolution of the network.
 DRAWN_TOGETHER = {"cpu": (2**17, 256), "cuda": (2**19, 512)}
 
 
@@ -35,7 +36,7 @@ class GroupNorm(nn.Module):
 
     def __init__(self, channels: int, affine: bool = True) -> None:
         super().__init__()
-        self.groups = math.gcd(channels // 4, 32)  # 4 channels each, or more
+        self.groups = math.gcd(channels // 4, 32)  # a group has 4 channels or more
         self.channels = channels
         self.affine = affine
         if affine:
@@ -45,7 +46,7 @@ class GroupNorm(nn.Module):
     def forward(
         self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None
     ) -> Tensor:
-        """Normalise. x: (B, C, H, W); scale, shift: (B, C), for a norm without learned ones."""
+        """Normalise x, (B, C, H, W). scale, shift: (B, C), instead of the learned ones."""
         if scale is None or shift is None:
             scale = self.weight.expand(len(x), -1)
             shift = self.bias.expand(len(x), -1)
@@ -75,7 +76,7 @@ class Block(nn.Module):
         self.norm1 = GroupNorm(inputs)
         self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1)
         self.modulation = nn.Linear(embedding, 2 * outputs)
-        # the bias of the modulation is its affine part
+        # Without learned scale and offset, because the modulation has a bias
         self.norm2 = GroupNorm(outputs, affine=False)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
         self.shortcut = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
@@ -90,13 +91,13 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention over the pixels of one level, residual."""
+    """Residual self-attention over the pixels of one level."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.heads = max(1, channels // 32)
         if channels % self.heads:
-            wish = "choose model.width as a multiple of 32"
+            wish = "choose a multiple of 32 for model.width"
             raise ConfigError(f"{channels} channels do not split into {self.heads} heads: {wish}")
         self.norm = GroupNorm(channels)
         self.q, self.k, self.v, self.out = (nn.Linear(channels, channels) for _ in range(4))
@@ -108,9 +109,9 @@ class Attention(nn.Module):
         projected = (project(tokens) for project in (self.q, self.k, self.v))
         # (B, heads, H*W, d)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in projected)
-        if q.is_cuda:  # fused, without a matrix of H*W · H*W scores
+        if q.is_cuda:  # the fused kernel stores no matrix of H*W · H*W scores
             mixed = F.scaled_dot_product_attention(q, k, v)
-        # Explicit, because fused attention takes ten times as long on a CPU for so few pixels.
+        # On a CPU, fused attention would take ten times as long for so few pixels
         else:
             scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
             mixed = scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v
@@ -140,10 +141,11 @@ class UNet(Denoiser):
     width · multipliers[l]: channels of level l (0 is the finest);
     attention: levels with self-attention; the middle has it if the coarsest level has it;
     blocks: residual blocks per level;
-    unshuffle: the network works at resolution / unshuffle, on channels · unshuffle²;
-    sigma_data: scale of the preconditioning;
-    extra_classes: rows of the label table for public classes; label classes+1+j is the j-th (see
-    `drop_extra_classes`);
+    unshuffle: factor u by which the resolution is reduced: the network gets channels · u² channels
+    at resolution / u;
+    sigma_data: standard deviation of images in the preconditioning;
+    extra_classes: number of additional labels for public classes: label classes+1+j means the j-th
+    public class (see `drop_extra_classes`);
     several: see `Denoiser`. The embeddings of an image's labels are added up and divided by the
     root of their number; an image without labels has an embedding too.
     """
@@ -207,14 +209,15 @@ class UNet(Denoiser):
         levels = [size for size in sizes for _ in range(blocks)]
         current = levels[0][0]
         self.conv_in = nn.Conv2d(folded, current, 3, padding=1)
-        self.down = nn.ModuleList()  # finest level first, `blocks` of each
+        self.down = nn.ModuleList()  # finest level first, with `blocks` modules per level
         for size, attends in levels:
             self.down.append(Level(current, size, embedding, attends))
             current = size
         self.middle = nn.ModuleList(
             Level(current, current, embedding, attends) for attends in (levels[-1][1], False)
         )
-        self.up = nn.ModuleList()  # coarsest level first; each also gets its counterpart's output
+        # Coarsest level first. Each module also gets the output of its counterpart in `down`
+        self.up = nn.ModuleList()
         for size, attends in reversed(levels):
             self.up.append(Level(current + size, size, embedding, attends))
             current = size
@@ -280,7 +283,7 @@ class UNet(Denoiser):
 
     @property
     def at_a_time(self) -> int:  # type: ignore[override]
-        """Sampling batch size. Larger batches use more memory and are not faster."""
+        """Number of images to draw at a time. Larger batches take more memory, but no less time."""
         pixels, most = DRAWN_TOGETHER.get(self.conv_in.weight.device.type, DRAWN_TOGETHER["cpu"])
         seen = math.prod(side // self.unshuffle for side in self.shape[1:])
         return distributed.world_size() * max(1, min(most, pixels // seen))
@@ -293,7 +296,11 @@ class UNet(Denoiser):
         shape: Sequence[int] | None,
         guide: Guide | None,
     ) -> Sampler:
-        """Draw images of its own shape, by Heun's solver, in the device's best precision."""
+        """Return a function that draws images by Heun's solver, in the best precision of the
+        device.
+
+        The images have the network's own shape; `shape` is ignored.
+        """
         autocast = distributed.broadcast_object(prefers_bfloat16(self))
         return lambda labels: sample(self, labels, steps, guidance, generator, autocast, guide)
 
@@ -303,18 +310,21 @@ class UNet(Denoiser):
 
 
 def zero(layer: nn.Conv2d | nn.Linear) -> None:
-    """Set a layer to zero, so that every residual branch starts at zero."""
+    """Set the last layer of a residual branch to zero, so that the branch starts at zero."""
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)
 
 
 def label_table(rows: Sequence[Tensor]) -> nn.Embedding:
-    """Build a trainable embedding of all rows, in order, without random draws."""
+    """Build a trainable embedding from given rows, in their order, without random draws."""
     return nn.Embedding.from_pretrained(torch.cat([part.detach() for part in rows]), freeze=False)
 
 
 def drop_extra_classes(model: UNet) -> UNet:
-    """Remove the label rows of public classes, in place, after `ema_model`; return the model."""
+    """Remove the label rows of public classes from `model`, in place, and return it.
+
+    Call this after `ema_model`, which needs all rows.
+    """
     if model.extra_classes:
         trained = model.label.weight.requires_grad
         model.label = label_table([model.label.weight[: model.classes + 1]])
@@ -324,9 +334,9 @@ def drop_extra_classes(model: UNet) -> UNet:
 
 
 def fourier_features(c_noise: Tensor, size: int) -> Tensor:
-    """Compute sines and cosines of ln σ / 4, (B,), at 1/4 to 8 turns per unit: (B, size).
+    """Compute sines and cosines of c_noise = ln σ / 4: (B,) -> (B, size).
 
-    Frequencies are geometric.
+    The frequencies form a geometric sequence from 1/4 to 8 turns per unit of c_noise.
     """
     frequencies = 2 * math.pi * torch.logspace(-2, 3, size // 2, base=2.0, device=c_noise.device)
     phase = c_noise[:, None] * frequencies
@@ -334,9 +344,9 @@ def fourier_features(c_noise: Tensor, size: int) -> Tensor:
 
 
 def halve(x: Tensor) -> Tensor:
-    """Average every 2×2 pixels, or fewer at the edge of an odd side.
+    """Average blocks of 2×2 pixels; at the edge of an odd side, blocks are smaller.
 
-    (B, C, H, W) to (B, C, ceil(H/2), ceil(W/2)).
+    (B, C, H, W) -> (B, C, ceil(H/2), ceil(W/2)).
     """
     height, width = x.shape[2:]
     if height % 2 or width % 2:
@@ -346,14 +356,14 @@ def halve(x: Tensor) -> Tensor:
 
 
 def double(x: Tensor, sides: Sequence[int]) -> Tensor:
-    """Repeat each pixel twice in both directions, and crop to `sides` (so 4 doubles to 7)."""
+    """Double the sides by repeating each pixel, and crop to `sides`, so that 4 can become 7."""
     height, width = x.shape[2:]
     rows = x.reshape(-1, width) @ pairs(width, x).t()
     return rows.view(*x.shape[:2], 2 * height, 2 * width)[:, :, : sides[0], : sides[1]]
 
 
 def pairs(width: int, like: Tensor) -> Tensor:
-    """Return the matrix that sums 2·width pixels of two rows into `width` pixels: (4·width, width).
+    """Return the matrix, (4·width, width), that sums 2×2 pixels of two rows with 2·width pixels.
 
     On a CPU a product with this matrix, and its derivative, is many times faster than sums over 2×2
     windows.

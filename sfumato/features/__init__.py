@@ -1,7 +1,7 @@
-"""Public feature maps. FEATURES lists them by their name in params.yaml.
+"""Public feature maps. FEATURES lists them by their names in params.yaml.
 
-A map takes (B, C, H, W) float32 in [0, 1] to (B, d), differentiably, and was made from public data
-only.
+A map is a differentiable function from (B, C, H, W) float32 in [0, 1] to (B, d). It was made only
+from public data.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -20,7 +20,7 @@ from sfumato.features.scattering import DeepScattering, Moduli, Pixels, Scatteri
 from sfumato.features.tangent import Tangent
 from sfumato.settings.stage import unknown_name
 
-# name -> constructor of the map for images of a shape (C, H, W)
+# Constructor of each map, by name. It takes the shape of the images, (C, H, W).
 FEATURES: dict[str, Callable[[Shape], nn.Module]] = {
     "pixels": Pixels,
     "scattering": Scattering,
@@ -35,8 +35,8 @@ FEATURES: dict[str, Callable[[Shape], nn.Module]] = {
 
 
 def name_problems(key: str, names: Iterable[str], known: Collection[str]) -> Iterator[str]:
-    """Yield an error for each feature map of a setting that does not exist or whose weights are not
-    installed.
+    """Yield an error for each name of a feature map that does not exist, or whose weights are not
+    installed. key: the setting that contains the names.
     """
     for name in names:
         if name not in known:
@@ -50,7 +50,8 @@ class FeatureMeans:
     """A release: noisy class means of bounded features φ of images.
 
     Args:
-        table: (K, classes) float32, sums of φ over N̄; with several labels, the columns are those
+        table: (K, classes) float32, for each class the noisy sum of φ over its images, divided by
+            the public size N̄ of the whole set. If images have several labels, it has the columns
             of `label_rows`, one more than there are classes.
         features: φ.
         deviation: Standard deviation of the noise in each entry of the table, None if the release

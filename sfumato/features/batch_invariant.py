@@ -12,8 +12,8 @@ BATCH_SIZE = 64  # Images per batch on a CPU
 
 
 def batch_size(shape: Sequence[int], device: torch.device) -> int:
-    """Return the number of images per batch. It depends only on device and shape: a GPU takes
-    larger batches of small images.
+    """Return the number of images per batch. It depends only on device and shape. On a GPU, batches
+    of small images are larger.
     """
     if device.type == "cpu":
         return BATCH_SIZE
@@ -27,10 +27,13 @@ def rows_alone(
 
     Images may have any memory format. An image with any non-finite pixel gives a row of NaN.
 
+    place_matters: whether the place of an image in the batch may change its row (see
+    `place_matters`). If so, images are processed one at a time.
+
     Guarantee: row i is a function of image i only, to the last bit. Matrix kernels round
     differently for another batch size, layout, alignment or number of threads, so removing one
-    image could change the rows of others. Therefore all images use the same memory, in batches of
-    one size, on one thread; one image at a time if its place in the batch matters.
+    image could change the rows of others. Therefore all batches have the same size, are copied to
+    the same memory, and run on one thread.
     """
     size = 1 if place_matters else batch_size(images.shape[1:], images.device)
     seats = torch.zeros(size, *images.shape[1:], device=images.device)
@@ -48,10 +51,9 @@ def rows_alone(
 
 
 def place_matters(function: Callable[[Tensor], Tensor], shape: Shape, device: torch.device) -> bool:
-    """Return whether any bit of an image's row depends on its place in the batch or on other
-    images.
+    """Test whether any bit of an image's row depends on its place in the batch or on other images.
 
-    It tests this machine's kernels with random images, never with sensitive ones.
+    The kernels of this machine are tested with random images, never with sensitive ones.
     """
     random = torch.Generator().manual_seed(0)
     size = batch_size(shape, device)

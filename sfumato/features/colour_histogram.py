@@ -6,16 +6,16 @@ from torch import Tensor, nn
 from sfumato.data.images import Shape
 from sfumato.features.scattering import block_average, block_of
 
-LEVELS = 8  # Number per channel
-FAINT = 1e-4  # Share of the pixels; a colour with a smaller share counts for little
+LEVELS = 8  # Number of levels per channel, so that grey images have 8 colours and RGB images 512
+FAINT = 1e-4  # A colour with a smaller share of the pixels hardly changes the histogram
 
 
 class ColourHistogram(nn.Module):
     """Square roots of the shares of LEVELS^C colours in an image, so that small regions count more.
 
-    (B, C, H, W) -> (B, LEVELS^C), with a norm of about √LEVELS^C. A pixel counts for the colours
-    near its own, weighted by distance. Images above LARGEST are averaged over blocks first, so a
-    colour is only seen in patches of at least the size of a block.
+    (B, C, H, W) -> (B, d) with d = LEVELS^C, and a norm of about √d. A pixel counts for the colours
+    near its own, weighted by distance. Images above LARGEST are averaged over blocks first, so that
+    a colour counts only where it fills a block.
     """
 
     levels: Tensor

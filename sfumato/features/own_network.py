@@ -1,8 +1,8 @@
 """The owner's own network as a public map.
 
-It is a torchvision architecture, by name, with weights in safetensors. The file contains only
-numbers, and no part of it is run. TorchScript and pickles are refused without reading them: they
-are programs, and could store images or write files.
+It consists of the name of a torchvision architecture, and a safetensors file with its weights. The
+file contains only numbers, and no part of it is run. TorchScript and pickles are refused without
+reading them, because they are programs that could store images or write files.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,12 +29,13 @@ class OwnFeatures(nn.Module):
 
     Images are resized and normalised first.
 
-    layers: layers whose outputs are the features, by their names in torchvision; () for the last
-    layer before the logits.
+    layers: names in torchvision of the layers whose outputs are the features; () for the input of
+    the last linear layer.
 
-    The network is not in the module's state: its file and sha256 identify it. Gradients reach the
-    images. Raises DataError for a missing or changed file, or a file without such weights;
-    ConfigError for an unknown architecture.
+    The network is not part of the module's state, because its file and sha256 identify it. The
+    features are differentiable with respect to the images. Raises DataError if the file is missing,
+    has changed or does not contain weights of this architecture, and ConfigError for an unknown
+    architecture.
     """
 
     def __init__(self, settings: OwnNetwork, layers: Sequence[str] = ()) -> None:
@@ -54,7 +55,7 @@ class OwnFeatures(nn.Module):
         self.std = nn.Buffer(torch.tensor(settings.std)[:, None, None], persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        # Small batches, whose tensors fit into the caches
+        # In small batches, so that their tensors fit into the processor's caches
         return torch.cat([self.rows(part) for part in images.split(4)])
 
     def rows(self, images: Tensor) -> Tensor:
@@ -67,11 +68,15 @@ class OwnFeatures(nn.Module):
 def of_architecture(
     settings: OwnNetwork, file: Path, layers: Sequence[str]
 ) -> Callable[[Tensor], Tensor]:
-    """Build the named network with weights from safetensors, without its last linear layer.
+    """Build the network that `settings` names, with weights from `file`.
 
-    With `layers`, it returns their outputs, averaged over places, scaled to norm 1 and
-    concatenated; later layers are not run. The only pickle that is read has a known sha256, and is
-    read as tensors. The network is not a submodule of its caller, so it stays in evaluation mode.
+    Returns a function from images to features. Without `layers`, they are the input of the last
+    linear layer. Otherwise, they are the outputs of `layers`, each averaged over all positions and
+    scaled to norm 1, and concatenated; later layers are not run.
+
+    The file is safetensors. The only exception is a pickle with a known sha256, from which only
+    tensors are read. Because a function is returned, the network does not become a submodule of its
+    caller, and stays in evaluation mode.
     """
     from torchvision import models
     from torchvision.models.feature_extraction import create_feature_extractor
@@ -110,13 +115,13 @@ def of_architecture(
 
 
 def check_rows(features: OwnFeatures, shape: Shape, where: torch.device) -> None:
-    """Raise DataError unless images of noise have the same rows when the network is loaded again
-    and their order changes.
+    """Raise DataError unless random images have the same features after the network was loaded
+    again and the order of the images was reversed.
     """
     images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0)).to(where)
     again = rows_alone(
         OwnFeatures(features.settings, features.layers).to(where), images.flip(0)
     ).flip(0)
     if not torch.equal(rows_alone(features, images), again):
-        problem = "returns a different row for an image the second time, or non-finite numbers"
+        problem = "returns different features for the same image, or non-finite numbers"
         raise DataError(f"the network {features.file} {problem}: name another architecture")

@@ -20,17 +20,19 @@ POOLED_CELLS = 3  # Cells per side in which responses are averaged
 class Patches(nn.Module):
     """Similarity of places in an image to FILTERS texture patches, or to their negatives.
 
-    (B, C, H, W) -> (B, 2·FILTERS·POOLED_CELLS²): means over cells of the cosines of whitened
-    patches, above a threshold, once as magnitudes and once with their signs. Images above LARGEST
-    are first averaged over blocks.
+    (B, C, H, W) -> (B, 2·FILTERS·POOLED_CELLS²). A response is the cosine of a whitened patch of
+    the image and a whitened texture patch, reduced by a threshold. The features are the means of
+    the
+    responses over cells of the image: first of their magnitudes, then of the signed responses.
+    Images above LARGEST are first averaged over blocks.
 
     Source: Thiry et al. 2021; Coates and Ng 2011 for the threshold.
     """
 
-    places = 32  # approximate number of places examined per side
-    threshold = 0.5  # threshold of responses, in deviations under white noise
-    half_norm = 1.0  # norm of a whitened patch at which its responses are halved
-    batch = 16  # images at a time: their tensors fit into a CPU's caches
+    places = 32  # approximate number of places per side at which patches are compared
+    threshold = 0.5  # threshold of responses, in standard deviations of responses to white noise
+    half_norm = 1.0  # norm at which the responses of a whitened patch are halved
+    batch = 16  # number of images whose tensors fit into a CPU's caches
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -46,7 +48,7 @@ class Patches(nn.Module):
         )
 
     def cells(self, images: Tensor) -> Tensor:
-        """Compute the row of each image, after averaging."""
+        """Compute the features of images that were averaged over blocks."""
         kind = images.device.type
         with torch.autocast(kind, torch.bfloat16, enabled=fast_bfloat16(kind)):
             whitened = F.conv2d(images, self.whiten, stride=self.stride).float()
@@ -55,8 +57,8 @@ class Patches(nn.Module):
         responses = F.softshrink(
             responses * (whitened.shape[1] ** 0.5 / size).to(responses), self.threshold
         )
-        # With a the likeness to a patch and b the likeness to its negative, the magnitude is a + b,
-        # and the signed response a − b
+        # If a is the similarity to a patch, and b is the similarity to its negative, the magnitude
+        # is a + b, and the signed response is a − b
         return (
             F.adaptive_avg_pool2d(torch.cat([responses.abs(), responses], dim=1), POOLED_CELLS)
             .flatten(1)
@@ -66,10 +68,13 @@ class Patches(nn.Module):
 
 @cache
 def whitened_patches(channels: int, side: int) -> tuple[Tensor, Tensor]:
-    """Return FILTERS whitened patches of 120 textures, and the whitening.
+    """Return filters from FILTERS patches of 120 textures, and the filters that whiten a patch.
 
-    The patches have norm 1 and are filters for plain patches. side: side of a patch, in pixels.
-    Both are (n, channels, side, side) float32: FILTERS of them, and channels·side².
+    Patches are whitened and scaled to norm 1. Then the whitening is folded into them, so that the
+    filters can be applied to plain patches. side: side of a patch, in pixels.
+
+    Returns (FILTERS, channels, side, side) float32, and (channels·side², channels, side, side)
+    float32.
     """
     random = np.random.default_rng(0)
     draw = procedural_drawer((channels, 32, 32))
@@ -81,8 +86,8 @@ def whitened_patches(channels: int, side: int) -> tuple[Tensor, Tensor]:
     values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
     # The floor prevents directions without variance from being amplified
     whiten = (vectors * (values + 1e-3).rsqrt()) @ vectors.T
-    whiten = whiten - whiten.mean(1, keepdim=True)  # makes it ignore the mean of a patch
-    chosen = patches[patches.std(1) > 0.05]  # leaves out flat patches
+    whiten = whiten - whiten.mean(1, keepdim=True)  # remove the effect of a patch's mean
+    chosen = patches[patches.std(1) > 0.05]  # without flat patches
     chosen = chosen[torch.from_numpy(random.choice(len(chosen), FILTERS, replace=False))]
     filters = F.normalize(chosen @ whiten.T, dim=1) @ whiten
     both = (part.float().view(-1, channels, side, side) for part in (filters, whiten))

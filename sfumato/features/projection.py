@@ -1,4 +1,7 @@
-"""A public map projected to few dimensions and unit norm, fitted to public or released images."""
+"""A public feature map whose output is projected to few dimensions and scaled to norm 1.
+
+The projection is fitted to public or released images.
+"""
 
 import math
 from collections.abc import Sequence
@@ -15,11 +18,11 @@ from sfumato.features.public_network import PublicNetwork, arguments_of, build_n
 from sfumato.runtime.compute import device_of, fast_bfloat16
 from sfumato.settings.queries import OwnNetwork, TeacherMap
 
-# Maps of a trained network: the input of its head, and its last feature map. All others are in
-# FEATURES.
+# Two maps of a trained network: CLASSIFIER is the input of its head, CELLS its last feature map.
+# All other maps are in FEATURES.
 CLASSIFIER = "classifier"
 CELLS = "cells"
-FEATURE_BATCH = 250  # Public or released images at a time
+FEATURE_BATCH = 250  # Number of public or released images per batch
 
 
 class ClassifierFeatures(nn.Module):
@@ -37,10 +40,10 @@ class ClassifierFeatures(nn.Module):
 
 
 def map_of(feature: str, shape: Shape, network: Any) -> nn.Module:
-    """Build an entry of FEATURES, or CLASSIFIER, CELLS or OWN.
+    """Build a map by name: one of FEATURES, or CLASSIFIER, CELLS or OWN.
 
-    network: a network or the arguments that rebuild it, for CLASSIFIER and CELLS; settings of the
-    network, for OWN.
+    network: for CLASSIFIER and CELLS, a network or the arguments that rebuild it; for OWN, the
+    settings of the network.
     """
     if feature == OWN:
         return OwnFeatures(OwnNetwork.model_validate(network))
@@ -52,12 +55,13 @@ def map_of(feature: str, shape: Shape, network: Any) -> nn.Module:
 
 
 class SideBySide(nn.Module):
-    """Several maps, each centred and scaled to norm √weight: (B, C, H, W) -> (B, Σ d).
+    """The outputs of several maps side by side: (B, C, H, W) -> (B, Σ d), with norm 1 at most.
 
-    Rows have norm 1 at most.
+    The output of each map is centred and scaled to norm √w, where w is the map's share of all
+    weights.
 
-    parts: maps, with weights relative to their sum;
-    network: network of the map CLASSIFIER.
+    parts: maps and their weights;
+    network: network of the maps CLASSIFIER and CELLS, unless a part has its own.
     """
 
     def __init__(self, parts: Sequence[TeacherMap], shape: Shape, network: Any) -> None:
@@ -89,13 +93,13 @@ class SideBySide(nn.Module):
 class ProjectedFeatures(nn.Module):
     """ψ: (B, C, H, W) images in [0, 1] -> (B, d) rows of norm 1, differentiable.
 
-    feature: a name for `map_of`, which also gets `network`; or several maps, for `SideBySide`;
-    dimension: maximum d; a map with fewer outputs keeps its number;
-    flip: give an image and its mirror image the same row.
+    feature: a name for `map_of`, or several maps, for `SideBySide`; both also get `network`;
+    dimension: maximum d. If the map has fewer outputs, d is their number;
+    flip: whether to give an image and its mirror image the same row.
 
-    The map's output is centred and projected on its principal directions. Each direction is scaled
-    by a power of its variance, and the result to norm 1. `fit` finds the directions. An image's row
-    does not depend on other images.
+    The map's output is centred and projected on its principal directions, which `fit` finds. Each
+    coordinate is scaled by a power of its variance, and then the row is scaled to norm 1. An
+    image's row does not depend on other images.
     """
 
     def __init__(
@@ -129,7 +133,7 @@ class ProjectedFeatures(nn.Module):
         self.to(device_of(self.map))
 
     def mapped(self, images: Tensor) -> Tensor:
-        """Return the map's output, or its mean over the images and their mirror images."""
+        """Return the map's output or, with `flip`, its mean over an image and its mirror image."""
         rows = self.map(images)
         if self.flip:
             rows = (rows + self.map(images.flip(3))) / 2
@@ -147,8 +151,8 @@ class ProjectedFeatures(nn.Module):
         """Find centre and directions from public or released images.
 
         images: (n, C, H, W) uint8, or float32 in [0, 1];
-        power: p; a direction of variance λ is scaled by λ^(−p/2), so that 0 keeps the variances and
-        1 makes them equal.
+        power: p. A coordinate with variance λ is scaled by λ^(−p/2), so that p = 0 keeps the
+        variances and p = 1 makes them equal.
 
         Returns ψ of the images, (n, d).
         """

@@ -1,6 +1,6 @@
 """Networks that classify public images, from 8×8 grey to 64×64 colour.
 
-Their layers are public feature maps.
+After training, their layers serve as public feature maps.
 """
 
 from pathlib import Path
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from sfumato.data.images import Shape
 from sfumato.storage.weights import load_network
 
-SMALLEST_MAP = 4  # Pixels per side, below which no block halves them
-WIDTHS = (1, 2, 4, 4)  # Channels of the blocks, times `width`
+SMALLEST_MAP = 4  # Pixels per side of the smallest feature map; blocks halve the sides down to it
+WIDTHS = (1, 2, 4, 4)  # Number of channels of each block, divided by `width`
 
 
 def shorter_side(shape: Shape, least: int) -> int:
@@ -64,11 +64,12 @@ class ResNet(nn.Module):
     """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits. In eval mode, an image's logits do not
     depend on the batch.
 
-    shape: (C, H, W), sides of 4 or more;
-    width: channels of the first stage; in the others, this is multiplied by WIDTHS.
+    shape: (C, H, W), with sides of 4 or more;
+    width: number of channels of the first stage. Stage i has width · WIDTHS[i] channels.
 
-    Grey images from 16 pixels and colour images from 64 enter at half resolution. So 8×8 has 2
-    stages, grey 28×28 has 3, and 32×32 in colour has 4.
+    The first layer halves the resolution of grey images from 16 pixels per side and of colour
+    images from 64 pixels. So the network has 2 stages for 8×8 pixels, 3 stages for 28×28 pixels in
+    grey, and 4 stages for 32×32 pixels in colour.
     """
 
     def __init__(self, shape: Shape, classes: int, width: int = 32) -> None:
@@ -92,7 +93,7 @@ class ResNet(nn.Module):
                 self.blocks.append(ConvBlock(depth, times * width, stride=2))
                 depth = times * width
                 side = -(-side // 2)
-        # cells per side in the head's input, so that it depends on positions
+        # The head's input has 2×2 cells, so that it depends on positions
         self.pool = nn.AdaptiveAvgPool2d(2)
         self.head = nn.Linear(depth * 2**2, classes)
 
@@ -118,9 +119,9 @@ class MaxAndMean(nn.Module):
 class WhitenedCNN(nn.Module):
     """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits: a shallow network on whitened patches.
 
-    It trains faster than a residual network of equal accuracy. shape, width: see `ResNet`. Before
-    training, `whiten` sets the first layer, which is then fixed, from public images. In eval mode
-    an image's logits do not depend on the batch.
+    It trains faster than a residual network of equal accuracy. Before training, `whiten` sets the
+    first layer from public images; training does not change this layer. In eval mode, an image's
+    logits do not depend on the batch. shape, width: see `ResNet`.
 
     Source: Jordan 2024 (94 % on CIFAR-10 in 3.29 seconds).
     """
@@ -134,7 +135,7 @@ class WhitenedCNN(nn.Module):
         self.patch = 2 if channels == 3 else 3
         depth = 2 * channels * self.patch**2
         self.filters = nn.Buffer(torch.zeros(depth, channels, self.patch, self.patch))
-        # side of the filtered image
+        # Shorter side after the first layer
         side = shorter_side(shape, SMALLEST_MAP + self.patch - 1) + 1 - self.patch
         self.blocks = nn.Sequential()
         for times in WIDTHS:

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from sfumato.data.images import Shape
 
-LARGEST = 64  # Pixels per side; larger images are replaced by block means
+LARGEST = 64  # Maximum shorter side, in pixels; larger images are replaced by their block means
 
 
 class Filtered(torch.autograd.Function):
-    """Planes filtered by fixed filters of odd size, with edges of zeros.
+    """Convolve planes with fixed filters of odd size, with zeros around the planes.
 
-    (N, 1, H, W), (F, 1, size, size) -> (N, F, H, W). The gradient flows to the planes only.
-    On a CPU, PyTorch's own gradient takes four times as long for a single channel. This one
-    computes `size` sums along the rows, one per row of the filters, then shifts and adds them.
+    (N, 1, H, W), (F, 1, size, size) -> (N, F, H, W). There is a gradient only for the planes. On a
+    CPU, PyTorch's own gradient takes four times as long for a single channel. This one convolves
+    along the rows with each row of the filters, then shifts the `size` results and adds them up.
     """
 
     @staticmethod
@@ -42,9 +42,10 @@ class Filtered(torch.autograd.Function):
 class Scattering(nn.Module):
     """Wavelet-scattering coefficients with fixed Morlet filters, scaled to norm √d.
 
-    (B, C, H, W) -> (B, d). At each of `scales` octaves, |image * ψ_θ| for 8 angles θ, averaged over
-    cells of 2^scales pixels, beside the average image: the zeroth and first order, as a cascade.
-    Images above LARGEST are first averaged over blocks. Source: Bruna and Mallat 2013.
+    (B, C, H, W) -> (B, d). The zeroth order is the image, averaged over cells of 2^scales pixels
+    per side. The first order is |image * ψ_θ| for 8 angles θ at each of `scales` octaves, averaged
+    over the same cells. For the next octave, the image is halved. Images above LARGEST are first
+    averaged over blocks. Source: Bruna and Mallat 2013.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -62,11 +63,14 @@ class Scattering(nn.Module):
     def moduli(self, planes: Tensor) -> Tensor:
         """Compute |plane * ψ_θ| for each of N planes: (N, 1, H, W) -> (N, 8, H, W)."""
         real, imaginary = Filtered.apply(planes, self.filters.to(planes)).chunk(2, dim=1)
-        # Because of the smoothing, the gradient exists at zero.
+        # The added constant makes the gradient exist at zero
         return (real.square() + imaginary.square() + 1e-6).sqrt() - 1e-3
 
     def orders(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the average image, averaged moduli of all octaves, (B, d) each, and the finest."""
+        """Compute the zeroth and the first order, and the moduli of the finest octave.
+
+        The two orders are (B, d) with different d; the moduli are not averaged over cells.
+        """
         plane = block_average(images, self.block).flatten(0, 1)[:, None]  # (B·C, 1, H, W)
         zeroth = block_average(plane, 2**self.scales).reshape(len(images), -1)
         first = []
@@ -88,9 +92,9 @@ class Scattering(nn.Module):
 class DeepScattering(Scattering):
     """Wavelet scattering up to the second order, in three weighted blocks.
 
-    (B, C, H, W) -> (B, d), each image's vector of norm √d. Beside the two blocks of `Scattering`,
-    it has the moduli of the finest octave's moduli, for every pair of angles, at half resolution.
-    Each block is centred and scaled to norm 1.
+    (B, C, H, W) -> (B, d) rows of norm √d. The first two blocks are the orders of `Scattering`. The
+    third block filters the moduli of the finest octave again, at half resolution, for every pair of
+    angles. Each block is centred, scaled to norm 1 and multiplied by its weight.
 
     Source: Bruna and Mallat 2013; Tramèr and Boneh 2021 for learning on it under differential
     privacy.
@@ -113,9 +117,9 @@ class DeepScattering(Scattering):
 class Moduli(Scattering):
     """Local energies of an image: |image * ψ_θ| at the finest octave, in cells of 2×2 pixels.
 
-    (B, C, H, W) -> (B, d), d = 8·C·H/2·W/2, of norm below √d: a row r becomes √d · r / (‖r‖ + 1),
-    so that faint images stay faint. Its cells are finer than those in `Scattering`. Large images
-    have 16×16 cells.
+    (B, C, H, W) -> (B, d) with d = 8·C·H/2·W/2 and norm below √d: a row r is scaled to
+    √d · r / (‖r‖ + 1), so that faint images stay faint. The cells are finer than in `Scattering`.
+    The shorter side of images above 32 pixels is divided into 16 cells, or a few more.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -130,9 +134,7 @@ class Moduli(Scattering):
 
 
 class Pixels(nn.Module):
-    """The pixels of an image, or the block means of an image above LARGEST. (B, C, H, W) -> (B,
-    d).
-    """
+    """The pixels of an image or, above LARGEST, its block means: (B, C, H, W) -> (B, d)."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -143,17 +145,19 @@ class Pixels(nn.Module):
 
 
 def block_of(shape: Shape) -> int:
-    """Return the block side, a power of two, that brings the shorter side to LARGEST or less."""
+    """Return the side of blocks, a power of two, so that the shorter side has at most LARGEST."""
     return 2 ** max(0, math.ceil(math.log2(min(shape[1:]) / LARGEST)))
 
 
 def block_average(planes: Tensor, size: int, across: int = 0) -> Tensor:
-    """Average every size×size pixels, or fewer at an edge.
+    """Average blocks of size×size pixels; blocks at an edge may be smaller.
 
-    (N, C, H, W) to (N, C, ceil(H/size), ceil(W/size)). across: number of columns of a block, if it
-    differs from `size`. If a gradient is needed and all cells are full, it uses a product with a
-    small matrix, `size` rows at a time, which is many times faster on a CPU. Otherwise the result
-    for an image does not depend on its place in the batch, to the last bit.
+    (N, C, H, W) -> (N, C, ceil(H/size), ceil(W/size)). across: number of columns of a block, if it
+    differs from `size`.
+
+    If a gradient is needed and no block is smaller, each group of `size` rows is multiplied by a
+    small matrix, which is many times faster on a CPU. In all other cases, the result for an image
+    does not depend on its place in the batch, to the last bit.
     """
     across = across or size
     if size == across == 1:

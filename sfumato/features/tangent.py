@@ -19,7 +19,7 @@ class Tangent(nn.Module):
     network is not differentiable.
     """
 
-    width = 16  # hidden units
+    width = 16  # number of hidden units
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

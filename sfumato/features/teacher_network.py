@@ -32,8 +32,8 @@ FITTED = 10_000  # Largest number of images to which features are fitted
 class TeacherNetwork(nn.Module):
     """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits: a linear layer on features ψ.
 
-    The features are public and have norm 1. several: images have several labels, each with an
-    offset and a sigmoid; features: arguments of `ProjectedFeatures`.
+    The features are public and have norm 1. several: whether images have several labels, each with
+    an offset and a sigmoid; features: arguments of `ProjectedFeatures`.
     """
 
     def __init__(self, classes: int, several: bool = False, **features: Any) -> None:
@@ -55,7 +55,7 @@ class TeacherNetwork(nn.Module):
     ) -> Self:
         """Build the teacher from features and released weights, (d, M).
 
-        With several labels, offsets are (M,).
+        offsets: (M,), one per label, for images with several labels; otherwise None.
         """
         teacher = cls(weights.shape[1], **features.config(), several=offsets is not None)
         if offsets is not None:
@@ -75,11 +75,12 @@ class TeacherNetwork(nn.Module):
 def fit_features(
     settings: Teacher, shape: Shape, network: PublicNetwork | None, images: ImageSet, seed: int
 ) -> tuple[ProjectedFeatures, Tensor]:
-    """Fit the features ψ to public or released images; also return their (d, d) covariance on them.
+    """Fit the features ψ to public or released images.
 
-    Both are on the device of this machine.
-    network: network of the feature "classifier"; images: at most FITTED of them are used, chosen by
-    `seed`.
+    network: network for the features "classifier" and "cells"; images: images to fit to. If there
+    are more than FITTED, `seed` chooses this many.
+
+    Returns ψ, and the (d, d) covariance of ψ on these images, both on the device of this machine.
     """
     through = settings.network and settings.network.arguments()
     about = settings.features or settings.feature, shape, settings.dimension
@@ -100,8 +101,8 @@ def classify(teacher: Any, images: ImageSet) -> Tensor:
 def probabilities_of(teacher: Any, images: Tensor) -> Tensor:
     """Compute class probabilities of (N, C, H, W) uint8, or float32 in [0, 1].
 
-    With several labels, returns the probability of each. teacher: a teacher, or another network
-    with the attributes `several` and `classes`.
+    With several labels, returns the probability of each label, so that rows need not add up to 1.
+    teacher: a teacher, or another network with the attributes `several` and `classes`.
     """
     shares = torch.sigmoid if teacher.several else partial(torch.softmax, dim=1)
     where = device_of(teacher)
@@ -112,7 +113,10 @@ def probabilities_of(teacher: Any, images: Tensor) -> Tensor:
 
 
 def relabelled(teacher: TeacherNetwork, images: ImageSet) -> ImageSet:
-    """Relabel public or released images by the teacher. The share of each class stays the same."""
+    """Return public or released images with labels by the teacher.
+
+    Each class keeps as many images as it has in `images`, as far as possible.
+    """
     seen = classify(teacher, images)
     offsets = share_offsets(
         seen, torch.from_numpy(np.bincount(images.labels, minlength=len(images.classes)))
@@ -121,11 +125,11 @@ def relabelled(teacher: TeacherNetwork, images: ImageSet) -> ImageSet:
 
 
 def guide_by(teacher: TeacherNetwork, strength: float) -> Guide:
-    """Build a guide that moves a denoised image towards its label, by the teacher.
+    """Build a guide that shifts a denoised image towards its label, as the teacher classifies it.
 
-    The shift is strength · variance · ∇ log p(label | image). Strength 1 is Bayes' rule, if the
-    teacher's probabilities are right and the remaining noise of an image is the same in all
-    directions.
+    The shift is strength · variance · ∇ log p(label | image). With strength 1 this is Bayes' rule,
+    if the teacher's probabilities are right, and if the uncertainty about the image is the same in
+    all directions.
     """
 
     def guide(denoised: Tensor, labels: Tensor, variance: float) -> Tensor:
@@ -139,14 +143,14 @@ def guide_by(teacher: TeacherNetwork, strength: float) -> Guide:
 
 
 def at_shares(probabilities: Tensor, offsets: Tensor) -> Tensor:
-    """Add offsets to the logarithms of probabilities, and normalise each row to sum 1.
+    """Add the offsets of `share_offsets` to the logarithms of probabilities, and normalise.
 
-    probabilities: (N, M); offsets: (M,), from `share_offsets`. Returns (N, M) float64.
+    probabilities: (N, M); offsets: (M,). Returns probabilities, (N, M), whose rows add up to 1.
     """
     return (probabilities.double().clamp(min=1e-30).log() + offsets).softmax(dim=1)
 
 
-# Temperatures of soft labels. Below 1, labels are more certain than the teacher
+# Temperatures of soft labels. Below 1, labels are more certain than the teacher.
 TEMPERATURES = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)
 
 
@@ -154,7 +158,8 @@ TEMPERATURES = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)
 class Labelling:
     """Rule by which a teacher labels the images of a release.
 
-    offsets: results of `share_offsets`, (M,), by kind of image; a missing kind uses the first;
+    offsets: result of `share_offsets`, (M,), by kind of image. For a kind that is not listed, the
+    first offsets are used;
     temperature: temperature of the soft labels, one of TEMPERATURES.
     """
 
@@ -162,9 +167,9 @@ class Labelling:
     temperature: float = 1.0
 
     def soft(self, probabilities: Tensor, kind: str) -> Tensor:
-        """Compute soft labels of images of one kind.
+        """Compute soft labels of images of one kind: (N, M), with rows that add up to 1.
 
-        probabilities: (N, M), from the teacher. Returns (N, M), each row with sum 1.
+        probabilities: (N, M), probabilities of the classes by the teacher.
         """
         offsets = self.offsets.get(kind, next(iter(self.offsets.values())))
         return (
@@ -173,9 +178,10 @@ class Labelling:
 
 
 def best_temperature(shares: Tensor, labels: Tensor) -> float:
-    """Return the temperature at which labels give the requested classes the highest likelihood.
+    """Return the temperature at which soft labels give the requested classes the highest
+    likelihood.
 
-    shares: (N, M), from `at_shares`; labels: (N,) int64.
+    shares: (N, M), probabilities from `at_shares`; labels: (N,) int64, requested classes.
     """
     logs = shares.clamp(min=1e-30).log()
     losses = {each: float(F.cross_entropy(logs / each, labels)) for each in TEMPERATURES}
@@ -183,15 +189,15 @@ def best_temperature(shares: Tensor, labels: Tensor) -> float:
 
 
 def share_offsets(probabilities: Tensor, target_counts: Tensor) -> Tensor:
-    """Find offsets of log p, (M,) float64, with which each class is the most likely one for
-    `target_counts` images.
+    """Find offsets to add to log p, so that each class m is the likeliest one for
+    `target_counts[m]` images.
 
     A noisy teacher predicts some classes too often and others hardly ever, but ranks the images of
-    a class reliably. The search takes ever shorter steps, because the number of images per class
-    changes in jumps.
+    a class reliably. The search takes shorter and shorter steps, because the number of images per
+    class changes in jumps.
 
-    probabilities: (N, M); target_counts: (M,) numbers of images. Source: posteriors at known shares
-    (Saerens et al. 2002).
+    probabilities: (N, M); target_counts: (M,) numbers of images. Returns (M,) float64. Source:
+    Saerens et al. 2002, who adjust probabilities to known shares of the classes.
     """
     offsets = torch.zeros(probabilities.shape[1], dtype=torch.float64)
     first, second = (
@@ -216,8 +222,8 @@ def save_teacher(teacher: TeacherNetwork, directory: Path) -> None:
 
 
 def own_networks(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the networks of a teacher's maps OWN, by the names of their files beside the teacher's
-    weights.
+    """Return the settings of the owner's networks that a teacher uses (its maps OWN), by the name
+    of each network's file beside the teacher's weights.
     """
     parts = config["feature"]
     if isinstance(parts, str):

@@ -1,6 +1,7 @@
-"""One Gaussian per class as a generator.
+"""A generator that is one Gaussian per class.
 
-Low frequencies come from a release; finer frequencies come from a fitted law or from public images.
+Low frequencies are drawn from Gaussians that were fitted to a release. Finer frequencies come from
+a fitted law of their variances, or from public images.
 
 No function here reads a sensitive image: the release was charged, and the fit is post-processing.
 """
@@ -15,17 +16,17 @@ from torch import Tensor, nn
 from sfumato.features import FeatureMeans
 from sfumato.features.cosine import CosineMoments
 
-RECOLOURED = 6  # Random numbers that recolour a public image
+RECOLOURED = 6  # Number of random numbers that recolour one public image
 
 
 class GaussianGenerator(nn.Module):
     """G(z, y): low cosine coefficients from the Gaussian of class y, plus finer coefficients.
 
     features: arguments of the release's `CosineMoments`;
-    details: number of public images. Finer coefficients come from a random public image,
-    recoloured; without public images, finer coefficients are independent, with the variances
-    `fine`.
-    latent: size of z: one number per coefficient, and one that chooses the public image.
+    details: number of public images. The finer coefficients are taken from a public image, which is
+    chosen at random and recoloured. Without public images (0), they are independent, with the
+    variances `fine`;
+    latent: size of z, which has one number per coefficient, and one that chooses the public image.
     """
 
     def __init__(self, features: dict[str, Any], classes: int, details: int) -> None:
@@ -83,10 +84,11 @@ def fit_gaussians(
     priors: (classes,) public label shares, summing to 1;
     details: (n, C, H, W) uint8 public images.
 
-    A covariance is the sum of the diagonal of the fitted law, the deviation of the pooled
-    covariance from it, and half of the class's deviation from the pooled one. In both deviations,
-    every eigenvalue is shrunk by the largest eigenvalue of pure noise, 2·√d times the standard
-    deviation of the noise.
+    The covariance of a class is the sum of three matrices: the diagonal matrix of the fitted law;
+    the difference between the pooled covariance and this matrix, shrunk; and half of the difference
+    between the class's released covariance and the pooled one, shrunk. To shrink a difference, each
+    of its eigenvalues is moved towards zero by the largest eigenvalue that noise would have without
+    images, 2·√d times the standard deviation of the noise.
     """
     features = release.features
     deviation = release.deviation
@@ -95,7 +97,7 @@ def fit_gaussians(
     generator = GaussianGenerator(
         features.arguments, len(priors), 0 if details is None else len(details)
     )
-    # floor: a rare class is treated as if it were larger
+    # The share of a rare class is raised to a floor
     shares = priors.double().clamp(min=0.1 / len(priors))[:, None]
     means, seconds = features.moments(release.table.double().T / shares)
     noise = features.radius * deviation / math.sqrt(1 - features.products) / shares
@@ -104,7 +106,7 @@ def fit_gaussians(
     pooled = (shares[:, :, None] * covariances).sum(0)
     law = law_of(pooled.diagonal(), features)
     expected = law[features.chosen]
-    # off-diagonal noise of a sum
+    # Standard deviation of the noise of an off-diagonal entry, before it is divided by a share
     unit = features.radius**2 * deviation / math.sqrt(2 * features.products)
     largest = 2 * math.sqrt(len(pooled) / (2 if features.arguments["flip"] else 1)) * unit
     pooled = expected.diag() + beyond(pooled - expected.diag(), largest * math.sqrt(len(priors)))
@@ -119,14 +121,16 @@ def fit_gaussians(
 
 
 def shrunk(means: Tensor, noise: Tensor, shares: Tensor) -> Tensor:
-    """Shrink class means towards their common mean, by the share of their spread that noise
-    explains.
+    """Shrink the means of the classes towards the mean of all images.
 
-    Source: James and Stein 1961, positive part.
+    The squared distance of a class from the mean of all images is partly due to noise; the distance
+    is reduced by this part.
 
     means: (M, d);
-    noise: (M, 1), expected squared length of the noise in each mean;
-    shares: (M, 1).
+    noise: (M, 1), expected squared length of the noise in each class's mean;
+    shares: (M, 1), share of each class among all images.
+
+    Source: James and Stein 1961, positive part.
     """
     middle = (shares * means).sum(0) / shares.sum()
     deviations = means - middle
@@ -153,10 +157,13 @@ def recoloured(images: Tensor, random: Tensor) -> Tensor:
 
 
 def law_of(variances: Tensor, features: CosineMoments) -> Tensor:
-    """Fit every coefficient's variance, a·(1 + f)^-decay at f half waves per image.
+    """Fit a law to the released variances of low coefficients, and apply it to all coefficients.
 
-    (d,) -> (C·H·W,) float64. There is one law for brightness and one for the contrasts. Each
-    maximises the likelihood of the released variances (Whittle 1953).
+    By the law, a coefficient with f half waves per image has the variance a·(1 + f)^-decay. There
+    is one law for brightness and one for the contrasts. The parameters maximise the likelihood of
+    the released variances (Whittle 1953).
+
+    variances: (d,). Returns (C·H·W,) float64.
     """
     frequency = features.radius_of.double() * max(features.shape[1:])
     laws = []
@@ -173,15 +180,17 @@ def law_of(variances: Tensor, features: CosineMoments) -> Tensor:
 
 
 def beyond(matrix: Tensor, noise: float) -> Tensor:
-    """Shrink the eigenvalues of a symmetric matrix towards zero by `noise`."""
+    """Move each eigenvalue of a symmetric matrix towards zero by `noise`, and stop at zero."""
     values, vectors = torch.linalg.eigh(matrix)
     return vectors * (values.sign() * (values.abs() - noise).clamp(min=0)) @ vectors.T
 
 
 def factor_of(covariance: Tensor, expected: Tensor) -> Tensor:
-    """Return F with F Fᵀ = the covariance, at least half of `expected` in every direction.
+    """Return F so that F Fᵀ is the covariance, raised where it is too small.
 
-    covariance: (d, d); expected: (d,).
+    In every direction, the variance is at least half of the variance under `expected`.
+
+    covariance: (d, d); expected: (d,), expected variances of the coefficients.
     """
     scale = expected.sqrt()
     values, vectors = torch.linalg.eigh(covariance / scale / scale[:, None])

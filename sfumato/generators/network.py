@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from sfumato.data.images import Shape
 from sfumato.settings.fields import Size, both_sides, size_of
 
-# Sides are for square images; otherwise, the side is the root of the number of pixels.
+# For images that are not square, "side" means the square root of the number of pixels.
 COARSE = 32  # Largest side of the coarse image; each further level doubles it
 
 
 class NormConv(nn.Module):
-    """The layers BN, ReLU, conv3, which each subclass combines in its own way."""
+    """Batch normalisation (BN) and a 3×3 convolution (conv3), which subclasses combine."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class GeneratorBlock(NormConv):
 
 
 class Enlarge(NormConv):
-    """Doubles the sides: BN, ReLU, bilinear, conv3.
+    """Doubles the sides: BN, ReLU, bilinear interpolation, conv3.
 
     In large images, a pixel shuffle would leave a visible grid.
     """
@@ -50,9 +50,10 @@ class Enlarge(NormConv):
 
 
 class GeneratorLevel(nn.Module):
-    """Doubles the side of an image, and adds details from its hidden cells.
+    """Doubles the sides of an image, and adds details.
 
-    The image is (B, channels, H, W), the hidden cells are (B, inputs, H, W).
+    It takes the image, (B, channels, H, W), and the features from which it was computed,
+    (B, inputs, H, W). It returns both at twice the resolution.
     """
 
     def __init__(self, inputs: int, outputs: int, channels: int) -> None:
@@ -80,21 +81,23 @@ def half(sides: tuple[int, int]) -> tuple[int, int]:
 
 
 def enlarged(planes: Tensor) -> Tensor:
-    """Double the sides, bilinear."""
+    """Double the sides by bilinear interpolation."""
     return F.interpolate(planes, scale_factor=2, mode="bilinear", align_corners=False)
 
 
 class Generator(nn.Module):
     """Class-conditional convolutional generator G(z, y).
 
-    resolution: see `Denoiser`, sides of 4 or more;
+    resolution: see `Denoiser`; sides of 4 pixels or more;
     channels: 1 or 3;
     latent: size of z ~ N(0, I);
-    width: channels at half resolution of the coarse image, twice as many below;
-    several: labels are 0/1 vectors.
+    width: number of feature channels at half the resolution of the coarse image. At lower
+    resolutions, there are twice as many;
+    several: whether labels are vectors of 0 and 1.
 
-    The coarse image, of COARSE pixels per side at most, is the sum of a smooth image, at half
-    resolution, and its details. Each level doubles the image before it and adds finer details.
+    The generator first draws a coarse image with at most COARSE pixels per side: a smooth image at
+    half its resolution, enlarged, plus details. Each level then doubles the sides of the image and
+    adds finer details, until the image has its full resolution.
     """
 
     def __init__(
@@ -114,12 +117,12 @@ class Generator(nn.Module):
         self.shape: Shape = (channels, *both_sides(resolution))
         self.latent = latent
         self.width = width
-        self.sides = [self.shape[1:]]  # sides of each level's images, the finest first
+        self.sides = [self.shape[1:]]  # (height, width) after each level, the finest first
         while math.prod(self.sides[-1]) > COARSE**2:
             self.sides.append(half(self.sides[-1]))
         self.start = half(self.sides[-1])
-        doublings = 0  # number of doublings by the body
-        while math.prod(self.start) > 8**2:  # 8 coarsest cells per side, or fewer
+        doublings = 0  # how often the body doubles the sides
+        while math.prod(self.start) > 8**2:  # the body starts from 8×8 cells or fewer
             self.start = half(self.start)
             doublings += 1
         wide = 2 * width if doublings else width
@@ -132,12 +135,12 @@ class Generator(nn.Module):
             last = max(8, width // 4)
             self.widen: nn.Module = Widen(width, 4 * last)
         else:
-            last = 1024 // COARSE  # channels of a level times its side
+            last = 1024 // COARSE  # at each level, channels times side is 1024
             self.widen = Enlarge(width, last)
         self.norm = nn.BatchNorm2d(last)
         self.details = nn.Conv2d(last, channels, 5, padding=2)
         self.smooth = nn.Conv2d(width, channels, 1)
-        for last_layer in (self.details, self.smooth):  # the image starts grey
+        for last_layer in (self.details, self.smooth):  # before training, images are nearly grey
             nn.init.zeros_(last_layer.bias)  # type: ignore[arg-type]
             with torch.no_grad():
                 last_layer.weight.mul_(0.1)
@@ -148,12 +151,15 @@ class Generator(nn.Module):
             last = finer
 
     def forward(self, z: Tensor, labels: Tensor, block: int = 1) -> Tensor:
-        """Draw images, (B, C, H, W) in [0, 1].
+        """Draw images with values in [0, 1].
 
         z: (B, latent);
-        labels: (B,) int64 below `classes`, or (B, classes);
-        block: side of pixel blocks, 2, 4, …: the image is drawn by fewer levels, at the resolution
-        divided by this.
+        labels: (B,) int64 below `classes` or, for several labels, (B, classes);
+        block: one of `blocks`. 1 draws images at full resolution. Larger values leave out the last
+        levels, and draw smaller images, in which each pixel represents a block of block×block
+        pixels of the full image.
+
+        Returns (B, C, ceil(H/block), ceil(W/block)).
         """
         if not self.several:
             labels = F.one_hot(labels, self.classes)
@@ -170,7 +176,10 @@ class Generator(nn.Module):
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """Sides of the pixel blocks that each level's images represent, the coarse image first."""
+        """Values of `block` for `forward`: first for the coarse image, then after each level.
+
+        Each is the side of the block of full-resolution pixels that one pixel represents.
+        """
         return tuple(2**level for level in range(len(self.levels), -1, -1))
 
     def config(self) -> dict[str, int]:

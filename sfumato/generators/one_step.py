@@ -31,8 +31,8 @@ from sfumato.storage.weights import load_network, save_network
 
 GENERATOR_WEIGHTS = "generator.safetensors"  # Beside config.json
 OneStep = Generator | GaussianGenerator  # (z, labels) -> images
-DRAWING_BATCH = 1000  # Images of COARSE pixels per side at a time
-PATIENCE = 100  # Number of steps without progress on the held-out cells
+DRAWING_BATCH = 1000  # Number of images drawn at a time; fewer if they have more than COARSE pixels
+PATIENCE = 100  # Number of steps without progress on the held-out cells before a class is frozen
 
 
 def new_generator(
@@ -57,15 +57,21 @@ def fit_generator(
 ) -> Any:
     """Fit G so that its joint embeddings match the released ones.
 
-    Adam minimises Σ weight · ‖μ̃ − μ(G)‖², plus a cross-entropy. The fit goes from coarse to fine:
-    large images are first fitted as block means, to features that depend only on these. Each class
-    stops when it would begin to fit the noise (EarlyStopping), so more steps do no harm.
+    Adam minimises Σ weight · ‖μ̃ − μ(G)‖², summed over the releases μ̃, plus a cross-entropy if
+    there is a teacher. The fit proceeds from coarse to fine: it first draws large images as means
+    of pixel blocks, and fits only features that can be computed from these means. The fit of a
+    class stops when it begins to fit the noise (see `EarlyStopping`), so more steps do no harm.
 
-    releases: under Fourier features; priors: (classes,) public label shares, summing to 1; teacher:
-    (B, C, H, W) -> (B, classes) logits, whose cross-entropy with the requested labels has the
-    weight `agreement`; progress: called with (steps done, steps); row_means: see `PublicCounts`,
-    for several labels (priors are then the share of images with each label). Returns `generator`
-    with the moving average of its weights and recomputed batch-norm statistics, in eval mode.
+    releases: releases of Fourier features;
+    priors: (classes,) public label shares that add up to 1. For several labels, the share of images
+    with each label;
+    progress: called with (steps done, all steps);
+    teacher: (B, C, H, W) -> (B, classes) logits. Their cross-entropy with the requested labels has
+    the weight `agreement` in the loss. With a teacher, all steps are at full resolution;
+    row_means: for several labels, see `PublicCounts`.
+
+    Returns `generator`, with the moving average of its weights and recomputed batch-norm
+    statistics, in eval mode.
     """
     device = compute.device()
     several = row_means is not None
@@ -93,8 +99,8 @@ def fit_generator(
             to_device(part, device) for part in labels_to_fit(config.batch, priors, several, random)
         )
         z = to_device(torch.randn(config.batch, generator.latent, generator=random), device)
-        # If the device has bfloat16, the network and the phases use it, but not the embedding and
-        # the loss
+        # If the device is fast in bfloat16, the network and the phases are computed in it, but the
+        # embedding and the loss are not
         with torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device.type)):
             images = generator(z, labels, block)
             embeddings = [embedding_of(match, images, weights, columns) for match in matches]
@@ -115,9 +121,9 @@ def fit_generator(
 
 
 def block_of_steps(blocks: Sequence[int], steps: int) -> list[int]:
-    """Return the level to fit in each step, identified by its block.
+    """Return the block to draw with in each step (see `Generator.forward`), from coarse to fine.
 
-    Half of the steps fit the first level, and the others are split equally.
+    Half of the steps use the coarsest of `blocks`. The rest is split equally between the others.
     """
     coarse = steps if len(blocks) == 1 else round(0.5 * steps)
     finer = range(steps - coarse)
@@ -127,7 +133,7 @@ def block_of_steps(blocks: Sequence[int], steps: int) -> list[int]:
 
 
 def pace(done: float) -> float:
-    """Return the part of the learning rate after the part `done` of the steps.
+    """Return the factor of the learning rate, in [0, 1], when a share `done` of the steps is done.
 
     It rises briefly, then falls to zero by half a cosine. Without the rise, the first steps may
     turn all pixels black, where the gradient is zero.
@@ -136,7 +142,8 @@ def pace(done: float) -> float:
 
 
 def embedding_of(match: FeatureMeans, images: Tensor, weights: Tensor, priors: Tensor) -> Tensor:
-    """Compute μ(G), (K, classes): column m is priors_m times a weighted mean of φ.
+    """Compute μ(G), (K, classes). Column m is priors_m times the weighted mean of φ over the
+    images.
 
     images: (B, C, H, W); weights: (B, classes), from `labels_to_fit`.
     """
@@ -148,18 +155,19 @@ def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor)
     """Compute an unbiased estimate of ‖μ̃ − μ(G)‖² without the constant ‖μ̃‖², a scalar.
 
     Because ‖φ‖ = 1, the bias of the squared norm of a batch mean is known, and is subtracted.
-    Otherwise small batches would reward images that are all alike. Each column's error is divided
-    by its prior. Otherwise a rare class would have a weight of only priors_m².
+    Otherwise small batches would reward images that are all alike. The error of column m is divided
+    by priors_m. Otherwise a rare class would have a weight of only priors_m².
 
     embedding, target: (K, classes); weights: see `embedding_of`.
     """
-    shown = (weights.sum(0) > 0).to(priors)  # a class with no image in the batch gets no gradient
-    # Effective number: the mean of this many images of equal weight has the same variance
+    shown = (weights.sum(0) > 0).to(priors)  # 0 for a class with no image in the batch
+    # Effective number of images: a mean of this many images with equal weights has the same
+    # variance
     counts = weights.sum(0).square() / weights.square().sum(0).clamp(min=1e-12)
     # E‖mean of n unit vectors‖² = ‖μ‖² + (1 − ‖μ‖²)/n, so (n‖mean‖² − 1)/(n − 1) estimates ‖μ‖²;
     # the constant is dropped.
     unbiased = torch.where(counts > 1, counts / (counts - 1).clamp(min=1), 1.0)
-    # the column of an even rarer class is mostly noise
+    # The divisor has a floor, because the column of a very rare class is mostly noise
     balance = shown / priors.clamp(min=0.1 / len(priors))
     return (
         balance * (unbiased * embedding.square().sum(0) - 2 * (embedding * target).sum(0))
@@ -169,21 +177,22 @@ def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor)
 class EarlyStopping:
     """Stops the fit of each class when it begins to fit the noise of the release.
 
-    The noise of different cells is independent. Therefore the distance to the cells of `held_out`,
-    which are not in the loss, is an unbiased estimate, up to a constant, of the distance to the
-    release without noise. It falls while the fit learns the class, and rises when it learns the
-    noise of the other cells. After PATIENCE steps without progress a class is frozen: its target
-    becomes the generator's own average embedding at the smallest distance.
+    Some cells of the release, chosen by `held_out`, are left out of the loss. Because the noise of
+    different cells is independent, the generator's distance to these cells is an unbiased estimate,
+    up to a constant, of its distance to the release without noise. This distance falls while the
+    fit learns the class, and rises when the fit learns the noise of the other cells. After PATIENCE
+    steps without a smaller distance, the class is frozen: its target becomes the generator's own
+    average embedding at the step with the smallest distance.
     """
 
-    smooth = 0.98  # decay of the average over steps that is compared with the held-out cells
+    smooth = 0.98  # decay of the average embedding, which is compared with the held-out cells
 
     def __init__(self, matches: Sequence[FeatureMeans], seed: int, block: int = 1) -> None:
         random = torch.Generator().manual_seed(seed)
         self.matches = matches
         self.targets = [match.table.clone() for match in matches]
-        self.seen = []  # cells in the loss, restricted to cells that the level determines
-        self.unseen = []
+        self.seen = []  # cells in the loss that can be computed with this block, (K, 1) of 0 and 1
+        self.unseen = []  # the held-out cells that can
         for match in matches:
             out = held_out(match.features, random)
             active = match.features.active(block)
@@ -193,7 +202,7 @@ class EarlyStopping:
         self.means = [torch.zeros_like(match.table) for match in matches]
         self.nearest = [torch.zeros_like(match.table) for match in matches]
         classes = matches[0].table.shape[1]
-        device = matches[0].table.device  # nothing here waits for it
+        device = matches[0].table.device  # tensors stay on it, so that no step waits for a copy
         self.least = torch.full((classes,), math.inf, device=device)
         self.waited = torch.zeros(classes, device=device)
         self.batches = torch.zeros(classes, device=device)  # number of batches with each class
@@ -202,7 +211,7 @@ class EarlyStopping:
     def loss(self, embeddings: Sequence[Tensor], weights: Tensor, priors: Tensor) -> Tensor:
         """Compute Σ weight · ‖target − μ(G)‖² over the cells in the loss.
 
-        embeddings: (K, classes) of each match.
+        embeddings: μ(G) for each release, (K, classes).
         """
         parts = zip(self.matches, embeddings, self.targets, self.seen, strict=True)
         errors = (m.weight * mismatch(s * mean, s * t, weights, priors) for m, mean, t, s in parts)
@@ -250,7 +259,7 @@ def recompute_batch_norm(
     for norm in generator.modules():
         if isinstance(norm, nn.BatchNorm2d):
             norm.reset_running_stats()
-            norm.momentum = None  # a plain mean over the batches
+            norm.momentum = None  # None: a plain mean over all batches
     generator.train()
     for _ in range(40):
         if priors is not None and generator.several:
@@ -265,11 +274,10 @@ def recompute_batch_norm(
 def balanced_labels(
     count: int, priors: Tensor | None, classes: int, random: torch.Generator
 ) -> Tensor:
-    """Draw `count` labels in random order, with each class as near to its share as possible:
-    (count,) int64.
+    """Draw `count` labels in random order, (count,) int64, by systematic sampling.
 
-    It uses systematic sampling with one uniform offset. priors: (classes,) shares, or None for
-    equal shares.
+    The number of labels of each class differs from its share by less than one. priors: (classes,)
+    shares of the classes, or None for equal shares.
     """
     shares = (
         torch.full((classes,), 1 / classes, dtype=torch.float64)
@@ -285,10 +293,10 @@ def balanced_labels(
 
 
 def several_labels(count: int, priors: Tensor, random: torch.Generator) -> Tensor:
-    """Draw label sets of `count` images, independently by label: (count, classes) uint8 of 0 and 1.
+    """Draw which labels each of `count` images has: (count, classes) uint8 of 0 and 1.
 
-    priors: (classes,) share of images with each label; the number of images with a label is as near
-    to its share as possible.
+    The labels of an image are independent. priors: (classes,) share of images with each label, from
+    which the drawn number differs by less than one image.
     """
     shares = torch.stack([1 - priors, priors], dim=1)
     return torch.stack([balanced_labels(count, share, 2, random) for share in shares], dim=1).to(
@@ -312,14 +320,19 @@ def labels_to_draw(
 def labels_to_fit(
     count: int, priors: Tensor, several: bool, random: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Draw labels, each equally often so that rare ones are fitted too, and weights by column.
+    """Draw labels for a batch, and weights of its images in the columns of the embedding.
 
-    With one label per image, labels are (count,) int64, and weights are one-hot rows. With several
-    labels, each image has a stratum (one label, or none) and draws its other labels by
-    `several_labels`. Because these are independent, the images of a stratum represent all images
-    with its label. Labels are then (count, classes) uint8. Weights are (count, classes + 1)
-    float32: the image's entry of `label_rows` in the column of its stratum, and zeros elsewhere.
-    priors: see `fit_generator`.
+    Each label is drawn equally often, so that rare ones are fitted too. priors: see
+    `fit_generator`.
+
+    With one label per image, returns labels, (count,) int64, and weights, which are one-hot rows,
+    (count, classes) float32.
+
+    With several labels, each image belongs to a stratum, which is one label or "no label". Its
+    other labels are drawn by `several_labels`. Because they are independent, the images of a
+    stratum represent all images with its label. Returns labels, (count, classes) uint8, and
+    weights, (count, classes + 1) float32. In the column of its stratum, the weight of an image is
+    its entry in `label_rows`; in all other columns it is zero.
     """
     classes = len(priors)
     strata = balanced_labels(count, None, classes + several, random)
@@ -334,10 +347,14 @@ def labels_to_fit(
 def drawing(
     generator: OneStep, count: int, priors: Tensor | None = None, seed: int = 0, spread: float = 1.0
 ) -> tuple[Iterator[Tensor], Tensor]:
-    """Draw `count` images, in parts of (N, C, H, W) float32 in [0, 1], and labels, (N,) int64.
+    """Draw `count` images and their labels.
 
-    A generator of several labels needs priors, and gives labels as `several_labels` does. priors:
-    shares, or None for uniform ones; spread: standard deviation of the latent numbers.
+    priors: shares of the classes, or None for equal shares. They are required if the generator
+    takes several labels per image;
+    spread: standard deviation of the latent numbers.
+
+    Returns an iterator over parts of the images, (N, C, H, W) float32 in [0, 1], and the labels of
+    all images: (count,) int64, or the result of `several_labels`.
     """
     device = device_of(generator)
     random = torch.Generator().manual_seed(seed)
@@ -362,7 +379,10 @@ def save_drawing(
     directory: Path,
     label: Callable[[ImageSet], ImageSet] = lambda drawn: drawn,
 ) -> None:
-    """Write the generator, `count` of its images, relabelled by `label`, and a grid of them."""
+    """Write the generator, `count` of its images, and a picture with a grid of them.
+
+    label: function that may change the labels of the images before they are written.
+    """
     parts, labels = drawing(generator, count, priors, seed)
     channels, height, width = generator.shape
     images = room(count, (height, width, channels), directory)

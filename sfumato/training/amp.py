@@ -1,7 +1,7 @@
 """Adversarial model perturbation (AMP): descend along the gradient at the nearby weights with the
 highest loss.
 
-It makes the model more robust to later noise in its weights. It is used in public training only; no
+AMP makes a model more robust to later noise in its weights. It is used only in public training; no
 function here reads sensitive images.
 
 Source: RPGen §Stage 2, after Zheng, Zhang and Mao 2021.
@@ -22,15 +22,17 @@ def amp_gradient(
 ) -> Tensor:
     """Set the parameters' `.grad` to ∇L(θ + Δ*), and return L(θ + Δ*).
 
-    Δ* roughly maximises L within ‖Δ‖₂ ≤ γ. On return, and on an exception, θ is restored exactly.
-    Without `amp`, or with radius 0, this is the plain gradient. The optimiser then descends from θ;
-    the plus in the paper's Eq. 5 is a misprint. With many processes, each gets the losses of its
-    part of the batch, and the result is the total.
+    Here, θ are the parameters, and Δ* is a perturbation that roughly maximises L(θ + Δ) within
+    ‖Δ‖₂ ≤ γ. On return, and on an exception, θ has exactly its former values. Without `amp`, or
+    with radius γ = 0, the plain gradient ∇L(θ) is set. The caller's optimiser then descends from θ
+    along `.grad`; the plus in the paper's Eq. 5 is a misprint.
 
-    losses: scalars of the parameters' current values that add up to L, such as losses of parts of a
-    batch. Each is differentiated before the next is computed. It is called `amp.steps` + 1 times,
-    so it must draw nothing at random. Enter autocast inside it: autocast caches copies of weights,
-    and these change between calls.
+    losses: function that yields scalars which add up to L, such as the losses of parts of a batch,
+    at the current values of the parameters. Each scalar is differentiated before the next is
+    computed. The function is called `amp.steps` + 1 times, so it must draw nothing at random. If it
+    uses autocast, it must enter autocast itself, because autocast caches copies of weights, which
+    change between calls. If there are several processes, each yields the losses of its part of the
+    batch, and the results are summed over all processes.
     """
     parameters = list(parameters)
     if amp is None or amp.radius == 0:
@@ -46,15 +48,16 @@ def amp_gradient(
             )
         return descend(parameters, losses)
     finally:
-        put(parameters, weights)  # restored from the copy: θ + Δ − Δ is not θ in floating point
+        # Restored from a copy, because θ + Δ − Δ differs from θ in floating point
+        put(parameters, weights)
 
 
 def slope(
     parameters: Sequence[Tensor], losses: Callable[[], Iterable[Tensor]]
 ) -> tuple[Tensor, list[Tensor]]:
-    """Compute the loss and its gradient by parameter, summed over all processes.
+    """Compute the loss and its gradient with respect to each parameter, summed over all processes.
 
-    A parameter that the loss does not use gets zeros.
+    The gradient is zero for a parameter that the loss does not use.
     """
     total: list[Any] = [0.0] * (1 + len(parameters))
     for loss in losses():
@@ -72,13 +75,13 @@ def descend(parameters: Sequence[Tensor], losses: Callable[[], Iterable[Tensor]]
 
 
 def ascend(perturbation: Sequence[Tensor], gradient: Sequence[Tensor], amp: Amp) -> list[Tensor]:
-    """Compute project(Δ + η₁·∇L, ‖Δ‖₂ ≤ γ), the norm over all tensors together.
+    """Return Δ + η₁·∇L, projected to ‖Δ‖₂ ≤ γ. The norm is over all tensors together.
 
-    If the norm is not finite (a NaN, an overflow), Δ stays unchanged: zero at the first step.
+    If the norm is not finite, because of a NaN or an overflow, Δ is returned unchanged.
     """
     raised = [delta + amp.rate * slope for delta, slope in zip(perturbation, gradient, strict=True)]
     norm = torch.stack([torch.linalg.vector_norm(delta) for delta in raised]).norm()
-    shrink = (amp.radius / norm).clamp(max=1)  # γ/0 is inf, so 1
+    shrink = (amp.radius / norm).clamp(max=1)  # for a norm of 0, γ/0 is inf, which becomes 1
     return [
         torch.where(norm.isfinite(), new * shrink, old)
         for new, old in zip(raised, perturbation, strict=True)

@@ -29,7 +29,8 @@ from sfumato.training.amp import amp_gradient
 
 @dataclass(frozen=True)
 class MappedImages:
-    """Rows of a memory map, indexed like a tensor of images: it reads only the rows of a batch.
+    """Images in a memory map. They are indexed as a tensor of images is, but only the images of a
+    batch are read.
 
     images: (N, H, W, C) uint8;
     rows: (n,) int64 below N, the rows to use; None for all.
@@ -48,10 +49,11 @@ class MappedImages:
 
 
 Images = Tensor | MappedImages  # (N, C, H, W), uint8 or float32 in [0, 1]
-# name -> images; labels (N,) int64, rows of the model's label table, or (N, classes) of 0 and 1
+# Images and labels of each source, by its name. Labels are (N,) int64, which are rows of the
+# model's label table, or (N, classes) of 0 and 1.
 Sources = Mapping[str, tuple[Images, Tensor]]
 
-IMAGES_PER_DRAW = 2  # Images per draw of RandAugment operations
+IMAGES_PER_DRAW = 2  # Number of images that get the same RandAugment operations
 
 
 def warm_up(
@@ -65,8 +67,8 @@ def warm_up(
 ) -> dict[str, Tensor]:
     """Train `model` in place through the phases, and return the average of its weights by name.
 
-    Each phase has a new Adam, without weight decay. The average runs over all phases, so the last
-    phase has the most weight.
+    Each phase starts a new Adam optimiser without weight decay. The average is an exponential
+    moving average over the steps of all phases, so the last phase has the most weight.
 
     seed: fixes batches, noise and augmentation; report: called with (steps done, steps of all
     phases).
@@ -91,7 +93,7 @@ def warm_up(
                 to_device(distributed.local_shard(tensor), device).split(most) for tensor in batch
             )
             mean = functools.partial(mean_loss, model, autocast=fast, size=phase.batch)
-            # batches of at most `most` images
+            # Split into microbatches of at most `most` images
             losses = functools.partial(map, mean, [*zip(*parts, strict=True)])
             amp_gradient(parameters.values(), losses, phase.amp)
             optimiser.step()
@@ -104,7 +106,7 @@ def warm_up(
 def drawn_batches(
     model: UNet, phase: Phase, sources: Sources, generator: torch.Generator, label_dropout: float
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Yield a phase's batches on the CPU: images, labels, sigma, noise for `per_image_loss`."""
+    """Yield the batches of a phase, on the CPU: the arguments of `per_image_loss`."""
     for _ in range(phase.steps):
         images, labels = mixed_batch(phase, sources, generator)
         if phase.augment:
@@ -124,9 +126,10 @@ def ahead(batches: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]
 
 
 def mean_loss(model: UNet, batch: Sequence[Tensor], autocast: bool, size: int) -> Tensor:
-    """Compute the training loss of a batch: images, labels, sigma, noise, as in `per_image_loss`.
+    """Compute the loss of a microbatch: the sum over its images, divided by `size`.
 
-    size: number of images in the full batch, if `batch` is only one process's part of it.
+    batch: the arguments of `per_image_loss`; size: number of images in the full batch, of all
+    processes.
     """
     images, labels, sigma, noise = batch
     with torch.autocast(images.device.type, torch.bfloat16, enabled=autocast):
@@ -136,9 +139,9 @@ def mean_loss(model: UNet, batch: Sequence[Tensor], autocast: bool, size: int) -
 def mixed_batch(
     phase: Phase, sources: Sources, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Draw `phase.batch` images with replacement, from sources by weight.
+    """Draw `phase.batch` images with replacement. Each comes from a source chosen by weight.
 
-    Returns float32 in [0, 1] and labels.
+    Returns the images, float32 in [0, 1], and their labels.
     """
     names = sorted(phase.sources)
     weights = torch.tensor([phase.sources[name] for name in names])
@@ -156,24 +159,24 @@ def mixed_batch(
 def rand_augment(images: Tensor, operations: int, generator: torch.Generator) -> Tensor:
     """Apply `operations` of the 14 RandAugment operations to each image.
 
-    They are drawn once for every IMAGES_PER_DRAW images. images: (N, C, H, W) float32 in [0, 1],
-    rounded to 8 bits. Returns the same shape and range, in the same order.
+    IMAGES_PER_DRAW images get the same operations. images: (N, C, H, W) float32 in [0, 1], which
+    are rounded to 8 bits first. Returns images of the same shape and range, in the same order.
 
     Source: Cubuk et al. 2019, with torchvision's bag and its default magnitude.
     """
     from torchvision.transforms import InterpolationMode, RandAugment
     from torchvision.transforms.autoaugment import _apply_op
 
-    # The groups of images are random, because neighbours in a batch come from the same source
+    # Images are grouped at random, because neighbours in a batch come from the same source
     order = torch.randperm(len(images), generator=generator)
     pixels = (images * 255).round().clamp(0, 255).to(torch.uint8)
     drawn = torch.Generator().manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
     augment = RandAugment()
     bag = [*augment._augmentation_space(augment.num_magnitude_bins, images.shape[-2:]).items()]
 
-    # Operations are drawn group by group, as in `RandAugment.forward`, but not from the global
-    # generator, because batches are prepared in a thread. Then each operation is applied to all
-    # images that drew it.
+    # Operations are drawn for each group, as in `RandAugment.forward`, but not from the global
+    # generator, because another thread may prepare the batch. Then each operation is applied to all
+    # images for which it was drawn.
     rounds: list[dict[tuple[str, float], list[Tensor]]] = [{} for _ in range(operations)]
     for group, groups_of in itertools.product(order.split(IMAGES_PER_DRAW), rounds):
         name, (magnitudes, signed) = bag[int(torch.randint(len(bag), (1,), generator=drawn))]

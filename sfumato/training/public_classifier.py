@@ -2,8 +2,8 @@
 
 Source: RPGen stage 1; PrivImage.
 
-It reads no sensitive image. `sfumato.queries.histogram` counts its predictions on sensitive images,
-which is charged.
+No function here reads sensitive images. `sfumato.queries.histogram` counts the classifier's
+predictions on sensitive images, and is charged.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,9 +27,9 @@ def train_public_classifier(
 ) -> tuple[PublicNetwork, float]:
     """Train on a random part of the public images, and measure the accuracy on the rest.
 
-    images: read batch by batch, so they may be memory-mapped;
-    seed: fixes the split, initialisation, order and augmentation; the global generator does not
-    change.
+    images: labelled public images. They are read batch by batch, so they may be memory-mapped;
+    seed: fixes the split, initialisation, order and augmentation. The state of the global generator
+    does not change.
 
     Returns the network after its last step, in evaluation mode, and its accuracy on the validation
     part, in [0, 1]. Raises DataError if the set is too small to split.
@@ -39,7 +39,7 @@ def train_public_classifier(
     held = max(1, round(settings.validation * len(images)))
     training = chosen[held:]
     if len(training) < 2:
-        needed = f"the classifier needs two or more besides {held} for validation"
+        needed = f"but the classifier needs two or more, and {held} more for validation"
         raise DataError(f"the public set has {len(images)} images, {needed}: add images")
     schedule = Schedule(
         steps=settings.steps,
@@ -61,7 +61,7 @@ def train_public_classifier(
 
 
 def shuffled(indices: np.ndarray, batch: int, order: np.random.Generator) -> Iterator[np.ndarray]:
-    """Yield endless full batches, in a new order in each pass.
+    """Yield full batches of indices without end, in a new order in each pass.
 
     The indices in a batch are sorted, so that reading from disk is faster.
     """

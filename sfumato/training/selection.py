@@ -1,6 +1,7 @@
-"""Choose public images by the classes with the most votes, or by the teacher, and relabel them.
+"""Choose public images, by the votes for their classes or by the teacher, and relabel them.
 
-This reads only releases and public images, so it is free, and the number of images may be tuned.
+Only releases and public images are read, so the choice costs nothing, and the number of images may
+be tuned.
 
 Source: RPGen stage 1; PrivImage.
 """
@@ -23,9 +24,9 @@ EXAMPLES = 6  # Images per class in the picture
 
 
 class Kept(NamedTuple):
-    public: int  # public class, or image
-    row: int  # row of the votes that chose it: a sensitive class, or 0
-    votes: float  # noisy, or a probability; NaN without a histogram
+    public: int  # number of the public class, or index of the image, that is kept
+    row: int  # row of the votes by which it was chosen: a sensitive class, or 0 for a single row
+    votes: float  # its noisy votes, or its probability; NaN without a histogram
 
 
 def number_to_keep(settings: Select, public_classes: int) -> int:
@@ -38,10 +39,11 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
 
     Ties are resolved by row, then by class.
 
-    histogram: (R, P) noisy votes. One row: the top `keep` (RPGen). One row per sensitive class
-    (PrivImage): pairs of row and class are processed in descending order of votes. A class is
-    assigned to the first row that requests it, until the row has its share. In the end, each row
-    has ⌊keep/R⌋ or ⌈keep/R⌉ classes, and no class is in two rows.
+    histogram: (R, P), noisy votes for P public classes. With a single row, the `keep` classes with
+    the most votes are chosen (RPGen). With one row per sensitive class (PrivImage), pairs of a row
+    and a public class are processed in descending order of votes. The public class is assigned to
+    the row, unless it was assigned before or the row has its share. In the end, each row has
+    ⌊keep/R⌋ or ⌈keep/R⌉ classes, and no class is in two rows.
     """
     rows, public_classes = histogram.shape
     share, extra = divmod(keep, rows)
@@ -62,9 +64,10 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
 
 
 def select_public(settings: Select, votes: np.ndarray | None, public_classes: int) -> list[Kept]:
-    """Choose the classes to keep by the votes, (R, P).
+    """Choose the public classes to keep, by votes, (R, P).
 
-    Without votes, all classes are kept: a plan without votes allows no smaller ratio.
+    Without votes, all classes are kept; a plan without votes does not allow a smaller
+    `select.ratio`.
     """
     if votes is not None:
         return select_classes(votes, number_to_keep(settings, public_classes))
@@ -94,9 +97,7 @@ def read_votes(histogram: Path, public: Sequence[str], classes: int) -> tuple[np
         or counted != tuple(public)
         or votes.shape != (classes if per_class else 1, len(public))
     ):
-        problem = (
-            "counted votes for different classes than the public set has, or contains no numbers"
-        )
+        problem = "has votes for different classes than the public set, or contains no numbers"
         raise DataError(
             f"{histogram} {problem}: run `stage classifier` and `stage histogram` again"
         )
@@ -146,7 +147,8 @@ def save_choice(
 ) -> None:
     """Write the chosen images and their labels.
 
-    kind: "sensitive" or "public"; classes: names by label; kept: names by rank.
+    kind: "sensitive" or "public", the kind of classes that the new labels mean; classes: names of
+    the classes, by label; kept: names of what was kept, in the order of choice.
     """
     np.save(directory / "indices.npy", indices, allow_pickle=False)
     np.save(directory / "labels.npy", labels, allow_pickle=False)
@@ -157,9 +159,9 @@ def save_choice(
 def relabel(
     labels: np.ndarray, kept: Sequence[Kept], public_classes: int, per_class: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the public images to keep, ascending, and their new labels, both int64.
+    """Return the indices of the public images to keep, ascending, and their new labels, both int64.
 
-    labels: (N,) int64 below `public_classes`;
+    labels: (N,) int64, public classes of all images;
     per_class: give an image the sensitive class that chose its public class (PrivImage); otherwise,
     the kept classes are numbered 0, 1, … in the order of `kept`.
     """
@@ -174,9 +176,9 @@ def relabel(
 def surest(probabilities: np.ndarray, per_class: int) -> tuple[np.ndarray, np.ndarray]:
     """Choose the `per_class` images of each class that a teacher labels with most confidence.
 
-    An image is chosen for one class only. probabilities: (N, M), of public images; the choice works
-    like `select_classes`. Returns (int64 indices, int64 labels), sorted by class and then
-    by descending confidence.
+    An image is chosen for only one class, by the rule of `select_classes`. probabilities: (N, M),
+    of the M classes, for public images. Returns (int64 indices, int64 labels), sorted by class and
+    then by descending confidence.
     """
     chosen = select_classes(probabilities.T, per_class * probabilities.shape[1])
     indices, labels, _ = zip(*sorted(chosen, key=lambda choice: choice.row), strict=True)
@@ -191,8 +193,11 @@ def save_surest(
     labels: np.ndarray,
     names: Sequence[str],
 ) -> None:
-    """Write the chosen images and labels, and for each class the teacher's confidence and the
-    origin of its images.
+    """Write the chosen images and labels, a picture of them, and a table of the classes: the lowest
+    confidence of the teacher, and the public classes from which most images come.
+
+    sure: (N, M), the teacher's probabilities; indices, labels: result of `surest`; names: names of
+    the M classes.
     """
     save_choice(directory, indices, labels, "sensitive", names, names)
     rows = []

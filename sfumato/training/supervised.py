@@ -12,23 +12,24 @@ from torch import Tensor, nn
 from sfumato.data.images import ImageSet, to_device
 from sfumato.runtime.compute import device_of, fast_bfloat16
 
-SHIFT = 8  # An image moves by at most its side / SHIFT
+SHIFT = 8  # Augmentation shifts an image by at most 1/SHIFT of its side
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Schedule of a classifier's training: one-cycle learning rate, by AdamW or SGD."""
+    """Schedule of a classifier's training, with AdamW or SGD and a one-cycle learning rate."""
 
     steps: int
     learning_rate: float  # peak of the cycle
     weight_decay: float
     batch: int = 128
-    decay_vectors: bool = True  # scales and offsets decay too, not only weight matrices
-    sgd: bool = False  # SGD with Nesterov momentum instead of AdamW
+    decay_vectors: bool = True  # whether weight decay includes scales and offsets
+    sgd: bool = False  # whether to use SGD with Nesterov momentum instead of AdamW
     label_smoothing: float = 0.0
-    # shift images a little, and mirror colour images (a mirrored letter would be another letter)
+    # Whether to shift images a little, and to mirror colour images. Grey images may be letters,
+    # which must not be mirrored
     augment: bool = False
-    soft: bool = False  # labels are class probabilities, (B, classes), and not several labels
+    soft: bool = False  # whether labels of shape (B, classes) are class probabilities
 
 
 def train_supervised(
@@ -39,9 +40,10 @@ def train_supervised(
 ) -> None:
     """Train `model` in place, on its device, and leave it in evaluation mode.
 
-    batches: one batch per step, images (B, C, H, W) float32 in [0, 1] and labels, (B,) int64, or
-    (B, classes) of 0 and 1 for a loss over independent labels;
-    progress: called with (steps done, steps).
+    batches: one batch per step, of images, (B, C, H, W) float32 in [0, 1], and labels. The labels
+    are (B,) int64; or (B, classes) of 0 and 1, for a loss over independent labels; or, with
+    `schedule.soft`, (B, classes) probabilities;
+    progress: called with (steps done, all steps).
     """
     device = device_of(model)
     matrices = [value for value in model.parameters() if value.ndim > 1]
@@ -58,7 +60,7 @@ def train_supervised(
     rates = torch.optim.lr_scheduler.OneCycleLR(
         optimizer,
         max_lr=schedule.learning_rate,
-        # the schedule would divide by zero if its rise were a single step
+        # With 5 steps, the rise would be a single step, and the schedule would divide by zero
         total_steps=schedule.steps + (schedule.steps == 5),
         pct_start=0.2,
         cycle_momentum=not schedule.sgd,
@@ -83,9 +85,11 @@ def train_supervised(
 
 
 def shift_and_mirror(images: Tensor, mirror: bool, random: torch.Generator | None = None) -> Tensor:
-    """Shift each image of (B, C, H, W) by up to 1/SHIFT of its side, with edges repeated.
+    """Shift each image of (B, C, H, W) at random by up to 1/SHIFT of its side, and repeat its
+    edges.
 
-    mirror: also mirror each image with probability 1/2; random: None for the global generator.
+    mirror: whether to mirror each image with probability 1/2; random: None for the global
+    generator.
     """
     count, _, height, width = images.shape
     rows, columns = (  # (B, H), (B, W): source of each pixel
@@ -114,9 +118,10 @@ def to_tensor(images: np.ndarray, device: str) -> Tensor:
 def apply(
     function: Callable[[Tensor], Tensor], images: np.ndarray, device: str, size: int = 1000
 ) -> np.ndarray:
-    """Apply `function` to (N, H, W, C) uint8 images in batches; return one float32 array.
+    """Apply `function` to images, (N, H, W, C) uint8, in batches.
 
-    size: images per batch; fewer if the images are large, to limit the memory.
+    function: takes (B, C, H, W) float32 in [0, 1]; size: maximum number of images per batch.
+    Batches of large images are smaller, to limit the memory. Returns one float32 array.
     """
     size = min(size, max(1, 1000 * 64 * 64 // (images.shape[1] * images.shape[2])))
     parts = [images[start : start + size] for start in range(0, len(images), size)]

@@ -1,4 +1,4 @@
-"""Load the warm-up's images and labels of each source from the artifacts."""
+"""Load the images and labels for the warm-up from artifacts."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,10 +21,12 @@ SELECT_AGAIN = "run `stage select` again"
 def training_sets(
     paths: Mapping[str, Path], shape: Shape, classes: Sequence[str]
 ) -> tuple[dict[str, tuple[Images, Tensor]], int]:
-    """Load images and labels by source: "central", "public" or a stage that gives images.
+    """Load images and labels of the sources in `paths`.
 
-    Only sources in `paths` are loaded. "public" needs "select" too. Also returns the number of
-    extra classes in the labels.
+    paths: artifact of each source: "central", "public", or a stage that writes images. "public"
+    also needs the artifact of "select".
+
+    Returns images and labels by source, and the number of extra classes in the labels.
     """
     sources: dict[str, tuple[Images, Tensor]] = {}
     extra = 0
@@ -45,9 +47,9 @@ def training_sets(
 def load_central(directory: Path, shape: Shape) -> tuple[Tensor, Tensor]:
     """Load all releases of `stage central`: ((R·M, C, H, W) float32 in [0, 1], (R·M,) int64).
 
-    For histograms, the value of a pixel is the midpoint of its fullest bin. A median blur of each
-    channel then removes noise, which is free. shape: (C, H, W) of the sensitive images. Raises
-    DataError for a release of another shape.
+    There are R releases for M classes. If they are histograms of pixels, the value of a pixel is
+    the midpoint of its fullest bin; then a median blur of each channel removes noise, at no cost.
+    shape: (C, H, W) of the sensitive images. Raises DataError for a release of another shape.
     """
     file = directory / ("mode.npy" if (directory / "mode.npy").is_file() else "mean.npy")
     released = torch.from_numpy(np.array(load_array(file)))
@@ -59,8 +61,8 @@ def load_central(directory: Path, shape: Shape) -> tuple[Tensor, Tensor]:
         or 0 in released.shape
     ):
         raise DataError(
-            f"{file} is {(*released.shape,)}, of other images than {shape}: run `stage central` "
-            "again"
+            f"{file} is {(*released.shape,)}, but sensitive images are {shape}: run "
+            "`stage central` again"
         )
     if file.stem == "mode":
         released = (released.argmax(dim=2).float() + 0.5) / released.shape[2]
@@ -75,11 +77,13 @@ def public_training_set(
     """Return the selected images (memory-mapped), their labels, and the number of extra classes.
 
     selection: directory that `stage select` wrote;
-    classes: M, number of sensitive classes; None if the selection relabelled images to them.
+    classes: M, number of sensitive classes; None if the selection relabelled images to sensitive
+    classes.
 
-    Labels are rows of the label table of `UNet(extra_classes=k)`: sensitive classes 0..M-1 if the
-    selection relabelled to them (PrivImage; k = 0), else M + 1 + j for the j-th of its k public
-    classes (RPGen). Raises DataError if the selection is damaged or belongs to another public set.
+    Labels are rows of the label table of `UNet(extra_classes=k)`. If the selection relabelled
+    images to sensitive classes (PrivImage), they are 0..M-1, and k = 0. Otherwise (RPGen), label M
+    + 1 + j means the j-th of the k selected public classes. Raises DataError if the selection is
+    damaged or belongs to another public set.
     """
     file = selection / "selection.json"
     with explained(DataError, lambda error: f"{file} cannot be read ({error!r}): {SELECT_AGAIN}"):
@@ -111,7 +115,7 @@ def public_training_set(
         )
     if len(rows) != len(labels):
         raise DataError(
-            f"{selection} has {len(rows)} indices but {len(labels)} labels: {SELECT_AGAIN}"
+            f"{selection} has {len(rows)} indices, but {len(labels)} labels: {SELECT_AGAIN}"
         )
     images = MappedImages(public.images, rows)
     if relabelled:

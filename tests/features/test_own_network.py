@@ -144,7 +144,7 @@ def test_sensitive_rows_need_a_network_without_memory(tmp_path, digits, monkeypa
     if kind is nn.Flatten:
         assert encoded(features, digits.batch(range(3))[0]).shape == (3, 3 * 24 * 24)
     else:
-        with pytest.raises(DataError, match="returns a different row for an image the second time"):
+        with pytest.raises(DataError, match="returns different features for the same image"):
             encoded(features, digits.batch(range(3))[0])
 
 
