@@ -1,10 +1,10 @@
 """DP-GAN: a discriminator trained by DP-SGD, and a generator trained against it.
 
-A step releases the clipped sum of the discriminator's gradients on one draw of *real* images, as a
-step of `finetune` does; Δ is the clip. The other half of the loss is on generated images, which
-depend on released weights only. So its gradient is added after the noise, at no cost. The generator
-then descends on the noisy discriminator's loss for its images, and has no other access to sensitive
-images.
+Each step releases the sum of the discriminator's clipped gradients for one draw of *real* images,
+as a step of `finetune` does. The sensitivity of the sum is the clipping bound. The other half of
+the discriminator's loss is on generated images, which depend only on released weights. Its gradient
+is therefore added after the noise, at no cost. Then the generator takes a step to reduce the loss
+of the noisy discriminator on generated images. It has no other access to sensitive images.
 
 Source: Xie et al. 2018; Torkzadehmahani et al. 2019 for clipping the two halves separately; Bie et
 al. 2023.
@@ -35,9 +35,11 @@ from sfumato.settings.fields import Size, both_sides, size_of
 class Discriminator(Denoiser):
     """Logits of "real", for noisy images and their labels.
 
-    It consists of convolutions, a linear head and a projection by label, and has the per-image loss
-    that DP-SGD needs from a denoiser. Without batch normalisation no image affects another. target:
-    1 if `per_image_loss` is for real images, -1 if it is for generated images.
+    It consists of convolutions, a linear head and a projection for each label. It has the interface
+    of a denoiser, because DP-SGD needs `per_image_loss`. There is no batch normalisation, so no
+    image affects another.
+
+    target: 1 if `per_image_loss` is for real images, -1 if it is for generated images.
     """
 
     supports_ghost_layers = True
@@ -51,8 +53,8 @@ class Discriminator(Denoiser):
         layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(0.2)]
         sides = both_sides(resolution)
         wide = width
-        while math.prod(sides) > 4**2:  # 4 × 4 cells remain at most
-            following = min(2 * wide, 4 * width)  # 4 times its first width at most
+        while math.prod(sides) > 4**2:  # reduce to at most 4×4 cells
+            following = min(2 * wide, 4 * width)  # the width is at most 4 times the first width
             layers += [nn.Conv2d(wide, following, 3, stride=2, padding=1), nn.LeakyReLU(0.2)]
             sides = half(sides)
             wide = following
@@ -65,9 +67,9 @@ class Discriminator(Denoiser):
     def forward(self, x: Tensor, levels: Tensor, labels: Tensor) -> Tensor:
         """Compute logits, (B,).
 
-        x: (B, C, H, W), about [-1, 1];
+        x: (B, C, H, W), noisy images, with values in about [-1, 1];
         levels: (B,), not used;
-        labels: (B,), `classes` for none.
+        labels: (B,); the value `classes` means no label.
         """
         hidden = self.body(x).flatten(1)
         return self.head(hidden).squeeze(1) + (self.by_label(labels) * hidden).sum(1)
@@ -81,7 +83,8 @@ class Discriminator(Denoiser):
 
 
 class AdversarialState:
-    """State of a run: the discriminator under DP-SGD, the generator, its average and moments.
+    """State of a run: the discriminator, which DP-SGD trains, and the generator with the average of
+    its weights and the moments of its optimiser.
 
     priors: (classes,) public label shares of generated images;
     seed: fixes the generated images;
@@ -106,11 +109,15 @@ class AdversarialState:
         self.priors = priors.cpu()
         self.seed = seed
         self.pupil = Trained(dict(network.named_parameters()), config.generator_rate, config.betas)
-        self.against = copy.copy(model)  # the same weights, with the loss of generated images
+        # Shares the weights of `model`, but has the loss for generated images
+        self.against = copy.copy(model)
         self.against.target = -1
 
     def generated(self, purpose: int) -> tuple[Tensor, Tensor, Draws]:
-        """Generate images, (`fakes`, C, H, W), labels and loss draws from public randomness."""
+        """Generate images, (`fakes`, C, H, W), their labels, and the random numbers of their loss.
+
+        All randomness is public. purpose: 0 for the discriminator's step, 1 for the generator's.
+        """
         random = torch.Generator().manual_seed((self.seed << 31) + 2 * self.judge.steps + purpose)
         labels = balanced_labels(self.config.fakes, self.priors, self.model.classes, random).to(
             self.device
@@ -133,8 +140,8 @@ class AdversarialState:
         judge = self.judge
         bound = self.config.max_grad_norm
         released = charge.release(gradient_sum(judge, charge), bound)
-        # generated images are clipped like real images; otherwise, their half of the loss would
-        # outweigh the other
+        # Gradients for generated images are clipped too. Otherwise, they would outweigh the
+        # gradients for real images.
         with torch.no_grad():
             fakes = self.generated(0)
         total = clipped_gradient_sum(

@@ -1,7 +1,7 @@
 """Private Evolution: sensitive images vote for candidates of a public renderer, in rounds.
 
-Each round releases votes once. The next candidates are computed from them at no cost. So T rounds
-cost as much as one Gaussian with the noise multiplier σ/√T.
+Each round releases votes once, and the next candidates are computed from these votes at no further
+cost. So T rounds cost as much as one Gaussian mechanism with the noise multiplier σ/√T.
 
 Source: Lin et al. 2024 (PE); Lin et al. 2025 (Sim-PE, renderers).
 """
@@ -27,19 +27,20 @@ from sfumato.settings.baselines import Evolve
 from sfumato.storage.digest import digest_of
 from sfumato.storage.files import csv_text
 
-GRID_STEPS = 2048  # Steps per unit of the grid on which distances are measured
-BOUND = 8  # Largest coordinate on the grid
+GRID_STEPS = 2048  # Vectors are rounded to this many grid steps per unit before distances are taken
+BOUND = 8  # Maximum absolute value of a coordinate, in units
 
 
 # --- the free part, which reads no sensitive image: candidates, and their descendants after a vote
 
 
 class RendererGenerator:
-    """A renderer as the public generator, with a candidate's genes as parameters (Sim-PE).
+    """A public renderer that draws an image from a candidate's kind and genes (Sim-PE).
 
-    kinds: number of the renderer's classes, which may differ from the sensitive classes. A
-    candidate keeps its kind;
-    length: n, the largest number of genes read by any of 8 images of each kind; at most 8192.
+    kinds: number of kinds, which are the renderer's own classes and may differ from the sensitive
+    classes. Descendants of a candidate have the same kind;
+    length: n, the number of genes of a candidate. It is the largest number that the renderer reads
+    for 8 trial images of each kind, and at most 8192.
     """
 
     def __init__(self, source: str, shape: Shape) -> None:
@@ -67,7 +68,7 @@ class RendererGenerator:
 
 
 def varied(genes: Tensor, strength: float, random: torch.Generator) -> Tensor:
-    """Vary genes by normal steps, reflected at the ends. At `strength` 0 they stay the same."""
+    """Add normal noise with the standard deviation `strength` to genes, reflected at 0 and 1."""
     moved = (genes + strength * torch.randn(genes.shape, generator=random)).remainder(2)
     return torch.where(moved > 1, 2 - moved, moved).clamp(max=1 - 1e-6)
 
@@ -83,10 +84,10 @@ class Population(NamedTuple):
 def first_population(
     generator: RendererGenerator, labels: Tensor, random: torch.Generator
 ) -> Population:
-    """Create new candidates for classes, (N,) int64. Kinds are equally frequent, to within one
-    candidate.
+    """Create one new candidate for each of `labels`, (N,) int64.
 
-    The votes decide which kind fits a class.
+    Within a class, all kinds are equally frequent, to within one candidate, because only the votes
+    will show which kind fits the class.
     """
     kinds = torch.empty_like(labels)
     for label in labels.unique():
@@ -98,16 +99,17 @@ def first_population(
 def parents_of(
     votes: Tensor, labels: Tensor, next_labels: Tensor, threshold: float, random: torch.Generator
 ) -> Tensor:
-    """Choose the parent of each next candidate, in proportion to the votes: (n,) int64 below N.
+    """Choose the parent of each next candidate: (n,) int64, indices of the N candidates.
 
-    By systematic resampling, each candidate gets its share, to within one. If a class has no vote
-    above the threshold, all its candidates count equally; if it has no candidates, all candidates
-    of all classes do.
+    Within a class, candidates become parents in proportion to their votes, by systematic
+    resampling, so that the number of children differs from a candidate's share by less than one. If
+    a class has no vote above the threshold, all its candidates have equal shares. If it has no
+    candidates, all candidates of all classes have equal shares.
 
-    votes: (M, N), noisy;
+    votes: (M, N), noisy, by class and candidate;
     labels: (N,), classes of the candidates;
-    next_labels: (n,), classes of the next ones;
-    threshold: votes up to the threshold count as zero, votes above it in full.
+    next_labels: (n,), classes of the next candidates;
+    threshold: votes up to this number count as zero; larger votes count in full.
     """
     parents = torch.empty_like(next_labels)
     for label in next_labels.unique():
@@ -132,7 +134,7 @@ def descendants(
     strength: float,
     random: torch.Generator,
 ) -> Population:
-    """Create the next candidates: a copy of each parent, and variations of it."""
+    """Create the next candidates: for each parent and class one copy, and otherwise variations."""
     genes = population.genes[parents]
     _, first = np.unique(
         torch.stack([parents, next_labels], dim=1).numpy(), axis=0, return_index=True
@@ -146,9 +148,9 @@ def descendants(
 
 
 def on_grid(vectors: Tensor) -> Tensor:
-    """Round vectors to multiples of 1/GRID_STEPS, as whole numbers.
+    """Round vectors to multiples of 1/GRID_STEPS, and return these multiples as whole numbers.
 
-    They are float64, so that every sum of their products is exact.
+    The whole numbers are float64 and bounded, so that every sum of their products is exact.
     """
     return (vectors.double() * GRID_STEPS).round().clamp(-BOUND * GRID_STEPS, BOUND * GRID_STEPS)
 
@@ -156,20 +158,22 @@ def on_grid(vectors: Tensor) -> Tensor:
 def nearest_votes(
     candidates: Tensor, candidate_labels: Tensor, classes: int, vectors: Tensor, labels: Tensor
 ) -> Rows:
-    """Give one vote to the nearest candidate of the image's class: (B, classes) ⊗ (B, N).
+    """Return the votes of images: each image votes for the nearest candidate of its class.
 
-    A row has norm 1 at most. Distances are sums of whole numbers, exact in any order, so the
-    nearest candidate does not depend on other images, the batch or the processor. If several are
-    equally near, the first one gets the vote. An image does not vote if its vector is not finite,
-    or if its class has no candidates or is out of range.
+    candidates: (N, d), vectors of the candidates; candidate_labels: (N,) int64;
+    vectors: (B, d), vectors of the images; labels: (B,) int64.
 
-    candidates, vectors: (N, d) and (B, d), in the embedding;
-    candidate_labels, labels: (N,) and (B,) int64.
+    Returns rows that are products of (B, classes) and (B, N), with norm 1 at most. Distances are
+    sums of whole numbers, which are exact in any order, so the nearest candidate does not depend on
+    other images, the batch or the processor. If several candidates are equally near, the first one
+    gets the vote. An image does not vote if its vector is not finite, if its class has no
+    candidates, or if its class is out of range.
     """
     finite = vectors.isfinite().all(dim=1)
     where = on_grid(torch.where(finite[:, None], vectors, 0))
     places = on_grid(candidates)
-    # (B, N): squared distance minus the image's own square
+    # (B, N): squared distance minus the squared norm of the image, which is the same for all
+    # candidates
     far = places.square().sum(1) - 2 * where @ places.T
     far = far.masked_fill(labels[:, None] != candidate_labels, float("inf"))
     lowest, nearest = far.min(dim=1)
@@ -180,9 +184,9 @@ def nearest_votes(
 def distance_features(
     settings: Evolve, shape: Shape, generator: RendererGenerator, seed: int
 ) -> ProjectedFeatures:
-    """Build the space of the distances.
+    """Build the features between which distances are measured.
 
-    Its centre and directions are fitted to new candidates, which are public images.
+    Their centre and directions are fitted to new candidates, which are public images.
     """
     embedding = ProjectedFeatures(settings.feature, shape, settings.dimension)
     kinds = torch.arange(settings.population) % generator.kinds
@@ -192,8 +196,8 @@ def distance_features(
 
 
 def public_random(seed: int, *place: str | int) -> torch.Generator:
-    """Return the public random stream of one purpose and round. A resumed run draws the same
-    numbers as the killed run would have.
+    """Return the public random stream for one purpose and round. After a resumption, a run draws
+    the same numbers as without the interruption.
     """
     return torch.Generator().manual_seed(int(digest_of([seed, *place])[:15], 16))
 
@@ -210,15 +214,16 @@ def query_evolve(
     report: Callable[[int, int], None] = lambda done, total: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[Charge, Population, list[dict]]:
-    """Run all rounds of a charge: candidates, one release of votes, the next candidates.
+    """Run all rounds of a charge. A round renders the candidates, releases votes for them, and
+    creates the next candidates.
 
-    A killed run resumes. The charge draws `embedding` of the images. After the last round the
-    population has `settings.images` members. The state between rounds follows only from noisy
-    votes.
+    A run that was killed is resumed. What is stored between rounds depends on sensitive images only
+    through noisy votes. After the last round, the population has `settings.images` members.
 
-    priors: (M,), the share of each class among the candidates, by public or released numbers.
+    open_charge: opens a charge that draws the vectors of sensitive images, by `embedding`;
+    priors: (M,), share of each class among the candidates, from public or released numbers.
 
-    Returns the charge, with all uses on disk, the last population, and the public log.
+    Returns the charge, whose uses are all on disk, the last population, and the public log.
     """
 
     def classes_of(number: int) -> Tensor:
@@ -241,7 +246,7 @@ def query_evolve(
         votes = query_votes(charge, vectors, population.labels, len(priors))
 
         # Choose the next candidates.
-        first, last = settings.variation  # falls by a constant factor
+        first, last = settings.variation  # strength falls by the same factor in each round
         strength = first * (last / first) ** (done / max(charge.uses - 1, 1))
         threshold = settings.threshold * charge.noise_multiplier
         next_labels = classes_of(

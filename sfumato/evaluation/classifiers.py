@@ -1,8 +1,8 @@
 """Classifiers that score synthetic images.
 
-There are a linear classifier, a perceptron, two small CNNs and three deep networks. All take
-(B, C, H, W) float32 in [0, 1] and return (B, classes) logits. The deep networks are small members
-of the families that DPImageBench uses.
+They are a linear classifier, a perceptron, two small CNNs and three deep networks. Each takes
+images, (B, C, H, W) float32 in [0, 1], and returns logits, (B, classes). The deep networks are
+small versions of the architectures that DPImageBench uses.
 
 Source: Zagoruyko and Komodakis 2016 (wide), He et al. 2016 (plain), Xie et al. 2017 (ResNeXt).
 """
@@ -17,15 +17,16 @@ from torch import Tensor, nn
 from sfumato.features.public_network import MaxAndMean, PooledBlock
 
 PENULTIMATE_WIDTH = 128  # Width of the layer before the last one of `mlp` and `cnn`
-Body = tuple[nn.Module, int]  # Images (B, C, H, W) in [-1, 1] -> (B, width), and the width
+# A module from images, (B, C, H, W) in [-1, 1], to features, (B, width); and the width
+Body = tuple[nn.Module, int]
 
 
 @dataclass(frozen=True)
 class Spec:
     """A classifier's body and training.
 
-    body: function of (channels, height, width); augment: whether to shift images a little, and
-    mirror colour images.
+    body: function that builds the body for (channels, height, width); augment: whether to shift
+    images a little during training, and to mirror colour images.
     """
 
     body: Callable[[int, int, int], Body]
@@ -68,7 +69,7 @@ def build_classifier(name: str, shape: tuple[int, int, int], classes: int) -> Cl
 
 
 def stem_stride(height: int, width: int) -> int:
-    """Return the stride of deep networks' stems: half resolution from 16 pixels per side."""
+    """Return the stride of a deep network's stem: 2 for images from 16 pixels per side, else 1."""
     return 2 if min(height, width) >= 16 else 1
 
 
@@ -78,9 +79,9 @@ def perceptron(pixels: int) -> nn.Sequential:
 
 
 def pooled_convolutions(channels: int, height: int, width: int) -> Body:
-    """Build a convolution and up to four blocks that each halve the side, down to 4: 32×32 has 3.
+    """Build a convolution and up to four blocks. Each block halves the sides, down to 4 pixels.
 
-    Returns (body, width).
+    So images of 32×32 pixels get three blocks. Returns (body, width).
     """
     blocks: list[nn.Module] = []
     depth = 32
@@ -96,9 +97,9 @@ def pooled_convolutions(channels: int, height: int, width: int) -> Body:
 def convolutions(channels: int, height: int, width: int) -> nn.Sequential:
     """Build stages of two 3×3 convolutions, batch norms and a pooling, then a dense layer.
 
-    There are 1 to 4 stages: another one is added as long as the shorter side has 7 pixels or more.
-    Grey images from 16 pixels per side start at half resolution. Larger images first pass strided
-    convolutions, down to 32 pixels per side.
+    There are 1 to 4 stages. After the first, a stage is added as long as the shorter side still has
+    7 pixels or more. Grey images from 16 pixels per side start at half resolution. Images above 32
+    pixels per side first pass strided convolutions, which reduce them to 32 pixels.
     """
     layers: list[nn.Module] = []
     side = min(height, width)
@@ -125,12 +126,12 @@ def convolutions(channels: int, height: int, width: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(depth * side**2, PENULTIMATE_WIDTH), nn.ReLU())
 
 
-# --- deep networks: a stem; three stages of blocks (the second and the third halve the sides);
-# and an average over all places
+# --- deep networks: a stem, then three stages of blocks, then an average over all positions. The
+# second and the third stage halve the sides
 
 
 class PreActivated(nn.Module):
-    """The block of a wide network: two 3×3 convolutions after norms, and a shortcut."""
+    """The block of a wide network: a norm before each of two 3×3 convolutions, and a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -198,9 +199,9 @@ def plain_resnet(channels: int, depth: int, stride: int = 1) -> Body:
 def resnext(channels: int, depth: int, cardinality: int, width: int, stride: int = 1) -> Body:
     """Build ResNeXt-depth, cardinality × width d, depth = 9n + 2; return (body, feature width).
 
-    A block has a bottleneck of `cardinality` groups of `width` channels, which doubles from stage
-    to stage. Its output is half as wide as its bottleneck (Xie et al., the 8×64d network for
-    CIFAR).
+    The bottleneck of a block has `cardinality` groups of `width` channels; `width` doubles from
+    stage to stage. The output of a block has half as many channels as its bottleneck, as in the
+    8×64d network for CIFAR of Xie et al.
     """
 
     def block(inputs: int, outputs: int, step: int) -> Residual:

@@ -1,7 +1,6 @@
-"""Measure how well a small network, a detector, distinguishes two sets of images. It trains on half
-of each set and is tested on the other half.
+"""Measure how well a small network, a detector, distinguishes two sets of images.
 
-All of it is local.
+The detector is trained on half of each set and tested on the other half. All results are local.
 """
 
 from collections.abc import Mapping
@@ -15,17 +14,17 @@ from sfumato.evaluation.shift import shifted
 from sfumato.training.supervised import logits
 
 STEPS = 200  # Training steps of the network
-COMPARED = 10_000  # Largest number of images of each set
+COMPARED = 10_000  # Maximum number of images of each set
 
 
 @dataclass(frozen=True)
 class Detected:
     """Result of a detector.
 
-    accuracy: balanced accuracy;
-    images: (N, H, W, C) uint8;
-    drawn: (N,) bool, images of the first set;
-    scores: (N,), high for the first set.
+    accuracy: balanced accuracy on the images for testing;
+    images: (N, H, W, C) uint8, the images for testing, from both sets;
+    drawn: (N,) bool, whether each image comes from the first set;
+    scores: (N,), higher if the detector assigns the image to the first set.
     """
 
     accuracy: float
@@ -35,10 +34,10 @@ class Detected:
 
 
 def detect(drawn: ImageSet, real: ImageSet) -> Detected | None:
-    """Measure how well a network distinguishes the sets. Both have equally many images of each
-    class.
+    """Measure how well a network distinguishes two sets, from which equally many images of each
+    class are used.
 
-    Returns None for fewer than 4 pairs.
+    Returns None if fewer than 4 images of each set can be used.
     """
     random = np.random.default_rng(0)
     classes = len(real.classes) if real.labels.ndim == 1 else 1
@@ -68,9 +67,10 @@ def detect(drawn: ImageSet, real: ImageSet) -> Detected | None:
 def detections(
     sets: Mapping[str, ImageSet], train: ImageSet, holdout: ImageSet
 ) -> dict[str, Detected]:
-    """Detect each set against the hold-out, and the yardsticks "real" and "blurred" too.
+    """Measure how well each set is distinguished from the hold-out.
 
-    Both are training images.
+    For comparison, the result also has "real", the training images, and "blurred", the same images
+    blurred.
     """
     some = train.take(np.sort(np.random.default_rng(0).permutation(len(train))[: 2 * COMPARED]))
     blurred = ImageSet(shifted("blurred", some.images), some.labels, some.classes)

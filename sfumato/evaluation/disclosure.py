@@ -1,9 +1,9 @@
-"""Test whether a release is nearer to its training images than to strangers. All of it is local.
+"""Test whether a release is nearer to its training images than to strangers. The result is local.
 
-Strangers are hold-out images. If the release treats training images and strangers alike, all orders
-of their distances to it are equally likely. So the number of training images nearer than the k-th
-stranger has a known distribution, although the strangers' quantile is estimated. A tie counts as no
-copy.
+Strangers are hold-out images. Training images and strangers are sorted by their distance to the
+release. If the release treats both alike, all orders are equally likely. The number of training
+images that are nearer than the k-th nearest stranger then has a known distribution. An image at the
+same distance as the k-th stranger does not count as nearer.
 
 Source: Amin et al. 2026 (arXiv 2606.16952); Steinke et al. 2023, for the bound on ε from one run.
 """
@@ -23,11 +23,11 @@ from sfumato.evaluation.metrics.neighbours import nearest_rows
 from sfumato.features.teacher_network import classify
 from sfumato.release.report import grouped
 
-FALSE_ALARMS = 0.001  # Largest rate of alarms if nothing was copied
-MISSED = 0.025  # Largest rate at which either part of the bound on ε fails
-MOST_RELEASED = 60_000  # Largest number of released images to compare
-# Largest number of images of each real set. More images take minutes longer and detect no larger
-# share of copies.
+FALSE_ALARMS = 0.001  # Maximum probability of an alarm if nothing was copied
+MISSED = 0.025  # Maximum probability that one of the two limits in the bound on ε fails
+MOST_RELEASED = 60_000  # Maximum number of released images to compare
+# Maximum number of training images, and of hold-out images. More images would take minutes longer,
+# and would not detect smaller shares of copies.
 MOST_REAL = 20_000
 
 
@@ -40,15 +40,17 @@ def disclosure(
 ) -> dict:
     """Run `compare_nearness` on images and return its result.
 
-    All images of a person, and all equal images, form one unit, at the distance of its nearest
-    image. A large set is sampled at random. generated: released images except public ones, or None;
-    more: (n, H, W, C) uint8, further images drawn from the same networks, as recipients may draw
-    them.
+    All images of a person form one unit; without persons, equal images do. The distance of a unit
+    is the distance of its nearest image. From a large set, units are drawn at random.
+
+    generated: released images that were generated, or None if all are public;
+    more: (n, H, W, C) uint8, further images from the released networks, which recipients could draw
+    too.
     """
     if generated is None:
         return {
             "sentence": (
-                "not tested, because the released images are public: none is made of a training "
+                "not tested, because all released images are public: none was made from a training "
                 "image."
             )
         }
@@ -62,9 +64,9 @@ def disclosure(
 
 
 def membership(network: Any, train: ImageSet, holdout: ImageSet) -> dict:
-    """Run `compare_nearness` on the losses of a network: a low loss counts as near.
+    """Run `compare_nearness` on the losses of a network: an image with a low loss counts as near.
 
-    network: network for `probabilities_of`.
+    network: a teacher, or another network that `probabilities_of` accepts.
     """
 
     def losses(real: ImageSet) -> np.ndarray:
@@ -82,9 +84,9 @@ def compare_sets(
     holdout: ImageSet,
     random: np.random.Generator,
 ) -> dict:
-    """Run `compare_nearness` on the units of both sets.
+    """Run `compare_nearness` on the units of both sets (see `disclosure`).
 
-    nearness_of: function from n images to (n,) numbers, smaller for nearer images.
+    nearness_of: function from n images to (n,) numbers, which are smaller for nearer images.
     """
     nearness = []
     for real in (train, holdout):
@@ -103,15 +105,24 @@ def compare_sets(
 
 
 def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict:
-    """Count the (n,) training units nearer to the release than the k-th of (m,) strangers.
+    """Test whether too many training units are nearer to the release than the k-th nearest
+    stranger.
 
-    It tests k = 1 and k = m/100. At least x training units are nearer if and only if fewer than k
-    of the x + k − 1 nearest units are strangers. Their number is hypergeometric. Under ε, each of
-    these units is a training unit with at most e^ε times the odds of any other (Clopper–Pearson).
-    "p" is doubled, because there are two tests. Returns {"near", "chance": the expected number,
-    "rank": k, "p"} of the k that gives an alarm, or of m/100, and "units", "strangers", "rings":
-    whether there is an alarm, "epsilon": the 95 % bound, "unseen": the most copies without an
-    alarm, "sentence".
+    near: (n,), distances of the training units; strangers: (m,), distances of the strangers; unit:
+    "images" or "persons".
+
+    There are two tests, with k = 1 and k = m/100, and p-values are doubled for this reason. At
+    least x training units are nearer than the k-th stranger if and only if fewer than k of the
+    x + k − 1 nearest units are strangers. If nothing was copied, the number of strangers among them
+    is hypergeometric, which gives "p". If the release is ε-private, the odds that one of these
+    units is a training unit are at most e^ε times the odds for any other unit, which gives a lower
+    bound on ε (Clopper–Pearson).
+
+    Returns "near", the number of nearer training units; "chance", the number expected by chance;
+    and "rank", which is k. These are from the test with the alarm or, without an alarm, from the
+    test with k = m/100. Also returns "p" and "epsilon", the 95 % lower bound on ε, from the
+    stronger test; "units", which is n; "strangers", which is m; "rings", whether there is an alarm;
+    "unseen", the largest number of copies that would not give an alarm; and "sentence".
     """
     n = len(near)
     m = len(strangers)
@@ -133,8 +144,8 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
     unseen = math.ceil(math.log(FALSE_ALARMS / len(ranks)) / math.log(n / (n + m))) - 1
     reported = tests[-1]
     outcome = (
-        f"no sign of copying. Up to {grouped(unseen)} copies could go undetected; a larger "
-        "hold-out detects more"
+        f"no sign of copying. Up to {grouped(unseen)} copies could remain undetected; with a "
+        "larger hold-out, fewer could"
     )
     if rings:
         reported = min(tests, key=lambda test: test["p"])
@@ -143,7 +154,7 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
             "cause is found"
         )
     share = (
-        "the nearest 1 % of strangers" if reported["rank"] > 1 else f"all of {grouped(m)} strangers"
+        "the nearest 1 % of strangers" if reported["rank"] > 1 else f"all {grouped(m)} strangers"
     )
     seen = f"{grouped(reported['near'])} of {grouped(n)} {unit} are nearer than {share}"
     sentence = (

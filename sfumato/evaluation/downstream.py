@@ -1,6 +1,6 @@
-"""Downstream accuracy: train a classifier on one set, score it on another.
+"""Downstream accuracy: train a classifier on one set, and score it on another set.
 
-No choice depends on the scored images.
+No choice in the training depends on the images that are scored.
 """
 
 import math
@@ -18,18 +18,18 @@ from sfumato.evaluation.classifiers import CLASSIFIERS, Classifier, build_classi
 from sfumato.runtime import compute
 from sfumato.training.supervised import Schedule, logits, to_tensor, train_supervised
 
-MIN_STEPS = 600  # Minimum number of gradient steps, so that a small set gets more passes
+MIN_STEPS = 600  # Minimum number of gradient steps; a small set gets more passes to reach it
 Cells = np.ndarray | None  # One value per image, or None
-FEWEST_OF_A_GROUP = 10  # Smaller groups are merged with others
-BINS = 15  # Bins of confidence, for calibration
+FEWEST_OF_A_GROUP = 10  # Groups with fewer images are merged into "others"
+BINS = 15  # Number of bins of confidence, for the calibration error
 SPECIFICITY = 0.9  # Specificity at which the sensitivity to each of two classes is stated
 RESAMPLES = 1000  # Number of resamples of the hold-out, for an interval
 
 
 def schedule_of(name: str, count: int, epochs: int, steps: int | None = None) -> Schedule:
-    """Return the schedule for `count` images: `steps` gradient steps, or `epochs` passes.
+    """Return the schedule for `count` images: `steps` gradient steps or, if None, `epochs` passes.
 
-    If necessary, passes are added until there are MIN_STEPS steps.
+    If the passes have fewer than MIN_STEPS steps, there are MIN_STEPS steps.
     """
     spec = CLASSIFIERS[name]
     return Schedule(
@@ -63,9 +63,10 @@ def fit_classifier(
 def shuffled_batches(
     take: Callable[[Tensor], Tensor], labels: np.ndarray, size: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield batches without end, in a new order each pass, with at least two rows for batch norm.
+    """Yield batches of inputs and labels without end, in a new order in each pass.
 
-    The global generator decides the order. take: function from rows to inputs.
+    A batch has at least two rows, as batch norm requires. The global random generator decides the
+    order. take: function from row numbers to inputs.
     """
     targets = torch.from_numpy(np.array(labels, dtype=np.int64))
     while True:
@@ -79,18 +80,18 @@ def shuffled_batches(
 
 @dataclass(frozen=True)
 class Scored:
-    """One trained classifier on the hold-out.
+    """The scores of one trained classifier on the hold-out.
 
-    With several labels, AUROC replaces accuracy: of each label, and their mean; the other fields
-    are empty.
+    If images have several labels, `accuracy` is the mean AUROC of the labels, `by_class` is the
+    AUROC of each label, and the other fields are empty.
 
     accuracy: accuracy on the hold-out;
-    by_class: accuracy of each class, None for a class without images;
-    shifted: accuracy under each distortion;
-    right: (N,) bool, correctly labelled images;
+    by_class: accuracy for each class, None for a class without images;
+    shifted: accuracy under each distortion of the hold-out;
+    right: (N,) bool, whether each image was classified correctly;
     calibration: expected calibration error;
-    odds: (N,) log odds of the second of two classes;
-    second: (N,) bool, images of the second class.
+    odds: (N,) log odds of the second class, if there are two classes;
+    second: (N,) bool, whether each image is of the second class.
     """
 
     accuracy: float
@@ -110,10 +111,10 @@ def evaluate_classifier(
     moved: Mapping[str, ImageSet],
     seed: int,
 ) -> Scored:
-    """Train a classifier on `train`; score it on `holdout`, and on `moved`, distorted versions of
-    it.
+    """Train a classifier on `train`. Score it on `holdout`, and on `moved`, distorted versions of
+    `holdout`.
 
-    Guarantee: no choice depends on `holdout`; it is used after training only.
+    Guarantee: no choice depends on `holdout`, which is used only after training.
     """
     model = fit_classifier(name, train.images, train.labels, len(train.classes), schedule, seed)
     return scored_by(lambda part: logits(model, part.images), holdout, moved)
@@ -160,9 +161,9 @@ def calibration_error(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def auroc(scores: np.ndarray, labels: np.ndarray) -> list[float | None]:
-    """Compute the AUROC of each label by (N, classes) scores and labels.
+    """Compute the AUROC of each label. scores, labels: (N, classes).
 
-    Returns None for a label that all images have, or none.
+    The AUROC is None for a label that all images have, or that no image has.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -174,7 +175,7 @@ def auroc(scores: np.ndarray, labels: np.ndarray) -> list[float | None]:
 
 
 def mean_of(by_label: Sequence[float | None]) -> float:
-    """Return the mean of all values except None; 1/2, as by chance, if there is none."""
+    """Return the mean of all values except None. If all are None, return 1/2, as by chance."""
     return float(np.mean([value for value in by_label if value is not None] or [0.5]))
 
 
@@ -184,9 +185,11 @@ def aggregate(
     """Average the accuracies of classifiers of several seeds, as shares in [0, 1].
 
     groups: see `bootstrap_interval`; compared: (N,) text, by which "by_column" splits the images.
+
     Returns {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "shifted":
-    {distortion: mean}}, and for single labels "interval" and "calibration", and "two_classes" of
-    `ranked`. `std` is None for a single seed. `per_class` leaves out classes not in the hold-out.
+    {distortion: mean}}. If images have one label each, it also has "interval", "calibration", for
+    two classes "two_classes" (see `ranked`), and with `compared` "by_column". A "std" is None for a
+    single seed. "per_class" leaves out classes that have no image in the hold-out.
     """
     per_seed = [one.accuracy for one in scored]
     by_class = zip(classes, zip(*(one.by_class for one in scored), strict=True), strict=True)
@@ -214,22 +217,25 @@ def aggregate(
 
 
 def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> list[float]:
-    """Compute [low, high] of an accuracy at 95 %, over resamples of the hold-out.
+    """Compute the 95 % interval, [low, high], of an accuracy over resamples of the hold-out.
 
-    right: (N,) share of correct classifiers; groups: see `resampled`.
+    right: (N,), for each image the share of classifiers that are right; groups: see `resampled`.
     """
     return interval_of([right @ drawn / drawn.sum() for drawn in resampled(len(right), groups)])
 
 
 def interval_of(values: Sequence) -> Any:
-    """Return [low, high], the middle 95 % of the resampled values, or of each of their columns."""
+    """Return [low, high], which contains the middle 95 % of resampled values.
+
+    values: numbers, or rows of numbers; for rows, there is one [low, high] per column.
+    """
     return np.quantile(values, [0.025, 0.975], axis=0).T.tolist()
 
 
 def resampled(count: int, groups: Cells = None) -> Iterator[np.ndarray]:
-    """Yield how often each image is drawn, (N,), in each of RESAMPLES draws with replacement.
+    """Yield, RESAMPLES times, how often each image is in a draw with replacement, (N,).
 
-    groups: (N,), equal for images of one person, which are drawn together.
+    groups: (N,), equal numbers for images of one person, which are drawn together.
     """
     units = np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1]
     number = int(units.max()) + 1
@@ -239,11 +245,12 @@ def resampled(count: int, groups: Cells = None) -> Iterator[np.ndarray]:
 
 
 def ranked(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = None) -> list[dict]:
-    """Compute the numbers that medicine quotes for two classes: AUROC, and the sensitivity to each
-    class.
+    """Compute the numbers that are usual in medicine for two classes: AUROC, and the sensitivity to
+    each class.
 
-    The sensitivity to a class is the share of it that is found if a share SPECIFICITY of the other
-    class is not mistaken for it. Returns [{"what", "mean", "interval"}, …], means over the seeds.
+    The sensitivity to a class is the share of its images that are classified correctly, at the
+    threshold at which a share SPECIFICITY of the other class is classified correctly too. Returns
+    [{"what", "mean", "interval"}, …], with means over the seeds.
     """
     second = scored[0].second
     assert second is not None
@@ -269,7 +276,7 @@ def sensitivities(odds: Any, second: np.ndarray, weights: np.ndarray) -> list[fl
     """
     from sklearn.metrics import auc, roc_curve
 
-    # Share of each class that is classified as the second
+    # Shares of the first and of the second class that are classified as the second class
     wrong, right, _ = roc_curve(second, odds, sample_weight=weights)
     to_first = 1 - wrong[right >= SPECIFICITY - 1e-9].min()
     to_second = right[wrong <= 1 - SPECIFICITY + 1e-9].max()
@@ -277,8 +284,11 @@ def sensitivities(odds: Any, second: np.ndarray, weights: np.ndarray) -> list[fl
 
 
 def by_column(right: np.ndarray, groups: Cells, compared: np.ndarray) -> dict:
-    """Compute accuracy and interval for each value of a column, and the gap from best to worst.
-    Small groups are merged into "others".
+    """Compute accuracy and interval for the images with each value of a column, and the difference
+    between the best and the worst value.
+
+    Values with few images are merged into "others", which are withheld if they are too few as well.
+    compared: (N,) text, the cells of the column; right, groups: see `bootstrap_interval`.
     """
     values, counts = np.unique(compared, return_counts=True)
     merged = np.where(np.isin(compared, values[counts < FEWEST_OF_A_GROUP]), "others", compared)
@@ -296,7 +306,7 @@ def by_column(right: np.ndarray, groups: Cells, compared: np.ndarray) -> dict:
 
 
 def mean_and_std(values: Sequence) -> dict[str, float | None]:
-    """Return {"mean", "std"}: the sample standard deviation, None for a single value."""
+    """Return the mean and the sample standard deviation, which is None for a single value."""
     return {
         "mean": float(np.mean(values)),
         "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,

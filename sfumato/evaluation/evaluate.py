@@ -1,4 +1,7 @@
-"""Evaluate a release in a folder on the real images behind it: numbers and pictures, all local."""
+"""Evaluate a release in a folder on the real images from which it was made.
+
+The results are numbers and pictures, all local.
+"""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -36,7 +39,7 @@ LOADERS: dict[str, Callable[[Path], Any]] = {
     "teacher": load_teacher_network,
     "student": load_student_network,
 }
-MOST_DRAWN = 10_000  # Number of images drawn from a release's networks to search for copies
+MOST_DRAWN = 10_000  # Maximum number of images drawn from released networks to search for copies
 NOT_BY_CHANCE = (
     "The hold-out was provided, not drawn at random, so it may differ from the training images "
     "anyway."
@@ -54,14 +57,17 @@ def evaluate_folder(
 ) -> dict[str, Any] | None:
     """Measure the release in a folder on the real images of `card`, which it opens and journals.
 
-    A collective call, after which the group of processes has ended. classifiers: folder of each of
-    LOADERS, if it exists;
-    out: folder for pictures. Returns the content of metrics.json, or None in all processes except
-    the first.
+    All processes must call it; after it, the group of processes no longer exists.
+
+    classifiers: folder of each classifier in LOADERS, which may be missing; out: folder for
+    pictures.
+
+    Returns the content of metrics.json in the first process, and None in all others.
     """
     synthetic = released_sets(release, plan)
     networks = loaded(classifiers)
-    extractor = build_extractor(plan.settings, plan.shape, progress)  # a file may be missing
+    # Before real images are opened, because a file may be missing
+    extractor = build_extractor(plan.settings, plan.shape, progress)
     limits: list[str] = []
     public = public_extractor(plan.settings, limits)
     train, holdout = open_local(state, card, "evaluate", everywhere=True)
@@ -74,7 +80,7 @@ def evaluate_folder(
     metrics["warnings"] = copied + limits + metrics["warnings"]
     key = secret_key(state, plan.dataset_id)
     metrics["identity"] = identity(plan, key, card.version, train, holdout, extractor, release)
-    measured = bool(classifier_rows(metrics[RELEASE]))  # False if the hold-out cannot judge
+    measured = bool(classifier_rows(metrics[RELEASE]))  # False if the hold-out is `unusable`
     chosen = chosen_metrics(plan.settings) if measured else ()
     for name, network in networks.items() if measured else ():
         progress(name)
@@ -96,7 +102,8 @@ def evaluate_folder(
     metrics |= labelling_of(synthetic, release)
     metrics["verdict"] = verdict(metrics, holdout.labels, len(plan.classes))
     keep_private(out)
-    for picture in ("accuracy.png", "detected.png"):  # pictures of an earlier release
+    # Remove the pictures of an earlier evaluation, which may not be written again
+    for picture in ("accuracy.png", "detected.png"):
         (out / picture).unlink(missing_ok=True)
     if "detector" in chosen:
         progress("detector")
@@ -110,7 +117,7 @@ def evaluate_folder(
 
 
 def loaded(classifiers: Mapping[str, Path]) -> dict[str, Any]:
-    """Load the released classifiers in those folders that exist and are not empty, by stage."""
+    """Load the released classifiers, by stage, from the folders that exist and contain one."""
     return {
         name: LOADERS[name](folder).to(device())
         for name, folder in classifiers.items()
@@ -126,8 +133,8 @@ def card_of(release: Path) -> dict[str, Any]:
 
 
 def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSet]:
-    """Return all images of the release and, if it has other kinds too, its plain images as a second
-    set.
+    """Return all images of the release as RELEASE. If it has images of several kinds, also return
+    its plain images, as PLAIN.
     """
     read_artifact(release, "synthesize")
     released = load_images(release, plan.classes, shape=plan.shape)
@@ -138,8 +145,8 @@ def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSe
 
 
 def labelling_of(synthetic: Mapping[str, ImageSet], release: Path) -> dict[str, Any]:
-    """Return the mixture that the card of the release states, and the agreement of its labels with
-    the requested classes.
+    """Return the "mixture" that the card of the release states, and the "agreement" of its labels
+    with the classes that were requested from the generator, if they are known.
     """
     found = {key: value for key, value in card_of(release).items() if key == "mixture"}
     if PLAIN in synthetic:
@@ -166,8 +173,8 @@ def measure_detection(
     holdout: ImageSet,
     picture: Path,
 ) -> None:
-    """Add a detector's accuracy to each set's fidelity, and draw the images that it distinguishes
-    best.
+    """Add the accuracy of a detector to the fidelity of each set, and write a picture of the images
+    that it distinguishes best.
     """
     for name, detected in detections(looked_at(synthetic), train, holdout).items():
         metrics[name]["fidelity"]["detector"] = detected.accuracy

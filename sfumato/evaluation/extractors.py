@@ -1,4 +1,4 @@
-"""Feature spaces for comparing image sets. `embedded` and `pixels` need no download."""
+"""Feature spaces for comparing image sets. The extractors embedded and pixels need no download."""
 
 import hashlib
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from sfumato.training.supervised import apply
 # Digest of pytorch-fid's weights
 INCEPTION_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
 EPOCHS = 4  # Passes over the drawn images; at least downstream.MIN_STEPS steps
-# Training images of the embedded feature network
+# Number of training images per class of the embedded feature network, by source
 DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}
 
 
@@ -34,9 +34,9 @@ DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}
 class Extractor:
     """A feature space. Distances are called FID and KID only in the space of Inception.
 
-    embed: (B, C, H, W) float32 in [0, 1] on `device` -> (B, D);
-    digest: sha256 of the weights and of the preprocessing of images;
-    head: (classes, D) weights of the last layer, for Inception only.
+    embed: function from images, (B, C, H, W) float32 in [0, 1] on `device`, to features, (B, D);
+    digest: sha256 that changes with the weights and with the preprocessing of images;
+    head: (classes, D) weights of the last layer, only for Inception.
     """
 
     name: str
@@ -45,11 +45,11 @@ class Extractor:
     device: str = "cpu"
     batch: int = 32
     head: np.ndarray | None = None
-    # features by digest of the images
+    # Features that were computed, by the digest of their images
     known: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
-        """Compute features, (N, H, W, C) uint8, C 1 or 3 -> (N, D) float32.
+        """Compute the features of images: (N, H, W, C) uint8, with C 1 or 3 -> (N, D) float32.
 
         They are computed once per process, and never written to disk. Raises DataError for
         non-finite features.
@@ -69,13 +69,13 @@ class Extractor:
 def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) -> Extractor | None:
     """Build the extractor that `config` names; None if no fidelity is requested.
 
-    log: called when a network is trained. Raises DataError for wrong weights.
+    log: called with a message before a network is trained. Raises DataError for wrong weights.
     """
     if config.fidelity == ():
         return None
     if config.extractor == "inception":
         return inception_extractor(Path(config.weights) if config.weights else None)
-    if config.extractor == "pixels":  # copies are near in it, content is ignored
+    if config.extractor == "pixels":  # a space in which copies are near, whatever they show
         rows, columns = (min(side, 16) for side in shape[1:])
         name = f"pixels-{rows}x{columns}"
         pool = nn.Sequential(nn.AdaptiveAvgPool2d((rows, columns)), nn.Flatten())
@@ -88,7 +88,7 @@ def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) 
 
 
 def embedded_extractor(public: ImageSet, name: str) -> Extractor:
-    """Build `cnn-<name>-128`: the last layer's input in a CNN trained on `public` images."""
+    """Build `cnn-<name>-128`: the input of the last layer of a CNN that is trained on `public`."""
     schedule = schedule_of("cnn", len(public), EPOCHS)
     network = fit_classifier(
         "cnn", public.images, public.labels, len(public.classes), schedule, seed=0
@@ -145,7 +145,7 @@ def inception_extractor(path: Path | None = None) -> Extractor:
         expected = f"expected {INCEPTION_SHA256}, the weights at {inception.FID_WEIGHTS_URL}"
         raise DataError(f"{path} has sha256 {digest}, {expected}: it is another file, or damaged.")
     state = torch.load(path, map_location="cpu", weights_only=True)
-    # pytorch-fid loads weights only through its own download.
+    # pytorch-fid loads weights only by its own download function, which is replaced here
     with mock.patch.object(inception, "load_state_dict_from_url", lambda *_, **__: state):
         network = inception.InceptionV3([inception.InceptionV3.BLOCK_INDEX_BY_DIM[2048]]).eval()
     device = compute.device().type
@@ -153,7 +153,7 @@ def inception_extractor(path: Path | None = None) -> Extractor:
     return Extractor(
         name="inception-2015-12-05",
         digest=hashlib.sha256(f"{digest} inception pool3, bilinear 299".encode()).hexdigest(),
-        # a grey channel is repeated
+        # The channel of grey images is repeated
         embed=lambda images: network(images.expand(-1, 3, -1, -1))[0].flatten(1),
         device=device,
         head=state["fc.weight"].double().numpy(),

@@ -1,4 +1,4 @@
-"""Choose the hold-out images for an evaluation: distinct, and not in training.
+"""Choose the hold-out images for an evaluation: those that are not also training images.
 
 The results are local.
 """
@@ -17,9 +17,10 @@ LOOK_ALIKES = 0.01
 
 
 def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[str]]:
-    """Return the hold-out without `copies` of training images, and a warning with their number.
+    """Return the hold-out without copies of training images, and a warning with their number, if
+    any.
 
-    A collective call.
+    All processes must call it.
     """
     copied = distributed.broadcast_object(copies(holdout, train))
     if not copied.any():
@@ -30,30 +31,31 @@ def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[s
     return replace(holdout, **arrays), [
         f"{copied.sum()} of {len(holdout)} hold-out images are copies of training images, possibly "
         "resized. They are left out of all numbers here. Put other pictures into test/, or move "
-        "all into train/ for a keyed hold-out"
+        "all pictures into train/ to have a hold-out drawn"
     ]
 
 
 def copies(holdout: ImageSet, train: ImageSet) -> np.ndarray:
-    """Return which hold-out images are training images, (n,) bool.
+    """Return whether each hold-out image is also a training image, (n,) bool.
 
-    Copies have equal bytes. If more than LOOK_ALIKES images look like training images, these count
-    as copies too.
+    An image with the same bytes is a copy. If a share of more than LOOK_ALIKES of the hold-out only
+    looks like training images, these images count as copies too.
     """
     of_training = {*digests(train.images)}
     copied = np.array([value in of_training for value in digests(holdout.images)], dtype=bool)
     alike = copied.copy()
     sought = small(holdout.images)
     for start in range(0, len(train), 4096):
-        # Nearly all resized copies correlate more than this, but at most 0.3 % of other pictures
-        # do.
+        # Nearly all resized copies have a larger correlation, but at most 0.3 % of other pictures
+        # do
         alike |= (sought @ small(train.images[start : start + 4096]).T).max(axis=1) > 0.9975
     return alike if (alike & ~copied).sum() > LOOK_ALIKES * len(holdout) else copied
 
 
 def small(images: np.ndarray) -> np.ndarray:
-    """Shrink (N, H, W, C) uint8 to grey (N, 256) float32, centred, of norm 1; blank images become
-    0.
+    """Shrink images, (N, H, W, C) uint8, to 16×16 grey pixels: (N, 256) float32.
+
+    Rows are centred and have norm 1. The rows of blank images are zero.
     """
     if not len(images):
         return np.zeros((0, 256))

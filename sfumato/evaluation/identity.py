@@ -1,4 +1,4 @@
-"""Identify evaluations, and keep their numbers beside the ledgers of their releases."""
+"""Identify evaluations, and store their numbers privately."""
 
 import json
 from collections.abc import Mapping
@@ -24,7 +24,10 @@ def directory_hash(directory: Path) -> str:
 
 
 def keep_evaluation(state: Path, metrics: Mapping) -> Path:
-    """Store a release's numbers privately under its hash, with "identity" and the full "ledger"."""
+    """Store the numbers of an evaluation privately, under the hash of the release.
+
+    metrics: includes "identity" and the full "ledger".
+    """
     path = state / EVALUATIONS / f"{metrics['identity']['release']}.json"
     replace_private(path, (json.dumps(metrics, indent=1) + "\n").encode())
     return path
@@ -39,11 +42,10 @@ def identity(
     extractor: Extractor | None,
     release: Path,
 ) -> dict[str, str]:
-    """Identify the origin of an evaluation's numbers.
+    """Describe everything on which the numbers of an evaluation depend, apart from the release.
 
-    Evaluations with equal entries can be compared.
-
-    Digests of real images are keyed, so they reveal nothing.
+    The numbers of two evaluations can be compared if these entries are equal. Digests of real
+    images are keyed, so they reveal nothing.
     """
     settings = plan.settings
     amount = f"{settings.epochs} epochs"

@@ -1,7 +1,8 @@
-"""Choose the mixture to release: with public images only if a student trained with them agrees with
-the teacher as well.
+"""Choose the mixture to release: with or without public images.
 
-It reads no real image, so it is free.
+Public images are included only if a student that is trained with them agrees with the teacher about
+as often as a student that is trained without them. No function here reads real images, so the
+choice costs nothing.
 """
 
 from collections.abc import Mapping
@@ -18,13 +19,15 @@ STEPS = 200  # Training steps of a student
 JUDGES = 2000  # Number of images of each kind on which students are compared
 WITH = "with public images"
 WITHOUT = "without public images"
-# (N, H, W, C) uint8 images and the teacher's labels, by domain
+# Images, (N, H, W, C) uint8, and the teacher's labels, (N,), by kind: "drawn" and "public"
 Judges = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 def judges(teacher: TeacherNetwork, drawn: ImageSet, public: ImageSet, seed: int) -> Judges:
-    """Return the images on which students are compared: newly drawn images, and public images,
-    equally many for each class by the teacher's labels.
+    """Return the images on which students are compared, with the teacher's labels.
+
+    They are newly drawn images, and public images. The teacher labels the public images so that all
+    classes get about equally many.
     """
     some = public.take(np.random.default_rng(seed).permutation(len(public))[:JUDGES])
     equal = ImageSet(some.images, np.arange(len(some)) % len(drawn.classes), drawn.classes)
@@ -35,8 +38,10 @@ def judges(teacher: TeacherNetwork, drawn: ImageSet, public: ImageSet, seed: int
 
 
 def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict[str, float]:
-    """Measure how often a student trained on the release agrees with the teacher, for each set of
-    `judged`. The result is the mean over the teacher's labels.
+    """Train a student on the release, and measure how often it agrees with the teacher.
+
+    Returns, for each set in `judged`, the share of images on which both agree: first for the images
+    with each of the teacher's labels, then averaged over the labels.
     """
     images = released.images.permute(0, 2, 3, 1).numpy()
     student = fit_classifier(
@@ -55,12 +60,14 @@ def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict
 
 
 def chosen_mixture(agreements: Mapping[str, Mapping[str, float]]) -> str:
-    """Return WITH if its student agrees with the teacher at most 2 % less often on drawn images,
-    and no less often on public images.
+    """Return WITH if the student with public images agrees with the teacher nearly as often as the
+    student without: on drawn images at most two percentage points less, on public images no less.
+
+    agreements: results of `agreement` for WITH and WITHOUT.
     """
     gained = {
         judge: agreements[WITH][judge] - agreements[WITHOUT][judge] for judge in ("drawn", "public")
     }
-    # two standard errors of JUDGES images
+    # 0.02 is about two standard errors of a share of JUDGES images
     good = gained["drawn"] >= -0.02 and gained["public"] >= 0
     return WITH if good else WITHOUT

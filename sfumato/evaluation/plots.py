@@ -1,6 +1,7 @@
 """Pictures of an evaluation.
 
-All show real images or numbers from them: local, never part of a release.
+They show real images, or numbers computed from real images, so they are local and never part of a
+release.
 """
 
 import io
@@ -24,8 +25,8 @@ LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8}
 
 
 def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, path: Path) -> None:
-    """Plot, by class, released images beside their nearest training images, so that copies become
-    visible.
+    """Plot, for each class, released images beside their nearest training images, so that copies
+    become visible.
     """
     synthetic = subsample(synthetic)
     train = subsample(train, SEARCHED)
@@ -64,16 +65,16 @@ def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, 
 
 
 def plot_detected(detected: Detected, path: Path) -> None:
-    """Plot the images that the detector classifies with most confidence: released, released but
-    classified as real, and real.
+    """Plot the images that the detector classifies with most confidence: released images classified
+    as released, released images classified as real, and real images classified as real.
     """
     drawn = np.flatnonzero(detected.drawn)
     real = np.flatnonzero(~detected.drawn)
     ranked = drawn[np.argsort(-detected.scores[drawn], kind="stable")]
     parts = {
-        "released, and it shows": ranked,
-        "released, taken for real": ranked[::-1],
-        "real, and it shows": real[np.argsort(detected.scores[real], kind="stable")],
+        "released images, recognised": ranked,
+        "released images, mistaken for real": ranked[::-1],
+        "real images, recognised": real[np.argsort(detected.scores[real], kind="stable")],
     }
     columns = 16
     figure = new_figure(columns * 0.5 + 0.4, len(parts) * 1.85 + 0.5)
@@ -82,15 +83,15 @@ def plot_detected(detected: Detected, path: Path) -> None:
         axes.imshow(np.broadcast_to(grid, (*grid.shape[:2], 3)), interpolation="nearest")
         axes.set_title(title, fontsize=9, loc="left")
         axes.set_axis_off()
-    share = f"{100 * detected.accuracy:.1f} %, 50 by guessing"
+    share = f"{100 * detected.accuracy:.1f} % of cases (50 % by guessing)"
     figure.suptitle(
-        f"a small network separates released from real images in {share}\n{CAPTION}", fontsize=10
+        f"A small network recognises released and real images in {share}\n{CAPTION}", fontsize=10
     )
     save(figure, path)
 
 
 def framed(image: np.ndarray, scale: int, colour: tuple[int, int, int]) -> np.ndarray:
-    """Magnify (H, W, C) uint8, in RGB, in a frame two pixels wide."""
+    """Return an image, (H, W, C) uint8, in RGB, magnified, with a frame two pixels wide."""
     larger = (
         np.broadcast_to(image, (*image.shape[:2], 3)).repeat(scale, axis=0).repeat(scale, axis=1)
     )
@@ -112,7 +113,7 @@ def log_ticks(axes, ticks: Mapping[float, str]) -> None:
 
 
 def on_a_grid(axes, lines: str) -> None:
-    """Draw pale grid lines, "y" or "both", behind the plot."""
+    """Draw pale grid lines behind the plot. lines: their axes, "y" or "both"."""
     axes.grid(axis=lines, color="#e8e8e8", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

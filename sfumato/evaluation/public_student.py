@@ -1,6 +1,7 @@
-"""A second student, linear on a public network.
+"""A second student: a linear classifier on the features of a public network.
 
-Compare its scores on different sets with each other, but not with scores of other students.
+Compare its scores after training on different sets with each other, but not with the scores of
+other students.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,9 +21,9 @@ from sfumato.training.supervised import Schedule, train_supervised
 
 
 def public_extractor(settings: Evaluate, warnings: list[str]) -> Extractor | None:
-    """Return the features of `evaluate.public_student`; None if it is not set.
+    """Return the extractor that `evaluate.public_student` names; None if it is not set.
 
-    If they are not installed, it returns None and adds a warning.
+    If its weights are not installed, return None, and add a warning to `warnings`.
     """
     network = settings.public_student
     if network is None:
@@ -42,9 +43,9 @@ def score_students(
     holdout: ImageSet,
     seeds: Sequence[int],
 ) -> dict:
-    """Score the student trained on `scores.COMPARED` images of each set.
+    """Score the student after training on at most `scores.COMPARED` images of each set.
 
-    Returns {"network", "trained_on": {set: result of `aggregate`}}.
+    Returns {"network", "trained_on": {name of the set: result of `aggregate`}}.
     """
     rows = {}
     for name, image_set in trained_on.items():
@@ -54,8 +55,10 @@ def score_students(
 
 
 def score_student(extractor: Extractor, train: ImageSet, holdout: ImageSet, seed: int) -> Scored:
-    """Train a linear classifier on features, divided by their spread over `train`. seed: fixes the
-    initial weights and the order of the images.
+    """Train a linear classifier on the features of `train`, and score it on `holdout`.
+
+    Features are divided by their standard deviation over `train`. seed: fixes the initial weights
+    and the order of the images.
     """
     learned, scored = (torch.from_numpy(extractor(part.images)) for part in (train, holdout))
     mean = learned.mean(dim=0)

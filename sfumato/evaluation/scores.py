@@ -29,8 +29,8 @@ from sfumato.runtime import distributed
 from sfumato.settings.evaluate import Evaluate
 from sfumato.training.supervised import logits
 
-COMPARED = 10_000  # Largest number of images on each side of a distance
-SEARCHED = 30_000  # Largest number of training images searched for copies
+COMPARED = 10_000  # Maximum number of images of each set when the distance of two sets is measured
+SEARCHED = 30_000  # Maximum number of training images among which copies are searched
 RELEASE = "release"
 
 
@@ -44,19 +44,23 @@ def evaluate_release(
 ) -> dict:
     """Measure downstream accuracy and fidelity of each synthetic set, and of the real set.
 
-    The real set gives an upper bound. A collective call: each process trains a part of the
-    classifiers, and only the first continues with fidelity. "real" compares real images with other
-    real images, which gives the values to aim for. "blurred" compares blurred real images.
+    The entry "real" states what real images reach, which are the values to aim for: the accuracy of
+    classifiers trained on `train`, and the fidelity of `train` to the hold-out. The entry "blurred"
+    states the fidelity of blurred training images.
+
+    All processes must call it: each trains a part of the classifiers, and only the first continues
+    with fidelity.
 
     synthetic: sets by name ("release", "plain"), with the classes and shape of `train`; fidelity is
-    measured on PLAIN if it is among them;
+    measured on PLAIN instead of "release" if it is among them;
     extractor: None only if `config` requests no fidelity.
 
-    Raises DataError for an empty set or another shape. Returns {"scope": "local", "warnings": […],
-    name: {"lr": {"mean", "std", "per_seed", …}, …, "fidelity": {…}}}: accuracies on `holdout`, in
-    [0, 1], and fidelity to it. With several labels, "measure" is "AUROC", which then replaces
-    accuracy. With a hold-out that is `unusable`, all entries by name are empty, and the last
-    warning gives the reason.
+    Returns {"scope": "local", "warnings": […], name of a set: {"lr": {"mean", "std", "per_seed",
+    …}, …, "fidelity": {…}}}. For each set, it contains the accuracies on `holdout` of classifiers
+    that were trained on the set, in [0, 1], and the fidelity of the set to `holdout`. If images
+    have several labels, AUROC replaces accuracy, and "measure" is "AUROC". With a hold-out that is
+    `unusable`, the entries of all sets are empty, and the last warning gives the reason. Raises
+    DataError for a set with too few images, or with other classes or another shape.
     """
     for name, image_set in {**synthetic, "real training": train}.items():
         check_fits(name, image_set, train)
@@ -74,7 +78,7 @@ def evaluate_release(
     metrics |= {name: {} for name in trained_on}
     why = unusable(holdout)
     if why is not None:
-        remedy = "Give more pictures in test/, or raise data.holdout_fraction"
+        remedy = "Put more pictures into test/, or raise data.holdout_fraction"
         warnings.append(f"nothing is measured, because {why}. {remedy}")
         return metrics
     for name, classifier, row in accuracies(trained_on, holdout, config, progress):
@@ -89,7 +93,7 @@ def evaluate_release(
         warnings.append(
             f"the hold-out has no image of {names}{others}: nothing is measured for these classes"
         )
-    assert extractor is not None  # `build_extractor` gives one if metrics need it
+    assert extractor is not None  # `build_extractor` returns one if metrics need it
     add_fidelity(metrics, looked_at(synthetic), train, holdout, chosen, extractor, progress)
     return metrics
 
@@ -118,7 +122,7 @@ def add_fidelity(
     progress("real: fidelity")
     order = np.random.default_rng(0).permutation(len(searched))
     compared = searched[subsample_indices(len(searched), COMPARED)]
-    # One half of the training images is compared with the other: a set without copies.
+    # Compare one half of the training images with the other half, as a set without copies
     novel = searched[order[::2]], searched[order[1::2]], fresh
     metrics.setdefault("real", {})["fidelity"] = compare("real", compared, novel=novel)
     features = extractor(shifted("blurred", subsample(train).images))
@@ -131,7 +135,9 @@ def add_fidelity(
 
 
 def looked_at(synthetic: Mapping[str, ImageSet]) -> dict[str, ImageSet]:
-    """Return the sets to compare with real images. For a release, these are its plain images."""
+    """Return the sets to compare with real images: all sets, but PLAIN instead of RELEASE if it is
+    there.
+    """
     return {
         name: image_set
         for name, image_set in synthetic.items()
@@ -145,9 +151,9 @@ def accuracies(
     config: Evaluate,
     progress: Callable[[str], None],
 ) -> Iterator[tuple[str, str, dict]]:
-    """Yield (set, classifier, accuracies over the seeds) for each set and classifier.
+    """Yield (name of the set, name of the classifier, result of `aggregate` over the seeds).
 
-    A collective call: each process trains some of the classifiers.
+    All processes must call it: each trains some of the classifiers.
     """
     schedules = {
         (name, classifier): schedule_of(classifier, len(image_set), config.epochs, config.steps)
@@ -177,16 +183,20 @@ def accuracies(
 
 
 def shifted_sets(holdout: ImageSet) -> dict[str, ImageSet]:
-    """Return the hold-out, at most 5000 images, under each of SHIFTS; none with several labels."""
+    """Return at most 5000 hold-out images, distorted by each of SHIFTS.
+
+    If images have several labels, return no sets.
+    """
     some = subsample(holdout, 5000)
     names = SHIFTS if holdout.labels.ndim == 1 else ()
     return {name: ImageSet(shifted(name, some.images), some.labels, some.classes) for name in names}
 
 
 def teacher_accuracy(teacher: TeacherNetwork, holdout: ImageSet) -> dict:
-    """Return the teacher's `aggregate`, with "accuracy" and "balanced_accuracy".
+    """Score the teacher on the hold-out.
 
-    With several labels these are AUROC.
+    Returns the result of `aggregate`, with "accuracy" and "balanced_accuracy". If images have
+    several labels, both are the mean AUROC.
     """
     scored = scored_by(lambda part: logits(teacher, part.images), holdout, shifted_sets(holdout))
     shares = {"accuracy": scored.accuracy, "balanced_accuracy": mean_of(scored.by_class)}
@@ -194,16 +204,19 @@ def teacher_accuracy(teacher: TeacherNetwork, holdout: ImageSet) -> dict:
 
 
 def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:
-    """Raise DataError for fewer than two images, or other classes or shape than `train`."""
+    """Raise DataError if a set has fewer than two images, or other classes or another shape than
+    `train`.
+    """
     if len(image_set) < 2:
         raise DataError(
-            f"the {name} set has {len(image_set)} images, evaluation needs two or more: add images."
+            f"the {name} set has {len(image_set)} images, but evaluation needs two or more: add "
+            "images."
         )
     same_labels = image_set.labels.shape[1:] == train.labels.shape[1:]
     if image_set.shape != train.shape or image_set.classes != train.classes or not same_labels:
         raise DataError(
             f"the {name} set has shape {image_set.shape} and {len(image_set.classes)} classes, "
-            f"the real one {train.shape} and {len(train.classes)}: "
+            f"but the real set has shape {train.shape} and {len(train.classes)} classes: "
             "they were made for different data. Run the stages again."
         )
 

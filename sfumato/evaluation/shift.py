@@ -1,5 +1,5 @@
-"""Distort a hold-out in fixed, public ways, which are the same for all data sets and were not tuned
-to any result.
+"""Distort the images of a hold-out. The distortions are public, the same for all data sets, and
+were not tuned to any result.
 """
 
 import math
@@ -15,11 +15,13 @@ from sfumato.training.supervised import apply
 
 
 def displaced(images: Tensor, angle: float, part: float) -> Tensor:
-    """Rotate by `angle` degrees about the middle, and move by `part` of the side; repeat edges."""
+    """Rotate images about their middle by `angle` degrees, or move them in both directions by
+    `part` of their sides. Edges are repeated.
+    """
     sine = math.sin(math.radians(angle))
     cosine = math.cos(math.radians(angle))
     back = -2 * part
-    upright = images.shape[2] / images.shape[3]  # positions are in units of each side
+    upright = images.shape[2] / images.shape[3]  # corrects for positions in units of each side
     place = torch.tensor(
         [[cosine, -sine * upright, back], [sine / upright, cosine, back]], device=images.device
     )

@@ -1,6 +1,6 @@
-"""The numbers of an evaluation as tables: CSV files, the screen and the owner's report.
+"""The numbers of an evaluation as tables for CSV files, the terminal and the owner's report.
 
-All of it is local.
+All of them are local.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +23,7 @@ INTERVAL = "95 % interval"
 
 
 def csv_of(table: pd.DataFrame, numbers: str = ".4f") -> str:
-    """Format CSV with a header; a missing value stays empty. numbers: format of floats."""
+    """Format a table as CSV with a header. Missing values are empty. numbers: format of floats."""
     forms = {
         str(name): numbers if pd.api.types.is_float_dtype(kind) else ""
         for name, kind in table.dtypes.items()
@@ -35,7 +35,7 @@ def csv_of(table: pd.DataFrame, numbers: str = ".4f") -> str:
 
 
 def tables_of(metrics: Mapping) -> Iterator[Table]:
-    """Yield the tables of metrics.json for terminal and page."""
+    """Yield tables of the content of metrics.json, for the terminal and the report."""
     by_set = {
         name: classifier_rows(values)
         for name, values in metrics.items()
@@ -48,10 +48,13 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
     yield from accuracy_tables(metrics, sets, measure)
     judged = {f"{name}: {model}": row for name, rows in sets.items() for model, row in rows.items()}
     judged |= {name: metrics[name] for name in HANDED_OUT if name in metrics}
-    # Metrics of older versions lack it
+    # Metrics of older versions have no "per_class"
     rows = ([name, *reliability(row)] for name, row in judged.items() if row.get("per_class"))
     heads = ["classifier", *reliability_heads(measure)]
-    note = "Interval: over the hold-out, by person if persons are known. Mean: over the classes."
+    note = (
+        "The interval is over resamples of the hold-out, by person if persons are known. The worst "
+        "class is compared with the mean over the classes."
+    )
     yield table_of("How reliable these numbers are, % (local)", heads, rows, note)
     yield from detailed_tables(judged, measure)
     yield from fidelity_tables(metrics)
@@ -72,9 +75,10 @@ def reliability_heads(measure: str) -> list[str]:
 
 
 def accuracy_tables(metrics: Mapping, sets: Mapping[str, dict], measure: str) -> Iterator[Table]:
-    """Yield the accuracies on the real hold-out: of all sets, by class, and on shifted images.
+    """Yield tables of accuracies on the real hold-out: for all sets, for each class, and on shifted
+    images.
 
-    sets: result of `classifier_rows` by set of images.
+    sets: result of `classifier_rows`, by the set on which the classifiers were trained.
     """
     names = list(next(iter(sets.values())))
     note = " ".join(
@@ -97,7 +101,7 @@ def accuracy_tables(metrics: Mapping, sets: Mapping[str, dict], measure: str) ->
 
 
 def fidelity_tables(metrics: Mapping) -> Iterator[Table]:
-    """Yield the distances to the real images, if they were measured."""
+    """Yield a table of the distances to real images, if they were measured."""
     measured = {
         name: values["fidelity"]
         for name, values in metrics.items()
@@ -131,9 +135,10 @@ def public_student_table(student: Mapping, measure: str) -> Table:
 
 
 def detailed_tables(judged: Mapping[str, Mapping], measure: str) -> Iterator[Table]:
-    """Yield the tables of two classes, and of a column's groups, if there are any.
+    """Yield the table for two classes, and the table for the values of a column, if they were
+    measured.
 
-    judged: result of `aggregate` by classifier.
+    judged: result of `aggregate`, by classifier.
     """
     quoted = {name: row["two_classes"] for name, row in judged.items() if "two_classes" in row}
     if quoted:
@@ -160,8 +165,8 @@ def detailed_tables(judged: Mapping[str, Mapping], measure: str) -> Iterator[Tab
             for name, column in columns.items()
             for one in column["groups"]
         )
-        note = f"Groups of fewer than {FEWEST_OF_A_GROUP} images are merged into others, "
-        note += "or withheld if these are too few as well."
+        note = f"Groups of fewer than {FEWEST_OF_A_GROUP} images are merged into the group "
+        note += "others, which is withheld if it has too few images as well."
         title = "Group by group, % (local)"
         yield table_of(
             title, ["classifier", "group", "images", measure, INTERVAL, "best to worst"], rows, note
@@ -200,7 +205,7 @@ def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
             files = sorted((artifacts / stage).glob("*.png"))
             if files:
                 read_artifact(artifacts / stage, stage)
-        except SfumatoError:  # incomplete, so its pictures are not trusted
+        except SfumatoError:  # the artifact is incomplete, so its pictures may be wrong
             continue
         pictures += [picture(path, f"{stage}, {path.stem}", what) for path in files]
     return numbers._replace(plots=plots, pictures=tuple(pictures))
@@ -213,10 +218,10 @@ def number(value: float | None, spread: float | None = None) -> str:
 
 
 def reliability(row: Mapping) -> Iterator[str]:
-    """Yield the interval, the worst class, the mean of that class, its gap to the mean of all, and
-    the calibration error.
+    """Yield the cells for `reliability_heads`: the interval, the name of the worst class, the mean
+    of this class, how far it is below the mean over all classes, and the calibration error.
 
-    All are in per cent.
+    Numbers are in per cent.
     """
     means = {one["class"]: one["mean"] for one in row["per_class"]}
     worst = min(means, key=lambda name: means[name])
@@ -236,7 +241,7 @@ def per_cent(share: float) -> str:
 
 
 def percent(row: Mapping) -> str:
-    """Format mean ± standard deviation in per cent; for a single seed, only the mean."""
+    """Format the mean ± the standard deviation, in per cent. For a single seed, only the mean."""
     if pd.isna(row["mean"]):
         return "–"
     return (

@@ -1,12 +1,15 @@
 """The verdict on a release: how much a classifier learns from it, by balanced accuracy.
 
-All of it is local.
+The verdict is local.
 
-The scale is the share of what can be learned, where each accuracy is the best classifier's: learned
-    = (release - chance) / (real - chance)
+It depends on the share that is learned of what there is to learn:
 
-If a released classifier is better than the best classifier trained on real images, its accuracy is
-used as `real`.
+    learned = (release - chance) / (real - chance)
+
+Here, `release` is the balanced accuracy of the best classifier trained on the release, `real` is
+the balanced accuracy of the best classifier trained on real images, and `chance` is the balanced
+accuracy of guessing. If a released classifier is better than `real`, its balanced accuracy replaces
+`real`.
 """
 
 import math
@@ -17,13 +20,14 @@ import numpy as np
 
 from sfumato.data.images import per_class
 
-# Each level has a sentence, and the smallest learned share at which it applies, which is a
-# convention. The first level that is reached applies.
+# Each level has the smallest learned share at which it applies, which is a convention, and a
+# sentence. The first level whose share is reached applies.
 VERDICT_LEVELS = {
     "good": (0.9, "a classifier learns nearly as much from this release as from the real images"),
     "fair": (
         0.5,
-        "a classifier learns much, but not all, of what the real images teach from this release",
+        "from this release, a classifier learns much of what it would learn from the real images, "
+        "but not all",
     ),
     "poor": (
         0.1,
@@ -39,23 +43,28 @@ VERDICT_LEVELS = {
 }
 HANDED_OUT = ("teacher", "student")  # Classifiers that may be shared together with the release
 UNJUDGED = "cannot be judged"
-FEWEST_OF_A_CLASS = 10  # Number of hold-out images of each class below which nothing is judged
+FEWEST_OF_A_CLASS = 10  # If a class has fewer hold-out images, the release is not judged
 
 
 def classifier_rows(values: Mapping) -> dict[str, dict]:
-    """Return the entries of the classifiers from the metrics of one set."""
+    """Return, from the metrics of one set, only the entries of classifiers."""
     return {name: row for name, row in values.items() if isinstance(row, dict) and "mean" in row}
 
 
 def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[str, Any]:
-    """Judge the release of an evaluation. Without a basis, the level is "unknown" or UNJUDGED.
+    """Judge the release by the metrics of an evaluation.
 
-    metrics: result of `evaluate_release`, perhaps with some of HANDED_OUT, the "mixture" of its
-    card, and the "agreement" of its labels with the classes requested;
-    labels: hold-out labels, (N,), or (N, classes): then AUROC replaces both accuracies. Without
-    "real", perfect accuracy replaces it. Returns {"level": of VERDICT_LEVELS, "sentence",
-    "learned": the part, None if unknown, "accuracy" and "balanced_accuracy": {"chance", "majority
-    class", "release", each of HANDED_OUT, "real"}, shares in [0, 1]}.
+    metrics: result of `evaluate_release`, perhaps with the scores of classifiers in HANDED_OUT, the
+    "mixture" that the card of the release states, and the "agreement" of the release's labels with
+    the requested classes. If it has no "real", a perfect accuracy is used instead;
+    labels: labels of the hold-out, (N,) or, for several labels, (N, classes). For several labels,
+    AUROC replaces accuracy and balanced accuracy.
+
+    Returns {"level", "sentence", "learned", "accuracy", "balanced_accuracy"}. "level" is one of
+    VERDICT_LEVELS, "unknown" if classifiers learn nothing even from real images, or UNJUDGED if the
+    hold-out has too few images. "learned" is the learned share, or None for these two. The two
+    accuracies are {"chance", "majority class", "release", each of HANDED_OUT, "real"}, as shares in
+    [0, 1].
     """
     if not classifier_rows(metrics["release"]):
         empty: dict[str, Any] = {
@@ -79,13 +88,13 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dic
     error = math.sqrt(chance * (1 - chance) / len(labels))
     if labels.ndim == 2:
         error = auroc_error(present, len(labels))
-    clear = 3.0 * error  # margin that this number of images distinguishes from chance
+    clear = 3.0 * error  # a larger margin above chance is hardly due to chance
     learned = None
     if present.min() < FEWEST_OF_A_CLASS:
         level = UNJUDGED
         sentence = (
-            f"one class has {present.min()} hold-out images, and {FEWEST_OF_A_CLASS} per class are "
-            "needed. "
+            f"one class has only {present.min()} hold-out images, but {FEWEST_OF_A_CLASS} per "
+            "class are needed. "
         )
         sentence += "Hold out more images"
     elif above <= clear:
@@ -104,7 +113,8 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dic
     if metrics.get("mixture"):
         chosen = metrics["mixture"]["chosen"]
         parts.append(
-            f"It was made {chosen}, by a comparison of classifiers trained on both mixtures"
+            f"The release was made {chosen}, after a comparison of classifiers that were trained "
+            "with and without them"
         )
     text = ". ".join(parts) + "."
     if "disclosure" in metrics:
@@ -120,7 +130,7 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dic
 
 
 def remarks(metrics: Mapping[str, Any], balanced: Mapping[str, float]) -> Iterator[str]:
-    """Yield remarks for the owner in addition to the level, as sentences without a full stop.
+    """Yield remarks for the owner in addition to the level: sentences without their full stop.
 
     balanced: balanced accuracies, as in `verdict`.
     """
@@ -129,30 +139,36 @@ def remarks(metrics: Mapping[str, Any], balanced: Mapping[str, float]) -> Iterat
     real = balanced.get("real", 1.0)
     if known > real:
         yield (
-            f"The part is measured against the {better}, which reaches {100 * known:.0f} %: a "
-            f"classifier trained on the real images reaches only {100 * real:.0f} %"
+            f"What there is to learn is measured by the {better}, which reaches "
+            f"{100 * known:.0f} %, because the best classifier trained on the real images "
+            f"reaches only {100 * real:.0f} %"
         )
     agreed = metrics.get("agreement", 1.0)
     chance = balanced["chance"]
     if (agreed - chance) / (1 - chance) < VERDICT_LEVELS["poor"][0]:
         yield (
-            f"The labels agree with the classes requested from the generator on {100 * agreed:.0f} "
-            f"% of the images as drawn; by chance it would be {100 * chance:.0f} %: the images "
-            "do not show their labels. Hand out the teacher instead"
+            "The labels agree with the classes that were requested from the generator for only "
+            f"{100 * agreed:.0f} % of the drawn images, and by chance for {100 * chance:.0f} %, so "
+            "the images do not show what their labels state. Hand out the teacher instead"
         )
     if known > balanced["release"] + 0.02:
-        yield f"The {better} is a better classifier: use it if you only need a classifier"
+        yield (
+            f"The {better} classifies better than classifiers trained on the release: use it if "
+            "you only need a classifier"
+        )
     for name in HANDED_OUT:
         if metrics.get(name, {}).get("membership", {}).get("rings"):
             yield (
-                f"A SIGN THAT THE {name.upper()} REMEMBERS TRAINING IMAGES: find the reason before "
+                f"A SIGN THAT THE {name.upper()} REMEMBERS TRAINING IMAGES: find the cause before "
                 "you share it"
             )
 
 
 def guesses(present: np.ndarray, labels: np.ndarray) -> dict[str, dict[str, float]]:
-    """Return the accuracies of classifiers that ignore the image, from the number of images per
-    class.
+    """Return the accuracies of two classifiers that ignore the image: "chance" and "majority
+    class".
+
+    present: (classes,), number of hold-out images of each class; labels: labels of the hold-out.
     """
     if labels.ndim == 2:
         return {"chance": {"accuracy": 0.5, "balanced_accuracy": 0.5}}
@@ -171,9 +187,10 @@ def level_of(learned: float) -> str:
 
 
 def auroc_error(having: np.ndarray, count: int) -> float:
-    """Bound the standard error of a mean AUROC by chance.
+    """Bound the standard error of the mean AUROC of random scores.
 
-    having: number of images with each label. Source: rank sums.
+    having: (classes,), number of images with each label; count: number of all images. Source: the
+    variance of rank sums.
     """
     both = having[(having > 0) & (having < count)].astype(float)
     return (
@@ -182,7 +199,7 @@ def auroc_error(having: np.ndarray, count: int) -> float:
 
 
 def best(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the highest accuracy and balanced accuracy of classifiers trained on one set."""
+    """Return the highest accuracy, and the highest balanced accuracy, of classifiers on one set."""
     rows = classifier_rows(values).values()
     return {
         "accuracy": max(row["mean"] for row in rows),

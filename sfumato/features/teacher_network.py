@@ -143,9 +143,9 @@ def guide_by(teacher: TeacherNetwork, strength: float) -> Guide:
 
 
 def at_shares(probabilities: Tensor, offsets: Tensor) -> Tensor:
-    """Add the offsets of `share_offsets` to the logarithms of probabilities, and normalise.
+    """Add offsets to the logarithms of probabilities, and normalise each row to sum 1.
 
-    probabilities: (N, M); offsets: (M,). Returns probabilities, (N, M), whose rows add up to 1.
+    probabilities: (N, M); offsets: (M,), from `share_offsets`. Returns (N, M) float64.
     """
     return (probabilities.double().clamp(min=1e-30).log() + offsets).softmax(dim=1)
 
@@ -167,9 +167,9 @@ class Labelling:
     temperature: float = 1.0
 
     def soft(self, probabilities: Tensor, kind: str) -> Tensor:
-        """Compute soft labels of images of one kind: (N, M), with rows that add up to 1.
+        """Compute soft labels of images of one kind.
 
-        probabilities: (N, M), probabilities of the classes by the teacher.
+        probabilities: (N, M), from the teacher. Returns (N, M), each row with sum 1.
         """
         offsets = self.offsets.get(kind, next(iter(self.offsets.values())))
         return (

@@ -1,7 +1,7 @@
 """A public text-to-image model on disk, in the layout of `diffusers`.
 
-It reads only JSON and file names, so a plan can be checked without the libraries. It never opens a
-pickle.
+Only JSON and names of files are read here, so a plan can be checked without `diffusers` and
+`transformers`. Pickles are never opened.
 """
 
 import re
@@ -16,7 +16,7 @@ from sfumato.storage import documents
 from sfumato.storage.digest import digest_of, digest_of_file
 
 INDEX = "model_index.json"
-KNOWN = {  # classes that this package can load, by part
+KNOWN = {  # classes of the libraries that can be loaded, by part of the model
     "tokenizer": ("CLIPTokenizer", "CLIPTokenizerFast", "T5Tokenizer", "T5TokenizerFast"),
     "text_encoder": ("CLIPTextModel", "T5EncoderModel"),
     "vae": ("AutoencoderKL",),
@@ -24,7 +24,7 @@ KNOWN = {  # classes that this package can load, by part
     "transformer": ("PixArtTransformer2DModel",),
 }
 MODEL_PARTS = (*KNOWN, "scheduler")
-# all other parts have config.json
+# Names of configuration files that are not config.json
 CONFIG_OF = {"tokenizer": "tokenizer_config.json", "scheduler": "scheduler_config.json"}
 WEIGHTS_OF = {"text_encoder": "model"} | dict.fromkeys(
     ("vae", "unet", "transformer"), "diffusion_pytorch_model"
@@ -39,10 +39,10 @@ LAYOUT = (
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDirectory:
-    """A complete model.
+    """A complete model in a directory.
 
-    classes: class of each part, such as {"unet": "UNet2DConditionModel"}; configs: JSON of each
-    part.
+    classes: name of each part's class, such as {"unet": "UNet2DConditionModel"};
+    configs: content of each part's configuration file.
     """
 
     path: Path
@@ -56,17 +56,17 @@ class ModelDirectory:
 
     @property
     def prediction(self) -> str:
-        """Prediction of the network: "epsilon" (the noise) or "v_prediction"."""
+        """The quantity that the network predicts: "epsilon" (the noise) or "v_prediction"."""
         return str(self.configs["scheduler"].get("prediction_type", "epsilon"))
 
     @property
     def factor(self) -> int:
-        """Pixels per latent, in height and in width."""
+        """Ratio of the sides of an image, in pixels, to the sides of its latents."""
         return 2 ** (len(self.configs["vae"]["block_out_channels"]) - 1)
 
     @property
     def multiple(self) -> int:
-        """Divisor of all image sizes that the VAE and the network accept."""
+        """Number of pixels that divides all image sizes which the VAE and the network accept."""
         config = self.configs[self.denoiser]
         if self.denoiser == "unet":
             return self.factor * 2 ** (len(config["block_out_channels"]) - 1)
@@ -89,8 +89,8 @@ def require_library() -> None:
 def locate(directory: str) -> Path:
     """Return the local directory of `model.directory`.
 
-    `hub:owner/name[@revision]` is looked up in the cache or downloaded. Raises ConfigError if there
-    is none.
+    A model `hub:owner/name[@revision]` is found in the cache, or downloaded. Raises ConfigError if
+    there is no such directory or model.
     """
     if not directory.startswith(HUB):
         path = Path(directory).expanduser()
@@ -140,7 +140,7 @@ def read_model_directory(directory: str) -> ModelDirectory:
     if len(others) < len(MODEL_PARTS) - 2 or len(classes) - len(others) != 1:
         raise DataError(f"{path / INDEX} names {', '.join(classes) or 'no part'}: {LAYOUT}")
     for part, name in classes.items():
-        # other schedulers may run programs
+        # A class with another name might run a program
         if not (name in KNOWN[part] if part in KNOWN else name.endswith("Scheduler")):
             expected = (
                 f"{' or '.join(KNOWN.get(part, ['a scheduler']))}, as in Stable Diffusion 1.x and "
@@ -170,8 +170,8 @@ def read_model_directory(directory: str) -> ModelDirectory:
 
 
 def names_code(config: Any) -> bool:
-    """Return whether a config would make `transformers` download or run code, such as kernels or
-    classes.
+    """Return whether a configuration names code, such as kernels or classes, that `transformers`
+    would download or run.
     """
     if not isinstance(config, dict):
         return False
@@ -196,9 +196,9 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def weights_of(path: Path, part: str) -> tuple[Path, str]:
-    """Return a part's weight file, or the index of its shards, and its variant, "" or ".fp16".
+    """Return a part's weights file, or the index of its shards; and its variant, "" or ".fp16".
 
-    Raises DataError if there is none; pickles are ignored.
+    Raises DataError if there are no safetensors files; pickles are ignored.
     """
     directory = path / part
     stem = WEIGHTS_OF[part]

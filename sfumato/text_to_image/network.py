@@ -44,11 +44,11 @@ class LatentDiffusion(Denoiser):
     Raises DataError if the prompts do not fit the network.
 
     network: U-Net or transformer of `model`, the only trained part;
-    prompts: (classes + 1, tokens, D); the last is for images without a label;
-    mask: (classes + 1, tokens) bool, or None;
-    alphas_cumprod: (T,) ᾱ of the model's own schedule;
-    image_size: side of the images before encoding;
-    reference: folder of the reference, None for an outline.
+    prompts: (classes + 1, tokens, D), embedded prompts; the last is for images without a label;
+    mask: (classes + 1, tokens) bool, which tokens are not padding; or None;
+    alphas_cumprod: (T,), ᾱ of the model's own noise schedule;
+    image_size: side of images before they are encoded, in pixels;
+    reference: folder of the reference to the model; None for a network from `outline`.
     """
 
     at_a_time = 16
@@ -94,9 +94,9 @@ class LatentDiffusion(Denoiser):
         self.alphas_cumprod = nn.Buffer(alphas_cumprod.float(), persistent=False)
 
     def forward(self, x: Tensor, timesteps: Tensor, labels: Tensor) -> Tensor:
-        """Compute the model's prediction for noisy latents x, both (B, c, h, w).
+        """Compute the model's prediction for noisy latents.
 
-        timesteps, labels: (B,), labels 0..classes.
+        x: (B, c, h, w); timesteps: (B,); labels: (B,), in 0..classes. Returns (B, c, h, w).
         """
         more: dict[str, Any] = {}
         if self.is_transformer:
@@ -110,7 +110,7 @@ class LatentDiffusion(Denoiser):
         output = self.network(
             x, timestep=timesteps, encoder_hidden_states=context, return_dict=False, **more
         )[0]
-        return output[:, : self.channels]  # some models also predict a variance, unused here
+        return output[:, : self.channels]  # without the variance, which some models also predict
 
     def per_image_loss(
         self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor
@@ -119,7 +119,8 @@ class LatentDiffusion(Denoiser):
 
         x_t = √ᾱ·x + √(1 − ᾱ)·ε; the target is ε, or v = √ᾱ·ε − √(1 − ᾱ)·x.
 
-        images: latents; levels: int64 timesteps. Source: Ho et al. 2020; Salimans & Ho 2022 for v.
+        images: latents; levels: (B,) int64, timesteps. Source: Ho et al. 2020; Salimans & Ho 2022
+        for v.
         """
         alphas_cumprod = self.alphas_cumprod[levels][:, None, None, None]
         image_scale = alphas_cumprod.sqrt()
@@ -133,8 +134,8 @@ class LatentDiffusion(Denoiser):
     def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
         """Draw n independent timesteps, (n,) int64, on the generator's device.
 
-        Under a log-normal law it draws σ, then takes the first timestep for which √((1 − ᾱ)/ᾱ) is
-        at least σ.
+        For a log-normal law of noise levels, σ is drawn, and the timestep is the first one for
+        which √((1 − ᾱ)/ᾱ) is at least σ.
         """
         steps = len(self.alphas_cumprod)
         if isinstance(law, TimestepMixture):
@@ -156,9 +157,10 @@ class LatentDiffusion(Denoiser):
         shape: Sequence[int] | None,
         guide: Guide | None,
     ) -> Sampler:
-        """Draw images by the library's sampler, decoded and resized to `shape`.
+        """Return a function that draws images by the library's sampler, decodes them, and resizes
+        them to `shape`.
 
-        Raises ValueError for a guide.
+        Raises ValueError if there is a guide.
         """
         if guide is not None:
             raise ValueError("a classifier of images cannot guide a model that draws latents")
@@ -188,7 +190,7 @@ class LatentDiffusion(Denoiser):
 
         Returns (B, c, h, w) float32 on the model's device.
 
-        guidance: g in ε + g·(ε − ε_no label), the library's guidance_scale − 1;
+        guidance: g in ε + g·(ε − ε_no label); the library's guidance_scale is g + 1;
         generator: a CPU generator, which fixes the latents;
         autocast: run the network in bfloat16.
         """
@@ -221,7 +223,9 @@ class LatentDiffusion(Denoiser):
         return load_codec(self.reference, device).encode
 
     def save(self, directory: Path, trained: Sequence[str]) -> None:
-        """Write the trained parameters and their reference. Other changes of the model are lost."""
+        """Write the parameters in `trained`, and the reference to the model. All other parameters
+        are read from the model again.
+        """
         tensors = {name: self.get_parameter(name).detach().cpu().contiguous() for name in trained}
         save_tensors(tensors, directory / TRAINED)
         assert self.reference is not None
@@ -230,7 +234,7 @@ class LatentDiffusion(Denoiser):
 
 
 def load_latent(directory: Path) -> LatentDiffusion:
-    """Load the network of a reference with the model's own weights, float32, frozen."""
+    """Load the network of a reference with the public model's weights, as float32, frozen."""
     reference = read_reference(directory)
     model = referred(reference, "denoiser", "scheduler")
     file = directory / PROMPTS
@@ -250,7 +254,9 @@ def load_latent(directory: Path) -> LatentDiffusion:
 
 
 def latent_outline(settings: Model, classes: int) -> LatentDiffusion:
-    """Build the network that `settings` names, on the meta device, for estimates."""
+    """Build the network that `settings` names without weights, on PyTorch's meta device, to
+    estimate time and memory.
+    """
     assert settings.directory is not None
     model = read_model_directory(settings.directory)
     image_size = choose_image_size(model, settings)

@@ -20,8 +20,10 @@ from sfumato.text_to_image.directory import (
     weights_of,
 )
 
-DECODED = {"cpu": 1, "cuda": 2**20}  # Pixels at a time, at least one image: 3 GiB
-LONGEST_T5 = 120  # Tokens; class prompts are far shorter, and unused tokens only take time
+# Maximum number of pixels to decode at a time, by device, but at least one image. On a GPU this
+# takes 3 GiB.
+DECODED = {"cpu": 1, "cuda": 2**20}
+LONGEST_T5 = 120  # Tokens per prompt for T5; prompts are far shorter, and padding only takes time
 
 
 def class_named(name: str) -> Any:
@@ -68,10 +70,10 @@ def load_part(model: ModelDirectory, part: str) -> Any:
 
 
 class PlainAttention:
-    """Exact attention in plain operations, which has no in-place updates, so it works under
+    """Exact attention in plain operations. It has no in-place updates, so it works under
     `vmap(grad)`.
 
-    Without gradients, it uses the fused kernel.
+    If no gradient is needed, the fused kernel is used.
     """
 
     def __call__(
@@ -172,12 +174,12 @@ def build_denoiser(model: ModelDirectory) -> nn.Module:
 
 
 def make_differentiable(network: Any) -> None:
-    """Make the network work under `vmap(grad)`, in place. Its weights, names and outputs stay the
-    same.
+    """Change the network in place so that it works under `vmap(grad)`. Its weights, their names,
+    and its outputs stay the same.
 
-    Raises DataError if that is impossible.
+    Raises DataError if this is impossible.
     """
-    # Attributes that only unsupported attention has
+    # Attributes of attention layers that are not supported
     unsupported = (
         "group_norm",
         "spatial_norm",
@@ -187,12 +189,12 @@ def make_differentiable(network: Any) -> None:
         "add_k_proj",
         "residual_connection",
     )
-    # Replacements have the same weights and a different forward pass
+    # Classes to replace, and replacements with the same weights but a different forward pass
     kinds: dict[type, type] = {nn.GroupNorm: PartNorm, nn.LayerNorm: LayerNorm, nn.SiLU: CheapSiLU}
     for path, module in network.named_modules():
         odd = [name for name in unsupported if getattr(module, name, None)]
         if odd and hasattr(module, "to_q") and hasattr(module, "processor"):
-            fix = "take Stable Diffusion 1.x, 2.x or PixArt"
+            fix = "use Stable Diffusion 1.x, 2.x or PixArt"
             raise DataError(f"the attention {path} has {odd[0]}, which is not supported: {fix}")
         if getattr(module, "affine", True):
             module.__class__ = kinds.get(type(module), type(module))
@@ -204,10 +206,11 @@ def make_differentiable(network: Any) -> None:
 def embed_prompts(
     model: ModelDirectory, prompts: Sequence[str], device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """Embed each prompt and then the empty prompt; return embeddings and masks, on the CPU.
+    """Embed the prompts, followed by the empty prompt.
 
-    A mask marks the real tokens; a U-Net needs no mask. Returns ((len(prompts) + 1, tokens, D)
-    float32, (len(prompts) + 1, tokens) bool or None).
+    Returns, on the CPU, embeddings, (len(prompts) + 1, tokens, D) float32, and masks,
+    (len(prompts) + 1, tokens) bool, which are false for padding. For a U-Net, which needs no masks,
+    these are None.
     """
     tokenizer = load_part(model, "tokenizer")
     encoder = load_part(model, "text_encoder").to(device)
@@ -236,8 +239,8 @@ def embed_prompts(
 
 
 class LatentCodec:
-    """The frozen VAE. It encodes images one at a time, and decodes latents, several at a time on a
-    GPU.
+    """The frozen VAE. It encodes images one at a time. On a GPU, it decodes several latents at a
+    time.
     """
 
     def __init__(self, model: ModelDirectory, image_size: int, device: torch.device) -> None:
@@ -251,7 +254,8 @@ class LatentCodec:
     def encode(self, images: Tensor) -> Tensor:
         """Encode (B, C, H, W) float32 in [0, 1] as (B, c, h, w) float32.
 
-        Images are resized, grey is repeated, and the mean of the posterior is taken.
+        Images are resized, the channel of grey images is repeated, and the latents are the mean of
+        the VAE's posterior.
 
         Guarantee: row i depends only on image i, bit for bit, regardless of the content and
         the number of other images.
@@ -290,7 +294,7 @@ def resize(images: Tensor, size: int) -> Tensor:
 
 
 def make_scheduler(model: ModelDirectory) -> Any:
-    """Build the sampler of the library that the model names.
+    """Build the sampler that the model names, a scheduler of `diffusers`.
 
     Raises DataError if it has no discrete noise schedule.
     """
@@ -299,6 +303,6 @@ def make_scheduler(model: ModelDirectory) -> Any:
     if not isinstance(alphas_cumprod, Tensor) or alphas_cumprod.ndim != 1:
         wrong = f"{type(scheduler).__name__} has no discrete noise schedule (alphas_cumprod)"
         raise DataError(
-            f"{model.path / 'scheduler'}: {wrong}: flow-matching models are not supported"
+            f"{model.path / 'scheduler'}: {wrong}. Flow-matching models are not supported"
         )
     return scheduler

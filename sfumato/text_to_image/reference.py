@@ -1,7 +1,7 @@
-"""A reference to a public text-to-image model.
+"""A reference to a public text-to-image model, which `stage pretrain` writes instead of weights.
 
-It has the model's path, the sha256 of its parts, and embedded class prompts. `stage pretrain`
-writes it instead of weights.
+It contains the model's path, the sha256 of the model's parts, and the embedded prompts of the
+classes.
 """
 
 import re
@@ -26,7 +26,7 @@ from sfumato.text_to_image.directory import (
 from sfumato.text_to_image.parts import LatentCodec, embed_prompts, make_scheduler
 
 PROMPTS = "prompts.safetensors"
-# Template of a prompt; class names are public, and so are prompts
+# Default template of the prompts. Prompts contain class names, which are public.
 TEMPLATE = "An image of {article} {class}"
 # Other prompts for some values of data.dataset_id: a template, or the prompt of each class
 PROMPTS_OF: dict[str, str | dict[str, str]] = {
@@ -42,9 +42,10 @@ PROMPTS_OF: dict[str, str | dict[str, str]] = {
 def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list[str]:
     """Return one prompt per class.
 
-    The first of these that exists is used: `model.prompts`, `model.prompt`, the prompt for
-    `dataset_id`, and TEMPLATE. In a template, {class} is the name with spaces for underscores,
-    {article} is "a" or "an", and {number} counts from 1. Raises ConfigError for an unknown field, a
+    For each class, the first of these that exists is used: its entry in `model.prompts`, the
+    template `model.prompt`, the prompts for `dataset_id` in PROMPTS_OF, and TEMPLATE. In a
+    template, {class} is the class's name with spaces instead of underscores, {article} is "a" or
+    "an", and {number} is the class's number, from 1. Raises ConfigError for an unknown field, a
     prompt for an unknown class, or two classes with the same prompt.
     """
     for name in model.prompts:
@@ -58,7 +59,7 @@ def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list
         template = TEMPLATE
     for field in re.findall(r"\{[^{}]*\}", template):
         if field not in ("{class}", "{article}", "{number}"):
-            text = "known are {class}, {article}, {number}"
+            text = "use only {class}, {article} and {number}"
             raise ConfigError(f"model.prompt={template!r} has the field {field}: {text}")
     if re.search(r"[{}]", re.sub(r"\{[^{}]*\}", "", template)):
         raise ConfigError(f"model.prompt={template!r} is not a template: write it as {TEMPLATE!r}")
@@ -80,9 +81,9 @@ def save_reference(
 ) -> dict[str, Any]:
     """Check the model that `settings` names, encode the class prompts, and write the reference.
 
-    The files are `config.json` and `prompts.safetensors`. Returns the content of `config.json`.
-    Raises ConfigError or DataError if there is no such model, a part is missing, the sha256
-    differs, or the model does not accept the image size.
+    The files are `config.json`, whose content is returned, and `prompts.safetensors`. Raises
+    ConfigError or DataError if there is no such model, a part is missing, the sha256 differs, or
+    the model does not accept the image size.
     """
     assert settings.directory is not None
     model = read_model_directory(settings.directory)
@@ -129,9 +130,9 @@ def read_reference(directory: Path) -> dict[str, Any]:
 
 
 def referred(reference: Mapping[str, Any], *parts: str) -> ModelDirectory:
-    """Check the bytes of `parts`, and return the model that a reference names.
+    """Return the model that a reference names, after checking the bytes of some of its parts.
 
-    "denoiser" means U-Net or transformer.
+    parts: names of parts to check; "denoiser" means the U-Net or the transformer.
     """
     model = read_model_directory(reference["directory"])
     for part in parts:

@@ -82,12 +82,12 @@ def test_missing_truncated_and_pickled_files_are_refused(tmp_path):
         load_images(tmp_path, ("a", "b"))
     np.save(tmp_path / "images.npy", GOOD)
     np.save(tmp_path / "labels.npy", np.array([{}, {}, {}]), allow_pickle=True)
-    with pytest.raises(DataError, match=r"labels\.npy is not a whole"):
+    with pytest.raises(DataError, match=r"labels\.npy is not a complete"):
         load_images(tmp_path, ("a", "b"))
     np.save(tmp_path / "labels.npy", np.zeros(3, np.int64))
     content = (tmp_path / "images.npy").read_bytes()
     (tmp_path / "images.npy").write_bytes(content[:-5])
-    with pytest.raises(DataError, match=r"images\.npy is not a whole"):
+    with pytest.raises(DataError, match=r"images\.npy is not a complete"):
         load_images(tmp_path, ("a", "b"))
     np.save(tmp_path / "groups.npy", np.zeros(3))
     with pytest.raises(DataError, match="privacy.unit: group"):
@@ -116,5 +116,5 @@ def test_an_array_of_a_shape_that_no_array_has_is_refused(tmp_path, shape):
     with (tmp_path / "x.npy").open("wb") as file:
         write_header(file, np.dtype(np.uint8), shape)
         file.write(bytes(64))
-    with pytest.raises(DataError, match="not a whole"):
+    with pytest.raises(DataError, match="not a complete"):
         load_array(tmp_path / "x.npy")

@@ -68,8 +68,8 @@ def test_a_teacher_that_beats_real_training_is_the_ruler():
         and found["level"] == "fair"
     )
     assert (
-        "against the teacher, which reaches 85 %: a classifier trained on the real images reaches "
-        "only 68 %" in found["sentence"]
+        "by the teacher, which reaches 85 %, because the best classifier trained on the real "
+        "images reaches only 68 %" in found["sentence"]
     )
     assert judged(0.66, real=0.678)["level"] == "good"
     assert "measured against" not in judged(0.66, real=0.9, teacher=teacher)["sentence"]
@@ -81,7 +81,7 @@ def test_a_teacher_that_beats_real_training_is_the_ruler():
 def test_labels_that_agree_with_requests_by_chance_are_named(agreement, stated):
     said = judged(0.5, agreement=agreement)["sentence"]
     assert (
-        "classes requested from the generator" in said and "Hand out the teacher" in said
+        "classes that were requested from the generator" in said and "Hand out the teacher" in said
     ) is stated
 
 
@@ -112,7 +112,7 @@ def test_a_handful_of_images_per_class_is_not_judged(labels):
         found = judged(0.9, labels=labels, **more)
         assert found["level"] == "cannot be judged" and found["learned"] is None
         assert (
-            f"one class has {len(labels) - 750} hold-out images, and 10 per class are needed"
+            f"one class has only {len(labels) - 750} hold-out images, but 10 per class are needed"
             in found["sentence"]
         )
         assert "real images" not in found["sentence"] and "teacher" not in found["sentence"]
@@ -122,7 +122,7 @@ def test_a_handful_of_images_per_class_is_not_judged(labels):
 def test_the_verdict_says_whether_public_images_joined():
     chosen = {"chosen": "without public images", "agreement": {}}
     assert (
-        "It was made without public images, by a comparison of classifiers trained on both "
-        "mixtures." in judged(0.89, mixture=chosen)["sentence"]
+        "The release was made without public images, after a comparison of classifiers that were "
+        "trained with and without them." in judged(0.89, mixture=chosen)["sentence"]
     )
     assert "public" not in judged(0.89)["sentence"] + judged(0.89, mixture=None)["sentence"]

@@ -166,7 +166,7 @@ def test_public_classes_get_rows_unless_relabelled(tmp_path):
         ([-1, 3], [0, 1], "public", r"indices\.npy"),
         ([3, 4], [0, 2], "public", r"labels\.npy contains values 0 to 2, expected 0 to 1"),
         ([3, 4], [0, 3], "sensitive", r"labels\.npy contains values 0 to 3, expected 0 to 2"),
-        ([3, 4], [0], "public", "2 indices but 1 labels"),
+        ([3, 4], [0], "public", "2 indices, but 1 labels"),
         ([3.0, 4.0], [0, 1], "public", "float64"),
         ([3, 4], [0, 1], "private", "selection\\.json"),
         (np.empty(0, np.int64), np.empty(0, np.int64), "public", "keeps no image"),

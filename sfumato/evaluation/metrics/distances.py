@@ -1,22 +1,25 @@
 """Distances between two sets of features, and the Inception Score of one set.
 
-The distances are Fréchet, sliced, and maximum mean discrepancy. On Inception features the first and
-the last are FID and KID. On other features they have different names, because they cannot be
-compared with published values. SciPy and scikit-learn load when a metric is computed.
+The distances are the Fréchet distance, the sliced distance, and the maximum mean discrepancy (MMD).
+On Inception features, the Fréchet distance is called FID, and the MMD is called KID. On other
+features, these names are not used, because the values cannot be compared with published ones. SciPy
+and scikit-learn are imported when a metric is computed.
 """
 
 import numpy as np
 
-PROJECTED = 2_000_000  # Numbers of each set in memory at a time
+PROJECTED = 2_000_000  # Maximum number of projected values of each set in memory at a time
 
 
 def frechet_distance(features_a: np.ndarray, features_b: np.ndarray) -> float:
     """Compute ||μa − μb||² + tr(A) + tr(B) − 2 tr((A^½ B A^½)^½), with sample covariances A, B.
 
-    features_a, features_b: (N, D), finite, two rows or more each; N may be below D. Computed in
-    float64. tr((A^½ B A^½)^½) is the nuclear norm of X Yᵀ, with A = XᵀX and B = YᵀY, so A and B may
-    be singular: X and Y are the QR factors of the centred rows. Source: Heusel et al. 2017, Eq. 6
-    (the distance: Dowson and Landau 1982).
+    features_a, features_b: (N, D), finite, each with two rows or more; N may be below D.
+
+    The computation is in float64. With A = XᵀX and B = YᵀY, tr((A^½ B A^½)^½) is the nuclear norm
+    of X Yᵀ. X and Y are computed by QR decompositions of the centred rows, so A and B may be
+    singular.
+    Source: Heusel et al. 2017, Eq. 6 (the distance: Dowson and Landau 1982).
     """
     means = [features.mean(axis=0, dtype=np.float64) for features in (features_a, features_b)]
     x, y = (
@@ -35,13 +38,14 @@ def sliced_distance(
     directions: int = 1000,
     seeds: int = 5,
 ) -> tuple[float, float]:
-    """Compute the root mean squared difference of sorted projections.
+    """Compute the sliced Wasserstein distance: the root mean squared difference of sorted
+    projections of both sets on random directions.
 
-    Returns mean and standard deviation over the seeds.
+    features_a, features_b: (N, D), finite; count: number of rows of each set that are drawn for
+    each seed; directions: number of directions that are drawn for each seed.
 
-    features_a, features_b: (N, D), finite; count: rows of each set that a seed draws, together with
-    the directions. Computed in float64. Source: MIND (Berthet et al. 2026, arXiv 2605.06797), a
-    sliced Wasserstein distance.
+    Returns mean and standard deviation over the seeds, computed in float64. Source: MIND (Berthet
+    et al. 2026, arXiv 2605.06797).
     """
     distances = []
     for seed in range(seeds):
@@ -63,12 +67,12 @@ def sliced_distance(
 def kernel_distance(
     features_a: np.ndarray, features_b: np.ndarray, subsets: int = 100, size: int = 1000
 ) -> tuple[float, float]:
-    """Estimate MMD² without bias on random subsets; return mean and standard deviation.
+    """Estimate MMD² on random subsets; return mean and standard deviation over the subsets.
 
-    features_a, features_b: (N, D), finite, two rows or more each. A subset has `size` rows of each
-    set, fewer if the smaller set has fewer. Unlike the Fréchet distance it is unbiased even for
-    few images, and can be negative. Computed in float64. Source: Bińkowski et al. 2018 (KID: 100
-    subsets of 1000).
+    features_a, features_b: (N, D), finite, each with two rows or more. A subset has `size` rows of
+    each set, or fewer if one of the sets has fewer. Unlike the Fréchet distance, the estimate is
+    unbiased even for few images, and can be negative. The computation is in float64. Source:
+    Bińkowski et al. 2018 (KID: 100 subsets of 1000 rows).
     """
     random = np.random.default_rng(0)
     size = min(size, len(features_a), len(features_b))
@@ -83,9 +87,9 @@ def kernel_distance(
 
 
 def squared_mmd(a: np.ndarray, b: np.ndarray) -> float:
-    """Compute unbiased MMD² of (n, D) and (m, D) float64 under k(x, y) = (x·y / D + 1)³.
+    """Compute the unbiased MMD² of a, (n, D), and b, (m, D), with k(x, y) = (x·y / D + 1)³.
 
-    Inner sums leave out their diagonals.
+    The sums over pairs within one set leave out pairs of a row with itself. a, b: float64.
     """
     from sklearn.metrics.pairwise import polynomial_kernel
 
@@ -97,12 +101,15 @@ def squared_mmd(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def inception_score(probabilities: np.ndarray, splits: int = 10) -> tuple[float, float]:
-    """Compute exp(mean KL(p(y|x) ‖ p(y))) on `splits` parts; return mean and standard deviation.
+    """Compute exp(mean KL(p(y|x) ‖ p(y))) on each of `splits` parts of a set.
 
-    The score is between 1 and the number of classes. It is higher if each image is clear and the
-    images together are varied. It uses no real image. probabilities: (N, classes), rows that add up
-    to 1. They are shuffled first, because sets may be sorted by class. There are fewer parts if a
-    part would have fewer than two images. Source: Salimans et al. 2016.
+    The score is between 1 and the number of classes. It is higher if each image is clear, and if
+    the images together are varied. No real image is used.
+
+    probabilities: (N, classes), with rows that add up to 1. They are shuffled first, because sets
+    may be sorted by class. If a part would have fewer than two images, there are fewer parts.
+
+    Returns mean and standard deviation over the parts. Source: Salimans et al. 2016.
     """
     from scipy.stats import entropy
 

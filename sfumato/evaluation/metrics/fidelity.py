@@ -21,11 +21,11 @@ from sfumato.settings.evaluate import Evaluate
 class Metric(NamedTuple):
     """One metric.
 
-    meaning: its line in docs/reference.md;
-    measure: function that computes its numbers from some arguments of `fidelity`; if None,
+    meaning: description for docs/reference.md;
+    measure: function that computes the metric's numbers from some arguments of `fidelity`; if None,
     `evaluate_folder` computes them from images;
-    needs: extractor that it requires; any extractor if empty;
-    yardstick: whether to measure it for blurred images too.
+    needs: name of the extractor that the metric requires, empty if any extractor will do;
+    yardstick: whether to measure the metric for blurred images too, for comparison.
     """
 
     meaning: str
@@ -41,8 +41,9 @@ def frechet(compared: np.ndarray, reference: np.ndarray, **_: Any) -> dict[str, 
 def mind(
     compared: np.ndarray, reference: np.ndarray, novel: tuple[np.ndarray, ...], **_: Any
 ) -> dict[str, float]:
-    """Compute MIND of equally many images of the set and of training, because MIND falls with their
-    number.
+    """Compute MIND between the set and the hold-out, and between training images and the hold-out.
+
+    Equally many images are drawn for both, because MIND is lower for more images.
     """
     count = min(map(len, (compared, reference, novel[1])))
     real = {"mind_real": sliced_distance(novel[1], reference, count)[0]}
@@ -54,7 +55,7 @@ def mmd(compared: np.ndarray, reference: np.ndarray, **_: Any) -> dict[str, floa
 
 
 def score(compared: np.ndarray, extractor: Extractor, **_: Any) -> dict[str, float]:
-    # Inception's head, without bias as in the first Inception Score
+    # The head of Inception is applied without its bias, as in the original Inception Score
     assert extractor.head is not None
     probabilities = softmax(compared.astype(np.float64) @ extractor.head.T, axis=1)
     return with_spread("inception_score", inception_score(probabilities))
@@ -96,8 +97,8 @@ METRICS = {
         lambda novel, **_: feature_likelihood(*novel) if min(map(len, novel)) >= 4 else {},
     ),
     "authenticity": Metric(
-        "share of images that are farther from their nearest training image than this image is "
-        "from its own nearest neighbour; best if equal to the value of `real`",
+        "share of images whose nearest training image is farther away than that training image's "
+        "own nearest neighbour; best if equal to the value of `real`",
         lambda novel, **_: authenticity(*novel),
     ),
     "detector": Metric(
@@ -126,10 +127,12 @@ def fidelity(
 ) -> dict:
     """Compute the metrics of the set called `name`.
 
-    compared, reference: (N, D) and (M, D) features, of the set and of the hold-out;
-    novel: features to test for copies, of training and of hold-out;
+    compared: (N, D), features of the set;
+    reference: (M, D), features of the hold-out;
+    novel: features for the metrics that detect copies: of the images to test, of training images,
+    and of the hold-out;
     metrics: names from METRICS;
-    warn: called with the reason why a number is of limited use.
+    warn: called with a reason if a number is of limited use.
 
     Returns {"space", "reference", "images", "reference_images", "frechet", "mmd", …}.
     """
@@ -153,12 +156,13 @@ def fidelity(
             f"{fewest} images"
         )
     if "fld" in metrics and "fld" not in numbers:
-        warn(f"{name}: no feature likelihood, which needs 4 different images of each kind")
+        warn(f"{name}: no feature likelihood (fld), which needs 4 different images of each set")
     gap = numbers.get("generalisation_gap", 0.0)
     if gap < -20:
         warn(
             f"{name}: training images are likelier than hold-out images by {-gap:.0f} "
-            "hundredths of a nat per dimension, as when images were copied. Look at neighbours.png"
+            "hundredths of a nat per dimension, a sign that images were copied. Look at "
+            "neighbours.png"
         )
     about = {
         "space": extractor.name,
@@ -166,7 +170,7 @@ def fidelity(
         "images": len(compared),
         "reference_images": len(reference),
     }
-    if extractor.head is not None:  # Inception's
+    if extractor.head is not None:  # the extractor is Inception
         names = {"frechet": "fid", "mmd": "kid", "mmd_std": "kid_std"}
         numbers = {names.get(key, key): value for key, value in numbers.items()}
     return about | numbers

@@ -2,9 +2,10 @@
 
 2023).
 
-A Gaussian is centred on every synthetic feature. Its width is fitted to make the *training*
-features likely, and the score is the likelihood of the *hold-out* features. A copy of a training
-image gets a width near zero, and no hold-out feature is near it.
+A Gaussian is centred on every synthetic feature vector. The widths of these Gaussians are fitted so
+that *training* features are likely, and the score is the likelihood of *hold-out* features. The
+Gaussian on a copy of a training image becomes so narrow that no hold-out feature is likely under
+it.
 """
 
 import math
@@ -13,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ROUNDS = 40  # Rounds of expectation-maximisation
-SETTLED = 1e-5  # Stop when a round gains less log-likelihood per dimension
-MIN_VARIANCE = 1e-4  # Minimum variance of a Gaussian, (a feature's deviation / 100)²
+ROUNDS = 40  # Maximum number of rounds of expectation-maximisation
+SETTLED = 1e-5  # Gain of log-likelihood per dimension and round below which the fit stops
+MIN_VARIANCE = 1e-4  # Minimum variance of a Gaussian; features have variance 1
 ROWS_AT_ONCE = 256
 
 
@@ -24,18 +25,20 @@ def feature_likelihood(
 ) -> dict[str, float]:
     """Compute `fld` and `generalisation_gap`, in hundredths of a nat per dimension.
 
-    `fld` is the negative log-likelihood of the hold-out, minus the same number for a baseline that
-    has one half of the training features as centres, with widths fitted to the other half. 0 is as
-    good as real images; copies reach thousands. `generalisation_gap` is the negative log-likelihood
-    of the training set minus the same number for the hold-out; it is far below 0 if images were
-    memorised. Widths are fitted by expectation-maximisation, not by the authors' 50 steps of Adam.
+    `fld` is the negative log-likelihood of the hold-out, minus the same number for a baseline. The
+    baseline has one half of the training features as centres, and its widths are fitted to the
+    other half. 0 is as good as real images; copies reach thousands. `generalisation_gap` is the
+    negative log-likelihood of the training set, minus the same number for the hold-out. It is far
+    below 0 if images were memorised. Widths are fitted by expectation-maximisation, unlike the
+    authors' 50 steps of Adam.
 
-    synthetic, train, holdout: (N, D), finite, 4 rows or more each, brought to mean 0 and variance 1
-    by the moments of the hold-out; features that are constant there are left out.
+    synthetic, train, holdout: (N, D), finite, each with 4 rows or more. Each feature is shifted and
+    scaled so that it has mean 0 and variance 1 on the hold-out. Features that are constant on the
+    hold-out are left out.
     """
     random = np.random.default_rng(0)
-    most = 4000  # most centres, and half as many as points, to bound time and memory (0.3 GB)
-    # Equal numbers of centres, because a larger number would score better
+    most = 4000  # maximum number of centres, which bounds time and memory (0.3 GB)
+    # The baseline gets as many centres as the synthetic set, because more centres score better
     size = min(len(train) // 2, len(synthetic), most)
     centres, fitted, scored = (
         np.asarray(features[random.permutation(len(features))[:number]], dtype=np.float64)
@@ -44,7 +47,7 @@ def feature_likelihood(
     mean = scored.mean(axis=0)
     std = scored.std(axis=0, ddof=1)
     varied = std > 1e-8 * max(float(std.max()), 1e-300)
-    if not varied.any():  # no likelihood can be compared
+    if not varied.any():  # without features, likelihoods cannot be compared
         return {}
     normal, points, unseen = (
         torch.from_numpy((features[:, varied] - mean[varied]) / std[varied])
@@ -63,15 +66,17 @@ def feature_likelihood(
 
 
 def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
-    """Fit the variance of the Gaussian on each of the (M, D) centres, (M,), to the (N, D) points.
+    """Fit the variances of Gaussians with fixed centres and equal weights to points.
 
-    The weights are equal. While fitting, one broad Gaussian at the mean of the points covers points
-    that no centre explains, so that they do not widen the nearest one. This Gaussian is dropped
-    afterwards, as the authors do.
+    centres: (M, D); points: (N, D). Returns (M,), the variance of the Gaussian on each centre.
+
+    During the fit, an additional broad Gaussian at the mean of the points explains the points that
+    are far from all centres. Otherwise such points would widen the Gaussian on the nearest centre.
+    As in the authors' method, the broad Gaussian is dropped afterwards.
     """
     dimension = points.shape[1]
     distances = torch.cdist(points, centres).square_()  # (N, M)
-    # (N, 1), shrunk towards the mean
+    # (N, 1), squared distances to the mean, of points that are moved towards it by a tenth
     far = 0.9**2 * torch.cdist(points, points.mean(dim=0, keepdim=True)).square_()
     variances = ((distances.min(dim=0).values + 1e-3) / dimension).clamp_min(MIN_VARIANCE)
     background = torch.ones(1, dtype=torch.float64)
@@ -95,7 +100,7 @@ def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
             broad_weight += float(broad.sum())
             broad_spread += float((broad * from_mean).sum())
             total += float(log_total.sum())
-        used = weight > 1e-12  # a centre that explains nothing keeps its width
+        used = weight > 1e-12  # a Gaussian that explains no point keeps its variance
         variances = torch.where(
             used, spread / (dimension * weight.clamp_min(1e-12)), variances
         ).clamp_min(MIN_VARIANCE)
@@ -110,7 +115,7 @@ def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
 
 
 def negative_log_likelihood(points: Tensor, centres: Tensor, variances: Tensor) -> float:
-    """Compute the mean over the points, per dimension, in nats."""
+    """Compute the mean negative log-likelihood of the points, in nats per dimension."""
     dimension = points.shape[1]
     total = 0.0
     for part in points.split(ROWS_AT_ONCE):
@@ -122,5 +127,8 @@ def negative_log_likelihood(points: Tensor, centres: Tensor, variances: Tensor) 
 
 
 def log_gaussian(distances: Tensor, variances: Tensor, dimension: int) -> Tensor:
-    """Compute isotropic Gaussians' log densities: (N, M) squared distances, (M,) variances."""
+    """Compute the log densities of N points under M isotropic Gaussians, (N, M).
+
+    distances: (N, M), squared distances of the points to the centres; variances: (M,).
+    """
     return (distances * (-0.5 / variances)).sub_(0.5 * dimension * (2 * math.pi * variances).log())

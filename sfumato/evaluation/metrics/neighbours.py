@@ -1,13 +1,13 @@
 """Metrics from nearest neighbours in a feature space.
 
-They are precision, recall, density, coverage and authenticity. scikit-learn loads when a metric is
-computed: `stage plan` needs only the names of the metrics.
+They are precision, recall, density, coverage and authenticity. scikit-learn is imported only when a
+metric is computed, because `stage plan` needs only the names of the metrics.
 """
 
 import numpy as np
 
-MEMORY = 32.0  # MiB of distances in memory at a time
-NEIGHBOURS = 5  # k of precision, recall, density, coverage; fewer if there are few images
+MEMORY = 32.0  # Maximum size of the distances in memory at a time, in MiB
+NEIGHBOURS = 5  # k for precision, recall, density and coverage; smaller if there are few images
 
 
 def nearest_rows(features: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -41,13 +41,16 @@ def radii(features: np.ndarray, k: int) -> np.ndarray:
 def precision_recall(
     synthetic: np.ndarray, real: np.ndarray, k: int = NEIGHBOURS
 ) -> dict[str, float]:
-    """Compute precision, recall, density and coverage, from balls to the k-th neighbour.
+    """Compute precision, recall, density and coverage.
 
-    synthetic: (N, D), real: (M, D), finite. Balls are closed; k is 3 in the first paper. Also
-    returns the "neighbours". Precision is the share of synthetic images inside some real ball,
-    recall the share of real images inside some synthetic ball. Density is the mean number of real
-    balls around a synthetic image, over k; it can exceed 1. Coverage is the share of real balls
-    that contain a synthetic image. Source: Kynkäänniemi et al. 2019; Naeem et al. 2020.
+    Each image is the centre of a closed ball that reaches to its k-th nearest neighbour in the same
+    set. Precision is the share of synthetic images that are in at least one ball of a real image.
+    Recall is the share of real images that are in at least one ball of a synthetic image. Density
+    is the mean number of balls of real images that contain a synthetic image, divided by k; it can
+    exceed 1. Coverage is the share of balls of real images that contain a synthetic image.
+
+    synthetic: (N, D), real: (M, D), finite. Also returns "neighbours", the k that was used. Source:
+    Kynkäänniemi et al. 2019, with k = 3; Naeem et al. 2020.
     """
     from sklearn.metrics import pairwise_distances_chunked
 
@@ -78,11 +81,11 @@ def precision_recall(
 def authenticity(synthetic: np.ndarray, train: np.ndarray, holdout: np.ndarray) -> dict[str, float]:
     """Measure whether a set is nearer to the training images than new real images are.
 
-    `authenticity` is the share of synthetic images that are farther from their nearest training
-    image than this one is from its own nearest neighbour (Alaa et al. 2022). It is near one half
-    for new real images, and 0 for copies. `distance_ratio` is the median distance of a synthetic
-    image to its nearest training image, divided by the same median for hold-out images. It is 1 for
-    new real images, and 0 for copies.
+    `authenticity` is the share of synthetic images whose nearest training image is farther away
+    than that training image's own nearest neighbour among the training images (Alaa et al. 2022).
+    It is near one half for new real images, and 0 for copies. `distance_ratio` is the median
+    distance of synthetic images to their nearest training image, divided by the same median for
+    hold-out images. It is near 1 for new real images, and 0 for copies.
     """
     index, distance = nearest_rows(synthetic, train)
     fresh = float(np.median(nearest_rows(holdout, train)[1]))

@@ -84,7 +84,7 @@ SPOILED = {  # how a folder of cats and dogs is spoiled, what is named, and the 
     "loose": (
         lambda root: Image.new("RGB", (6, 6)).save(root / "loose.jpg"),
         "loose.jpg",
-        "outside a class",
+        "not in a class folder",
     ),
     "nesting": (lambda root: (root / "dog/puppies").mkdir(), "puppies", "directly in their class"),
     "text": (
