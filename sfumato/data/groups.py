@@ -208,8 +208,8 @@ def checked_ids(ids: Sequence[str | None], groups: Groups) -> Ids:
 def is_unclear(form: str, forms: Collection[str], in_names: bool) -> bool:
     """Return whether an id often means an unknown person or several persons.
 
-    form: the id, as `plain_id` returns it; forms: all ids in this form; in_names: whether the ids are
-    parts of file names.
+    form: the id, as `plain_id` returns it; forms: all ids in this form; in_names: whether the ids
+    are parts of file names.
 
     A number is not unclear if the number before or after it is an id too. In file names, 0 is not
     unclear if 1 and 2 are ids too, because persons may be counted from 0.

@@ -48,7 +48,7 @@ class LatentDiffusion(Denoiser):
     mask: (classes + 1, tokens) bool, which tokens are not padding; or None;
     alphas_cumprod: (T,), ᾱ of the model's own noise schedule;
     image_size: side of images before they are encoded, in pixels;
-    reference: folder of the reference to the model; None for a network from `outline`.
+    reference: folder of the reference to the model; None for a network from `latent_outline`.
     """
 
     at_a_time = 16
