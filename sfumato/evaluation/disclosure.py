@@ -50,7 +50,7 @@ def disclosure(
     if generated is None:
         return {
             "sentence": (
-                "not tested, because all released images are public: none was made from a training "
+                "not tested, because the released images are public: none was made from a training "
                 "image."
             )
         }

@@ -19,9 +19,8 @@ AS_PLAIN_ARRAYS = "write it with np.savez and plain arrays."
 def read_npz(request: Request, raw: Path) -> Source:
     """Read an archive with the arrays `images`, `labels` and `classes`, or a file of MedMNIST.
 
-    images: (N, H, W) or (N, H, W, C) uint8;
-    labels: (N,) or (N, 1) integers or, with `data.labels: several`, (N, classes) of 0 and 1;
-    classes: names, as strings.
+    `images` is (N, H, W) or (N, H, W, C) uint8. `labels` is (N,) or (N, 1) integers or, with
+    `data.labels: several`, (N, classes) of 0 and 1. `classes` contains names, as strings.
 
     A file of MedMNIST has the arrays `train_images`, `train_labels`, `val_…`, and `test_…`, which
     become the hold-out. It contains no class names, so `data.classes` must name them; a list of the
