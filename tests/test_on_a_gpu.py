@@ -79,7 +79,9 @@ TRIED = "features/batch_invariant.py place_matters"
 SUMMED = {"privacy/charge.py Charge.sum", "privacy/rows.py bounded_sum"}
 LABELLED = "features/teacher_network.py probabilities_of"
 # Plain means
-SETTLED = {f"generators/network.py {name}.forward" for name in ("Widen", "Residual", "Generator")}
+SETTLED = {
+    f"generators/network.py {name}.forward" for name in ("Widen", "GeneratorBlock", "Generator")
+}
 PARTS: dict[str, tuple[Callable[[], object], set[str]]] = {}
 
 
@@ -273,7 +275,7 @@ def fit_to_plain_and_local_maps() -> None:
     )
 
 
-@part(SETTLED, {f"generators/network.py {name}.forward" for name in ("Enlarge", "Level")})
+@part(SETTLED, {f"generators/network.py {name}.forward" for name in ("Enlarge", "GeneratorLevel")})
 def fit_coarse_to_fine() -> None:
     shape = (1, 64, 64)
     fitted(small_generator(shape), maps(FeatureMap(), FeatureMap(block=2), shape=shape))

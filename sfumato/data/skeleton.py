@@ -11,13 +11,13 @@ import hmac
 import io
 import json
 import re
-import secrets
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from pathlib import Path, PurePosixPath
+from random import Random, SystemRandom
 
 import numpy as np
 from PIL import Image
@@ -95,22 +95,23 @@ class Disguise:
     """Replaces the tokens of names and tables. Equal tokens get the same replacement.
 
     The key is drawn at random and not stored. texts: all texts that will be replaced;
-    kept: words that were not replaced so far.
+    generator: source of the key and of numbers; kept: words that were not replaced so far.
     """
 
     texts: Iterable[str]
+    generator: Random = field(default_factory=SystemRandom)
     kept: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.key = secrets.token_bytes(32)
-        self.days = timedelta(days=365 + secrets.randbelow(365))
+        self.key = self.generator.randbytes(32)
+        self.days = timedelta(days=self.generator.randrange(365, 730))
         numbers = {
             int(found["number"])
             for text in self.texts
             for found in TOKEN.finditer(text)
             if found["number"]
         }
-        self.numbers = numbers_replaced(numbers - {0})
+        self.numbers = numbers_replaced(numbers - {0}, self.generator)
 
     def __call__(self, text: str) -> str:
         return TOKEN.sub(self.replaced, text)
@@ -174,7 +175,7 @@ def stays(word: str) -> bool:
     return KEPT.fullmatch(word) is not None and word.lower() not in FIRST_NAMES
 
 
-def numbers_replaced(numbers: set[int]) -> dict[int, int]:
+def numbers_replaced(numbers: set[int], generator: Random) -> dict[int, int]:
     """Return a replacement for each number.
 
     Numbers from 1 to the first gap stay the same, and so do years if all numbers of four digits are
@@ -193,17 +194,17 @@ def numbers_replaced(numbers: set[int]) -> dict[int, int]:
             continue
         span = own[-1] - own[0]
         first = 10 ** (digits - 1)
-        start = first + secrets.randbelow(10**digits - first - span)
+        start = generator.randrange(first, 10**digits - span)
         while start in YEARS or start + span in YEARS:  # these would be interpreted as years
-            start = first + secrets.randbelow(10**digits - first - span)
+            start = generator.randrange(first, 10**digits - span)
         if any(len(str(n)) == digits - 1 for n in numbers) and own[0] < 1.5 * first:
             start = own[0]  # these numbers continue a range of shorter numbers, such as 99 and 100
         chosen = {start, start + span}
         while len(chosen) < len(own):
-            chosen.add(start + secrets.randbelow(span))
+            chosen.add(start + generator.randrange(span))
         others = sorted(chosen)
         if span > SPARSE * len(own):
-            secrets.SystemRandom().shuffle(others)
+            generator.shuffle(others)
         replaced |= zip(own, others, strict=True)
     return replaced
 

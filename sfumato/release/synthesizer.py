@@ -66,6 +66,6 @@ class WithoutInitialValues(TorchFunctionMode):
 def outline(settings: Model, shape: tuple[int, int, int], classes: int) -> Denoiser:
     """Build the network of `settings` on the meta device: shapes without weights, for estimates."""
     if settings.directory is not None:
-        return public_models().outline(settings, classes)
+        return public_models().latent_outline(settings, classes)
     with torch.device("meta"), WithoutInitialValues():
         return UNet(resolution=shape[1:], channels=shape[0], classes=classes, **settings.network())

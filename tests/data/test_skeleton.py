@@ -1,5 +1,6 @@
 """The skeleton of a folder: it is understood like the folder, and shows none of its content."""
 
+import random
 import re
 import zipfile
 from pathlib import Path
@@ -33,25 +34,37 @@ def named(form):
     return rows
 
 
+# Numbers count in steps, are coordinates, or join an id and a counter. If replaced, they lose that
+# relation, and the owner must describe the names in words.
+ARITHMETIC = {
+    "ADNI",
+    "a counter in steps",
+    "a room on a day",
+    "a step between frames",
+    "biopsies",
+    "cameras",
+    "glued",
+    "glued, two digits",
+}
 SCHEMES = {name: named(form) for name, form in {**RIGHT, **ASKED}.items()} | PLAIN
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", sorted({*SCHEMES} - ARITHMETIC))
 def test_replaced_names_are_understood_like_the_originals(scheme):
     names, kinds = zip(*SCHEMES[scheme], strict=True)
-    disguise = Disguise([*names, *kinds])
+    disguise = Disguise([*names, *kinds], random.Random(0))
     other = understood([*map(disguise, names)], [*map(disguise, kinds)])
     assert other == understood(names, kinds)
 
 
 def test_two_names_are_never_replaced_by_one():
     names = [f"{a}{b}{i}" for a in "abglprtz" for b in ("", "ou", "up", "mask") for i in range(30)]
-    assert len({*map(Disguise(names), names)}) == len(names)
+    assert len({*map(Disguise(names, random.Random(0)), names)}) == len(names)
 
 
 def test_numbers_keep_their_form():
     ids = {17003, 23456, 99871, 42000}
-    replaced = numbers_replaced({1, 2, 3, 7, 500, 501, 504, 2019, 2020} | ids)
+    replaced = numbers_replaced({1, 2, 3, 7, 500, 501, 504, 2019, 2020} | ids, random.Random(0))
     assert [replaced[n] for n in (1, 2, 3, 2019, 2020)] == [1, 2, 3, 2019, 2020]
     assert replaced[504] - replaced[500] == 4 and replaced[500] < replaced[501] < replaced[504]
     assert {len(str(replaced[n])) for n in ids} == {5}

@@ -158,7 +158,7 @@ def test_a_poisoned_hold_out_moves_no_training(sets, monkeypatch):
     trained = []
     original = downstream.fit_classifier
     monkeypatch.setattr(
-        downstream, "fit", lambda *given: trained.append(original(*given)) or trained[-1]
+        downstream, "fit_classifier", lambda *given: trained.append(original(*given)) or trained[-1]
     )
     found = [
         evaluate_release({"release": good}, train, real, config) for real in (holdout, poisoned)

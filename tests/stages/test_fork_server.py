@@ -258,9 +258,9 @@ def threads():
 
 import scipy.linalg  # OpenBLAS ends its threads before a fork, and starts them again
 before = threads()
-from stages.fork_server import Request, import_libraries
+from stages.fork_server import ForkRequest, import_libraries
 for word in ("plan", "finetune"):
-    import_libraries(Request(words=[word], folder=".", environment={}, around={}))
+    import_libraries(ForkRequest(words=[word], folder=".", environment={}, around={}))
 needed = {"torch._dynamo", "dp_accounting.pld", "stages.finetune", "sfumato.dpsgd.run"}
 print(touched, threads() - before, needed - {*sys.modules})
 """

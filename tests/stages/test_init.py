@@ -551,8 +551,8 @@ def test_a_persons_bad_picture_is_named_privately(init, tmp_path):
 
 
 IMPORTED = """
-from stages.fork_server import Request, import_libraries
-import_libraries(Request(words=["finetune"], folder=".", environment={}, around={}))
+from stages.fork_server import ForkRequest, import_libraries
+import_libraries(ForkRequest(words=["finetune"], folder=".", environment={}, around={}))
 """
 
 
