@@ -277,30 +277,26 @@ if __name__ == "__main__":  # not in a worker, which runs this file too
 """
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [None, 2])
 def test_what_libraries_print_by_themselves_is_kept_privately(world, desk, here, workers):
     """Libraries in C write to descriptors. Each of several workers has its own."""
     world(True)
     desk.params(recipe="dp-merf")
     (here / "native.py").write_text(NATIVE)
-    words = ["native.py", "prepare", "sensitive", "--workers", str(workers)]
+    words = ["native.py", "prepare", "sensitive"]
+    if workers:
+        words += ["--workers", str(workers)]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(
         "data/sensitive/card.json: dataset"
     )
     assert "Maria" not in done.stdout
     kept = Path("state/printed.txt")
-    module = "__main__" if workers == 1 else "__mp_main__"
-    assert all(
-        kept.read_text().count(word) > 200
-        for word in (
-            f"Maria out of {module}\n",
-            "Maria err",
-            "Maria in/",
-            "Maria warns",
-            "Maria logs",
-        )
-    )
+    module = "__mp_main__" if workers else "__main__"
+    words = (f"Maria out of {module}\n", "Maria err", "Maria in/", "Maria warns", "Maria logs")
+    text = kept.read_text()
+    # Two processes may write into each other's lines
+    assert min(text.count(word) for word in words) > 150, [text.count(word) for word in words]
     assert kept.stat().st_mode & 0o777 == 0o600
 
 
