@@ -125,8 +125,8 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
 
     Returns None for a picture with 8 bits or fewer.
 
-    opened: the picture, opened by Pillow from `file`. If its mode has only 8 bits, Pillow would
-    drop the others.
+    opened: the picture, opened by Pillow from `file`. It is decoded from `file` instead if Pillow
+    would keep only 8 of its bits.
     """
     if opened.format == "JPEG2000":
         return decode_jpeg_2000(opened, file, span, name)

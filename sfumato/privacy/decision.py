@@ -31,8 +31,8 @@ class QueryWork(Lineage):
     """A query to be paid for once, identified by its settings and inputs.
 
     settings: digest of its own settings;
-    inputs: digests of the artifacts that it reads, or None if one of them does not exist yet and
-    will be restored unchanged;
+    inputs: digests of the artifacts that it reads, or None if one of them is missing at present
+    and will be restored unchanged;
     rests_on: ids of the charges that the inputs depend on.
     """
 
