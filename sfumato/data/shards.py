@@ -214,7 +214,7 @@ def in_processes(data: Data, tasks: list[Task], workers: int | None) -> list[Exc
     if os.name != "nt":
         context = get_context("forkserver")
         context.set_forkserver_preload([__name__])  # one process imports for all
-    with ProcessPoolExecutor(count, context, begin_worker) as pool:
+    with ProcessPoolExecutor(count, context, begin_worker, (dict(os.environ),)) as pool:
         try:
             return [*decoding.with_progress(pool.map(work, tasks), len(tasks), "converting shards")]
         except BrokenProcessPool:
@@ -229,10 +229,13 @@ def in_processes(data: Data, tasks: list[Task], workers: int | None) -> list[Exc
             raise
 
 
-def begin_worker() -> None:
+def begin_worker(environment: dict[str, str]) -> None:
     """Set up a process of the pool: let it end when the program that started it ends, and decode in
     one thread.
+
+    environment: variables of the program, which may have changed since the fork server started.
     """
+    os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     decoding.DECODERS = 1
     parent = parent_process()

@@ -148,8 +148,7 @@ def check_epsilon(ledger, card):
     delta = ledger["delta"]
     stated = ledger["epsilon"]
     accountant = ledger["accountant"]
-    # Owners in `apart` declare that no person is in two of their data sets, so the largest cost
-    # counts.
+    # Owners in `apart` declare that no person is in two of their sets: the largest cost counts.
     disjoint_sets = ledger.get("apart") or [None]
     groups = [mechanisms_of(ledger, {*disjoint_sets} - {name}) for name in disjoint_sets]
     bound = max(renyi_epsilon(parts, delta) for parts in groups)

@@ -165,7 +165,7 @@ def test_each_worker_is_a_process_that_decodes_in_one_thread(tmp_path, monkeypat
     whole = prepared(data, tmp_path / "none")
     monkeypatch.setattr(decoding, "decode", None)  # in this process
     assert prepared(data, tmp_path / "one", 1) == whole
-    with ProcessPoolExecutor(1, get_context("spawn"), shards.begin_worker) as pool:
+    with ProcessPoolExecutor(1, get_context("spawn"), shards.begin_worker, ({},)) as pool:
         threads = pool.submit(eval, "__import__('sfumato.data.decoding').data.decoding.DECODERS")
         assert threads.result() == 1
 

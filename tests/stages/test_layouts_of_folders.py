@@ -73,7 +73,7 @@ ROWS = {
     "a wrapper": refused(folders("anonymised/{kind}/{i}.png"), ORDER, "x"),
     "class folders, littered": images(littered(folders())),
     **{
-        f"{name} differ little": refused(folders(kinds=kinds), "may be the same")
+        f"{name} differ little": refused(folders(kinds=kinds), "may be one class")
         for name, kinds in {
             "capitals": ("Benign", "benign", "malignant"),
             "spaces": ("benign", "benign ", "malignant"),
@@ -86,7 +86,7 @@ ROWS = {
             *((root / "Train" / kind).rename(root / "Train" / kind.title()) for kind in KINDS),
             draw(root / "TEST", [f"{kind}/x{i}.png" for kind in KINDS for i in range(9)], 500),
         ],
-        "may be the same",
+        "may be one class",
     ),
     "class folders with spaces": images(
         folders(kinds=(" benign", "malignant ")), classes=(" benign", "malignant ")
@@ -104,7 +104,7 @@ ROWS = {
             )
             for n, (part, form) in enumerate((("train", "NFC"), ("test", "NFD")))
         ],
-        "may be the same",
+        "may be one class",
     ),
 }
 

@@ -172,7 +172,7 @@ ROWS = {
     ),
     "folders and a like table": images(tabled("label=kind", form="{kind}/{i}.png")),
     "folders and persons": persons("column", beside),
-    "a table, labels spelled in two ways": refused(tabled("label=spelled"), "may be the same"),
+    "a table, labels spelled in two ways": refused(tabled("label=spelled"), "may be one class"),
     "a table, missing labels": refused(tabled("label=gap"), "may mean a missing label"),
     "a table, label of e-mails": refused(tabled("label=mail"), ASKED),
     **{

@@ -124,7 +124,7 @@ def test_a_change_spends_again_with_what_reads_it(desk, released, monkeypatch, c
     if change == "revision of central":
         desk.run(
             "central",
-            "it was written for revision 1 of central, now 2",
+            "written for revision 1 of central, and the current revision is 2",
             "run `stage plan` again",
             code=2,
         )
