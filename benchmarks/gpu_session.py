@@ -6,8 +6,8 @@
     python benchmarks/gpu_session.py --device cpu --tiny
 
 The parts come in the order of their worth: a full step, other networks, fitting and drawing; each
-stage of `teacher-generator` on Fashion-MNIST, whose release is copied into OUT/release to be judged
-elsewhere; a chunk as a CUDA graph; the checks of `gpu.py`; passes per second of DP-SGD, beside the
+stage of `teacher-generator` on Fashion-MNIST (the release is copied into OUT/release and judged
+elsewhere); a chunk as a CUDA graph; the checks of `gpu.py`; passes per second of DP-SGD, beside the
 fastest of some plain steps of the same precision, and beside Opacus; the kernels of a chunk; the
 card's ceilings. Each row becomes a line of OUT/session.jsonl at once. A part that does not fit into
 the seconds is skipped, a part that outlasts them is cut off, and both are reported. With --resume,

@@ -3,8 +3,8 @@
     python benchmarks/release_archive.py PROJECT release.zip
         --source "Brain MRI, M. Nickparvar, Kaggle" --source-licence cc0-1.0
 
-The archive contains `release/`, whose README.md is a dataset card with the header that Hugging
-Face reads; `check/`, the package of `stage egress` with ledger and `verify.py`; and `zenodo.json`,
+The archive contains `release/`, with a README.md that has Hugging Face's header of a dataset
+card; `check/`, the package of `stage egress` with ledger and `verify.py`; and `zenodo.json`,
 the metadata of a deposit. `release.licence` and the licence of the source must be named: neither
 follows from the images. The same release gives the same bytes; a new run has new noise, and so
 other images.

@@ -44,18 +44,8 @@ from sfumato.storage.limits import room_for_picture
 
 TEXT_TABLES = (".csv", ".tsv", ".txt", ".json", ".jsonl")
 KNOWN_SUFFIXES = {*Image.registered_extensions(), *TEXT_TABLES}
-KNOWN_SUFFIXES |= {
-    ".dcm",
-    ".nii",
-    ".gz",
-    ".zip",
-    ".tar",
-    ".npz",
-    ".npy",
-    ".parquet",
-    ".xlsx",
-    ".xml",
-}
+KNOWN_SUFFIXES |= {".dcm", ".nii", ".gz", ".zip", ".tar"}
+KNOWN_SUFFIXES |= {".npz", ".npy", ".parquet", ".xlsx", ".xml"}
 # Words that have a meaning for this program. They are not replaced, because otherwise the program
 # would interpret the copy differently from the original.
 KEPT = re.compile(
@@ -72,10 +62,8 @@ TOKEN = re.compile(
     re.IGNORECASE,
 )
 YEARS = range(1900, 2050)
-FIRST_NAMES = {
-    "ann",
-    "pat",
-}  # First names, although some files use them for annotations and patients
+# Replaced, although some files use them for annotations and patients
+FIRST_NAMES = {"ann", "pat"}
 SPARSE = 20  # numbers with a larger average distance are ids, not a counter
 TIMES = (Base.DateTime, Base.DateTimeOriginal, Base.DateTimeDigitized)
 ABOUT = """\

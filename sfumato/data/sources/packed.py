@@ -136,7 +136,7 @@ def remove_locked(folder: Path) -> None:
 
 
 def remove_left(state: Path) -> None:
-    """Delete the folders of killed programs, whose locks are free."""
+    """Delete the folders of killed programs: their locks are free."""
     for folder in state.glob(f".{UNPACKED}.*.tmp"):
         with suppress(Timeout), holding(file_lock(folder.with_suffix(".lock"), blocking=False)):
             remove_locked(folder)
