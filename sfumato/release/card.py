@@ -28,17 +28,18 @@ PREPARED = {
     "range": None,
     "filter": "lanczos",
 }
-REQUESTED_LABELS = "asked.npy"  # In a release with the labels of a teacher
+REQUESTED_LABELS = "asked.npy"  # Classes requested from the models, if the teacher set the labels
 UNCHANGED = {
     "plain": "as a model drew it",
     "public": "a public image, privately selected and labelled",
 }
-# With several labels: one column per label, one row per image, in the order of the arrays
+# Table with one column per label and one row per image, in the order of the arrays. A release has
+# it if images have several labels.
 LABEL_TABLE = "labels.csv"
 
 
 def neighbours(unit: str, adjacency: str) -> str:
-    """Describe how two neighbouring sets differ. unit: unit as named in records."""
+    """Describe how two neighbouring sets differ. unit: protected unit, as named in records."""
     return f"{PROTECTED[unit]}, {WORDS['neighbours'][adjacency]}"
 
 
@@ -49,10 +50,10 @@ def dataset_card(
     records: Records,
     public_source: str | None = None,
 ) -> str:
-    """Write the card as Markdown with YAML front matter, byte-deterministic.
+    """Return the card as Markdown with YAML front matter. The same release gives the same bytes.
 
-    card: the content of `card.json`; per_class: (M,) images of each label; public_source: source of
-    the public images.
+    card: the content of `card.json`; per_class: (classes,), number of images of each label;
+    public_source: where the public images come from, such as "glyphs".
     """
     drawn = dict(card["sources"])
     chosen = drawn.pop(PUBLIC_SOURCE, 0)
@@ -79,7 +80,8 @@ def dataset_card(
         kinds=kinds,
         claim=claims.pop() if len(claims) == 1 else "",
         owners=sorted(records.owners),
-        together=bound_text(cost_of(plan, Records(records))["epsilon"]),  # if owners shared persons
+        # Bound for persons in the sets of all owners
+        together=bound_text(cost_of(plan, Records(records))["epsilon"]),
         classes=[(str(label), name, str(number)) for label, (name, number) in numbers],
         about=[
             (word, plan.about[key]) for key, word in WORDS["about"].items() if key in plan.about
@@ -92,7 +94,7 @@ def dataset_card(
 def privacy_facts(
     plan: StagePlan[Any], records: Mapping[str, dict], cost: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Collect the facts about all charges behind a release that its README states.
+    """Collect what a README states about the charges behind a release.
 
     cost: result of `cost_of`; further keys are ignored.
     """
@@ -110,7 +112,10 @@ def privacy_facts(
 
 
 def template(name: str | Path, **given: Any) -> Template:
-    """Load a template of this folder, or at a path. given: `autoescape`, and filters by name."""
+    """Load a template by its name in this folder, or by its path.
+
+    given: `autoescape`, and further filters by their names.
+    """
     layout: dict[str, Any] = {
         "trim_blocks": True,
         "lstrip_blocks": True,
@@ -126,17 +131,17 @@ def template(name: str | Path, **given: Any) -> Template:
 def page(text: str, title: str) -> str:
     """Render Markdown as an HTML page that needs no other file and no network.
 
-    HTML in the text stays text.
+    HTML tags in the Markdown are shown as text.
     """
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     return template("page.html", autoescape=True).render(body=body, title=title)
 
 
 def cost_of(plan: StagePlan[Any], records: Records) -> dict[str, Any]:
-    """Compute the cost of all charges behind a release, for one person, by the plan's accountant.
+    """Compute what all charges behind a release cost one person, by the plan's accountant.
 
-    Epsilon is computed at the plan's delta or, if it has none, at the default. Returns epsilon,
-    delta, the adjacency of the records, and the protected units.
+    Epsilon is computed at the plan's delta. If the plan has no delta, the default is used. Returns
+    epsilon, delta, the adjacency of the records, and the protected units.
     """
     adjacency = common_adjacency(records.values())
     delta = checked_delta(plan.delta, plan.size_hint)
@@ -146,7 +151,10 @@ def cost_of(plan: StagePlan[Any], records: Records) -> dict[str, Any]:
 
 
 def data_dictionary(card: Mapping[str, Any], several: bool) -> dict[str, tuple[str, str, str]]:
-    """Return meaning, type and values of each column of a table of labels, by its name."""
+    """Describe a table of labels: meaning, type and values of each column, by the column's name.
+
+    several: whether images have several labels.
+    """
     classes = card["classes"]
     meanings = {
         "file_name": ("name of the picture", "string", f"000001.png to {card['images']:06d}.png")

@@ -35,7 +35,10 @@ def check_card(
     kinds: np.ndarray,
     records: Records,
 ) -> None:
-    """Raise ValueError for the first wrong statement of a card. A missing one is not wrong."""
+    """Raise ValueError for the first wrong statement of a card.
+
+    A statement that the card does not contain is not wrong.
+    """
     classes = card["classes"]
     if not isinstance(classes, list) or not all(isinstance(name, str) and name for name in classes):
         raise ValueError("its classes are not a list of names")
@@ -46,7 +49,7 @@ def check_card(
             f"images.npy is {images.dtype} {images.shape}, expected uint8 (N, H, W, C)"
         )
     if 0 in images.shape[1:]:
-        raise ValueError(f"images.npy has the shape {images.shape}, which leaves no pixels")
+        raise ValueError(f"images.npy has the shape {images.shape}, so its images have no pixels")
     check_picture("images.npy", *images.shape[1:])
     expected: tuple[Any, tuple[int, ...]] = (np.int64, (len(images),))
     most = len(classes)
@@ -76,13 +79,13 @@ def check_card(
         )
     if sources and public > sources.get(PUBLIC_SOURCE, 0):
         raise ValueError(
-            f"kinds.npy marks {public} images as public, but the sources in the card only "
-            f"{sources.get(PUBLIC_SOURCE, 0)}"
+            f"kinds.npy marks {public} images as public, but by the card only "
+            f"{sources.get(PUBLIC_SOURCE, 0)} come from public images"
         )
     number = {name: int(np.count_nonzero(kinds == name)) for name in card.get("kinds", ("plain",))}
     if sum(number.values()) != len(images):
         raise ValueError(
-            f"kinds.npy contains other kinds than the card states, which are {', '.join(number)}"
+            f"kinds.npy contains kinds that the card does not list; it lists {', '.join(number)}"
         )
     found = {
         "images": len(images),
@@ -99,19 +102,21 @@ def check_card(
     for name, value in found.items():
         if card.get(name, value) != value:
             raise ValueError(
-                f"it states {name}={card[name]!r}, but the files beside it have {value!r}"
+                f"it states {name}={card[name]!r}, but according to the other files it is {value!r}"
             )
 
 
 def known_cost(card: Mapping[str, Any], records: Records) -> dict[str, Any]:
-    """Return the cost of a release: ε at its card's δ, recomputed if the accountant is installed.
+    """Return the cost of a release: ε at the card's δ, the adjacency, and the protected units.
 
-    If the card states an `exact` ε, which is smaller than Rényi's, that ε is returned. Raises
-    ValueError if the card states less than its records cost, or if a record gives no guarantee.
+    If the accountant is installed, ε is recomputed from the records: by Rényi accounting or, if the
+    card states less than this, by the accountant `exact`. Otherwise ε is copied from the card.
+    Raises ValueError if the card states less than its records cost, or if a record gives no
+    guarantee.
     """
     for name in ("epsilon", "delta"):
         if type(card[name]) not in (int, float) or not 0 <= card[name] < math.inf:
-            raise ValueError(f"it states {name}={card[name]!r}, which is not a bound")
+            raise ValueError(f"it states {name}={card[name]!r}, expected a finite number from 0 on")
     delta = card["delta"]
     units = sorted({record["unit"] for record in records.values()})
     cost = {
@@ -136,7 +141,7 @@ def known_cost(card: Mapping[str, Any], records: Records) -> dict[str, Any]:
         raise ValueError(problems[0])
     if len(units) > 1:
         raise ValueError(
-            f"its records are of different units ({', '.join(units)}), which cannot be composed"
+            f"its records protect different units ({', '.join(units)}), so they cannot be composed"
         )
     if problem := records.declaration_problem():
         raise ValueError(problem)
@@ -146,11 +151,11 @@ def known_cost(card: Mapping[str, Any], records: Records) -> dict[str, Any]:
         )
     if not 0 < delta <= LARGEST_DELTA:
         raise ValueError(
-            f"it states delta={delta:g}, and above {LARGEST_DELTA:g} there is no guarantee"
+            f"it states delta={delta:g}, expected more than 0 and at most {LARGEST_DELTA:g}"
         )
     for accountant in ("rdp", EXACT):
         spent = spent_on_one(records, delta, accountant, adjacency)
         if card["epsilon"] >= spent - TOLERANCE * max(1.0, spent):
             return cost | {"epsilon": spent, "basis": RECOMPUTED}
     stated = f"it states epsilon={card['epsilon']:g} at delta={delta:g}"
-    raise ValueError(f"{stated}, but its records come to at least {spent:.6g}")
+    raise ValueError(f"{stated}, but its records cost at least {spent:.6g}")

@@ -38,11 +38,15 @@ COLUMNS = dict.fromkeys(("column", "meaning", "type", "values"), "")
 def write_package(folder: Path, project: Path = Path(), signing: Signing | None = None) -> str:
     """Write the files that an output checker needs, after verifying the ledger and the release.
 
-    The folder is written completely or not at all. folder: an empty or new folder; project: the
-    folder with `ledger.json`; signing: certificate and key; without them, metadata is unsigned.
-    Returns the SHA-256 of the manifest, to be sent separately. Raises ConfigError if the folder or
-    the certificate cannot be used, BudgetError if the ledger is invalid, and DataError if the
-    release is.
+    The folder is written completely or not at all.
+
+    folder: an empty or new folder;
+    project: the folder with `ledger.json`;
+    signing: certificate and key that sign the pictures; None for unsigned pictures.
+
+    Returns the SHA-256 of the manifest, which must be sent separately. Raises ConfigError if the
+    folder or the certificate cannot be used, BudgetError if the ledger is invalid, and DataError if
+    the release is invalid.
 
     Guarantee: the package depends only on the release and the ledger, which are already released.
     """
@@ -64,7 +68,7 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
     card = dict(release.card)
     mark = mark_of(card["sources"])
     sign: Callable[[bytes], bytes] = bytes  # unsigned
-    if mark.source_type:  # otherwise there are only public images
+    if mark.source_type:  # otherwise, all images are public, and none needs a mark
         card.setdefault("pattern", pattern_key(dataset, 0))
         if signing:
             sign = png_signer(signing, mark)
@@ -106,7 +110,7 @@ def check_folder(folder: Path, project: Path) -> None:
     for inside in (project / ARTIFACTS, project / PUBLIC):
         if inside.resolve() in (folder, *folder.parents):
             raise ConfigError(
-                f"{folder} lies in {inside}, which stages replace: name a folder outside it"
+                f"{folder} lies in {inside}, whose content stages replace: name a folder elsewhere"
             )
 
 
@@ -117,10 +121,12 @@ def file_name(number: int) -> str:
 def write_pictures(
     directory: Path, release: Release, card: Mapping[str, Any], sign: Callable[[bytes], bytes]
 ) -> None:
-    """Write PNGs into plain zip archives. Unsigned, the same release always gives the same bytes.
+    """Write the images of a release as PNGs into uncompressed zip archives.
 
-    card: card of the package. If it states a pattern that the card of the release does not, the
-    pattern is added to drawn pictures.
+    The same release always gives the same bytes, unless the pictures are signed.
+
+    card: card of the package. If it names a pattern, and the card of the release does not, the
+    pattern is added to all pictures except public ones.
     """
     mark = mark_of(card["sources"])
     lacking = "pattern" in card and "pattern" not in release.card
@@ -137,7 +143,7 @@ def write_pictures(
 
 
 def write_tables(directory: Path, release: Release) -> None:
-    """Write `labels.csv`, one row per picture, and `dictionary.csv`, which describes columns."""
+    """Write `labels.csv`, with one row per picture, and `dictionary.csv`, about its columns."""
     several = release.labels.ndim == 2
     names = release.classes
     if several:

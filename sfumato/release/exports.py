@@ -25,22 +25,22 @@ PARQUET = "parquet/train-00000-of-00001.parquet"  # Dataset hubs name the parts 
 PARQUET_FILES = "parquet/*.parquet"
 SHARD = 2**30  # Maximum bytes of pixels in a Parquet or tar file
 SOURCE_TYPE = "Iptc4xmpExt:DigitalSourceType"
-# Exported files name the origin of their pixels by IPTC's digital source type, as the EU's AI Act,
-# Article 50, requires.
+# Article 50 of the EU's AI Act requires a machine-readable mark in generated pictures. In exported
+# files, the mark is IPTC's digital source type, in this XMP packet.
 XMP = Path(__file__).with_name("mark.xmp").read_text(encoding="utf-8").strip("\n")
 ROWS_PER_GROUP = 1000  # Rows in memory at a time, for writers and readers
 
 
 @dataclass(frozen=True)
 class Mark:
-    """The statement about the origin of images, for the files of a release.
+    """A statement about the origin of images, which is written into the files of a release.
 
-    source_type: address in IPTC's vocabulary, or None if the images were not generated.
+    source_type: address of a term in IPTC's vocabulary, or None if the images were not generated.
     """
 
     source_type: str | None
     description: str
-    everywhere: bool = False  # marks all files, not only pictures and Parquet
+    everywhere: bool = False  # whether it is written into all files, not only pictures and Parquet
 
     @property
     def xmp(self) -> str:
@@ -55,7 +55,7 @@ class Mark:
 def mark_of(sources: Collection[str]) -> Mark:
     """Return the mark of images from these sources.
 
-    If sources are mixed, all files get the mark of the mixture.
+    A mixture of generated and public images has one mark, the same for all its files.
     """
     if set(sources) == {PUBLIC_SOURCE}:
         return Mark(None, "A public image, privately selected and labelled. Not generated.")
@@ -85,9 +85,11 @@ def save_npz(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark
 
 
 def shards(images: np.ndarray, most: int | None = None) -> list[range]:
-    """Split the images equally into files of SHARD bytes of pixels at most.
+    """Divide the images equally among files with at most SHARD bytes of pixels each.
 
-    most: maximum number of files; they become larger if necessary.
+    Returns the range of images in each file.
+
+    most: maximum number of files. If more would be needed, files exceed SHARD bytes instead.
     """
     number = -(-images.nbytes // SHARD) or 1
     number = min(number, most or number)
@@ -96,7 +98,11 @@ def shards(images: np.ndarray, most: int | None = None) -> list[range]:
 
 
 def label_columns(label: Any, classes: Sequence[str]) -> dict[str, Any]:
-    """Return an image's entries in a table of labels: number and name, or one column per label."""
+    """Return an image's row in a table of labels, by column.
+
+    The columns are the number and the name of its class or, if `label` is a list, one column per
+    class with 0 or 1.
+    """
     if isinstance(label, list):
         return dict(zip(classes, label, strict=True))
     return {"label": label, "class": classes[label]}
@@ -105,7 +111,7 @@ def label_columns(label: Any, classes: Sequence[str]) -> dict[str, Any]:
 def save_webdataset(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
     """Write tar files with `<index>.png` and `<index>.json` for each image.
 
-    The JSON has label and class, or `labels`, and the kind.
+    The JSON contains `kind`, and `label` and `class` or, with several labels per image, `labels`.
     """
     folder = directory / "webdataset"
     folder.mkdir(parents=True, exist_ok=True)
@@ -132,9 +138,9 @@ def save_webdataset(directory: Path, image_set: ImageSet, kinds: np.ndarray, mar
 def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
     """Write tables with one row per image: `image`, `label` or `labels`, and `kind`.
 
-    `image` has the PNG's bytes and an empty path. The schema marks the columns for Hugging Face's
-    `datasets`, so that `load_dataset` returns pictures and class names. The same set always gives
-    the same bytes. Raises ConfigError without pyarrow.
+    `image` has the PNG's bytes and an empty path. The schema describes the columns for Hugging
+    Face's `datasets`, so that `load_dataset` returns pictures and class names. The same set always
+    gives the same bytes. Raises ConfigError if pyarrow is not installed.
     """
     check_parquet()
     import pyarrow
@@ -181,7 +187,8 @@ def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, ma
     """Write one PNG per image, `<class>/<index>.png`, and `metadata.csv` with one row per image.
 
     The columns are file_name, label, class and kind. Sorted by name, the folders are in the order
-    of the labels, as torchvision expects. Images with several labels are in one folder.
+    of the labels, as torchvision expects. If images have several labels, all images are in one
+    folder, and the table has one column per label in place of label and class.
     """
     classes = image_set.classes
     folders = folder_names(classes)
@@ -205,10 +212,12 @@ def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, ma
 
 
 def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
-    """Return one folder name per class.
+    """Return one valid folder name per class, in alphabetical order.
 
-    Names begin with the label if they would otherwise be unsorted, clash, be invalid or be
-    formulas.
+    A folder has the name of its class if this is possible for all classes. Otherwise, all names
+    begin with the number of the class. This is necessary if the names are not in alphabetical
+    order, or if one of them is empty, looks like a spreadsheet formula, or equals another name
+    except for upper and lower case.
     """
     safe = [re.sub(r'[\x00-\x1f/\\:*?"<>|]', "_", name).strip(" .") for name in classes]
     alike = {name.casefold() for name in safe}
@@ -219,8 +228,8 @@ def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{label:0{digits}d}-{name}".rstrip("-") for label, name in enumerate(safe))
 
 
-# Further file formats of a release, by their names in the parameters: each has its own files in the
-# directory.
+# Functions that write a release in further file formats, by the name of the format in params.yaml.
+# Each writes files of its own into the directory.
 EXPORTS: dict[str, Callable[[Path, ImageSet, np.ndarray, Mark], None]] = {
     "png": save_png_folders,
     "npz": save_npz,

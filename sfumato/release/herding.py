@@ -1,8 +1,8 @@
 """Kernel herding: keep the drawn images whose mean is nearest to the released means. This is free.
 
-When a generator's remaining faults are smaller than the noise, further fitting does not remove
-them. Herding leaves out images with such faults, for example a plain coloured disc in one of twenty
-images.
+Further fitting of a generator cannot remove faults that change the mean by less than the noise.
+Herding leaves out images with such faults. One example is a generator that draws a plain coloured
+disc in one of twenty images.
 
 Source: Chen, Welling and Smola 2010, for random Fourier features of the kernel.
 """
@@ -21,7 +21,7 @@ from sfumato.release.synthesis import Drawn
 from sfumato.runtime.compute import device
 from sfumato.settings.release import Synthesize
 
-COMPARED_CELLS = 4000  # Largest number of cells of φ to compare
+COMPARED_CELLS = 4000  # Maximum number of entries of φ, the feature vector, to compare
 TOGETHER = 5000  # Images per class to choose from at a time; larger classes are split
 
 
@@ -33,9 +33,11 @@ def draw_herded(
     settings: Synthesize,
     seed: int,
 ) -> Drawn:
-    """Draw `settings.herding` times as many images from `drawn`, and keep the best.
+    """Draw `settings.herding` times as many images as needed, and keep the best.
 
-    With `relabel`, `teacher` labels them first.
+    With `settings.relabel`, the teacher labels the drawn images before the best are chosen.
+
+    drawn: function that draws images, such as `draw_mixture`.
     """
     more = settings.model_copy(update={"count": settings.count * settings.herding})
     images, labels, sources = drawn(settings=more, seed=seed)
@@ -52,14 +54,14 @@ def draw_herded(
 def herded(
     images: Tensor, labels: Tensor, means: FeatureMeans, priors: Tensor, number: int
 ) -> Tensor:
-    """Choose the rows of the images to keep, (number,) int64, class by class.
+    """Choose the images to keep, class by class. Returns their indices, (number,) int64.
 
     The same share of each class is kept, to within one image.
 
     images: (N, C, H, W) uint8;
     labels: (N,) int64;
     means: release of `frequency`;
-    priors: (classes,); a class with 0 keeps its first images.
+    priors: (classes,), share of each class. In a class with share 0, the first images are kept.
     """
     features = means.features.to(device())
     cells = torch.randperm(features.size, generator=torch.Generator().manual_seed(features.seed))[
@@ -81,8 +83,9 @@ def herded(
 
 
 def shares(number: int, among: int) -> list[int]:
-    """Return how many images to keep of each part of TOGETHER images, if `number` of `among`
-    images are kept.
+    """Divide a number of images to keep among the parts of a class.
+
+    A class of `among` images is split into parts of TOGETHER images, and `number` are kept in all.
     """
     ends = [number * min(end, among) // among for end in range(0, among + TOGETHER, TOGETHER)]
     return np.diff(ends).tolist()
@@ -90,15 +93,22 @@ def shares(number: int, among: int) -> list[int]:
 
 @torch.no_grad()
 def feature_cells(features: FourierFeatures, images: Tensor, cells: Tensor) -> Tensor:
-    """Compute some cells of φ of (N, C, H, W) uint8 images: (N, cells), on the features' device."""
+    """Compute the entries `cells` of φ for images, (N, C, H, W) uint8.
+
+    Returns (N, number of cells), on the device of `features`.
+    """
     where = features.amplitude.device
     chosen = cells.to(where)
     return torch.cat([features(as_floats(part).to(where))[:, chosen] for part in images.split(100)])
 
 
 def nearest_mean(rows: Tensor, target: Tensor, number: int) -> Tensor:
-    """Choose (number,) rows one by one, so that their mean approaches the target, (d,). rows: (N,
-    d), all of the same norm.
+    """Choose rows one by one, so that their mean approaches the target.
+
+    rows: (N, d), all of the same norm;
+    target: (d,).
+
+    Returns the indices of the chosen rows, (number,) int64.
     """
     towards = rows @ target
     beside = torch.zeros_like(towards)  # products with the sum of the chosen rows

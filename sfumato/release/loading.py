@@ -77,20 +77,21 @@ class Release:
         return f"<Release {self.path}: {shape}\n {classes}\n {cost}>"
 
     def prepare(self, picture: str | Path | np.ndarray) -> np.ndarray:
-        """Rotate, crop and resize a picture in the same way as the images of the release.
-
-        Returns (H, W, C) uint8.
+        """Rotate, crop and resize a picture in the same way as the sensitive pictures.
 
         Args:
             picture: A file, or (H, W, C) uint8 of any size.
+
+        Returns:
+            (H, W, C) uint8, with the shape of the release's images.
         """
         return prepared(self.card, picture)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a table with one row per image. Needs pandas.
 
-        The columns are `image`, (H, W, C) uint8, `label`, `class` and `kind`. Several labels have
-        one column each, in place of `label` and `class`.
+        The columns are `image` with (H, W, C) uint8, `label`, `class` and `kind`. If images have
+        several labels, one column per label replaces `label` and `class`.
         """
         import pandas
 
@@ -105,11 +106,14 @@ class Release:
     def to_huggingface(self, path: str | Path) -> Path:
         """Write a folder that `datasets.load_dataset` reads and a hub accepts.
 
-        It contains `card.json`, `privacy.json`, a README, and the images as Parquet or, without
-        pyarrow, as PNGs with a table.
+        It contains `card.json`, `privacy.json`, a README, and the images as Parquet. If pyarrow is
+        not installed, the images are PNGs with a table.
 
         Args:
-            path: Path of that folder.
+            path: Path of the folder to write.
+
+        Returns:
+            The same path.
 
         Raises:
             DataError: The folder exists and is not empty.
@@ -155,7 +159,8 @@ class Release:
     def to_torch(self, transform: Callable[[Any], Any] | None = None) -> ReleaseDataset:
         """Return a torch `Dataset` of ((C, H, W) float32 in [0, 1], label).
 
-        Several labels are (classes,) float32 of 0 and 1, for `binary_cross_entropy_with_logits`.
+        A label is an integer. If images have several labels, it is a (classes,) float32 tensor of 0
+        and 1, as `binary_cross_entropy_with_logits` expects.
 
         Args:
             transform: Function applied to an image's tensor.
@@ -167,12 +172,13 @@ class Release:
 
 
 def prepared(card: dict[str, Any], picture: str | Path | np.ndarray) -> np.ndarray:
-    """Prepare a picture as described in `card`, (H, W, C) uint8, by the same functions."""
+    """Prepare a picture as `card.json` states that the sensitive ones were: (H, W, C) uint8."""
     from sfumato.data.decoding import decode, fit  # needs only Pillow
 
     with explained(
         DataError,
-        lambda _: "card.json does not state how pictures were prepared: an older version wrote it",
+        lambda _: "card.json was written by an older version and does not state how pictures were "
+        "prepared: ask for a release by a newer version",
     ):
         made = card["prepared"]
     channels, height, width = card["shape"]
@@ -183,9 +189,9 @@ def prepared(card: dict[str, Any], picture: str | Path | np.ndarray) -> np.ndarr
 
 
 def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Release:
-    """Load the release in a folder, written by `stage synthesize` or downloaded from a dataset hub.
+    """Load a release from a folder that `stage synthesize` wrote or that a dataset hub provides.
 
-    Files must have the sha256 that `privacy.json` lists; exports may be missing, and a hub may have
+    Files must have the sha256 that `privacy.json` lists. Exports may be missing, and a hub may have
     added files.
 
     Args:
@@ -193,9 +199,9 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
         kinds: Kinds of images to keep, such as ["plain"]; None for all.
 
     Raises:
-        DataError: The folder is not a release, is incomplete or changed, or has no images of a
-            requested kind; or its card contradicts its files about images, classes, kinds or units,
-            or states a smaller ε than its records cost.
+        DataError: The folder is not a release, a file is missing or was changed, or there are no
+            images of a requested kind. It is also raised if the card contradicts the files about
+            images, classes, kinds or units, or if it states a smaller ε than the records cost.
     """
     folder = Path(path)
     file = folder / "privacy.json"
@@ -212,7 +218,7 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
         files = dict(content["files"])
         records = Records(content["records"], content.get("apart", ()))
         if odd := [key for key, record in records.items() if record["id"] != key]:
-            raise ValueError(f"the record {odd[0][:32]!r} has another id")
+            raise ValueError(f"the record listed as {odd[0][:32]!r} states another id")
         stage = content["stage"]
         released = stage == "synthesize" and content["enabled"] and not content["local"]
     if not released:

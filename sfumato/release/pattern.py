@@ -1,9 +1,9 @@
 """A keyed pattern in released pictures, which survives JPEG.
 
 Programs can use it to detect that pictures were generated. In each block of 8×8 pixels, a
-coefficient of a middle frequency is rounded to an even or an odd multiple of STEP. For each place
-of a block and each of GREY_LEVELS ranges of the block's mean, the key decides whether the multiple
-is even or odd. The key does not depend on any image, so the pattern costs no privacy. The key is
+coefficient of a middle frequency is rounded to an even or an odd multiple of STEP. The key decides
+between even and odd, depending on the block's place in the picture and on its mean, in steps of
+GREY_LEVELS. The key does not depend on any image, so the pattern costs no privacy. The key is
 public, so anyone can check the pattern, or remove it. Source: Chen and Wornell 2001.
 """
 
@@ -18,20 +18,22 @@ from sfumato.data.decoding import decode
 from sfumato.errors import DataError
 
 BLOCK = 8  # Pixels per side, the size of JPEG's blocks
-GREY_LEVELS = 16  # Grey levels of a mean that share a sign
+GREY_LEVELS = 16  # Means of blocks fall into 16 ranges of 16 grey levels each
 STEP = 3.0  # Step of the coefficient; equals JPEG's rounding at quality 90
 WAVE = np.cos((2 * np.arange(BLOCK) + 1) * np.pi / BLOCK) / 2
 BASIS = np.outer(WAVE, WAVE).ravel()  # (64,), of norm 1: two half waves down and two across
-FOUND = 4.5  # Lowest score of a marked set; other sets reach it at most once in 24 900
+# A set with this score or more counts as marked. Without the pattern, the probability of such a
+# score is at most 1 in 24 900.
+FOUND = 4.5
 
 
 def pattern_key(dataset: str, seed: int) -> str:
-    """Return the key of a release, which is public."""
+    """Return the pattern's key for a release. The key is not secret."""
     return hashlib.sha256(f"pattern of {dataset}, seed {seed}".encode()).hexdigest()[:32]
 
 
 def blocks_of(images: np.ndarray) -> np.ndarray:
-    """Cut (N, H, W) into (N, h, w, 64): the full blocks, from the upper left."""
+    """Cut images, (N, H, W), into complete blocks from the upper left: (N, h, w, 64)."""
     height, width = (side // BLOCK for side in images.shape[1:])
     blocks = images[:, : height * BLOCK, : width * BLOCK].reshape(
         len(images), height, BLOCK, width, BLOCK
@@ -40,9 +42,10 @@ def blocks_of(images: np.ndarray) -> np.ndarray:
 
 
 def coefficients(images: np.ndarray, key: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return each block's coefficient and cell, (N, h, w), and each cell's sign.
+    """Return each block's coefficient and the index of its cell, both (N, h, w), and each cell's
+    sign.
 
-    A cell is one place of a block with one range of the block's mean.
+    A cell stands for one place in the picture and one range of a block's mean.
 
     images: (N, H, W, C) uint8.
     """
@@ -94,10 +97,10 @@ def pattern_score(images: np.ndarray, key: str) -> float:
 def released_score(
     files: Sequence[Path], shape: tuple[int, int, int], key: str
 ) -> tuple[int, float]:
-    """Return how many pictures can be compared with the release, and their score together.
+    """Return how many pictures can be compared with the release, and one score for all of them.
 
-    shape: (C, H, W) of the release. A picture that was resized in proportion is resized back to
-    this size. Raises DataError if none can be compared.
+    shape: (C, H, W) of the release. A picture of another size but the same proportions is resized
+    to this shape first. Raises DataError if no picture can be compared.
     """
     channels, height, width = shape
     images = []
@@ -110,7 +113,7 @@ def released_score(
             images.append(np.asarray(resized).reshape(height, width, channels))
     if not images:
         raise DataError(
-            f"none of {len(files)} pictures has the proportions of the release, {width}×{height} "
-            f"pixels, and as many colours ({channels}): name whole pictures"
+            f"none of {len(files)} pictures matches the release, which has {width}×{height} pixels "
+            f"and {channels} channel(s): name pictures with the same proportions and channels"
         )
     return len(images), pattern_score(np.stack(images), key)

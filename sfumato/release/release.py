@@ -1,4 +1,4 @@
-"""Write the release: images, labels, pictures, cards, and further forms."""
+"""Write the release: images, labels, preview grids, cards, and exports to further formats."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from sfumato.storage.png import named_grid, save_png, to_grid
 from sfumato.storage.records import Records
 
 ENLARGED = 96  # Minimum pixels per side of an image in the grid; twice as many in a class's grid
-SHOWN_PER_CLASS = 10  # Images of each class in the pictures
+SHOWN_PER_CLASS = 10  # Images of each class in a grid
 
 
 def save_release(
@@ -35,11 +35,11 @@ def save_release(
     public_source: str | None = None,
     stream: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the released set. Pictures show unchanged images only.
+    """Write the release into `directory`. The grids show no distorted or blended images.
 
-    sources: (N,), stage that drew each image;
-    public_source: source of the public set;
-    stream: entry of the card about the networks in the release.
+    sources: (N,), name of the stage that drew each image;
+    public_source: where the public set comes from, such as "glyphs";
+    stream: entry `stream` of the card, if the release contains the networks that drew it.
     """
     drawn = dict(sorted(Counter(sources.tolist()).items()))
     released = ImageSet(
@@ -83,8 +83,8 @@ def save_release(
         **cost_of(plan, records),
         **records.declaration(),
         "about": dict(plan.about),
-        "privacy": "differentially private; privacy.json contains every mechanism that was paid "
-        "for, ledger.json composes them",
+        "privacy": "differentially private; privacy.json lists every mechanism that was charged, "
+        "and ledger.json composes them",
     }
     write_json(directory / "card.json", card, ensure_ascii=False)
     counts = per_class(released.labels, len(plan.classes)).tolist()
@@ -94,15 +94,13 @@ def save_release(
 
 
 def numbers_of(kinds: np.ndarray) -> dict[str, int]:
-    """Return the number of images by kind, for each kind that occurs."""
+    """Count the images of each kind, without the kinds that do not occur."""
     number = Counter(kinds.tolist())
     return {name: number[name] for name in KINDS if number[name]}
 
 
 def save_pictures(directory: Path, shown: torch.Tensor, classes: Sequence[str], xmp: str) -> None:
-    """Save the first images of all classes as one grid, and the first of each class as a larger
-    grid.
-    """
+    """Save one grid with the first images of all classes, and one larger grid for each class."""
     save_png(directory / "grid.png", named_grid(shown, classes, SHOWN_PER_CLASS, ENLARGED), xmp)
     for name, part in zip(folder_names(classes), shown.split(SHOWN_PER_CLASS), strict=True):
         save_png(
@@ -112,17 +110,17 @@ def save_pictures(directory: Path, shown: torch.Tensor, classes: Sequence[str], 
         )
 
 
-MOST_PREVIEWED = 20  # classes
+MOST_PREVIEWED = 20  # Maximum number of classes in a preview
 
 
 def save_preview(path: Path, drawn: ImageSet, source: str) -> None:
-    """Save the first pictures of a generator, one row per class.
+    """Save the first images that a generator drew as one picture, with one row per class.
 
-    They are as public as `drawn`, from which they are taken.
+    The picture contains only images from `drawn`, so it is as public as they are.
     """
     names = drawn.classes[:MOST_PREVIEWED]
     columns = max(1, 8 // len(drawn.classes))
-    first = drawn.take(np.arange(min(len(drawn), 1000)))  # enough to find some of each class
+    first = drawn.take(np.arange(min(len(drawn), 1000)))  # enough to contain each class
     images = torch.from_numpy(first.images).permute(0, 3, 1, 2)
     shown = sorted_examples(images, torch.from_numpy(first.labels), len(names), columns)
     save_png(path, named_grid(shown, names, columns, ENLARGED), mark_of([source]).xmp)
@@ -131,9 +129,9 @@ def save_preview(path: Path, drawn: ImageSet, source: str) -> None:
 def mark_pixels(
     released: ImageSet, kinds: np.ndarray, plan: StagePlan[Synthesize]
 ) -> dict[str, str]:
-    """Add the pattern, if requested, to all images except public ones, in place.
+    """Add the keyed pattern to all images except public ones, in place, if `plan` requests it.
 
-    Returns the entry for the card.
+    Returns the entry `pattern` for the card, or an empty dict if no pattern was requested.
     """
     if plan.settings.mark != "pixels":
         return {}
@@ -147,7 +145,8 @@ def mark_pixels(
 
 def plain_images(released: ImageSet, directory: Path) -> ImageSet | None:
     """Return the plain images of a release, labelled with the classes requested from the models.
-    Returns None if the release itself has these labels.
+
+    Returns None if the release does not contain the requested classes in a file of their own.
     """
     if not (directory / REQUESTED_LABELS).exists():
         return None
@@ -163,15 +162,15 @@ def plain_requests(directory: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def requested_agreement(released: ImageSet, directory: Path) -> float:
-    """Return the share of the plain images whose label is the class requested."""
+    """Return the share of plain images that the teacher labelled with the requested class."""
     plain, requested = plain_requests(directory)
     return float((released.labels[plain] == requested).mean())
 
 
 def generated_images(released: ImageSet, directory: Path) -> ImageSet | None:
-    """Return the images of a release without public ones; all images if no kinds are recorded.
+    """Return the images of a release without the public ones, or None if all are public.
 
-    Returns None if all images are public.
+    If the release does not record the kinds of its images, all images are returned.
     """
     kinds = directory / KINDS_FILE
     if not kinds.exists():

@@ -65,28 +65,28 @@ class Table(NamedTuple):
 class Local(NamedTuple):
     """Content of the owner's edition only."""
 
-    verdict: str = ""  # one sentence on the release
+    verdict: str = ""  # one sentence about the quality of the release
     metrics: tuple[Table, ...] = ()  # numbers from real images
     warnings: tuple[str, ...] = ()
     plots: tuple[Picture, ...] = ()
     pictures: tuple[Picture, ...] = ()  # images that the models learned from
-    # curve of the forecast, for a kind of images and units · ε
+    # `sfumato.planning.forecast.curve`: returns the data of the forecast's plot
     curve: Callable[[str, float], Mapping] | None = None
 
 
 def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
-    """Render the page as HTML: the public edition, or the owner's edition with `local`.
+    """Render the report as HTML: the owner's edition if `local` is given, else the public edition.
 
     Raises the errors of `checked_release`.
 
-    Guarantee: without `local` the page is a function of the files of `release` and `ledger`, both
+    Guarantee: the public edition depends only on the files of `release` and `ledger`, which are
     already released.
     """
     artifact, content, spent = checked_release(release, ledger)
     released = what_was_released(artifact)
-    # a field that `check_ledger` does not need
+    # `check_ledger` does not read all fields of a record, so some faults are only found here
     shown = f"{ledger} has a record that cannot be shown"
-    again = "run `stage ledger write`, or restore it from git"
+    again = "run `stage ledger write`, or restore the ledger from git"
     causes = (*UNREADABLE, OverflowError, TemplateError)
     page = template("report.html", autoescape=True, grouped=grouped, bound=bound_text)
     with explained(BudgetError, lambda error: f"{shown} ({error!r}): {again}", causes=causes):
@@ -105,7 +105,7 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
 
 
 def not_covered(grouped: bool) -> list[str]:
-    """List risks that the guarantee does not cover.
+    """Return one text for each risk that the guarantee does not cover.
 
     grouped: whether the guarantee protects all images of a person together.
     """
@@ -113,9 +113,10 @@ def not_covered(grouped: bool) -> list[str]:
 
 
 def checked_release(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
-    """Return the release, its ledger, and a recomputed ε.
+    """Check a release and its ledger, and return both, with ε recomputed from the ledger's records.
 
-    Raises BudgetError for the ledger, DataError for the release.
+    Raises BudgetError if the ledger is invalid or lacks a charge of the release, and DataError if
+    the release is invalid.
     """
     artifact = read_artifact(release, "synthesize")
     content = read_ledger(ledger)
@@ -123,14 +124,14 @@ def checked_release(release: Path, ledger: Path) -> tuple[Artifact, dict, float]
     lacking = [key for key, record in artifact.records.items() if by_id(content).get(key) != record]
     problems += [f"it lacks charge {key[:8]} of {release}" for key in lacking]
     if problems:
-        remedy = "Run `stage ledger write`, or restore it from git"
+        remedy = "Run `stage ledger write`, or restore the ledger from git"
         raise BudgetError(f"{ledger} is not valid: {'; '.join(problems)}. {remedy}")
     return artifact, content, spent
 
 
 def what_was_released(artifact: Artifact) -> dict[str, Any]:
-    """Collect the number, shape and classes of the images, the number of images of each class, and
-    the grid.
+    """Collect what the report shows of a release, such as the number, shape, classes, sources and
+    kinds of its images, and the grid.
     """
     shown = f"{artifact.path} is not a release that can be shown"
     with explained(DataError, lambda error: f"{shown} ({error!r}): run `stage synthesize` again"):
@@ -177,7 +178,10 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
 
 
 def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
-    """Recompute epsilon, delta, the table of charges and the bar of spending from the records."""
+    """Recompute ε from the records, and collect what the report states about the privacy cost.
+
+    spent: ε of the release, from `checked_release`.
+    """
     behind = Records.of_ledger(ledger)
     records = behind.values()
     delta = ledger["delta"]
@@ -226,8 +230,8 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "delta": scientific(delta),
         "one_in": grouped(math.floor(1 / delta)),
         "anyone": percent_up(delta * ledger["size_hint"]),
-        # For a larger ε, the factor means little to a reader, so only the ceilings on an attacker
-        # are shown
+        # For a larger ε, the factor means little to a reader, so the report shows only the bounds
+        # on an attacker's success
         "factor": bound_text(math.exp(spent), 3) if spent <= math.log(10) else "",
         "accountant": names.get(ledger["accountant"], ledger["accountant"]),
         "accountants": [
@@ -240,14 +244,14 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
             for owner, part in behind.of_one_person().items()
             if behind.owners
         ],
-        "together": cost_of(Records(behind)),  # if owners shared persons
+        "together": cost_of(Records(behind)),  # bound for persons in the sets of all owners
     }
 
 
 def what_it_means(ledger: Mapping) -> dict[str, Any]:
-    """Compute the two ceilings on an attacker, as percentages rounded up.
+    """Compute two upper bounds on an attacker's success, as percentages rounded up.
 
-    With several owners, each ceiling is the largest over the owners.
+    If there are several owners, each bound is the largest over the owners.
     """
     parts = Records.of_ledger(ledger).of_one_person().values()
     return attack_bounds(
@@ -256,8 +260,9 @@ def what_it_means(ledger: Mapping) -> dict[str, Any]:
 
 
 def attack_bounds(profiles: Sequence[Profile]) -> dict[str, Any]:
-    """Compute the ceilings on an attacker for the worst profile, as percentages rounded up, and a
-    word that rates them.
+    """Compute upper bounds on an attacker's success, as percentages rounded up.
+
+    Each bound is the largest over the profiles. "strength" is a word that rates the protection.
     """
     advantage = max(map(membership_advantage, profiles))
     hits = max(true_positive_rate(profile, false_positive_rate=0.01) for profile in profiles)
@@ -268,7 +273,9 @@ def attack_bounds(profiles: Sequence[Profile]) -> dict[str, Any]:
 
 
 def what_to_check(artifact: Artifact, ledger: Mapping, path: Path) -> dict[str, Any]:
-    """Collect hashes of the released files, versions, and the origin of each charge."""
+    """Collect the facts that a reader needs to check the release: hashes of its files, versions of
+    the software, and the stage, day and settings of each charge.
+    """
     listed = read_json(artifact.path / PRIVACY)["files"]
     top = [(name, sha) for name, sha in sorted(listed.items()) if "/" not in name]
     folders = sorted({name.split("/")[0] for name in listed if "/" in name})
@@ -305,7 +312,7 @@ def day_of(record: Mapping) -> str:
 def summary_lines(
     release: Path, ledger: Path, report: Path, verdict: str, tracked: str
 ) -> list[str]:
-    """Render the last page in the terminal after a run.
+    """Render the summary that is printed at the end of a run, as lines of text.
 
     report: folder of the public report; tracked: description of what git tracks.
     """
@@ -334,7 +341,7 @@ def summary_lines(
 def picture(path: Path, title: str, caption: str) -> Picture:
     with explained(
         DataError,
-        lambda error: f"{path} cannot be shown ({error}): run the stage that writes it again",
+        lambda error: f"{path} cannot be shown ({error}): rerun the stage that writes this file",
     ):
         return Picture(
             title, caption, f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"

@@ -1,7 +1,9 @@
 """Signed metadata in pictures: C2PA manifests, signed with the owner's certificate.
 
-Nothing is sent anywhere, except hashes to a time service, if the owner names one. Needs the extra
-`marks`. Source: C2PA specification 2.2 (https://spec.c2pa.org).
+If the owner names a time service, hashes of the pictures are sent to it. Nothing else is sent
+anywhere. The module needs the extra `marks`.
+
+Source: C2PA specification 2.2 (https://spec.c2pa.org).
 """
 
 import io
@@ -18,7 +20,8 @@ from sfumato.storage.documents import escaped
 
 SIGNED_BY = "signed by"
 MEDIA_TYPE = "image/png"
-# No thumbnail, because it would be larger than the picture, and no request to a network
+# No thumbnail is added, because it would be larger than the picture. Verification sends no request
+# over the network.
 SETTINGS = {
     "version": 1,
     "builder": {"thumbnail": {"enabled": False}},
@@ -33,9 +36,9 @@ def c2pa() -> Any:
 
 
 def algorithm_of(key: bytes) -> str:
-    """Return C2PA's name of the algorithm for a private key in PEM.
+    """Return C2PA's name for the signature algorithm of a private key in PEM.
 
-    Raises ValueError for other kinds of keys.
+    Raises ValueError if the key is of a kind that C2PA does not accept.
     """
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -84,8 +87,8 @@ def png_signer(signing: Signing, mark: Mark) -> Callable[[bytes], bytes]:
     def cannot(error: Exception) -> str:
         return (
             f"{signing.certificate} and {signing.key} cannot sign pictures ({error}): expected a "
-            "chain of certificates for C2PA claims and its private key, both in PEM, and a time "
-            "service that answers, if one is named"
+            "certificate chain for C2PA claims and its private key, both in PEM. If a time service "
+            "is named, it must answer"
         )
 
     def sign(picture: bytes) -> bytes:

@@ -1,7 +1,7 @@
-"""Machine-readable statements beside the public report, from the release and the ledger only.
+"""Machine-readable statements about a release, written beside the public report.
 
-Their texts are in `statements.yaml`, which is parsed before facts are filled in, so that the
-owner's texts cannot change the structure.
+They depend only on the release and the ledger. Their forms are in `statements.yaml`. This file is
+parsed before facts are filled in, so that no text of the owner can change the structure.
 """
 
 import re
@@ -35,7 +35,7 @@ CROISSANT = "croissant.json"
 REGISTRY = "deployment.yaml"
 CATALOGUE = "healthdcat.jsonld"
 TURTLE = "healthdcat.ttl"
-# statements of the owner that a file needs, by their keys in `release`
+# Settings in section `release` that the owner must fill in before a file is written
 NEEDS = {
     REGISTRY: ("owner", "owner_type", "purpose", "region"),
     TURTLE: (
@@ -55,10 +55,11 @@ FORMS: dict[str, Any] = yaml.safe_load(
 
 
 def write_statements(release: Path, ledger: Path, directory: Path) -> dict[str, list[str]]:
-    """Write the records for catalogues and the registry's entry into `directory`.
+    """Write records for data catalogues and an entry for the deployments registry into `directory`.
 
-    Returns the settings that the owner has not provided yet, by the file that needs them. Without
-    a charge nothing is written. Raises the errors of `sfumato.release.report.checked_release`.
+    If the ledger contains no charge, nothing is written. Returns the settings that the owner has
+    not provided yet, by the file that needs them. Raises the errors of
+    `sfumato.release.report.checked_release`.
 
     Guarantee: the statements depend only on the files of `release` and `ledger`, which are already
     released.
@@ -107,7 +108,7 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> dict[str, 
 
 def write_catalogue(directory: Path, facts: Mapping[str, Any]) -> None:
     """Write the entry of a health catalogue, as JSON-LD and as Turtle."""
-    from rdflib import Graph  # half a second
+    from rdflib import Graph  # takes half a second
 
     write_json(directory / CATALOGUE, filled(FORMS["healthdcat"], facts), ensure_ascii=False)
     Graph().parse(directory / CATALOGUE).serialize(
@@ -118,9 +119,9 @@ def write_catalogue(directory: Path, facts: Mapping[str, Any]) -> None:
 def catalogue_facts(
     facts: Mapping[str, Any], card: Mapping[str, Any], files: Collection[str]
 ) -> dict[str, Any]:
-    """Collect the further facts of the catalogue's entry.
+    """Collect the facts that only the health catalogue's entry needs.
 
-    Addresses are escaped, so each is one IRI.
+    Web addresses are percent-encoded, so that each is a valid IRI.
     """
     web = {key: quote(facts[key], safe=":/?#@!$&'()*+,;=%~") for key in ("url", "access_url")}
     columns = {
@@ -146,8 +147,10 @@ def catalogue_facts(
 
 
 def filled(form: Any, facts: Mapping[str, Any]) -> Any:
-    """Fill in a form: {name} in a text becomes that fact as text, and a whole text "=name" becomes
-    the fact itself. If the fact is missing, the key is dropped.
+    """Return a copy of a form, with facts filled in.
+
+    Inside a text, "{name}" is replaced by the fact's text. A text that consists of "=name" only is
+    replaced by the fact itself. If this fact is missing, the key of the text is left out.
     """
     if isinstance(form, dict):
         parts = {key: filled(value, facts) for key, value in form.items()}
@@ -160,8 +163,8 @@ def filled(form: Any, facts: Mapping[str, Any]) -> Any:
 
 
 def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any]:
-    """Collect the facts of all statements, by their names in the forms, with any texts of the
-    owner.
+    """Collect the facts for all statements, including the owner's texts, by their names in the
+    forms.
     """
     card = read_json(artifact.path / "card.json")
     shown = what_was_released(artifact)

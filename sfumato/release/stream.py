@@ -42,17 +42,17 @@ from sfumato.storage.documents import Exact, read_json, validated
 from sfumato.storage.weights import CONFIG, WEIGHTS, refers_to_public_model
 from sfumato.training.supervised import shift_and_mirror
 
-SHIPPED = "networks"  # Folder of a release
-FILES = (CONFIG, WEIGHTS, GENERATOR_WEIGHTS, ADAPTER, ADAPTER_CONFIG)  # Of a network that draws
+SHIPPED = "networks"  # Folder inside a release
+FILES = (CONFIG, WEIGHTS, GENERATOR_WEIGHTS, ADAPTER, ADAPTER_CONFIG)  # Files of one network
 DRAWN_PER_KEPT = 1.25  # The least certain fifth of each class is left out
-SPREAD = (1.0, 1.25)  # Standard deviation of latent numbers, at first and after GROWTH images
+SPREAD = (1.0, 1.25)  # Standard deviation of latent numbers: at first, and after GROWTH images
 GROWTH = 100_000
-GAMMA = 0.3  # Largest logarithm of an exponent that relights an image
+GAMMA = 0.3  # Brightness: pixels are raised to a power between exp(-GAMMA) and exp(GAMMA)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Exact):
-    """Form of `stream` in a card: everything besides the networks that determines the images.
+    """Entry `stream` of a release's card. This entry and the networks determine the drawn images.
 
     settings: settings of `Synthesize`; priors: share of each label, empty for equal shares;
     offsets, temperature: see `Labelling`; mirrored: whether mirror images keep their label.
@@ -75,11 +75,11 @@ def save_networks(
     seed: int,
     teacher: TeacherNetwork | None,
 ) -> Recipe:
-    """Copy the networks that draw a release into it, and return the card's entry.
+    """Copy the networks that drew a release into `directory`, and return the card's entry `stream`.
 
-    paths: artifact of each input of `synthesize`.
+    paths: folder of each artifact that `synthesize` reads, by stage.
 
-    Guarantee: only files of artifacts are copied whose charges the release includes.
+    Guarantee: the release includes the charges of every artifact from which files are copied.
     """
     sources = settings.networks("pretrain" in paths and refers_to_public_model(paths["pretrain"]))
     needed = {*sources}
@@ -124,7 +124,7 @@ class Batch(NamedTuple):
 
 
 class Stream(IterableDataset[Batch]):
-    """Batches without end; `stream` describes them."""
+    """An endless sequence of batches. The function `stream` describes them."""
 
     def __init__(
         self, release: Release, recipe: Recipe, batch: int, seed: int, augment: bool
@@ -172,7 +172,10 @@ class Stream(IterableDataset[Batch]):
             )
 
     def __iter__(self) -> Iterator[Batch]:
-        """Draw batch after batch. The workers of a `DataLoader` share them, in the same order."""
+        """Draw batch after batch.
+
+        The workers of a `DataLoader` take turns, so the order does not depend on their number.
+        """
         worker = get_worker_info()
         if worker is None:
             return map(self.draw, itertools.count())
@@ -214,8 +217,10 @@ class Stream(IterableDataset[Batch]):
         )
 
     def labels_of(self, images: Tensor, requested: Tensor) -> Tensor:
-        """Label images as drawn, (B, classes): by the teacher or, if it labels no images, as
-        requested.
+        """Return labels of drawn images, (B, classes).
+
+        They are the teacher's probabilities or, if the teacher does not label the release, the
+        requested labels.
         """
         if self.teacher is None or not self.settings.relabel:
             if requested.ndim == 1:
@@ -227,9 +232,7 @@ class Stream(IterableDataset[Batch]):
         return self.labelling.soft(seen, PLAIN)
 
     def blend(self, images: Tensor, labels: Tensor, random: torch.Generator) -> None:
-        """Blend some images with others, as many as in the release, and label the blends, in
-        place.
-        """
+        """Blend the same share of images as in the release, and label the blends, in place."""
         plain = self.batch - int(self.batch * self.settings.mixed)
         if self.labelling is None or self.teacher is None or plain == self.batch:
             return
@@ -240,7 +243,7 @@ class Stream(IterableDataset[Batch]):
 
 
 def further_images(path: Path, number: int) -> np.ndarray:
-    """Draw this number of unvaried images of a release's stream: (number, H, W, C) uint8."""
+    """Draw images from a release's stream, without augmentation: (number, H, W, C) uint8."""
     batches = itertools.islice(stream(path, 500, augment=False), -(-number // 500))
     return np.concatenate(
         [as_bytes(images).permute(0, 2, 3, 1).numpy() for images, _, _ in batches]
@@ -248,8 +251,11 @@ def further_images(path: Path, number: int) -> np.ndarray:
 
 
 def surest_rows(labels: Tensor, number: int) -> Tensor:
-    """Choose the images with the most certain labels, and leave out the same part of each class.
-    labels: (N, M), soft. Returns the chosen rows, (number,) int64, ascending.
+    """Choose the images with the most certain labels. The same share of each class is left out.
+
+    labels: (N, classes), probabilities.
+
+    Returns the indices of the chosen images, (number,) int64, ascending.
     """
     sure, classes = labels.max(dim=1)
     places = torch.empty(len(labels))
@@ -260,9 +266,10 @@ def surest_rows(labels: Tensor, number: int) -> Tensor:
 
 
 def view(images: Tensor, mirrored: bool, random: torch.Generator) -> Tensor:
-    """Shift, mirror, blur and relight images a little, each independently: (B, C, H, W) in [0, 1].
+    """Shift, mirror and blur images a little, and change their brightness, each independently.
 
-    mirrored: whether mirror images keep their label.
+    images: (B, C, H, W) in [0, 1];
+    mirrored: whether mirror images keep their label. If not, no image is mirrored.
     """
     images = shift_and_mirror(images, mirrored, random)
     one_each = len(images), 1, 1, 1
@@ -274,13 +281,15 @@ def view(images: Tensor, mirrored: bool, random: torch.Generator) -> Tensor:
 def stream(
     path: str | Path, batch: int = 128, seed: int | None = None, augment: bool = True
 ) -> Stream:
-    """Draw batches of labelled images from a release without end.
+    """Draw an endless sequence of batches of labelled images from the networks of a release.
 
-    No batch repeats. The fifth of each class with the least certain labels is left out. The spread
-    of latent numbers grows with the number of images drawn. Labels are the teacher's probabilities
-    for the images before they are shifted, mirrored, blurred and relit; a blend is labelled after
-    blending. On the same kind of processor and version of PyTorch, the same seed gives the same
-    batches, for any number of threads and workers. On a GPU, use no workers.
+    No batch repeats. Labels are the teacher's probabilities, if the teacher labelled the release.
+    It labels an image after blending, but before the image is shifted, mirrored, blurred and
+    changed in brightness. Of each class, the fifth with the least certain labels is left out. The
+    spread of latent numbers grows with the number of images drawn.
+
+    On the same kind of processor and version of PyTorch, the same seed gives the same batches, for
+    any number of threads and workers. On a GPU, use no workers.
 
     Args:
         path: Folder of the release.
@@ -288,9 +297,12 @@ def stream(
         seed: Fixes the batches; None for the release's own seed.
         augment: True to vary the images as described above, False for images as drawn.
 
+    Returns:
+        An iterable dataset of `Batch`.
+
     Raises:
-        DataError: `load_release` refuses the folder, or it has no networks or other networks than
-            `privacy.json` lists.
+        DataError: `load_release` refuses the folder, the release has no networks, or the networks
+            are not the ones that `privacy.json` lists.
         ConfigError: The number of images in a batch is below 1.
     """
     if batch < 1:

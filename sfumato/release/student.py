@@ -1,4 +1,6 @@
-"""The student: a classifier trained on images that a release's networks draw. Training is free.
+"""The student: a classifier trained on images that the networks of a release draw.
+
+Training costs no privacy.
 
 import sfumato
 student = sfumato.load_student("artifacts/student")
@@ -22,8 +24,9 @@ from sfumato.training.supervised import Schedule, train_supervised
 
 
 class StudentNetwork(nn.Module):
-    """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits. several: one sigmoid per label.
+    """Classifier from (B, C, H, W) float32 in [0, 1] to (B, classes) logits.
 
+    several: whether images have several labels, so that each logit belongs to one sigmoid;
     arguments: arguments of `build_network`.
     """
 
@@ -44,9 +47,10 @@ def train_student(
     seed: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> StudentNetwork:
-    """Train a network on the stream of a release, with its soft labels.
+    """Train a network on the images and soft labels that a release's stream draws.
 
-    seed: fixes the drawn images and the initial weights; the global generator does not change.
+    seed: fixes the drawn images and the initial weights. PyTorch's global random state does not
+    change.
 
     Guarantee: the network is a function of the release and of public settings.
     """
@@ -85,12 +89,12 @@ def load_student_network(directory: Path) -> StudentNetwork:
 
 
 def load_student(path: str | Path) -> ReleasedClassifier:
-    """Load the student in a folder written by `stage student`.
+    """Load the student from a folder that `stage student` wrote.
 
     Args:
         path: Path of that folder.
 
     Raises:
-        DataError: The folder is not a student, or was changed.
+        DataError: The folder contains no student, or its files were changed.
     """
     return load_released(Path(path), "student", load_student_network)

@@ -35,22 +35,21 @@ from sfumato.settings.release import Synthesize
 from sfumato.settings.stages import STAGES
 from sfumato.training.training_sets import public_training_set
 
-# Images (N, C, H, W) uint8, labels, and the stage that drew each
+# Images, (N, C, H, W) uint8, their labels, and the stage that drew each image
 Drawn = tuple[Tensor, Tensor, np.ndarray]
 
 
-# N images in parts of (B, C, H, W) float32 in [0, 1], and their labels: (N,) int64 or, with several
-# labels per image, (N, classes) uint8.
+# N images in parts of (B, C, H, W) float32 in [0, 1], and their labels: (N,) int64 or, if images
+# have several labels, (N, classes) uint8.
 Parts = tuple[Iterator[Tensor], Tensor]
 
 
 def kept_images(
     directory: Path, count: int, priors: Tensor | None, seed: int, shape: Sequence[int] | None
 ) -> Parts:
-    """Choose `count` images of an artifact at random. If a class has too few images, they are
-    repeated.
+    """Choose `count` images of an artifact at random.
 
-    A class without images is left out.
+    If a class has too few images, they are repeated. A class without images is left out.
     """
     classes = (
         len(priors)
@@ -78,9 +77,10 @@ def chosen_images(
     seed: int,
     shape: Sequence[int] | None,
 ) -> Parts:
-    """Take `count` public images that the teacher chose with most confidence.
+    """Take `count` of the public images that `select` kept: in each class, those that the teacher
+    labelled with the most confidence.
 
-    Raises DataError if there are too few.
+    Raises DataError if a class has too few images.
     """
     public = load_public(paths["public"], (*shape,))  # type: ignore[misc]
     images, labels, _ = public_training_set(public, paths["select"], None)
@@ -101,7 +101,7 @@ def chosen_images(
 
 
 def model_of(name: str, paths: Mapping[str, Path]) -> OneStep | Denoiser:
-    """Load the network that a stage trained, on the device of this process.
+    """Load the network that a stage trained onto the device of this process.
 
     paths: as for `draw_mixture`.
     """
@@ -123,10 +123,11 @@ def parts_of(
     spread: float = 1.0,
     **sampler: Any,
 ) -> Parts:
-    """Draw `count` images from a network of `model_of`.
+    """Draw `count` images from a network.
 
-    spread: standard deviation of a generator's latent numbers; sampler: shape, progress and guide
-    of a diffusion model.
+    model: network from `model_of`;
+    spread: standard deviation of the latent numbers of a one-step generator;
+    sampler: the arguments `shape`, `progress` and `guide` for a diffusion model.
     """
     if not isinstance(model, Denoiser):
         return drawing(model, count, priors, seed, spread)
@@ -147,14 +148,15 @@ def draw_mixture(
 ) -> Drawn:
     """Draw the release: `settings.count` images, divided among the sources by weight, shuffled.
 
-    paths: artifact of each model; a fine-tuned model saved as adapters needs the artifact of
-    "pretrain" too;
+    paths: folder of each source's artifact, by stage. A fine-tuned model that is saved as adapters
+    needs the artifact of "pretrain" too;
     priors: (classes,) label shares, None for equal ones;
     shape: (C, H, W) that images of a public model are resized to;
-    guide: guidance of the diffusion sampler by the teacher.
+    guide: guidance of the diffusion sampler by the teacher;
+    folder: where the pixels are stored, in an unnamed file; None for memory.
 
-    Returns ((N, C, H, W) uint8, in an unnamed file on the disk of `folder`; labels; source stage of
-    each image). Raises DataError if a model draws non-finite pixels.
+    Returns the images, (N, C, H, W) uint8, their labels, and the stage that drew each image. Raises
+    DataError if a model draws non-finite pixels.
     """
 
     def drawn_from(name: str, count: int, seed: int) -> Parts:
@@ -174,10 +176,11 @@ def mixed(
     seed: int,
     folder: Path | None = None,
 ) -> Drawn:
-    """Divide the images among the sources by weight, draw and shuffle them. Returns what
-    `draw_mixture` does.
+    """Divide `settings.count` images among the sources by weight, draw them, and shuffle them.
 
-    drawn_from: function from a source, a number of images and a seed.
+    drawn_from: function that draws images, given a source, a number of images and a seed.
+
+    Returns and raises the same as `draw_mixture`.
     """
     total_weight = sum(settings.sources.values())
     numbers: dict[str, int] = {
@@ -197,7 +200,7 @@ def mixed(
         labels.append(of_source)
         for part in parts:
             if not part.isfinite().all():
-                raise DataError(f"the model of {name} drew non-finite pixels: run this stage again")
+                raise DataError(f"the model of {name} drew non-finite pixels: run {name} again")
             if images is None:
                 images = room(settings.count, part.shape[1:], folder)
             images[places[done : done + len(part)]] = as_bytes(part)
@@ -210,9 +213,11 @@ def mixed(
 def sorted_examples(
     images: Tensor, labels: Tensor, classes: int, number: int, among: np.ndarray | bool = True
 ) -> Tensor:
-    """Return the first `number` images of each class in [0, 1], white where a class has too few.
+    """Return the first `number` images of each class: (classes · number, C, H, W) in [0, 1].
 
-    images: (N, C, H, W) uint8; among: (N,) bool, images to choose from.
+    If a class has too few images, white images take their places.
+
+    images: (N, C, H, W) uint8; among: (N,) bool, True for images that may be chosen.
     """
     examples = torch.ones(classes, number, *images.shape[1:])
     for label in range(classes):

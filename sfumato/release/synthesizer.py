@@ -1,4 +1,4 @@
-"""Load the synthesizer of an artifact: a network of our own or a public model."""
+"""Load the network that draws images from an artifact: one of our own, or a public model."""
 
 from pathlib import Path
 from typing import Any
@@ -47,14 +47,15 @@ def load_synthesizer(finetune: Path, pretrain: Path) -> Denoiser:
 def start_file(pretrain: Path) -> Path:
     """Return the file whose sha256 identifies the frozen weights.
 
-    For a public model, this is the reference, which contains the sha256 of all its files.
+    For a public model, this file is a reference, which lists the sha256 of each file of the model.
     """
     return pretrain / (CONFIG if refers_to_public_model(pretrain) else WEIGHTS)
 
 
 class WithoutInitialValues(TorchFunctionMode):
-    """Skip the initialisation of weights, which would import PyTorch's compiler for seconds on the
-    meta device.
+    """Skip the initialisation of weights.
+
+    On the meta device, it would import PyTorch's compiler, which takes seconds.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -64,7 +65,7 @@ class WithoutInitialValues(TorchFunctionMode):
 
 
 def outline(settings: Model, shape: tuple[int, int, int], classes: int) -> Denoiser:
-    """Build the network of `settings` on the meta device: shapes without weights, for estimates."""
+    """Build a network on the meta device, for estimates: it has shapes, but no weights."""
     if settings.directory is not None:
         return public_models().latent_outline(settings, classes)
     with torch.device("meta"), WithoutInitialValues():

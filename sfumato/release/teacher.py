@@ -43,10 +43,14 @@ class ReleasedClassifier:
     ledger: dict[str, dict[str, Any]]
 
     def predict(self, picture: str | Path | np.ndarray) -> str | tuple[str, ...]:
-        """Classify a picture. With several labels, return all with a probability above 1/2.
+        """Classify a picture.
 
         Args:
             picture: A file, or (H, W, C) uint8 of any size.
+
+        Returns:
+            Name of the most probable class. If images have several labels, the names of all labels
+            with a probability above 1/2.
         """
         (shares,) = self.probabilities(prepared(self.card, picture)[None])
         if self.network.several:
@@ -66,7 +70,7 @@ class ReleasedClassifier:
         if images.dtype != np.uint8 or images.shape[1:] != (*sides, channels):
             expected = f"uint8 (N, {sides[0]}, {sides[1]}, {channels})"
             raise DataError(
-                f"images are {images.dtype} {images.shape}, but the classifier takes {expected}"
+                f"images are {images.dtype} {images.shape}, but the classifier expects {expected}"
             )
         return probabilities_of(
             self.network, torch.tensor(images).permute(0, 3, 1, 2).float() / 255
@@ -74,26 +78,28 @@ class ReleasedClassifier:
 
 
 def load_teacher(path: str | Path) -> ReleasedClassifier:
-    """Load the teacher in a folder written by `stage teacher`.
+    """Load the teacher from a folder that `stage teacher` wrote.
 
     Args:
         path: Path of that folder.
 
     Raises:
-        DataError: The folder is not a teacher, or was changed.
+        DataError: The folder contains no teacher, or its files were changed.
     """
     return load_released(Path(path), "teacher", load_network)
 
 
 def load_released(folder: Path, stage: str, load: Callable[[Path], Any]) -> ReleasedClassifier:
-    """Load the classifier that a stage released. load: function from the folder to its network.
+    """Load the classifier that a stage released.
 
-    Raises DataError if the folder is the artifact of another stage, was changed, or its card does
-    not match.
+    load: function that reads the network from the folder.
+
+    Raises DataError if another stage wrote the folder, if its files were changed, or if its card
+    contradicts the network or the records.
     """
     artifact = read_artifact(folder, stage)
     if not artifact.enabled:
-        raise DataError(f"{folder} contains no {stage}: the recipe has none")
+        raise DataError(f"{folder} contains no {stage}, because the recipe does not use this stage")
     with explained(DataError, lambda error: f"{folder / 'card.json'} cannot be read ({error!r})"):
         card: Any = read_json(folder / "card.json")
         network = load(folder)
@@ -107,10 +113,11 @@ def load_released(folder: Path, stage: str, load: Callable[[Path], Any]) -> Rele
 def write_card(
     directory: Path, plan: StagePlan[Any], records: Records, form: str = "teacher.md"
 ) -> None:
-    """Write the cards of a classifier, for programs and people.
+    """Write the cards of a classifier: `card.json` for programs, and `README.md` for people.
 
-    records: every charge that it depends on. Their costs are added up, whatever owners declared
-    about persons. form: template of the card for people.
+    records: all charges that the classifier depends on. Their costs are added up, even if their
+    owners declared that no person is in two sets;
+    form: template of `README.md`.
     """
     records = Records(records)
     channels, height, width = plan.shape

@@ -15,7 +15,7 @@ class ReleaseDataset(Dataset[tuple[Any, Any]]):
     """
 
     def __init__(self, release: Any, transform: Callable[[Tensor], Any] | None) -> None:
-        """Read labels and classes. release: a `Release`."""
+        """Wrap a `Release`. transform: function applied to an image's tensor."""
         self.images = release.images
         self.targets = release.labels.tolist()
         self.classes = list(release.classes)

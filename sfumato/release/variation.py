@@ -1,4 +1,4 @@
-"""Vary released images by distortions and blends, and label them by the teacher. Spends nothing."""
+"""Distort and blend released images, and let the teacher label them. This costs no privacy."""
 
 import math
 from collections.abc import Mapping
@@ -21,24 +21,25 @@ from sfumato.features.teacher_network import (
 )
 from sfumato.settings.release import Synthesize
 
-BLEND = (0.3, 0.7)  # Part of the first image in a blend
+BLEND = (0.3, 0.7)  # Range of the first image's weight in a blend
 KINDS = ("plain", "distorted", "blend", "public")  # Kinds of released images
 PLAIN, _, BLENDED, FROM_PUBLIC = KINDS
-VARIED_BATCH = 500  # Images varied at a time, which bounds the memory
+VARIED_BATCH = 500  # Images varied at a time, so that memory is bounded
 
 
 @dataclass(frozen=True)
 class Varied:
-    """Images of a release with variants; unchanged ones come first.
+    """Images of a release. Images that were not distorted or blended come first.
 
     images: (N, C, H, W) uint8;
     labels: (N,) int64;
-    kinds: (N,) of KINDS;
-    requested_labels: (n,) int64, classes requested from the models for the first n images, which
-    are unchanged, if `labels` are the teacher's;
-    mixture: entry of the card about the choice of the mixture: "chosen" names it, and "agreement"
-    has one entry per mixture;
-    labelling: rule by which the teacher labelled them, if it did.
+    kinds: (N,), one of KINDS for each image;
+    requested_labels: (n,) int64, the classes that were requested from the models for the n images
+    that were not distorted or blended. None if the teacher did not label the release, or if images
+    have several labels;
+    mixture: entry of the card about the decision whether to include public images. "chosen" names
+    the chosen mixture, and "agreement" contains the numbers that were compared for each mixture;
+    labelling: rule by which the teacher labelled the images; None if it did not.
     """
 
     images: Tensor
@@ -57,15 +58,15 @@ def vary(
     seed: int,
     public: np.ndarray | bool = False,
 ) -> Varied:
-    """Distort or blend some of the images, as `settings` state; with `relabel`, the teacher labels
-    all.
+    """Distort or blend some of the images, as `settings` state.
 
-    The teacher keeps the requested shares of labels.
+    With `settings.relabel`, the teacher then labels all images. Each label keeps the share of
+    images that was requested from the models.
 
-    images: (N, C, H, W) uint8, in random order; varied parts are replaced in place;
+    images: (N, C, H, W) uint8, in random order. Varied images replace the originals in place;
     labels: (N,) int64, requested from the models;
     seed: fixes the variants;
-    public: (N,) bool, public images.
+    public: (N,) bool, True for public images.
     """
     distorted = int(len(images) * settings.distorted)
     blended = int(len(images) * settings.mixed)
@@ -81,7 +82,8 @@ def vary(
             .argsort(dim=0, descending=True, stable=True)
             .argsort(dim=0)
         )
-        # Each label keeps its number of images. The images with its highest probabilities get it.
+        # Each label keeps its number of images. It goes to the images to which the teacher gives
+        # the highest probabilities of this label.
         labels = (places < labels.sum(dim=0)).to(torch.uint8)
     elif settings.relabel and teacher is not None:
         requested = labels[:plain]
@@ -107,9 +109,11 @@ def vary(
 
 
 def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, seed: int) -> Varied:
-    """Mix public images, (B, C, H, W) uint8, with one in `every` of the drawn ones.
+    """Keep one in `every` of the drawn images, add public images, and shuffle the unvaried ones.
 
-    labels: (B,), labels of the public images. Drawn images include their variants.
+    varied: drawn images, including distorted and blended ones;
+    images: (B, C, H, W) uint8, public images;
+    labels: (B,), labels of the public images.
     """
     kinds = np.concatenate([varied.kinds[::every], np.repeat(FROM_PUBLIC, len(images))])
     drawn = torch.from_numpy(np.flatnonzero((kinds == PLAIN) | (kinds == FROM_PUBLIC)))
@@ -135,8 +139,10 @@ def vary_parts(
     probabilities: Tensor | None,
     random: torch.Generator,
 ) -> None:
-    """Blend the last images with earlier ones, and distort the images between plain images and
-    blends, in place.
+    """Vary images in place: keep the first `plain`, distort the next `distorted`, and blend the
+    others with earlier images.
+
+    probabilities: (N, classes) by the teacher; None to blend no images.
     """
     end = plain + distorted
     if probabilities is not None and end < len(images):
@@ -156,9 +162,9 @@ def uniform(random: torch.Generator, low: float, high: float, *shape: int) -> Te
 
 
 def distort(images: Tensor, random: torch.Generator) -> Tensor:
-    """Warp, texture and relight images, (B, C, H, W) in [0, 1].
+    """Warp images, (B, C, H, W) in [0, 1], multiply them by textures, and change their brightness.
 
-    Textures are multiplied with the image, so a dark background stays dark.
+    Because textures are multiplied with the image, a dark background stays dark.
     """
     if not len(images):
         return images
@@ -179,7 +185,7 @@ def distort(images: Tensor, random: torch.Generator) -> Tensor:
 
 
 def texture(number: int, height: int, width: int, random: torch.Generator) -> Tensor:
-    """Draw stripes or smooth spots for each image: (number, 1, height, width), about ±1.
+    """Draw stripes or smooth spots for each image: (number, 1, height, width), of size about 1.
 
     Half of the stripes are upright or level, and half are slanted.
     """
@@ -212,11 +218,14 @@ def blurred(images: Tensor) -> Tensor:
 def blend_partners(
     probabilities: Tensor, end: int, random: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Choose a weight and an earlier partner for each image from place `end` on: two (B,) tensors.
+    """Choose a weight and a partner for each image to blend: two tensors, (N - end,).
 
-    The class of a partner is drawn by the teacher's probabilities, without the image's own class.
-    If no earlier image has this class, the partner is any earlier image. probabilities: (N,
-    classes).
+    The images from index `end` on are blended, each with a partner from the images before `end`.
+    The class of the partner is drawn according to the teacher's probabilities for the image to
+    blend, without the most probable class. If no image before `end` has the drawn class, the
+    partner is any of these images.
+
+    probabilities: (N, classes).
     """
     classes = probabilities[:end].argmax(dim=1)
     blended = probabilities[end:]

@@ -8,13 +8,15 @@ or `FAIL`. After a `FAIL`, the exit code is 1. This program needs Python 3.8 or 
 only the standard library, opens no network connection and writes no file. The checks:
 
 1. The folder contains exactly the files that manifest.json lists, each with its size and SHA-256.
-2. The archives contain exactly the pictures that labels.csv names: PNGs of the stated size.
+2. The archives contain exactly the pictures that labels.csv names. Each is a PNG of the size that
+   card.json states.
 3. The labels and kinds in labels.csv match card.json.
-4. ledger.json has the digest that it states, and its mechanisms are Gaussian noise.
-5. Epsilon, computed again from the mechanisms, is what ledger.json and card.json state: by Renyi
-   differential privacy, an upper bound (Mironov, Talwar and Zhang 2019, section 3.3; conversion:
-   Canonne, Kamath and Steinke 2020, proposition 12); also exactly if all noise is added to sums
-   over all images (Balle and Wang 2018, theorem 8; Dong, Roth and Su 2022, corollary 2).
+4. ledger.json has the digest that it states, and all its mechanisms add Gaussian noise.
+5. Epsilon, recomputed from the mechanisms, agrees with ledger.json and card.json. Renyi
+   differential privacy gives an upper bound (Mironov, Talwar and Zhang 2019, section 3.3;
+   conversion: Canonne, Kamath and Steinke 2020, proposition 12). If no mechanism samples the
+   images, the exact epsilon is computed too (Balle and Wang 2018, theorem 8; Dong, Roth and Su
+   2022, corollary 2).
 """
 
 import argparse
@@ -44,16 +46,16 @@ RENYI_ORDERS = [
 
 
 def check_files(folder, sent=None):
-    """Yield (passed, text) for the manifest and each file, where passed is None for a note."""
+    """Check the manifest and each file. Yield (passed, text); passed is None for a note."""
     listed = read_json(folder / MANIFEST)
     sha256 = sha256_of(folder / MANIFEST)
     if sent is None:
-        yield None, f"{MANIFEST}: SHA-256 {sha256}. Compare it with the one that you were sent"
+        yield None, f"{MANIFEST}: SHA-256 {sha256}. Compare it with the hash that you were sent"
     else:
         yield sha256 == sent.lower(), f"{MANIFEST}: SHA-256 {sha256}, you were sent {sent}"
     text = json.dumps(listed, indent=1, sort_keys=True) + "\n"
     unchanged = text.encode() == (folder / MANIFEST).read_bytes()
-    yield unchanged, f"{MANIFEST}: in the form in which it was written"
+    yield unchanged, f"{MANIFEST}: must be JSON with sorted keys, indented by one space"
     paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
     present = {path.relative_to(folder).as_posix() for path in paths} - {MANIFEST}
     for name in sorted(present - listed.keys()):
@@ -107,26 +109,28 @@ def check_pictures(folder):
 
 
 def png_size(content):
-    """Return (width, height), or None for anything but one PNG with nothing after its end."""
+    """Return (width, height) of a PNG, or None if the content does not begin and end like a PNG."""
     if not (content.startswith(PNG_START) and content.endswith(PNG_END)):
         return None
     return int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
 
 
 def has_valid_label(row, classes):
-    if "class" not in row:  # several labels: one column each, of 0 and 1
+    if "class" not in row:  # several labels per image: one column per label, with 0 or 1
         return all(row[f"label {name}"] in ("0", "1") for name in classes)
     name = classes[int(row["label"])]
-    return row["class"] in (name, f"'{name}")  # ' if a spreadsheet would read a formula
+    return row["class"] in (name, f"'{name}")  # ' keeps spreadsheets from reading a formula
 
 
 def check_ledger(folder):
-    """Recompute epsilon from the mechanisms, and compare it with the stated one."""
+    """Check the digest, the mechanisms and the odometer, and compare epsilon with its recomputed
+    value. Yield (passed, text); passed is None for a note.
+    """
     ledger = read_json(folder / "ledger.json")
     content = {key: value for key, value in ledger.items() if key != "digest"}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     same = hashlib.sha256(text.encode()).hexdigest() == ledger["digest"]
-    yield same, "ledger.json: its digest fits its content"
+    yield same, "ledger.json: its digest must match its content"
     for record in ledger["records"]:
         sigma, rate, uses = mechanism_of(record["event"])
         numbers = f"sigma {sigma:g}, sample rate {rate:g}, {uses} release(s)"
@@ -140,7 +144,7 @@ def check_ledger(folder):
     yield 0 < delta <= 1 / size, f"delta: {delta:g}, at most 1 / {size}"
     yield from check_epsilon(ledger, read_json(folder / "card.json"))
     odometer = ledger["odometer"]
-    text = f"{odometer['charges']} charge(s) on {odometer['dataset_id']!r}, with none missing"
+    text = f"{odometer['charges']} charge(s) on {odometer['dataset_id']!r}; none may be missing"
     yield odometer["complete"], f"odometer: {text}"
 
 
@@ -148,7 +152,8 @@ def check_epsilon(ledger, card):
     delta = ledger["delta"]
     stated = ledger["epsilon"]
     accountant = ledger["accountant"]
-    # Owners in `apart` declare that no person is in two of their sets: the largest cost counts.
+    # Owners in `apart` declare that no person is in the sets of two owners. So the largest cost
+    # counts, not the sum.
     disjoint_sets = ledger.get("apart") or [None]
     groups = [mechanisms_of(ledger, {*disjoint_sets} - {name}) for name in disjoint_sets]
     bound = max(renyi_epsilon(parts, delta) for parts in groups)
@@ -161,9 +166,9 @@ def check_epsilon(ledger, card):
         yield exact <= value * (1 + TOLERANCE), text
     elif value < bound * (1 - TOLERANCE):
         text = f"epsilon: ledger.json states {value:.6f} by {accountant}, a tighter method"
-        yield None, f"{text} that this program does not have. It proves {bound:.6f}"
+        yield None, f"{text} that this program does not have. This program proves {bound:.6f}"
     target = ledger["target"]
-    yield value <= target * (1 + TOLERANCE), f"epsilon: within its budget {target:g}"
+    yield value <= target * (1 + TOLERANCE), f"epsilon: must not exceed the budget {target:g}"
     of_card = stated.get("exact", stated["rdp"])
     same = close(card["epsilon"], of_card) and card["delta"] == delta
     text = f"card.json: epsilon {card['epsilon']:.6f} at delta {card['delta']:g}"
@@ -180,8 +185,11 @@ def mechanisms_of(ledger, others):
 
 
 def mechanism_of(event):
-    """Return (noise multiplier, sample rate, releases). Raise ValueError for anything else."""
-    problem = ValueError(f"no Gaussian mechanism with a guarantee: {event}")
+    """Return (noise multiplier, sample rate, number of releases) of an event of the ledger.
+
+    Raises ValueError if the event is not Gaussian noise, with or without Poisson sampling.
+    """
+    problem = ValueError(f"expected a Gaussian mechanism with a guarantee, found {event}")
     uses = 1
     rate = 1.0
     if event["type"] == "SelfComposed":
@@ -213,20 +221,20 @@ def exact_epsilon(parts, delta):
 
 
 def gaussian_delta(mu, epsilon):
-    """Return delta of one Gaussian. mu: its sensitivity over its standard deviation."""
+    """Return delta of a Gaussian mechanism at `epsilon`. mu: sensitivity / standard deviation."""
     tail = math.exp(epsilon + log_normal_cdf(-mu / 2 - epsilon / mu))
     return math.exp(log_normal_cdf(mu / 2 - epsilon / mu)) - tail
 
 
 def log_normal_cdf(x):
-    """Return the logarithm of the normal distribution function. Far in the tail, a bound of it."""
+    """Return the logarithm of the normal distribution function; far in the tail, an upper bound."""
     if x > -35:
         return math.log(math.erfc(-x / math.sqrt(2)) / 2)
     return -x * x / 2 - math.log(-x * math.sqrt(2 * math.pi))
 
 
 def renyi_epsilon(parts, delta):
-    """Return an upper bound on epsilon: the least that any Renyi order gives."""
+    """Return an upper bound on epsilon: the smallest of the bounds by RENYI_ORDERS."""
     if not parts:
         return 0.0
     return max(0.0, min(epsilon_at(order, parts, delta) for order in RENYI_ORDERS))
@@ -244,7 +252,8 @@ def renyi_divergence(sigma, rate, order):
     if order == int(order):
         terms = [log_term(order, k, sigma, rate) for k in range(int(order) + 1)]
         return log_sum(terms) / (order - 1)
-    # Two infinite series give the integral below and above z.
+    # The divergence is an integral. One infinite series gives its part below z, another its part
+    # above z.
     z = sigma**2 * math.log(1 / rate - 1) + 0.5
     total = -math.inf
     before = (-math.inf, -math.inf)
@@ -255,7 +264,7 @@ def renyi_divergence(sigma, rate, order):
         if below < before[0] and above < before[1] and max(below, above) < total - 30:
             return total / (order - 1)
         before = (below, above)
-    return math.inf  # not computed: another order gives the bound
+    return math.inf  # the series did not converge: another order gives the bound
 
 
 def log_term(order, k, sigma, rate):
@@ -277,7 +286,7 @@ def results_of(folder, sent=None):
     for check in checks:
         try:
             results.extend(check)
-        except Exception as error:  # a damaged file can raise anything
+        except Exception as error:  # a damaged file can raise any exception
             results.append((False, f"{check.__name__}: {type(error).__name__}: {error}"))
     return results
 

@@ -189,7 +189,7 @@ def test_the_card_states_which_images_are_public():
     both = card(sources={"select": 400, "finetune": 800})
     assert "800 were drawn by generative models" in both and "400 are **public images" in both
     varied = card(kinds={"plain": 600, "distorted": 400, "blend": 200})
-    assert "600 are as they were drawn, 400 are warped, textured" in varied
+    assert "600 images are unchanged, 400 are warped, textured" in varied
     assert "none of them distorted or blended](grid.png)" in varied and 'kinds=["plain"]' in varied
     assert "as they were drawn" not in card()
 
@@ -198,7 +198,7 @@ def test_the_card_states_the_licence_of_public_images():
     assert set(WORDS["licences"]) == set(DRAWN)
     chosen = {"sources": {"select": 1200}}
     assert "The licence of that set applies to them." in card(**chosen, public_source="npz")
-    for source, words in (("glyphs", "no licence of their own"), ("photos", "under CC BY 2.0")):
+    for source, words in (("glyphs", "no licence of their own"), ("photos", "the licence CC BY 2.0")):
         told = card(**chosen, public_source=source)
         assert words in told and "The licence of that set" not in told
     assert "licence of their own" not in card(public_source="glyphs"), (
@@ -209,6 +209,6 @@ def test_the_card_states_the_licence_of_public_images():
 def test_the_card_states_what_is_public_in_gaussians():
     of_gaussians = {name: record | {"stage": "covariance"} for name, record in records().items()}
     told = card(sources={"auxiliary": 1200}, records=of_gaussians)
-    assert "in their low frequencies only" in told and "recoloured public images" in told
+    assert "only in their low frequencies" in told and "recoloured public images" in told
     assert "low frequencies" not in card(sources={"auxiliary": 1200})
     assert "low frequencies" not in card(sources={"finetune": 1200}, records=of_gaussians)

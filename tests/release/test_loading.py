@@ -302,7 +302,7 @@ def test_a_picture_is_prepared_like_training_images(digits, tmp_path, picture, p
     )
     assert release.card["prepared"] | prepared == release.card["prepared"]
     del release.card["prepared"]
-    with pytest.raises(DataError, match="an older version wrote it"):
+    with pytest.raises(DataError, match="written by an older version"):
         release.prepare(picture)
 
 
@@ -390,16 +390,16 @@ def recording(**said):
 LIES = {
     "a smaller epsilon": (
         stating(epsilon=0.01),
-        "states epsilon=0.01 at delta=.*, but its records come to at least 0.606929",
+        "states epsilon=0.01 at delta=.*, but its records cost at least 0.606929",
     ),
     "epsilon a little smaller": (stating(epsilon=0.6), "its records come to"),
     "epsilon at another delta": (stating(delta=1e-7), "at delta=1e-07, but its records come to"),
-    "epsilon below zero": (stating(epsilon=-1), "which is not a bound"),
-    "epsilon true": (stating(epsilon=True), "which is not a bound"),
-    "delta that means nothing": (stating(delta=0.5), "there is no guarantee"),
+    "epsilon below zero": (stating(epsilon=-1), "expected a finite number"),
+    "epsilon true": (stating(epsilon=True), "expected a finite number"),
+    "delta that means nothing": (stating(delta=0.5), "states delta=0.5, expected more than 0"),
     "another unit": (stating(units=[GROUPED]), "states units="),
     "another adjacency": (stating(adjacency="zero-out-one"), "states adjacency="),
-    "more images": (stating(images=6000), "states images=6000, but the files beside it have 40"),
+    "more images": (stating(images=6000), "states images=6000, but according to the other files it is 40"),
     "another shape": (stating(shape=[3, 8, 8]), "states shape="),
     "a class less": (stating(classes=list("012345678")), "contains the label 9"),
     "a class twice": (stating(classes=["0"] * 10), "names a class twice"),
@@ -408,7 +408,7 @@ LIES = {
     "other sources": (stating(sources={"finetune": 30}), "its sources drew 30 images"),
     "public images as drawn": (
         replace_array("kinds.npy", np.array(["plain", "public"] * 20)),
-        "kinds.npy marks 20 images as public, but the sources in the card only 0",
+        "kinds.npy marks 20 images as public, but by the card only 0 come from",
     ),
     "synthetic or not": (stating(synthetic=False), "states synthetic="),
     "another mark": (stating(digital_source_type=None), "states digital_source_type="),
@@ -477,7 +477,7 @@ def test_a_record_under_another_id_is_refused(release):
     rewrite(
         release.path, lambda card, privacy: privacy["records"][RECORD["id"]].update(id="b" * 32)
     )
-    with pytest.raises(DataError, match="has another id"):
+    with pytest.raises(DataError, match="states another id"):
         sfumato.load_release(release.path)
 
 

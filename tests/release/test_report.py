@@ -542,7 +542,7 @@ def test_a_release_of_persons_is_described_by_persons(tmp_path):
         )
         plain = text.split('<h2 id="plain">')[1].split("</section>")[0]
         assert bool(told.search(text)) == (name == "images"), told.findall(text)
-        assert f"for each of about 1 500 {name}, " in plain and "not stated yet" not in plain
+        assert f"For each of about 1 500 {name}, " in plain and "not stated yet" not in plain
 
 
 def test_the_first_half_page_answers_an_officers_questions(tmp_path):

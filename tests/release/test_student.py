@@ -39,7 +39,7 @@ def test_it_names_real_images_that_it_has_never_seen(folder, digits):
     assert found.shape == (600, 10) and np.allclose(found.sum(axis=1), 1, atol=1e-5)
     assert (found.argmax(axis=1) == digits.labels[600:1200]).mean() > 0.7
     assert student.predict(digits.images[700]) in digits.classes
-    with pytest.raises(DataError, match=r"the classifier takes uint8 \(N, 8, 8, 1\)"):
+    with pytest.raises(DataError, match=r"the classifier expects uint8 \(N, 8, 8, 1\)"):
         student.probabilities(digits.images[:4] / 255)
 
 

@@ -25,7 +25,7 @@ def test_it_names_the_class_of_images_as_files_hold_them(folder, digits):
     assert (found.argmax(axis=1) == digits.labels[:600]).mean() > 0.7
     assert teacher.classes == digits.classes and teacher.ledger == {RECORD["id"]: RECORD}
     for wrong in (digits.images[:4] / 255, digits.images[:4, :6], digits.images[:4, ..., 0]):
-        with pytest.raises(DataError, match=r"the classifier takes uint8 \(N, 8, 8, 1\)"):
+        with pytest.raises(DataError, match=r"the classifier expects uint8 \(N, 8, 8, 1\)"):
             teacher.probabilities(wrong)
 
 

@@ -251,7 +251,7 @@ def test_owners_who_share_no_person_count_apart(folder):
             "ledger.json: it protects",
         ),
         (lambda ledger: ledger.update(delta=0.1), "delta: "),
-        (lambda ledger: ledger.update(target=0.1), "epsilon: within its budget"),
+        (lambda ledger: ledger.update(target=0.1), "epsilon: must not exceed the budget"),
         (lambda ledger: ledger["odometer"].update(complete=False), "odometer: "),
     ],
 )
@@ -264,7 +264,7 @@ def test_a_ledger_with_another_digest_is_found(folder):
     ledger = json.loads((folder / "ledger.json").read_text())
     (folder / "ledger.json").write_text(json.dumps(ledger | {"recipe": "other"}))
     redo_manifest(folder)
-    assert failures(folder) == ["ledger.json: its digest fits its content"]
+    assert failures(folder) == ["ledger.json: its digest must match its content"]
 
 
 @pytest.mark.parametrize("change", [{"epsilon": 0.1}, {"delta": 1e-9}])
