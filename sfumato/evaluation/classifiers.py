@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sfumato.features.public_network import MaxAndMean, PooledBlock
 
 PENULTIMATE_WIDTH = 128  # Width of the layer before the last one of `mlp` and `cnn`
-# A module from images, (B, C, H, W) in [-1, 1], to features, (B, width); and the width
+# A module from images, (B, C, H, W) in [-1, 1], to features, (B, width), and the value of `width`
 Body = tuple[nn.Module, int]
 
 
@@ -176,9 +176,9 @@ class Residual(nn.Module):
 
 
 def wide_resnet(channels: int, depth: int, widen: int, stride: int = 1) -> Body:
-    """Build WRN-depth-widen, depth = 6n + 4; return (body, feature width).
+    """Build the wide network WRN-`depth`-`widen`, and return (body, feature width).
 
-    stride: stride of the stem.
+    depth: 6n + 4 for some n; stride: stride of the stem.
     """
     widths = [16 * widen * 2**i for i in range(3)]
     stages = three_stages(16, widths, (depth - 4) // 6, PreActivated)
@@ -187,7 +187,10 @@ def wide_resnet(channels: int, depth: int, widen: int, stride: int = 1) -> Body:
 
 
 def plain_resnet(channels: int, depth: int, stride: int = 1) -> Body:
-    """Build ResNet-depth of 16, 32, 64 channels, depth = 6n + 2; return (body, feature width)."""
+    """Build ResNet-`depth` with 16, 32 and 64 channels, and return (body, feature width).
+
+    depth: 6n + 2 for some n.
+    """
 
     def block(inputs: int, outputs: int, step: int) -> Residual:
         return Residual(inputs, [(3, outputs, 1), (3, outputs, 1)], step)
@@ -197,11 +200,11 @@ def plain_resnet(channels: int, depth: int, stride: int = 1) -> Body:
 
 
 def resnext(channels: int, depth: int, cardinality: int, width: int, stride: int = 1) -> Body:
-    """Build ResNeXt-depth, cardinality × width d, depth = 9n + 2; return (body, feature width).
+    """Build ResNeXt-`depth`, and return (body, feature width). depth: 9n + 2 for some n.
 
-    The bottleneck of a block has `cardinality` groups of `width` channels; `width` doubles from
-    stage to stage. The output of a block has half as many channels as its bottleneck, as in the
-    8×64d network for CIFAR of Xie et al.
+    In the first stage, the bottleneck of a block has `cardinality` groups of `width` channels. The
+    number of channels doubles from stage to stage. The output of a block has half as many channels
+    as its bottleneck, as in the 8×64d network for CIFAR of Xie et al.
     """
 
     def block(inputs: int, outputs: int, step: int) -> Residual:

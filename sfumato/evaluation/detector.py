@@ -34,10 +34,10 @@ class Detected:
 
 
 def detect(drawn: ImageSet, real: ImageSet) -> Detected | None:
-    """Measure how well a network distinguishes two sets, from which equally many images of each
-    class are used.
+    """Measure how well a network distinguishes two sets of images.
 
-    Returns None if fewer than 4 images of each set can be used.
+    Of each class, equally many images of both sets are used. Returns None if fewer than 4 images of
+    each set can be used.
     """
     random = np.random.default_rng(0)
     classes = len(real.classes) if real.labels.ndim == 1 else 1
@@ -67,10 +67,10 @@ def detect(drawn: ImageSet, real: ImageSet) -> Detected | None:
 def detections(
     sets: Mapping[str, ImageSet], train: ImageSet, holdout: ImageSet
 ) -> dict[str, Detected]:
-    """Measure how well each set is distinguished from the hold-out.
+    """Measure how well a detector distinguishes each set from the hold-out.
 
-    For comparison, the result also has "real", the training images, and "blurred", the same images
-    blurred.
+    Returns the results by name of the set. For comparison, the training images are measured too, as
+    "real", and blurred training images, as "blurred". Sets with too few images are left out.
     """
     some = train.take(np.sort(np.random.default_rng(0).permutation(len(train))[: 2 * COMPARED]))
     blurred = ImageSet(shifted("blurred", some.images), some.labels, some.classes)

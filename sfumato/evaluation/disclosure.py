@@ -1,9 +1,9 @@
 """Test whether a release is nearer to its training images than to strangers. The result is local.
 
 Strangers are hold-out images. Training images and strangers are sorted by their distance to the
-release. If the release treats both alike, all orders are equally likely. The number of training
-images that are nearer than the k-th nearest stranger then has a known distribution. An image at the
-same distance as the k-th stranger does not count as nearer.
+release. If the release treats both alike, all orders are equally likely, so the number of training
+images nearer than the k-th nearest stranger has a known distribution. An image at the same distance
+as the k-th stranger does not count as nearer.
 
 Source: Amin et al. 2026 (arXiv 2606.16952); Steinke et al. 2023, for the bound on ε from one run.
 """
@@ -24,10 +24,10 @@ from sfumato.features.teacher_network import classify
 from sfumato.release.report import grouped
 
 FALSE_ALARMS = 0.001  # Maximum probability of an alarm if nothing was copied
-MISSED = 0.025  # Maximum probability that one of the two limits in the bound on ε fails
+MISSED = 0.025  # The bound on ε combines two limits; each fails with this probability at most
 MOST_RELEASED = 60_000  # Maximum number of released images to compare
-# Maximum number of training images, and of hold-out images. More images would take minutes longer,
-# and would not detect smaller shares of copies.
+# Maximum number of training images, and of hold-out images. More images would take minutes longer.
+# They would not detect smaller shares of copies.
 MOST_REAL = 20_000
 
 
@@ -40,8 +40,9 @@ def disclosure(
 ) -> dict:
     """Run `compare_nearness` on images and return its result.
 
-    All images of a person form one unit; without persons, equal images do. The distance of a unit
-    is the distance of its nearest image. From a large set, units are drawn at random.
+    If persons are known, all images of a person form one unit. Otherwise, equal images form one
+    unit. The distance of a unit is the distance of its nearest image. From a large set, units are
+    drawn at random.
 
     generated: released images that were generated, or None if all are public;
     more: (n, H, W, C) uint8, further images from the released networks, which recipients could draw
@@ -50,8 +51,8 @@ def disclosure(
     if generated is None:
         return {
             "sentence": (
-                "not tested, because the released images are public: none was made from a training "
-                "image."
+                "not tested, because all released images are public: no image was made from a "
+                "training image."
             )
         }
     random = np.random.default_rng(0)
@@ -111,18 +112,23 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
     near: (n,), distances of the training units; strangers: (m,), distances of the strangers; unit:
     "images" or "persons".
 
-    There are two tests, with k = 1 and k = m/100, and p-values are doubled for this reason. At
-    least x training units are nearer than the k-th stranger if and only if fewer than k of the
-    x + k − 1 nearest units are strangers. If nothing was copied, the number of strangers among them
-    is hypergeometric, which gives "p". If the release is ε-private, the odds that one of these
-    units is a training unit are at most e^ε times the odds for any other unit, which gives a lower
+    There are two tests, with k = 1 and k = m/100, so p-values are doubled. At least x training
+    units are nearer than the k-th stranger if and only if fewer than k of the x + k − 1 nearest
+    units are strangers. If nothing was copied, the number of strangers among these nearest units is
+    hypergeometric, which gives "p". If the release is ε-private, the odds that one of the nearest
+    units is a training unit are at most e^ε times the odds for any other unit. This gives a lower
     bound on ε (Clopper–Pearson).
 
-    Returns "near", the number of nearer training units; "chance", the number expected by chance;
-    and "rank", which is k. These are from the test with the alarm or, without an alarm, from the
-    test with k = m/100. Also returns "p" and "epsilon", the 95 % lower bound on ε, from the
-    stronger test; "units", which is n; "strangers", which is m; "rings", whether there is an alarm;
-    "unseen", the largest number of copies that would not give an alarm; and "sentence".
+    Returns a dict with these entries:
+
+    - "near", "chance", "rank": the number of training units that are nearer, the number expected by
+      chance, and k. If there is an alarm, they are from the test with the smaller p-value,
+      otherwise from the test with k = m/100;
+    - "p", "epsilon": the smaller p-value and the larger 95 % lower bound on ε of the two tests;
+    - "units", "strangers": n and m;
+    - "rings": whether there is an alarm;
+    - "unseen": the largest number of copies that would not give an alarm;
+    - "sentence": the result in words.
     """
     n = len(near)
     m = len(strangers)
@@ -144,8 +150,8 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
     unseen = math.ceil(math.log(FALSE_ALARMS / len(ranks)) / math.log(n / (n + m))) - 1
     reported = tests[-1]
     outcome = (
-        f"no sign of copying. Up to {grouped(unseen)} copies could remain undetected; with a "
-        "larger hold-out, fewer could"
+        f"no sign of copying. Up to {grouped(unseen)} copies could remain undetected; a larger "
+        "hold-out lowers this number"
     )
     if rings:
         reported = min(tests, key=lambda test: test["p"])
@@ -154,9 +160,14 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
             "cause is found"
         )
     share = (
-        "the nearest 1 % of strangers" if reported["rank"] > 1 else f"all {grouped(m)} strangers"
+        f"the nearest 1 % of hold-out {unit}"
+        if reported["rank"] > 1
+        else f"all {grouped(m)} hold-out {unit}"
     )
-    seen = f"{grouped(reported['near'])} of {grouped(n)} {unit} are nearer than {share}"
+    seen = (
+        f"{grouped(reported['near'])} of {grouped(n)} {unit} used for training are nearer to the "
+        f"release than {share}"
+    )
     sentence = (
         f"{seen}; {reported['chance']:.0f} are expected by chance (p = {p:.2g}, "
         f"ε ≥ {epsilon:.2g}): {outcome}."

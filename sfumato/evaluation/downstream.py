@@ -23,7 +23,7 @@ Cells = np.ndarray | None  # One value per image, or None
 FEWEST_OF_A_GROUP = 10  # Groups with fewer images are merged into "others"
 BINS = 15  # Number of bins of confidence, for the calibration error
 SPECIFICITY = 0.9  # Specificity at which the sensitivity to each of two classes is stated
-RESAMPLES = 1000  # Number of resamples of the hold-out, for an interval
+RESAMPLES = 1000  # Number of bootstrap resamples of the hold-out, for a confidence interval
 
 
 def schedule_of(name: str, count: int, epochs: int, steps: int | None = None) -> Schedule:
@@ -47,7 +47,7 @@ def fit_classifier(
 
     images: (N, H, W, C) uint8;
     labels: (N,), or (N, classes) of 0 and 1;
-    seed: fixes the training; the global generator does not change.
+    seed: fixes the training. PyTorch's global random state does not change.
     """
     device = compute.device().type
     with torch.random.fork_rng():
@@ -150,7 +150,7 @@ def scored_by(
 
 
 def calibration_error(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Compute the expected calibration error of (N, classes) logits, by BINS of confidence.
+    """Compute the expected calibration error of (N, classes) logits, with BINS bins of confidence.
 
     Source: Guo et al. 2017, Eq. 3.
     """
@@ -182,14 +182,15 @@ def mean_of(by_label: Sequence[float | None]) -> float:
 def aggregate(
     scored: Sequence[Scored], classes: Sequence[str], groups: Cells = None, compared: Cells = None
 ) -> dict:
-    """Average the accuracies of classifiers of several seeds, as shares in [0, 1].
+    """Average the accuracies of classifiers that differ only in their seed, as shares in [0, 1].
 
-    groups: see `bootstrap_interval`; compared: (N,) text, by which "by_column" splits the images.
+    groups: see `bootstrap_interval`; compared: (N,) text, a property of each image.
 
     Returns {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "shifted":
-    {distortion: mean}}. If images have one label each, it also has "interval", "calibration", for
-    two classes "two_classes" (see `ranked`), and with `compared` "by_column". A "std" is None for a
-    single seed. "per_class" leaves out classes that have no image in the hold-out.
+    {distortion: mean}}. If images have one label each, the result also has "interval" and
+    "calibration". If there are two classes, it has "two_classes" (see `ranked`). If `compared` is
+    given, it has "by_column", with the accuracy for each value of `compared`. For a single seed,
+    "std" is None. "per_class" leaves out classes that have no image in the hold-out.
     """
     per_seed = [one.accuracy for one in scored]
     by_class = zip(classes, zip(*(one.by_class for one in scored), strict=True), strict=True)
@@ -217,23 +218,24 @@ def aggregate(
 
 
 def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> list[float]:
-    """Compute the 95 % interval, [low, high], of an accuracy over resamples of the hold-out.
+    """Compute the 95 % bootstrap interval of an accuracy, [low, high], by resampling the hold-out.
 
-    right: (N,), for each image the share of classifiers that are right; groups: see `resampled`.
+    right: (N,), for each image the share of classifiers that classify it correctly; groups: see
+    `resampled`.
     """
     return interval_of([right @ drawn / drawn.sum() for drawn in resampled(len(right), groups)])
 
 
 def interval_of(values: Sequence) -> Any:
-    """Return [low, high], which contains the middle 95 % of resampled values.
+    """Return the interval [low, high] that contains the middle 95 % of resampled values.
 
-    values: numbers, or rows of numbers; for rows, there is one [low, high] per column.
+    values: numbers, or rows of numbers. For rows, one interval per column is returned.
     """
     return np.quantile(values, [0.025, 0.975], axis=0).T.tolist()
 
 
 def resampled(count: int, groups: Cells = None) -> Iterator[np.ndarray]:
-    """Yield, RESAMPLES times, how often each image is in a draw with replacement, (N,).
+    """Draw RESAMPLES bootstrap resamples. Yield for each how often it contains each image, (N,).
 
     groups: (N,), equal numbers for images of one person, which are drawn together.
     """
@@ -248,9 +250,9 @@ def ranked(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = Non
     """Compute the numbers that are usual in medicine for two classes: AUROC, and the sensitivity to
     each class.
 
-    The sensitivity to a class is the share of its images that are classified correctly, at the
-    threshold at which a share SPECIFICITY of the other class is classified correctly too. Returns
-    [{"what", "mean", "interval"}, …], with means over the seeds.
+    For the sensitivity to a class, the threshold is chosen so that a share SPECIFICITY of the other
+    class is classified correctly. The sensitivity is the share of the class that is then classified
+    correctly. Returns [{"what", "mean", "interval"}, …], with means over the seeds.
     """
     second = scored[0].second
     assert second is not None
@@ -276,7 +278,8 @@ def sensitivities(odds: Any, second: np.ndarray, weights: np.ndarray) -> list[fl
     """
     from sklearn.metrics import auc, roc_curve
 
-    # Shares of the first and of the second class that are classified as the second class
+    # For each threshold: share of the first class, and share of the second class, that the
+    # classifier assigns to the second class
     wrong, right, _ = roc_curve(second, odds, sample_weight=weights)
     to_first = 1 - wrong[right >= SPECIFICITY - 1e-9].min()
     to_second = right[wrong <= 1 - SPECIFICITY + 1e-9].max()
@@ -284,10 +287,12 @@ def sensitivities(odds: Any, second: np.ndarray, weights: np.ndarray) -> list[fl
 
 
 def by_column(right: np.ndarray, groups: Cells, compared: np.ndarray) -> dict:
-    """Compute accuracy and interval for the images with each value of a column, and the difference
-    between the best and the worst value.
+    """Compute accuracy and interval for each value of a column, and the difference between the best
+    and the worst accuracy.
 
-    Values with few images are merged into "others", which are withheld if they are too few as well.
+    Values with fewer than FEWEST_OF_A_GROUP images are merged into "others". If "others" has too
+    few images as well, it is left out, and counted in "withheld".
+
     compared: (N,) text, the cells of the column; right, groups: see `bootstrap_interval`.
     """
     values, counts = np.unique(compared, return_counts=True)

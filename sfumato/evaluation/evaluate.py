@@ -41,8 +41,8 @@ LOADERS: dict[str, Callable[[Path], Any]] = {
 }
 MOST_DRAWN = 10_000  # Maximum number of images drawn from released networks to search for copies
 NOT_BY_CHANCE = (
-    "The hold-out was provided, not drawn at random, so it may differ from the training images "
-    "anyway."
+    "The hold-out was provided, not drawn at random, so it may differ from the training images for "
+    "other reasons than copying."
 )
 
 
@@ -55,18 +55,19 @@ def evaluate_folder(
     out: Path,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any] | None:
-    """Measure the release in a folder on the real images of `card`, which it opens and journals.
+    """Measure the release in a folder on the real images that `card` describes.
 
-    All processes must call it; after it, the group of processes no longer exists.
+    The real images are opened here, which is recorded in the journal. All processes must call this
+    function. It dissolves the group of processes.
 
-    classifiers: folder of each classifier in LOADERS, which may be missing; out: folder for
-    pictures.
+    classifiers: folder of each classifier in LOADERS. A folder may be missing;
+    out: folder for pictures.
 
     Returns the content of metrics.json in the first process, and None in all others.
     """
     synthetic = released_sets(release, plan)
     networks = loaded(classifiers)
-    # Before real images are opened, because a file may be missing
+    # Real images are opened only after this step, because it fails if a file is missing
     extractor = build_extractor(plan.settings, plan.shape, progress)
     limits: list[str] = []
     public = public_extractor(plan.settings, limits)
@@ -80,7 +81,7 @@ def evaluate_folder(
     metrics["warnings"] = copied + limits + metrics["warnings"]
     key = secret_key(state, plan.dataset_id)
     metrics["identity"] = identity(plan, key, card.version, train, holdout, extractor, release)
-    measured = bool(classifier_rows(metrics[RELEASE]))  # False if the hold-out is `unusable`
+    measured = bool(classifier_rows(metrics[RELEASE]))  # False if the hold-out was `unusable`
     chosen = chosen_metrics(plan.settings) if measured else ()
     for name, network in networks.items() if measured else ():
         progress(name)
@@ -126,15 +127,15 @@ def loaded(classifiers: Mapping[str, Path]) -> dict[str, Any]:
 
 
 def card_of(release: Path) -> dict[str, Any]:
-    """Return the content of a release's `card.json`; versions before 0.3 wrote none."""
+    """Return the content of a release's `card.json`, or {} for versions before 0.3, without one."""
     with suppress(FileNotFoundError):
         return dict(read_json(release / "card.json"))
     return {}
 
 
 def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSet]:
-    """Return all images of the release as RELEASE. If it has images of several kinds, also return
-    its plain images, as PLAIN.
+    """Return all images of the release as RELEASE. If the teacher labelled them, also return the
+    plain images with their requested labels, as PLAIN.
     """
     read_artifact(release, "synthesize")
     released = load_images(release, plan.classes, shape=plan.shape)

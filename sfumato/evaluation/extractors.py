@@ -1,4 +1,7 @@
-"""Feature spaces for comparing image sets. The extractors embedded and pixels need no download."""
+"""Feature spaces in which sets of images are compared.
+
+The extractors `embedded` and `pixels` need no download.
+"""
 
 import hashlib
 from collections.abc import Callable
@@ -26,7 +29,7 @@ from sfumato.training.supervised import apply
 # Digest of pytorch-fid's weights
 INCEPTION_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
 EPOCHS = 4  # Passes over the drawn images; at least downstream.MIN_STEPS steps
-# Number of training images per class of the embedded feature network, by source
+# Number of images per class that train the embedded feature network, by the source of the images
 DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}
 
 
@@ -51,8 +54,8 @@ class Extractor:
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """Compute the features of images: (N, H, W, C) uint8, with C 1 or 3 -> (N, D) float32.
 
-        They are computed once per process, and never written to disk. Raises DataError for
-        non-finite features.
+        Features of the same images are computed once per process, and never written to disk. Raises
+        DataError for non-finite features.
         """
         digest = hashlib.sha256(f"{images.dtype} {images.shape} ".encode())
         digest.update(np.ascontiguousarray(images).data)
@@ -75,7 +78,7 @@ def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) 
         return None
     if config.extractor == "inception":
         return inception_extractor(Path(config.weights) if config.weights else None)
-    if config.extractor == "pixels":  # a space in which copies are near, whatever they show
+    if config.extractor == "pixels":  # finds copies of images of any kind
         rows, columns = (min(side, 16) for side in shape[1:])
         name = f"pixels-{rows}x{columns}"
         pool = nn.Sequential(nn.AdaptiveAvgPool2d((rows, columns)), nn.Flatten())
@@ -131,7 +134,9 @@ def inception_extractor(path: Path | None = None) -> Extractor:
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
             failed = "the Inception weights could not be downloaded"
-            remedy = f"fetch {inception.FID_WEIGHTS_URL} elsewhere and name it in evaluate.weights."
+            remedy = (
+                f"fetch {inception.FID_WEIGHTS_URL} elsewhere; set evaluate.weights to its path."
+            )
             with explained(
                 DataError, lambda e: f"{failed} ({e}): {remedy}", causes=(OSError, RuntimeError)
             ):

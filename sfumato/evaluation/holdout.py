@@ -1,4 +1,4 @@
-"""Choose the hold-out images for an evaluation: those that are not also training images.
+"""Prepare the hold-out for an evaluation: leave out copies of training images.
 
 The results are local.
 """
@@ -13,14 +13,14 @@ from sfumato.data.lineage import digests
 from sfumato.runtime import distributed
 from sfumato.training.supervised import apply
 
-LOOK_ALIKES = 0.01
+LOOK_ALIKES = 0.01  # Up to this share of the hold-out may resemble training images by chance
 
 
 def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[str]]:
-    """Return the hold-out without copies of training images, and a warning with their number, if
-    any.
+    """Return the hold-out without copies of training images, and a list of warnings.
 
-    All processes must call it.
+    If there are copies, the list contains one warning, with their number. All processes must call
+    this function.
     """
     copied = distributed.broadcast_object(copies(holdout, train))
     if not copied.any():
@@ -31,23 +31,22 @@ def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[s
     return replace(holdout, **arrays), [
         f"{copied.sum()} of {len(holdout)} hold-out images are copies of training images, possibly "
         "resized. They are left out of all numbers here. Put other pictures into test/, or move "
-        "all pictures into train/ to have a hold-out drawn"
+        "all pictures into train/, so that a hold-out is drawn at random"
     ]
 
 
 def copies(holdout: ImageSet, train: ImageSet) -> np.ndarray:
-    """Return whether each hold-out image is also a training image, (n,) bool.
+    """Return whether each hold-out image is a copy of a training image, (n,) bool.
 
-    An image with the same bytes is a copy. If a share of more than LOOK_ALIKES of the hold-out only
-    looks like training images, these images count as copies too.
+    An image with the same pixels as a training image is a copy. Images that only resemble training
+    images count as copies too, if they are more than a share LOOK_ALIKES of the hold-out.
     """
     of_training = {*digests(train.images)}
     copied = np.array([value in of_training for value in digests(holdout.images)], dtype=bool)
     alike = copied.copy()
     sought = small(holdout.images)
     for start in range(0, len(train), 4096):
-        # Nearly all resized copies have a larger correlation, but at most 0.3 % of other pictures
-        # do
+        # Nearly all resized copies have a larger correlation, and at most 0.3 % of other pictures
         alike |= (sought @ small(train.images[start : start + 4096]).T).max(axis=1) > 0.9975
     return alike if (alike & ~copied).sum() > LOOK_ALIKES * len(holdout) else copied
 
@@ -65,7 +64,7 @@ def small(images: np.ndarray) -> np.ndarray:
 
 
 def unusable(holdout: ImageSet) -> str | None:
-    """Return why nothing can be measured with this hold-out; None if it can."""
+    """Return the reason why nothing can be measured with this hold-out, or None if it is usable."""
     seen = zip(digests(holdout.images), holdout.images, strict=True)
     different = {value for value, image in seen if (image != image[0, 0]).any()}
     if len(different) < 2:

@@ -16,7 +16,7 @@ EVALUATIONS = "evaluations"  # Folder in the state directory
 
 
 def directory_hash(directory: Path) -> str:
-    """Compute the hash that DVC gives a directory, file by file."""
+    """Compute the hash that DVC gives a directory, from the hashes of its files."""
     files = (path for path in directory.rglob("*") if path.is_file())
     return folder_md5(
         {path.relative_to(directory).as_posix(): md5_of(path.read_bytes()) for path in files}

@@ -16,7 +16,7 @@ from sfumato.release.variation import Varied
 from sfumato.training.supervised import logits
 
 STEPS = 200  # Training steps of a student
-JUDGES = 2000  # Number of images of each kind on which students are compared
+JUDGES = 2000  # Number of drawn images, and of public images, on which students are compared
 WITH = "with public images"
 WITHOUT = "without public images"
 # Images, (N, H, W, C) uint8, and the teacher's labels, (N,), by kind: "drawn" and "public"
@@ -26,8 +26,8 @@ Judges = Mapping[str, tuple[np.ndarray, np.ndarray]]
 def judges(teacher: TeacherNetwork, drawn: ImageSet, public: ImageSet, seed: int) -> Judges:
     """Return the images on which students are compared, with the teacher's labels.
 
-    They are newly drawn images, and public images. The teacher labels the public images so that all
-    classes get about equally many.
+    One set contains newly drawn images, the other public images. The teacher labels the public
+    images so that each class gets about the same number.
     """
     some = public.take(np.random.default_rng(seed).permutation(len(public))[:JUDGES])
     equal = ImageSet(some.images, np.arange(len(some)) % len(drawn.classes), drawn.classes)
@@ -40,8 +40,8 @@ def judges(teacher: TeacherNetwork, drawn: ImageSet, public: ImageSet, seed: int
 def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict[str, float]:
     """Train a student on the release, and measure how often it agrees with the teacher.
 
-    Returns, for each set in `judged`, the share of images on which both agree: first for the images
-    with each of the teacher's labels, then averaged over the labels.
+    Returns one share for each set in `judged`. First, the share of images on which student and
+    teacher agree is computed for each of the teacher's labels. Then these shares are averaged.
     """
     images = released.images.permute(0, 2, 3, 1).numpy()
     student = fit_classifier(
@@ -60,8 +60,11 @@ def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict
 
 
 def chosen_mixture(agreements: Mapping[str, Mapping[str, float]]) -> str:
-    """Return WITH if the student with public images agrees with the teacher nearly as often as the
-    student without: on drawn images at most two percentage points less, on public images no less.
+    """Return WITH if public images do not make the student worse, otherwise WITHOUT.
+
+    The student trained with public images is compared with the student trained without them. It
+    may agree with the teacher less often, by at most two percentage points, on drawn images, but
+    not on public images.
 
     agreements: results of `agreement` for WITH and WITHOUT.
     """

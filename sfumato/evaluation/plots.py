@@ -113,7 +113,7 @@ def log_ticks(axes, ticks: Mapping[float, str]) -> None:
 
 
 def on_a_grid(axes, lines: str) -> None:
-    """Draw pale grid lines behind the plot. lines: their axes, "y" or "both"."""
+    """Draw pale grid lines behind the plot. lines: axes that get grid lines, "y" or "both"."""
     axes.grid(axis=lines, color="#e8e8e8", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -32,7 +32,7 @@ def public_extractor(settings: Evaluate, warnings: list[str]) -> Extractor | Non
         if network == "imagenet":
             network = imagenet_network()
     except ConfigError as error:
-        warnings.append(f"no student on a public network: {error}")
+        warnings.append(f"the student on a public network was not trained: {error}")
         return None
     return replace(own_extractor(network), name=network.architecture)
 

@@ -44,23 +44,23 @@ def evaluate_release(
 ) -> dict:
     """Measure downstream accuracy and fidelity of each synthetic set, and of the real set.
 
-    The entry "real" states what real images reach, which are the values to aim for: the accuracy of
+    The entry "real" states the values to aim for, which real images reach: the accuracy of
     classifiers trained on `train`, and the fidelity of `train` to the hold-out. The entry "blurred"
     states the fidelity of blurred training images.
 
-    All processes must call it: each trains a part of the classifiers, and only the first continues
-    with fidelity.
+    All processes must call this function: each trains a part of the classifiers, and only the first
+    process measures fidelity.
 
-    synthetic: sets by name ("release", "plain"), with the classes and shape of `train`; fidelity is
-    measured on PLAIN instead of "release" if it is among them;
+    synthetic: sets by name ("release", "plain"), with the classes and shape of `train`. If "plain"
+    is among them, fidelity is measured on it instead of "release";
     extractor: None only if `config` requests no fidelity.
 
     Returns {"scope": "local", "warnings": […], name of a set: {"lr": {"mean", "std", "per_seed",
-    …}, …, "fidelity": {…}}}. For each set, it contains the accuracies on `holdout` of classifiers
-    that were trained on the set, in [0, 1], and the fidelity of the set to `holdout`. If images
-    have several labels, AUROC replaces accuracy, and "measure" is "AUROC". With a hold-out that is
-    `unusable`, the entries of all sets are empty, and the last warning gives the reason. Raises
-    DataError for a set with too few images, or with other classes or another shape.
+    …}, …, "fidelity": {…}}}. The entry of a set contains the accuracies on `holdout`, in [0, 1], of
+    classifiers trained on the set, and the fidelity of the set to `holdout`. If images have several
+    labels, AUROC replaces accuracy, and "measure" is "AUROC". If the hold-out is `unusable`, the
+    entries of all sets are empty, and the last warning gives the reason. Raises DataError if a set
+    has too few images, or other classes or another shape than `train`.
     """
     for name, image_set in {**synthetic, "real training": train}.items():
         check_fits(name, image_set, train)
@@ -122,7 +122,7 @@ def add_fidelity(
     progress("real: fidelity")
     order = np.random.default_rng(0).permutation(len(searched))
     compared = searched[subsample_indices(len(searched), COMPARED)]
-    # Compare one half of the training images with the other half, as a set without copies
+    # As a set without copies, one half of the training images is compared with the other half
     novel = searched[order[::2]], searched[order[1::2]], fresh
     metrics.setdefault("real", {})["fidelity"] = compare("real", compared, novel=novel)
     features = extractor(shifted("blurred", subsample(train).images))
@@ -135,8 +135,8 @@ def add_fidelity(
 
 
 def looked_at(synthetic: Mapping[str, ImageSet]) -> dict[str, ImageSet]:
-    """Return the sets to compare with real images: all sets, but PLAIN instead of RELEASE if it is
-    there.
+    """Return the sets to compare with real images: all sets or, if PLAIN is among them, all sets
+    except RELEASE.
     """
     return {
         name: image_set
@@ -151,9 +151,10 @@ def accuracies(
     config: Evaluate,
     progress: Callable[[str], None],
 ) -> Iterator[tuple[str, str, dict]]:
-    """Yield (name of the set, name of the classifier, result of `aggregate` over the seeds).
+    """Train all classifiers on all sets, and score them on the hold-out.
 
-    All processes must call it: each trains some of the classifiers.
+    Yields (name of the set, name of the classifier, result of `aggregate` over the seeds). All
+    processes must call this function: each trains some of the classifiers.
     """
     schedules = {
         (name, classifier): schedule_of(classifier, len(image_set), config.epochs, config.steps)
@@ -183,7 +184,7 @@ def accuracies(
 
 
 def shifted_sets(holdout: ImageSet) -> dict[str, ImageSet]:
-    """Return at most 5000 hold-out images, distorted by each of SHIFTS.
+    """Distort at most 5000 hold-out images by each of SHIFTS. Return one set per distortion.
 
     If images have several labels, return no sets.
     """
@@ -245,5 +246,5 @@ def subsample_indices(count: int, most: int) -> np.ndarray:
 
 
 def subsample(image_set: ImageSet, most: int = COMPARED) -> ImageSet:
-    """Return the set, or `most` of its images drawn with a fixed seed; without groups."""
+    """Return all images of a set, or `most` images drawn with a fixed seed. Groups are left out."""
     return image_set.take(subsample_indices(len(image_set), most))

@@ -42,7 +42,7 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
         if isinstance(values, dict)
     }
     sets = {name: rows for name, rows in by_set.items() if rows}
-    if not sets:  # the hold-out is not usable
+    if not sets:  # nothing could be measured with the hold-out
         return
     measure = metrics.get("measure", "accuracy")  # AUROC with several labels
     yield from accuracy_tables(metrics, sets, measure)
@@ -52,8 +52,8 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
     rows = ([name, *reliability(row)] for name, row in judged.items() if row.get("per_class"))
     heads = ["classifier", *reliability_heads(measure)]
     note = (
-        "The interval is over resamples of the hold-out, by person if persons are known. The worst "
-        "class is compared with the mean over the classes."
+        "The interval is found by resampling the hold-out, person by person if persons are known. "
+        "The worst class is compared with the mean over the classes."
     )
     yield table_of("How reliable these numbers are, % (local)", heads, rows, note)
     yield from detailed_tables(judged, measure)
@@ -127,10 +127,10 @@ def fidelity_tables(metrics: Mapping) -> Iterator[Table]:
 
 
 def public_student_table(student: Mapping, measure: str) -> Table:
-    title = f"A second student, linear on the public network {student['network']}, % (local)"
+    title = f"A second student: linear, on the public network {student['network']}, % (local)"
     heads = ["trained on", measure, *reliability_heads(measure)]
     rows = ([name, percent(row), *reliability(row)] for name, row in student["trained_on"].items())
-    note = "It was trained on public pictures. Compare these rows with each other only."
+    note = "The network was trained on public pictures. Compare these rows only with each other."
     return table_of(title, heads, rows, note)
 
 
@@ -166,7 +166,7 @@ def detailed_tables(judged: Mapping[str, Mapping], measure: str) -> Iterator[Tab
             for one in column["groups"]
         )
         note = f"Groups of fewer than {FEWEST_OF_A_GROUP} images are merged into the group "
-        note += "others, which is withheld if it has too few images as well."
+        note += "“others”. If this group has too few images as well, it is not shown."
         title = "Group by group, % (local)"
         yield table_of(
             title, ["classifier", "group", "images", measure, INTERVAL, "best to worst"], rows, note
@@ -196,7 +196,7 @@ def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
             warnings = tuple(map(str, content.get("warnings", ())))
             numbers = Local(content["verdict"]["sentence"], tuple(tables_of(content)), warnings)
     plots = tuple(
-        picture(path, path.stem, "rests on real images")
+        picture(path, path.stem, "computed from real images")
         for path in sorted(evaluation.glob("*.png"))
     )
     pictures: list[Picture] = []
@@ -218,10 +218,10 @@ def number(value: float | None, spread: float | None = None) -> str:
 
 
 def reliability(row: Mapping) -> Iterator[str]:
-    """Yield the cells for `reliability_heads`: the interval, the name of the worst class, the mean
-    of this class, how far it is below the mean over all classes, and the calibration error.
+    """Yield the cells for `reliability_heads`, in per cent.
 
-    Numbers are in per cent.
+    They are the interval, the name of the worst class, the mean of this class, the difference
+    between the mean over all classes and this mean, and the calibration error.
     """
     means = {one["class"]: one["mean"] for one in row["per_class"]}
     worst = min(means, key=lambda name: means[name])
@@ -241,7 +241,7 @@ def per_cent(share: float) -> str:
 
 
 def percent(row: Mapping) -> str:
-    """Format the mean ± the standard deviation, in per cent. For a single seed, only the mean."""
+    """Format the mean ± the standard deviation, in per cent. For one seed, format only the mean."""
     if pd.isna(row["mean"]):
         return "–"
     return (

@@ -1,8 +1,6 @@
 """The verdict on a release: how much a classifier learns from it, by balanced accuracy.
 
-The verdict is local.
-
-It depends on the share that is learned of what there is to learn:
+The verdict is local. It depends on the share that a classifier learns of what there is to learn:
 
     learned = (release - chance) / (real - chance)
 
@@ -20,8 +18,8 @@ import numpy as np
 
 from sfumato.data.images import per_class
 
-# Each level has the smallest learned share at which it applies, which is a convention, and a
-# sentence. The first level whose share is reached applies.
+# For each level: the smallest learned share, and a sentence. The first level applies if the learned
+# share is large enough, otherwise the next level, and so on. The shares are a convention.
 VERDICT_LEVELS = {
     "good": (0.9, "a classifier learns nearly as much from this release as from the real images"),
     "fair": (
@@ -47,7 +45,7 @@ FEWEST_OF_A_CLASS = 10  # If a class has fewer hold-out images, the release is n
 
 
 def classifier_rows(values: Mapping) -> dict[str, dict]:
-    """Return, from the metrics of one set, only the entries of classifiers."""
+    """Return only the entries of classifiers from the metrics of one set."""
     return {name: row for name, row in values.items() if isinstance(row, dict) and "mean" in row}
 
 
@@ -62,9 +60,9 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dic
 
     Returns {"level", "sentence", "learned", "accuracy", "balanced_accuracy"}. "level" is one of
     VERDICT_LEVELS, "unknown" if classifiers learn nothing even from real images, or UNJUDGED if the
-    hold-out has too few images. "learned" is the learned share, or None for these two. The two
-    accuracies are {"chance", "majority class", "release", each of HANDED_OUT, "real"}, as shares in
-    [0, 1].
+    hold-out has too few images. "learned" is the learned share, or None if the level is "unknown"
+    or UNJUDGED. "accuracy" and "balanced_accuracy" are shares in [0, 1], with the keys "chance",
+    "majority class", "release", each of HANDED_OUT, and "real".
     """
     if not classifier_rows(metrics["release"]):
         empty: dict[str, Any] = {
@@ -147,9 +145,9 @@ def remarks(metrics: Mapping[str, Any], balanced: Mapping[str, float]) -> Iterat
     chance = balanced["chance"]
     if (agreed - chance) / (1 - chance) < VERDICT_LEVELS["poor"][0]:
         yield (
-            "The labels agree with the classes that were requested from the generator for only "
-            f"{100 * agreed:.0f} % of the drawn images, and by chance for {100 * chance:.0f} %, so "
-            "the images do not show what their labels state. Hand out the teacher instead"
+            f"Only {100 * agreed:.0f} % of the drawn images have the label that was requested from "
+            f"the generator ({100 * chance:.0f} % would be expected by chance), so the images do "
+            "not show what their labels state. Share the teacher instead"
         )
     if known > balanced["release"] + 0.02:
         yield (
@@ -187,7 +185,7 @@ def level_of(learned: float) -> str:
 
 
 def auroc_error(having: np.ndarray, count: int) -> float:
-    """Bound the standard error of the mean AUROC of random scores.
+    """Return an upper bound on the standard error of the mean AUROC of random scores.
 
     having: (classes,), number of images with each label; count: number of all images. Source: the
     variance of rank sums.
@@ -199,7 +197,7 @@ def auroc_error(having: np.ndarray, count: int) -> float:
 
 
 def best(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the highest accuracy, and the highest balanced accuracy, of classifiers on one set."""
+    """Return the highest accuracy and the highest balanced accuracy of one set's classifiers."""
     rows = classifier_rows(values).values()
     return {
         "accuracy": max(row["mean"] for row in rows),

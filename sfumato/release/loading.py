@@ -177,8 +177,10 @@ def prepared(card: dict[str, Any], picture: str | Path | np.ndarray) -> np.ndarr
 
     with explained(
         DataError,
-        lambda _: "card.json was written by an older version and does not state how pictures were "
-        "prepared: ask for a release by a newer version",
+        lambda _: (
+            "card.json was written by an older version and does not state how pictures were "
+            "prepared: ask for a release by a newer version"
+        ),
     ):
         made = card["prepared"]
     channels, height, width = card["shape"]

@@ -252,8 +252,8 @@ def renyi_divergence(sigma, rate, order):
     if order == int(order):
         terms = [log_term(order, k, sigma, rate) for k in range(int(order) + 1)]
         return log_sum(terms) / (order - 1)
-    # The divergence is an integral. One infinite series gives its part below z, another its part
-    # above z.
+    # The divergence is an integral. One infinite series gives the part below z, and another the
+    # part above z.
     z = sigma**2 * math.log(1 / rate - 1) + 0.5
     total = -math.inf
     before = (-math.inf, -math.inf)

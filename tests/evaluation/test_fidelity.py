@@ -83,7 +83,7 @@ def test_numbers_of_limited_meaning_are_warned_of():
     assert np.isfinite(found["frechet"]) and len(told) == 2
     found, told = measured(compared=SYNTHETIC[:3])
     assert found["neighbours"] == 2 and any("use 2 neighbours, not 5" in line for line in told)
-    assert "fld" not in found and any("no feature likelihood" in line for line in told)
+    assert "fld" not in found and any("fld was not computed" in line for line in told)
     assert not measured(compared=SYNTHETIC[:20])[1]
 
 

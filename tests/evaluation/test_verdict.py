@@ -81,7 +81,7 @@ def test_a_teacher_that_beats_real_training_is_the_ruler():
 def test_labels_that_agree_with_requests_by_chance_are_named(agreement, stated):
     said = judged(0.5, agreement=agreement)["sentence"]
     assert (
-        "classes that were requested from the generator" in said and "Hand out the teacher" in said
+        "label that was requested from the generator" in said and "Share the teacher" in said
     ) is stated
 
 

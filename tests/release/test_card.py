@@ -191,14 +191,17 @@ def test_the_card_states_which_images_are_public():
     varied = card(kinds={"plain": 600, "distorted": 400, "blend": 200})
     assert "600 images are unchanged, 400 are warped, textured" in varied
     assert "none of them distorted or blended](grid.png)" in varied and 'kinds=["plain"]' in varied
-    assert "as they were drawn" not in card()
+    assert "images are unchanged" not in card()
 
 
 def test_the_card_states_the_licence_of_public_images():
     assert set(WORDS["licences"]) == set(DRAWN)
     chosen = {"sources": {"select": 1200}}
     assert "The licence of that set applies to them." in card(**chosen, public_source="npz")
-    for source, words in (("glyphs", "no licence of their own"), ("photos", "the licence CC BY 2.0")):
+    for source, words in (
+        ("glyphs", "no licence of their own"),
+        ("photos", "the licence CC BY 2.0"),
+    ):
         told = card(**chosen, public_source=source)
         assert words in told and "The licence of that set" not in told
     assert "licence of their own" not in card(public_source="glyphs"), (

@@ -399,7 +399,10 @@ LIES = {
     "delta that means nothing": (stating(delta=0.5), "states delta=0.5, expected more than 0"),
     "another unit": (stating(units=[GROUPED]), "states units="),
     "another adjacency": (stating(adjacency="zero-out-one"), "states adjacency="),
-    "more images": (stating(images=6000), "states images=6000, but according to the other files it is 40"),
+    "more images": (
+        stating(images=6000),
+        "states images=6000, but according to the other files it is 40",
+    ),
     "another shape": (stating(shape=[3, 8, 8]), "states shape="),
     "a class less": (stating(classes=list("012345678")), "contains the label 9"),
     "a class twice": (stating(classes=["0"] * 10), "names a class twice"),

@@ -38,11 +38,13 @@ def sliced_distance(
     directions: int = 1000,
     seeds: int = 5,
 ) -> tuple[float, float]:
-    """Compute the sliced Wasserstein distance: the root mean squared difference of sorted
-    projections of both sets on random directions.
+    """Compute the sliced Wasserstein distance between two sets.
 
-    features_a, features_b: (N, D), finite; count: number of rows of each set that are drawn for
-    each seed; directions: number of directions that are drawn for each seed.
+    Both sets are projected on random directions. The distance is the root mean squared difference
+    between the sorted projections of the two sets.
+
+    features_a, features_b: (N, D), finite; count: number of rows to draw from each set, for each
+    seed; directions: number of directions to draw, for each seed.
 
     Returns mean and standard deviation over the seeds, computed in float64. Source: MIND (Berthet
     et al. 2026, arXiv 2605.06797).
@@ -69,10 +71,14 @@ def kernel_distance(
 ) -> tuple[float, float]:
     """Estimate MMD² on random subsets; return mean and standard deviation over the subsets.
 
-    features_a, features_b: (N, D), finite, each with two rows or more. A subset has `size` rows of
-    each set, or fewer if one of the sets has fewer. Unlike the Fréchet distance, the estimate is
-    unbiased even for few images, and can be negative. The computation is in float64. Source:
-    Bińkowski et al. 2018 (KID: 100 subsets of 1000 rows).
+    Unlike the Fréchet distance, the estimate is unbiased even for few images, and can be negative.
+    The computation is in float64.
+
+    features_a, features_b: (N, D), finite, each with two rows or more;
+    subsets: number of subsets;
+    size: number of rows of each set in a subset. If a set has fewer rows, all subsets are smaller.
+
+    Source: Bińkowski et al. 2018 (KID: 100 subsets of 1000 rows).
     """
     random = np.random.default_rng(0)
     size = min(size, len(features_a), len(features_b))
@@ -89,7 +95,7 @@ def kernel_distance(
 def squared_mmd(a: np.ndarray, b: np.ndarray) -> float:
     """Compute the unbiased MMD² of a, (n, D), and b, (m, D), with k(x, y) = (x·y / D + 1)³.
 
-    The sums over pairs within one set leave out pairs of a row with itself. a, b: float64.
+    Within one set, the pairs of a row with itself are left out. a, b: float64.
     """
     from sklearn.metrics.pairwise import polynomial_kernel
 

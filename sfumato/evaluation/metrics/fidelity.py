@@ -83,17 +83,17 @@ METRICS = {
         mmd,
     ),
     "inception_score": Metric(
-        "clear and varied images; higher is better; needs Inception", score, "inception"
+        "whether images are clear and varied; higher is better; needs Inception", score, "inception"
     ),
     "precision_recall": Metric(
-        "`precision`, `recall`, `density`, `coverage`: shares of each set near the other; higher "
-        "is better",
+        "`precision`, `recall`, `density`, `coverage`: how much of each set lies near the other "
+        "set; higher is better",
         lambda compared, reference, **_: precision_recall(compared, reference),
         yardstick=True,
     ),
     "fld": Metric(
-        "negative log-likelihood of the hold-out under Gaussians centred on the images, minus a "
-        "baseline's; lower is better, 0 is as good as real images",
+        "negative log-likelihood of the hold-out under Gaussians centred on the images, minus the "
+        "same for a baseline; lower is better, 0 is as good as real images",
         lambda novel, **_: feature_likelihood(*novel) if min(map(len, novel)) >= 4 else {},
     ),
     "authenticity": Metric(
@@ -129,10 +129,10 @@ def fidelity(
 
     compared: (N, D), features of the set;
     reference: (M, D), features of the hold-out;
-    novel: features for the metrics that detect copies: of the images to test, of training images,
-    and of the hold-out;
+    novel: three arrays of features for the metrics that detect copies: features of the images to
+    test, of training images, and of the hold-out;
     metrics: names from METRICS;
-    warn: called with a reason if a number is of limited use.
+    warn: function that is called with a warning if a number is of limited use.
 
     Returns {"space", "reference", "images", "reference_images", "frechet", "mmd", …}.
     """
@@ -152,11 +152,11 @@ def fidelity(
     k = numbers.get("neighbours", NEIGHBOURS)
     if k < NEIGHBOURS:
         warn(
-            f"{name}: precision and recall use {k} neighbours, not {NEIGHBOURS}: there are only "
-            f"{fewest} images"
+            f"{name}: precision and recall use {k} neighbours, not {NEIGHBOURS}, because there "
+            f"are only {fewest} images"
         )
     if "fld" in metrics and "fld" not in numbers:
-        warn(f"{name}: no feature likelihood (fld), which needs 4 different images of each set")
+        warn(f"{name}: fld was not computed, because it needs 4 different images of each set")
     gap = numbers.get("generalisation_gap", 0.0)
     if gap < -20:
         warn(

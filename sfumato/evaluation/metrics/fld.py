@@ -1,11 +1,11 @@
-"""Feature Likelihood Divergence: fidelity, diversity and novelty in one number (Jiralerspong et al.
-
-2023).
+"""Feature Likelihood Divergence: fidelity, diversity and novelty in one number.
 
 A Gaussian is centred on every synthetic feature vector. The widths of these Gaussians are fitted so
 that *training* features are likely, and the score is the likelihood of *hold-out* features. The
 Gaussian on a copy of a training image becomes so narrow that no hold-out feature is likely under
 it.
+
+Source: Jiralerspong et al. 2023.
 """
 
 import math
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 ROUNDS = 40  # Maximum number of rounds of expectation-maximisation
-SETTLED = 1e-5  # Gain of log-likelihood per dimension and round below which the fit stops
+# The fit stops after a round in which the mean log-likelihood per dimension rises by less than this
+SETTLED = 1e-5
 MIN_VARIANCE = 1e-4  # Minimum variance of a Gaussian; features have variance 1
 ROWS_AT_ONCE = 256
 
@@ -33,8 +34,8 @@ def feature_likelihood(
     authors' 50 steps of Adam.
 
     synthetic, train, holdout: (N, D), finite, each with 4 rows or more. Each feature is shifted and
-    scaled so that it has mean 0 and variance 1 on the hold-out. Features that are constant on the
-    hold-out are left out.
+    scaled so that it has mean 0 and variance 1 on the hold-out. If a feature is constant on the
+    hold-out, it is left out.
     """
     random = np.random.default_rng(0)
     most = 4000  # maximum number of centres, which bounds time and memory (0.3 GB)
@@ -76,7 +77,7 @@ def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
     """
     dimension = points.shape[1]
     distances = torch.cdist(points, centres).square_()  # (N, M)
-    # (N, 1), squared distances to the mean, of points that are moved towards it by a tenth
+    # (N, 1): squared distances to the mean, after each point is moved a tenth of the way towards it
     far = 0.9**2 * torch.cdist(points, points.mean(dim=0, keepdim=True)).square_()
     variances = ((distances.min(dim=0).values + 1e-3) / dimension).clamp_min(MIN_VARIANCE)
     background = torch.ones(1, dtype=torch.float64)

@@ -26,7 +26,7 @@ def nearest_rows(features: np.ndarray, reference: np.ndarray) -> tuple[np.ndarra
 def radii(features: np.ndarray, k: int) -> np.ndarray:
     """Return the distance of each row to its k-th nearest other row, (N,) float64.
 
-    Raises ValueError for too few rows.
+    Raises ValueError if there are not more than k rows.
     """
     from sklearn.neighbors import NearestNeighbors
 
@@ -45,9 +45,10 @@ def precision_recall(
 
     Each image is the centre of a closed ball that reaches to its k-th nearest neighbour in the same
     set. Precision is the share of synthetic images that are in at least one ball of a real image.
-    Recall is the share of real images that are in at least one ball of a synthetic image. Density
-    is the mean number of balls of real images that contain a synthetic image, divided by k; it can
-    exceed 1. Coverage is the share of balls of real images that contain a synthetic image.
+    Recall is the share of real images that are in at least one ball of a synthetic image. For
+    density, count for each synthetic image the balls of real images around it: density is the mean
+    of these counts, divided by k, and can exceed 1. Coverage is the share of real images with at
+    least one synthetic image in their ball.
 
     synthetic: (N, D), real: (M, D), finite. Also returns "neighbours", the k that was used. Source:
     Kynkäänniemi et al. 2019, with k = 3; Naeem et al. 2020.
@@ -57,7 +58,7 @@ def precision_recall(
     k = min(k, len(synthetic) - 1, len(real) - 1)
     real_radii = radii(real, k)
     synthetic_radii = radii(synthetic, k)
-    balls: list[int] = []  # number of real balls around each synthetic image
+    balls: list[int] = []  # number of balls of real images around each synthetic image
     recalled = np.zeros(len(real), dtype=bool)
     covered = np.zeros(len(real), dtype=bool)
     chunks = pairwise_distances_chunked(
