@@ -1,4 +1,4 @@
-"""Clip the rows of single images to a bounded norm and sum them; flatten and unflatten parameters.
+"""Clip the row of each image to a bounded norm, sum the rows, and split the sum by parameter.
 
 The bound on the effect of one image on a release depends on this module.
 """
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-RUN = 64  # Number of squares that are added up in float32
+RUN = 64  # Number of squares to add up in float32 at a time; float64 adds up the results
 # Relative margin of a clipped norm. It exceeds the error of a float32 sum of RUN squares and of the
 # root of the sum.
 FLOAT32_SLACK = 2.0**-18
@@ -21,19 +21,19 @@ def clipped_sum(rows: Mapping[str, Tensor], max_grad_norm: float) -> Tensor:
     rows: (B, *shape) float32 by name. Entry i of every tensor belongs to image i only. A row that
     contains a NaN or an infinity is left out of the sum and overwritten.
 
-    Returns (P,) float64, where P is the number of entries per image in all tensors together. In
-    float32, rounding of the sum could exceed the bound for one image. The function does not wait
-    for a GPU.
+    Returns (P,) float64. P is the number of entries per image in all tensors together. The sum is
+    in float64, because rounding in float32 could change it by more than the bound for one image.
+    The function does not wait for a GPU.
 
-    Guarantee: one image more or less changes the sum by at most `max_grad_norm` in L2, whatever its
-    row contains. C is `max_grad_norm` lowered by FLOAT32_SLACK, which covers the rounding of the
-    norm.
+    Guarantee: one image more or less changes the sum by at most `max_grad_norm` in L2, for any
+    content of its row. C is `max_grad_norm` lowered by FLOAT32_SLACK, which covers the rounding of
+    the norm.
     """
     parts = [part.flatten(1) for part in rows.values()]
     if fused := one_matrix(parts[0].device):
-        parts = [torch.cat(parts, dim=1)]  # (B, P): ten kernels instead of ten per parameter
+        parts = [torch.cat(parts, dim=1)]  # (B, P); needs ten kernels in all, not ten per parameter
     norms = torch.stack([squared_norms(part) for part in parts]).sum(0).sqrt()  # (B,)
-    finite = norms.isfinite()  # finite only if all entries are
+    finite = norms.isfinite()  # a norm is finite only if all entries of its row are
     scale = torch.where(
         finite, ((1 - FLOAT32_SLACK) * max_grad_norm / (norms + 1e-6)).clamp(max=1), 0
     )
@@ -52,8 +52,8 @@ def clipped_sum(rows: Mapping[str, Tensor], max_grad_norm: float) -> Tensor:
 def one_matrix(device: torch.device) -> bool:
     """Return whether to clip all rows as one matrix.
 
-    One matrix needs fewer kernels, but a copy of the rows. On a CPU, the copy costs more time than
-    it saves.
+    One matrix needs fewer kernels, but also a copy of the rows. On a CPU, the copy costs more time
+    than the fewer kernels save.
     """
     return device.type == "cuda"
 

@@ -1,7 +1,8 @@
-"""Per-image gradients of a loss, each the mean over K draws, and their clipped sum.
+"""Per-image gradients of a loss, and their clipped sum.
 
-A `Charge` adds the noise. With groups, the unit is a group instead of an image, and its K draws use
-K of its images, picked at random.
+The gradient of an image is the mean over K draws of noise level and noise. A `Charge` adds the
+noise that protects privacy. With groups, the unit is a group instead of an image. The K draws of a
+group use K of its images, picked at random.
 
 Source: Dockhorn et al. 2023 (DPDM) for the K draws.
 """
@@ -101,8 +102,8 @@ def per_image_gradients(
     take = by_layers if model.supports_ghost_layers else by_vmap
     count = draws.levels.shape[1]
     total: dict[str, Tensor] = {}
-    # Autocast's cache is off, because a converted weight must not be used outside the transform
-    # that made it
+    # Autocast's cache is off: if a transform converts a weight, the converted weight must not be
+    # used outside this transform
     with torch.autocast(images.device.type, torch.bfloat16, enabled=autocast, cache_enabled=False):
         if draws_per_pass is None or draws_per_pass >= count:
             return take(model, parameters, *batch)
@@ -127,7 +128,7 @@ class Losses(nn.Module):
 
 
 def losses_at(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor) -> Tensor:
-    """Compute `model.per_image_loss` of a batch with these parameters instead of its own."""
+    """Compute `model.per_image_loss` of a batch, with `parameters` instead of the model's own."""
     return functional_call(
         Losses(model), {f"model.{name}": value for name, value in parameters.items()}, batch
     )
@@ -136,7 +137,7 @@ def losses_at(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor)
 def by_layers(
     model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor
 ) -> dict[str, Tensor]:
-    """Compute per-image gradients by splitting one backward pass by image.
+    """Compute per-image gradients in one backward pass for all images (see `PerImage`).
 
     No image may affect another in the network. Raises ValueError for parameters that do not belong
     to the model.
@@ -164,7 +165,7 @@ def by_vmap(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor) -
     return {name: rows[name] for name in parameters}
 
 
-# With gradients enabled, frozen weights would keep a graph of all images
+# If gradients were enabled, frozen weights would keep a graph of all images in memory
 @torch.no_grad()
 def clipped_gradient_sum(
     model: Denoiser,

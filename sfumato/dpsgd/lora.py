@@ -62,7 +62,7 @@ def add_lora(
         layer = modules.get(path)
         if layer is None or not path or last != "weight":
             raise ConfigError(
-                f"{name} is not a weight of a layer of this model, such as "
+                f"{name} is not a weight of a layer of this model: expected a name such as "
                 "middle.0.attention.q.weight"
             )
         # A subclass may be used through its weight instead of a call, as in nn.MultiheadAttention.
@@ -75,7 +75,7 @@ def add_lora(
         if rank > min(rows, columns):
             fix = "raise model.width, or change finetune.trainable"
             raise ConfigError(
-                f"adapter rank {rank} exceeds min({rows}, {columns}), the shape of {name}: {fix}"
+                f"adapter rank {rank} exceeds a side of {name}, which has {rows}×{columns}: {fix}"
             )
         layers[path] = layer
     public = torch.Generator().manual_seed(seed)
@@ -97,7 +97,7 @@ def adapted_layers(model: nn.Module) -> dict[str, LoraLinear]:
 
 
 def save_adapter(model: nn.Module, directory: Path, base: Path) -> None:
-    """Write A and B of each matrix, and `adapter.json`. base: file of the frozen weights."""
+    """Write A and B of each adapted layer, and `adapter.json`. base: file of the frozen weights."""
     layers = adapted_layers(model)
     tensors: dict[str, Tensor] = {}
     for name, layer in layers.items():
@@ -115,8 +115,8 @@ def save_adapter(model: nn.Module, directory: Path, base: Path) -> None:
 def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
     """Add the adapters that `save_adapter` wrote to the weights of `model`: W + scale·A·B.
 
-    base: file of these weights. Raises DataError if files are missing or damaged, the adapters were
-    trained on a different base, or shapes do not match.
+    base: file of these weights. Raises DataError if files are missing or damaged, if the adapters
+    were trained on a different base, or if shapes do not match.
     """
     files = f"{directory}: {ADAPTER_CONFIG} and {ADAPTER}"
     with explained(DataError, lambda error: f"{files} cannot be read ({error}): {TUNE_AGAIN}"):

@@ -11,7 +11,8 @@ from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.gradients import Draws, losses_at, per_image_gradients
 from sfumato.runtime import compute, distributed
 
-# Number of float32 copies of the trained parameters: average, moments, sums, noise
+# Number of float32 copies of the trained parameters that a step needs: moving average, Adam's
+# moments, sums and noise
 COPIES = 8
 # Error messages of CUDA, cuBLAS and cuDNN for too little memory, or for a size without a kernel
 DOES_NOT_FIT = (
@@ -34,8 +35,8 @@ def choose_microbatch(
 
     Call this before opening a charge. On a GPU, the number of images is halved until a trial fits.
     On a GPU, weight gradients are computed by matrix products (`model.use_products`) or by a
-    grouped convolution. The faster method is used if it fits for any number of images. Otherwise
-    the other method is tried, because cuDNN may lack a kernel for the first.
+    grouped convolution. The faster method is tried first. If it does not fit even for one image,
+    the other method is tried, because cuDNN may lack a kernel for the first one.
 
     batch: expected number of images per step;
     requested_size: number of images at a time, if the user set it.
@@ -55,7 +56,9 @@ def choose_microbatch(
             images, some = (1, some // 2) if images == 1 < some else (images // 2, some)
         if images := distributed.all_min(images):
             return images, distributed.all_min(some)
-    raise MemoryError("the gradient of one image does not fit into the GPU")
+    raise MemoryError(
+        "the gradient of one image does not fit into GPU memory: use a smaller network"
+    )
 
 
 def fitting(
@@ -89,8 +92,8 @@ def fitting(
     if not gpu:
         largest = max(1, min(largest, int(batch / 2)))
         return 1 << (largest.bit_length() - 1), draws  # rounded down to a power of two
-    # Few draws have more images than `drawn`. Microbatches divide this number nearly evenly,
-    # because the last one is filled up with copies.
+    # A step seldom draws more images than `drawn`. This number is divided nearly evenly among the
+    # microbatches, because the last one is filled up with copies.
     drawn = batch + 2 * math.sqrt(batch)
     return math.ceil(drawn / math.ceil(drawn / largest)), draws
 
@@ -136,7 +139,7 @@ def device_of_parameters(parameters: Mapping[str, Tensor]) -> torch.device:
 
 
 def room_on(device: torch.device, parameters: Mapping[str, Tensor]) -> float:
-    """Return the number of bytes for per-image gradients; activations get as many."""
+    """Return how many bytes per-image gradients may use. Activations may use as many."""
     if device.type != "cuda":
         return 2**30  # larger microbatches are not faster
     free, _ = torch.cuda.mem_get_info(device)
@@ -146,9 +149,12 @@ def room_on(device: torch.device, parameters: Mapping[str, Tensor]) -> float:
 
 
 def activation_bytes(model: Denoiser, parameters: Mapping[str, Tensor]) -> int:
-    """Measure the bytes, besides weights, that a float32 pass of one image saves for backward."""
+    """Measure how many bytes the forward pass of one image in float32 saves for the backward pass.
+
+    Weights are not counted.
+    """
     images, labels, draws = blanks(model, parameters, 1, 1)
-    # Keeps references, so that no other storage gets the same address.
+    # References are kept, so that no other storage gets the same address.
     kept: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -169,7 +175,7 @@ def activation_bytes(model: Denoiser, parameters: Mapping[str, Tensor]) -> int:
 
 @torch.no_grad()
 def fits(model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws: int) -> bool:
-    """Return whether the gradients of this many blank images and draws fit into the GPU."""
+    """Return whether the gradients of this many blank images and draws fit into GPU memory."""
     try:
         clipped_sum(
             per_image_gradients(model, parameters, *blanks(model, parameters, images, draws)), 1.0

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-CHANNELS_PER_GROUP = 16  # Minimum: a grouped convolution with fewer channels uses a slow kernel
+CHANNELS_PER_GROUP = 16  # Minimum, because with fewer channels, a grouped convolution is slow
 ALIGNED = 8  # A GPU reads a row of pixels fast if its offset is a multiple of this
 Gradients = tuple[Tensor | None, ...]
 Geometry = tuple[list[int], list[int], list[int]]  # stride, padding, dilation
@@ -50,7 +50,7 @@ class PerImage(TorchFunctionMode):
             name: weight.detach().expand(images, *weight.shape).requires_grad_()
             for name, weight in weights.items()
         }
-        # By id of the tensor: (the tensor, so that its id stays in use; its rows)
+        # By the id of a weight: the weight itself, so that its id stays in use, and its rows
         self.of: dict[int, tuple[Tensor, Tensor]] = {}
         for name, weight in weights.items():
             self.of[id(weight)] = (weight, self.rows[name])
@@ -80,8 +80,9 @@ class PerImage(TorchFunctionMode):
 
 
 def computed(weight: Tensor) -> Tensor:
-    """Return the weight in autocast's precision, detached, because its gradient goes to its
-    rows.
+    """Return the weight in autocast's precision.
+
+    It is detached, because gradients are taken with respect to the weight's rows.
     """
     weight, device = weight.detach(), weight.device.type
     if weight.is_meta or not torch.is_autocast_enabled(device):
@@ -108,7 +109,7 @@ class Layer(torch.autograd.Function):
         """Compute the output.
 
         kind: the function that the layer computes, with its derivatives;
-        rows: rows of the weight and of the bias, or None if not trained.
+        rows: rows of the weight, and rows of the bias; each is None if it is not trained.
         """
         ctx.save_for_backward(x, weight)
         ctx.kind, ctx.images = kind, images
@@ -219,8 +220,9 @@ def grouped_weight_gradients(
 def shifted_weight_gradients(
     gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, images: int
 ) -> Tensor:
-    """Compute the result of `grouped_weight_gradients` by one matrix product per kernel row, which
-    is faster on a GPU.
+    """Compute the result of `grouped_weight_gradients` by one matrix product per kernel row.
+
+    On a GPU, this is faster.
 
     The product sums over the zero-padded pixels of all draws of an image, and uses one copy of the
     pixels per column of the kernel. Each image has a separate matrix, so no product reads another
@@ -340,7 +342,7 @@ def embedding_rows(
 def expand(mode: PerImage, weight: Tensor, rows: int, *sizes: int) -> Tensor:
     """Expand a weight over the rows of a batch: each draw of an image gets that image's row."""
     if any(size != -1 for size in sizes) or len(sizes) != weight.ndim or rows % mode.images:
-        raise NoRuleError("no per-image gradient for a weight expanded over anything but the batch")
+        raise NoRuleError("no per-image gradient for a weight that expands other than by the batch")
     own = mode.of[id(weight)][1]
     return own.expand(rows // mode.images, *own.shape).flatten(0, 1)
 

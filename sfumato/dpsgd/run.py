@@ -100,7 +100,7 @@ class Gradients:
     config: settings of the stage, including the number of draws per image;
     max_norm: clip norm;
     public_batch: public expected size of a draw, q·N̄, never a realised count;
-    autocast: run the network in bfloat16; by default, if the device supports it;
+    autocast: whether to run the network in bfloat16; None to do so if the device does this fast;
     generator: only for tests.
     """
 
@@ -128,8 +128,8 @@ class Gradients:
         self.microbatch_size, self.draws_per_pass = choose_microbatch(
             model, self.parameters, config.draws, public_batch, config.microbatch_size
         )
-        # If the models are equal, an image's gradient does not depend on the process that computes
-        # it.
+        # All processes must have equal models, so that it does not matter which process computes an
+        # image's gradient.
         distributed.agree(model.state_dict().values())
         if autocast is None:
             autocast = distributed.broadcast_object(fast_bfloat16(self.device.type))
@@ -149,7 +149,7 @@ class Gradients:
 
 
 class State(Trained, Gradients):
-    """The state of a run between steps: the trained weights, their average, Adam's moments.
+    """The state of a run between steps: the trained weights, their average, and Adam's moments.
 
     model: network whose parameters with `requires_grad` are trained, in place;
     public_batch: public expected size of a draw, the denominator of a step;
@@ -185,9 +185,9 @@ class State(Trained, Gradients):
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from `tensors`, with fresh draws.
+        """Restore the state from `tensors`. Later steps draw new random numbers.
 
-        Raises ValueError if they belong to a different model.
+        Raises ValueError if the tensors belong to a different model.
         """
         expected = {(name, value.shape) for name, value in self.tensors().items()}
         if odd := sorted(
@@ -198,7 +198,8 @@ class State(Trained, Gradients):
         ):
             named = ", ".join(odd[:5])
             raise ValueError(
-                f"the checkpoint is for a different model: {named} missing, unknown or misshapen"
+                f"the checkpoint is for a different model: {named} are missing, unknown or of "
+                "another shape"
             )
         for name, value in self.parameters.items():
             value.copy_(tensors[f"parameters.{name}"])
@@ -277,7 +278,7 @@ def update(state: State, noised: Tensor, public: Tensor | None = None) -> dict[s
     gradient = noised.to(next(iter(state.parameters.values()))) / state.public_batch
     state.descend(gradient if public is None else gradient + public)
     weights = get_total_norm(state.parameters.values())
-    # Both norms in one transfer, to wait for the GPU only once.
+    # Both norms are transferred together, to wait for the GPU only once.
     norm, length = torch.stack([torch.linalg.vector_norm(gradient), weights]).cpu().tolist()
     if not math.isfinite(length):
         fix = (
@@ -295,7 +296,7 @@ def update(state: State, noised: Tensor, public: Tensor | None = None) -> dict[s
 def step_noise(noise_multiplier: float, weights: int, batch: float) -> float:
     """Return the expected norm of one step's noise, in units of the clip norm: σ·√P / batch.
 
-    Above 1, a step is mostly noise, for any images.
+    If it exceeds 1, a step is mostly noise, no matter what the images are.
     """
     return noise_multiplier * math.sqrt(weights) / batch
 

@@ -14,7 +14,7 @@ from sfumato.errors import ConfigError, DataError, SfumatoError
 from sfumato.settings.dpsgd import SALIENT, Finetune, Saliency
 from sfumato.storage.files import write_json
 
-ATTENTION = (  # names in our U-Net and in public text-to-image models
+ATTENTION = (  # matches names in our U-Net and in public text-to-image models
     r"(.*\.)?(attention|attn\d*)\."
 )
 QKV = ATTENTION + r"(to_)?[qkv]\.weight"
@@ -23,9 +23,9 @@ ADAPTED = ("attention-lora", "salient-lora")
 
 
 def candidates(model: nn.Module) -> list[str]:
-    """List the names of the query, key and value matrices, the candidates of a ranking.
+    """List the candidates for a ranking: the names of all query, key and value matrices.
 
-    The names are in the order of the model. Raises ConfigError if there are none.
+    The names are in the order of the model. Raises ConfigError if the model has no such matrix.
     """
     matrices = [name for name, _ in model.named_parameters() if re.fullmatch(QKV, name)]
     if not matrices:
@@ -93,9 +93,9 @@ def choose_trainable(
 def trained_parameters(
     model: Denoiser, settings: Finetune | Saliency, seed: int
 ) -> dict[str, Tensor]:
-    """Prepare `model` in place as a stage does, and return the parameters that it trains.
+    """Prepare `model` in place as a stage does, and return the parameters that the stage trains.
 
-    Where a stage needs a ranking, the candidates in the order of the model replace it.
+    If the stage needs a ranking, the candidates are used in the order of the model instead.
     """
     if isinstance(settings, Saliency):
         trained = candidates(model)
@@ -109,7 +109,7 @@ def check_trained(before: Mapping[str, Tensor], model: nn.Module, names: Sequenc
     """Check that training changed every named parameter and left every other bit unchanged.
 
     before: copy of `model.state_dict()` from just before training. Raises SfumatoError if the check
-    fails, which is a bug: a run must not report weights as trained that were not.
+    fails. A failure is a bug: a run must not report weights as trained if they were not.
     """
     internal = "internal error (nothing is written: please report it)"
     after = model.state_dict()

@@ -25,10 +25,11 @@ def central_norm(shape: Shape, settings: Central) -> float:
 
 
 def mode_rows(images: Tensor, labels: Tensor, classes: int, bins: int) -> Rows:
-    """Assign every pixel to one of `bins` equal bins of [0, 1], in the row of its class.
+    """Assign every pixel of an image to one of `bins` equal bins of [0, 1].
 
-    Returns (B, classes) ⊗ (B, bins·d'). A row has norm √d'. An image with any non-finite pixel gets
-    a zero row; values outside [0, 1] count in the outer bins.
+    Returns (B, classes) ⊗ (B, bins·d'): the bins are in the row of the image's class. The norm is
+    √d'. An image with any non-finite pixel gets a zero row. Values outside [0, 1] count in the
+    outer bins.
     """
     rows = images.flatten(1)
     finite = rows.isfinite().all(dim=1)

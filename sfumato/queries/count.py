@@ -1,4 +1,7 @@
-"""Noisy class counts, which give the public size, the denominators of other queries, and priors."""
+"""Noisy class counts.
+
+They give the public number of images, the denominators of other queries, and the class priors.
+"""
 
 import math
 from dataclasses import dataclass
@@ -32,8 +35,8 @@ class Counts:
 class PublicCounts(NamedTuple):
     total: float  # N̄
     per_class: Tensor  # N̄_m, (classes,) float64, each at least 1, because they are denominators
-    # (classes,) float64, non-negative, summing to 1. With several labels: share of images with each
-    # label
+    # (classes,) float64, non-negative, with sum 1. If images have several labels: the share of
+    # images with each label
     priors: Tensor
     # With several labels: mean of `label_rows`, (classes + 1,) float64
     row_means: Tensor | None = None
@@ -66,7 +69,7 @@ def several_rows(labels: Tensor, classes: int) -> Tensor:
 
     labels: (B, classes) of 0 and 1. Returns (B, 2·classes + 2) float64.
 
-    Guarantee: an image with k labels has a row of norm √(k + 2), so none is longer than
+    Guarantee: an image with k labels has a row of norm √(k + 2), so no row is longer than
     `several_bound`.
     """
     return torch.cat(
@@ -85,7 +88,7 @@ def query_several(charge: Charge, classes: int) -> Tensor:
 def public_several(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
     """Compute the public counts from a release of `query_several`.
 
-    Its noise has the standard deviation noise_multiplier · `several_bound`.
+    The noise in the release has the standard deviation noise_multiplier · `several_bound`.
     """
     classes = len(noisy) // 2 - 1
     floor = max(1.0, noise_multiplier * several_bound(classes))
@@ -100,9 +103,9 @@ def public_counts(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
     """Turn noisy counts into N̄, N̄_m and priors. This is post-processing, so it is free.
 
     N̄_m = max(noisy count, 1, σ), because a count below σ is mostly noise, and a small denominator
-    would amplify this noise. N̄ is the unbiased sum of the noisy counts, with the same floor. The
-    priors are proportional to the noisy counts, clipped at 0. If all of these are 0, the priors are
-    uniform.
+    would amplify this noise. N̄ is the unbiased sum of the noisy counts, but at least 1 and at
+    least σ. The priors are proportional to the noisy counts, clipped at 0. If all clipped counts
+    are 0, the priors are uniform.
     """
     noisy = noisy.double()
     floor = max(1.0, noise_multiplier)
@@ -126,7 +129,7 @@ def save_counts(counts: PublicCounts, noisy: Tensor, directory: Path) -> None:
 
 
 def read_counts(count: Artifact, size_hint: int, classes: int) -> PublicCounts:
-    """Read the noisy counts; if counting is off, split the public size hint equally."""
+    """Read the noisy counts. If counting is off, divide the size hint equally among the classes."""
     if not count.enabled:
         even = torch.full((classes,), 1 / classes).double()
         return PublicCounts(

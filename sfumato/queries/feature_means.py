@@ -67,7 +67,7 @@ def query_feature_means(
 ) -> Tensor:
     """Release Σ φ(x) ⊗ onehot(y) over all sensitive images, divided by a public size.
 
-    features: the map φ; rows and their float64 sum are computed on the device of this module;
+    features: the map φ; rows and their float64 sum are computed on the device of `features`;
     public_size: N̄, never a realised count;
     cached: whether the charge draws `features.vectors` of the images instead of the images.
 
@@ -126,7 +126,7 @@ def train_feature_network(
     seed: int,
     report: Callable[[int, int], None],
 ) -> ProjectedFeatures:
-    """Train a feature map on the generator's `images`, labelled by the teacher. Spends nothing."""
+    """Train a feature map on images of a generator, labelled by the teacher. This is free."""
     how = LEARNED.model_copy(update={"steps": steps})
     network, _ = train_public_classifier(relabelled(teacher, images), how, seed, report)
     features = ProjectedFeatures(CELLS, images.shape, EMBEDDING_DIMENSION, network)
@@ -164,7 +164,7 @@ Part = Annotated[float, Field(gt=0, lt=1)]
 class About(Strict):
     """Form of `features.json`. Each stage has a subclass."""
 
-    kind: ClassVar[Any]  # class of the features, if these fields are its arguments
+    kind: ClassVar[Any]  # class of the features, if it takes the fields below as arguments
     tensor: ClassVar[str] = "embedding"  # name of the release, in `<tensor>.safetensors`
     deviation: PositiveFloat | None
 
@@ -265,7 +265,7 @@ def load_means(
         about = validated(kind, read_json(folder / "features.json"))
         table = load_tensors(folder / f"{kind.tensor}.safetensors")[kind.tensor]
         shape = getattr(about, "shape", plan.shape)
-        # Checked before memory is allocated
+        # This check comes before memory is allocated
         if getattr(about, "size", 0) > len(table) or shape != plan.shape:
             raise ValueError(
                 f"features.json is for images of {shape}, or has more rows than the release"

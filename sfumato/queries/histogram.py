@@ -1,7 +1,7 @@
-"""Noisy class histogram: numbers of sensitive images that a classifier assigns to each class.
+"""Noisy class histogram: how many sensitive images a classifier assigns to each class.
 
 The classifier and its classes are public. Counts are never divided by the number of images that
-voted: that number is private, and not needed to choose classes.
+voted, because that number is private, and not needed to choose classes.
 
 Source: RPGen stage 1; PrivImage.
 """
@@ -49,9 +49,9 @@ def query_histogram(
 ) -> Tensor:
     """Release noisy votes for every public class.
 
-    The charge covers one Gaussian, possibly over a Poisson draw. The logits of an image depend on
-    that image only. Otherwise, where two classes nearly tie, rounding could make an image's vote
-    depend on the number of drawn images, and removing one image could change the votes of others.
+    The charge covers one Gaussian mechanism, possibly over a Poisson draw. The logits of an image
+    depend on that image only. Otherwise, rounding could make them depend on the number of drawn
+    images. If two classes nearly tie, removing one image could then change the votes of others.
 
     model: classifier in eval mode;
     votes: see `vote_rows`;
@@ -62,7 +62,7 @@ def query_histogram(
     """
     if model.training:
         raise ValueError(
-            "the classifier is in training mode, where images change each other's logits: call "
+            "the classifier is in training mode, in which images change each other's logits: call "
             "eval()"
         )
     if not 1 <= votes <= model.classes:

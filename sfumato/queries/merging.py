@@ -35,21 +35,21 @@ MERGED = tuple(name for name in QUERIES if STAGES[name].adds_up)
 def same_settings(
     folders: Sequence[Path], plans: Sequence[Mapping[str, dict[str, Any]]]
 ) -> list[str]:
-    """Return the queries that are switched on, after checking that the plans agree.
+    """Check that the plans of all owners agree, and return the names of the enabled queries.
 
-    Raises ConfigError if a query cannot be merged, or public settings of the plans differ.
+    Raises ConfigError if a query cannot be merged, or if public settings of the plans differ.
     """
     queries = [name for name in QUERIES if any(plan[name]["enabled"] for plan in plans)]
     if name := next((name for name in queries if name not in MERGED), None):
-        way = f"use a recipe with {', '.join(MERGED)} only, such as dp-merf, dp-mepf or dp-kernel"
+        way = f"use a recipe with only {', '.join(MERGED)}, such as dp-merf, dp-mepf or dp-kernel"
         why = "its steps, draws or features depend on earlier releases of one owner"
         raise ConfigError(f"releases of {name} cannot be added up, because {why}: {way}")
     if "count" not in queries:
         raise ConfigError(
-            "count is not in `run`: without noisy counts, it is unknown how to weight the means "
-            "of two owners"
+            "count is not in `run`, but the weights of the owners' means come from its noisy "
+            "counts: use a recipe with count"
         )
-    # Fields that may differ
+    # Fields in which the plans may differ
     theirs = {"dataset_id", "size_hint", "mechanism", "delta", "about", "again"}
     for folder, plan in zip(folders[1:], plans[1:], strict=True):
         for name in (name for name, stage in STAGES.items() if stage.kind is not Kind.LOCAL):
@@ -103,12 +103,12 @@ def check_owner(
         planned = Mechanism(**plans[query.stage]["mechanism"]).to_json()
         if query.records.owners != declared or len(declared) == 1:
             problems.append(
-                f"{query.path} and {queries[0].path} name different data sets as having no person "
-                "in common"
+                f"{query.path} and {queries[0].path} contain different declarations of data sets "
+                "without common persons"
             )
         elif not query.enabled or {record["dataset_id"] for record in released} != {*owners}:
             problems.append(
-                f"{query.path} contains no release of its own: run `stage {query.stage}` there"
+                f"{query.path} contains no release of this owner: run `stage {query.stage}` there"
             )
         elif not declared and any(record["event"] != planned for record in released):
             problems.append(
@@ -129,10 +129,10 @@ def check_owner(
 def merged_budget(
     budgets: Sequence[Mapping[str, Any]], size_hint: int, records: Records
 ) -> dict[str, Any]:
-    """Compute the merged budget at the smallest δ of all owners.
+    """Compute the budget of the merged release, at the smallest δ of all owners.
 
-    Its target is the owners' largest target or, if that is larger, the merged cost by the most
-    cautious of their accountants.
+    The target is the largest target of any owner. If the merged release costs more, by the most
+    cautious of the owners' accountants, the target is this cost.
     """
     recipe, *others = {budget["recipe"] for budget in budgets}
     if others:
@@ -192,10 +192,10 @@ def merge_means(
 
     Raises ConfigError if the features of two owners differ in any byte.
     """
-    # load_means refuses all other forms.
+    # load_means refuses a features.json of any other form.
     means = [load_means(stage, release.path, plan=plan) for release in releases]
     about = [read_json(release.path / "features.json") for release in releases]
-    # All other files define the features.
+    # All files except these define the features.
     varying = {f"{KIND_OF[stage].tensor}.safetensors", "features.json", PRIVACY}
     maps = [
         {

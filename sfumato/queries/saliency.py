@@ -29,6 +29,7 @@ def query_saliency(charge: Charge, gradients: Gradients) -> dict[str, Tensor]:
     Each image's gradient is the mean over its draws, clipped over all candidates jointly. The
     candidates are the parameters of `gradients`, and the public size, N̄, is
     `gradients.public_batch`.
+
     Returns one noisy vector per candidate, (size,) float64, on the CPU.
 
     Guarantee: one image more or less moves the sum, over all candidates together, by at most
@@ -42,14 +43,16 @@ def query_saliency(charge: Charge, gradients: Gradients) -> dict[str, Tensor]:
 
 
 def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> pd.DataFrame:
-    """Compute norms and ranks of the released vectors, one row per candidate, in their order.
+    """Compute norms and ranks of the released vectors. The table has one row per candidate, in the
+    order of `released`.
 
     Noise adds size·noise_std² to the expected squared norm, so a large candidate without any signal
-    would rank above a small one with a signal. The column "debiased" is the squared norm minus that
-    term. As an unbiased estimate, it may be negative. It still grows with the size of a candidate,
-    because the norm of a gradient does. "rank" sorts by "debiased" and "raw_rank" by "raw_norm";
-    rank 1 is the most salient. noise_std: public standard deviation of each entry's noise,
-    σ·C_s/N̄.
+    would rank above a small one with a signal. The column "debiased" is the squared norm minus
+    size·noise_std². It is an unbiased estimate, so it may be negative. It still grows with the size
+    of a candidate, because the norm of a gradient does. "rank" sorts by "debiased", and "raw_rank"
+    by "raw_norm". Rank 1 is the most salient.
+
+    noise_std: public standard deviation of each entry's noise, σ·C_s/N̄.
 
     Source: DP-SAPF Eq. 8 and Algorithm 1 for the raw norm.
     """
@@ -64,7 +67,7 @@ def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> pd.Data
 
 
 def save_ranking(table: pd.DataFrame, noise_std: float, directory: Path) -> None:
-    """Write the table, and the lists of candidates by either norm, the most salient first."""
+    """Write the table, and two lists of the candidates: by "rank" and by "raw_rank"."""
     columns = {
         "matrix": "",
         "size": "",
@@ -84,7 +87,7 @@ def save_ranking(table: pd.DataFrame, noise_std: float, directory: Path) -> None
 
 
 def read_ranking(saliency: Artifact | None) -> list[str] | None:
-    """Read the candidates, the most salient first; None if `saliency` is None or off."""
+    """Read the candidates, the most salient first. Return None if `saliency` is None or off."""
     if saliency is None or not saliency.enabled:
         return None
     file = saliency.path / "saliency.json"

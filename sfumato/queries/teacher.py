@@ -19,9 +19,10 @@ def error_rows(
     """Compute ψ(x) ⊗ (onehot(y) − p(x)), (B, d) ⊗ (B, M).
 
     This is the negative gradient of the softmax loss. The norm of a row equals the norm of the
-    error: at most √2, or at most 1 for a label out of range. With several labels, each label has an
-    independent head, and p is the sigmoid of its logit plus its offset. One row then contains the
-    errors of all heads; its norm is at most √M, and the charge clips it to `max_norm`.
+    error onehot(y) − p(x): at most √2, or at most 1 for a label out of range. If images have
+    several labels, each label has an independent head, and p is the sigmoid of its logit plus its
+    offset. A row then contains the errors of all heads, and its norm is at most √M. In both cases,
+    the charge clips rows to `max_norm`.
 
     weights: (d, M) float64, on the device of the result;
     rows: ψ(x), (B, d), of norm 1 up to rounding;
@@ -46,15 +47,17 @@ def query_teacher(
     report: Callable[[int, int], None],
     offsets: Tensor | None = None,
 ) -> Tensor:
-    """Take noisy gradient steps from zero. Each step releases the sum over one draw.
+    """Train the teacher by noisy gradient steps from zero weights.
 
-    The charge draws the features ψ of the images. The result is the mean of the weights over the
-    last part of the steps. This averaging is post-processing.
+    The charge draws the features ψ of the images. Each step releases the sum of the rows over one
+    draw. The result is the mean of the weights over the last share `settings.average` of the steps.
+    This averaging is post-processing.
 
     public_size: N̄, the expected size of a draw, never a realised count;
     covariance: (d, d), covariance of features of public or released images, which preconditions the
     steps if `settings.ridge` is set. Steps are computed on the device of this tensor;
-    offsets: with several labels, (M,), the logit of the released share of images with each label.
+    offsets: (M,), only if images have several labels: for each label, the logit of the released
+    share of images with this label.
 
     Returns the weights, (d, M) float64, on the CPU.
 

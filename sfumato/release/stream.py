@@ -284,7 +284,7 @@ def stream(
     """Draw an endless sequence of batches of labelled images from the networks of a release.
 
     No batch repeats. Labels are the teacher's probabilities, if the teacher labelled the release.
-    It labels an image after blending, but before the image is shifted, mirrored, blurred and
+    It labels images after blending, but before they are shifted, mirrored, blurred and
     changed in brightness. Of each class, the fifth with the least certain labels is left out. The
     spread of latent numbers grows with the number of images drawn.
 

@@ -203,7 +203,7 @@ def test_without_a_fitting_size_the_other_way_is_tried(chosen_on_a_gpu):
     """cuDNN may have no kernel for the grouped convolution of any number of images."""
     assert chosen_on_a_gpu({False: 0, True: 1000}, fast=False)[0] == (True, 64, 8)
     assert chosen_on_a_gpu({False: 1000, True: 0})[0] == (False, 64, 8)
-    with pytest.raises(MemoryError, match="one image does not fit into the GPU"):
+    with pytest.raises(MemoryError, match="one image does not fit into GPU memory"):
         chosen_on_a_gpu({False: 0, True: 0})
 
 

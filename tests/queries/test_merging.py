@@ -386,13 +386,13 @@ def test_an_owner_whose_plans_contradict_each_other_is_refused(stage, key, value
 
 @pytest.mark.parametrize("stage", ["count", "frequency"])
 def test_an_owner_without_a_release_of_the_data_set_is_refused(stage):
-    with pytest.raises(DataError, match="no release of its own"):
+    with pytest.raises(DataError, match="no release of this owner"):
         Owner().check(**{stage: {"enabled": False}})
     # Of another owner; of one of two that were merged
     for apart, found in (((), "b"), (("a", "b"), "a")):
         owner = Owner(apart=apart)
         owner.records[stage] = [{**owner.records[stage][0], "dataset_id": found}]
-        with pytest.raises(DataError, match="no release of its own"):
+        with pytest.raises(DataError, match="no release of this owner"):
             owner.check()
 
 
@@ -409,5 +409,5 @@ def test_an_owner_whose_releases_disagree_on_apart_is_refused():
         (Owner(apart=("a", "b")), ()),
         (Owner(apart=("a",)), ("a",)),
     ):
-        with pytest.raises(DataError, match="name different data sets"):
+        with pytest.raises(DataError, match="contain different declarations"):
             owner.check(frequency={"apart": apart})
