@@ -342,7 +342,9 @@ def embedding_rows(
 def expand(mode: PerImage, weight: Tensor, rows: int, *sizes: int) -> Tensor:
     """Expand a weight over the rows of a batch: each draw of an image gets that image's row."""
     if any(size != -1 for size in sizes) or len(sizes) != weight.ndim or rows % mode.images:
-        raise NoRuleError("no per-image gradient for a weight that expands other than by the batch")
+        raise NoRuleError(
+            "no per-image gradient for a weight expanded along other dimensions than the batch"
+        )
     own = mode.of[id(weight)][1]
     return own.expand(rows // mode.images, *own.shape).flatten(0, 1)
 

@@ -61,8 +61,7 @@ def choose_trainable(
     if kind in SALIENT:
         if ranking is None:
             raise ConfigError(
-                f"finetune.trainable={kind} needs a ranking: switch saliency on (add saliency to "
-                "run)"
+                f"finetune.trainable={kind} needs a ranking of the weights: add saliency to `run`"
             )
         selected = ranking[: how_many(settings.ratio, len(ranking))]
         if missing := sorted({*ranking} - {*everything}):

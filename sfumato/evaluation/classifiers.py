@@ -69,7 +69,7 @@ def build_classifier(name: str, shape: tuple[int, int, int], classes: int) -> Cl
 
 
 def stem_stride(height: int, width: int) -> int:
-    """Return the stride of a deep network's stem: 2 for images from 16 pixels per side, else 1."""
+    """Return the stride of a deep network's stem: 2 if both sides have 16 or more pixels, else 1."""
     return 2 if min(height, width) >= 16 else 1
 
 
@@ -95,11 +95,12 @@ def pooled_convolutions(channels: int, height: int, width: int) -> Body:
 
 
 def convolutions(channels: int, height: int, width: int) -> nn.Sequential:
-    """Build stages of two 3×3 convolutions, batch norms and a pooling, then a dense layer.
+    """Build a CNN. Each stage has two 3×3 convolutions with batch norms, and a pooling.
 
-    There are 1 to 4 stages. After the first, a stage is added as long as the shorter side still has
-    7 pixels or more. Grey images from 16 pixels per side start at half resolution. Images above 32
-    pixels per side first pass strided convolutions, which reduce them to 32 pixels.
+    A dense layer follows the last stage. There are 1 to 4 stages: after the first, a stage is added
+    as long as the shorter side still has 7 pixels or more. Grey images from 16 pixels per side
+    start at half resolution. Images above 32 pixels per side first pass strided convolutions, which
+    reduce them to 32 pixels.
     """
     layers: list[nn.Module] = []
     side = min(height, width)
@@ -153,7 +154,7 @@ class PreActivated(nn.Module):
 
 
 class Residual(nn.Module):
-    """Convolutions with batch norms beside a shortcut, then a ReLU.
+    """A residual block: convolutions with batch norms, added to a shortcut, and a ReLU.
 
     sizes: (kernel size, output channels, groups) of each convolution.
     """

@@ -29,7 +29,7 @@ RESAMPLES = 1000  # Number of bootstrap resamples of the hold-out, for a confide
 def schedule_of(name: str, count: int, epochs: int, steps: int | None = None) -> Schedule:
     """Return the schedule for `count` images: `steps` gradient steps or, if None, `epochs` passes.
 
-    If the passes have fewer than MIN_STEPS steps, there are MIN_STEPS steps.
+    All passes together have at least MIN_STEPS steps.
     """
     spec = CLASSIFIERS[name]
     return Schedule(
@@ -175,7 +175,7 @@ def auroc(scores: np.ndarray, labels: np.ndarray) -> list[float | None]:
 
 
 def mean_of(by_label: Sequence[float | None]) -> float:
-    """Return the mean of all values except None. If all are None, return 1/2, as by chance."""
+    """Return the mean of all values except None. If all are None, return 1/2, as for guessing."""
     return float(np.mean([value for value in by_label if value is not None] or [0.5]))
 
 
@@ -235,7 +235,7 @@ def interval_of(values: Sequence) -> Any:
 
 
 def resampled(count: int, groups: Cells = None) -> Iterator[np.ndarray]:
-    """Draw RESAMPLES bootstrap resamples. Yield for each how often it contains each image, (N,).
+    """Yield, for each of RESAMPLES bootstrap resamples, how often it contains each image, (N,).
 
     groups: (N,), equal numbers for images of one person, which are drawn together.
     """

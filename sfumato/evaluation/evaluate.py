@@ -103,7 +103,7 @@ def evaluate_folder(
     metrics |= labelling_of(synthetic, release)
     metrics["verdict"] = verdict(metrics, holdout.labels, len(plan.classes))
     keep_private(out)
-    # Remove the pictures of an earlier evaluation, which may not be written again
+    # Remove pictures of an earlier evaluation, because this evaluation may not replace them
     for picture in ("accuracy.png", "detected.png"):
         (out / picture).unlink(missing_ok=True)
     if "detector" in chosen:
@@ -127,7 +127,7 @@ def loaded(classifiers: Mapping[str, Path]) -> dict[str, Any]:
 
 
 def card_of(release: Path) -> dict[str, Any]:
-    """Return the content of a release's `card.json`, or {} for versions before 0.3, without one."""
+    """Return the content of a release's `card.json`. Versions before 0.3 wrote none: return {}."""
     with suppress(FileNotFoundError):
         return dict(read_json(release / "card.json"))
     return {}
@@ -146,8 +146,8 @@ def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSe
 
 
 def labelling_of(synthetic: Mapping[str, ImageSet], release: Path) -> dict[str, Any]:
-    """Return the "mixture" that the card of the release states, and the "agreement" of its labels
-    with the classes that were requested from the generator, if they are known.
+    """Return "mixture", as the card of the release states it, and "agreement", the share of drawn
+    images that have the label requested from the generator. Either is left out if it is not known.
     """
     found = {key: value for key, value in card_of(release).items() if key == "mixture"}
     if PLAIN in synthetic:

@@ -62,15 +62,15 @@ def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict
 def chosen_mixture(agreements: Mapping[str, Mapping[str, float]]) -> str:
     """Return WITH if public images do not make the student worse, otherwise WITHOUT.
 
-    The student trained with public images is compared with the student trained without them. It
-    may agree with the teacher less often, by at most two percentage points, on drawn images, but
-    not on public images.
+    The student trained with public images is compared with the student trained without them. On
+    drawn images, it may agree with the teacher less often, by at most two percentage points. On
+    public images, it must agree with the teacher at least as often.
 
     agreements: results of `agreement` for WITH and WITHOUT.
     """
     gained = {
         judge: agreements[WITH][judge] - agreements[WITHOUT][judge] for judge in ("drawn", "public")
     }
-    # 0.02 is about two standard errors of a share of JUDGES images
+    # 0.02 is about two standard errors of a share that is measured on JUDGES images
     good = gained["drawn"] >= -0.02 and gained["public"] >= 0
     return WITH if good else WITHOUT

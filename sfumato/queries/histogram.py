@@ -57,8 +57,8 @@ def query_histogram(
     votes: see `vote_rows`;
     classes: see `vote_rows`.
 
-    Returns (classes or 1, P) float64, possibly negative. Raises ValueError, before any draw, in
-    training mode, or if `votes` exceeds the number of public classes.
+    Returns (classes or 1, P) float64, possibly negative. Before any draw, raises ValueError if the
+    model is in training mode, or if `votes` exceeds the number of public classes.
     """
     if model.training:
         raise ValueError(

@@ -120,8 +120,8 @@ def check_owner(
     spent = spent_on_one(records, delta, budget["accountant"], adjacency)
     if spent > budget["target"] * (1 + TOLERANCE):
         raise BudgetError(
-            f"{folder} spent ε = {spent:.4g}, above the target of its budget.json, "
-            f"{budget['target']:g}"
+            f"{folder} spent ε = {spent:.4g}, above the target of {budget['target']:g} in its "
+            "budget.json"
         )
     return owners
 
@@ -157,8 +157,8 @@ def merge_counts(
 ) -> PublicCounts:
     """Add up the noisy counts of all owners, and write them as `count` does.
 
-    The result has the distribution of a single release over all images, whose noise variance is the
-    sum of the owners' noise variances. several: an image can have any number of labels.
+    The result has the same distribution as a single release over all images. The variance of its
+    noise is the sum of the owners' noise variances. several: whether images have several labels.
     """
     noisy = torch.zeros(1, dtype=torch.float64)
     for count in counts:

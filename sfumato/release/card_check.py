@@ -79,8 +79,8 @@ def check_card(
         )
     if sources and public > sources.get(PUBLIC_SOURCE, 0):
         raise ValueError(
-            f"kinds.npy marks {public} images as public, but by the card only "
-            f"{sources.get(PUBLIC_SOURCE, 0)} come from public images"
+            f"kinds.npy marks {public} images as public, but the card states only "
+            f"{sources.get(PUBLIC_SOURCE, 0)} public images"
         )
     number = {name: int(np.count_nonzero(kinds == name)) for name in card.get("kinds", ("plain",))}
     if sum(number.values()) != len(images):
@@ -116,7 +116,7 @@ def known_cost(card: Mapping[str, Any], records: Records) -> dict[str, Any]:
     """
     for name in ("epsilon", "delta"):
         if type(card[name]) not in (int, float) or not 0 <= card[name] < math.inf:
-            raise ValueError(f"it states {name}={card[name]!r}, expected a finite number from 0 on")
+            raise ValueError(f"it states {name}={card[name]!r}, expected a finite number >= 0")
     delta = card["delta"]
     units = sorted({record["unit"] for record in records.values()})
     cost = {

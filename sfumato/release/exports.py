@@ -28,7 +28,7 @@ SOURCE_TYPE = "Iptc4xmpExt:DigitalSourceType"
 # Article 50 of the EU's AI Act requires a machine-readable mark in generated pictures. In exported
 # files, the mark is IPTC's digital source type, in this XMP packet.
 XMP = Path(__file__).with_name("mark.xmp").read_text(encoding="utf-8").strip("\n")
-ROWS_PER_GROUP = 1000  # Rows in memory at a time, for writers and readers
+ROWS_PER_GROUP = 1000  # Rows of a Parquet file that a writer or reader has in memory at a time
 
 
 @dataclass(frozen=True)

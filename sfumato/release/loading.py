@@ -172,7 +172,10 @@ class Release:
 
 
 def prepared(card: dict[str, Any], picture: str | Path | np.ndarray) -> np.ndarray:
-    """Prepare a picture as `card.json` states that the sensitive ones were: (H, W, C) uint8."""
+    """Prepare a picture in the same way as the sensitive pictures: (H, W, C) uint8.
+
+    card: content of `card.json`, which states how the sensitive pictures were prepared.
+    """
     from sfumato.data.decoding import decode, fit  # needs only Pillow
 
     with explained(

@@ -1,10 +1,10 @@
 """A keyed pattern in released pictures, which survives JPEG.
 
-Programs can use it to detect that pictures were generated. In each block of 8×8 pixels, a
-coefficient of a middle frequency is rounded to an even or an odd multiple of STEP. The key decides
-between even and odd, depending on the block's place in the picture and on its mean, in steps of
-GREY_LEVELS. The key does not depend on any image, so the pattern costs no privacy. The key is
-public, so anyone can check the pattern, or remove it. Source: Chen and Wornell 2001.
+Programs can use it to detect that pictures were generated. In each block of 8×8 pixels, one
+coefficient of a middle frequency is rounded to an even or an odd multiple of STEP. For each place
+of a block in the picture, and for each range of its mean grey level, the key decides between even
+and odd. The key does not depend on any image, so the pattern costs no privacy. The key is public,
+so anyone can check the pattern, or remove it. Source: Chen and Wornell 2001.
 """
 
 import hashlib
@@ -58,7 +58,7 @@ def coefficients(images: np.ndarray, key: str) -> tuple[np.ndarray, np.ndarray, 
 
 
 def add_pattern(images: np.ndarray, key: str) -> np.ndarray:
-    """Add the pattern to (N, H, W, C) uint8.
+    """Add the pattern to images, (N, H, W, C) uint8.
 
     Guarantee: no pixel changes by more than one grey level.
     """
@@ -81,7 +81,7 @@ def add_pattern(images: np.ndarray, key: str) -> np.ndarray:
 
 
 def pattern_score(images: np.ndarray, key: str) -> float:
-    """Score how clearly a set of (N, H, W, C) uint8 has the pattern of a key.
+    """Score how clearly a set of images, (N, H, W, C) uint8, has the pattern of a key.
 
     A score of FOUND or more means that the set has the pattern.
 

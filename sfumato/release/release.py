@@ -22,7 +22,9 @@ from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, csv_text, write_json
 from sfumato.storage.png import named_grid, save_png, to_grid
 from sfumato.storage.records import Records
 
-ENLARGED = 96  # Minimum pixels per side of an image in the grid; twice as many in a class's grid
+# Minimum pixels per side of an image in the grid of all classes. In the grid of one class, an image
+# has twice as many.
+ENLARGED = 96
 SHOWN_PER_CLASS = 10  # Images of each class in a grid
 
 
@@ -94,7 +96,7 @@ def save_release(
 
 
 def numbers_of(kinds: np.ndarray) -> dict[str, int]:
-    """Count the images of each kind, without the kinds that do not occur."""
+    """Count the images of each kind. Kinds that do not occur are left out."""
     number = Counter(kinds.tolist())
     return {name: number[name] for name in KINDS if number[name]}
 
@@ -114,7 +116,7 @@ MOST_PREVIEWED = 20  # Maximum number of classes in a preview
 
 
 def save_preview(path: Path, drawn: ImageSet, source: str) -> None:
-    """Save the first images that a generator drew as one picture, with one row per class.
+    """Save the first images of a generator in one picture, with one row per class.
 
     The picture contains only images from `drawn`, so it is as public as they are.
     """
@@ -155,7 +157,7 @@ def plain_images(released: ImageSet, directory: Path) -> ImageSet | None:
 
 
 def plain_requests(directory: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of the plain images of a release, and the classes requested for them."""
+    """Return the indices of a release's plain images, and the classes requested for them."""
     requested = load_array(directory / REQUESTED_LABELS)
     plain = np.flatnonzero(load_array(directory / KINDS_FILE)[: len(requested)] == PLAIN)
     return plain, requested[plain]

@@ -70,7 +70,10 @@ class Signing:
 
 
 def png_signer(signing: Signing, mark: Mark) -> Callable[[bytes], bytes]:
-    """Return a function that adds a signed manifest to a PNG. Raises ConfigError if that fails."""
+    """Return a function that adds a signed manifest to a PNG.
+
+    Both this function and the returned one raise ConfigError if pictures cannot be signed.
+    """
     library = c2pa()
     action = {
         "action": "c2pa.created",

@@ -283,8 +283,8 @@ def stream(
 ) -> Stream:
     """Draw an endless sequence of batches of labelled images from the networks of a release.
 
-    No batch repeats. Labels are the teacher's probabilities, if the teacher labelled the release.
-    It labels images after blending, but before they are shifted, mirrored, blurred and
+    No batch repeats. If the teacher labelled the release, labels are the teacher's probabilities.
+    They are computed after images are blended, but before images are shifted, mirrored, blurred and
     changed in brightness. Of each class, the fifth with the least certain labels is left out. The
     spread of latent numbers grows with the number of images drawn.
 

@@ -26,7 +26,7 @@ from sfumato.training.supervised import Schedule, train_supervised
 class StudentNetwork(nn.Module):
     """Classifier from (B, C, H, W) float32 in [0, 1] to (B, classes) logits.
 
-    several: whether images have several labels, so that each logit belongs to one sigmoid;
+    several: whether images have several labels. If so, the sigmoid of each logit is a probability;
     arguments: arguments of `build_network`.
     """
 

@@ -101,7 +101,7 @@ def chosen_images(
 
 
 def model_of(name: str, paths: Mapping[str, Path]) -> OneStep | Denoiser:
-    """Load the network that a stage trained onto the device of this process.
+    """Load the network that a stage trained, and move it to the device of this process.
 
     paths: as for `draw_mixture`.
     """

@@ -185,7 +185,7 @@ def distort(images: Tensor, random: torch.Generator) -> Tensor:
 
 
 def texture(number: int, height: int, width: int, random: torch.Generator) -> Tensor:
-    """Draw stripes or smooth spots for each image: (number, 1, height, width), of size about 1.
+    """Draw stripes or smooth spots for each image: (number, 1, height, width), about −1 to 1.
 
     Half of the stripes are upright or level, and half are slanted.
     """

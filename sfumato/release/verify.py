@@ -119,7 +119,8 @@ def has_valid_label(row, classes):
     if "class" not in row:  # several labels per image: one column per label, with 0 or 1
         return all(row[f"label {name}"] in ("0", "1") for name in classes)
     name = classes[int(row["label"])]
-    return row["class"] in (name, f"'{name}")  # ' keeps spreadsheets from reading a formula
+    # A leading ' keeps spreadsheets from reading the name as a formula.
+    return row["class"] in (name, f"'{name}")
 
 
 def check_ledger(folder):

@@ -99,7 +99,7 @@ def test_exactly_the_chosen_parameters_are_trained(kind):
 
 @pytest.mark.parametrize("kind", SALIENT)
 def test_salient_sets_need_a_saliency_release_of_this_model(kind):
-    with pytest.raises(ConfigError, match=rf"trainable={kind} .*switch saliency on"):
+    with pytest.raises(ConfigError, match=rf"trainable={kind} .*add saliency to"):
         choose_trainable(network(), settings(kind), None, 0)
     with pytest.raises(
         DataError, match=r"names down\.7\.attention\.q\.weight, which is not in this model"

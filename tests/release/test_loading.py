@@ -411,7 +411,7 @@ LIES = {
     "other sources": (stating(sources={"finetune": 30}), "its sources drew 30 images"),
     "public images as drawn": (
         replace_array("kinds.npy", np.array(["plain", "public"] * 20)),
-        "kinds.npy marks 20 images as public, but by the card only 0 come from",
+        "kinds.npy marks 20 images as public, but the card states only 0 public",
     ),
     "synthetic or not": (stating(synthetic=False), "states synthetic="),
     "another mark": (stating(digital_source_type=None), "states digital_source_type="),
