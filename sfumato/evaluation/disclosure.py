@@ -121,9 +121,9 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
 
     Returns a dict with these entries:
 
-    - "near", "chance", "rank": the number of training units that are nearer, the number expected by
-      chance, and k. If there is an alarm, they are from the test with the smaller p-value,
-      otherwise from the test with k = m/100;
+    - "near", "chance", "rank": the number of training units nearer than the k-th stranger, the
+      number expected by chance, and k. If there is an alarm, they are from the test with the
+      smaller p-value, otherwise from the test with k = m/100;
     - "p", "epsilon": the smaller p-value and the larger 95 % lower bound on ε of the two tests;
     - "units", "strangers": n and m;
     - "rings": whether there is an alarm;

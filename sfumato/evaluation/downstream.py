@@ -1,6 +1,6 @@
 """Downstream accuracy: train a classifier on one set, and score it on another set.
 
-No choice in the training depends on the images that are scored.
+No choice in the training depends on the set on which the classifier is scored.
 """
 
 import math
@@ -247,7 +247,7 @@ def resampled(count: int, groups: Cells = None) -> Iterator[np.ndarray]:
 
 
 def ranked(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = None) -> list[dict]:
-    """Compute the numbers that are usual in medicine for two classes: AUROC, and the sensitivity to
+    """Compute the usual numbers of medical studies with two classes: AUROC, and the sensitivity to
     each class.
 
     For the sensitivity to a class, the threshold is chosen so that a share SPECIFICITY of the other

@@ -230,8 +230,8 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "delta": scientific(delta),
         "one_in": grouped(math.floor(1 / delta)),
         "anyone": percent_up(delta * ledger["size_hint"]),
-        # For a larger ε, the factor means little to a reader. The report then shows only the bounds
-        # for an attacker.
+        # If ε is larger, the factor means little to a reader, and only an attacker's bounds are
+        # shown.
         "factor": bound_text(math.exp(spent), 3) if spent <= math.log(10) else "",
         "accountant": names.get(ledger["accountant"], ledger["accountant"]),
         "accountants": [

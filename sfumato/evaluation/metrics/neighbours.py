@@ -44,11 +44,11 @@ def precision_recall(
     """Compute precision, recall, density and coverage.
 
     Each image is the centre of a closed ball that reaches to its k-th nearest neighbour in the same
-    set. Precision is the share of synthetic images that are in at least one ball of a real image.
-    Recall is the share of real images that are in at least one ball of a synthetic image. For
-    density, count for each synthetic image the balls of real images around it: density is the mean
-    of these counts, divided by k, and can exceed 1. Coverage is the share of real images with at
-    least one synthetic image in their ball.
+    set. Precision is the share of synthetic images inside at least one ball of a real image. Recall
+    is the share of real images inside at least one ball of a synthetic image. For density, count
+    for each synthetic image the balls of real images around it: density is the mean of these
+    counts, divided by k, and can exceed 1. Coverage is the share of real images with at least one
+    synthetic image in their ball.
 
     synthetic: (N, D), real: (M, D), finite. Also returns "neighbours", the k that was used. Source:
     Kynkäänniemi et al. 2019, with k = 3; Naeem et al. 2020.
