@@ -134,8 +134,8 @@ def card_of(release: Path) -> dict[str, Any]:
 
 
 def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSet]:
-    """Return all images of the release as RELEASE. If the teacher labelled them, also return the
-    plain images with their requested labels, as PLAIN.
+    """Return all images of the release as RELEASE. If the release records the requested classes,
+    also return the plain images, labelled with these classes, as PLAIN.
     """
     read_artifact(release, "synthesize")
     released = load_images(release, plan.classes, shape=plan.shape)
@@ -146,7 +146,7 @@ def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSe
 
 
 def labelling_of(synthetic: Mapping[str, ImageSet], release: Path) -> dict[str, Any]:
-    """Return "mixture", as the card of the release states it, and "agreement", the share of drawn
+    """Return "mixture", as the card of the release states it, and "agreement", the share of plain
     images that have the label requested from the generator. Either is left out if it is not known.
     """
     found = {key: value for key, value in card_of(release).items() if key == "mixture"}
