@@ -8,15 +8,13 @@ or `FAIL`. After a `FAIL`, the exit code is 1. This program needs Python 3.8 or 
 only the standard library, opens no network connection and writes no file. The checks:
 
 1. The folder contains exactly the files that manifest.json lists, each with its size and SHA-256.
-2. The archives contain exactly the pictures that labels.csv names. Each is a PNG of the size that
-   card.json states.
+2. The archives contain exactly the pictures that labels.csv names: PNGs of the size in card.json.
 3. The labels and kinds in labels.csv match card.json.
 4. ledger.json has the digest that it states, and all its mechanisms add Gaussian noise.
-5. Epsilon, recomputed from the mechanisms, agrees with ledger.json and card.json. Renyi
-   differential privacy gives an upper bound (Mironov, Talwar and Zhang 2019, section 3.3;
-   conversion: Canonne, Kamath and Steinke 2020, proposition 12). If no mechanism samples the
-   images, the exact epsilon is computed too (Balle and Wang 2018, theorem 8; Dong, Roth and Su
-   2022, corollary 2).
+5. The stated epsilon agrees with a bound by Renyi differential privacy (Mironov, Talwar and Zhang
+   2019, section 3.3; conversion: Canonne, Kamath and Steinke 2020, proposition 12). If the images
+   are never sampled, it is also compared with the exact epsilon (Balle and Wang 2018, theorem 8;
+   Dong, Roth and Su 2022, corollary 2).
 """
 
 import argparse
@@ -109,7 +107,7 @@ def check_pictures(folder):
 
 
 def png_size(content):
-    """Return (width, height) of a PNG, or None if the content does not begin and end like a PNG."""
+    """Return (width, height), or None if the content does not begin and end like a PNG."""
     if not (content.startswith(PNG_START) and content.endswith(PNG_END)):
         return None
     return int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
@@ -119,14 +117,11 @@ def has_valid_label(row, classes):
     if "class" not in row:  # several labels per image: one column per label, with 0 or 1
         return all(row[f"label {name}"] in ("0", "1") for name in classes)
     name = classes[int(row["label"])]
-    # A leading ' keeps spreadsheets from reading the name as a formula.
-    return row["class"] in (name, f"'{name}")
+    return row["class"] in (name, f"'{name}")  # ' begins a name that looks like a formula
 
 
 def check_ledger(folder):
-    """Check the digest, the mechanisms and the odometer, and compare epsilon with its recomputed
-    value. Yield (passed, text); passed is None for a note.
-    """
+    """Check the ledger, and compare its epsilon with the recomputed value."""
     ledger = read_json(folder / "ledger.json")
     content = {key: value for key, value in ledger.items() if key != "digest"}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
@@ -153,8 +148,7 @@ def check_epsilon(ledger, card):
     delta = ledger["delta"]
     stated = ledger["epsilon"]
     accountant = ledger["accountant"]
-    # Owners in `apart` declare that no person is in the sets of two owners. So the largest cost
-    # counts, not the sum.
+    # Owners in `apart` declare that they share no person: the largest cost counts, not the sum.
     disjoint_sets = ledger.get("apart") or [None]
     groups = [mechanisms_of(ledger, {*disjoint_sets} - {name}) for name in disjoint_sets]
     bound = max(renyi_epsilon(parts, delta) for parts in groups)
@@ -186,10 +180,7 @@ def mechanisms_of(ledger, others):
 
 
 def mechanism_of(event):
-    """Return (noise multiplier, sample rate, number of releases) of an event of the ledger.
-
-    Raises ValueError if the event is not Gaussian noise, with or without Poisson sampling.
-    """
+    """Return (noise multiplier, sample rate, releases). Raise ValueError for other mechanisms."""
     problem = ValueError(f"expected a Gaussian mechanism with a guarantee, found {event}")
     uses = 1
     rate = 1.0
@@ -228,7 +219,7 @@ def gaussian_delta(mu, epsilon):
 
 
 def log_normal_cdf(x):
-    """Return the logarithm of the normal distribution function; far in the tail, an upper bound."""
+    """Return the logarithm of the normal distribution function, or a bound far in the tail."""
     if x > -35:
         return math.log(math.erfc(-x / math.sqrt(2)) / 2)
     return -x * x / 2 - math.log(-x * math.sqrt(2 * math.pi))
@@ -253,8 +244,7 @@ def renyi_divergence(sigma, rate, order):
     if order == int(order):
         terms = [log_term(order, k, sigma, rate) for k in range(int(order) + 1)]
         return log_sum(terms) / (order - 1)
-    # The divergence is an integral. One infinite series gives the part below z, and another the
-    # part above z.
+    # One infinite series gives the integral below z, and another gives the integral above z.
     z = sigma**2 * math.log(1 / rate - 1) + 0.5
     total = -math.inf
     before = (-math.inf, -math.inf)

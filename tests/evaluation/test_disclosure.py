@@ -187,7 +187,7 @@ def test_public_images_are_not_tested_and_it_says_why(pool, tmp_path):
     np.save(tmp_path / "kinds.npy", np.repeat(["public"], 50))
     assert generated_images(part, tmp_path) is None
     found = disclosure(None, part, part, PIXELS)
-    assert [*found] == ["sentence"] and "the released images are public" in found["sentence"]
+    assert [*found] == ["sentence"] and "all released images are public" in found["sentence"]
 
 
 def test_images_drawn_from_the_networks_are_tested_too(digits):

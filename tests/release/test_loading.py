@@ -392,8 +392,8 @@ LIES = {
         stating(epsilon=0.01),
         "states epsilon=0.01 at delta=.*, but its records cost at least 0.606929",
     ),
-    "epsilon a little smaller": (stating(epsilon=0.6), "its records come to"),
-    "epsilon at another delta": (stating(delta=1e-7), "at delta=1e-07, but its records come to"),
+    "epsilon a little smaller": (stating(epsilon=0.6), "its records cost"),
+    "epsilon at another delta": (stating(delta=1e-7), "at delta=1e-07, but its records cost"),
     "epsilon below zero": (stating(epsilon=-1), "expected a finite number"),
     "epsilon true": (stating(epsilon=True), "expected a finite number"),
     "delta that means nothing": (stating(delta=0.5), "states delta=0.5, expected more than 0"),
@@ -472,7 +472,7 @@ def test_an_exact_card_holds_by_the_exact_accountant(release):
         stating(epsilon=stated)(release.path)
         assert sfumato.load_release(release.path).cost["epsilon"] == pytest.approx(told, rel=1e-9)
     stating(epsilon=0.999 * spent["exact"])(release.path)
-    with pytest.raises(DataError, match="its records come to"):
+    with pytest.raises(DataError, match="its records cost"):
         sfumato.load_release(release.path)
 
 
