@@ -139,7 +139,8 @@ def test_one_copy_in_a_hundred_raises_the_alarm(pool, copied, loud):
     assert [one["rings"] for one in found] == [loud] * 20
     words = "A SIGN OF COPYING" if loud else "no sign of copying"
     assert all(
-        words in one["sentence"] and " of 2\u202f000 images are nearer" in one["sentence"]
+        words in one["sentence"]
+        and " of 2\u202f000 images used for training are nearer" in one["sentence"]
         for one in found
     )
 
