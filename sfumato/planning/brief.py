@@ -85,7 +85,7 @@ def released(made: ProjectPlan) -> dict[str, Any]:
     elif PUBLIC_SOURCE in synthesize.sources:
         kind = "synthetic and privately selected public images"
         if synthesize.choose:
-            kind = "synthetic images, and privately selected public images if they do no harm, each"
+            kind = "synthetic images (and privately selected public images, if they do no harm)"
     _, height, width = made.card.shape
     return {
         "images": grouped(synthesize.count),
@@ -122,7 +122,7 @@ def usefulness(made: ProjectPlan) -> str:
         return "Unknown: no public set with several labels per image was measured."
     expected = forecast(kind, params.privacy.size, params.privacy.epsilon, 1.0)
     return (
-        f"{expected.capitalize()} of what a classifier learns from the real images, if the models "
-        "are trained for as long as on the public sets of this forecast. The results of "
-        "two of three such sets lay within the range."
+        f"{expected.capitalize()} of what a classifier learns from the real images. The forecast "
+        "was fitted to results on public sets, and assumes that models are trained for as long as "
+        "they were there. For two of three public sets, the result lay within the range."
     )

@@ -63,19 +63,19 @@ def card_problems(params: Params, card: Card, public: PublicCard | None) -> Iter
         )
     if card.unit != privacy.protected:
         yield (
-            f"privacy.unit={privacy.protected}, but the images were prepared for one {card.unit}: "
-            f"{prepare_again}"
+            f"privacy.unit={privacy.protected}, but the images were prepared for the unit "
+            f"{card.unit}: {prepare_again}"
         )
     if privacy.group_cap is not None and not params.runs("count"):
         yield (
-            "privacy.group_cap gives small groups less weight than privacy.size_hint assumes: add "
-            "count to run"
+            f"privacy.group_cap={privacy.group_cap} gives small groups less weight than "
+            "privacy.size_hint assumes: add the stage count, which measures the weights, to run"
         )
 
 
 def label_problems(params: Params, card: Card) -> Iterator[str]:
-    """Yield stages that cannot be used for images with several labels, and the query that such
-    images require.
+    """Yield problems with images that have several labels: stages that do not support them, and a
+    missing stage `count`.
     """
     if card.labels != SEVERAL:
         return
@@ -83,7 +83,10 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
         if not STAGES[name].several_labels:
             yield one_label_only(name)
     if not params.runs("count"):
-        yield "data.labels=several requires the share of images with each label: add count to run"
+        yield (
+            "data.labels=several requires the stage count, which measures how many images have "
+            "each label: add count to run"
+        )
 
 
 def missing_stages(params: Params) -> Iterator[str]:
@@ -117,7 +120,9 @@ def source_problems(params: Params) -> Iterator[str]:
 
 
 def public_model_problems(params: Params, card: Card) -> Iterator[str]:
-    """Yield settings that must not, or must, be set for a public text-to-image model."""
+    """Yield settings that require a public text-to-image model, and settings that such a model
+    cannot use.
+    """
     model = params.model
     _, height, width = card.shape
     given = ", ".join(
@@ -125,11 +130,11 @@ def public_model_problems(params: Params, card: Card) -> Iterator[str]:
     )
     if model.directory is None and given:
         yield (
-            f"{given} apply to a public model only, but model.directory is not set: set it, or "
-            "remove them"
+            f"model.directory is not set, but these settings require a public model: {given}. Set "
+            "model.directory, or remove them"
         )
     if model.directory is not None and height != width:
         yield (
-            f"model.directory: a public model draws squares, not {height}×{width}: set data.size "
-            "to one number"
+            f"model.directory is set, but a public model draws only square images, not {height}×"
+            f"{width} pixels: set data.size to one number"
         )

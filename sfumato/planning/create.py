@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from sfumato.planning.kept import Plan
     from sfumato.planning.proposal import Known, Proposal
 
-NOTES = {  # comments in `params.yaml`, by the section below them
+NOTES = {  # Comments above the sections of `params.yaml`
     "data": "dataset_id is permanent: the odometer counts all charges under this name",
     "privacy": (
-        "epsilon is spent by the first release; privacy.lifetime_epsilon allows further ones"
+        "the first release spends epsilon; privacy.lifetime_epsilon can allow further releases"
     ),
     "public": (
         "public images cost no privacy, and the guarantee does not cover them; the owner declares "
@@ -49,7 +49,7 @@ NOTES = {  # comments in `params.yaml`, by the section below them
     ),
 }
 
-USUAL_EPSILON = 5.0  # proposed at the prompt, but never used without an answer
+USUAL_EPSILON = 5.0  # Proposed at the prompt, but never used unless the owner accepts it
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class Owner:
     """The owner, who answers questions about options that were not given. Without a prompt,
     defaults are used.
 
-    ask: function that asks a question, with a default and the type of the answer (None for yes or
+    ask: function that asks a question, given a default and the type of the answer (None for yes or
     no); None if there is no one to answer;
     see: function that shows a line that only the owner may read;
-    spelling: function from the name of an option to its form in this front end.
+    spelling: function that returns how this front end spells an option, such as `--size-hint`.
     """
 
     ask: Callable[[str, Any, type | None], Any] | None = None
@@ -132,11 +132,12 @@ class Proposed:
             "sizes": list(size_rows(self)),
             "seconds": self.seconds,
         }
-        write_local(self.out / PROPOSAL, json.dumps(shown).encode())  # for `stage serve`
+        # `stage serve` shows this file
+        write_local(self.out / PROPOSAL, json.dumps(shown).encode())
 
 
 def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed:
-    """Survey a folder of images, and find parameters for these images, ε and minutes.
+    """Survey a folder of images, and choose parameters for these images, ε and the minutes allowed.
 
     Writes and spends nothing.
 
@@ -146,15 +147,16 @@ def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed
     check_places(options)
     if options.epsilon is None and owner.ask is None:
         raise ConfigError(
-            "{option.epsilon} is missing: the owner must choose it, and it has no default (docs: "
-            "choose ε)",
+            "{option.epsilon} is missing, and has no default: choose it yourself (“Choose ε” in "
+            "the documentation helps)",
             option="epsilon",
         )
     options, seen = look(options, owner, state)
     if seen.groups is not None and options.one_image_each:
         raise ConfigError(
-            "{option.one_image_each} contradicts {option.groups} (or the folder layout), which "
-            "assigns several images to a person",
+            "{option.one_image_each} states that no person has two images, but {option.groups} or "
+            "the folder layout assigns images to persons: leave out {option.one_image_each}, or "
+            "correct the other",
             option="one_image_each",
         )
     check_size(options.size, seen)
@@ -165,7 +167,7 @@ def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed
             "above 10 hardly at all."
         )
         owner.see(
-            "You decide it, and the first run spends it. A smaller ε makes the images less useful."
+            "You choose ε, and the first run spends it. A smaller ε makes the images less useful."
         )
     epsilon = owner.number("Privacy budget ε", options.epsilon, USUAL_EPSILON, "epsilon")
     seen, unit = look_for_persons(seen, options, owner, state)
@@ -174,7 +176,7 @@ def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed
     )
     size_hint = options.size_hint or ask_for_size(seen, owner)
 
-    # Imported late because it is slow: unusable pictures are reported before it
+    # This import is slow, so it comes after the checks that report unusable pictures
     from sfumato.planning.proposal import Known, are_sided, sizes_of
 
     sides = (options.size,) if options.size else sizes_of(seen.side, seen.longer, seen.proportion)
@@ -262,8 +264,8 @@ def check_places(options: InitOptions) -> None:
             fix = "name the folder of the images"
             if any(part.endswith(":") for part in images.parts[1:]):  # a URL
                 fix = (
-                    "copy a few of its files into a folder, name that, and set data.path to the "
-                    "URL afterwards"
+                    "if it is a URL, copy a few of its files into a folder, name that folder, and "
+                    "set data.path to the URL afterwards"
                 )
             raise ConfigError(
                 "{images} does not exist: {fix}", option=option, images=images, fix=fix
@@ -309,9 +311,9 @@ def check_size(size: Size | None, seen: Survey) -> None:
 
 
 def look(options: InitOptions, owner: Owner, state: Path) -> tuple[InitOptions, Survey]:
-    """Survey the images, asking the owner wherever the layout is ambiguous.
+    """Survey the images, and ask the owner whenever the layout is ambiguous.
 
-    Answers are added to the options.
+    Returns the survey, and the options with the owner's answers.
     """
     while True:
         try:
@@ -344,11 +346,11 @@ def ask_about(unclear: SfumatoError, options: InitOptions, owner: Owner) -> Init
     questions = {
         "groups": (
             f"How do I find each image's person? (same syntax as {owner.spelling('groups')}; or "
-            "`alone`: each image without an id is the only one of its person)"
+            "`alone`, if each image without an id is its person's only image)"
         ),
-        "classes": "What are the class names? (a,b,c; or `all` to use all that were found)",
+        "classes": "What are the class names? (a,b,c; or `all` to use all names that were found)",
         "label_column": "Which column contains the labels?",
-        "range": "Which values are shown as black and white? (such as 0,4095)",
+        "range": "Which pixel values are black and white? (such as 0,4095)",
         "volume": "Which volumes are used? (such as suffix=T1w)",
     }
     option = str(unclear.option)
@@ -372,7 +374,7 @@ def confirm_companions(seen: Survey, owner: Owner) -> None:
     every = seen.images + (seen.held_out or 0)
     text = (
         f"{seen.companions.count} of {every} pictures look like masks, annotations or thumbnails "
-        "of others, such as "
+        "of other pictures, such as "
     )
     text += f"{name} of {other}"
     owner.see(text)
@@ -403,9 +405,9 @@ def choose_name(folder: Path, given: str | None, owner: Owner, state: Path) -> s
     )
     if before not in (None, name):
         text = (
-            "{option.dataset_id} {name}: the images in {folder} are already counted as {before!r}. "
-            "Keep that name, so that one odometer counts them, or move images of other people to "
-            "another folder"
+            "{option.dataset_id} {name}: charges on the images in {folder} are already counted "
+            "under {before!r}. Keep that name, so that one odometer counts all of them. If the "
+            "images are of other people now, move them to another folder"
         )
         error = ConfigError(text, option="dataset_id", name=name, folder=folder, before=before)
         raise errors.public(error)
@@ -415,8 +417,9 @@ def choose_name(folder: Path, given: str | None, owner: Owner, state: Path) -> s
 def look_for_persons(
     seen: Survey, options: InitOptions, owner: Owner, state: Path
 ) -> tuple[Survey, Literal["group", "image"] | None]:
-    """Find the persons as the owner states. Return the new survey, and the unit of privacy.
+    """Find each image's person by the owner's rule, and ask for a rule if there is none.
 
+    Returns the new survey and the unit of privacy, which is None if the owner confirmed no unit.
     Raises the errors of `confirm_companions` and `ask_for_groups`.
     """
     confirm_companions(seen, owner)
@@ -438,9 +441,9 @@ def look_for_persons(
 def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOptions | None:
     """Ask how to find each image's person, and return the options with the answer.
 
-    Returns None if no two images show the same person. If ids seem to repeat, the default answer is
-    to protect persons, by the pattern that was found, if any. Raises ConfigError if ids seem to
-    repeat and there is no one to answer.
+    Returns None if no person appears in two images, according to the owner. If ids seem to repeat
+    in the file names, the proposed answers are to protect persons, and the pattern that finds these
+    ids. Raises ConfigError if ids seem to repeat and there is no one to answer.
     """
     likely: bool | None = False
     pattern = None
@@ -474,10 +477,7 @@ def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOpti
 
 
 def ask_for_size(seen: Survey, owner: Owner) -> int:
-    """Ask for the rounded number of images or persons outside the hold-out.
-
-    It is published.
-    """
+    """Ask for the number of images or persons outside the hold-out, rounded, since it is public."""
     from sfumato.planning.proposal import rounded_size
 
     what = "sensitive images" if seen.persons is None else "persons"
@@ -485,7 +485,7 @@ def ask_for_size(seen: Survey, owner: Owner) -> int:
     if seen.held_out is None:
         fraction = Data().holdout_fraction
         owner.see(
-            f"{fraction:.0%} of the {what} are held out to test the release: count the others only."
+            f"{fraction:.0%} of the {what} are set aside to test the release: count only the rest."
         )
         units *= 1 - fraction
     return int(
@@ -512,11 +512,11 @@ def understood(seen: Survey) -> Iterator[str]:
             "is burned into them"
         )
     for person, count in seen.largest:
-        yield f"         ├─ person {person}: {count} images, among the most of any person"
+        yield f"         ├─ person {person}: {count} images, one of the largest numbers per person"
     way = "test/,"
     held = seen.held_out
     if held is None:
-        way = "drawn by a key, about"
+        way = "chosen by a secret key, about"
         held = round(Data().holdout_fraction * seen.images)
     warning = ", too few for a verdict" if held < 10 * len(seen.classes) else ""
     yield f"         └─ hold-out: {way} {held} images{warning}"
@@ -529,13 +529,13 @@ def summary(made: Proposed) -> Iterator[str]:
     colours = "colour" if made.survey.colour else "grey"
     named = "labels, any number per image" if params.data.labels == SEVERAL else "classes"
     yield f"images   {colours}, {len(classes)} {named}"
-    drawn = f"{params.data.holdout_fraction:.0%} of them, drawn by a key"
+    drawn = f"{params.data.holdout_fraction:.0%} of them, chosen by a secret key"
     yield f"hold-out {drawn if made.survey.held_out is None else 'test/'}"
     trained = [part.name for part in split_of(Path(str(params.data.path)))[0]]
     if joined := [name for name in trained if {*words_in(name)} & {*VALIDATION}]:
         yield (
-            f"         {', '.join(joined)}/ is added to the training images, because no choice "
-            "depends on it"
+            f"         {', '.join(joined)}/ is added to the training images, because no separate "
+            "validation images are needed"
         )
     yield f"protects {protected(made)}"
     yield f"recipe   {params.recipe}: {made.chosen.row}"
@@ -545,7 +545,7 @@ def summary(made: Proposed) -> Iterator[str]:
             "teacher about as often as one trained without them"
         )
     more = f" and {len(classes) - 5} more" if len(classes) > 5 else ""
-    occurring = ", the labels that occur" if "classes" in made.survey.data else ""
+    occurring = ", which labels occur" if "classes" in made.survey.data else ""
     names = f"its class names ({', '.join(classes[:5])}{more}){occurring}, the shape of its images"
     yield f"public   that the dataset exists, {names}, and privacy.size_hint={params.privacy.size}"
     if made.counted:
@@ -570,7 +570,10 @@ def warnings(made: Proposed, state: Path) -> Iterator[str]:
         yield f"warning: {warning}"
     yield from settings_for_ever_lines(params)
     if params.privacy.unit == GROUP:
-        yield "the minutes assume one image per person: queries take longer if persons have more"
+        yield (
+            "the minutes assume one image per person: if persons have more images, queries take "
+            "longer"
+        )
     if Odometer(state, params.data.name).opened():
         yield (
             f"warning: dataset {params.data.name!r} already has charges on this machine, which "

@@ -33,14 +33,15 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_private
 
 DURATIONS = Path("cache") / "durations.json"  # path in the state directory
-# Commands without a resolved file
+# Commands that run in every project, and are not stages of a recipe
 FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")
 START = 8.0  # seconds that DVC, imports and writing an artifact add to a stage
 
 
 def now() -> float:
-    """Return processor time in seconds if one thread does the work, otherwise wall time. Other
-    programs have little effect on processor time.
+    """Return the time in seconds: processor time if one thread does the work, otherwise wall time.
+
+    Processor time is preferred because other programs have little effect on it.
     """
     if device().type == "cuda":
         torch.cuda.synchronize()
@@ -56,8 +57,8 @@ def gain(threads: int) -> float:
 
 @cache
 def operations_per_second() -> float:
-    """Measure the speed of one thread: the best of several passes of a convolution and a matrix
-    product.
+    """Measure the speed of one thread: run a convolution and a matrix product several times, and
+    use the fastest run.
     """
     layers = [
         nn.Conv2d(64, 64, 3, padding=1),
@@ -106,17 +107,17 @@ class Machine:
 def expected_seconds(
     params: Params, shape: Shape, classes: int, state: Path, public_images: int = 0
 ) -> dict[str, float | None]:
-    """Estimate the seconds of each stage and of the commands of FRAME, by name; None if nothing is
-    known.
+    """Estimate the seconds of each stage and of the commands of FRAME, by name.
 
-    The number of images is taken from `privacy.size_hint`, never from a private count.
+    The value is None for a stage whose duration cannot be estimated yet. The number of images is
+    taken from `privacy.size_hint`, never from a private count.
 
     shape: (C, H, W) of an image; public_images: number of public images, if a stage reads them;
     state: the private state directory.
     """
     machine = Machine(state)
     work = Work(params, shape, classes, public_images)
-    # DVC's time for a stage that is off
+    # For a stage that is off, DVC takes about one second
     expected: dict[str, float | None] = dict.fromkeys(STAGES, 1.0)
     with one_thread():  # several threads would wait for each other while other programs run
         for name in filter(params.runs, STAGES):
@@ -126,14 +127,15 @@ def expected_seconds(
 
 
 def corrected(name: str, work: Work, machine: Machine) -> float | None:
-    """Estimate a stage's seconds, scaled by the ratio of its last run's duration to the estimate
-    for that run.
+    """Estimate a stage's seconds, and correct the estimate by the stage's last run.
+
+    The correction is the duration of that run divided by the estimate for that run.
     """
     run = machine.content["runs"].get(name, {})
     same_model = run.get("model") in (None, work.params.model.non_default())
     then = None
     if run.get("shape") == list(work.shape) and same_model:
-        with suppress(*UNREADABLE):  # written by another version
+        with suppress(*UNREADABLE):  # Another version may have written the settings
             settings = STAGES[name].settings.model_validate(run["settings"])
             then = replace(work, params=work.params.model_copy(update={name: settings}))
     operations = work.of(name)
@@ -143,7 +145,7 @@ def corrected(name: str, work: Work, machine: Machine) -> float | None:
     if then is None:
         return seconds
     before = machine.seconds(then.of(name) or 0.0)
-    # Otherwise the stage was resumed, or other programs ran at the same time
+    # A ratio outside these bounds means that the stage was resumed, or that other programs ran
     if before > 1 and 1 / 4.0 < run["seconds"] / before < 4.0:
         return seconds * run["seconds"] / before
     return seconds
@@ -151,10 +153,10 @@ def corrected(name: str, work: Work, machine: Machine) -> float | None:
 
 @contextmanager
 def timed(state: Path, plan: StagePlan[Any]) -> Iterator[None]:
-    """Store the duration of a free stage, to two digits, if it succeeds. Only the first process
-    writes.
+    """Store the duration of a free stage, to two digits, if the stage succeeds.
 
-    It is stored in the private state directory, with the settings that determine it.
+    The first of several processes writes the duration to the private state directory, together with
+    the settings that determine it.
     """
     begun = now()
     yield

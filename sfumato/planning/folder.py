@@ -41,7 +41,7 @@ def resolve_project(
     """Compute the plan of a project. Writes nothing.
 
     params: path of the parameters, relative to the folder;
-    dry_run: allow images that are not prepared;
+    dry_run: allow a project with unprepared images;
     say: function that shows a note;
     see: function that shows a note to the owner only, or None.
 
@@ -74,15 +74,15 @@ def resolve_project(
         )
         card = replace(card, version=version)
         prepared = False
-    # Whether pictures changed is private
+    # Only the owner may learn whether pictures changed
     if see is not None and (note := changed_pictures(loaded, state)):
         see(note)
     if loaded.privacy.unit is None and loaded.data.groups is None and card.source in OF_THE_OWNER:
         say(
             "warning: privacy.unit is not set, so each image is protected separately, and the "
-            "costs of several images of one person add up. If a person can have several, set "
-            "privacy.unit: group and data.groups. If not, set privacy.unit: image, which reports "
-            "quote as your confirmation"
+            "costs of several images of one person add up. If a person can have several images, "
+            "set privacy.unit: group and data.groups. If not, set privacy.unit: image; reports "
+            "then state that you confirmed this"
         )
     public = folder / PUBLIC
     public_card = None
@@ -112,7 +112,8 @@ def resolve_project(
 def unprepared(folder: Path, params: Params, say: Say) -> Card:
     """List the files of the owner's images, and return the card that the images will have.
 
-    Raises DataError for images of a public source or on a network, which must be prepared first.
+    Raises DataError if the images come from a public source or a URL: such images must be prepared
+    first.
     """
     reading_sensitive()
     data = seen_from(folder, params.data)
@@ -121,12 +122,15 @@ def unprepared(folder: Path, params: Params, say: Say) -> Card:
         return read_card(folder / CARD_PATH)
     with unpacking():
         source = read_source(data, folder / "data/raw")
-    say("the images are not prepared yet: this plan is for the images that were found")
+    say("the images are not prepared yet: this plan is for the images that are in the folder now")
     return proposed_card(params, source.classes, source.test is not None)
 
 
 def seen_from(folder: Path, data: Data) -> Data:
-    """Return the settings with a path relative to the current folder, instead of the project's."""
+    """Return the settings with a `path` that is relative to the current folder.
+
+    In the settings of the project, it is relative to the project's folder.
+    """
     if data.path is None or is_url(data.path):
         return data
     return data.model_copy(update={"path": str(folder / Path(data.path).expanduser())})

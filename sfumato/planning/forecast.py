@@ -2,9 +2,10 @@
 only.
 
 The noise has the same effect on 500 persons at ε = 1 as on 50 at ε = 10, so the forecast depends on
-the number of persons times ε. The forecast is a share of what there is to learn
-(`evaluation.verdict`). `benchmarks/forecast.py` fits this line to the results of public sets, and
-writes it to `forecast.yaml`:
+the number of persons times ε. The forecast is a share: how much a classifier learns from the
+release, divided by how much it could learn from real images (`evaluation.verdict`).
+`benchmarks/forecast.py` fits the following line to the results of public sets, and writes its
+parameters to `forecast.yaml`:
 
     logit(learned) = offset of the kind of images + slope · log10(units · ε)
 """
@@ -21,14 +22,14 @@ from sfumato.settings.data import SEVERAL
 from sfumato.settings.params import Params
 from sfumato.storage.documents import read_yaml
 
-MOST_EPSILON = 10.0  # Largest ε that is recommended: above it, the guarantee is weak
+MOST_EPSILON = 10.0  # Largest recommended ε. The guarantee of a larger ε is weak
 FEW_UNITS = 500  # Images or persons; below this number, the range is wider by √(FEW_UNITS / number)
 LINE: dict[str, Any] = dict(read_yaml(Path(__file__).with_name("forecast.yaml")))
 
 
 def kind_of(params: Params, channels: int | None) -> str | None:
-    """Return the kind of public runs from which a forecast is made, a key of `offsets` in
-    `forecast.yaml`; None for images with several labels.
+    """Return the kind of public runs on which the forecast is based: a key of `offsets` in
+    `forecast.yaml`, or None if images have several labels.
     """
     if params.data.labels == SEVERAL:
         return None
@@ -38,12 +39,12 @@ def kind_of(params: Params, channels: int | None) -> str | None:
 
 
 def size_factor(fit_length: float, side: int, largest: int, product: float) -> float:
-    """Return the factor by which the lengths of the fits and the size of the images change a
-    forecast. It is above 1 if smaller images are more useful.
+    """Return the factor by which a forecast changes with the length of the fits and the size of the
+    images. It is above 1 if images of this size are more useful than images of the largest size.
 
     fit_length: length of the fits: 0 for the shortest, 1 for the longest that was measured;
     side: longer side of the images, in pixels;
-    largest: largest size to which the images could be resized;
+    largest: longer side of the largest size to which the images could be resized, in pixels;
     product: units · ε; if it is small, noise hides the detail of large images.
     """
     rule = LINE["sizes"]
@@ -54,21 +55,22 @@ def size_factor(fit_length: float, side: int, largest: int, product: float) -> f
 
 
 def expected_part(kind: str, product: float, size_factor: float = 1.0, sure: float = 0.0) -> float:
-    """Return the expected share of what there is to learn, for a product of units · ε.
+    """Return the expected share of what a classifier can learn, from 0 to 1.
 
     kind: key of the offsets;
+    product: units · ε;
     size_factor: result of `size_factor`;
-    sure: number of standard deviations to add; two of three public results lay within one standard
-    deviation.
+    sure: number of standard deviations to add. Two thirds of the public results were within one
+    standard deviation of the line.
     """
     middle = LINE["offsets"][kind] + LINE["slope"] * math.log10(product)
     return size_factor * float(expit(middle + sure * LINE["spread"]))
 
 
 def forecast(kind: str, units: int, epsilon: float, size_factor: float) -> str:
-    """Describe the forecast: its level, and its share in per cent with the range.
+    """Describe the forecast: its level, its share in per cent, and the range of the share.
 
-    The range widens below FEW_UNITS.
+    The range is wider if there are fewer than FEW_UNITS units.
     """
     wide = max(1.0, (FEW_UNITS / units) ** 0.5)
     low, part, high = (
@@ -78,15 +80,16 @@ def forecast(kind: str, units: int, epsilon: float, size_factor: float) -> str:
 
 
 def advice(kind: str, units: int, epsilon: float, what: str) -> str:
-    """Give the same forecast at another ε, and the number of units that would raise it by a level.
+    """State how many units give the same forecast at another ε, and how many units would raise the
+    forecast by one level.
 
-    Also name the ε that would raise it by a level, if that ε is at most MOST_EPSILON.
+    If an ε of at most MOST_EPSILON would also raise it by one level, state this ε.
     """
     product = units * epsilon
     other = 10 if epsilon < 4 else 1
     same = (
-        f"{units:,} {what} at ε = {epsilon:g} are worth {max(1, round(product / other)):,} at ε = "
-        f"{other}"
+        f"{units:,} {what} at ε = {epsilon:g} are as useful as "
+        f"{max(1, round(product / other)):,} at ε = {other}"
     )
     better = [
         name for name, (least, _) in VERDICT_LEVELS.items() if least > expected_part(kind, product)
@@ -102,10 +105,11 @@ def advice(kind: str, units: int, epsilon: float, what: str) -> str:
 
 
 def curve(kind: str, product: float) -> dict[str, Any]:
-    """Return the data of the forecast's plot; a point is (log10(units · ε), share).
+    """Return the data of the forecast's plot. A point is (log10(units · ε), share).
 
-    "line" and "band" contain points, "runs" a (name, point) per public run, and "here" the point of
-    the project.
+    "line" is a list of points; "band" is a list of points that outlines the range; "runs" has one
+    (name, point) per public run; "here" is the point of the project; "levels" are the levels of the
+    verdict.
 
     kind: key of the offsets, which selects the public runs; product: units · ε of the project.
     """

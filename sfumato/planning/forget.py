@@ -25,10 +25,11 @@ from sfumato.storage.in_use import unused
 from sfumato.storage.locks import file_lock, holding
 
 FORGOTTEN = "forget"  # purpose of the entry in the journal
-# Kept to detect a second name for the same folder, and a second version of the same images
+# These files are kept. They reveal a second name for the same folder, or a second version of the
+# same images
 STAYS = (ORIGIN, UNNAMED)
-# Deleted with any dataset, because commands for any dataset may have written them. Versions before
-# 0.4 wrote looked.json
+# These files are deleted with any dataset, because commands for any dataset may have written them.
+# Versions before 0.4 wrote looked.json
 CACHES = (CACHE, "looked.json", "printed.txt", "refused.txt")
 OF_ANY = "withheld output, survey caches"
 
@@ -44,7 +45,7 @@ def datasets(state: Path) -> list[str]:
 def private_files(state: Path, dataset_id: str) -> dict[str, list[Path]]:
     """Return everything that `forget_dataset` deletes in the state directory, by kind.
 
-    The journal may be invalid.
+    An invalid journal is not an error here.
     """
     home = dataset_directory(state, dataset_id)
     unfinished = re.compile(rf"\.{re.escape(dataset_id)}\.(\d+(-\w+)?\.tmp|old|shards)")
@@ -67,9 +68,9 @@ def private_files(state: Path, dataset_id: str) -> dict[str, list[Path]]:
 
 
 def runs_of(state: Path, dataset_id: str) -> list[Path]:
-    """Return the folders of all runs in the journal, even if the journal is invalid.
+    """Return the folders of all runs in a dataset's journal, even if the journal is invalid.
 
-    If the journal lost entries, the folders of runs that it does not list are added.
+    If entries of the journal may be lost, also return the folders of runs that no journal lists.
     """
     files = [
         file
@@ -108,8 +109,9 @@ def forget_dataset(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> s
 
     The journal is kept. It records the deletion, and its charges still count.
 
-    If the process is killed, call the function again. Returns why the journal is invalid, or None;
-    an invalid journal is not changed. Raises BudgetError if another process works with the images.
+    If the process is killed, call the function again. An invalid journal is not changed; the
+    function then returns why it is invalid, and otherwise None. Raises BudgetError if another
+    process works with the images.
     """
     odometer = Odometer(state, dataset_id)
     home = odometer.images

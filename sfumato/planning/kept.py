@@ -28,14 +28,15 @@ class Plan:
 
     params: Params
     files: dict[str, dict]  # the resolved configuration of each stage
-    mechanisms: dict[str, Mechanism]  # the mechanism of each query that is on
+    mechanisms: dict[str, Mechanism]  # the mechanism of each query in `run`
     budget: dict
-    lineage: dict[str, Lineage]  # the lineage of each query that is on
+    lineage: dict[str, Lineage]  # the lineage of each query in `run`
 
 
 def stages_before(name: str, params: Params) -> tuple[str, ...]:
-    """Return the stages in `run` that `name` reads, directly or through others, in the order of the
-    table.
+    """Return the stages in `run` whose results `name` reads, directly or through other stages.
+
+    They are in the order of STAGES.
     """
     direct = [*filter(params.runs, params.inputs_of(name))]
     before = {*direct, *(far for other in direct for far in stages_before(other, params))}
@@ -46,10 +47,10 @@ def stages_before(name: str, params: Params) -> tuple[str, ...]:
 class Past:
     """The charges on prepared images, from the journal, the ledger and the artifacts.
 
-    Whether the images have changed is private, so it is not checked.
+    It is not checked whether the images have changed, because the answer is private.
 
     folder: folder of the project;
-    runs: runs that are released, or were left open by a kill;
+    runs: runs that released their result, and unfinished runs whose process was killed;
     terms: fields that a new record would contain.
     """
 
@@ -61,8 +62,9 @@ class Past:
     def decide(
         self, name: str, lineage: Lineage, settings: str, inputs: Sequence[str], made: bool = True
     ) -> Decision:
-        """Decide what a query will do. settings: digest of its settings; made: whether its inputs
-        exist and will not change.
+        """Decide whether a query will restore, resume or pay.
+
+        settings: digest of its settings; made: True if its inputs exist and will not change.
         """
         files = [self.artifact(other) / PRIVACY for other in inputs]
         made = made and all(file.is_file() for file in files)
@@ -90,9 +92,9 @@ class Past:
 def known_past(state: Path, card: Card, folder: Path, *, declared_size: bool) -> Past:
     """Return the charges on the images of a card.
 
-    Charges found only in the project's files were released elsewhere.
+    Charges that only the project's files contain, and not the journal, were released elsewhere.
 
-    An unreadable record is skipped here; even so, the odometer refuses to spend again on the same
+    An unreadable record is skipped here. The odometer still refuses to spend again on the same
     work.
     """
     version = card.dataset_id, card.version
@@ -109,28 +111,30 @@ def known_past(state: Path, card: Card, folder: Path, *, declared_size: bool) ->
 
 
 def repeat_count(name: str, params: Params, plan: str, runs: Sequence[Run]) -> int:
-    """Count how often a query was, or will be, paid for again under the plan with the digest
-    `plan`.
+    """Count how often a query has been paid for again, including a payment that the owner requests
+    now. plan: digest of the query's plan.
 
-    The number in privacy.spend_again is compared with the releases, or with open runs if there are
-    none, so that each request is granted once. The number also applies to queries that depend on a
-    query named there, because their inputs will change.
+    The owner requests payments by a number in privacy.spend_again. The number is compared with the
+    number of the last release, or of the last open run if there is no release, so that each request
+    is granted once. It also applies to queries that depend on a query named there, because their
+    inputs will change.
     """
     mine = [run for run in runs if run.opened.get("plan") == plan and run.end != ABANDON]
     done = [run.record.get("again", 0) for run in [run for run in mine if run.end == CLOSE] or mine]
     wished = sum(
         params.privacy.spend_again.get(other, 0) for other in (name, *stages_before(name, params))
     )
-    last = max(done, default=wished)  # without earlier releases, the first one fulfils the request
+    last = max(done, default=wished)  # Without an earlier run, the first run fulfils the request
     return last + (wished > last)
 
 
 def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Decision], set[str]]:
-    """Decide on each query, and find the stages that will run because settings or inputs have
-    changed, or an artifact is missing.
+    """Decide what each query will do, and find the stages that will run.
 
-    out: folder with the plan that was written last. Released queries are only restored, and do not
-    count as stages that will run.
+    A stage runs if its settings or inputs have changed, or if its artifact is missing. A query that
+    was released is only restored, and does not count as a stage that will run.
+
+    out: folder with the plan that was written last.
     """
     changed: dict[str, str] = {}  # stage -> the stage whose change makes it run
     coming = set[str]()

@@ -29,11 +29,12 @@ from sfumato.storage.files import make_folder, replace_file
 class ProjectPlan(Plan):
     """The plan of a project, before it is written.
 
-    card: card of the images as they are, or will be, prepared;
+    card: card of the prepared images, or the card that they will have once they are prepared;
     public: card of the public images, if a stage reads them;
     inherited: records of the public images and of a public model;
     past: earlier charges;
-    seen: charges and heads that the project's ledgers and artifacts name, if there is a journal;
+    seen: ids of charges and journal heads in the project's ledgers and artifacts; empty if there is
+    no journal;
     unprepared: commands that must prepare images first.
     """
 
@@ -64,7 +65,7 @@ class ProjectPlan(Plan):
             yield f"warning: {warning}"
         for name in self.mechanisms:
             if STAGES[name].one_process:
-                yield f"{name} runs in one process: unset SFUMATO_LAUNCH for it"
+                yield f"{name} runs in one process: unset SFUMATO_LAUNCH for this stage"
 
     def spending(self) -> tuple[list[Decision], set[str]]:
         """Decide what each query will do, and which stages will run.
@@ -113,8 +114,9 @@ def write_texts(out: Path, texts: Mapping[str, str]) -> None:
 
 
 def risk_line(made: Plan) -> str:
-    """State how often an attacker can be right, and the ε that would halve the attacker's excess
-    over chance.
+    """State how often an attacker can be right at most, and a smaller ε.
+
+    At this smaller ε, the attacker's advantage over a coin toss is half as large.
     """
     mechanisms = tuple(made.mechanisms.values())
     adjacency = made.budget["adjacency"]
@@ -126,13 +128,15 @@ def risk_line(made: Plan) -> str:
     ]
     lower = epsilon(events, made.budget["delta"], made.budget["accountant"], adjacency)
     most = f"at most {percent_up(guess)} % of the time (chance: 50 %), even if they know all others"
-    less = f"at ε = {lower:.2g} at most {percent_up((guess + 0.5) / 2)} %"
+    less = f"at ε = {lower:.2g}, at most {percent_up((guess + 0.5) / 2)} %"
     return f"risk: an attacker who guesses whether one {one} is in the set is right {most}; {less}"
 
 
 def share_lines(made: Plan, content: Mapping[str, Any], file: Path) -> Iterator[str]:
-    """Yield the stages whose share differs from the requested one, and why. content: content of
-    `file`.
+    """Yield lines about queries whose share of the budget differs from the requested share, and
+    explain the difference.
+
+    content: content of `file`.
     """
     differences = []
     for name in made.mechanisms:
@@ -141,8 +145,8 @@ def share_lines(made: Plan, content: Mapping[str, Any], file: Path) -> Iterator[
         section = content.get(name)
         if noise == REST and isinstance(section, dict) and str(section.get("noise", REST)) != REST:
             yield (
-                f"{name} takes the rest of the budget, as in recipe {made.params.recipe}, not the "
-                f"{section['noise']} of {file}"
+                f"{file} requests {section['noise']} of the budget for {name}. It is not used: "
+                f"recipe {made.params.recipe} gives {name} the rest of the budget"
             )
         elif (
             isinstance(noise, str)
@@ -152,14 +156,16 @@ def share_lines(made: Plan, content: Mapping[str, Any], file: Path) -> Iterator[
             differences.append(f"{name} {noise}")
     if differences:
         why = (
-            "The shares in the table differ from these, because noise is set by the requested "
-            "shares at one Rényi order, and the table composes all queries"
+            "The table shows slightly different shares: the noise follows from the requested "
+            "shares at one Rényi order per query, and the table uses one order for all queries"
         )
         yield f"requested shares: {', '.join(differences)}. {why}"
 
 
 def spending_lines(made: ProjectPlan, spending: Sequence[Decision]) -> Iterator[str]:
-    """Yield one line per query: already released, to be resumed, or what it would spend and why."""
+    """Yield one line per query: that it is released or will be resumed, or what it would spend and
+    why.
+    """
     odometer = made.odometer
     before = {record["stage"] for record in odometer.opened()}
     if not before:
@@ -175,22 +181,22 @@ def spending_lines(made: ProjectPlan, spending: Sequence[Decision]) -> Iterator[
             continue
         why = f"depends on {entry.cause}, which has changed"
         if made.lineage[stage].again:
-            why = "is named in privacy.spend_again, or depends on a query named there"
+            why = "is named in privacy.spend_again, or depends on a query that is"
         elif entry.cause == stage:
             why = "is new or has changed"
         yield f"{stage}: would {'re-spend' if stage in before else 'spend'} {cost}: it {why}"
 
 
 def settings_for_ever_lines(params: Params) -> Iterator[str]:
-    """Yield the free stages that must be set before the first run, because queries depend on
-    them.
+    """Yield a line for each free stage whose settings must be final before the first run, because
+    queries depend on it.
     """
     before = {query: stages_before(query, params) for query in QUERIES if params.runs(query)}
     for name in (name for name in STAGES if name not in QUERIES):
         if readers := [query for query, names in before.items() if name in names]:
             yield (
-                f"{name}: decide this before the first run; changing it later spends again on "
-                f"{', '.join(readers)}"
+                f"{name}: choose its settings before the first run. If you change them later, "
+                f"these queries spend again: {', '.join(readers)}"
             )
 
 

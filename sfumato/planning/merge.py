@@ -41,11 +41,12 @@ from sfumato.storage.records import Records
 def merge_projects(
     folders: Sequence[Path], out: Path, say: Say, *, different_people: bool
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """Add up the noisy counts and means of owners with the same settings in a project at `out`.
+    """Add up the noisy counts and means of several owners, and write the project `out` with the
+    sums.
 
-    Each owner's ε stays the same, because no person is among the images of two owners.
-    different_people: the owners' confirmation of this. Returns (merged queries, dataset ids).
-    Raises ConfigError or DataError if merging fails.
+    The owners must have the same settings. Each owner's ε stays the same if no person is among the
+    images of two owners; different_people: True if the owners confirm this. Returns (merged
+    queries, dataset ids). Raises ConfigError or DataError if merging fails.
     """
     check_folders(folders, out)
     plans = [
@@ -62,7 +63,7 @@ def merge_projects(
     releases = zip(*releases_of.values(), strict=True)
     owners = [check_owner(*each) for each in zip(folders, plans, budgets, releases, strict=True)]
     dataset_ids = sorted(name for names in owners for name in names)
-    # From here on, the releases carry the declaration that these owners share no person.
+    # From here on, the records of the releases declare that no person has images at two owners.
     releases_of = {
         name: [replace(one, records=Records(one.records, dataset_ids)) for one in releases]
         for name, releases in releases_of.items()
@@ -79,7 +80,7 @@ def merge_projects(
         check_out(out / ARTIFACTS / name, name)
     write_plans(first, "-and-".join(dataset_ids)[:64], size_hint, budget, out / PLAN)
     write_releases(releases_of, out)
-    # Inputs of the features, which all owners share
+    # Free stages that read only public images, and these images: all owners have the same ones
     for path in (*(ARTIFACTS / name for name in shared), PUBLIC):
         if (folders[0] / path).is_dir():
             read_artifact(folders[0] / path, path.name)
@@ -94,13 +95,13 @@ def merge_projects(
 
 
 def check_folders(folders: Sequence[Path], out: Path) -> None:
-    """Raise ConfigError for too few projects, an `out` that is one of them, links, or unreadable
-    plans.
+    """Raise ConfigError if there are fewer than two projects, if `out` is one of them or already a
+    project, or if a project contains links or unreadable plans.
     """
     own_folder = out.resolve() in [folder.resolve() for folder in folders]
     if len(folders) < 2 or own_folder or (out / "params.yaml").exists():
         raise ConfigError(
-            "name two or more projects, and a different folder without params.yaml as --out, not "
+            "name two or more projects, and as --out a different folder without params.yaml, not "
             f"{out}"
         )
     for folder in folders:
@@ -111,9 +112,10 @@ def check_folders(folders: Sequence[Path], out: Path) -> None:
 
 
 def check_owners(records: Records, different_people: bool) -> None:
-    """Raise ConfigError if the costs of one person could add up, or if the units differ.
+    """Raise ConfigError if the costs of one person could add up, or if the owners' units differ.
 
-    records: charges of all owners, with their declaration.
+    records: charges of all owners; different_people: True if the owners confirm that no person is
+    among the images of two of them.
     """
     if len({*records.owners}) < len(records.owners):
         raise ConfigError(
@@ -122,21 +124,20 @@ def check_owners(records: Records, different_people: bool) -> None:
         )
     if not different_people:
         raise ConfigError(
-            f"the costs of a person in two of {', '.join(records.owners)} would add up: confirm "
-            "with --different-people that no person is among the images of two owners, or release "
-            "separately"
+            f"if a person has images in two of {', '.join(records.owners)}, their costs add up: "
+            "confirm with --different-people that no such person exists, or make separate releases"
         )
     if len(units := sorted({record["unit"] for record in records.values()})) > 1:
         raise ConfigError(
             f"the owners protect different units ({', '.join(units)}): set the same privacy.unit "
-            "in all"
+            "in all projects"
         )
 
 
 def write_releases(releases_of: Mapping[str, Sequence[Artifact]], out: Path) -> None:
-    """Write the sums of the owners' releases, and empty artifacts of the other queries.
+    """Write the sums of the owners' releases, and empty artifacts for queries without a release.
 
-    releases_of: releases of all owners by query.
+    releases_of: key: query; value: the releases of all owners.
     """
     plan = read_stage_plan(out / PLAN / "auxiliary.yaml", "auxiliary")
     counts = releases_of["count"]
@@ -159,9 +160,10 @@ def write_plans(
     budget: Mapping[str, Any],
     folder: Path,
 ) -> None:
-    """Write the plan of the merged project: the plan of the first owner, extended to all owners.
+    """Write the plan of the merged project: the first owner's plan with the dataset id, `size_hint`
+    and budget of all owners together.
 
-    No query can run with it.
+    No query can run with this plan.
     """
     texts = {"budget.json": json.dumps(dict(budget), indent=1) + "\n"}
     for name, plan in plans.items():
@@ -175,8 +177,9 @@ def write_plans(
 
 
 def write_pipeline(out: Path, free: Sequence[str], say: Say, **limit: Any) -> None:
-    """Write `dvc.yaml` with the free stages; all other results came from the owners. limit: see
-    `workflow_text`.
+    """Write `dvc.yaml` with only the free stages, because the owners ran the queries.
+
+    limit: arguments of `workflow_text`.
     """
     stages = {
         name: entry
@@ -186,7 +189,7 @@ def write_pipeline(out: Path, free: Sequence[str], say: Say, **limit: Any) -> No
     made = {f"{ARTIFACTS}/{name}" for name in stages} | {str(LEDGER)}
     for entry in stages.values():
         entry["deps"] = [path for path in entry["deps"] if path in made or (out / path).exists()]
-    text = "# Written by `stage merge`: the free stages, from the noisy sums of all owners.\n"
+    text = "# Written by `stage merge`. These free stages use the noisy sums of all owners.\n"
     files = {
         "dvc.yaml": text + as_yaml({"stages": stages}, blocks=True),
         ".gitignore": IGNORED,

@@ -37,8 +37,8 @@ NOISE = (
     "\tdvc config",
     "Use `dvc push`",
 )
-# Starts a program, with a watcher in its process group. If stdin closes before the watcher gets a
-# line, this process has died, and the watcher ends the whole group.
+# Shell script that starts a program and a watcher in one process group. If the watcher's stdin
+# closes before it has received a line, this process has died, and the watcher ends the whole group.
 WATCHER = """exec 3<&0
 { read -r line || { kill -INT 0; sleep 2; kill -KILL 0; }; } <&3 >/dev/null 2>&1 &
 exec "$@" 3<&- </dev/null"""
@@ -82,21 +82,19 @@ class Project:
     ) -> Project:
         """Survey a folder of images, choose parameters for them, and write a project.
 
-        Spends nothing.
-
-        Prints what was chosen, and what becomes public.
+        Prints the chosen parameters, and which facts become public. Spends nothing.
 
         Args:
             folder: Folder of the project.
             images: Folder of images elsewhere, with one folder per class.
             epsilon: Privacy budget of the whole project.
-            options: Further options of `stage init`, with underscores, as text or as values:
-                one_image_each=True, minutes=60, size=(96, 128), range=(0, 4095),
-                classes=("lung, left", "lung, right").
+            options: Further options of `stage init`. Write underscores instead of hyphens. Each
+                value is text, as on the command line, or a Python value: one_image_each=True,
+                minutes=60, size=(96, 128), range=(0, 4095), classes=("lung, left", "lung, right").
 
         Raises:
-            ConfigError: An option is not valid, or does not fit the images. Its `option` is the
-                name of the parameter.
+            ConfigError: An option is not valid, or does not fit the images. The error's `option` is
+                the option's name.
             DataError: The images cannot be used.
         """
         from sfumato.data.sources.packed import unpacking
@@ -114,12 +112,13 @@ class Project:
     def plan(self) -> pandas.DataFrame:
         """Compute what each stage would cost, in ε and minutes. Spends nothing.
 
-        It prepares the images first, if no run has done so.
+        If the images are not prepared yet, this method prepares them first.
 
         Returns:
-            One row per stage that runs, with the columns noise_multiplier, sample_rate, releases,
+            One row per stage in `run`, with the columns noise_multiplier, sample_rate, releases,
             epsilon (of this query only), share (of the budget) and minutes. For a free stage, all
-            columns but minutes are empty. The table's `attrs` contain epsilon, delta and target.
+            columns except minutes are empty. The table's `attrs` contain the epsilon and delta of
+            the whole plan, and the target for epsilon.
         """
         import pandas
 
@@ -147,15 +146,16 @@ class Project:
         """Verify the ledger and the files of the release. Needs no images.
 
         Args:
-            epsilon: Largest ε allowed. The ledger's own target is checked in any case.
-            delta: δ at which ε is computed, by default the ledger's.
-            unit: "image" or "group", to require that privacy unit.
+            epsilon: Largest ε to accept. The target in the ledger is checked in any case.
+            delta: δ at which ε is computed. The default is the ledger's δ.
+            unit: "image" or "group", to require this unit of privacy. By default, both are
+                accepted.
 
         Returns:
             The verified ledger, with its ε.
 
         Raises:
-            BudgetError: The ledger or a file is not valid. Its `problems` list every reason.
+            BudgetError: The ledger or a file is not valid. The error's `problems` list all reasons.
         """
         from sfumato.privacy.check import verify
 
@@ -172,7 +172,8 @@ class Project:
             progress: Print a line for each stage.
 
         Raises:
-            SfumatoError: A stage failed. The error has the class and message of the stage's error.
+            SfumatoError: A stage failed. The error has the class and the message of the error that
+                the stage raised.
         """
         repro(self.folder, shown=progress)
         return self.release
@@ -200,7 +201,8 @@ class Project:
         metrics = self.folder / "metrics.json"
         if not metrics.is_file():
             raise DataError(
-                f"{metrics} does not exist: call run() in a project whose `run` contains evaluate"
+                f"{metrics} does not exist: add evaluate to `run` in params.yaml if it is missing, "
+                "and call run()"
             )
         return dict(read_json(metrics)["verdict"])
 
@@ -218,7 +220,7 @@ class Project:
 
 
 def own_path() -> str:
-    """Return PATH with the programs of this Python environment first."""
+    """Return PATH with the folder of this Python environment's programs at its beginning."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
@@ -232,9 +234,9 @@ def is_off(folder: Path, command: str) -> bool:
 
 @contextmanager
 def forking(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Yield environment variables with a PATH that begins with a special `stage` program. This
-    program runs each command in a fork of one process that has imported the libraries.
+    """Yield environment variables in which PATH leads to a faster `stage` program.
 
+    This program runs each command in a fork of one process that has already imported the libraries.
     If forking is not possible, as on systems other than Linux, PATH stays unchanged.
     """
     if sys.platform != "linux":
@@ -259,15 +261,14 @@ def forking(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 
 def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> None:
-    """Run `dvc repro` of this Python environment, with the `stage` command of this environment
-    first on the path.
+    """Run `dvc repro` with the DVC and the `stage` command of this Python environment.
 
-    shown: print DVC's lines, without disabled stages; terminal: let DVC and its stages use the
-    terminal.
+    shown: print DVC's lines, except lines about disabled stages; terminal: let DVC and its stages
+    use the terminal.
 
-    If this process is killed or interrupted, everything that DVC started is interrupted too, and
-    killed 2 seconds later. Entries that an earlier run left in DVC's lock are removed first. Raises
-    the error of the stage that failed.
+    First, a lock of DVC is removed if the programs that took it no longer run. If this process is
+    killed or interrupted, everything that DVC started is interrupted too, and killed 2 seconds
+    later. Raises the error of the stage that failed.
     """
     release_left(folder)
     with tempfile.TemporaryDirectory() as place:

@@ -37,7 +37,7 @@ IGNORED = (
 )
 # Comments of `dvc.yaml`
 DVC_HEADERS: dict[str, str] = dict(read_yaml(Path(__file__).with_name("dvc_headers.yaml")))
-# Files that git tracks in a project; `pipelines` exists if the owner has recipes
+# Files that git tracks in a project. `pipelines` exists only if the owner wrote recipes
 TRACKED = (
     ".dvc .dvcignore .gitattributes .github .gitignore README.md params.yaml pipelines dvc.yaml "
     "dvc.lock ledger.json"
@@ -51,8 +51,10 @@ def dvc_text(*, clone: bool = False) -> str:
 
 
 def dvc_content(*, clone: bool = False) -> dict[str, Any]:
-    """Return the content of `dvc.yaml`. clone: whether it is for this repository, where each stage
-    also depends on the code and the recipes.
+    """Return the content of `dvc.yaml`.
+
+    clone: True for the `dvc.yaml` of this repository, in which each stage also depends on the code
+    and the recipes; False for a project.
     """
     stages: dict[str, Any] = {}
     for name, (commands, reads, writes) in dvc_stages().items():
@@ -132,8 +134,8 @@ def params_text(content: Mapping[str, Any], notes: Mapping[str, str]) -> str:
 class WorkflowPlace:
     """Place of the workflow that checks the ledger.
 
-    path: path from the project's folder; directory: path of the project in its repository, or ""
-    for the root.
+    path: path of the workflow, relative to the project's folder; directory: path of the project in
+    its repository, or "" for the root.
     """
 
     path: str = ".github/workflows/ledger.yml"
@@ -141,8 +143,8 @@ class WorkflowPlace:
 
 
 def workflow_place(out: Path) -> WorkflowPlace:
-    """Find where GitHub reads the workflow of a project in `out`: only in the root of its
-    repository.
+    """Find the place of the workflow for a project in `out`. GitHub reads workflows only in the
+    root of a repository.
     """
     there = next(folder for folder in (out, *out.parents) if folder.exists())
     code, text = git("-C", str(there), "rev-parse", "--show-toplevel")
@@ -190,9 +192,10 @@ def project_files(
 
 
 def write_project(out: Path, files: Mapping[str, str], say: Say, *, force: bool = False) -> None:
-    """Write the files of a project. `params.yaml` and `dvc.yaml` are replaced, and missing lines
-    are added to `.gitignore` and `.gitattributes`. force: also replace other files of an earlier
-    project.
+    """Write the files of a project.
+
+    Existing `params.yaml` and `dvc.yaml` are replaced. Missing lines are added to an existing
+    `.gitignore` and `.gitattributes`. Other existing files are replaced only if `force` is True.
     """
     for name, text in files.items():
         path = out / name
@@ -213,12 +216,12 @@ def write_project(out: Path, files: Mapping[str, str], say: Say, *, force: bool 
 
 
 def begin_repository(out: Path, say: Say) -> None:
-    """Create a git repository, if there is none, and DVC's folder in it."""
+    """Create a git repository and DVC's folder, unless they exist already."""
     has_git = shutil.which("git") is not None
     if not has_git:
         say(
-            "git is not installed: the project has no history, so others cannot check its ledger. "
-            "Install git"
+            "git is not installed, so the project has no history, and no one else can check how "
+            "its ledger changed. Install git"
         )
     elif git("-C", str(out), "rev-parse", "--git-dir")[0] != 0:
         git("init", "-q", str(out))
@@ -226,14 +229,14 @@ def begin_repository(out: Path, say: Say) -> None:
         return
     from dvc.repo import Repo
 
-    logging.getLogger("dvc").setLevel(logging.WARNING)  # hides its greeting
+    logging.getLogger("dvc").setLevel(logging.WARNING)  # Hide DVC's greeting
     inside = has_git and not (out / ".git").exists()  # a subfolder of a repository
     failed = explained(
         ConfigError, lambda error: f"`dvc init` failed in {out}: {error}", causes=(Exception,)
     )
     with failed, Repo.init(str(out), no_scm=not has_git, subdir=inside) as repo:
         with repo.config.edit("repo") as config:
-            # Both contact DVC's makers
+            # Either setting would make DVC contact its vendor
             config["core"] |= {"analytics": False, "check_update": False}
         # By default, any account may write into DVC's index, and `dvc checkout` runs code that is
         # pickled there.
@@ -242,8 +245,10 @@ def begin_repository(out: Path, say: Say) -> None:
 
 
 def workflow_text(epsilon: float, delta: float, unit: str, directory: str = "") -> str:
-    """Return the workflow that checks the ledger on every push. directory: path of the project in
-    its repository.
+    """Return the GitHub workflow that checks the ledger on every push.
+
+    epsilon, delta, unit: largest ε to accept, at this δ and for this unit of privacy;
+    directory: path of the project in its repository, or "" for the root.
     """
     from sfumato.privacy.profile import bound_text
 

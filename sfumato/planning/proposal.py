@@ -1,4 +1,4 @@
-"""Propose parameters for a folder of images, an ε and a number of minutes.
+"""Propose parameters that suit a folder of images, an ε and a number of minutes.
 
 The rules are in the table `proposals.yaml`. They use public values only: the shape of the images,
 their classes and rounded number, ε, and the minutes that `planning/estimate.py` expects.
@@ -40,7 +40,7 @@ class Known:
     path: str
     side: Size  # largest side of the stored images, in pixels; or rows and columns
     channels: int
-    longer: int = 0  # longer side of the original images, in pixels; 0: the largest size
+    longer: int = 0  # longer side of the original images, in pixels; 0 if unknown
     size_hint: int  # rounded number of sensitive images, or of persons
     epsilon: float
     minutes: float
@@ -65,20 +65,21 @@ class Proposal:
     row: str  # name of the row of the table that was used
     fit_length: float  # length of the fits: 0 for the shortest, 1 for the longest that was measured
     seconds: float  # expected seconds of a run
-    judging: float  # part of these seconds for the evaluation
-    enough: bool  # whether the requested time is enough
-    full_minutes: float = math.inf  # minutes that the longest measured fits would take
+    judging: float  # how many of these seconds the evaluation takes
+    enough: bool  # whether a run ends within the requested minutes
+    full_minutes: float = math.inf  # minutes of a run with the longest measured fits
     size_factor: float = 1.0  # result of `forecast.size_factor`
 
     @property
     def kind(self) -> str | None:
-        """Kind of public runs that its forecast uses; None for several labels."""
+        """Kind of public runs that the forecast is based on; None if images have several labels."""
         return kind_of(self.params, self.params.data.channels)
 
 
 def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> Card:
-    """Return the card of images that are not prepared yet. official: whether they include a
-    hold-out.
+    """Return the card that images will have once they are prepared.
+
+    official: True if the folder contains a hold-out, False if a secret key will select it.
     """
     data = params.data
     return Card(
@@ -96,15 +97,14 @@ def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> C
 def sizes_of(side: int, longer: int, proportion: float) -> tuple[Size, ...]:
     """Return the sizes to which images may be resized, the largest first.
 
-    Only the smallest size may be larger than the images.
+    The longer side of each size is one of `sides` in the table. The shorter side is a multiple of 4
+    pixels, and at least 8. No size is larger than the images, unless even the smallest of `sides`
+    is.
 
-    The longer side of a size is in the table, and the shorter one is a multiple of 4 pixels, at
-    least 8.
-
-    side, longer: medians of the shorter and longer sides, in pixels; proportion: rows divided by
-    columns.
+    side, longer: medians of the images' shorter and longer sides, in pixels; proportion: rows
+    divided by columns.
     """
-    # Shorter side / longer side; 1 if nearly square
+    # Shorter side divided by longer side, rounded to quarters
     quarter = max(1, round(4 * min(proportion, 1 / proportion))) / 4
     most = min(side / quarter, longer)
     sides = [each for each in PROPOSALS["sides"] if each <= most] or [min(PROPOSALS["sides"])]
@@ -116,21 +116,21 @@ def sizes_of(side: int, longer: int, proportion: float) -> tuple[Size, ...]:
 
 
 def are_sided(classes: Sequence[str]) -> bool:
-    """Return whether classes may be mirror images of one another, by the words in their names."""
+    """Return whether classes may be mirror images of one another, judging by their names."""
     words = {word for name in classes for word in re.split(r"[\W_]+", name.lower())}
     return not words.isdisjoint(PROPOSALS["sided"])
 
 
 def rounded_size(count: int) -> int:
-    """Round a count to one significant digit, at least 3, so that it may be published."""
+    """Round a count to one significant digit, so that it may be published. Return at least 3."""
     return max(3, int(float(f"{count:.0e}")))
 
 
 def propose(known: Known, seconds: Seconds) -> Proposal:
-    """Propose parameters for `known` at its size. seconds: function that estimates each stage on
-    this machine.
+    """Propose parameters for images of the size `known.side`.
 
-    Raises ConfigError if no row of the table fits.
+    seconds: function that estimates the seconds of each stage on this machine. Raises ConfigError
+    if no row of the table fits.
     """
     row = row_for(known)
     budget = 60 * known.minutes * PROPOSALS["reserve"]
@@ -146,7 +146,8 @@ def propose(known: Known, seconds: Seconds) -> Proposal:
         at = partial(proposal, known, row, overlays, seconds=seconds)
         if at(0.0).seconds <= budget:
             break
-    parts = [step / 128 for step in range(129)]  # between the first and the last numbers of the row
+    # 0: the first number of each key in the row's `grows`; 1: the last number
+    parts = [step / 128 for step in range(129)]
     return replace(
         at(parts[bisect(parts[1:], budget, key=lambda part: at(part).seconds)]),
         full_minutes=full_minutes,
@@ -154,11 +155,12 @@ def propose(known: Known, seconds: Seconds) -> Proposal:
 
 
 def proposals(known: Known, sides: Sequence[Size], seconds: Seconds) -> list[Proposal]:
-    """Make a proposal for each size that the table has a row for.
+    """Make a proposal for each size that has a row in the table.
 
-    The chosen size is first, then the others by size. It is the largest that fits the minutes and
-    is at least 90 % as useful as the best size; if there is none, the smallest size. Raises
-    ConfigError if the table has no row for any size.
+    The first proposal is the chosen one; the others follow, the largest size first. The chosen size
+    is the largest one that can be run within the minutes, and that is at least 90 % as useful as
+    the most useful of these sizes. If no size can be run within the minutes, it is the smallest
+    size. Raises ConfigError if the table has no row for any size.
     """
     ordered = sorted(sides, key=both_sides, reverse=True)
     by_size = []
@@ -194,15 +196,17 @@ def row_for(known: Known) -> Mapping[str, Any]:
     if known.public:
         kind += " with public images"
     raise ConfigError(
-        f"no recipe is proposed for {kind}: choose one from `stage recipe list`, and write "
-        "params.yaml"
+        f"there is no proposal for {kind}: choose a recipe from `stage recipe list`, and write "
+        "params.yaml yourself"
     )
 
 
 def proposal(
     known: Known, row: Mapping[str, Any], overlays: list, part: float, seconds: Seconds
 ) -> Proposal:
-    """Interpolate between the first and the last numbers of a row. part: position, from 0 to 1."""
+    """Make the proposal of a row. Each key in the row's `grows` is interpolated between its first
+    and its last number; part: position between these numbers, from 0 to 1.
+    """
     content = reduce(overlaid, overlays, settings_of(known))
     beside = known.public is not None and row["when"].get("public") == "beside"
     runs = content.get("run", read_overlay(recipes_at(RECIPES), content["recipe"], "recipe")["run"])
@@ -236,7 +240,7 @@ def proposal(
 
 
 def settings_of(known: Known) -> dict[str, Any]:
-    """Return the settings that follow from only the images and the owner's answers."""
+    """Return the settings that depend only on the images and the owner's answers."""
     data: dict[str, Any] = {
         "dataset_id": known.dataset_id,
         "source": "imagefolder",
@@ -272,9 +276,9 @@ def with_images_of_the_release(
     content: dict[str, Any], known: Known, runs: Sequence[str], beside: bool
 ) -> dict[str, Any]:
     """Set the number of released images and their file formats. beside: whether public images are
-    released too.
+    released in addition to drawn ones.
     """
-    # a new project may use it, because no release of it exists yet
+    # Only a new project may set `mark: files`: in an existing one, it would change the release
     drawn: dict[str, Any] = {"mark": "files"}
     if beside:
         images = max(2, int(known.public_images * PROPOSALS["beside_part"]))
@@ -294,8 +298,9 @@ def with_images_of_the_release(
 def for_so_many(
     content: dict[str, Any], product: float, row: Mapping[str, Any], runs: Sequence[str]
 ) -> dict[str, Any]:
-    """Adapt the shares and the teacher's constants to `product`, which is the number of images or
-    persons times ε.
+    """Adapt the shares of the budget and the teacher's constants to `product`.
+
+    product: number of images or persons, times ε.
     """
     if row.get("tuned_at"):
         effective = product / row["tuned_at"]
@@ -321,16 +326,19 @@ def for_so_many(
 
 
 def small_sample(what: str, product: float) -> float:
-    """Look up a value of the table `few`. product: number of images or persons times ε."""
+    """Compute a value by a rule of the table `few`.
+
+    product: number of images or persons, times ε.
+    """
     rule = PROPOSALS["few"][what]
     low, high = rule["within"]
     return float(min(max(rule["value"] * (product / rule["at"]) ** rule["power"], low), high))
 
 
 def at_effective_epsilon(recipe: str, epsilon: float) -> dict[str, Any]:
-    """Return a recipe's shares and teacher's constants at `epsilon`.
+    """Return the noise of each query of a recipe, and the teacher's constants, at `epsilon`.
 
-    Below 1, the teacher learns more slowly.
+    If ε is less than 1, the teacher has a smaller learning rate than the recipe's.
     """
     content = read_overlay(recipes_at(RECIPES), recipe, "recipe")
     sections: dict[str, Any] = {}

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 
 def noise_requests(params: Params) -> dict[str, NoiseRequest]:
-    """Return what each query in `run` requests of the budget.
+    """Return which part of the budget each query in `run` requests.
 
-    Raises ConfigError unless exactly one query takes the rest of the budget.
+    Raises ConfigError unless exactly one query requests the rest of the budget.
     """
     asks = {}
     rests = []
@@ -64,11 +64,9 @@ def noise_requests(params: Params) -> dict[str, NoiseRequest]:
             sample_rate=rate, uses=uses, noise_multiplier=multiplier, share=share
         )
     if len(rests) != 1:
-        named = (
-            f"found {', '.join(rests) or 'none'}. Queries switched on: {', '.join(asks) or 'none'}"
-        )
+        named = f"but {', '.join(rests) or 'none'} has it. Queries in run: {', '.join(asks) or '-'}"
         raise ConfigError(
-            f"recipe={params.recipe!r}: exactly one stage must have noise: rest, {named}"
+            f"recipe={params.recipe!r}: exactly one query must have noise: rest, {named}"
         )
     return asks
 
@@ -80,9 +78,9 @@ def make_plan(
     runs: Sequence[Run] = (),
     records: Sequence[dict] = (),
 ) -> Plan:
-    """Resolve all parameters.
+    """Resolve all parameters, calibrate the noise, and return the plan.
 
-    If the budget cannot be met, raises BudgetError with the stage and the excess.
+    Raises BudgetError, with the stage and the excess, if the budget cannot be met.
 
     public: card of the public set, if a stage reads it;
     runs: earlier runs on these images (see `Past`);
@@ -140,10 +138,11 @@ def make_plan(
 def plan_digest(
     name: str, params: Params, files: Mapping[str, dict], public: PublicCard | None
 ) -> str:
-    """Compute the digest of the settings of a stage and of all stages before it.
+    """Compute one digest over the settings of a stage and of all stages whose results it uses.
 
-    If one of them reads the public set, its card is included. Revisions of earlier free stages are
-    not included, because a change in free code must not cause new spending.
+    If one of these stages reads the public set, the card of the public set is included. Revisions
+    of earlier free stages are not included, because a change of a free stage's code must not cause
+    new spending.
     """
     stages = (*stages_before(name, params), name)
     reads = any("public" in params.inputs_of(n) for n in stages)
@@ -161,9 +160,10 @@ def plan_digest(
 def inherited_events(
     records: Sequence[dict], target: float, delta: float, unit: str = IMAGE, accountant: str = "rdp"
 ) -> list[DpEvent]:
-    """Return the mechanisms of the inputs' records.
+    """Return the mechanisms in the records of public images and of a public model.
 
-    Raises BudgetError if the records are invalid or cost too much.
+    Raises BudgetError if a record is invalid or protects another unit, or if the mechanisms
+    together use up the `target` ε.
     """
     problems = [problem for record in records for problem in record_problems("record", record)] or [
         f"{record['id'][:8]} protects the unit {record['unit']!r}, not {UNITS[unit]!r}"
@@ -177,12 +177,12 @@ def inherited_events(
     events = [event_of(record) for record in records]
     if (spent := epsilon(events, delta, accountant)) >= target:
         cause = (
-            "public images or the public model were made from sensitive images, at a cost of ε = "
-            f"{spent:.4g}"
+            "the public images or the public model were made from sensitive images, which already "
+            f"cost ε = {spent:.4g}"
         )
         raise BudgetError(
-            f"privacy.epsilon={target:g}: {cause}. Raise privacy.epsilon, or use other "
-            "public images or another model"
+            f"privacy.epsilon={target:g} is too small: {cause}. Raise privacy.epsilon, or use "
+            "other public images or another model"
         )
     return events
 
@@ -199,13 +199,13 @@ def warnings_of(params: Params, delta: float, classes: int) -> Iterator[str]:
         )
     if params.privacy.delta is None and delta == LARGEST_DELTA:
         yield (
-            f"privacy.size_hint={hint}: δ = {delta:g} is the largest allowed; so few units cannot "
-            "be protected well"
+            f"privacy.size_hint={hint} is so small that δ is the largest allowed value, {delta:g}: "
+            "so few units cannot be protected well"
         )
     if not params.privacy.declared_size and float(f"{hint:.1e}") != hint:
         remedy = (
-            f"round it, such as to {float(f'{hint:.1e}'):.0f}, or set privacy.declared_size: true "
-            "if it is public"
+            f"round it, for example to {float(f'{hint:.1e}'):.0f}, or, if the exact count is "
+            "public, set privacy.declared_size: true"
         )
         yield f"privacy.size_hint={hint} looks like an exact count, which is private: {remedy}"
     noise = params.count.noise
@@ -213,13 +213,15 @@ def warnings_of(params: Params, delta: float, classes: int) -> Iterator[str]:
     if params.runs("count") and not isinstance(noise, str) and noise > 0.1 * usual:
         remedy = "set a share, such as count.noise: 1%, before the first release"
         yield (
-            f"count.noise={noise:g} is large for the number of images of a class, about "
+            f"count.noise={noise:g} is large compared with the number of images per class, about "
             f"{usual:.3g}: {remedy}"
         )
 
 
 def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | None) -> dict:
-    """Return everything that one stage may depend on: its revision and non-default settings."""
+    """Return the resolved configuration of one stage: its revision, its settings that differ from
+    the defaults, and the public facts that it uses.
+    """
     enabled = params.runs(stage.name)
     content: dict[str, Any] = {"stage": stage.name, "revision": stage.revision, "enabled": enabled}
     content |= {
@@ -243,7 +245,7 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
         content["model"] = params.model.non_default()
     if enabled and stage.owned and (about := params.release.model_dump(exclude_none=True)):
         content["about"] = about
-    # The cards of these stages state how pictures were prepared
+    # The cards that these stages write state how pictures were prepared
     if enabled and stage.name in ("teacher", "synthesize", "student"):
         if prepared := params.data.model_dump(
             mode="json", include={"fit", "range"}, exclude_defaults=True
@@ -264,7 +266,7 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
 
 
 def policy_of(plan: Plan) -> SpendingPolicy:
-    """Return the owner's permissions that are not part of a stage's plan."""
+    """Return the owner's permissions. They are kept apart from the plans of the stages."""
     privacy = plan.params.privacy
     return SpendingPolicy(
         delta=plan.budget["delta"],
@@ -276,9 +278,10 @@ def policy_of(plan: Plan) -> SpendingPolicy:
 
 
 def plan_texts(plan: Plan, before: Path | None = None) -> dict[str, str]:
-    """Return the text of each file by name, deterministically.
+    """Return the text of each file of the plan, by name. Equal plans have equal texts.
 
-    A file in `before` with equal content keeps its text.
+    before: folder of the last plan. If a file in it has equal content, its text is returned
+    unchanged.
     """
     texts = {
         file: (

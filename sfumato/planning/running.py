@@ -1,4 +1,4 @@
-"""Read DVC's lock, and find which of the programs in it still run."""
+"""Read DVC's lock, and find which of the programs that it lists still run."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.files import is_running
 
 RUNNING = Path(".dvc/tmp/rwlock")
-SERVER_SKEW = 60.0  # seconds by which the clock of a file server may be behind
+SERVER_SKEW = 60.0  # assumed largest delay of a file server's clock, in seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +29,10 @@ class Holder:
     def runs(self) -> bool:
         """Return whether the program still runs, as far as the system shows.
 
-        After a reboot or in another container, its number may belong to a different program. A
-        different program started after the lock was written, or has a different command. Only the
-        last words of the two commands are compared, because DVC's lock records DVC's own command
-        without the interpreter.
+        After a reboot or in another container, the process number in the lock may belong to a
+        different program. Such a program is recognised because it started after the lock was
+        written, or because its command is different. Only the last words of the two commands are
+        compared, because the lock contains DVC's own command without the interpreter.
         """
         import psutil
 
@@ -46,9 +46,9 @@ class Holder:
 
 
 def holders(folder: Path = Path()) -> list[Holder]:
-    """List the processes that DVC's lock of a project names.
+    """List the programs in the lock that DVC keeps for a project.
 
-    Raises one of UNREADABLE if there is no readable lock.
+    Raises one of UNREADABLE if the lock does not exist or cannot be read.
     """
     lock = folder / RUNNING
     written = lock.stat().st_mtime
@@ -62,13 +62,13 @@ def holders(folder: Path = Path()) -> list[Holder]:
 
 
 def release_left(folder: Path) -> None:
-    """Remove DVC's lock if none of its programs runs.
+    """Remove DVC's lock if none of the programs that it lists still runs.
 
-    DVC itself does not remove it if another program now has one of the process numbers.
+    DVC itself does not remove the lock if another program now has one of the process numbers.
     """
     lock = folder / RUNNING
     if lock.exists():
-        # DVC's own lock, which it takes while it writes
+        # DVC takes this second lock while it writes the first
         with suppress(*UNREADABLE, Timeout), FileLock(lock.with_suffix(".lock"), timeout=3):
             if not any(holder.runs for holder in holders(folder)):
                 lock.unlink()

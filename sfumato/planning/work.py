@@ -1,5 +1,5 @@
-"""Estimate the work of the stages in operations of their networks. The operations of each network
-are counted once, on one blank image.
+"""Estimate the work of each stage: the number of operations that its networks do. The operations of
+a network are counted once, on one blank image.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _counted: dict[str, int] = {}
 
 
 class WorkCount(TorchDispatchMode):
-    """Counts operations of convolutions and matrix products, and converts the cost of other calls
-    into operations.
+    """Count the operations of convolutions and matrix products, and express the cost of all other
+    calls as a number of operations.
     """
 
     operations = 0
@@ -47,7 +47,7 @@ class WorkCount(TorchDispatchMode):
 
 
 def operations_of(build: Callable[[], nn.Module], *inputs: Any) -> int:
-    """Count the operations of a forward pass, on one image, of the network that `build` returns.
+    """Build a network, and count the operations of its forward pass on one image.
 
     inputs: arguments of the pass; a tuple is the shape of a blank tensor.
     """
@@ -75,12 +75,13 @@ class Work:
 
     @property
     def row(self) -> int:
-        """Operations to clip one number of a row and add it to the sum of its class."""
+        """Number of operations to clip one number of a row and add it to the sum of its class."""
         return 4 * (self.classes + WRITTEN)
 
     def network(self, stage: str, block: int = 1) -> int:
-        """Count the operations for one image in a stage's network. block: side of the pixel blocks
-        that it uses.
+        """Count the operations that a stage's network does for one image.
+
+        block: side of the pixel blocks that the network uses, in pixels.
         """
         count = STAGES[stage].network_work
         if count is None:
@@ -88,14 +89,14 @@ class Work:
         return count(self, block)
 
     def seen(self, query: str) -> float:
-        """Return the number of images in all draws of a query together."""
+        """Return the expected number of images in all draws of a query together."""
         size = self.params.privacy.size
         sample_rate, draws = getattr(self.params, query).sampling(size)
         return size * sample_rate * draws
 
     def of(self, name: str) -> float | None:
-        """Estimate the operations of a stage; None if its time is unknown until it has run, as with
-        a public model.
+        """Estimate the number of operations of a stage. Return None if it is unknown, for example
+        because the stage uses a public model.
 
         If a query declares no work, it is assumed to read each drawn image once.
         """

@@ -296,7 +296,7 @@ def test_phases_share_the_steps_by_their_parts():
         ({"pretrain": {"phases": [{"sources": {"central": 1}, "part": -1}]}}, "part=-1.*positive"),
         ({"central": {"noise": "free"}}, "central.noise.*multiplier"),
         ({"central": {"noise": 0}}, "central.noise"),
-        ({"frequency": {"noise": "rest"}}, "exactly one stage"),
+        ({"frequency": {"noise": "rest"}}, "exactly one query"),
         (
             {"run": ["count", "auxiliary", "pretrain", "finetune", "synthesize"]},
             "auxiliary requires frequency",
@@ -581,7 +581,7 @@ def test_a_share_of_another_recipe_gives_way_to_the_rest():
     assert params(recipe="feta-pro", **shares).frequency.noise == "30%"
     own = params(recipe="dp-merf", **{**shares, "count": {"noise": "rest"}})
     assert own.frequency.noise == "30%" and own.count.noise == "rest"
-    with pytest.raises(ConfigError, match="exactly one stage"):  # a number is meant
+    with pytest.raises(ConfigError, match="exactly one query"):  # a number is meant
         noise_requests(
             params(recipe="dp-merf", frequency={"noise": 3.0}, privacy={"size_hint": 1500})
         )

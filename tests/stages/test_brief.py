@@ -109,7 +109,7 @@ def test_no_sentence_claims_that_a_law_is_met(scans):
         ),
         (
             {"sources": {"finetune": 1.0, "select": 1.0}, "choose": True},
-            "synthetic images, and privately selected",
+            "synthetic images (and privately selected",
         ),
     ],
 )

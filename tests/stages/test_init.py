@@ -237,7 +237,7 @@ def test_what_is_not_given_is_asked_and_whose_the_images_are(desk, quick, projec
         "p0001_0.png would show person p0001",
     ]
     said = desk.run(f"init {root}", *(shown if named else []))
-    assert ("person p0001: 12 images, among the most of any person" in said) == (
+    assert ("person p0001: 12 images, one of the largest numbers per person" in said) == (
         named and groups is not None
     )
     assert own()["data"]["dataset_id"] == "clinic" and own()["data"].get("groups") == groups
@@ -469,7 +469,7 @@ def test_a_terminal_shows_pictures_per_class_and_hold_out(desk, init, tmp_path):
             "├─ stripe: 12",
             "├─ 9 persons, by column patient",
         ),
-        "└─ hold-out: drawn by a key, about 5 images, too few for a verdict",
+        "└─ hold-out: chosen by a secret key, about 5 images, too few for a verdict",
     ]
     assert [*understood(replace(found, held_out=30))][-1].strip() == "└─ hold-out: test/, 30 images"
     assert "├─ disc" not in init(), "a log"

@@ -154,7 +154,8 @@ TWO_ROUNDS = {
 def test_repeated_free_work_restores_the_teachers_release(desk, monkeypatch):
     desk.params(**TWO_ROUNDS)
     warning = (
-        "auxiliary: decide this before the first run; changing it later spends again on teacher"
+        "auxiliary: choose its settings before the first run. If you change them later, these "
+        "queries spend again: teacher"
     )
     desk.run("plan --dry-run", warning)
     desk.run_all("plan", "count", "frequency", "auxiliary", "teacher")
