@@ -137,7 +137,7 @@ def check_owners(records: Records, different_people: bool) -> None:
 def write_releases(releases_of: Mapping[str, Sequence[Artifact]], out: Path) -> None:
     """Write the sums of the owners' releases, and empty artifacts for queries without a release.
 
-    releases_of: key: query; value: the releases of all owners.
+    releases_of: mapping from each query to the releases of all owners.
     """
     plan = read_stage_plan(out / PLAN / "auxiliary.yaml", "auxiliary")
     counts = releases_of["count"]

@@ -1,9 +1,10 @@
 """Compute the cost of mechanisms, and calibrate noise to a budget.
 
-Costs are bounded by RDP (with the tight conversion, and with the classic one that papers use) and
-by PLD. dp-accounting provides the Rényi curves, the privacy-loss distributions and the closed form
-for Gaussians. This module adds the conversion from RDP to ε and the solver for shares of the
-budget. An order at which the RDP cannot be computed counts as infinitely expensive, not as free.
+Costs are upper bounds on ε. They are computed by RDP or by PLD. RDP is converted to ε in two ways:
+by a tight formula, and by the classic formula that papers use. dp-accounting provides the Rényi
+curves, the privacy-loss distributions and the closed form for Gaussians. This module adds the
+conversion from RDP to ε and the solver for shares of the budget. An order at which the RDP cannot
+be computed counts as infinitely expensive, not as free.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ADJACENCIES, ZERO_OUT_ONE,
 from sfumato.settings.fields import is_positive
 from sfumato.settings.privacy import FEWEST_UNITS, MOST_UNITS
 
-if TYPE_CHECKING:  # dp-accounting takes a second to import, so functions import it when used
+if TYPE_CHECKING:  # dp-accounting takes a second to import, so only functions that use it do so
     from dp_accounting import DpEvent, NeighboringRelation
     from dp_accounting.pld import PLDAccountant
 
 # Upper limit of δ: with probability δ there is no guarantee, so larger values are refused
 LARGEST_DELTA = 1e-3
-# Rényi orders. The grid is fine near 1, where the best order of an expensive mechanism lies, and
-# reaches 4096 for cheap mechanisms.
+# Rényi orders. The best order of an expensive mechanism is near 1, so the grid is fine there. The
+# best order of a cheap mechanism is large, so the grid reaches 4096.
 ORDERS: tuple[float, ...] = (
     *(1 + x / 20 for x in range(1, 60)),
     *(4 + x / 4 for x in range(24)),
@@ -42,7 +43,7 @@ LARGEST_PLD = 100.0  # Largest ε for which a privacy-loss distribution is compu
 ROOT_ERROR = 1e-11  # Error of an exact ε: ten times the tolerance of dp-accounting's search
 MOST_NOISE = 1e7  # Upper end of the search for a noise multiplier
 EXACT = "exact"
-BOUNDS = ("rdp", "rdp_classic", "pld")  # Listed in every ledger
+BOUNDS = ("rdp", "rdp_classic", "pld")  # Every ledger states ε by each of these accountants
 ACCOUNTANTS = (*BOUNDS, EXACT)  # Most cautious first
 
 
@@ -60,7 +61,7 @@ def relation(adjacency: str) -> NeighboringRelation:
 def rdp_curve(events: Iterable[DpEvent], orders: tuple[float, ...] = ORDERS) -> np.ndarray:
     """Compute the Rényi divergence of the composition of all events at each order.
 
-    Returns (len(orders),) float64, infinite at orders where it cannot be computed.
+    Returns (len(orders),) float64. A divergence that cannot be computed is infinite.
     """
     return sum((_computed_curve(event, orders) for event in events), np.zeros(len(orders)))
 
@@ -109,19 +110,21 @@ def checked_delta(delta: float | None, size_hint: int, section: str = "") -> flo
         raise ConfigError(f"{named} must be a probability above 0. Raise it, or leave it out")
     if chosen > 1 / size_hint:
         above = (
-            f"1/{section}size_hint={1 / size_hint:.3g}, so it would allow an image to be published"
+            f"1/{section}size_hint = {1 / size_hint:.3g}: δ would allow one image to be published"
         )
         raise ConfigError(f"{named} is above {above}. Lower it, or leave it out")
     if chosen > LARGEST_DELTA:
-        above = f"{LARGEST_DELTA:g}: with that probability there is no guarantee"
+        above = f"{LARGEST_DELTA:g}: δ is the probability that there is no guarantee"
         raise ConfigError(f"{named} is above {above}. Lower it, or leave it out")
     return chosen
 
 
 def conversion(order: float, delta: float, classic: bool = False) -> float:
-    """Return the term that turns the RDP at an order into epsilon.
+    """Return the term to add to the RDP at an order. The sum is epsilon.
 
-    Source: Canonne, Kamath & Steinke, Prop. 12; classic: the papers' ln(1/δ)/(α−1).
+    classic: True for the term ln(1/δ)/(α−1), which papers use.
+
+    Source: Canonne, Kamath & Steinke, Prop. 12.
     """
     if classic:
         return -math.log(delta) / (order - 1)
@@ -131,7 +134,10 @@ def conversion(order: float, delta: float, classic: bool = False) -> float:
 def epsilon_and_order(
     curve: np.ndarray, delta: float, classic: bool = False
 ) -> tuple[float, float]:
-    """Return the smallest epsilon over ORDERS and its order. curve: RDP at each of ORDERS."""
+    """Return the smallest epsilon over all ORDERS, and the order at which it is reached.
+
+    curve: RDP at each of ORDERS; classic: see `conversion`.
+    """
     values = curve + np.array([conversion(a, delta, classic) for a in ORDERS])
     best = int(np.argmin(values))
     return max(0.0, float(values[best])), float(ORDERS[best])
@@ -145,9 +151,10 @@ def epsilon(
 ) -> float:
     """Compute epsilon of the composition of all events at `delta`.
 
-    `exact` uses the closed form if every event is a Gaussian over all images, and `pld` otherwise.
-    `pld` rounds privacy losses up to a grid of 1e-4. All accountants take the events as fixed in
-    advance; `docs/concepts.md` describes what is proven if events were chosen by earlier releases.
+    `exact` uses the closed form if every event is a Gaussian over all images, and otherwise does
+    the same as `pld`. `pld` rounds privacy losses up to a grid of 1e-4. All accountants assume that
+    the events were fixed in advance. `docs/concepts.md` describes what is proven if the choice of
+    an event depended on earlier releases.
 
     Args:
         events: dp-accounting events, such as `Mechanism.event`.
@@ -156,7 +163,7 @@ def epsilon(
         adjacency: Neighbour relation, `add-or-remove-one` or `zero-out-one`.
 
     Returns:
-        Epsilon; infinite if no finite bound is known, and 0 without events.
+        Epsilon. It is infinite if no finite bound is known, and 0 if there are no events.
 
     Source:
         Balle & Wang 2018, theorem 8, and Dong, Roth & Su 2022, corollary 2, for the closed form.
@@ -191,9 +198,10 @@ def epsilon(
 
 
 def squared_mu(event: DpEvent) -> float:
-    """Return μ² of an event that is exactly μ-GDP, otherwise infinity.
+    """Return μ² if an event is exactly μ-GDP, otherwise infinity.
 
-    Exact events are one or several Gaussians over all images. The μ² of several events add up.
+    One Gaussian over all images, or several of them, is exactly μ-GDP. The μ² of several events add
+    up.
     """
     from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 
@@ -223,7 +231,11 @@ def round_up(value: float, digits: int = 4) -> float:
 def smallest_noise(
     fits, low: float = 0.05, high: float = MOST_NOISE, tolerance: float = 1e-5
 ) -> float:
-    """Find the smallest noise multiplier for which the monotone `fits(sigma)` is true, or inf."""
+    """Find the smallest noise multiplier for which `fits` returns True, within `tolerance`.
+
+    fits: function of a noise multiplier. If it returns True, it also does so for all larger ones.
+    Returns infinity if not even `high` fits.
+    """
     if not fits(high):
         return math.inf
     while high / low > 1 + tolerance:
@@ -289,9 +301,9 @@ def calibrate(
     share is a fraction of (`target` minus the conversion term) at `reference_order`, which depends
     only on the stage's sampling, the target and delta. The stage with neither a multiplier nor a
     share takes the rest, at the order that needs the least noise. Multipliers are rounded up to 4
-    digits. With `exact`, a share is a fraction of the RDP of one Gaussian that uses the whole
-    budget, and the stage that takes the rest gets the least noise at which the exact ε meets the
-    target.
+    digits. With the accountant `exact`, two of these rules are different. A share is a fraction of
+    the RDP of one Gaussian that uses the whole budget. The stage that takes the rest gets the least
+    noise at which the exact ε is at most `target`.
 
     Args:
         asks: Request of each stage, by its name; exactly one has neither a multiplier nor a share.
@@ -318,7 +330,8 @@ def calibrate(
     rest = rests[0]
     if (shared := sum(shares.values())) >= 1:
         raise BudgetError(
-            f"the shares of {', '.join(shares)} add up to {shared:.0%}: nothing is left for {rest}"
+            f"the shares of {', '.join(shares)} add up to {shared:.0%}, so nothing is left for "
+            f"{rest}: lower them"
         )
 
     def with_found(name: str, noise: float) -> Mechanism:
@@ -339,7 +352,7 @@ def calibrate(
         return epsilon([*others, asks[rest].with_noise(noise).event], delta, accountant, adjacency)
 
     if accountant == EXACT:
-        # Rényi's bound needs more noise than the exact ε
+        # By Rényi's bound, more noise is needed than by the exact ε, so the search can end there
         enough = min(1.1 * best_noise, MOST_NOISE)
         best_noise = smallest_noise(
             lambda noise: total(round_up(noise)) <= target, high=enough, tolerance=1e-4
@@ -359,7 +372,7 @@ def noise_of_share(
     """Return the noise multiplier at which a stage uses a share of the whole budget."""
     order = reference_order(ask, target, delta)
     full_rdp = target - conversion(order, delta)
-    # At this order, the RDP of a single Gaussian that exactly meets the target
+    # RDP, at this order, of one Gaussian whose ε is exactly the target
     if accountant == EXACT:
         from dp_accounting.gaussian_mechanism import get_sigma_gaussian
 
@@ -374,7 +387,10 @@ def noise_of_rest(
     target: float,
     delta: float,
 ) -> float:
-    """Return the smallest noise multiplier at which all stages meet the target at some order."""
+    """Return the smallest noise multiplier with which all stages together meet the target.
+
+    It is enough that they meet it at one of ORDERS.
+    """
     spent_rdp = dict(zip(ORDERS, rdp_curve(before), strict=True))
     best_noise = math.inf
     for order in ORDERS:
@@ -405,13 +421,13 @@ def _infeasible(
     excess = ""
     if together > target:
         excess = (
-            f"; the stages of fixed noise cost {together:.4g} together, {together - target:.3g} "
-            "too much"
+            f"; the stages with a fixed noise multiplier cost {together:.4g} together, which is "
+            f"{together - target:.3g} too much"
         )
     return (
         f"privacy.epsilon={target:g} cannot be met: {most} alone costs {alone[most]:.4g} "
-        f"({fixed[most]}){excess}. Raise {most}.noise, give it as a share such as '5%', or drop "
-        f"{most} (take it out of run)"
+        f"({fixed[most]}){excess}. Raise {most}.noise, set it to a share such as '5%', or remove "
+        f"{most} from run"
     )
 
 

@@ -43,8 +43,8 @@ from sfumato.storage.files import make_folder
 from sfumato.storage.in_use import in_use, use_until_the_end
 from sfumato.storage.locks import file_lock, holding
 
-# In seconds. Records contain no exact times, because the duration of a query would reveal how many
-# images it read.
+# In seconds. Records contain only the day, because exact times would reveal how long a query took,
+# and so how many images it read.
 DAY = 86_400
 
 
@@ -56,9 +56,9 @@ class ChargeRequest(QueryWork):
     released: description of the release, for the record;
     sensitivity: description of the bound, for the record;
     revision: revision of the stage;
-    latents: key, in `sfumato.data.store`, of the latents of the images, if the query draws these
-    instead of the images; the cost is the same;
-    seen: heads of the journal and record ids that ledgers and inputs name; the journal must contain
+    latents: if the query draws latents instead of images, their key in `sfumato.data.store`; the
+    cost is the same;
+    seen: record ids and journal heads that occur in ledgers and inputs; the journal must contain
     all of them;
     unit: "image" or "group";
     group_cap: see `Charge`.
@@ -81,7 +81,7 @@ class ChargeRequest(QueryWork):
 class AlreadyReleasedError(BudgetError):
     """The same work was released before, by the run `run_id`, under the record `record_id`.
 
-    digest: digest of the release's `privacy.json`, if the journal records it;
+    digest: digest of the release's `privacy.json`, if the journal contains it;
     problem: reason why the kept copy of the release cannot be restored, or empty;
     pay: setting by which the owner pays for the work again;
     note: private sentence, if the images have changed since the release; otherwise empty.
@@ -123,8 +123,9 @@ def open_charge(
     """Open a charge for `work` in the first process, with `open_alone`, and share it with the
     others.
 
-    The other processes get their share after the charge is journalled. With many processes this is
-    a collective call. If the first process raises an error, the others raise RefusedElsewhereError.
+    The other processes get their share after the charge is journalled. If there are several
+    processes, all of them must call this function. If the first process raises an error, the others
+    raise RefusedElsewhereError.
     """
     if work.stage in STAGES and STAGES[work.stage].one_process and distributed.world_size() > 1:
         raise ConfigError(f"{work.stage} runs in one process, not in {distributed.world_size()}")
@@ -134,7 +135,7 @@ def open_charge(
             return open_share(state, card, work, share)
     share = None
     try:
-        with in_use(state, card.dataset_id):  # afterwards, the run's lock keeps `stage forget` out
+        with in_use(state, card.dataset_id):  # Later, the run's lock keeps `stage forget` out
             charge = open_alone(state, card, work, permission, noise)
         share = {"record": charge.record, "used": charge.used, "run": str(charge.run)}
         return charge
@@ -145,8 +146,9 @@ def open_charge(
 def open_share(state: Path, card: Card, work: ChargeRequest, share: dict | None) -> WorkerCharge:
     """Return this process's part of the first process's charge.
 
-    Raises RefusedElsewhereError if there is no charge, and BudgetError if the journal that this
-    process reads does not contain it.
+    share: description of the charge from the first process, or None if it opened no charge. Raises
+    RefusedElsewhereError if there is no charge, and BudgetError if the journal that this process
+    reads does not contain the charge.
     """
     if share is None:
         raise RefusedElsewhereError(f"{work.stage}: the first process opened no charge")
@@ -197,11 +199,11 @@ def open_alone(
     The whole charge is journalled before it is returned. Work that was already released on the same
     images is refused.
 
-    A release leaves the run's private directory only after its charge is closed, so an open charge
-    has published nothing. If a killed process left a charge for the same work open, this charge
-    therefore resumes after its last durable use, with fresh noise and at no further cost. The
-    resumed charge gets a new record id, so that resuming from two copies of a state directory
-    leaves two records.
+    If a killed process left a charge for the same work open, that charge is resumed after its last
+    durable use, with fresh noise and at no further cost. This is safe because a release leaves the
+    run's private directory only after its charge is closed, so an open charge has published
+    nothing. The resumed charge gets a new record id. If someone resumes it from two copies of a
+    state directory, there are then two records.
 
     If an open charge has the same plan but different inputs, it is not resumed, and no second
     charge is opened. Otherwise, two clones of a project would both pay if their free stages gave
@@ -279,9 +281,10 @@ def refuse_released(decision: Decision, work: ChargeRequest, prepared: str) -> N
 
 
 def refuse_kept(odometer: Odometer, kept: Path, run: Run, work: ChargeRequest) -> None:
-    """Journal a complete release if a kill left it unjournalled, and raise AlreadyReleasedError.
+    """Raise AlreadyReleasedError if the run's release is complete, and journal the release first.
 
-    Does nothing if there is no complete release.
+    This happens if a process was killed after it had completed the release and before it had
+    journalled it. Does nothing if there is no complete release. kept: folder of the release.
     """
     if kept.exists():
         digest = read_kept(kept, work.stage, None, work.pay)
@@ -295,11 +298,12 @@ def open_local(
     """Open the sensitive and the hold-out images for work outside the guarantee.
 
     The results of that work must be local. From this call until the process ends, `stage forget`
-    refuses to run, because the process may still write results. everywhere: open the images in all
-    processes, as a collective call; the first process journals the use before any other process
-    reads the images.
+    refuses to run, because the process may still write results.
+
+    everywhere: True if all processes call this function, to open the images in each of them. The
+    first process journals the use before any other process reads the images.
     """
-    # Comes first, because `stage forget` may run until then
+    # This must come first: until then, `stage forget` may still delete the images
     use_until_the_end(state, card.dataset_id)
     sensitive = load_prepared(state, card, SENSITIVE)
     holdout = load_prepared(state, card, "holdout")
@@ -323,7 +327,8 @@ def ensure_latents(
     Encoding is local work: it is journalled, and its results stay private. Progress is
     reported in whole per cent only, because the number of images is private.
 
-    encoder: digest of everything that a latent depends on;
+    encoder: digest of everything in the encoder that changes a latent;
+    purpose: purpose of the encoding, for the journal;
     load: function that loads the encoder.
     """
     key = latents_key(card, encoder)

@@ -1,4 +1,4 @@
-"""The only access to sensitive images: without a charge, no data.
+"""Draw sensitive images and add noise to their sums, within a paid charge.
 
 A `Charge` is the only object that draws sensitive batches and adds noise.
 `sfumato.privacy.authorize` creates it after it has checked the budget and written the whole charge
@@ -25,19 +25,20 @@ from sfumato.privacy.rows import Rows, bounded_sum, form_of, in_form
 from sfumato.privacy.sampling import group_picks, group_weights, poisson_blocks
 from sfumato.settings.fields import is_positive
 
-# Indices of images, and their weights if all images of a group are drawn
+# Indices of images, and the weight of each image. The weights are None unless all images of the
+# drawn groups are read
 Drawn = tuple[np.ndarray, np.ndarray | None]
-PROBES = 4  # Number of images of public noise on which processes are compared
+PROBES = 4  # Number of images of public noise. All processes must compute equal rows from them
 SMALLEST_NORM = 1e-20  # Far from both ends of the range in which float32 has full precision
 LARGEST_NORM = 1e20
 
 
 def check_norm(stage: str, max_norm: float) -> None:
-    """Raise BudgetError for a bound at which rounding would lose the noise."""
+    """Raise BudgetError if a bound is so small or so large that rounding could hide the noise."""
     if not is_positive(max_norm) or not SMALLEST_NORM <= max_norm <= LARGEST_NORM:
         raise BudgetError(
             f"{stage}: max_norm={max_norm!r} must be a number from {SMALLEST_NORM:g} to "
-            f"{LARGEST_NORM:g}: beyond this range, rounding could hide the noise"
+            f"{LARGEST_NORM:g}, because rounding could hide the noise outside this range"
         )
 
 
@@ -46,10 +47,11 @@ class Charge:
 
     If images have groups, groups are sampled instead of images. A group contributes the mean of its
     images' rows (in DP-SGD, the mean over K images sampled from the group). Only
-    `sfumato.privacy.authorize.open_charge` creates a charge. It is not thread-safe, and refuses to
-    be copied or used in a forked process.
+    `sfumato.privacy.authorize.open_charge` creates a charge. A charge is not thread-safe, and
+    cannot be copied or used in a forked process.
 
-    group_cap: m, to weight a group of n < m images by n/m; 1 to weight all groups equally.
+    group_cap: number of images from which on a group has full weight. A smaller group has a weight
+    of its number of images divided by `group_cap`. With 1, all groups have full weight.
     """
 
     def __init__(
@@ -86,12 +88,12 @@ class Charge:
 
     @property
     def noise_multiplier(self) -> float:
-        """Noise multiplier; public, like the record."""
+        """Noise multiplier of the mechanism. It is public, like the record."""
         return self._mechanism.noise_multiplier
 
     @property
     def sample_rate(self) -> float:
-        """Public sample rate of the draws, for a public denominator."""
+        """Sample rate of the draws. It is public, so a query may divide by it."""
         return self._mechanism.sample_rate
 
     @property
@@ -109,15 +111,15 @@ class Charge:
 
         Args:
             size: Maximum B.
-            draws: K, for rows that are a mean over K images of a group. Picks K images of each
-                drawn group at random, with replacement, whatever the group's size, and yields
-                ((B, K, C, H, W), (B, K)). Without groups, each image is yielded once, for any K.
+            draws: Number K of images to pick from each drawn group. They are picked at random, with
+                replacement, so a group may have any size. The shapes are then
+                ((B, K, C, H, W), (B, K)). If images have no groups, `draws` has no effect.
             labels_only: Read no pixels; images are (B, 0).
 
         Yields:
-            ((B, C, H, W) float32, (B,) int64): images in [0, 1] or their latents, and labels. With
-            groups and without `draws`, all images of each drawn group, and a third tensor,
-            (B,) float64, of each image's weight in its group, for `sum`.
+            ((B, C, H, W) float32, (B,) int64): images in [0, 1] or their latents, and labels. If
+            images have groups and `draws` is None, these are all images of each drawn group, and a
+            third tensor, (B,) float64, contains the weight of each image in its group.
 
         Raises:
             BudgetError: All uses are spent, or the last draw was not released.
@@ -125,12 +127,13 @@ class Charge:
         self._check_owner()
         if self._closed or self.used >= self.uses:
             raise BudgetError(
-                f"{self.record['stage']}: the charge covers {self.uses} releases and all are used; "
-                "a further draw needs a new charge"
+                f"{self.record['stage']}: all {self.uses} releases of the charge are used: open a "
+                "new charge for a further draw"
             )
         if self._drawn:
             raise BudgetError(
-                f"{self.record['stage']}: the last draw was not released: one draw, one release"
+                f"{self.record['stage']}: the last draw was not released: release it before the "
+                "next draw"
             )
         self._drawn = True
         return self._pieces(self.used, size, draws, labels_only)
@@ -205,8 +208,9 @@ class Charge:
     ) -> Tensor:
         """Release the noisy sum, float64, of the rows of one draw. Spends one use.
 
-        The row of a group is the mean of its images' rows, so queries need not handle groups. A
-        batch adds nothing if its rows differ in form from the rows of public noise.
+        The row of a group is the mean of its images' rows, so queries need not handle groups. If
+        the rows of a batch differ in shape or type from the rows of public noise, the batch is left
+        out of the sum.
 
         Args:
             rows_of: Function from the images and labels of a batch of at most `size` to one row per
@@ -227,7 +231,8 @@ class Charge:
         form = form_of(trial, len(labels))
         if form_of(alone, 1) != form:
             raise ConfigError(
-                "the form of a row changes with the batch: return the same form for one image"
+                "the shape or type of a row changes with the number of images in the batch: "
+                "return rows of one shape and type"
             )
         self.check_alike([part for part in trial if part is not None])
         total = bounded_sum(
@@ -240,9 +245,9 @@ class Charge:
         return self.release(total.cpu(), max_norm, integer=integer)
 
     def probe(self) -> tuple[Tensor, Tensor]:
-        """Return images of public noise, and labels, which are the same in all processes.
+        """Return images of public noise, and labels for them. They are equal in all processes.
 
-        Their rows show the shape of a sum before any sensitive image is drawn.
+        The rows of these images show the shape of a sum before any sensitive image is drawn.
         """
         images, none = self._images.batch(np.zeros(0, dtype=np.int64))
         labels = torch.arange(PROBES) if none.ndim == 1 else none.new_ones(PROBES, *none.shape[1:])
@@ -261,12 +266,12 @@ class Charge:
             total: Tensor of any shape: the sum over the units of the draw, or over this process's
                 units. Each unit changes it by at most `max_norm` in L2.
             max_norm: Bound of the charge.
-            integer: True if `total` counts images: the result is rounded to whole numbers, unless
-                images have groups. Otherwise it is rounded to `public_grid`.
+            integer: True if `total` counts images. If images have no groups, the result is then
+                rounded to whole numbers. All other results are rounded to `public_grid`.
 
         Guarantee:
-            The rounding is post-processing, so the cost equals the cost of the Gaussian; no release
-            shows the last bits of a float, which depend on what was summed up.
+            The rounding is post-processing, so the cost equals the cost of the Gaussian. The last
+            bits of a float depend on what was summed up, and rounding removes them.
         """
         self._check_owner()
         if self._closed:
@@ -274,19 +279,21 @@ class Charge:
                 f"{self.record['stage']}: the charge is closed: nothing more can be released"
             )
         if not self._drawn:
-            raise BudgetError(f"{self.record['stage']}: nothing was drawn for this release")
+            raise BudgetError(
+                f"{self.record['stage']}: nothing was drawn for this release: call batches() first"
+            )
         self.check_norm(max_norm)
         self.end_use()
         total = total.detach().to(torch.float64 if total.dtype == torch.float64 else torch.float32)
         return self._noised(total, self._mechanism.noise_multiplier * max_norm, integer)
 
     def check_norm(self, max_norm: float) -> None:
-        """Raise BudgetError unless the charge covers a sum of this bound."""
+        """Raise BudgetError unless the charge was opened for this bound."""
         check_norm(self.record["stage"], max_norm)
         if max_norm != self.record["max_norm"]:
             raise BudgetError(
-                f"{self.record['stage']}: max_norm={max_norm:g}, but the charge was opened for "
-                f"{self.record['max_norm']:g}: its noise would not cover the sum"
+                f"{self.record['stage']}: max_norm={max_norm:g}, but the noise of the charge is "
+                f"for max_norm={self.record['max_norm']:g}: use the same bound"
             )
 
     def end_use(self) -> None:
@@ -306,21 +313,21 @@ class Charge:
         return rounded(noisy, 1.0 if on_integers else public_grid(std)).to(total)
 
     def agree(self, tensors: Iterable[Tensor], *plain: object) -> None:
-        """Copy `tensors` from the first process to all others, and check that `plain` is the same
-        in all.
+        """Copy `tensors` from the first process to all others, and check that `plain` is equal in
+        all processes.
 
         This class has one process and does nothing.
         """
 
     def check_alike(self, rows: Sequence[Tensor]) -> None:
-        """Raise ConfigError unless rows of public noise are equal in all processes of the charge.
+        """Raise ConfigError unless the rows of public noise are equal in all processes.
 
         This class has one process and does nothing.
         """
 
     def _check_owner(self) -> None:
-        """Raise BudgetError in a forked process, which would count uses of the charge
-        separately.
+        """Raise BudgetError in a forked process, because it would count its own uses of the
+        charge.
         """
         if os.getpid() != self._process:
             raise BudgetError(

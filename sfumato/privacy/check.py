@@ -32,7 +32,7 @@ from sfumato.storage.documents import MergeConflict, read_yaml, validated
 from sfumato.storage.records import Records, widest_declaration
 
 TOLERANCE = 1e-6  # Relative tolerance between stored and recomputed epsilon
-# A ledger beside one of these belongs to a project
+# A ledger belongs to a project if its folder contains one of these
 PROJECT_FILES = (str(LOCK), "dvc.yaml", "params.yaml", ".dvc")
 
 
@@ -49,7 +49,8 @@ class Verified:
     """A valid ledger.
 
     epsilon: ε at `delta`;
-    epsilon_by_set: ε for a person, by the data set that contains the person; empty unless the
+    opinions: results of the accountants, by name;
+    epsilon_by_set: mapping from each data set to ε for a person in this data set. Empty unless the
     owners declared that no person is in two data sets.
     """
 
@@ -73,10 +74,11 @@ def verify(
 ) -> Verified:
     """Verify a ledger and, on request, the artifacts of its project. Needs no images.
 
-    limit, delta, unit: see `check_ledger`; artifacts: check the files of all artifacts too;
-    ledger_only: check the ledger by itself, because its project is not here; all_opinions: also use
-    Opacus' two accountants, which takes seconds; state: state directory with the cache of these
-    results.
+    limit, delta, unit: see `check_ledger`;
+    artifacts: also check the files of all artifacts;
+    ledger_only: check only the ledger, because its project is not here;
+    all_opinions: also compute ε by Opacus' two accountants, which takes seconds;
+    state: state directory, in which results of Opacus are cached.
 
     Raises LedgerError with every reason, and ConfigError if an argument cannot be used.
     """
@@ -84,8 +86,8 @@ def verify(
     beside = [path.parent / name for name in PROJECT_FILES if os.path.lexists(path.parent / name)]
     if ledger_only and artifacts:
         raise ConfigError(
-            "{option.ledger_only} checks the ledger by itself, so it excludes {option.artifacts}: "
-            "use one of the two",
+            "{option.ledger_only} checks the ledger by itself, and {option.artifacts} the files of "
+            "its project: use only one of the two",
             option="ledger_only",
         )
     if ledger_only and beside:
@@ -151,9 +153,9 @@ def check_ledger(
 
     Args:
         ledger: Content of a ledger, from `read_ledger`.
-        limit: Largest epsilon allowed, besides the ledger's own target.
-        delta: δ of the result, by default the ledger's.
-        unit: "image" or "group", to require that privacy unit.
+        limit: Largest epsilon to accept. The ledger's own target is checked in any case.
+        delta: δ of the result. The default is the ledger's δ.
+        unit: "image" or "group", to require this unit of privacy. By default, both are accepted.
 
     Returns:
         (epsilon by the ledger's accountant at `delta`, list of reasons).
@@ -275,23 +277,23 @@ def odometer_problems(ledger: Mapping) -> list[str]:
         stated["head"] is None or re.fullmatch("[0-9a-f]{64}", stated["head"])
     ):
         problems.append(
-            "its odometer must have a valid head of a journal if it is marked as complete, and "
-            "none otherwise"
+            "its odometer contradicts itself: if it is marked as complete, it must have a valid "
+            "head of a journal, and otherwise none"
         )
     if (
         stated["dataset_id"] not in {record["dataset_id"] for record in ledger["records"]}
         and ledger["records"]
     ):
         problems.append(
-            f"its odometer is for {stated['dataset_id']!r}, but it contains no record of that "
-            "dataset"
+            f"its odometer is for {stated['dataset_id']!r}, but the ledger contains no record of "
+            "that dataset"
         )
     return problems
 
 
 def malformed(ledger: Mapping) -> list[str]:
-    """Return a list with one sentence on why this does not have the form of a ledger; empty if it
-    does.
+    """Return one sentence in a list if this does not have the form of a ledger, else an empty
+    list.
     """
     try:
         validated(Ledger, ledger)
@@ -301,9 +303,9 @@ def malformed(ledger: Mapping) -> list[str]:
 
 
 def listed(stages: Mapping) -> dict[str, list[str]]:
-    """Return the record ids of each stage that has any.
+    """Return the ids of the records by stage.
 
-    Stages without records are skipped, because an older ledger may not list them.
+    Stages without records are left out, because an older ledger may not list them.
     """
     return {name: entry["records"] for name, entry in stages.items() if entry["records"]}
 
@@ -373,7 +375,7 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
     for file in (*outs, *inputs):
         found[file.place].add(file.md5)
         if (file.place == name or file.place in query_of) and (file.hash != "md5" or not file.md5):
-            problems.append(f"{lock} gives no md5 of {file.place}: run `dvc repro`")
+            problems.append(f"{lock} contains no md5 of {file.place}: run `dvc repro`")
     written = [out for out in outs if out.place == name]
     if not written:
         problems.append(
@@ -468,7 +470,7 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
 
 
 def read_lock(lock: Path) -> list[LockedStage]:
-    """Return the stages that `dvc.lock` lists as run.
+    """Return the stages in `dvc.lock`. These are the stages that DVC has run.
 
     Raises OSError or ValueError if it is not a lock file.
     """

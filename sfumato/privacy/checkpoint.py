@@ -1,6 +1,6 @@
 """Checkpoints of an iterative query such as DP-SGD.
 
-A checkpoint is on disk before anyone sees a result of its steps.
+A checkpoint is on disk before any result of its steps is shown or published.
 """
 
 import json
@@ -20,7 +20,7 @@ def checkpoint_path(run: Path, uses: int) -> Path:
 
 
 def save_checkpoint(run: Path, uses: int, state: dict[str, Tensor], log: list[dict]) -> str:
-    """Write and flush the state after `uses` releases, with its public log.
+    """Write the state after `uses` releases and its public log, and flush them to disk.
 
     Returns the sha256 of the file, for the journal.
     """
@@ -56,7 +56,7 @@ def load_checkpoint(
 
 
 def drop_checkpoints(run: Path, keep: int | None = None) -> None:
-    """Remove all checkpoints but the one after `keep` releases."""
+    """Remove the checkpoints of a run, except the one after `keep` releases."""
     for path in run.glob("checkpoint-*"):
         if keep is None or path != checkpoint_path(run, keep):
             path.unlink(missing_ok=True)

@@ -28,11 +28,11 @@ OTHER_BYTES = (
 
 @dataclass(frozen=True, kw_only=True)
 class QueryWork(Lineage):
-    """A query to be paid for once, identified by its settings and inputs.
+    """Work of a query, which is paid for once. Settings and inputs identify the work.
 
     settings: digest of its own settings;
-    inputs: digests of the artifacts that it reads, or None if one of them is missing at present
-    and will be restored unchanged;
+    inputs: digests of the artifacts that the query reads, or None if one of them is missing now and
+    will be restored unchanged;
     rests_on: ids of the charges that the inputs depend on.
     """
 
@@ -58,8 +58,9 @@ class QueryWork(Lineage):
 class Decision:
     """Decision about one query.
 
-    run: the run that released this work, or the one that is still open (even if its checkpoint is
-    lost, so that the query must pay), or None;
+    run: the run that released this work, or an unfinished run of this work, or None. An unfinished
+    run is present even if its checkpoint is lost and the query must therefore pay;
+    same_inputs: False if the run's inputs were different;
     problem: reason for a refusal, or empty;
     cause: in a plan, the stage whose change makes the query run.
     """
@@ -101,10 +102,11 @@ def decide(
     terms: Mapping[str, object],
     noise_source: str = SECRET,
 ) -> Decision:
-    """Decide from the journal and the kept copies of releases.
+    """Decide what a query will do, from the journal and the kept copies of releases.
 
-    prepared: fingerprint of the images;
-    terms: fields of a new record, which a resumed run must match.
+    runs: earlier runs on the images;
+    prepared: fingerprint of the images, or None to not compare the images;
+    terms: fields of a new record. A run is resumed only if its record has the same values.
     """
     if last := last_for(work, [run for run in runs if run.end == CLOSE]):
         run, same_inputs = last
@@ -130,7 +132,10 @@ def decide(
 
 
 def last_for(work: QueryWork, runs: Sequence[Run]) -> tuple[Run, bool] | None:
-    """Find the last run of the same work, else of the same plan, and whether its inputs match."""
+    """Find the last run of the same work or, if there is none, the last run of the same plan.
+
+    Returns the run, and whether its inputs match; or None.
+    """
     digest = work.digest
     if same := [run for run in runs if run.opened.get("work") == digest]:
         return same[-1], True
@@ -147,12 +152,12 @@ def restoring_problem(state: Path, work: QueryWork, run: Run, same_inputs: bool)
     """
     kept = state / "runs" / run.id / RELEASED
     if not os.path.lexists(kept):
-        return f"Restore it (`dvc checkout` or `dvc pull`), or pay for it again by {work.pay}"
+        return f"Restore it (`dvc checkout` or `dvc pull`), or pay for it again: set {work.pay}"
     trained = work.stage in STAGES and STAGES[work.stage].network
     if same_inputs or (not trained and all(own_record(kept, record) for record in work.rests_on)):
         return ""
     return (
-        f"Its inputs have changed: {OTHER_BYTES}, or pay for a release from the new inputs by "
+        f"Its inputs have changed: {OTHER_BYTES}, or pay for a release from the new inputs: set "
         f"{work.pay}"
     )
 
@@ -162,7 +167,7 @@ def resuming_problem(
 ) -> str:
     """Return why an open run must not resume, or an empty string.
 
-    It resumes only with the same inputs, images and mechanism.
+    A run resumes only with the same inputs, images and mechanism.
     """
     other = [
         f"{key}={run.record.get(key)}"
@@ -182,5 +187,5 @@ def resuming_problem(
         return ""
     return (
         f"{work.stage}: run {run.id[:8]} was started {why} and never finished: {cure}, or pay "
-        f"again by {work.pay}"
+        f"again: set {work.pay}"
     )

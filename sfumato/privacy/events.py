@@ -25,7 +25,7 @@ ADD_OR_REMOVE_ONE = "add-or-remove-one"
 ZERO_OUT_ONE = "zero-out-one"
 ADJACENCIES = (ADD_OR_REMOVE_ONE, ZERO_OUT_ONE)
 MOST_USES = 10**9  # Largest number of uses of one mechanism
-# Range of a mechanism's numbers and of norms, whose squares and products then fit into float64.
+# Range of a mechanism's numbers and of norms. Their squares and products then fit into float64.
 LOWEST = 1e-100
 HIGHEST = 1e100
 # Names of the units in records
@@ -38,7 +38,7 @@ PROTECTED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism:
-    """A sum with Gaussian noise, over Poisson draws of rate `sample_rate`, released `uses` times.
+    """A sum with Gaussian noise, which is released `uses` times, each time over a new Poisson draw.
 
     Args:
         noise_multiplier: Standard deviation of the noise, divided by the L2 bound of one image's
@@ -129,7 +129,7 @@ def common_adjacency(records: Iterable[Mapping]) -> str:
 
 
 def is_form(data: object, kind: str, *keys: str) -> TypeGuard[dict]:
-    """Return whether `data` is a mapping of that type with exactly these keys."""
+    """Return whether `data` is a mapping of type `kind` with exactly these keys."""
     return isinstance(data, dict) and data.keys() == {"type", *keys} and data["type"] == kind
 
 

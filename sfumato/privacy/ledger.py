@@ -50,7 +50,7 @@ class Budget:  # budget of the plan
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger(Budget, Exact):
-    """Form of a ledger; its records are checked one by one."""
+    """Form of a ledger, except its records, which are checked one by one."""
 
     schema: int
     adjacency: str
@@ -74,14 +74,19 @@ def read_budget(path: Path) -> dict[str, Any]:
 
 
 def spent_on_one(records: Records, delta: float, accountant: str, adjacency: str) -> float:
-    """Return epsilon for one person: the largest over owners who share no person."""
+    """Return epsilon for one person.
+
+    If the owners declared that no person is in two of their sets, it is the largest epsilon of any
+    owner's set.
+    """
     parts = [part.values() for part in records.of_one_person().values()]
     return max(epsilon(map(event_of, part), delta, accountant, adjacency) for part in parts)
 
 
 def by_line(accountant: str) -> str:
-    """Return the accountant of the per-stage and odometer lines: `rdp`, or `exact` if the ledger
-    uses it.
+    """Return the accountant for the ε of each stage and of the odometer in a ledger.
+
+    It is `exact` if this is the ledger's accountant, otherwise `rdp`.
     """
     return EXACT if accountant == EXACT else "rdp"
 
@@ -89,10 +94,11 @@ def by_line(accountant: str) -> str:
 def compose(records: Records, delta: float, accountant: str = "rdp") -> dict:
     """Compute the cost of the records, in total and by stage.
 
-    `epsilon` of the result contains the total by every accountant, and `stages` each stage's own
-    epsilon and share of the RDP. For owners who share no person, each number is the largest over
-    these owners, and shares are computed for the data set that costs most. Raises BudgetError if
-    the records have different privacy units, which cannot be composed.
+    In the result, `epsilon` contains the total by every accountant, and `stages` contains the
+    epsilon of each stage by itself and its share of the RDP. If the owners declared that no person
+    is in two of their sets, each epsilon is the largest of any owner's set, and the shares are
+    computed for the set that costs most. Raises BudgetError if the records have different privacy
+    units, because such records cannot be composed.
     """
     if len(units := {record["unit"] for record in records.values()}) > 1:
         raise BudgetError(
@@ -132,12 +138,14 @@ def odometer_line(
     head: str | None,
     accountant: str,
 ) -> dict:
-    """Compute the odometer's line, which composes every charge ever opened on a dataset.
+    """Compute the odometer's line: the cost of all charges ever opened on a dataset.
 
-    It covers the charges in the dataset's journal and in the release's records, including aborted
-    ones. `others` in the result lists the mechanisms of the charges that the release does not
-    depend on. head: head of the journal, or None if the journal lacks a known charge; the line is
-    then marked incomplete.
+    These are the charges in the dataset's journal and in the release's records, including aborted
+    ones. In the result, `others` contains the mechanisms of charges on which the release does not
+    depend.
+
+    head: head of the journal; None if the journal lacks a known charge, in which case the line is
+    marked as incomplete.
     """
     released = {
         record["id"]: record["event"] for record in records if record["dataset_id"] == dataset_id
@@ -161,7 +169,9 @@ def build_ledger(
 ) -> dict:
     """Build the ledger of a release.
 
-    dataset_id: id of the dataset of `journal`, by default of the first record.
+    journal: records of all charges in the dataset's journal;
+    dataset_id: id of this dataset; the default is the dataset of the first record;
+    head: see `odometer_line`.
     """
     delta = budget["delta"]
     accountant = budget["accountant"]
@@ -203,12 +213,14 @@ def read_ledger(path: Path) -> dict:
         )
     if ledger["schema"] == 4:
         raise BudgetError(
-            f"{path} has schema 4, of version 0.2. Commit {LAST_OF_SCHEMA_4} is the last that "
-            "reads it: run `dvc repro` once with that commit, which keeps all releases and "
-            "spends nothing, then upgrade."
+            f"{path} has schema 4, of version 0.2. Commit {LAST_OF_SCHEMA_4} is the last commit "
+            "that can read it: run `dvc repro` once with that commit, then upgrade. This keeps "
+            "all releases and spends nothing."
         )
     if ledger["schema"] != 5 or not isinstance(ledger["records"], list):
-        raise BudgetError(f"{path} has schema {ledger['schema']!r}, this version reads 5: {write}")
+        raise BudgetError(
+            f"{path} has schema {ledger['schema']!r}, but this version reads only schema 5: {write}"
+        )
     return ledger
 
 
@@ -227,9 +239,9 @@ def unreadable(path: Path, error: Exception) -> str:
 
 
 def by_id(ledger: Mapping) -> dict[str, dict]:
-    """Return the records of a ledger, of any version, by id.
+    """Return the records of a ledger of any schema version, by id.
 
-    Records without an id are skipped: `check_ledger` reports them.
+    Records without an id are skipped; `check_ledger` reports them.
     """
     records = ledger.get("records")
     if isinstance(records, Mapping):
@@ -245,7 +257,10 @@ def by_id(ledger: Mapping) -> dict[str, dict]:
 
 
 def records_in(file: Path) -> list[dict]:
-    """Return the records of a ledger or a `privacy.json`, unchecked; none if it cannot be read."""
+    """Return the records in a ledger or a `privacy.json`, without checking them.
+
+    Returns an empty list if the file cannot be read.
+    """
     with passing_over(*UNREADABLE):
         return list(by_id(read_json(file)).values())
     return []

@@ -2,8 +2,8 @@
 
 It is stored outside the repository and DVC. A charge is journalled completely before its first
 batch is drawn, and no entry ever lowers the total. A run is identified by the id of the record that
-it was opened with. If a killed run resumes, a record with a new id replaces the old one, so that
-resuming from two copies of one state directory leaves two records instead of one id for two runs.
+it was opened with. If a killed run resumes, a record with a new id replaces the old one. If the run
+is resumed twice, from two copies of a state directory, the two runs therefore have different ids.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ class Odometer(Journal):
         return bool(spent - {UNITS[unit]})
 
     def known(self) -> set[str]:
-        """Return all heads and record ids that a ledger of this journal's charges can name."""
+        """Return all journal heads and record ids that a ledger can contain, if its charges are in
+        this journal.
+        """
         found: set[str] = set()
         for entry in self.entries():
             found |= {entry["head"]} if "head" in entry else set()
@@ -157,7 +159,7 @@ class Odometer(Journal):
     def charges(self, version: str | None = None) -> list[Run]:
         """Return the charges opened here, by default for all versions of the images.
 
-        They are sorted by the time when each was opened or, if it has ended, when it ended.
+        They are sorted by the time when they ended or, if they are still open, were opened.
         """
         found: dict[str, Run] = {}
         for entry in self.entries():

@@ -122,7 +122,7 @@ def kept_opinions(
     with suppress(*UNREADABLE):
         return validated(dict[str, Opinion], read_json(file))
     opinions = all_opinions(records, delta, accountant)
-    with suppress(OSError, ValueError):  # no room, or a number that JSON cannot express
+    with suppress(OSError, ValueError):  # The disk is full, or JSON cannot express a number
         content = {name: vars(opinion) for name, opinion in opinions.items()}
         replace_private(file, json.dumps(content, allow_nan=False).encode())
     return opinions
@@ -152,7 +152,8 @@ def opacus_rdp(parts: Sequence[Mechanism], delta: float) -> Opinion:
         for one in parts
     ]
     for i, order in enumerate(ORDERS):
-        # Below 2, Opacus sums long series; above 1024, its binomial coefficients overflow.
+        # At orders below 2, Opacus sums long series; above 1024, its binomial coefficients
+        # overflow.
         if 2 <= order <= 1024:
             with suppress(ValueError, OverflowError):  # a series that floats cannot represent
                 theirs[i] = sum(compute_rdp(**term, orders=float(order)) for term in terms)

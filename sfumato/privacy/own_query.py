@@ -45,10 +45,11 @@ class OwnCharge:
         """Release the noisy sum of the rows of all images in a new draw. Spends one use.
 
         Args:
-            rows: Function from (B, C, H, W) float32 in [0, 1] and (B,) int64 to (B, K), one row per
-                image, which depends on that image only. It must not store anything, draw random
-                numbers or print. Its first calls get public noise.
-            max_norm: L2 bound of a row, which must equal the charge's; by default the charge's.
+            rows: Function from images, (B, C, H, W) float32 in [0, 1], and labels, (B,) int64, to
+                one row per image, (B, K). A row must depend on its own image only. The function
+                must not store anything, draw random numbers or print. Its first calls get public
+                noise instead of images.
+            max_norm: L2 bound of a row. It must equal the charge's bound, which is the default.
                 Longer rows are scaled to it. Non-finite rows, and batches whose rows are not
                 (B, K), are left out.
             size: Maximum B. With 1, an image can change another image's row only if the function
@@ -67,8 +68,8 @@ class OwnCharge:
                 block has ended.
 
         Guarantee:
-            One image more or less moves the sum by at most `max_norm` before the noise, if rows
-            follow from their own images only.
+            One image more or less moves the sum by at most `max_norm` before the noise is added, if
+            each row depends on its own image only.
         """
         charge = self._charge
         name = charge.record["stage"]
@@ -131,8 +132,8 @@ def open_charge(
     """Charge the odometer for `uses` Gaussian sums over the sensitive images, and yield the charge.
 
     Every call is a new charge. It is journalled completely before the first image is drawn, and it
-    stays spent even if it is not used. If you choose its numbers from earlier releases, see
-    `docs/concepts.md` for what is proven about the lifetime budget.
+    stays spent even if it is not used. If earlier releases influence your choice of sigma, uses or
+    sample_rate, see `docs/concepts.md` for what is proven about the lifetime budget.
 
     Args:
         state: Private state directory.
@@ -152,11 +153,12 @@ def open_charge(
         ConfigError: The name is reserved, or the size or δ is outside the limits of a plan.
 
     Guarantee:
-        The charge covers sums of rows that each depend on one image only. A function with memory
-        breaks this, such as one that stores earlier images, a running mean or a count of its calls,
-        skips images that it has seen, or draws from a random generator. One image then changes the
-        rows of others, which the noise does not cover. `sum` refuses a function that returns two
-        different rows for one image of public noise, but cannot detect any other memory.
+        The charge covers sums of rows if each row depends on one image only. A function with memory
+        breaks this condition. Examples are a function that stores earlier images, a running mean or
+        a count of its calls; a function that skips images it has seen before; and a function that
+        draws random numbers. One image then changes the rows of others, which the noise does not
+        cover. `sum` refuses a function that returns two different rows for one image of public
+        noise, but cannot detect any other memory.
     """
     if not isinstance(name, str) or name in STAGES or not name.isidentifier() or len(name) > 64:
         raise ConfigError(

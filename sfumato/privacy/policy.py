@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SpendingPolicy(Exact):
-    """Permissions and declarations of the owner that are not part of a stage's plan.
+    """Permissions and declarations of the owner.
 
-    Changing them does not rerun any stage.
+    They are stored apart from the plans of the stages, so a change does not rerun any stage.
     """
 
     delta: Annotated[float, Field(gt=0, lt=1)]
@@ -45,7 +45,7 @@ class SpendingPolicy(Exact):
             )
         if not 0 < self.delta <= LARGEST_DELTA:
             raise BudgetError(
-                f"delta={self.delta:g} must lie in (0, {LARGEST_DELTA:g}]: plan with a smaller one"
+                f"delta={self.delta:g} must lie in (0, {LARGEST_DELTA:g}]: choose a smaller one"
             )
 
     @property
@@ -56,17 +56,17 @@ class SpendingPolicy(Exact):
 def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: bool) -> None:
     """Raise BudgetError if the journal lacks some of `seen`.
 
-    Images that do not belong to the owner are checked only if there is a lifetime budget.
+    If the images come from a public source, this is checked only if there is a lifetime budget.
 
-    seen: heads and record ids that ledgers and releases name;
+    seen: record ids and journal heads that occur in ledgers and releases;
     bounded: whether there is a lifetime budget.
     """
     missing = {*seen} - odometer.known()
     if missing and (card.source in OF_THE_OWNER or bounded):
         raise BudgetError(
-            f"{odometer.path} lacks {min(missing)[:8]}, which a ledger or a release of dataset "
-            f"{card.dataset_id!r} names: the journal is an older copy or a different one, so past "
-            "spending is unknown. Restore the newest state directory, or run `stage ledger "
+            f"{odometer.path} lacks {min(missing)[:8]}, which occurs in a ledger or a release of "
+            f"dataset {card.dataset_id!r}: the journal is an older copy or a different one, so "
+            "past spending is unknown. Restore the newest state directory, or run `stage ledger "
             "adopt`: it counts the charges in ledger.json and in the releases, and marks the "
             "odometer permanently as incomplete"
         )
@@ -75,10 +75,9 @@ def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: 
 def check_lifetime(
     odometer: Odometer, coming: Mapping[str, Mechanism], permission: SpendingPolicy, unit: str
 ) -> None:
-    """Raise BudgetError if past and `coming` charges together exceed the lifetime budget of one
-    `unit`.
+    """Raise BudgetError if the past charges and the next run together exceed the lifetime budget.
 
-    coming: mechanisms of the next run, by stage.
+    coming: mechanisms of the next run, by stage; unit: unit of privacy of the next run.
     """
     limit = permission.lifetime_epsilon
     dataset = odometer.dataset_id
@@ -88,8 +87,8 @@ def check_lifetime(
     if odometer.spent_otherwise(unit):
         raise BudgetError(
             f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} cannot be guaranteed: "
-            "budget was spent under another privacy unit or earlier groups, and cannot be "
-            f"bounded for one {unit} now. Prepare the images as before, or set "
+            "some budget was spent under another privacy unit or with other groups, and its cost "
+            f"for one {unit} is unknown. Prepare the images as before, or set "
             f"privacy.lifetime_epsilon: {UNLIMITED}, if the owner of the images agrees"
         )
 

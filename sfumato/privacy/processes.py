@@ -23,7 +23,7 @@ from sfumato.runtime import distributed
 
 
 class SharedCharge(Charge):
-    """A charge in the first of many processes.
+    """A charge in the first of several processes.
 
     Each process reads a part of the draw and adds up a part of the sum.
     """
@@ -36,7 +36,7 @@ class SharedCharge(Charge):
 
     def _draw(self, draws: int | None) -> Iterator[Drawn]:
         """Draw blocks, assign their rows to processes in secret, and yield this process's rows."""
-        # From a separate source, so that a seeded charge draws the same images as with one process.
+        # A separate source, so that a seeded charge draws the same images as in one process.
         secret = NoiseSource().generator
         for chosen, weights in super()._draw(draws):
             places = assign_processes(secret, chosen, distributed.world_size())
@@ -49,7 +49,7 @@ class SharedCharge(Charge):
 
 
 class WorkerCharge(SharedCharge):
-    """A charge in the other processes.
+    """A charge in a process other than the first.
 
     It sums images that the first process drew. It does not draw, add noise or write the journal.
     """
@@ -77,6 +77,6 @@ class WorkerCharge(SharedCharge):
 
 
 def own_rows(chosen: np.ndarray, weights: np.ndarray | None, places: np.ndarray) -> Drawn:
-    """Return this process's rows of a block. places: rank of each row's process."""
+    """Return this process's rows of a block. places: rank of the process of each row."""
     mine = places == distributed.rank()
     return chosen[mine], None if weights is None else weights[mine]

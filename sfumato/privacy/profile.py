@@ -1,7 +1,8 @@
 """Bound how well any attacker can detect whether one image was used.
 
-Everything follows from the privacy profile: delta as a function of epsilon. It bounds the trade-off
-between false alarms and hits of every test, regardless of what else the attacker knows.
+All bounds are computed from the privacy profile: delta as a function of epsilon. For every test of
+an attacker, the profile limits the hits at a given rate of false alarms, regardless of what else
+the attacker knows.
 
 Source: Wasserman & Zhou 2010; Dong, Roth & Su 2022.
 """
@@ -24,7 +25,8 @@ from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ADJACENCIES, Mechanism
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-# The grid is fine while e^epsilon · 1 % is below 1, then coarse until the bound becomes trivial.
+# Fine steps up to 6: above 6, e^epsilon times a false-positive rate of 1 % is far above 1. Coarse
+# steps up to 20: above 20, all bounds are trivial.
 EPSILONS = np.concatenate([np.arange(0, 6, 0.025), np.arange(6, 20.5, 0.5)])
 # Orders up to 2 suffice to bound the advantage, because the divergence rises with the order
 LOW_ORDERS = tuple(order for order in ORDERS if order <= 2)
@@ -47,10 +49,11 @@ class Profile:
 def privacy_profile(events: Iterable[DpEvent], adjacency: str = ADD_OR_REMOVE_ONE) -> Profile:
     """Compute the profile of the composition of all events.
 
-    At each epsilon, delta is the smaller of Rényi's bound and the privacy-loss distribution's.
+    At each epsilon, delta is the smaller of two bounds: Rényi's, and the one from the privacy-loss
+    distribution.
 
-    Guarantee: an upper bound on delta in both directions of the adjacency. Without a finite bound,
-    delta is 1.
+    Guarantee: the result is an upper bound on delta in both directions of the adjacency. If no
+    finite bound is known, delta is 1.
     """
     if adjacency not in ADJACENCIES:
         raise BudgetError(f"adjacency={adjacency!r} is unknown: one of {', '.join(ADJACENCIES)}")
@@ -92,10 +95,11 @@ def advantage_of_rdp(curve: np.ndarray) -> float:
 def membership_advantage(profile: Profile) -> float:
     """Return how far any attacker's hit rate can exceed their false-alarm rate, in [0, 1].
 
-    This is the total variation between the outcomes with and without the image. At even odds, a
-    guess is right with probability at most (1 + advantage) / 2. The advantage is at most delta at
-    epsilon 0, and at most (e^epsilon − 1 + 2 delta) / (e^epsilon + 1) at any other point of the
-    profile, which matters if only the Rényi curve is known.
+    This is the total variation between the outcomes with and without the image. If the image was
+    used with probability 1/2, a guess is right with probability at most (1 + advantage) / 2. The
+    advantage is at most delta at epsilon 0. It is also at most
+    (e^epsilon − 1 + 2 delta) / (e^epsilon + 1) at every other point of the profile; this bound is
+    the smaller one if only the Rényi curve is known.
 
     Guarantee: no test of "was this image used?" does better, with any other knowledge.
     """
@@ -108,10 +112,13 @@ def membership_advantage(profile: Profile) -> float:
 def best_guess(
     mechanisms: tuple[Mechanism, ...], adjacency: str = ADD_OR_REMOVE_ONE, noise: float = 1.0
 ) -> float:
-    """Return the largest probability of a right answer to "was this image used?" at even odds.
+    """Return the largest probability with which an attacker can guess whether one image was used.
 
-    The result lies in [1/2, 1]. Computing it takes only a tenth of a second, with a coarser
-    distribution than in `privacy_profile`. noise: factor applied to all noise multipliers.
+    Before the guess, the image was used with probability 1/2. The result lies in [1/2, 1]. The
+    distribution is coarser than in `privacy_profile`, so computing the result takes only a tenth of
+    a second.
+
+    noise: factor applied to all noise multipliers.
 
     Guarantee: no test does better, with any other knowledge.
     """
@@ -121,7 +128,7 @@ def best_guess(
     from dp_accounting import ComposedDpEvent
     from dp_accounting.pld import PLDAccountant
 
-    # A coarse grid, for speed.
+    # 5e-3 is a coarse grid, for speed.
     distribution = PLDAccountant(relation(adjacency), 5e-3).compose(ComposedDpEvent(events))
     advantage = min(advantage_of_rdp(rdp_curve(events, LOW_ORDERS)), distribution.get_delta(0.0))
     return float((1 + advantage) / 2)
@@ -130,9 +137,9 @@ def best_guess(
 def noise_for_guess(
     mechanisms: tuple[Mechanism, ...], guess: float, adjacency: str = ADD_OR_REMOVE_ONE
 ) -> float:
-    """Find the factor of all noise multipliers, within 1 %, at which `best_guess` falls to `guess`.
+    """Find the smallest factor of all noise multipliers at which `best_guess` is at most `guess`.
 
-    `guess` must be above 1/2.
+    The factor is accurate within 1 %. guess: probability above 1/2.
     """
     steps = bisect_left(
         range(2000), True, key=lambda i: best_guess(mechanisms, adjacency, 1.01**i) <= guess
@@ -141,7 +148,7 @@ def noise_for_guess(
 
 
 def true_positive_rate(profile: Profile, false_positive_rate: float = 0.01) -> float:
-    """Return the largest true-positive rate that any attacker reaches at a false-positive rate.
+    """Return the largest true-positive rate that an attacker can reach at a false-positive rate.
 
     Guarantee: with alpha the false-positive rate, no test does better than the least of
     e^epsilon·alpha + delta, 1 − e^−epsilon·(1 − delta − alpha) and alpha + advantage over the

@@ -74,8 +74,8 @@ def known_records(folder: Path, state: Path) -> dict[str, dict]:
 def cached(folder: Path) -> Iterator[Path]:
     """Yield the `privacy.json` files in DVC's cache.
 
-    These include the file of a stage whose rerun failed, although DVC removed the artifact before
-    the rerun.
+    If the rerun of a stage failed, its old file is still in the cache, although DVC removed the
+    artifact before the rerun.
     """
     cache = folder / ".dvc/cache/files/md5"
     hashes: list[str] = []
@@ -90,7 +90,7 @@ def cached(folder: Path) -> Iterator[Path]:
 
 
 def seen_in_project(dataset_id: str, folder: Path, state: Path) -> set[str]:
-    """Return the heads and charges of a dataset that ledgers, artifacts and kept releases name.
+    """Return the record ids and journal heads of a dataset in ledgers, artifacts and kept releases.
 
     The journal of the dataset must contain all of them.
     """
@@ -113,7 +113,7 @@ def write_ledger(
     if records.owners and not (folder / CARD_PATH).exists():  # a project made by `stage merge`
         say(
             f"note: {', '.join(records.owners)} have their own journals. Charges that only these "
-            "contain are not included here"
+            "journals contain are not included here"
         )
         ledger = build_ledger(budget, records, [])
         return ledger, save_ledger(ledger, artifacts, folder, state, out)
@@ -133,9 +133,9 @@ def write_ledger(
     ledger = build_ledger(budget, records, journal, dataset_id=odometer.dataset_id, head=head)
     spent = save_ledger(ledger, artifacts, folder, state, out)
     # Remove the private copies of releases that the previous ledger contained and this one does
-    # not. Keep all other copies: a release in this ledger can then be restored at no cost, and a
-    # release that no ledger has contained yet is paid for, although the pipeline may have been
-    # killed before it used it.
+    # not. Keep all other copies. A release in this ledger can then be restored at no cost. A
+    # release that no ledger has contained yet is also needed: it is paid for, and the pipeline may
+    # have been killed before it used the release.
     replaced = earlier - records.keys()
     if replaced:
         for run, record in odometer.runs().items():
@@ -145,9 +145,9 @@ def write_ledger(
 
 
 def gap_in(odometer: Odometer, records: Mapping[str, dict], earlier: set[str]) -> str | None:
-    """Return why the journal does not contain every charge ever opened, or None.
+    """Return why the journal lacks a charge, or None if it contains every charge ever opened.
 
-    earlier: heads and record ids that ledgers name.
+    earlier: record ids and journal heads that occur in ledgers.
     """
     mine = odometer.dataset_id
     others = {record["unit"] for record in odometer.opened()} - {
@@ -164,8 +164,8 @@ def gap_in(odometer: Odometer, records: Mapping[str, dict], earlier: set[str]) -
     if REGROUP in {entry["kind"] for entry in odometer.entries()}:
         return f"{odometer.path} contains charges from before the images were regrouped"
     if odometer.head():
-        return f"{odometer.path} lacks a charge on dataset {mine!r} that a ledger names"
-    return f"{odometer.path} was never begun"
+        return f"{odometer.path} lacks a charge on dataset {mine!r} that a ledger contains"
+    return f"{odometer.path} does not exist, or has no entries"
 
 
 def save_ledger(
@@ -183,7 +183,7 @@ def save_ledger(
 def adopt_charges(
     folder: Path, state: Path, say: Callable[[str], None]
 ) -> tuple[Odometer, int, int]:
-    """Add all charges named in the project to the journal, and replace the journal if it is lost.
+    """Add all charges in the project's files to the journal. Begin a new journal if it is invalid.
 
     Returns (odometer, number of added charges, number of unreadable entries of the old journal).
     """

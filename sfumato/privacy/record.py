@@ -1,4 +1,4 @@
-"""Define the form of a ledger's record, and list the reasons not to trust one."""
+"""Define the form of a record in a ledger, and find reasons not to trust a record."""
 
 import re
 from dataclasses import dataclass, field
@@ -35,8 +35,8 @@ class Record(Exact):
     time: Annotated[int, Field(ge=0, le=253_402_300_799)]
     revision: Positive = 1
     code: dict[str, str] = field(default_factory=dict)  # field of version 0.2's journals
-    group_weight: str = ""  # weight of a group, if the unit is one
-    claim: str = ""  # the owner's statement about a unit of one image
+    group_weight: str = ""  # weight of a group, if the unit is a group
+    claim: str = ""  # the owner's statement about persons, if the unit is an image
 
 
 def is_record(content: object) -> bool:

@@ -33,14 +33,14 @@ LINEAGE = "lineage.json"  # File that decides whether a query spends
 class Resolved:
     """Content of the resolved file of any stage.
 
-    If a plan reads only the public set, its dataset id, classes and size hint are empty.
+    If the stage reads only the public set, dataset id, classes and size hint are empty.
 
     shape: (C, H, W) of the images;
     again: number of times that the owner asked to pay again;
     about: the owner's texts for the release;
-    prepared: non-default options for cropping and showing pictures. Used by cards only: no digest
-    depends on it;
-    accountant: accountant of the stated ε. Used by cards only: no digest depends on it.
+    prepared: settings by which pictures were cropped and their pixel values shown as grey levels,
+    without default values. Only cards state them, and no digest depends on them;
+    accountant: accountant of the ε that cards state. No digest depends on it.
     """
 
     stage: str
@@ -68,7 +68,7 @@ class Resolved:
 
 @dataclass(frozen=True, kw_only=True)
 class StagePlan(Resolved, Generic[S]):
-    """One stage, resolved. digest: result of `settings_digest`."""
+    """The resolved configuration of one stage. digest: result of `settings_digest`."""
 
     settings: S
     digest: str
@@ -86,7 +86,7 @@ class StagePlan(Resolved, Generic[S]):
 
 @dataclass(frozen=True, kw_only=True)
 class QueryPlan(StagePlan[S]):
-    """A query that is switched on.
+    """The resolved configuration of a query that is switched on.
 
     Only the charge reads `mechanism`: no query reads a noise multiplier.
     """
@@ -117,7 +117,7 @@ class ResolvedFile(Resolved, Exact):
 def read_lineage(folder: Path, stage: str) -> Lineage:
     """Read the lineage of a query from the folder of a plan.
 
-    Raises ConfigError if it is missing.
+    Raises ConfigError if the lineage is missing or cannot be read.
     """
     with explained(
         ConfigError, lambda error: f"{folder / LINEAGE} cannot be read ({error}): run `stage plan`"
@@ -149,10 +149,10 @@ def settings_digest(content: Mapping[str, Any]) -> str:
 def read_stage_plan(
     path: Path, stage: str, extra: Literal["forbid", "ignore"] = "forbid"
 ) -> StagePlan[Any]:
-    """Read the plan of `stage`. Returns a QueryPlan if the stage spends.
+    """Read the plan of `stage`. Returns a QueryPlan if the stage is a query that is switched on.
 
-    extra: whether to ignore or refuse settings that no longer exist. Raises ConfigError if the file
-    is missing or is not a plan of this stage.
+    extra: "ignore" to skip settings that this version does not have, "forbid" to refuse them.
+    Raises ConfigError if the file is missing or is not a plan of this stage.
     """
     missing = f"{path} is missing: run `stage plan` first"
     with explained(ConfigError, lambda error: f"{path} cannot be read: {error}", missing=missing):

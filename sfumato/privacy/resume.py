@@ -15,6 +15,8 @@ def resume(
     """Open a charge, and load its last durable state and public log, if there are any.
 
     If a run has lost its checkpoint, its charge stays spent and a new charge is opened.
+
+    unit: name of one use in messages. Returns (charge, state or None, log).
     """
     while (charge := open_charge()).used > 0:
         short = charge.run.name[:8]

@@ -59,9 +59,9 @@ Form = tuple[tuple[int, torch.dtype, torch.device], ...]
 def form_of(rows: Rows, count: int) -> Form:
     """Return the form of the rows of `count` images.
 
-    Raises ConfigError unless each part is a real matrix with one row per image. If there were more
-    rows than images, or a part that broadcasts, one image could add several rows, each within the
-    bound.
+    Raises ConfigError unless each part is a real matrix with one row per image. Otherwise one image
+    could add several rows, each within the bound: there could be more rows than images, or a part
+    could broadcast.
     """
     parts = [rows.left] if rows.right is None else [rows.left, rows.right]
     for part in parts:
@@ -75,7 +75,8 @@ def form_of(rows: Rows, count: int) -> Form:
             or part.is_complex()
         ):
             raise ConfigError(
-                f"rows are {part.dtype}, {part.layout} on {part.device}: return real numbers, dense"
+                f"rows are {part.dtype}, {part.layout} on {part.device}: return a dense tensor of "
+                "real numbers"
             )
         if part.ndim != 2 or len(part) != count or part.shape[1] == 0:
             raise ConfigError(
@@ -108,11 +109,11 @@ def bounded_sum(rows: Rows, max_norm: float, weights: Tensor | None = None) -> T
             to at most 1.
 
     Guarantee:
-        One image, or one group, more or less changes it by at most `max_norm` in L2: a longer row
-        is scaled to that norm. A row with an entry that is not finite or is beyond 1e100 is left
-        out; otherwise a broken image would turn the release into NaN and so reveal its presence.
-        Entries below 1e-100 count as zero, because their squares would underflow and be missing
-        from the norm.
+        One image, or one group, more or less changes the sum by at most `max_norm` in L2, because
+        longer rows are scaled to that norm. A row is left out if one of its entries is not finite
+        or is beyond 1e100; otherwise a broken image would turn the release into NaN and so reveal
+        its presence. Entries below 1e-100 count as zero, because their squares would underflow and
+        be missing from the norm.
     """
     parts = [part.detach().to(torch.float64, copy=True) for part in rows if part is not None]
     sound = torch.stack(
@@ -129,6 +130,5 @@ def bounded_sum(rows: Rows, max_norm: float, weights: Tensor | None = None) -> T
     )
     if weights is not None:
         scale = scale * weights.to(scale)
-    # With two parts, the scale multiplies the narrower one. With one part, the product of the scale
-    # and the part is the sum.
+    # With two parts, the scale multiplies the narrower one. With one part, the sum is scale @ part.
     return parts[0].T @ (parts[1] * scale[:, None]) if len(parts) == 2 else scale @ parts[0]

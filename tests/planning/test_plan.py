@@ -480,7 +480,7 @@ def test_a_size_is_compared_with_both_sides_of_the_images(size, prepared):
 
 
 def test_a_budget_that_cannot_be_met_names_the_stage_and_the_fix():
-    message = r"privacy\.epsilon=0\.01 cannot be met: central alone costs .*take it out of run"
+    message = r"privacy\.epsilon=0\.01 cannot be met: central alone costs .*remove central from run"
     with pytest.raises(BudgetError, match=message):
         make_plan(params(central={"noise": 5.0}, privacy={"epsilon": 0.01}), card())
 
@@ -567,7 +567,7 @@ def test_a_count_of_mostly_noise_is_reported_and_unchanged(noise, classes, said)
 
 
 def test_a_delta_that_means_nothing_is_refused():
-    with pytest.raises(ConfigError, match="with that probability there is no guarantee"):
+    with pytest.raises(ConfigError, match="the probability that there is no guarantee"):
         make_plan(params(privacy={"size_hint": 100, "delta": 0.002}), card())
     assert make_plan(params(privacy={"size_hint": 100}), card()).budget["delta"] == 1e-3
 

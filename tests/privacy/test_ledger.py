@@ -183,7 +183,7 @@ EDITS = {
     "delta too large": (lambda x: x.update(delta=0.01), "1/size_hint"),
     "delta that means nothing": (
         lambda x: x.update(delta=0.3, size_hint=3),
-        "with that probability there is no",
+        "the probability that there is no",
     ),
     "record renamed": (lambda x: record_in(x, COUNT).update(id=f"{7:032x}"), "table of stages"),
     "record twice": (lambda x: x["records"].append(COUNT), "contains a record twice"),
@@ -212,7 +212,7 @@ EDITS = {
     ),
     "odometer of another": (
         lambda x: x["odometer"].update(dataset_id="other"),
-        "it contains no record of that dataset",
+        "the ledger contains no record of that dataset",
     ),
     "units mixed": (lambda x: record_in(x, COUNT).update(OF_GROUPS), "different units"),
     "unit unknown": (

@@ -253,19 +253,19 @@ EDITS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "ledger's md5 missing": (
         in_lock(lambda x: out_of(x, "ledger").pop("md5")),
-        "gives no md5 of ledger.json",
+        "contains no md5 of ledger.json",
     ),
     "ledger's hash missing": (
         in_lock(lambda x: out_of(x, "ledger").pop("hash")),
-        "gives no md5 of ledger.json",
+        "contains no md5 of ledger.json",
     ),
     "ledger's hash another": (
         in_lock(lambda x: out_of(x, "ledger").update(hash="sha1")),
-        "gives no md5 of ledger",
+        "contains no md5 of ledger",
     ),
     "query's hash missing": (
         in_lock(lambda x: out_of(x, "count").pop("hash")),
-        "gives no md5 of artifacts/count",
+        "contains no md5 of artifacts/count",
     ),
     "query ran after the ledger": (
         in_lock(lambda x: out_of(x, "count").update(md5=OTHER)),

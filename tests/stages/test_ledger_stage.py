@@ -154,7 +154,7 @@ def test_a_ledger_without_a_journal_is_called_incomplete(desk, environment):
     charged("aborted")
     release(charged("p"))
     environment["SFUMATO_STATE"] = str(Path("elsewhere").absolute())
-    desk.run("ledger write", "incomplete", "never begun")
+    desk.run("ledger write", "incomplete", "has no entries")
     assert line()["charges"] == 1 and line()["epsilon"] > 0 and not line()["complete"]
     desk.check()
     assert "at least 1 charge," in desk("ledger", "show")[1]
