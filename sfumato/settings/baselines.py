@@ -6,8 +6,8 @@ from sfumato.settings.fields import Norm, Positive, machine
 from sfumato.settings.noise import Noise, QuerySettings
 from sfumato.settings.noise_levels import LogNormal
 
-Warming = Literal["evolve"]  # stages whose images may be used in the warm-up
-Drawable = Literal["evolve", "adversarial"]  # stages whose images may be released
+Warming = Literal["evolve"]  # Baselines that can provide images for the warm-up
+Drawable = Literal["evolve", "adversarial"]  # Baselines that can provide images for the release
 
 
 class Evolve(QuerySettings):
@@ -16,16 +16,18 @@ class Evolve(QuerySettings):
     releases: ClassVar[str] = "rounds"
     generator: ClassVar[str] = "glyphs"  # Name of the renderer, whose parameters are varied
     feature: ClassVar[str] = "pixels"  # Feature space in which the nearest candidate is found
-    # Maximum number of principal directions of the features, which are not rescaled
+    # Maximum number of principal directions to which the features are reduced. The directions are
+    # not rescaled
     dimension: ClassVar[int] = 256
-    # Numbers of votes up to this many standard deviations of the noise are set to 0
+    # Votes for a candidate count only if their number is above this many standard deviations of
+    # the noise
     threshold: ClassVar[float] = 1.0
     # Size of the random changes of a candidate's parameters, in the first and in the last round
     variation: ClassVar[tuple[float, float]] = (0.3, 0.05)
     noise: Noise = 20.0
     rounds: Positive = 10  # Number T of rounds; each is one release
     population: Positive = 620  # Number of candidates for all classes together
-    # Number of images of the last generation, from which the release draws
+    # Number of images in the last generation. The release draws from them
     images: Positive = 10_000
 
 
@@ -40,13 +42,13 @@ class Adversarial(QuerySettings):
     noise_levels: ClassVar[LogNormal] = LogNormal(mean=-2.0, std=0.5)
     learning_rate: ClassVar[float] = 2e-3  # Learning rate of the discriminator
     generator_rate: ClassVar[float] = 2e-3  # Learning rate of the generator
-    # Betas of both Adam optimisers; a short memory, because the other network keeps changing
+    # Betas of both Adam optimisers. They forget quickly, because each network must follow the other
     betas: ClassVar[tuple[float, float]] = (0.5, 0.99)
     fakes: ClassVar[int] = 200  # Generated images per step
     latent: ClassVar[int] = 32  # Number of random numbers per generated image
     width: ClassVar[int] = 16  # Channels of the generator at half resolution
     discriminator: ClassVar[int] = 16  # Channels of the discriminator's first layer
-    images: ClassVar[int] = 10_000  # Images drawn at the end for inspection, but not for a release
+    images: ClassVar[int] = 10_000  # Images drawn at the end, for inspection only
     noise: Noise = "5%"
     steps: Positive = 300  # Training steps of each network; each is one release
     batch: Positive = 500  # Expected images per step: sample_rate = batch / size_hint

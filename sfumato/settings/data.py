@@ -31,8 +31,8 @@ def is_url(path: str | None) -> bool:
 
 
 def without_secrets(path: str | None) -> str | None:
-    """Refuse a URL that contains credentials, because settings are committed, or one that caches
-    its files elsewhere.
+    """Return the path, but refuse two kinds of URL: URLs with credentials, because settings are
+    committed to git, and URLs that keep copies of their files elsewhere.
     """
     if path is not None and is_url(path):
         if "::" in path:
@@ -42,8 +42,7 @@ def without_secrets(path: str | None) -> str | None:
         if "@" in path or "?" in path:
             raise ValueError(
                 "a URL with @ or ? may contain a password or key, and settings are shared: "
-                "leave that part out, and "
-                "give credentials in the environment"
+                "leave that part out, and set the credentials as environment variables"
             )
     return path
 
@@ -64,12 +63,12 @@ class Groups(Strict):
     """Rule for finding the id of the person in each image. Exactly one of csv, pattern, folder,
     array, dicom, volume and column must be set.
 
-    Ids are never written.
+    The ids themselves are never stored.
     """
 
-    # Path of a table with the columns file (the path below data.path) and group (the person's id)
+    # Path of a table with two columns: `file`, a path below data.path, and `group`, the person's id
     csv: str | None = None
-    pattern: str | None = None  # Regular expression for file names; its only group captures the id
+    pattern: str | None = None  # Regular expression for file names, with one group around the id
     # Use a folder name as the id: true if pictures are in <class>/<id>/, outer if they are in
     # <id>/<class>/
     folder: bool | Literal["outer"] = False
@@ -80,15 +79,15 @@ class Groups(Strict):
     # Treat each NIfTI volume as one person with all its slices. A person with several volumes is
     # then not protected as a whole
     volume: bool = False
-    # Name of the column of metadata.*, of the .json key (webdataset) or of the array (.npz) with
+    # Name of a column of metadata.*, of a .json key (webdataset) or of an array (.npz). It contains
     # the ids
     column: str | None = None
     # Owner's confirmation that one person may have up to this many images. Without it, an id is
     # refused if it has more than 30 images and more than 10 times as many as the 90th percentile of
     # all ids
     largest: Positive | None = None
-    # Owner's confirmation that each image without an id is the only one of its person. Without it,
-    # such images are refused
+    # Owner's confirmation that each image without an id is its person's only image. Otherwise, such
+    # images are refused
     alone: bool = False
 
     @model_validator(mode="after")
@@ -133,13 +132,13 @@ class Groups(Strict):
 
 
 class Volume(Strict):
-    """Selection of the slices of NIfTI volumes, of DICOM series and of DICOM files with several
-    frames that become images.
+    """Selection of the slices that become images. It applies to NIfTI volumes, DICOM series, and
+    DICOM files with several frames.
     """
 
     model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
 
-    # Direction of the slices of NIfTI volumes, which are first turned to a common orientation;
+    # Direction in which NIfTI volumes are sliced, after they are turned to a common orientation;
     # None: axial. The slices of DICOM series stay as they were acquired
     axis: Literal["axial", "coronal", "sagittal"] | None = None
     first: int = Field(default=0, ge=0, alias="from")  # First slice of each volume, counted from 0
@@ -183,35 +182,36 @@ class Data(Strict):
     # Treatment of images whose proportions differ from `size`: crop to the middle, or pad with
     # black bars
     fit: Literal["crop", "pad"] = "crop"
-    # Class names in the order of the labels, for files that do not list them: MedMNIST, webdataset,
-    # and tables (label_column). With several labels per image: the columns to use
+    # Class names in the order of the labels. Set it if the files do not list the class names, as
+    # with MedMNIST, webdataset and tables (label_column). If `labels` is `several`, set it to the
+    # columns that contain the labels
     classes: tuple[ClassName, ...] | None = None
-    # Column of metadata.csv, .jsonl or .parquet (imagefolder) or key of each .json (webdataset)
-    # with the labels, instead of class folders or .cls files. With several labels per image: the
-    # column that lists them, as in "a|b"
+    # Name of the label's column in metadata.csv, .jsonl or .parquet (imagefolder), or of the
+    # label's key in each .json (webdataset); None: labels are the names of folders, or .cls files.
+    # If `labels` is `several`, the column lists all labels of an image, as in "a|b"
     label_column: str | None = None
     # Column of metadata.* (imagefolder), such as sex or site; `evaluate` reports the accuracy for
     # each of its values. These numbers are local
     compare_by: str | None = None
     # Labels per image: `one`, or `several` for any number of labels, such as the findings in an
-    # X-ray, which are read from a table or from a 0/1 matrix in an archive
+    # X-ray. Several labels are read from a table, or from a 0/1 matrix in an archive
     labels: Literal["one", "several"] = "one"
-    # Share of the files, such as 1%, that may be broken or not pictures. They are left out and
-    # listed in the state directory; if there are more, preparation stops
+    # Largest allowed share of broken files and files that contain no picture, such as 1%. These
+    # files are left out, and listed in the state directory. If there are more, preparation stops
     skip: Part = 0.0
-    # Public name of this state of the images. A new value makes every query run, and charge,
-    # again; None: a random name, drawn at the first preparation and kept
+    # Public name of this state of the images. If it changes, every query runs and spends again;
+    # None: a random name, which is chosen at the first preparation and then kept
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
-    # Share of the images (with `groups`, of the persons) held out for evaluation; ignored if the
+    # Share of the images (with `groups`, share of the persons) in the hold-out; ignored if the
     # source has a test split
     holdout_fraction: Fraction = 0.2
-    # Owner's confirmation that these images show different people from images already counted
-    # under another dataset_id
+    # Owner's confirmation that these images show other people than the images that are already
+    # counted under another dataset_id
     different_people: bool = False
     # Rule for finding each image's person, for privacy.unit: group. Available for your own files
     groups: Groups | None = None
-    # Owner's confirmation that images may be assigned to other persons although they were already
-    # charged. The odometer is then permanently incomplete
+    # Owner's confirmation that images may be assigned to other persons, although queries have
+    # already used them. The odometer is then permanently incomplete
     other_groups: bool = False
 
     @field_validator("classes")
@@ -254,7 +254,7 @@ class Data(Strict):
     def name(self) -> str:
         """Return the id under which the odometer counts these images.
 
-        Raises ConfigError for your own files without one.
+        Raises ConfigError if the images are the owner's files and `dataset_id` is missing.
         """
         if self.dataset_id is None and self.source in OF_THE_OWNER:
             raise ConfigError(
@@ -273,6 +273,6 @@ class Public(Strict):
     source: str = "glyphs"  # Kind of source: one of SOURCES (sfumato/settings/sources)
     path: str | None = None  # Folder or file with the images; required for your own files
     per_class: Positive = 300  # Images per class, for sources that the program draws itself
-    # Owner's confirmation that the images in `path` were not made from sensitive images; needed if
-    # they have no privacy.json
+    # Owner's confirmation that the images in `path` were not made from sensitive images. Required
+    # if there is no privacy.json beside them
     declared_public: bool = False

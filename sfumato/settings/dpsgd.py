@@ -36,13 +36,13 @@ class Finetune(QuerySettings):
     batch: Positive = 4096  # Expected images per step: sample_rate = batch / size_hint
     learning_rate: LearningRate = 3e-4  # Learning rate of Adam
     max_grad_norm: Norm = 1e-3  # L2 clip C of one image's gradient
-    # Number K of noise levels per image; their gradients are averaged before the clip
+    # Number K of noise levels per image. The gradients at these levels are averaged, then clipped
     draws: Draws = 32
     noise_levels: NoiseLevels = LogNormal()  # Distribution of the noise levels
     # Number of images whose gradients are computed at once; None: as many as fit into memory
     microbatch_size: Positive | None = machine(None)
     checkpoint_every: Positive = machine(10)  # Training steps from one checkpoint to the next
-    # Weights to train; `saliency` chooses the salient ones
+    # Weights to train. The stage `saliency` finds the salient ones
     trainable: Literal["all", "attention", "attention-lora", "salient", "salient-lora"] = "all"
 
     def reads(self, name: str) -> bool:

@@ -16,19 +16,20 @@ class Evaluate(Settings):
     # Classifiers to train on synthetic images and test on the hold-out: lr, mlp, cnn, student,
     # wrn, resnet, resnext
     classifiers: Annotated[tuple[str, ...], Field(min_length=1)] = ("lr", "mlp", "cnn")
-    # Seeds; each classifier is trained once per seed
+    # Seeds of the trainings. Each classifier is trained once per seed
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)
-    # Passes over the training images; more are added until there are 600 gradient steps
+    # Number of passes over the training images. It is increased if the passes have fewer than 600
+    # gradient steps in total
     epochs: Positive = 12
-    # Gradient steps of each training; None: as many as `epochs` gives
+    # Gradient steps of each training; None: the steps of `epochs` passes
     steps: Positive | None = None
     bound: bool = True  # Also train on the real training images, as an upper bound
-    # One more classifier, linear on the features of a public network: imagenet (requires
-    # sfumato[imagenet]) or a network of your own; None: no such classifier
+    # Public network for one more classifier, which is linear in the features of this network:
+    # `imagenet` (requires sfumato[imagenet]) or a network of your own; None: no such classifier
     public_student: OwnNetwork | Literal["imagenet"] | None = None
     # Feature space of the fidelity metrics. `embedded`: a small network trained on drawn images;
     # `inception`: a downloaded network; `pixels`: small versions of the pictures, which are fast to
-    # compare and suffice for the test for copies
+    # compare and good enough to find copies
     extractor: Literal["embedded", "inception", "pixels"] = "embedded"
     # Network of your own for the feature space, instead of `extractor`
     network: OwnNetwork | None = None

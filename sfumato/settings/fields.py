@@ -42,7 +42,7 @@ def both_sides(size: int | Sequence[int]) -> tuple[int, int]:
 
 
 def checked_size(value: Any, read: Callable[[Any], Any]) -> int | tuple[int, int]:
-    """Return the size that `read` parses. Raises ValueError if it cannot."""
+    """Parse a size by `read`. Raises ValueError, with the forms of a size, if this fails."""
     try:
         return size_of(read(value))
     except ValueError as error:
@@ -60,7 +60,7 @@ Draws = Annotated[int, Field(gt=0, le=1024)]
 # Limits of floats. Beyond them, a query could fail or release nothing useful after it was charged.
 PositiveFloat = Annotated[float, Field(ge=1e-9, le=1e10)]
 Scale = Annotated[float, Field(ge=1e-5, le=1e5)]
-LearningRate = Annotated[float, Field(ge=1e-9, le=10)]  # step of each weight under Adam
+LearningRate = Annotated[float, Field(ge=1e-9, le=10)]  # with Adam, about the step of each weight
 Norm = Annotated[float, Field(ge=1e-8, le=1e6)]  # an L2 clip
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Part = Annotated[Fraction, BeforeValidator(parse_share)]
@@ -81,8 +81,8 @@ class Strict(BaseModel):
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the models in the type of a field: the type itself, or the members of a list or
-    choice.
+    """Yield the models in the type of a field: the type itself, the members of a union, or the
+    elements of a list.
     """
     for kind in (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -92,7 +92,7 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 class Settings(Strict):
     """The parameters of one stage of `sfumato.settings.stages`.
 
-    A stage runs if `Params.run` names it.
+    A stage runs if its name is in `Params.run`.
     """
 
     chooser: ClassVar[str] = ""  # key of the setting that decides which inputs are read
@@ -100,7 +100,7 @@ class Settings(Strict):
     def on_this_machine(self) -> Self:
         """Return a copy with the environment's machine settings.
 
-        Raises ConfigError for one that is not a number.
+        Raises ConfigError if one of them is not a whole number of at least 1.
         """
         set_here = {}
         for key, variable in MACHINE.items():

@@ -28,8 +28,9 @@ def parse_noise(value: object) -> object:
 
 
 def at_epsilon(epsilon: float, table: dict[Any, float]) -> float:
-    """Interpolate a number that depends on ε: linear in ln ε between entries, constant beyond
-    them.
+    """Look up a number that depends on ε. Between two entries of the table, it is linear in ln ε.
+
+    Below the smallest and above the largest ε of the table, it is constant.
     """
     import numpy as np  # slow: not for `stage --help`
 
@@ -46,7 +47,7 @@ def noise_at(epsilon: float, table: dict[Any, Any]) -> str:
     """Return the share at `epsilon` from a table by ε, such as {1: "30%", 10: "5%"}. Between two
     entries, the share is a power of ε.
 
-    Raises ValueError.
+    Raises ValueError if an entry is not a positive ε and a share.
     """
     logarithms = {}
     for key, value in table.items():
@@ -64,7 +65,7 @@ def weights_at(epsilon: float, sources: dict[str, Any]) -> dict[str, Any]:
     """Resolve weights that depend on ε: {1: 2, 10: 0} is 2 up to ε = 1, 0 from ε = 10 on, and
     linear in ln ε in between.
 
-    Raises ValueError.
+    Raises ValueError if an entry is not a positive ε and a weight of at least 0.
     """
     weights = {}
     for name, weight in sources.items():
@@ -88,8 +89,8 @@ Noise = Annotated[float | str, BeforeValidator(parse_noise)]
 class QuerySettings(Settings):
     """The parameters of a query. The plan resolves `noise`; the query never reads it.
 
-    `batch` is the expected number of images in a draw. If it is missing or None, all images are
-    drawn.
+    Some queries have the setting `batch`, the expected number of images in a draw. Without it, or
+    if it is None, all images are drawn.
     """
 
     releases: ClassVar[str] = ""  # key with the number of releases, if there can be several

@@ -34,7 +34,7 @@ def parse_groups(text: str) -> Groups:
         return Groups(folder=OUTER)
     if Path(text).expanduser().is_file() or text.lower().endswith(".csv"):
         return Groups(csv=str(Path(text).expanduser().resolve()))
-    if "(" not in text:  # not a pattern around an id
+    if "(" not in text:  # A pattern has parentheses around the id
         return Groups(column=text)
     return Groups(pattern=text)
 
@@ -50,7 +50,7 @@ def parse_classes(text: str) -> Classes:
         (names,) = csv.reader([text], skipinitialspace=True, strict=True)
     except csv.Error as error:
         raise ValueError(
-            f"{error}. Give a,b,c, and a name with a comma in double quotes"
+            f"{error}. Write names as a,b,c. Put a name that contains a comma in double quotes"
         ) from error
     return tuple(name.strip() for name in names)
 
@@ -73,10 +73,8 @@ def parse_volume(text: str) -> Volume:
         return Volume.model_validate({key: value for key, _, value in pairs})
     except ValidationError as error:
         key = error.errors()[0]["loc"][0]
-        reason = "give some of axis, from, to, step and suffix, as in axis=axial,from=30"
-        raise ValueError(
-            f"{key} is unknown, or has another value than expected: {reason}"
-        ) from error
+        reason = "the keys are axis, from, to, step and suffix, as in axis=axial,from=30"
+        raise ValueError(f"{key} is unknown, or its value is not valid: {reason}") from error
 
 
 SIZES = "expected 8 pixels per side or more, such as 64 or 192x256"
@@ -136,7 +134,7 @@ class InitOptions:
     epsilon: float | None = None
     # Rule for finding persons' ids
     groups: Annotated[Groups | None, from_text(parse_groups)] = None
-    alone: bool = False  # confirmation that each image without an id is the only one of its person
+    alone: bool = False  # confirmation that each image without an id is its person's only image
     one_image_each: bool = False  # confirmation that no person has two images
     range: Annotated[Range, from_text(parse_range)] = None  # values shown as black and white
     volume: Annotated[Volume | None, from_text(parse_volume)] = None  # slices that become images

@@ -16,13 +16,13 @@ from sfumato.settings.training import Model
 
 
 class Common(Strict):
-    """The sections and values that no stage declares."""
+    """The sections and values that do not belong to one stage."""
 
     recipe: str = "full"  # Method: the name of a file in pipelines/
     # Settings for a data set and for the speed of a machine: the name of a file in
     # pipelines/profiles/; None: no profile
     profile: str | None = "digits"
-    run: tuple[str, ...] = ()  # Stages to run; a list here replaces the recipe's whole list
+    run: tuple[str, ...] = ()  # Stages to run. In params.yaml, it replaces the recipe's whole list
     # Seed of initialisation, augmentation and image generation, below 2³². The privacy noise and
     # the draws of sensitive images do not depend on it
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
@@ -81,8 +81,9 @@ class Common(Strict):
         return stage in self.run
 
     def inputs_of(self, stage: str) -> list[str]:
-        """Return the inputs that a stage reads with its settings, including "public". Some of these
-        inputs may be switched off.
+        """Return the inputs that a stage reads under its settings, including "public".
+
+        Some of these inputs may be stages that are switched off.
         """
         return [*filter(getattr(self, stage).reads, STAGES[stage].inputs)]
 
@@ -97,7 +98,7 @@ if TYPE_CHECKING:
     class Params(Common):
         """The parameters in `params.yaml`, completed by the recipe, the profile and the defaults.
 
-        Each stage has a section of its name, with the settings that it declares.
+        Each stage has a section, named after the stage, with the settings that the stage declares.
         """
 
         def __getattr__(self, stage: str) -> Any: ...

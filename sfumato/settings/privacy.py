@@ -33,24 +33,26 @@ class Privacy(Strict):
     # (data.groups). Writing `image` also confirms that no person has two images; None: like
     # `image`, without this confirmation
     unit: Literal["image", "group"] | None = None
-    # Public number m of images at which a person counts in full: a person with n images has the
-    # weight min(n, m)/m; None: all persons count in full
+    # Public number m of images. A person with n images has the weight min(n, m)/m, so a person with
+    # m or more images has the full weight; None: all persons have the full weight
     group_cap: Annotated[int, Field(ge=2)] | None = None
-    # Public, rounded number of units: images, or persons with unit: group. It fixes sample rate,
-    # steps, σ and δ. Required
+    # Public, rounded number of units: of images or, if `unit` is `group`, of persons. Sample rate,
+    # steps, σ and δ are computed from it. Required
     size_hint: Annotated[int, Field(ge=FEWEST_UNITS, le=MOST_UNITS)] | None = None
-    # Owner's statement that the number of units is public, and exactly size_hint. The guarantee
-    # then compares the set with a set in which one unit is replaced by a blank (zero-out-one)
+    # Owner's statement that the number of units is public, and equals size_hint exactly. The
+    # guarantee then compares the set with a set in which one unit is replaced by a blank
+    # (zero-out-one)
     declared_size: bool = False
-    # Composition of the mechanisms: `rdp` (Rényi DP), `pld` (privacy loss distributions), or
-    # `exact`, which `stage init` writes: a closed form if no query draws a sample, otherwise PLD.
-    # A change after a release spends again
+    # Method to compute ε: `rdp` (Rényi DP), `pld` (privacy loss distributions), or `exact` (a
+    # closed form if all queries use all images, otherwise PLD). `stage init` writes `exact`. If you
+    # change the method after a release, queries spend again
     accountant: Literal["rdp", "pld", "exact"] = "rdp"
-    # Queries to pay for again, each with the total number of repetitions: {count: 1}; [count] means
-    # the same. Queries that depend on them are charged again too
+    # Queries to pay for again, each with its total number of repetitions so far, such as
+    # {count: 1}, for which [count] is a short form. Queries that depend on them are charged again
+    # too
     spend_again: dict[str, Annotated[int, Field(ge=1)]] = Field(default={})
     # Limit on the total ε ever charged to the dataset; None: `epsilon`; `unlimited`: no limit, for
-    # public images only. A profile's `unlimited` applies only to the profile's own images
+    # public images only. If a profile sets `unlimited`, it applies only to the profile's images
     lifetime_epsilon: Lifetime = None
 
     @field_validator("spend_again", mode="before")

@@ -34,15 +34,14 @@ class FeatureMap(Strict):
     """One public map of an image, whose random Fourier features are released."""
 
     map: str = "pixels"  # Public map: one of FEATURES (sfumato/features)
-    # Kernel whose random features are released; `linear` releases the map's outputs themselves,
-    # `squared` the squares of the outputs
+    # Kernel whose random features are released. `linear` releases the map's outputs themselves, and
+    # `squared` releases their squares
     kernel: Literal["gaussian", "rational-quadratic", "linear", "squared"] = "gaussian"
-    # Length scales of the kernel in units of √d, for a map with d outputs: 0.366 is 10.25 for
-    # 28×28 pixels
+    # Length scales of the kernel, divided by √d if the map has d outputs. Example: for 28×28
+    # pixels, √d is 28, and 0.366 is the length scale 10.25
     length_scales: Annotated[tuple[Scale, ...], Field(min_length=1)] = (0.366, 0.183)
     weight: Scale = 1.0  # Share of the squared norm, relative to the other maps
-    # Side in pixels of square blocks; the map is applied to the means of these blocks instead of
-    # the pixels
+    # Side of square blocks, in pixels. The map gets the means of these blocks instead of the pixels
     block: Literal[1, 2, 4, 8] = 1
 
 
@@ -78,8 +77,8 @@ class Histogram(QuerySettings):
     """
 
     noise: Noise = 50.0
-    # Number of public classes, the most likely ones, that an image votes for; the L2 sensitivity is
-    # √votes
+    # Number of votes per image. It votes for this many public classes, the most likely ones. The L2
+    # sensitivity is √votes
     votes: Positive = 1
     # Release one histogram per sensitive class (PrivImage), instead of one for all classes (RPGen)
     per_class: bool = False
@@ -93,7 +92,7 @@ CONVERT = (
 
 
 class OwnNetwork(Strict):
-    """A classification model of torchvision by name, with weights in safetensors.
+    """A classification model of torchvision, chosen by name, with weights in a safetensors file.
 
     No code in the file is run.
     """
@@ -101,12 +100,13 @@ class OwnNetwork(Strict):
     path: str  # Path of the weights, a safetensors file
     # Expected sha256 of the file, 64 hexadecimal digits
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    # Name of a classification model of torchvision, such as resnet18, or efficientnet_lite0. Its
-    # last linear layer is left out
+    # Name of a classification model of torchvision, such as resnet18. The name efficientnet_lite0
+    # is also accepted. The model's last linear layer is left out
     architecture: str
     # Side in pixels to which images are resized; None: no resizing
     side: Annotated[int, Field(gt=0, le=2048)] | None = None
-    channels: Literal[1, 3] = 3  # Channels that the network expects; a grey channel is repeated
+    # Number of channels that the network expects. For 3, the channel of a grey image is repeated
+    channels: Literal[1, 3] = 3
     # Mean to subtract from the pixels, which range from 0 to 1: one number, or one per channel
     mean: tuple[float, ...] = (0.0,)
     # Standard deviation by which the pixels are divided after subtracting the mean: one number, or
@@ -144,7 +144,8 @@ class TeacherMap(Strict):
     weight: Scale = 1.0  # Share of the squared norm, relative to the other maps
 
 
-# Defaults of `Teacher` for ε up to 1 and for ε of at least 10; a power of ε in between
+# Defaults of `Teacher`: the first number for ε up to 1, the second for ε from 10 on. In between, a
+# default is a power of ε
 TEACHER_CONSTANTS: dict[str, dict[str, tuple[float, float]]] = {
     "public": {
         "dimension": (256, 512),
@@ -170,19 +171,20 @@ class Teacher(QuerySettings):
     """A linear classifier on public features, trained by noisy gradient steps.
 
     Use few steps with a high learning rate: each step releases as many numbers as the classifier
-    has weights. Omitted keys follow from `fitted_on` and privacy.epsilon; the defaults
+    has weights. The default of a key depends on `fitted_on` and on privacy.epsilon. The defaults
     below are for `fitted_on: public` and ε = 10.
     """
 
     chooser: ClassVar[str] = "feature"
     releases: ClassVar[str] = "steps"
     noise: Noise = "10%"
-    # Public map: `classifier` for the network of that stage, `own` for teacher.network, or one of
-    # FEATURES (sfumato/features). The imagenet maps use a network trained on photographs and
-    # require sfumato[imagenet]
+    # Public map: `classifier` for the network that the stage `classifier` trains, `own` for
+    # teacher.network, or one of FEATURES (sfumato/features). The imagenet maps use a network
+    # trained on photographs and require sfumato[imagenet]
     feature: str = "classifier"
     network: OwnNetwork | None = None  # Network of the feature `own`
-    features: tuple[TeacherMap, ...] = ()  # Several maps, concatenated, instead of `feature`
+    # Several maps, to be used instead of `feature`. Their outputs are concatenated
+    features: tuple[TeacherMap, ...] = ()
     flip: bool = False  # Give an image and its mirror image the same features
     # Images whose principal directions span the features: the public set, or the images drawn by
     # `auxiliary`
@@ -200,7 +202,7 @@ class Teacher(QuerySettings):
     max_norm: Annotated[Norm, Field(le=1.4143)] = 1.4142
     # Ridge λ of the preconditioner λ(covariance + λ)⁻¹; None: no preconditioner
     ridge: PositiveFloat | None = None
-    # Share of the steps, at the end, over which the weights are averaged
+    # Share of the steps over which the weights are averaged. These are the last steps
     average: Share = 0.5
 
     @model_validator(mode="before")
@@ -208,7 +210,7 @@ class Teacher(QuerySettings):
     def a_list_takes_the_place_of_the_feature(cls, given: Any) -> Any:
         """Remove `feature` if `features` is given.
 
-        A list of one map becomes `feature`, with the same digest.
+        A list of one map becomes `feature`, so that both forms have the same digest.
         """
         listed = isinstance(given, dict) and given.get("features")
         if not isinstance(listed, (list, tuple)) or not listed:
@@ -228,8 +230,8 @@ class Teacher(QuerySettings):
     def own_feature_has_a_network(self) -> Self:
         if any((part.map == "own") != (part.network is not None) for part in self.maps):
             raise ValueError(
-                "teacher: the map `own` requires a network, and no other map takes one: set both, "
-                "or neither"
+                "teacher: the map `own` requires `network`, and other maps must not have it: set "
+                "both, or neither"
             )
         return self
 
@@ -240,8 +242,10 @@ class Teacher(QuerySettings):
 
     @classmethod
     def constants(cls, fitted_on: str, epsilon: float) -> dict[str, float]:
-        """Return the settings that depend on ε: a·(b/a)^log10(ε) for each pair (a, b) in
-        TEACHER_CONSTANTS, with ε clamped to 1..10.
+        """Return the settings that depend on ε.
+
+        For each pair (a, b) in TEACHER_CONSTANTS, the value is a·(b/a)^log10(ε), with ε limited to
+        the range from 1 to 10.
         """
         power = math.log10(min(max(epsilon, 1.0), 10.0))
         ends = TEACHER_CONSTANTS.get(fitted_on, {})

@@ -1,6 +1,6 @@
 """Merge the layers of parameters: defaults < profile < recipe < `params.yaml`.
 
-All of them are public.
+A later layer overrides the earlier ones. All layers are public.
 """
 
 import difflib
@@ -21,8 +21,8 @@ from sfumato.storage import documents
 
 
 def recipes_at(folder: Path) -> Path:
-    """Return `folder`, or the package's recipes if `folder` is the `pipelines` folder of a project
-    that has none.
+    """Return `folder`. If its name is `pipelines` and it does not exist, return the folder of the
+    package's recipes instead.
     """
     package = Path(__file__).resolve().parents[1]
     for parent in (package, package.parent):  # installed, or a clone
@@ -65,8 +65,8 @@ def params_of(content: dict[str, Any], path: Path, recipes: Path = RECIPES) -> P
 
 
 def restore_rest(recipe: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Give a query its `noise: rest` of the recipe again if a share in `params.yaml` replaced it
-    and no other query has `noise: rest`.
+    """Restore the recipe's `noise: rest` if `params.yaml` replaced it by a share, and no query in
+    `run` has `noise: rest` now.
 
     The share may have been meant for another recipe. A noise multiplier is never replaced.
     """
@@ -115,8 +115,8 @@ def read_layer(path: Path) -> dict:
 
 
 def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `over` into `under` key by key at every depth; lists, `sources` and `noise_levels` are
-    replaced.
+    """Merge `over` into `under`, key by key at every depth. Lists, `sources` and `noise_levels` are
+    not merged, but replaced as a whole.
     """
     result = dict(under)
     for key, value in over.items():
@@ -164,8 +164,9 @@ def validate(values: dict, path: Path) -> Params:
 
 
 def refuse_truth_values(model: type[BaseModel], values: Mapping[str, Any], path: Path) -> None:
-    """Raise ConfigError for true or false in place of a number or text, which Python would read as
-    1 or 0.
+    """Raise ConfigError if true or false was written in place of a number or a text.
+
+    Python would read it as 1 or 0.
     """
     for key in values.keys() & model.model_fields.keys():
         value = values[key]
@@ -191,8 +192,8 @@ def all_keys(model: type[BaseModel], prefix: str = "") -> set[str]:
 
 
 def as_yaml(content: Mapping[str, Any], *, blocks: bool = False) -> str:
-    """Return the text of a YAML file. blocks: one line per entry of a list or of an inner
-    mapping.
+    """Return the text of a YAML file. blocks: True to write one line per entry of an inner mapping
+    or list.
     """
     flow = False if blocks else None
     options: dict[str, Any] = {

@@ -23,29 +23,28 @@ Line = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\r\n]+$")
 
 
 class Release(Strict):
-    """Statements of the owner about the release, each one line of at most 500 characters.
+    """Statements of the owner about the release. Each is one line of at most 500 characters.
 
-    They become public.
-
-    The release's cards and reports quote them. No query depends on them, so changing them costs
-    nothing.
+    They become public: the release's cards and reports quote them. No query depends on them, so
+    changing them costs nothing.
     """
 
     owner: Line | None = None  # Publisher of the set
     owner_type: Publisher | None = None  # Kind of publisher, for deployment.yaml
     contact: Line | None = None  # Address for questions about the set
     purpose: Line | None = None  # Purpose of the set
-    controller: Line | None = None  # Controller of the personal data, if not the owner
+    # Controller of the personal data, if it is someone other than the owner
+    controller: Line | None = None
     # Legal basis for making and sharing the set, such as an article of the GDPR
     legal_basis: Line | None = None
     recipients: Line | None = None  # Recipients of the set
     retention: Line | None = None  # Retention period of the set and of the sensitive images
-    # Address for a person who withdraws, and the effect on later releases
+    # Address at which a person can withdraw their images, and how this changes later releases
     withdrawal: Line | None = None
     incident_contact: Line | None = None  # Address for reports of a suspected breach
-    region: Line | None = None  # Region that the images describe, or whose laws apply
+    region: Line | None = None  # Region from which the images come, or whose laws apply
     sector: Sector | None = None  # Sector in which the publisher works
-    # SPDX identifier in lower case, as dataset hubs use it, such as cc-by-4.0
+    # Licence of the set: an SPDX identifier in lower case, such as cc-by-4.0
     licence: Line | None = None
     # Web address of the folder where the set will be published
     url: Web | None = None
@@ -54,11 +53,11 @@ class Release(Strict):
     health_category: HealthCategory | None = None
     # Health data access body that decides on access to the real images
     access_body: Line | None = None
-    # Web address of the access body, where access to the real images is requested
+    # Web address at which access to the real images can be requested
     access_url: Web | None = None
 
 
-# Stages whose models draw images, and `select`, which chooses public images
+# Stages with models that draw images, and `select`, which chooses public images
 Drawable = Literal["finetune", "pretrain", "refine", "auxiliary", baselines.Drawable, "select"]
 
 
@@ -67,7 +66,8 @@ class Synthesize(Settings):
 
     chooser: ClassVar[str] = "sources"
     count: Positive = 10_000  # Number of images to draw
-    # Stages that images are drawn from, with their weights. A weight may depend on ε: {1: 2, 10: 0}
+    # Stages that provide the images, each with its weight. A weight may depend on ε: {1: 2, 10: 0}
+    # is 2 for ε up to 1, and 0 from ε = 10 on
     sources: dict[Drawable, Scale] = Field(default={"finetune": 1.0}, min_length=1)
     steps: Positive = 18  # Heun steps of the diffusion sampler
     # Strength g of classifier-free guidance, D + g·(D − D_unconditional); 0: off
@@ -78,34 +78,37 @@ class Synthesize(Settings):
     # Strength of guidance by the teacher's class probabilities, for diffusion models that draw
     # pixels; 0: off, 1: Bayes' rule
     teacher_guidance: Annotated[float, Field(ge=0, le=1e3)] = 0.0
-    # Add all images of `select`, with their labels, if they do no harm. To decide, one classifier
-    # is trained with them and one without, and each is compared with the teacher. They are added if
-    # the classifier trained with them agrees with the teacher no less often on public images, and
-    # at most 2 percentage points less often on drawn images. Then only every k-th drawn image is
-    # kept, to match the ratio of the weights
+    # Add all images of `select`, with their labels, if they do no harm. To find out, two
+    # classifiers are trained, one with these images and one without, and each is compared with the
+    # teacher. The images are added if the first classifier agrees with the teacher at least as
+    # often as the second on public images, and at most 2 percentage points less often on drawn
+    # images. If they are added, only every k-th drawn image is kept, so that the numbers of images
+    # have the ratio of the weights
     choose: bool = False
-    # Number of images drawn per image kept. In each class, images are chosen so that their mean
-    # features come closest to the `frequency` release (with `relabel`, the teacher's label decides
-    # the class); 1: keep all
+    # Number of images to draw for each image that is kept. The images of a class are chosen so that
+    # the mean of their features is as close as possible to the `frequency` release. With `relabel`,
+    # the class is the teacher's label; 1: keep all images
     herding: Positive = 1
-    relabel: bool = False  # Release the teacher's labels instead of those requested from the models
+    # Let the teacher label the images. Otherwise, the labels are those requested from the models
+    relabel: bool = False
     # Share of the images to warp, texture and relight; requires `relabel`
     distorted: Fraction = 0.0
-    # Share of the images to blend, each with an image of another class, which the teacher confuses
-    # with the class of the first image; requires `relabel`
+    # Share of the images to blend, each with an image of another class. The teacher must often
+    # confuse the two classes. Requires `relabel`
     mixed: Fraction = 0.0
-    # Images among which the classes keep their requested shares, with `relabel`. `plain`: the plain
-    # images only, and distorted and mixed images are labelled by the rule that results; `each`:
-    # plain, distorted and mixed images, each kind for itself
+    # Kinds of image in which `relabel` keeps the requested shares of the classes. `plain`: only in
+    # plain images; the labelling rule that results is also used for distorted and mixed images.
+    # `each`: separately in plain, in distorted and in mixed images
     shares: Literal["plain", "each"] = "plain"
-    # Add the networks that draw the images, and the teacher, so that recipients can draw any number
-    # of images (`sfumato.stream`); requires a source whose network the recipe itself trains
+    # Add the teacher and the networks that draw the images to the release. Recipients can then draw
+    # any number of images (`sfumato.stream`). Requires a source with a network that the recipe
+    # trains
     stream: bool = False
     # Formats to write in addition to the arrays: PNGs in one folder per class, one .npz archive,
     # Parquet tables, tar files (webdataset)
     export: tuple[Literal["png", "npz", "parquet", "webdataset"], ...] = ()
-    # Files and pixels to mark as generated: `pictures` marks PNG and Parquet files, `files` also
-    # marks arrays and tar files, `pixels` also the pixels of drawn images
+    # Files and pixels to mark as generated: `pictures` marks PNG and Parquet files; `files` also
+    # marks arrays and tar files; `pixels` marks all these files, and the pixels of drawn images
     mark: Literal["pictures", "files", "pixels"] = "pictures"
 
     @model_validator(mode="after")
@@ -122,11 +125,10 @@ class Synthesize(Settings):
         return self
 
     def networks(self, public_model: bool) -> dict[str, float]:
-        """Return the sources that recipients may draw from, with their weights: networks that the
-        recipe itself trains.
+        """Return the sources from which recipients can draw, with their weights.
 
-        public_model: whether the diffusion model is a public one, which is left out because of its
-        licence and its size.
+        These are networks that the recipe trains. public_model: True if the diffusion model is a
+        public one. It is then left out, because of its licence and its size.
         """
         others = {"select", *(name for name, stage in STAGES.items() if stage.gives == "images")}
         if public_model:

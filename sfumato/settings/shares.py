@@ -1,13 +1,13 @@
 """Parse shares such as 1%.
 
-Imports nothing, because commands import it when they define their options, which must be fast.
+This module imports nothing. Commands import it to define their options, and this must be fast.
 """
 
 
 def parse_share(value: object) -> float:
-    """Parse a share, which may have a percent sign: "1%" is 0.01.
+    """Parse a share. It is a number, or has a percent sign: "1%" is 0.01.
 
-    Raises ValueError for other text.
+    Raises ValueError for any other text.
     """
     text = str(value)
     return float(text[:-1]) / 100 if text.endswith("%") else float(text)

@@ -1,8 +1,8 @@
-"""The sources of images, each an entry of SOURCES under its name in the parameters."""
+"""The sources of images. The keys of SOURCES are their names in the parameters."""
 
 from dataclasses import dataclass
 
-# settings of `data` for an owner's own files
+# Settings of `data` that apply only to an owner's own files
 OWNERS = ("groups", "labels", "label_column", "skip", "compare_by", "volume")
 
 
@@ -12,8 +12,8 @@ class SourceKind:
 
     reader: "module:function" in sfumato/data/sources; the function takes a Request and the folder
     of downloads, and returns a Source;
-    sections: sections of the parameters that may name it;
-    takes: settings in OWNERS that it supports, none for a published set.
+    sections: sections of the parameters in which the source can be chosen;
+    takes: settings in OWNERS that the source supports; none for a published set.
     """
 
     reader: str
@@ -42,5 +42,5 @@ OF_THE_OWNER = tuple(name for name, kind in SOURCES.items() if kind.takes)
 
 
 def sources_of(section: str) -> list[str]:
-    """Return the sources that may be named in a section, "data" or "public"."""
+    """Return the sources that can be chosen in a section, "data" or "public"."""
     return [name for name, kind in SOURCES.items() if section in kind.sections]

@@ -44,9 +44,9 @@ def unknown_name(key: str, name: str, known: Iterable[str]) -> str:
 
 def one_label_only(what: str) -> str:
     return (
-        f"{what} requires one label per image, but data.labels=several: remove it; use recipe: "
-        "dp-merf, dp-mepf or feta-pro-f, or prepare the images with one label each (data.labels: "
-        "one)"
+        f"{what} requires one label per image, but data.labels=several: change or remove {what}, "
+        "for example with one of the recipes dp-merf, dp-mepf and feta-pro-f, or prepare the "
+        "images with one label each (data.labels: one)"
     )
 
 
@@ -65,9 +65,9 @@ class Stage:
         run: Function of the stage. Takes a `StageRun`, or a `QueryRun` for a query, and the
             settings.
         revision: Number to raise by hand when a change of code makes the same settings give
-            different results. Plans and records contain it. A raised revision reruns the stage. A
-            query then spends again, as do the queries that read it. A free stage never spends.
-            `tests/test_golden.py` pins the results of each revision.
+            different results. Plans and records contain it. If it is raised, the stage runs again.
+            A query then spends again, and so do the queries that read its artifact. A free stage
+            never spends. `tests/test_golden.py` pins the results of each revision.
         inputs: Stages whose artifacts it reads, and "public" for the public set.
         optional: Inputs that may be off.
         seeded: True if it draws public randomness from `seed`.
@@ -81,19 +81,20 @@ class Stage:
         adds_up: True if the noisy sums of several owners may be added up to one release, because
             they do not depend on any owner's earlier releases.
         beside: Further input files.
-        gives: Content of its artifact that `synthesize` may draw from: a "generator", or "images"
-            to choose from.
-        network_work: Function from a `Work` and the side of a pixel block to the operations for one
-            image in the stage's network, which reads or draws such blocks.
-        work: Function from a `Work` to the operations of the stage. Without it, a query is assumed
-            to read each image that it draws once, and the time of a free stage is unknown until it
-            has run.
-        problems: Function from `Params`, the `Card` of the images and the `PublicCard` (or None) to
-            an iterator of sentences about settings that do not match.
-        remarks: Function from a `Plan` to an iterator of sentences for the owner, shown before a
-            query spends.
-        inherited: Function from the project's folder, `Params` and the state directory to the
-            earlier releases from which its public inputs were made.
+        gives: Content of its artifact that `synthesize` can use: "generator" if it can draw images,
+            "images" if it contains images; empty for any other content.
+        network_work: Function that returns the number of operations of the stage's network for one
+            image. It takes a `Work` and the side of the pixel blocks that the network reads or
+            draws.
+        work: Function that takes a `Work` and returns the number of operations of the stage.
+            Without it, a query is assumed to read each drawn image once, and the time of a free
+            stage is unknown until it has run.
+        problems: Function that takes `Params`, the `Card` of the images and the `PublicCard` (or
+            None), and returns sentences about settings that do not match.
+        remarks: Function that takes a `Plan` and returns sentences for the owner. They are shown
+            before a query spends.
+        inherited: Function that takes the project's folder, `Params` and the state directory, and
+            returns earlier releases from which the public inputs of the stage were made.
     """
 
     name: str
@@ -136,8 +137,8 @@ class Stage:
 
     @property
     def public_only(self) -> bool:
-        """True if its result depends only on the public set. The result can then be shared between
-        sensitive sets.
+        """True if its result depends only on the public set. One result can then be used for
+        several sensitive sets.
         """
         return self.inputs == ("public",)
 

@@ -1,4 +1,4 @@
-"""The stages of the pipeline, collected from their modules in the order in which they run.
+"""The table of stages, collected from their modules, in the order in which they run.
 
 The `stage` program, the parameters, the plan, the ledger, `dvc.yaml` and the docs are made from
 this table.
@@ -44,7 +44,7 @@ def declared() -> Iterator[Stage]:
 
 
 def collected() -> dict[str, Stage]:
-    """Return the stages by name. Inputs of stages that are not installed are left out."""
+    """Return the stages by name. A stage that is not installed is removed from all `inputs`."""
     stages = {stage.name: stage for stage in declared()}
     known = {*stages, "public"}
     return {
@@ -58,11 +58,11 @@ QUERIES = tuple(name for name, stage in STAGES.items() if stage.kind is QUERY)
 
 
 def dvc_stages() -> dict[str, tuple[list[str], list[str], list[str]]]:
-    """Return the commands, dependencies and outputs of every stage of the repository, by DVC's
-    names.
+    """Return the commands, dependencies and outputs of every stage in `dvc.yaml`, by its name
+    there.
 
-    Guarantee: no dependency or output contains sensitive, hold-out or latent bytes, or numbers
-    measured on them. DVC writes the hashes of dependencies and outputs into git.
+    Guarantee: no dependency or output contains sensitive images, hold-out images, their latents, or
+    numbers measured on them. DVC writes the hashes of dependencies and outputs into git.
     """
     params = Path("params.yaml")
     cards = [PUBLIC / "card.json", PUBLIC / "privacy.json"]

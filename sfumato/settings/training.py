@@ -22,8 +22,8 @@ class Classifier(Settings):
     validation: ClassVar[float] = 0.1  # Share of the public images used to measure its accuracy
     batch: ClassVar[int] = 128  # Images per step
 
-    # Architecture: `residual` is a ResNet; `whitened` has unpadded convolutions after a layer that
-    # whitens patches, and trains faster
+    # Architecture: `residual` is a ResNet. `whitened` begins with a layer that whitens patches,
+    # followed by unpadded convolutions, and trains faster
     network: Literal["residual", "whitened"] = "residual"
     width: Positive = 32  # Channels of the first layer; later layers have more
     steps: Positive = 1500  # Gradient steps
@@ -42,10 +42,11 @@ class Select(Settings):
     chooser: ClassVar[str] = "by"
     # Criterion: `votes` of `histogram`, or labels by `teacher`
     by: Literal["votes", "teacher"] = "votes"
-    # Share of the public classes to keep, at least one class, for selection by votes; 1: all
-    # classes, without a histogram
+    # For selection by votes: share of the public classes to keep, rounded to at least one class; 1:
+    # all classes, so that no histogram is needed
     ratio: Share = 0.05
-    # Number of images to keep, equally many per sensitive class, for selection by the teacher
+    # For selection by the teacher: number of images to keep, the same number for each sensitive
+    # class
     images: Positive = 20_000
 
     def reads(self, name: str) -> bool:
@@ -99,8 +100,8 @@ class Student(Settings):
 
 
 class Refine(Fit):
-    """Further fit of the generator to the releases of `frequency` and `embedding`, and to the
-    labels that the teacher gives the generator's images.
+    """Further fit of the generator. It is fitted to the releases of `frequency` and `embedding`,
+    and to the labels that the teacher gives to the generator's images.
     """
 
     learning_rate: ClassVar[float] = 4e-3  # type: ignore[misc]  # constant here
@@ -131,10 +132,10 @@ class Model(Strict):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
     # Side in pixels to which images are resized before they are encoded; None: the model's own
     image_size: Positive | None = None
-    # Template of the class prompts, with {class}, {article} or {number}; None: chosen by
-    # data.dataset_id
+    # Template of the text prompts, one prompt per class. It contains {class}, {article} or
+    # {number}; None: a template that is chosen by data.dataset_id
     prompt: str | None = None
-    # Complete prompts by class name, instead of the template
+    # Complete text prompts by class name, to be used instead of the template
     prompts: dict[str, str] = Field(default={})
     # Owner's confirmation that a model without a privacy.json was not made from sensitive images
     declared_public: bool = False
@@ -152,8 +153,8 @@ PUBLIC_MODEL = ("directory", "sha256", "image_size", "prompt", "prompts")  # key
 
 
 class Amp(Strict):
-    """Adversarial model perturbation (RPGen stage 2): take each gradient at the nearby weights with
-    the highest loss.
+    """Adversarial model perturbation (RPGen stage 2): compute each gradient at the nearby weights
+    with the highest loss.
 
     With radius 0, it is off.
     """
@@ -179,16 +180,15 @@ class Phase(Strict):
     batch: Positive = 64  # Images per step
     learning_rate: LearningRate = 3e-4  # Learning rate of Adam
     augment: Annotated[int, Field(ge=0, le=14)] = 0  # RandAugment operations per image
-    # Adversarial model perturbation; `amp: true` stands for `pretrain.amp`; None: off
+    # Adversarial model perturbation; `true`: with the settings in `pretrain.amp`; None: off
     amp: Amp | None = None
 
 
 class Pretrain(Settings):
     """The curriculum: phases of training before DP-SGD.
 
-    The `part` of a phase is its share of `steps`.
-
-    The batch size and the learning rate apply to every phase that does not set its own.
+    The `part` of a phase is its share of `steps`. The batch size and the learning rate apply to
+    every phase that does not set its own.
     """
 
     chooser: ClassVar[str] = "phases"
@@ -234,5 +234,5 @@ class Pretrain(Settings):
         return {**values, "phases": filled}
 
     def reads(self, name: str) -> bool:
-        """Return whether a phase uses images of this input. Selected images count as `public`."""
+        """Return whether a phase uses images of this input. `select` is read for `public`."""
         return any({"select": "public"}.get(name, name) in phase.sources for phase in self.phases)

@@ -46,7 +46,7 @@ def test_text_is_parsed_to_what_python_may_give(case):
 MISTAKES = {
     "epsilon": ("much", "unable to parse"),
     "groups": ("(a)(b)", "2 groups in parentheses"),
-    "classes": ('"a"b,c', "a name with a comma in double quotes"),
+    "classes": ('"a"b,c', "a name that contains a comma in double quotes"),
     "range": ("4095", "expected two numbers"),
     "skip": ("2", "less than 1"),
     "fit": ("zoom", "'crop' or 'pad'"),
