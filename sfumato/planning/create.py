@@ -209,7 +209,7 @@ def propose_for(
     owner: Owner,
     state: Path,
 ) -> Proposed:
-    """Find a proposal for each size, and the plan of the chosen one."""
+    """Make a proposal for each size, and the plan of the chosen proposal."""
     from sfumato.planning import estimate
     from sfumato.planning.proposal import proposals, proposed_card
     from sfumato.planning.resolve import make_plan
@@ -366,7 +366,7 @@ def ask_about(unclear: SfumatoError, options: InitOptions, owner: Owner) -> Init
 
 def confirm_companions(seen: Survey, owner: Owner) -> None:
     """Raise ConfigError if pictures look like masks or thumbnails of others, unless the owner
-    answers that they are not.
+    confirms that they are separate pictures.
     """
     if seen.companions is None:
         return
@@ -469,7 +469,7 @@ def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOpti
     if not owner.answer(f"Can the same person appear in more than one {what}?", likely, None):
         return None
     way = "a pattern that captures the id in file names, such as ^(P\\d+)_, or a CSV file"
-    groups = owner.answer(f"Which images belong to the same person? ({way})", pattern)
+    groups = owner.answer(f"How do I find each image's person? ({way})", pattern)
     try:
         return replace(options, groups=groups)
     except ConfigError as mistake:

@@ -129,7 +129,7 @@ def expected_seconds(
 def corrected(name: str, work: Work, machine: Machine) -> float | None:
     """Estimate a stage's seconds, and correct the estimate by the stage's last run.
 
-    The correction is the duration of that run divided by the estimate for that run.
+    The estimate is multiplied by the duration of that run, and divided by the estimate for it.
     """
     run = machine.content["runs"].get(name, {})
     same_model = run.get("model") in (None, work.params.model.non_default())

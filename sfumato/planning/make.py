@@ -58,8 +58,8 @@ class ProjectPlan(Plan):
             number = len(self.inherited)
             charges = "1 charge" if number == 1 else f"{number} charges"
             yield (
-                f"the budget includes {charges} of an earlier release, from which public inputs "
-                f"were made (datasets {ids})"
+                f"the budget includes {charges} of an earlier release (datasets {ids}), because "
+                "public inputs were made from it"
             )
         for warning in warnings_of(self.params, self.budget["delta"], len(self.card.classes)):
             yield f"warning: {warning}"
@@ -79,7 +79,7 @@ class ProjectPlan(Plan):
         return spending_of(self, self.past, self.past.folder / PLAN)
 
     def seconds(self) -> dict[str, float | None]:
-        from sfumato.planning import estimate  # slow to import: only where minutes are shown
+        from sfumato.planning import estimate  # slow to import, and needed only to show minutes
 
         many = self.public.images if self.public else 0
         classes = len(self.card.classes)
@@ -127,7 +127,10 @@ def risk_line(made: Plan) -> str:
         replace(each, noise_multiplier=half * each.noise_multiplier).event for each in mechanisms
     ]
     lower = epsilon(events, made.budget["delta"], made.budget["accountant"], adjacency)
-    most = f"at most {percent_up(guess)} % of the time (chance: 50 %), even if they know all others"
+    most = (
+        f"at most {percent_up(guess)} % of the time (chance: 50 %), even if they know all other "
+        f"{one}s"
+    )
     less = f"at ε = {lower:.2g}, at most {percent_up((guess + 0.5) / 2)} %"
     return f"risk: an attacker who guesses whether one {one} is in the set is right {most}; {less}"
 
@@ -181,7 +184,7 @@ def spending_lines(made: ProjectPlan, spending: Sequence[Decision]) -> Iterator[
             continue
         why = f"depends on {entry.cause}, which has changed"
         if made.lineage[stage].again:
-            why = "is named in privacy.spend_again, or depends on a query that is"
+            why = "is named in privacy.spend_again, or depends on a query named there"
         elif entry.cause == stage:
             why = "is new or has changed"
         yield f"{stage}: would {'re-spend' if stage in before else 'spend'} {cost}: it {why}"

@@ -1,6 +1,6 @@
 """Write the files of a project, for `stage init`, and the `dvc.yaml` of this repository.
 
-`python -m sfumato.planning.project_files` prints the latter.
+`python -m sfumato.planning.project_files` prints the `dvc.yaml` of this repository.
 """
 
 import json

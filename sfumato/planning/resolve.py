@@ -64,7 +64,7 @@ def noise_requests(params: Params) -> dict[str, NoiseRequest]:
             sample_rate=rate, uses=uses, noise_multiplier=multiplier, share=share
         )
     if len(rests) != 1:
-        named = f"but {', '.join(rests) or 'none'} has it. Queries in run: {', '.join(asks) or '-'}"
+        named = f"found {', '.join(rests) or 'none'}. Queries in run: {', '.join(asks) or 'none'}"
         raise ConfigError(
             f"recipe={params.recipe!r}: exactly one query must have noise: rest, {named}"
         )

@@ -44,7 +44,7 @@ ROOT_ERROR = 1e-11  # Error of an exact ε: ten times the tolerance of dp-accoun
 MOST_NOISE = 1e7  # Upper end of the search for a noise multiplier
 EXACT = "exact"
 BOUNDS = ("rdp", "rdp_classic", "pld")  # Every ledger states ε by each of these accountants
-ACCOUNTANTS = (*BOUNDS, EXACT)  # Most cautious first
+ACCOUNTANTS = (*BOUNDS, EXACT)
 
 
 def relation(adjacency: str) -> NeighboringRelation:

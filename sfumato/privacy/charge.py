@@ -50,8 +50,8 @@ class Charge:
     `sfumato.privacy.authorize.open_charge` creates a charge. A charge is not thread-safe, and
     cannot be copied or used in a forked process.
 
-    group_cap: number of images from which on a group has full weight. A smaller group has a weight
-    of its number of images divided by `group_cap`. With 1, all groups have full weight.
+    group_cap: smallest number of images with which a group has full weight. The weight of a smaller
+    group is its number of images divided by `group_cap`. With 1, all groups have full weight.
     """
 
     def __init__(
@@ -335,7 +335,10 @@ class Charge:
             )
 
     def __reduce__(self):  # also called by `copy`
-        raise TypeError("a charge cannot be saved, copied or sent: its uses are counted once")
+        raise TypeError(
+            "a charge cannot be saved, copied or sent, because each use must be counted: open "
+            "another charge"
+        )
 
     def durable(self, checkpoint: str | None = None) -> None:
         """Journal that the state after all uses so far is on disk.

@@ -38,8 +38,8 @@ class Resolved:
     shape: (C, H, W) of the images;
     again: number of times that the owner asked to pay again;
     about: the owner's texts for the release;
-    prepared: settings by which pictures were cropped and their pixel values shown as grey levels,
-    without default values. Only cards state them, and no digest depends on them;
+    prepared: the settings `data.fit` and `data.range`, if they differ from their defaults. Only
+    cards state them, and no digest depends on them;
     accountant: accountant of the ε that cards state. No digest depends on it.
     """
 

@@ -34,11 +34,11 @@ class FeatureMap(Strict):
     """One public map of an image, whose random Fourier features are released."""
 
     map: str = "pixels"  # Public map: one of FEATURES (sfumato/features)
-    # Kernel whose random features are released. `linear` releases the map's outputs themselves, and
-    # `squared` releases their squares
+    # Kernel whose random features are released. With `linear`, the map's outputs themselves are
+    # released; with `squared`, their squares
     kernel: Literal["gaussian", "rational-quadratic", "linear", "squared"] = "gaussian"
-    # Length scales of the kernel, divided by √d if the map has d outputs. Example: for 28×28
-    # pixels, √d is 28, and 0.366 is the length scale 10.25
+    # Length scales of the kernel, each divided by the square root of the map's number of outputs.
+    # Example: 28×28 pixels are 784 outputs, so 0.366 stands for the length scale 0.366 · 28 = 10.25
     length_scales: Annotated[tuple[Scale, ...], Field(min_length=1)] = (0.366, 0.183)
     weight: Scale = 1.0  # Share of the squared norm, relative to the other maps
     # Side of square blocks, in pixels. The map gets the means of these blocks instead of the pixels
@@ -77,7 +77,7 @@ class Histogram(QuerySettings):
     """
 
     noise: Noise = 50.0
-    # Number of votes per image. It votes for this many public classes, the most likely ones. The L2
+    # Number of public classes for which each image votes, namely its most likely ones. The L2
     # sensitivity is √votes
     votes: Positive = 1
     # Release one histogram per sensitive class (PrivImage), instead of one for all classes (RPGen)

@@ -93,8 +93,8 @@ class Synthesize(Settings):
     relabel: bool = False
     # Share of the images to warp, texture and relight; requires `relabel`
     distorted: Fraction = 0.0
-    # Share of the images to blend, each with an image of another class. The teacher must often
-    # confuse the two classes. Requires `relabel`
+    # Share of the images to blend, each with an image of another class. This is a class that the
+    # teacher tends to confuse with the image's own class. Requires `relabel`
     mixed: Fraction = 0.0
     # Kinds of image in which `relabel` keeps the requested shares of the classes. `plain`: only in
     # plain images; the labelling rule that results is also used for distorted and mixed images.
