@@ -477,7 +477,10 @@ def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOpti
 
 
 def ask_for_size(seen: Survey, owner: Owner) -> int:
-    """Ask for the number of images or persons outside the hold-out, rounded, since it is public."""
+    """Ask for the number of images or persons outside the hold-out.
+
+    The number is rounded, because it is published.
+    """
     from sfumato.planning.proposal import rounded_size
 
     what = "sensitive images" if seen.persons is None else "persons"

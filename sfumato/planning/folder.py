@@ -122,7 +122,7 @@ def unprepared(folder: Path, params: Params, say: Say) -> Card:
         return read_card(folder / CARD_PATH)
     with unpacking():
         source = read_source(data, folder / "data/raw")
-    say("the images are not prepared yet: this plan is for the images that are in the folder now")
+    say("the images are not prepared yet: this plan is for the images now in the folder")
     return proposed_card(params, source.classes, source.test is not None)
 
 

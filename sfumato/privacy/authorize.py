@@ -43,8 +43,8 @@ from sfumato.storage.files import make_folder
 from sfumato.storage.in_use import in_use, use_until_the_end
 from sfumato.storage.locks import file_lock, holding
 
-# In seconds. Records contain only the day, because exact times would reveal how long a query took,
-# and so how many images it read.
+# In seconds. Records contain only the day: an exact time would reveal how long a query took, and
+# its duration depends on how many images it read.
 DAY = 86_400
 
 

@@ -214,8 +214,8 @@ class Charge:
 
         Args:
             rows_of: Function from the images and labels of a batch of at most `size` to one row per
-                image. A row must depend on its own image only. Rows that are not finite are left
-                out, and rows longer than `max_norm` are scaled to it.
+                image. A row must depend on its own image only. Rows with infinite or NaN entries
+                are left out, and rows longer than `max_norm` are scaled to it.
             max_norm: See `release`.
             size: See `batches`.
             integer: See `release`.

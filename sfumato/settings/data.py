@@ -165,8 +165,8 @@ class Data(Strict):
     dataset_id: DatasetId | None = None
     source: str = "digits"  # Kind of source: one of SOURCES (sfumato/settings/sources)
     # Folder or file with the images, a zip file of that folder, a Parquet file with embedded
-    # pictures, or the URL of tar or Parquet files, such as s3://scans/{0000..0999}.tar. Required
-    # for your own files
+    # pictures, or the URL of tar or Parquet files, such as s3://scans/{0000..0999}.tar. If the
+    # images are your own files, this is required
     path: Annotated[str | None, AfterValidator(without_secrets)] = None
     # Stored size in pixels: the side of a square, or [rows, columns]; None: as in the source
     size: Size | None = None
@@ -182,9 +182,9 @@ class Data(Strict):
     # Treatment of images whose proportions differ from `size`: crop to the middle, or pad with
     # black bars
     fit: Literal["crop", "pad"] = "crop"
-    # Class names in the order of the labels. Set it if the files do not list the class names, as
-    # with MedMNIST, webdataset and tables (label_column). If `labels` is `several`, set it to the
-    # columns that contain the labels
+    # Class names in the order of the labels. Set it if the files do not list the class names. This
+    # applies to MedMNIST, webdataset and tables (label_column). If `labels` is `several`, set it to
+    # the columns that contain the labels
     classes: tuple[ClassName, ...] | None = None
     # Name of the label's column in metadata.csv, .jsonl or .parquet (imagefolder), or of the
     # label's key in each .json (webdataset); None: labels are the names of folders, or .cls files.
@@ -205,8 +205,8 @@ class Data(Strict):
     # Share of the images (with `groups`, share of the persons) in the hold-out; ignored if the
     # source has a test split
     holdout_fraction: Fraction = 0.2
-    # Owner's confirmation that these images show other people than the images that are already
-    # counted under another dataset_id
+    # Owner's confirmation that these images show no person whose images are already counted under
+    # another dataset_id
     different_people: bool = False
     # Rule for finding each image's person, for privacy.unit: group. Available for your own files
     groups: Groups | None = None
@@ -273,6 +273,6 @@ class Public(Strict):
     source: str = "glyphs"  # Kind of source: one of SOURCES (sfumato/settings/sources)
     path: str | None = None  # Folder or file with the images; required for your own files
     per_class: Positive = 300  # Images per class, for sources that the program draws itself
-    # Owner's confirmation that the images in `path` were not made from sensitive images. Required
-    # if there is no privacy.json beside them
+    # Owner's confirmation that the images in `path` were not made from sensitive images. It is
+    # required unless there is a privacy.json beside them
     declared_public: bool = False

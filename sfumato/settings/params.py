@@ -83,7 +83,7 @@ class Common(Strict):
     def inputs_of(self, stage: str) -> list[str]:
         """Return the inputs that a stage reads under its settings, including "public".
 
-        Some of these inputs may be stages that are switched off.
+        Some of these inputs may be switched off.
         """
         return [*filter(getattr(self, stage).reads, STAGES[stage].inputs)]
 
