@@ -123,6 +123,6 @@ def usefulness(made: ProjectPlan) -> str:
     expected = forecast(kind, params.privacy.size, params.privacy.epsilon, 1.0)
     return (
         f"{expected.capitalize()} of what a classifier learns from the real images. The forecast "
-        "was fitted to results on public sets, and assumes that models are trained for as long as "
-        "they were there. For two of three public sets, the result lay within the range."
+        "was fitted to results on public sets, and is valid if models are trained as long as for "
+        "these results. Two of three results lay within the range."
     )

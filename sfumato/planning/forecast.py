@@ -42,14 +42,15 @@ def size_factor(fit_length: float, side: int, largest: int, product: float) -> f
     """Return the factor by which a forecast changes with the length of the fits and the size of the
     images. It is above 1 if images of this size are more useful than images of the largest size.
 
-    fit_length: length of the fits: 0 for the shortest, 1 for the longest that was measured;
+    fit_length: how long networks are fitted, from 0 for the shortest fits that are proposed to 1
+    for the longest, which were measured;
     side: longer side of the images, in pixels;
     largest: longer side of the largest size to which the images could be resized, in pixels;
     product: units · ε; if it is small, noise hides the detail of large images.
     """
     rule = LINE["sizes"]
     power = rule["offset"] + rule["slope"] * math.log10(product)
-    # Fitted to results on brain MRI with 18, 49 and 64 % of the longest fits
+    # Fitted to results on brain MRI, with fits of 18, 49 and 64 % of the largest length
     fits = 1 - 0.3 * (1 - fit_length) ** 2
     return fits * float((min(side, rule["largest"]) / min(largest, rule["largest"])) ** power)
 

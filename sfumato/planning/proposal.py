@@ -63,7 +63,7 @@ class Proposal:
     content: dict[str, Any]  # the content of `params.yaml`
     params: Params  # the same, resolved
     row: str  # name of the row of the table that was used
-    fit_length: float  # length of the fits: 0 for the shortest, 1 for the longest that was measured
+    fit_length: float  # position between the first (0) and the last (1) numbers of `grows`
     seconds: float  # expected seconds of a run
     judging: float  # how many of these seconds the evaluation takes
     enough: bool  # whether a run ends within the requested minutes

@@ -3,10 +3,10 @@
 Every accountant computes an upper bound on the same ε. If a second computation of the declared
 bound is larger by more than its own error, one of the two is wrong, and the check must fail.
 
-- RDP: Opacus' curve is compared with ours, with the same conversion, over the orders that Opacus
-  computes.
-- PLD: Opacus' PRV accountant gives an upper bound, at most twice its `eps_error` above a lower
-  bound.
+- RDP: Opacus' curve is compared with ours, at the orders that Opacus can compute. Both curves are
+  converted to ε in the same way.
+- PLD: Opacus' PRV accountant gives an upper bound, which exceeds the true value by at most twice
+  its `eps_error`.
 - exact: The distributions of both libraries are compared with the closed form, and Rényi's bound
   must not be smaller than the closed form.
 """

@@ -56,7 +56,7 @@ def parse_classes(text: str) -> Classes:
 
 
 def parse_range(text: str) -> tuple[float, float]:
-    """Parse the values of black and white, separated by a comma."""
+    """Parse the pixel values of black and white, separated by a comma."""
     try:
         low, high = (float(part) for part in text.split(","))
     except ValueError as error:
@@ -81,7 +81,7 @@ SIZES = "expected 8 pixels per side or more, such as 64 or 192x256"
 
 
 def parse_size(text: str) -> Size | None:
-    """Parse the side of squares, or rows x columns."""
+    """Parse a size: the side of square images, such as 64, or rows x columns, such as 192x256."""
     form = re.fullmatch(r"(\d{1,5})(?:[x×](\d{1,5}))?", text)
     if form is None:
         raise ValueError(SIZES)

@@ -32,7 +32,8 @@ NAMES = (
     *("histogram", "teacher", "embedding", "refine", "select", "pretrain", "saliency", "finetune"),
     *("synthesize", "student", "evaluate"),
 )
-OTHER_PACKAGES = "sfumato.stages"  # group of entry points; each is a module that declares a STAGE
+# Group of entry points of other packages. Each entry point is a module that declares a STAGE
+OTHER_PACKAGES = "sfumato.stages"
 
 
 def declared() -> Iterator[Stage]:

@@ -144,7 +144,7 @@ class Model(Strict):
         return self.model_dump(mode="json", exclude={"declared_public", *PUBLIC_MODEL})
 
     def non_default(self) -> dict[str, Any]:
-        """Return the keys of the network in use that differ from their defaults, for the plan."""
+        """Return the settings of the chosen network that differ from their defaults, for plans."""
         used = PUBLIC_MODEL if self.directory else self.network()
         return self.model_dump(mode="json", exclude_defaults=True, include={*used})
 
