@@ -326,8 +326,9 @@ class Charge:
         """
 
     def _check_owner(self) -> None:
-        """Raise BudgetError in a forked process, because it would count its own uses of the
-        charge.
+        """Raise BudgetError in a forked process.
+
+        Otherwise, each of the two processes would count only its own uses of the charge.
         """
         if os.getpid() != self._process:
             raise BudgetError(

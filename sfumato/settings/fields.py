@@ -42,7 +42,7 @@ def both_sides(size: int | Sequence[int]) -> tuple[int, int]:
 
 
 def checked_size(value: Any, read: Callable[[Any], Any]) -> int | tuple[int, int]:
-    """Parse a size by `read`. Raises ValueError, with the forms of a size, if this fails."""
+    """Parse a size with `read`. If this fails, raise a ValueError that shows the accepted forms."""
     try:
         return size_of(read(value))
     except ValueError as error:
