@@ -127,8 +127,8 @@ class Charge:
         self._check_owner()
         if self._closed or self.used >= self.uses:
             raise BudgetError(
-                f"{self.record['stage']}: all {self.uses} releases of the charge are used: open a "
-                "new charge for a further draw"
+                f"{self.record['stage']}: the charge has no release left (paid for: {self.uses}): "
+                "open a new charge for a further draw"
             )
         if self._drawn:
             raise BudgetError(

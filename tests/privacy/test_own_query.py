@@ -48,7 +48,7 @@ def test_a_sum_is_of_bounded_rows_made_of_one_image_each(owner):
 def test_nothing_is_drawn_beyond_uses_or_lifetime(owner):
     with opened(owner) as charge:
         charge.sum(brightness)
-        with pytest.raises(BudgetError, match="all are used"):
+        with pytest.raises(BudgetError, match="no release left"):
             charge.sum(brightness)
     with opened(owner) as charge:
         pass
@@ -223,7 +223,7 @@ def test_rows_that_are_not_numbers_twice_are_no_memory(owner):
 
 def test_opening_a_charge_states_what_it_does_not_cover():
     said = " ".join(sfumato.open_charge.__doc__.split())
-    assert "rows that each depend on one image only. A function with memory breaks this" in said
+    assert "if each row depends on one image only. A function with memory breaks this" in said
 
 
 WHO = "the image of a patient"
@@ -253,7 +253,7 @@ def test_a_failing_function_spends_one_use_in_silence(owner, kind):
         assert len(seen) == 20
         for _ in range(2):
             assert charge.sum(brightness).item() > 100
-        with pytest.raises(BudgetError, match="all are used"):
+        with pytest.raises(BudgetError, match="no release left"):
             charge.sum(brightness)
     (opened_once,) = owner.odometer.opened()
     assert Mechanism.from_json(opened_once["event"]).uses == 3
