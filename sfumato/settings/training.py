@@ -42,11 +42,11 @@ class Select(Settings):
     chooser: ClassVar[str] = "by"
     # Criterion: `votes` of `histogram`, or labels by `teacher`
     by: Literal["votes", "teacher"] = "votes"
-    # For selection by votes: share of the public classes to keep, rounded to at least one class; 1:
-    # all classes, so that no histogram is needed
+    # Share of the public classes to keep, but at least one class; 1: all classes, so that no
+    # histogram is needed. It applies to selection by votes
     ratio: Share = 0.05
-    # For selection by the teacher: number of images to keep, the same number for each sensitive
-    # class
+    # Number of images to keep, the same number for each sensitive class. It applies to selection by
+    # the teacher
     images: Positive = 20_000
 
     def reads(self, name: str) -> bool:
