@@ -53,7 +53,10 @@ class Card(Exact):
 
 @dataclass(frozen=True, kw_only=True)
 class PublicCard(Exact):
-    """The facts of a prepared public set. Without a set, it has only `enabled`, which is false."""
+    """The facts of a prepared public set.
+
+    If there is no public set, `enabled` is false and the other fields are empty.
+    """
 
     enabled: bool
     source: str | None = None
@@ -63,9 +66,10 @@ class PublicCard(Exact):
 
 
 def card_at(path: Path, what: str, fix: str) -> AbstractContextManager[None]:
-    """Raise DataError if, in this context, the file is missing or is not `what`.
+    """Return a context that raises DataError if the file in `path` is missing or invalid.
 
-    fix: command that writes the file, as an instruction.
+    what: expected content of the file, such as "a data card";
+    fix: instruction that writes the file, such as "run `stage prepare public`".
     """
     missing = f"{path} is missing: {fix} first"
     return explained(
@@ -93,9 +97,9 @@ def card_text(content: dict) -> bytes:
 
 
 def write_no_public(out: Path) -> None:
-    """Write the artifact `out` for a public set that no stage reads.
+    """Write the artifact `out` for a project whose stages need no public images.
 
-    It contains only a card, with constant bytes.
+    The artifact contains only a card, which is the same in all such projects.
     """
     with writing(out, "public", []) as directory:
         (directory / CARD).write_bytes(card_text(asdict(PublicCard(enabled=False))))

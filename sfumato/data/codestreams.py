@@ -12,13 +12,13 @@ from sfumato.errors import DataError
 from sfumato.storage.limits import LARGEST_PICTURE, check_picture
 
 JPEG_2000 = b"\xff\x4f\xff\x51"  # two markers: a codestream starts, and its sizes follow
-# Markers in the range of JPEG's frame markers that do not begin a frame
+# These markers are in the range of JPEG's frame markers, but do not begin a frame
 NO_FRAME = (0xC4, 0xC8, 0xCC)
 JPEG_LS_FRAME = 0xF7
 
 
 def check_codestream(frame: bytes, name: str) -> None:
-    """Raise DataError if a JPEG, JPEG-LS or JPEG 2000 stream is larger than a picture may be."""
+    """Raise DataError if a JPEG, JPEG-LS or JPEG 2000 stream exceeds the limits of a picture."""
     if (start := frame[:256].find(JPEG_2000)) >= 0:
         right, bottom, left, top = struct.unpack_from(">4I", frame, start + 8)
         (channels,) = struct.unpack_from(">H", frame, start + 40)
@@ -36,9 +36,10 @@ def check_codestream(frame: bytes, name: str) -> None:
 
 
 def codestream_of(content: bytes) -> bytes:
-    """Return the JPEG 2000 codestream in a file, which may be bare or inside the boxes of a JP2.
+    """Return the JPEG 2000 codestream of a file.
 
-    Raises ValueError or struct.error if the file has no codestream.
+    The file is either a bare codestream, or a JP2 file, which has the codestream in a box. Raises
+    ValueError or struct.error if the file has no codestream.
     """
     place = 0
     while not content.startswith(JPEG_2000, place):
@@ -56,15 +57,19 @@ def codestream_of(content: bytes) -> bytes:
 
 
 def depth_of(stream: bytes) -> int:
-    """Return the largest number of bits per value in a JPEG 2000 stream, plus one if values are
-    signed.
+    """Return the largest number of bits per value among the channels of a JPEG 2000 stream.
+
+    The sign of a signed channel counts as one more bit.
     """
     (channels,) = struct.unpack_from(">H", stream, 40)
     return max((bits & 127) + 1 + (bits >> 7) for bits in stream[42 : 42 + 3 * channels : 3])
 
 
 def check_run_lengths(frame: bytes, size: int, name: str) -> None:
-    """Raise DataError if a segment of an RLE frame expands to more than twice `size` bytes."""
+    """Raise DataError if a segment of an RLE frame expands to far more than `size` bytes.
+
+    size: number of bytes in one plane of the decoded frame.
+    """
     count, *starts = struct.unpack_from("<16L", frame)
     ends = [*starts[1:count], len(frame)]
     for start, end in zip(starts[:count], ends, strict=True):
@@ -85,9 +90,9 @@ def check_run_lengths(frame: bytes, size: int, name: str) -> None:
 
 
 def check_deflated(file: BinaryIO, name: str) -> None:
-    """Raise DataError if a deflated DICOM file inflates to more than a picture may have.
+    """Raise DataError if a deflated DICOM file inflates to more than LARGEST_PICTURE bytes.
 
-    Leaves `file` at its start.
+    Afterwards, `file` is at its start again.
     """
     from pydicom.filereader import read_dataset, read_preamble
     from pydicom.uid import DeflatedExplicitVRLittleEndian
@@ -110,8 +115,9 @@ def check_deflated(file: BinaryIO, name: str) -> None:
 
 
 def check_compressed(data: Any, syntax: Any, size: int, name: str) -> None:
-    """Check the first frame of compressed pixels before it is decoded. size: number of bytes in one
-    plane of the decoded frame.
+    """Check the first frame of compressed pixels before it is decoded.
+
+    size: number of bytes in one plane of the decoded frame.
     """
     from pydicom.encaps import get_frame
     from pydicom.uid import RLELossless

@@ -1,4 +1,4 @@
-"""Find pictures that accompany others, by their names: masks, annotations, thumbnails, overlays."""
+"""Find pictures such as masks and thumbnails, which accompany other pictures, by their names."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -17,10 +17,10 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Companions:
-    """The number of pictures that accompany others. Private.
+    """The pictures of a set that accompany other pictures, such as masks. Private.
 
-    count: number of pictures such as masks that accompany another picture;
-    example: name of one of them, and name of the picture that it accompanies.
+    count: number of the accompanying pictures;
+    example: name of an accompanying picture, and name of the picture that it accompanies.
     """
 
     count: int
@@ -28,10 +28,10 @@ class Companions:
 
 
 def companions_in(names: Sequence[str], folders: Sequence[str]) -> Companions | None:
-    """Find pictures whose names equal another name in the same folder, apart from a word such as
-    mask. Returns None if there are none.
+    """Find pictures such as masks by their names. Returns None if there are none.
 
-    folders: folder of each picture, in the order of `names`.
+    A picture accompanies another picture of its folder if the two names are equal apart from a word
+    such as mask. folders: folder of each picture, in the order of `names`.
     """
     words = [name_words(name) for name in names]
     of_others = {
@@ -61,11 +61,11 @@ def without(words: re.Pattern[str], own: Words) -> Words:
 
 
 def companion_keys(own: Words) -> Iterator[Words]:
-    """Yield the words that the name of the accompanied picture may have.
+    """Yield the two sequences of words that the name of the accompanied picture may have.
 
-    own: words in the name of the companion, such as a mask. The words of the other name are all of
-    these except the words of COMPANION, or only those before the first word of COMPANION, because a
-    number after it may count masks.
+    own: words in the name of a mask or another companion. The first sequence has all of these words
+    except the words of COMPANION. The second sequence has only the words before the first word of
+    COMPANION, because a number after that word may count masks. Both leave out the words of PLAIN.
     """
     places = [place for place, word in enumerate(own) if COMPANION.fullmatch(word)]
     if places:

@@ -35,8 +35,8 @@ from sfumato.storage.files import reading
 from sfumato.storage.limits import check_picture, check_picture_file, room_for_picture
 
 Request = Any  # the class in `sfumato.data.sources.source`, which imports this module
-# Pillow and NumPy release the GIL while they decode and resize. The one thread that writes cannot
-# keep more of them busy.
+# Several threads help, because Pillow and NumPy release the GIL while they decode and resize. More
+# than 16 threads would only wait for the single thread that writes their results.
 DECODERS = min(16, os.cpu_count() or 1)
 
 
@@ -45,7 +45,7 @@ class Member:
     """A picture inside a tar file, read in place without unpacking."""
 
     shard: Path
-    start: int  # offset of its bytes in the file
+    start: int  # offset of the picture in the tar file, in bytes
     size: int
     name: str
 
@@ -54,9 +54,9 @@ class Member:
         return self.shard
 
     def opened(self) -> io.BytesIO:
-        """Return its bytes.
+        """Return the bytes of the picture.
 
-        Raises OSError if some are missing because the file changed since it was listed.
+        Raises OSError if the tar file has become shorter since it was listed.
         """
         check_picture_file(str(self), self.size)
         with reading(self.shard) as file:
@@ -74,8 +74,9 @@ PictureFile = Path | Member | Slice
 
 
 def read_whole(path: Path) -> io.BytesIO:
-    """Return all bytes of a file before decoding, because some decoders report a failing read as
-    damage.
+    """Return all bytes of a picture file.
+
+    The file is read before it is decoded, because some decoders report a failed read as damage.
     """
     with reading(path) as file:
         check_picture_file(str(path), os.fstat(file.fileno()).st_size)
@@ -90,9 +91,9 @@ def open_picture(file: Path | Member) -> io.BytesIO:
 
 
 def format_at(file: Path | Member) -> Format | None:
-    """Recognise the unsupported format of a file by its first bytes, or of a link by its target.
+    """Return the unsupported format of a file or of a link, or None.
 
-    Returns None for any other file or link.
+    A file is recognised by its first bytes, and a link by its target.
     """
     if isinstance(file, Path) and not file.is_file():
         return link_format(file)
@@ -140,10 +141,11 @@ def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
 
 
 def decode(path: PictureFile, span: Span | None = None) -> np.ndarray:
-    """Decode a picture file into (H, W, 1) or (H, W, 3) uint8, upright, with transparency over
-    black.
+    """Decode a picture file into (H, W, 1) or (H, W, 3) uint8.
 
-    span: values shown as black and white, for files with more than 8 bits (see `shown`).
+    The picture is turned upright, and transparent parts are drawn over black.
+
+    span: values to show as black and as white, for files with more than 8 bits (see `eight_bits`).
     """
     if isinstance(path, Slice) and path.axis is None:
         return decode_dicom(path.path, span, path.number)
@@ -151,8 +153,9 @@ def decode(path: PictureFile, span: Span | None = None) -> np.ndarray:
         return decode_slice(path, span)
     if isinstance(path, Path) and is_dicom(path):
         return decode_dicom(path, span)
-    # Not included: formats that contain programs, such as PostScript; formats whose low bits Pillow
-    # silently drops; and ICO, which Pillow decodes before the size can be checked.
+    # Three kinds are left out: formats that contain programs, such as PostScript; formats from
+    # which Pillow silently drops the low bits; and ICO, because Pillow decodes it before its size
+    # can be checked.
     formats = "AVIF BMP DIB GIF JPEG JPEG2000 PCX PNG PPM QOI TGA TIFF WEBP"
     Image.init()
     # Formats that the installed Pillow supports
@@ -187,19 +190,20 @@ def decode(path: PictureFile, span: Span | None = None) -> np.ndarray:
 
 
 def pixel_form(opened: Image.Image) -> tuple[int, int]:
-    """Return (number of channels, bytes per value) of a picture when it is decoded."""
+    """Return the number of channels, and of bytes per value, that a picture has once decoded."""
     if opened.has_transparency_data or opened.mode == "P":
         return 4, 1
     channels = len(opened.getbands())
-    # Pillow would keep only 8 bits
+    # A file with 16 bits per value; `decode_deep` keeps all of them, although Pillow keeps only 8
     if any(str(tile.args).endswith("16B") for tile in getattr(opened, "tile", ())):
         return channels, 2
     return channels, np.dtype(ImageMode.getmode(opened.mode).typestr).itemsize
 
 
 def flattened(picture: Image.Image, name: str) -> np.ndarray:
-    """Convert a picture of 8 bits to (H, W, 1) or (H, W, 3) uint8, upright, with transparency over
-    black.
+    """Convert a picture of 8 bits to (H, W, 1) or (H, W, 3) uint8.
+
+    The picture is turned upright, and transparent parts are drawn over black.
     """
     ImageOps.exif_transpose(picture, in_place=True)
     if picture.has_transparency_data:
@@ -217,10 +221,10 @@ def flattened(picture: Image.Image, name: str) -> np.ndarray:
 def decoded(
     files: Sequence[PictureFile], request: Request
 ) -> Generator[np.ndarray | DataError, None, None]:
-    """Yield each picture, converted as requested, or the error that states why it cannot be used,
-    in the order of `files`.
+    """Yield one result per file, in the order of `files`.
 
-    Raises an error that concerns more than one picture.
+    The result is the picture, converted as requested, or an error that states why this picture
+    cannot be used. An error that concerns all such files, such as a missing setting, is raised.
     """
     for picture, converted in in_threads(files, request):
         request.converted.update(converted)
@@ -245,10 +249,11 @@ def in_threads(
 
 
 def with_progress(items: Iterable, total: int, what: str = "preparing") -> Iterator:
-    """Yield the items, with a progress bar on a terminal only, because a log would reveal how many
-    there are.
+    """Yield the items, and show a progress bar if standard error is a terminal.
+
+    A bar in a log would reveal the number of items.
     """
-    from rich.console import Console  # recipients of a release have no rich
+    from rich.console import Console  # imported here, because recipients need not install rich
     from rich.progress import track
 
     yield from track(
@@ -257,7 +262,10 @@ def with_progress(items: Iterable, total: int, what: str = "preparing") -> Itera
 
 
 def picture_of(file: PictureFile, request: Request) -> tuple[np.ndarray | DataError, Counter[str]]:
-    """Return a picture, or an error that concerns only this picture, and count its conversions."""
+    """Return a converted picture, or an error that concerns only this picture.
+
+    The second value counts the conversions of the picture by kind.
+    """
     request = replace(request, converted=Counter())
     try:
         return fit(decode(file, request.range), request, str(file)), request.converted

@@ -1,5 +1,6 @@
-"""Decode pictures with more than 8 bits (16-bit and floating point files, DICOM), mapping a public
-range to 8 bits.
+"""Decode pictures with more than 8 bits per value: 16-bit and floating-point files, and DICOM.
+
+A public range of values is mapped to 8 bits.
 """
 
 import struct
@@ -32,8 +33,8 @@ from sfumato.storage.limits import (
 )
 
 MIN_IS_WHITE = 0
-SIGNED = 2  # SampleFormat of a TIFF
-UNSPECIFIED = 0  # ExtraSamples of a TIFF
+SIGNED = 2  # value of the TIFF tag SampleFormat
+UNSPECIFIED = 0  # value of the TIFF tag ExtraSamples
 TRANSPARENT = "is fully transparent: save it without transparency, or remove it"
 STRIP = 2**20  # number of values to convert at a time; each takes 8 bytes
 Span = tuple[float, float]
@@ -50,12 +51,12 @@ def eight_bits(
     """Map values to uint8: black up to span[0], white from span[1], and linear in between.
 
     values: (H, W) or (H, W, C);
-    alpha: (H, W, 1) in [0, 1], opacity over black;
-    inverted: swap black and white;
+    alpha: (H, W, 1) in [0, 1], opacity of the pixels over a black background;
+    inverted: whether to swap black and white;
     rescale: function to apply to the values first, some rows at a time.
 
-    Returns (H, W, C); C is 1 for (H, W). Raises DataError for non-finite values, and without a
-    span, which must not be computed from the images.
+    Returns (H, W, C); C is 1 for (H, W). Raises DataError for non-finite values. Also raises
+    DataError if `span` is None, because a span must not be computed from the images.
     """
     if span is None:
         error = DataError(
@@ -90,13 +91,13 @@ def eight_bits(
 
 @contextmanager
 def readable(what: str, fix: str = "repair or remove it") -> Iterator[None]:
-    """Raise DataError for any exception that a decoder raises for damaged bytes.
+    """Return a context that raises DataError in place of a decoder's exception for damaged bytes.
 
-    An error because the file cannot be reached is not changed.
+    what: beginning of the message; fix: instruction at its end.
 
-    An OSError with an error number comes from the system: the file is out of reach, or this account
-    must not read it. An OSError without a number comes from a decoder. The number EINVAL may come
-    from the system or from damaged bytes, which can contain an invalid offset.
+    An OSError with an error number is raised unchanged. It comes from the system: the file is out
+    of reach, or this account must not read it. An OSError without a number comes from a decoder.
+    EINVAL is treated as damage too, because damaged bytes can contain an invalid offset.
     """
     try:
         yield
@@ -111,7 +112,10 @@ def readable(what: str, fix: str = "repair or remove it") -> Iterator[None]:
 
 
 def installed(extra: str, name: str) -> AbstractContextManager[None]:
-    """Raise ConfigError if a package that is needed to read the file `name` is missing."""
+    """Return a context that raises ConfigError if an import fails.
+
+    extra: extra of this package that installs the import; name: file that needs it.
+    """
     fix = f"pip install 'sfumato[{extra}]'"
     return explained(
         ConfigError,
@@ -125,8 +129,8 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
 
     Returns None for a picture with 8 bits or fewer.
 
-    opened: the picture, opened by Pillow from `file`. It is decoded from `file` instead if Pillow
-    would keep only 8 of its bits.
+    opened: the picture as Pillow opened it. If Pillow would keep only 8 bits per value, another
+    library decodes `file` instead.
     """
     if opened.format == "JPEG2000":
         return decode_jpeg_2000(opened, file, span, name)
@@ -148,7 +152,8 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
         return eight_bits(
             values, span, name, inverted=tags.get(Tag.PhotometricInterpretation) == MIN_IS_WHITE
         )
-    deep_png = any(str(tile.args).endswith("16B") for tile in opened.tile)  # WebP has no tiles
+    # A WebP has no tiles, and at most 8 bits
+    deep_png = any(str(tile.args).endswith("16B") for tile in opened.tile)
     bits = max(tags.get(Tag.BitsPerSample, (white.bit_length(), 16 * deep_png)))
     if opened.format == "TIFF":
         check_bands(tags.get(Tag.ExtraSamples, ()), name)
@@ -159,7 +164,7 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
         return decode_tiff(file, span, name)
     if opened.format != "PNG" or opened.getexif().get(Tag.Orientation, 1) != 1:
         raise DataError(
-            f"{name} has {bits} bits in {opened.format}: save it as PNG or TIFF, upright."
+            f"{name} has {bits} bits per value, but is not an upright PNG or TIFF: save it as one."
         )
     with installed("depth", name):
         from imagecodecs import png_decode
@@ -169,20 +174,23 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
 
 
 def check_bands(extra: Sequence[int], name: str) -> None:
-    """Raise DataError if a TIFF has bands beside colours and alpha. extra: its ExtraSamples."""
+    """Raise DataError if a TIFF has other bands than colours and alpha.
+
+    extra: value of the tag ExtraSamples.
+    """
     if UNSPECIFIED in extra:
         raise DataError(
-            f"{name} has {len(extra)} band(s) beside its colours, not marked as transparency: save "
-            "it in grey or RGB, or mark the band as alpha."
+            f"{name} has {len(extra)} band(s) beside its colours, and does not mark them as "
+            "transparency: save it in grey or RGB, or mark the band as alpha."
         )
 
 
 def decode_jpeg_2000(
     opened: Any, file: BinaryIO, span: Span | None, name: str
 ) -> np.ndarray | None:
-    """Decode a JPEG 2000 with more than 8 bits, like `decode_deep`.
+    """Decode a grey JPEG 2000 with more than 8 bits into (H, W, 1) uint8.
 
-    Raises DataError if it is in colour.
+    Returns None for 8 bits or fewer. Raises DataError for more than 8 bits in colour.
     """
     file.seek(0)
     content = file.read()
@@ -191,7 +199,8 @@ def decode_jpeg_2000(
     bits = depth_of(stream)
     if bits > 8 and len(opened.getbands()) > 1:
         raise DataError(
-            f"{name} has {bits} bits in JPEG 2000, in colour: save it as PNG or TIFF, upright."
+            f"{name} is a JPEG 2000 in colour with {bits} bits per value: save it as an upright "
+            "PNG or TIFF."
         )
     if bits < 9:
         return None
@@ -202,9 +211,9 @@ def decode_jpeg_2000(
 
 
 def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
-    """Decode a TIFF that Pillow does not support: in colour, with alpha, or with unusual numbers.
+    """Decode a TIFF that Pillow does not support into (H, W, C) uint8, as `decode_deep` does.
 
-    The result is the same as in `decode_deep`.
+    Such a TIFF has more than 8 bits in colour or with alpha, or an unusual type of numbers.
     """
     with installed("depth", name):
         from tifffile import TiffFile
@@ -245,7 +254,7 @@ def with_alpha(
 ) -> np.ndarray:
     """Convert values by `eight_bits`.
 
-    If they have 2 or 4 channels, the last is alpha, from 0 to `opaque`.
+    If the values have 2 or 4 channels, the last channel is alpha, from 0 to `opaque`.
     """
     if values.shape[2] % 2:
         return eight_bits(values, span, name, None, inverted)
@@ -262,7 +271,7 @@ def is_dicom(path: Path) -> bool:
 def read_dicom(path: Path, **options: Any) -> Any:
     """Read a DICOM file as pydicom's dataset.
 
-    Raises ConfigError without pydicom, DataError if it cannot be read.
+    Raises ConfigError if pydicom is not installed, and DataError if the file cannot be read.
     """
     with installed("dicom", str(path)):
         from pydicom import dcmread
@@ -280,7 +289,7 @@ def decode_dicom(path: Path, span: Span | None, frame: int | None = None) -> np.
 
     Grey values are rescaled as the file states (for CT, to Hounsfield units) and mapped to 8 bits
     by `span`. MONOCHROME1 is inverted, and padding is black. Raises ConfigError if no installed
-    package can decompress it.
+    package can decompress the pixels.
     """
     header = read_dicom(path, stop_before_pixels=True)
     with readable(f"{path} has no readable pixels"):
@@ -296,8 +305,8 @@ def decode_dicom(path: Path, span: Span | None, frame: int | None = None) -> np.
             )
     if frames > 1:
         fix = (
-            "set data.volume, such as {step: 1}, to use its frames, or save the one to use as a "
-            "separate file"
+            "set data.volume, such as {step: 1}, to use its frames, or choose one frame and save "
+            "it in a file of its own"
         )
         raise DataError(f"{path} contains {frames} frames: {fix}.")
     check_picture_file(str(path), path.stat().st_size)
@@ -306,7 +315,7 @@ def decode_dicom(path: Path, span: Span | None, frame: int | None = None) -> np.
 
 
 def with_frame(path: Path, header: Any, frame: int, size: int) -> Any:
-    """Add the pixels and the rescaling of one frame to the header, and return it.
+    """Add the pixels and the rescaling of one frame to the header, and return the header.
 
     Other frames are not read. size: number of bytes of a frame.
     """
@@ -327,7 +336,7 @@ def with_frame(path: Path, header: Any, frame: int, size: int) -> Any:
                 "without deflation, in 8 or 16 bits."
             )
         dcmread(file, stop_before_pixels=True)  # leaves the file at the tag of its pixels
-        # Layout of the tag and the length. With an explicit VR, the kind of the values is between
+        # Layout of the tag and the length. An explicit VR puts the type of the values between them
         form = ("<HHL", "<HHLL")
         if not syntax.is_little_endian:
             form = (">HHL", ">HHLL")
@@ -352,7 +361,7 @@ def with_frame(path: Path, header: Any, frame: int, size: int) -> Any:
 
 
 def decode_pixels(data: Any, span: Span | None, path: Path) -> np.ndarray:
-    """Decode the pixels of a dataset with one frame, like `decode_dicom`."""
+    """Decode the pixels of a dataset with one frame, with the result of `decode_dicom`."""
     from pydicom.pixels import apply_modality_lut, get_decoder
     from pydicom.uid import UncompressedTransferSyntaxes
 
@@ -393,13 +402,13 @@ def padding_alpha(data: Any, array: np.ndarray) -> np.ndarray | None:
     padding = data.get("PixelPaddingValue")
     if padding is None or array.ndim > 2:
         return None
-    # The header may state the bounds as unsigned; they are signed if the pixels are
+    # The header may state the bounds as unsigned numbers even if the pixels are signed
     ends = np.array([padding, data.get("PixelPaddingRangeLimit", padding)]).astype(array.dtype)
     return ((array < ends.min()) | (array > ends.max()))[..., None]
 
 
 def patient_of(path: Path) -> str:
-    """Return the PatientID of a DICOM file, or "". It is private."""
+    """Return the PatientID of a DICOM file, or "" if it has none. A PatientID is private."""
     return str(
         read_dicom(path, stop_before_pixels=True, specific_tags=["PatientID"]).get("PatientID", "")
         or ""

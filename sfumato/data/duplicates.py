@@ -26,16 +26,17 @@ LOOKS_AT_ONCE = 4096  # number of thumbnails compared at once
 
 
 def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], origin: dict) -> None:
-    """Raise ConfigError if images in `fresh`, or their source, are counted under another id.
+    """Raise ConfigError if the images in `fresh` are already counted under another dataset id.
 
     Otherwise each odometer would count only a part of the cost.
 
     home: folder of the dataset; fresh: folder of its new images, which will replace `home`;
     shape: stored shape of the new images, (C, H, W);
-    origin: their source and path.
+    origin: source and path of the new images.
 
-    A set with the same stored shape is compared byte by byte. Every other set, and a set without
-    equal images, is compared by small grey versions, which detect resized copies.
+    The images count as the same if their origin is the same, or if an image of the other dataset
+    has the same bytes in the same stored shape. If neither is the case, grey thumbnails are
+    compared, which detect resized copies.
     """
     folders = home.parent.iterdir()
     there = {folder for folder in folders if (folder / CARD).exists() or (folder / ORIGIN).exists()}
@@ -45,7 +46,7 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
         with explained(DataError, wrong):
             same = file.is_file() and read_json(file) == origin
         if not same and not (other / CARD).is_file():
-            continue  # its images were forgotten: only their origin could be compared
+            continue  # `stage forget` deleted its images, so only the origin could be compared
         if not same and read_card(other / CARD).shape == shape:
             same = len(np.intersect1d(by_content(fresh), by_content(other))) > 0
         if same or resized_copies(fresh, other):
@@ -66,23 +67,24 @@ def by_content(home: Path) -> np.ndarray:
 
 
 def resized_copies(fresh: Path, other: Path) -> bool:
-    """Return whether more than a third of a sample of the images in `fresh` resemble images in
-    `other`, even in other sizes and colours.
+    """Return whether more than a third of the images in `fresh` resemble images in `other`.
+
+    Copies in another size or in other colours are found too. A sample of `fresh` is compared.
     """
     sample = np.concatenate([*looks(fresh, 500)])
     nearest = np.zeros(len(sample))
     for block in looks(other):
         nearest = np.maximum(nearest, (sample @ block.T).max(axis=1))
-    # At least 97 % of resized copies exceed 0.995, but only 10 % of different slices from the same
-    # scanner.
+    # The similarity exceeds 0.995 for at least 97 % of resized copies, but for only 10 % of
+    # different slices from the same scanner.
     return bool((nearest > 0.995).mean() > 1 / 3)
 
 
 def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
-    """Yield small grey versions of the sensitive and of the hold-out images, in batches.
+    """Yield grey thumbnails of the sensitive images and then of the hold-out images, in batches.
 
-    A batch is (N, 64), with centred rows of norm 1; a blank image has the norm 0.
-    most: largest number of images of each part. The choice is the same in every call.
+    A batch is (N, 64). Each row has mean 0 and norm 1, or norm 0 for a blank image.
+    most: largest number of images to choose from each part; every call chooses the same images.
     """
     for images in (load_array(home / part / IMAGES) for part in (SENSITIVE, HOLDOUT)):
         rows: Sequence[int] | np.ndarray = range(len(images))
@@ -111,20 +113,19 @@ def refuse_regrouping(data: Data, home: Path, fresh: Path, journal: Journal) -> 
             f"data.dataset_id={data.name}: some images that were already charged would be assigned "
             "to other groups, or this cannot be checked (after a change of data.size, or after "
             "`stage forget`). Prepare them as before. If the earlier groups were wrong, set "
-            "data.other_groups: true: the journal stays, and ledgers and reports are marked "
+            "data.other_groups: true. The journal then stays, and ledgers and reports are marked "
             "incomplete"
         )
     journal.append(REGROUP)
 
 
 def regrouped(before: Path, after: Path, spent: Sequence[dict]) -> bool:
-    """Return whether a new preparation separates charged images of one group, or joins images of
-    several groups.
+    """Return whether a new preparation assigns charged images to other groups.
 
-    Only images that are in both prepared sets, `before` and `after`, count.
-
-    Without groups, each image is a group. Returns True if it cannot be decided, because the stored
-    shapes differ or the earlier set is gone. An image with copies in several groups is ignored.
+    This is so if it separates images of one group, or joins images of several groups. Only images
+    in both prepared sets, `before` and `after`, are compared. In a set without groups, each image
+    is a group of its own. An image with copies in several groups is ignored. Returns True if the
+    sets cannot be compared, because their stored shapes differ or the earlier set is gone.
     spent: records of the charges.
     """
     homes = [home for home in (before, after) if (home / SENSITIVE / IMAGES).is_file()]
@@ -149,9 +150,9 @@ def regrouped(before: Path, after: Path, spent: Sequence[dict]) -> bool:
 
 
 def placed_digests(home: Path) -> dict[bytes, set[Hashable]]:
-    """Return, by an image's digest, the groups of all its copies.
+    """Map the digest of each image to the groups of all its copies.
 
-    Without groups, each image is a group.
+    In a set without groups, each image is a group of its own.
     """
     places: dict[bytes, set[Hashable]] = defaultdict(set)
     for part in (SENSITIVE, HOLDOUT):

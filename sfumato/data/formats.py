@@ -1,6 +1,6 @@
-"""Recognise files in unsupported formats by their first bytes, and links without content.
+"""Recognise unsupported formats by the first bytes of a file, and links to missing content.
 
-Such files are intact, so a single message for all files of one format states what to do.
+Such files are intact. One message for all files of a format states how to make them usable.
 """
 
 import zlib
@@ -14,12 +14,12 @@ from sfumato.errors import DataError
 HEAD = 512  # number of bytes that identify a format
 PICTURES = "convert to PNG or JPEG"
 VOLUME = "save its slices as PNG, with the id of the person in each name"
-FRAMES = "save the frames to use as PNG, with the id of the person in each name"
+FRAMES = "choose frames and save them as PNG, with the id of the person in each name"
 ARRAYS = (
     "save each image as PNG, or all in one .npz with the arrays images, labels and classes "
     "(np.savez)"
 )
-UNPACK = "unpack it, and name the folder of the pictures"
+UNPACK = "unpack it, and give the path of the folder with its pictures"
 GET = "run `datalad get .` or `git annex get .` in its repository, and then `git annex unlock .`"
 
 
@@ -37,7 +37,7 @@ class Format:
 ANNEX = Format("a link of DataLad or git-annex", GET)
 DVC_CACHE = Format(
     "a link into a cache of DVC",
-    "run `dvc config cache.type copy` and `dvc checkout --relink` there",
+    "run `dvc config cache.type copy` and `dvc checkout --relink` in its repository",
 )
 HEIC = Format("HEIC", f"{PICTURES}, for example with `heif-convert`")
 AVIF = Format("AVIF, which the installed Pillow does not read", PICTURES)
@@ -45,21 +45,21 @@ CAMERA = Format("a raw photograph", PICTURES)
 VIDEO = Format("a video", FRAMES)
 NIFTI = Format(
     "NIfTI",
-    "name it .nii or .nii.gz, and set data.volume and data.groups as `stage init` does; save "
-    "public slices as PNG",
+    "rename it to .nii or .nii.gz, and set data.volume and data.groups as `stage init` does. If "
+    "it is public, save its slices as PNG instead",
 )
 ZIP = Format("a zip", UNPACK)
-NPZ = Format("an .npz", "name this file instead of its folder")
-TAR = Format("a tar file", UNPACK)  # supported only if the tar file itself is named
+NPZ = Format("an .npz", "give the path of this file instead of its folder")
+TAR = Format("a tar file", UNPACK)  # supported only if the given path is the tar file itself
 COMPRESSED_TAR = Format(
-    "a compressed tar file", "unpack it, or name this file instead of its folder"
+    "a compressed tar file", "unpack it, or give the path of this file instead of its folder"
 )
 IDX = Format("an array of MNIST's format", ARRAYS)
 ARROW = Format(
     "a set that Hugging Face's `datasets` saved to disk",
-    "write it as Parquet, one file per split, as with "
-    "datasets.load_from_disk(FOLDER)['train'].to_parquet('train.parquet'), and name the folder of "
-    "these files",
+    "write it as Parquet, one file per split, for example with "
+    "datasets.load_from_disk(FOLDER)['train'].to_parquet('train.parquet'), and give the path of "
+    "the folder with these files",
 )
 # Offset in the file, bytes at this offset, and the format that they identify
 SIGNATURES: Sequence[tuple[int, bytes, Format]] = (
@@ -114,7 +114,10 @@ DOCUMENT = b"[Content_Types].xml"  # first file in the zip of an Office document
 
 
 class AnotherFormat(DataError):
-    """The error for an intact file in an unsupported format; `data.skip` does not leave it out."""
+    """The error for an intact file in an unsupported format.
+
+    `data.skip` leaves out broken pictures, but not such a file.
+    """
 
     def __init__(self, file: str, form: Format) -> None:
         super().__init__(f"{file} is {form.name}: {form.way}.")
@@ -123,7 +126,7 @@ class AnotherFormat(DataError):
 
 
 def format_of(head: bytes) -> Format | None:
-    """Return the format of a file by its first HEAD bytes, or None."""
+    """Return the unsupported format that the first HEAD bytes of a file identify, or None."""
     if head[:2] == b"\x1f\x8b":
         inner = format_of(inflated(head)) or Format("a gzip file", UNPACK)
         return {TAR: COMPRESSED_TAR}.get(inner, inner)
@@ -145,7 +148,7 @@ def format_of(head: bytes) -> Format | None:
 
 
 def inflated(head: bytes) -> bytes:
-    """Return the first bytes of a gzip file's content; none if it is damaged."""
+    """Return the first HEAD bytes of a gzip file's content, or no bytes if it is damaged."""
     try:
         return zlib.decompressobj(wbits=31).decompress(head, HEAD)
     except zlib.error:
@@ -153,7 +156,7 @@ def inflated(head: bytes) -> bytes:
 
 
 def link_format(entry: Path) -> Format | None:
-    """Return the format of a link whose content is stored elsewhere, by its target, or None."""
+    """Return the format of a link into a cache of git-annex or DVC. Returns None for others."""
     if not entry.is_symlink():
         return None
     target = entry.readlink().as_posix()

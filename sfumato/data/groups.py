@@ -16,7 +16,7 @@ from sfumato.errors import DataError, explained
 from sfumato.settings.data import OUTER, Groups
 from sfumato.storage.documents import read_yaml
 
-# In the form of `plain_id`
+# Words that are no real ids, in the form that `plain_id` returns
 ID_WORDS: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))
 NO_ID = {"", *ID_WORDS["unknown"].split()}
 UNCLEAR = {*ID_WORDS["unclear"].split()}
@@ -24,11 +24,12 @@ STANDS_IN = re.compile(rf"({'|'.join(ID_WORDS['stands_in'].split())})\d{{0,4}}")
 NO_DATE = re.compile(
     r"(19(00|01|70)-1-1|1-1-19(00|01|70)|1111-11-11|11-11-1111|9999-12-31|31-12-9999)[-t0]*"
 )
-# Numbers that are not ids: dates without separators, consecutive digits, and one repeated digit
+# Numbers that rarely identify a person: a date without separators, consecutive digits, or one
+# repeated digit
 NO_NUMBER = re.compile(
     r"19(00|01|70)0101|10?119(00|01|70)|123456(7(8(90?)?)?)?|9{2,}|(?P<digit>\d)(?P=digit){5,}"
 )
-# Invisible characters that are not in Unicode's categories that begin with C (control, format, …)
+# Invisible characters outside Unicode's categories Cc, Cf, Cs, Co and Cn (control, format, …)
 UNSEEN = re.compile("[\\s\u034f\u115f\u1160\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 # Letters that look like digits or Latin letters in lower or upper case
 LOOK_ALIKE = str.maketrans(
@@ -69,15 +70,15 @@ def ids_of_files(
     files: pictures below `root`, in their order;
     given: ids from a column of a table, if there is one.
 
-    Raises ConfigError if a column is set and `given` is missing, DataError if a table cannot be
-    read or does not match the files, and any error of `checked_ids`.
+    Raises DataError if a table cannot be read or does not match the files, and the errors of
+    `ids_of_persons` and `checked_ids`.
     """
     ids: Sequence[str | None]
     if groups.folder == OUTER:
         ids = [file.parents[1].name for file in files]
     elif groups.folder:
         ids = [None if file.parents[1] == root else file.parent.name for file in files]
-    elif groups.volume:  # ids are paths of files, which may differ only in their spelling
+    elif groups.volume:  # not checked, because two paths may differ only in case or spaces
         return [str(file.relative_to(root)) for file in files]
     elif groups.array:
         ids = ids_of_array(load_array(root / "groups.npy"), len(files), str(root / "groups.npy"))
@@ -92,9 +93,10 @@ def ids_of_files(
 
 
 def persons_of(groups: Groups, files: Sequence[Any], given: Sequence[str]) -> list[str]:
-    """Return the text that contains each picture's id.
+    """Return, for each picture, the text that contains its id.
 
-    It is the file name, the PatientID, or the picture's entry in `given`, the cells of a column.
+    With a pattern, this is the file name. With `groups.dicom`, it is the PatientID. Otherwise it is
+    the cell in the column of ids. given: these cells, in the order of `files`.
     """
     if groups.pattern is not None:
         return [file.name for file in files]
@@ -115,15 +117,16 @@ def ids_of_persons(groups: Groups, persons: Sequence[str]) -> Ids:
 def ids_in_names(pattern: str, names: Sequence[str], alone: bool) -> Ids:
     """Find the id in each file name by a pattern; None for a name without an id.
 
-    Raises DataError if any name has no id. With `alone`, it is raised only if all names have none.
+    Raises DataError if a name has no id. With `alone`, a name needs no id, and DataError is raised
+    only if no name has one.
     """
     matches = [re.search(pattern, name) for name in names]
     missed = [name for name, match in zip(names, matches, strict=True) if match is None]
     if missed and (not alone or len(missed) == len(names)):
         error = DataError(
-            "data.groups.pattern={pattern} finds no id in {missed} of {files} file names, as in "
-            "{example}: change it, or set data.groups.alone: true ({option.alone}) to confirm "
-            "that each such image is the only one of its person",
+            "data.groups.pattern={pattern} finds no id in {missed} of {files} file names, such as "
+            "{example}: change the pattern, or set data.groups.alone: true ({option.alone}) to "
+            "confirm that each such image is the only one of its person",
             option="groups",
             pattern=pattern,
             missed=len(missed),
@@ -168,7 +171,7 @@ def checked_ids(ids: Sequence[str | None], groups: Groups) -> Ids:
     known: dict[str, str] = {}
     found: Ids = []
     for number, text in enumerate(ids, 1):
-        where = f"data.groups gives image {number}, in the order of classes and names,"
+        where = f"data.groups: image {number}, in the order of classes and names, has"
         name = None if forms[text] in NO_ID else text
         if name is None and not groups.alone:
             raise DataError(
@@ -178,25 +181,25 @@ def checked_ids(ids: Sequence[str | None], groups: Groups) -> Ids:
         if forms[text] in unclear:
             raise DataError(
                 f"{where} an id that often stands for an unknown person or for several (0, 999, "
-                "anonymized, John Doe, 1900-01-01): leave it empty if the person is unknown; "
-                "otherwise use a different id, such as with a letter in front"
+                "anonymized, John Doe, 1900-01-01): leave the id empty if the person is unknown; "
+                "otherwise change it, for example by a letter in front"
             )
         if name is not None and any(
             known.setdefault(key, name) != name for key in {spelling(name), in_order(name)}
         ):
             raise DataError(
                 f"{where} an id that differs from an earlier one only in case, spaces, accents, "
-                "zeros, dots, the order of names, or look-alike or invisible characters. If they "
-                "are the same person, use one spelling; otherwise make the ids clearly different"
+                "zeros, dots, the order of names, or look-alike or invisible characters. If both "
+                "mean the same person, use one spelling; otherwise make the ids clearly different"
             )
         found.append(name)
     for number, name in enumerate(found, 1):
         person = name and without_part(name)
         if person and known.get(spelling(person), name) != name:
             raise DataError(
-                f"data.groups gives image {number}, in the order of classes and names, an id that "
-                "is the beginning of another id, or begins with one, as P12/1 begins with P12. If "
-                "they are the same person, use one id; otherwise make the ids clearly different"
+                f"data.groups: image {number}, in the order of classes and names, has an id such "
+                "as P12/1 while another image has P12, or the reverse. If both mean the same "
+                "person, use one id; otherwise make the ids clearly different"
             )
     if len({*found}) == 1 and None not in found:
         raise DataError(
@@ -211,8 +214,9 @@ def is_unclear(form: str, forms: Collection[str], in_names: bool) -> bool:
     form: the id, as `plain_id` returns it; forms: all ids in this form; in_names: whether the ids
     are parts of file names.
 
-    A number is not unclear if the number before or after it is an id too. In file names, 0 is not
-    unclear if 1 and 2 are ids too, because persons may be counted from 0.
+    A number such as 999 is taken as one person's id if the number before or after it is an id too.
+    In file names, the same applies to 0 if 1 and 2 are ids too, because persons may be counted
+    from 0.
     """
     if NO_NUMBER.fullmatch(form):
         return not {str(int(form) - 1), str(int(form) + 1)} & {*forms}
@@ -237,8 +241,10 @@ def without_part(text: str) -> str:
 
 
 def plain_id(text: str) -> str:
-    """Reduce an id to lower-case letters and digits. Only a minus sign and separators between
-    digits remain.
+    """Reduce an id to its lower-case letters and its digits.
+
+    Separators between digits, and a minus sign before the first digit, become "-". Accents and
+    leading zeros are dropped.
     """
     letters = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", text).casefold())
     seen = (
@@ -260,8 +266,8 @@ def plain_id(text: str) -> str:
 def spelling(text: str) -> str:
     """Map all spellings of an id to one text.
 
-    It is the result of `plain_id`, with one character for all characters that look alike, and with
-    Mueller for Müller.
+    The text is the result of `plain_id`, with one character in place of all characters that look
+    alike, and with a, o, u in place of ae, oe, ue, so that Müller equals Mueller.
     """
     name = re.sub(
         r"[^\W\d_]{4,}", lambda word: re.sub("([aou])e|a(?=a)", r"\1", word[0]), plain_id(text)
@@ -272,8 +278,8 @@ def spelling(text: str) -> str:
 def refuse_crowd(sizes: np.ndarray, groups: Groups) -> None:
     """Raise DataError if one id has far more images than the others.
 
-    An id may have 30 images, or `groups.largest`, or 10 times the 90th percentile of all ids,
-    whichever is more. sizes: (G,), number of images per id.
+    The limit is `groups.largest` (by default 30), or 10 times the 90th percentile of `sizes` if
+    that is more. sizes: (G,), number of images per id.
     """
     usual = np.quantile(sizes, 0.9)
     most = sizes.max()

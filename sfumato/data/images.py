@@ -27,12 +27,11 @@ Shape = tuple[int, int, int]  # channels, height, width
 IMAGES = "images.npy"
 LABELS = "labels.npy"
 GROUPS = "groups.npy"
-COMPARED_FILE = (  # cells of the column `data.compare_by`, in the folder of a hold-out
-    "compared.npy"
-)
+# File in the folder of the hold-out, with the cells of the column `data.compare_by`
+COMPARED_FILE = "compared.npy"
 GROUPS_REFUSED = (
     "contains one id per image (such as a patient), but data.groups does not use it: set "
-    "data.groups: {array: true} and privacy.unit: group. Remove it only if no person has two "
+    "data.groups: {array: true} and privacy.unit: group. Remove the ids only if no person has two "
     "images"
 )
 
@@ -139,8 +138,10 @@ class ImageWriter:
         dtype, shape = self.label
         label = np.asarray(label, dtype)
         if image.dtype != np.uint8 or (image.shape, label.shape) != (self.row, shape):
-            held = f"{image.dtype} {image.shape} and its label {label.shape}"
-            raise DataError(f"an image is {held}, expected uint8 {self.row} and {shape}")
+            held = f"{image.dtype} {image.shape} with a label of shape {label.shape}"
+            raise DataError(
+                f"an image is {held}, expected uint8 {self.row} with a label of shape {shape}"
+            )
         self.images.write(image.tobytes())
         self.labels.write(label.tobytes())
         if self.groups is not None:
@@ -281,7 +282,7 @@ def read_at_once(shape: Sequence[int]) -> int:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a batch to `device`; from the processor to CUDA, the copy is asynchronous."""
+    """Copy a batch to `device`. A copy from the CPU to CUDA is asynchronous."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)

@@ -1,7 +1,7 @@
 """Find the labels and the ids of persons in a folder, a table, tar files or an archive.
 
-Class names are never guessed: if there are two interpretations, it raises `Unclear`, and the owner
-decides.
+Class names are never guessed: if there are two interpretations, the functions raise `Unclear`, and
+the owner decides.
 """
 
 import re
@@ -35,14 +35,15 @@ from sfumato.storage.files import files_in
 FOLDERS: dict[str, Any] = {"name": "imagefolder"}  # the layout of class folders
 # Keys of the Request, and the rule for finding persons' ids
 Layout = tuple[dict[str, Any], Groups | None]
-# Names of columns of persons' ids and of labels, in the form of `meaning`
+# Names of columns that contain persons' ids, in the form that `meaning` returns
 PERSONS = re.compile(
     r"(anon\w*|study|source|dicom)?(patient(en)?|person|subject|participant|case|individual|donor|volunteer)s?"
     r"(ids?|uid|no|nr|num|number|code|key|name|identifier|pseudonym)?"
     r"|groups?(ids?)?|mrns?|pids?|(medicalrecord|hospital|nhs|mrn)(id|no|nr|number)|ssn"
 )
-# Parts of column names. If the cells of such a column repeat, they may be ids of persons, or ids of
-# things that belong to one person, such as a session or a specimen.
+# Parts of column names. If its cells repeat, a column with a part of OF_PERSONS may contain ids of
+# persons. A column with a part of OF_THINGS may contain ids of things that belong to one person,
+# such as sessions or specimens.
 OF_PERSONS = re.compile(
     r"patient|pa[cz]i?ente?|subj|person|particip|proband|donor|volunteer|individual|client|user|signer|speaker|writer"
     r"|worker|owner|animal|identity|(^|_)(pat|sub|uid|hn)(_|$)"
@@ -51,19 +52,20 @@ OF_THINGS = re.compile(
     r"(^|_)(ids?|n[or]|nbr|num|number|codes?|keys?|hash|barcode|identifier|accession)(_|$)|nummer|uid|lesion|session|study"
     r"|series|exam|specimen|sample|slide|visit|video|clip|case|fall"
 )
+# Names of columns that contain labels, in the form that `meaning` returns
 LABELLED = re.compile(
     r"(label|class|classname|category|target|diagnosis|dx|disease|pathology|finding|findinglabel)s?"
 )
 # Matches ids (long, zero-padded, hexadecimal), dates, names of persons ("Smith, John", DICOM's
 # Smith^John) and e-mails
 PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,@]", re.IGNORECASE)
-# Classes with few pictures may be persons. If there are more than MANY classes, fewer than FEW
-# pictures per class are few, otherwise fewer than LEAST.
+# Classes with few pictures may be persons. If there are more than MANY classes, "few" means fewer
+# than FEW pictures per class. Otherwise it means fewer than LEAST.
 MANY = 20
 FEW = 50
 LEAST = 10
-FEWEST = 5  # smallest number of ids of things that may be persons
-FIRST = 50  # number of files of a folder whose format is checked
+FEWEST = 5  # smallest number of different ids in a column of OF_THINGS that may be persons
+FIRST = 50  # number of files to check in a folder, to detect its format
 
 
 class Unclear(ConfigError):
@@ -75,11 +77,12 @@ class Unclear(ConfigError):
 def layout_of(
     path: Path, label: str | None, groups: Groups | None = None, classes: Classes | None = None
 ) -> Layout:
-    """Find out where a source has its labels and its persons' ids.
+    """Find the labels and the persons' ids of a source.
 
     label: column that the owner named; groups, classes: the owner's options.
 
-    Returns the keys of a Request for the labels, and the rule for finding persons' ids, or None.
+    Returns the keys of a Request for the labels, and the rule for finding persons' ids. The rule is
+    None if the source has no ids.
     Raises Unclear if only the owner can decide, and ConfigError if labels look like persons' ids.
     """
     path = unpacked(path)
@@ -117,9 +120,10 @@ def layout_of(
         alike = any({*cells_in(table, name)} == folders for name in meant)
         if classes is None and not alike and (meant or several):
             raise Unclear(
-                "both the folders of {path} and {table} could define the classes. Use "
-                "{option.label_column} COLUMN for the table (with several labels, name it "
-                "labels.csv), or {option.classes} a,b,c or all for the folders",
+                "both the folders of {path} and {table} could define the classes. To use the "
+                "table, give {option.label_column} COLUMN or, if images have several labels, "
+                "rename it to labels.csv. To use the folders, give {option.classes} a,b,c or "
+                "{option.classes} all",
                 option="classes",
                 path=path,
                 table=table.name,
@@ -149,15 +153,15 @@ def layout_of(
 def bids_layout(
     path: Path, label: str | None, groups: Groups | None, classes: Classes | None
 ) -> Layout:
-    """Return the layout of BIDS.
+    """Return the layout of a BIDS folder, as `layout_of` does.
 
     Raises Unclear if the owner must choose the column with the labels.
     """
     persons = Groups(column=PARTICIPANT)
     if groups not in (None, persons):
         raise ConfigError(
-            "{path} is laid out as BIDS, where each subject is a person: leave {option.groups} "
-            "out, or give {persons}",
+            "{path} is laid out as BIDS, so each subject is a person: leave {option.groups} out, "
+            "or give {persons}",
             option="groups",
             path=path,
             persons=PARTICIPANT,
@@ -178,7 +182,7 @@ def bids_layout(
 
 
 def classes_named(classes: Classes | None) -> dict[str, Any]:
-    """Return the key of a Request for the classes, if the owner names them."""
+    """Return the key `classes` of a Request; no key if the owner does not name the classes."""
     if classes in (None, ALL):
         return {}
     return {"classes": classes}
@@ -196,7 +200,7 @@ def volume_in(path: Path) -> Volume | None:
 
 
 def first_files(path: Path) -> list[Path]:
-    """Return the first files of a folder, enough to detect its format, or the file itself."""
+    """Return the first files of a folder, to detect its format. If `path` is a file, return it."""
     if not path.is_dir():
         return [path]
     return [*islice(tabled.files_below(path), FIRST)]
@@ -205,16 +209,17 @@ def first_files(path: Path) -> list[Path]:
 def check_column(label: str | None) -> None:
     if label is not None and PERSONS.fullmatch(meaning(label)):
         raise ConfigError(
-            "{option.label_column}={label} looks like persons' ids, which would be published as "
-            "class names: name the column with the labels, or rename this one",
+            "{option.label_column}={label} looks like a column of persons' ids, which would be "
+            "published as class names: choose the column with the labels, or rename this column",
             option="label_column",
             label=label,
         )
 
 
 def check_forms(path: Path) -> None:
-    """Raise AnotherFormat if a file, or one of the first files in a folder, is in an unsupported
-    format.
+    """Raise AnotherFormat if files are in an unsupported format, and none of them is a picture.
+
+    path: a file or a folder. In a folder, the first files are checked.
     """
     files = first_files(path)
     forms = {
@@ -238,9 +243,9 @@ def repeated_ids(path: Path, label: str | None) -> tuple[str, bool] | None:
     """Find the first column in the table of `path` whose cells repeat and look like persons' ids.
 
     Returns the column's name, and whether to propose it; None if there is no such column. A column
-    is proposed if its name means persons, or if its cells look like ids or names of persons. In
-    columns with other names, cells without a letter or a leading zero are ignored, because dates,
-    years and sizes repeat too.
+    is proposed if its name means persons, or if its cells look like ids or names of persons. If its
+    name means neither persons nor their things, only cells with a letter or a leading zero count,
+    because dates, years and sizes repeat too.
     """
     path = unpacked(path)
     telling = (
@@ -273,12 +278,13 @@ def repeated_ids(path: Path, label: str | None) -> tuple[str, bool] | None:
 
 
 def several_in(table: Path, columns: Sequence[str], label: str | None) -> dict[str, Any] | None:
-    """Return the keys of a Request for a table with several labels per picture; None if it has
-    none.
+    """Return the keys of a Request for a table with several labels per picture.
 
-    Such a table has at least two columns of 0 and 1, or a column whose cells list labels, such as
-    "effusion|mass". With a column of lists, the class names depend on the images, so only the owner
-    may publish them. label: the column of lists, if the owner named it.
+    Such a table has at least two columns of 0 and 1, or a column of lists such as "effusion|mass".
+    Returns None for any other table. With a column of lists, the class names are the labels that
+    occur. They depend on the images, so only the owner may publish them.
+
+    label: the column of lists, if the owner named it.
     """
     cells = {name: found for name in columns if (found := cells_in(table, name))}
     binary = tuple(name for name, own in cells.items() if {*own} <= {*tabled.VALUES})
@@ -316,9 +322,10 @@ def groups_in(names: Iterable[str]) -> Groups | None:
 
 
 def groups_in_table(path: Path, heads: Iterable[str]) -> Groups | None:
-    """Return the column with persons' ids, or else the PatientID for DICOM series.
+    """Return the rule for finding persons' ids: a column or, for DICOM series, the PatientID.
 
-    Raises the errors of `groups_in`.
+    Returns None if the table has no such column and the folder has no series. Raises the errors of
+    `groups_in`.
     """
     found = groups_in(heads)
     if found is None and path.is_dir() and holds_series(first_files(path)):
@@ -331,7 +338,7 @@ def folder_layout(path: Path, groups: Groups | None, classes: Classes | None) ->
     train, test = split_of(path)
     outer = [folder for part in train + test for folder in folders_in(part)]
     inner = [entry for folder in outer for entry in visible(folder)]
-    # Enough to detect DICOM
+    # Files that suffice to detect DICOM
     first = [file for folder in outer[:10] for file in islice(tabled.files_below(folder), 2)]
     nested = bool(inner) and all(entry.is_dir() and not entry.is_symlink() for entry in inner)
     check_beside(path, train, outer, nested, decided=bool(groups or classes))
@@ -365,8 +372,10 @@ def folder_layout(path: Path, groups: Groups | None, classes: Classes | None) ->
 
 
 def check_classes_of_dicom(path: Path, outer: Sequence[Path], decided: bool) -> None:
-    """Raise Unclear if each class folder has DICOM files of one patient, who differs from all
-    others, because the folders may then be named after patients.
+    """Raise Unclear if each folder has DICOM files of only one patient, and no two folders have the
+    same patient.
+
+    Such folders may be named after patients. decided: whether the owner named the classes.
     """
     headers = [map(dicom_header, first_files(folder)) for folder in outer]
     of_folder = [{header.patient for header in found if header is not None} for found in headers]
@@ -411,7 +420,7 @@ def check_beside(
         raise ConfigError(unread[0])
     if unread and not decided:
         raise Unclear(
-            "{why}; or use the folders as classes with {option.classes} a,b,c or "
+            "{why}. Or use the folders as classes with {option.classes} a,b,c or "
             "{option.classes} all",
             option="classes",
             why=unread[0],
@@ -419,9 +428,10 @@ def check_beside(
 
 
 def why_unread(file: Path, no_classes: bool) -> str | None:
-    """Return why a file beside pictures is not read, and what to do; None if nothing is to be done.
+    """Return a message about a file beside pictures that is not read, with what to do about it.
 
-    no_classes: whether there are no class folders, so that the file may contain the labels.
+    Returns None if the file needs no action. no_classes: whether there are no class folders, so
+    that the file may contain the labels.
     """
     suffix = file.suffix.lower()
     try:
@@ -463,7 +473,7 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> C
         proposed = forms.get(int(np.sign(likeness(second) - likeness(first))))
     text = (
         "{path} has two levels of folders, such as {one}/{other}. State which level is the class "
-        "with {option.groups} class/person or {option.groups} person/class; class names are "
+        "with {option.groups} class/person or {option.groups} person/class. Class names are "
         "published"
     )
     if len(first) > 1 and any(entry.is_dir() for entry in visible(inner[0])):
@@ -473,11 +483,11 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> C
             "and patient"
         )
     if len(second) < 3:
-        text += "; if {other} is neither, move its pictures up into {one}"
+        text += ". If {other} is neither class nor person, move its pictures up into {one}"
     if table is not None:
-        text += "; if labels are in {table.name}, name their column with {option.label_column}"
+        text += ". If labels are in {table.name}, name their column with {option.label_column}"
     if len(first) == 1:
-        text += "; if {one} is neither, name the folder {folder}"
+        text += ". If {one} is neither class nor person, give the path {folder} instead"
     names = {"one": outer[0].name, "other": inner[0].name}
     return Unclear(
         text, option="groups", proposed=proposed, path=path, table=table, folder=outer[0], **names
@@ -494,8 +504,10 @@ def likeness(names: Collection[str]) -> int:
 
 
 def like_people(names: Sequence[str]) -> bool:
-    """Return whether at least three names look like Tony_Blair or Smith-John, with few repeated
-    words, or like initials such as TB.
+    """Return whether names look like names of persons.
+
+    There must be at least three. All are initials such as TB, or all look like Tony_Blair or
+    Smith-John, and few words repeat among them.
     """
     if len(names) > 2 and all(re.fullmatch("[A-Z][A-Z]", name) for name in names):
         return True
@@ -541,8 +553,9 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
 
 
 def check_found(form: dict[str, Any], names: Sequence[str], counts: Sequence[int]) -> None:
-    """Raise Unclear if `check_names` does, or if some class folders have no pictures. Their names
-    would be published too.
+    """Raise Unclear if `check_names` does, or if some class folders have no pictures.
+
+    The names of such folders would be published too.
 
     form: keys of the Request; counts: number of pictures of each class.
     """

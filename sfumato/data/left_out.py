@@ -31,7 +31,7 @@ def places_left_out(source: Source) -> str:
 
 
 def place_of(file: PictureFile) -> list[str | int | None]:
-    """Encode a file for JSON: its path, or the tar file or volume and the position in it."""
+    """Encode a picture for JSON: the path of its file, and its position if the file has several."""
     if isinstance(file, Path):
         return [str(file)]
     if isinstance(file, Slice):
@@ -40,7 +40,7 @@ def place_of(file: PictureFile) -> list[str | int | None]:
 
 
 def file_at(path: str, *within: Any) -> PictureFile:
-    """Decode what `place_of` encoded."""
+    """Return the picture that `place_of` encoded."""
     if not within:
         return Path(path)
     if len(within) == 2:
@@ -49,10 +49,10 @@ def file_at(path: str, *within: Any) -> PictureFile:
 
 
 def still_broken(home: Path, data: Data) -> bool:
-    """Return whether none of the pictures that were left out of the set in `home` can be read now.
+    """Return whether all pictures that were left out of the set in `home` are still unreadable.
 
-    Returns False if there is no list of them. Raises FileNotFoundError for a picture that was in a
-    temporary folder.
+    Returns True if no picture was left out, and False if pictures were left out but not listed.
+    Raises FileNotFoundError for a picture that was in a temporary folder.
     """
     if not (home / LEFT_OUT).exists():
         return True

@@ -1,8 +1,8 @@
-"""Find the records behind public inputs, and public images that are also sensitive.
+"""Find the records behind public inputs, and sensitive images among the public ones.
 
 Public images and models cost nothing, unless they were made from sensitive images. Their
-`privacy.json` then contains the records. Without it, files that were released from this state
-directory are recognised by their bytes.
+`privacy.json` then contains the records. If that file is missing, files that were released from
+this state directory are recognised by their bytes.
 
 A public image that is also a sensitive or hold-out image has no guarantee. Only exact duplicates in
 the stored shape are found, because copies that were recoloured or compressed with loss have
@@ -42,7 +42,9 @@ class Remembered:
 
 
 def lineage(path: Path, section: str, declared_public: bool, state: Path | None) -> list[Artifact]:
-    """Return the releases from which the file or folder `path` was made; none if it is only public.
+    """Return the releases from which the file or folder `path` was made.
+
+    The list is empty if it was made only from public data.
 
     section: section of the parameters, "public" or "model". Raises ConfigError if there is no
     privacy.json and the files are not declared public. Raises DataError if there is a privacy.json
@@ -61,7 +63,7 @@ def lineage(path: Path, section: str, declared_public: bool, state: Path | None)
 
 
 def refuse_private_network(network: OwnNetwork, state: Path) -> None:
-    """Raise ConfigError unless the owner's network is declared public and was not released from
+    """Raise ConfigError if the owner's network is not declared public, or was released from
     sensitive images.
     """
     if any(
@@ -69,15 +71,16 @@ def refuse_private_network(network: OwnNetwork, state: Path) -> None:
         for found in lineage(Path(network.path), "network", network.declared_public, state)
     ):
         raise ConfigError(
-            f"the network {network.path} was released from sensitive images: name one that is "
-            "public"
+            f"the network {network.path} was released from sensitive images: choose a public "
+            "network"
         )
 
 
 def remember(state: Path, artifacts: Iterable[Artifact], public: Path) -> None:
     """Store the hashes of the files and images of released artifacts, with their records.
 
-    public: the prepared public set. Its images stay public if they were released unchanged.
+    public: folder of the prepared public set. If a release contains some of its images unchanged,
+    their hashes are not stored, because these images stay public.
     """
     for artifact in artifacts:
         if artifact.records:
@@ -134,8 +137,9 @@ def refuse_overlap(public: ImageSet, private: Iterable[ImageSet]) -> None:
         shown = ", ".join(map(str, found[:10])) + (", …" if len(found) > 10 else "")
         raise DataError(
             f"local, not to be shared: {len(found)} of the {len(public)} public images are "
-            f"sensitive or hold-out images too, byte for byte (public images {shown}). Public "
-            "images have no guarantee: remove them from the public source, or choose another"
+            f"byte for byte, sensitive or hold-out images too (public images {shown}). Public "
+            "images have no guarantee: remove these from the public source, or choose another "
+            "source"
         )
 
 

@@ -1,8 +1,9 @@
 """Find the part of file names that repeats, as if one person had several images.
 
-A name is a row of columns: its words, its numbers or, if letters and digits are mixed, its chunks.
-The column that makes the names in a folder unique counts images, so a person's id must be in an
-earlier column, where it repeats. The coarsest such column is proposed.
+Each name is split into columns: its words and numbers or, if letters and digits are mixed, the
+chunks between separators. Some column, read from the left, makes the names in a folder unique, and
+is therefore a counter of images. A person's id must be in a column before the counter, and repeat
+there. The leftmost such column is proposed, or a column after a word such as patient.
 """
 
 import math
@@ -19,7 +20,7 @@ import numpy as np
 from sfumato.data.sources.splits import is_filing
 
 FEWEST = 5  # smallest number of groups for which a pattern is proposed
-LARGE = 30  # if a value has more images than this on average, FEWEST is doubled
+LARGE = 30  # largest mean number of images per group; FEWEST is doubled above it
 # Words other than names of persons. They may become part of a pattern, which is published.
 SIDE_WORDS = (
     "left|right|l|r|lt|rt|od|os|ou|links|rechts|gauche|droite?|izquierd[ao]|derech[ao]|cc|mlo?|lmo?|x?ccl|pa|ap|lat"
@@ -33,7 +34,7 @@ FILE_WORDS = (
     "train(ing)?|test(ing)?|val(id(ation)?)?|dev|image|img|pic|picture|photo|foto|scan|file|mask|dsc[nf]?|dicom|dcm"
     "|frame|slice|screenshot|capture|untitled|unnamed|sample|bild|pxl|data|dataset|cell|patch|tile|crop|slide|wa"
 )
-SERIES_WORDS = "batch|fold|split|part"  # words before numbers that are not ids of persons
+SERIES_WORDS = "batch|fold|split|part"  # a number after one of these words identifies no person
 PERSON = re.compile(
     r"(patient(en)?|person|subject|participant|case|individual|donor|volunteer|proband|client|pat|pt|subj?|mrn|pid)s?"
     r"(id|no|nr)?",
@@ -57,8 +58,9 @@ Ids = Sequence[str | None]
 class Repeats:
     """The reason why several images may show one person. Private.
 
-    why: a sentence; groups: proposed value of `--groups`, or None if uncertain; examples: names of
-    files, each with the id in it; persons: number of persons that the proposal finds.
+    why: the reason, as a sentence; groups: proposed value of `--groups`, or None if uncertain;
+    examples: names of files, each with the id that the proposal finds in it;
+    persons: number of persons that the proposal finds.
     """
 
     why: str
@@ -78,7 +80,7 @@ class Column:
     values: Ids
     pattern: str
     kind: str  # words, number or mixed
-    neutral: bool = False  # whether it identifies no person: a date, a class, the number of a part
+    neutral: bool = False  # whether it identifies no person, such as a date or a class
     personal: bool = False  # whether it follows a word for a person
     named: bool = False  # whether it follows a word that does not mean files, copies or sides
     of_file: bool = False  # whether it follows a word for files, such as frame
@@ -108,10 +110,10 @@ class Column:
 
     @property
     def repeated_hex(self) -> bool:
-        """Return whether more images share a value than expected by chance, if the values may be
-        parts of longer hexadecimal ids, in which one digit may be fixed.
+        """Return whether more images share a value than random hexadecimal values would.
 
-        True for columns of any other kind.
+        One digit is not counted, because one digit of a hexadecimal id may be fixed. Returns True
+        if the column is not of the kind "mixed".
         """
         return self.kind != "mixed" or self.pairs > self.by_chance(
             16 ** (min(map(len, self.counts)) - 1)
@@ -138,8 +140,9 @@ class Column:
 
     @property
     def restarts(self) -> bool:
-        """Return whether the values may be a counter that starts at 0 or 1, possibly in larger
-        steps. Such values repeat because the counter restarts.
+        """Return whether the values may be a counter, which restarts and therefore repeats.
+
+        Such a counter starts at 0, or at its own step, as in 1, 2, 3 or in 10, 20, 30.
         """
         return (
             self.kind == "number"
@@ -196,10 +199,10 @@ class Column:
 def repeats_in(
     names: Sequence[str], folders: Sequence[str], labels: Sequence[Hashable], classes: Sequence[str]
 ) -> Repeats | None:
-    """Find what repeats in file names, as if one person had several images; None if nothing does.
+    """Find the part of file names that repeats, as if one person had several images.
 
-    A pattern is proposed only if it finds at least FEWEST ids. folders, labels: folder and label of
-    each image, in the order of `names`.
+    Returns None if nothing repeats. A pattern is proposed only if it finds at least FEWEST ids.
+    folders, labels: folder and label of each image, in the order of `names`.
     """
     stems = [SUFFIX.sub("", name) for name in names]
     start = beginning(stems)
@@ -250,11 +253,11 @@ def repeats_in(
 
 
 def rivalled(best: Column, others: Sequence[Column]) -> bool:
-    """Return whether another part of the names may also be the person's id. Then only the owner can
-    decide.
+    """Return whether another part of the names may be the person's id instead of `best`.
 
-    Examples are a year, a hospital or a frame number before the proposed part, two counters without
-    a word, such as 3_14, and a counter next to an id that occurs with several numbers.
+    Then only the owner can decide. There are three examples. A year, a hospital or a frame number
+    is before the proposed part. The names consist of two counters without words, such as 3_14. Or
+    the proposed part is a counter, and one value of another id occurs with several of its numbers.
     """
     if best.personal:
         return False
@@ -262,7 +265,7 @@ def rivalled(best: Column, others: Sequence[Column]) -> bool:
     frame = best.of_file and any(column.named for column in repeated)
     year = best.of_year and any(column.proposable and not column.restarts for column in repeated)
     grid = any(c.bare and c.restarts and 2 * len(c.counts) > len(best.counts) for c in repeated)
-    # A number may be an age if a time or an id follows it
+    # If a time or an id follows a number, the number may be an age
     tagged = any(c.sparse and not c.repeated for c in others)
     ids = [column for column in repeated if column.proposable and (column.sparse or column.surname)]
     short = best.kind == "mixed" and max(map(len, best.counts)) < 4  # such as codes of hospitals
@@ -278,16 +281,17 @@ def rivalled(best: Column, others: Sequence[Column]) -> bool:
 
 
 def crossed(column: Column, other: Column) -> bool:
-    """Return whether a value of the column occurs with several values of the other."""
+    """Return whether any value of `column` occurs together with several values of `other`."""
     return len({*zip(column.values, other.values, strict=True)}) > len({*column.values})
 
 
 def tells_apart(column: Column, stems: Sequence[str], labels: Sequence[Hashable]) -> bool:
     """Return whether the numbers may be persons' ids, and not a counter that restarts per class.
 
-    Then names with the same number always differ in their words, such as a side. There are few
-    different words, and each class has several of them. With a counter, names would be equal, or
-    differ only in the word for the class.
+    They may be ids if three conditions are met: names with the same number always differ in their
+    words, such as left and right; there are few different words; and each class has several of
+    them. With a counter, names with the same number would be equal apart from the word for the
+    class.
     """
     words = [re.sub(r"\d+", "", stem) for stem in stems]
     of_class = Counter(label for _, label in {*zip(words, labels, strict=True)})
@@ -296,10 +300,10 @@ def tells_apart(column: Column, stems: Sequence[str], labels: Sequence[Hashable]
 
 
 def before_counter(column: Column) -> str | None:
-    """Return a pattern for ids that are directly followed by a counter, such as 1017 in 1017002.
+    """Return a pattern for ids with a counter directly after them, such as 1017 in 1017002.
 
-    The counter has a fixed width, and starts at 0 or 1 for each id. Returns None if the numbers of
-    `column` do not have this form.
+    The counter has a fixed number of digits, and starts at 0 or 1 for each id. Returns None if the
+    numbers of `column` do not have this form.
     """
     values = [value or "" for value in column.values]
     if len({*map(len, values)}) > 1:
@@ -320,9 +324,9 @@ def before_counter(column: Column) -> str | None:
 
 
 def beginning(stems: Sequence[str]) -> str:
-    """Build a pattern for the start of names, if it does not identify persons: dates, sides, views.
+    """Build a pattern for dates, sides and views at the start of names, which identify no person.
 
-    It is empty if most names have no such start.
+    The pattern is empty if most names start differently.
     """
     sides = rf"(?i:{SIDE_WORDS})[-_ ]+(?=\S)"
     words = [match[0].rstrip("-_ ").lower() for stem in stems if (match := re.match(sides, stem))]
@@ -346,8 +350,10 @@ def any_with_few_values(columns: Sequence[Column]) -> bool:
 
 
 def repeated_folders(folders: Sequence[str], labels: Sequence[Hashable]) -> bool:
-    """Return whether there are folders, other than for classes and parts of a set, that contain
-    several images each.
+    """Return whether images are in folders that may belong to persons.
+
+    These are at least FEWEST folders, and some of them contain several images. Folders of classes
+    and of parts of a set do not count.
     """
     names = [PurePath(folder).name for folder in folders]
     column = Column(values=names, pattern="", kind="words")
@@ -356,8 +362,9 @@ def repeated_folders(folders: Sequence[str], labels: Sequence[Hashable]) -> bool
 
 
 def proposed(pattern: str, names: Sequence[str], why: str) -> Repeats:
-    """Return the proposal of a pattern, with two names whose ids differ and the number of ids that
-    it finds.
+    """Return `pattern` as a proposal, with the number of ids that it finds in `names`.
+
+    Two names with different ids are its examples.
     """
     found = {name: match[1] for name in names if (match := re.search(pattern, name))}
     examples: dict[str, str] = {}
@@ -368,7 +375,10 @@ def proposed(pattern: str, names: Sequence[str], why: str) -> Repeats:
 
 
 def word_and_number_columns(stems: Sequence[str], named: Sequence[str]) -> Iterator[Column]:
-    """Yield the words of the names and each run of digits in them, in their order."""
+    """Yield a column of the words in the names, and a column for each run of digits.
+
+    The columns are in the order of the names.
+    """
     words = word_column(stems, named)
     runs = [[*re.finditer(r"\d+", stem)] for stem in stems]
     leading = sum(bool(re.match(rf"[\W_]*{WORD}", stem)) for stem in stems) > len(stems) / 2
@@ -381,9 +391,9 @@ def word_and_number_columns(stems: Sequence[str], named: Sequence[str]) -> Itera
 
 
 def word_column(stems: Sequence[str], named: Sequence[str]) -> Column | None:
-    """Return the first words of each name that may name a person, without words for sides, copies,
-    files and classes.
+    """Return a column with the first words in each name that may be the name of a person.
 
+    Words for sides, copies, files and classes are skipped. Returns None if no other words remain.
     named: words of class names.
     """
     neutral = re.compile(
@@ -520,7 +530,8 @@ def at_first_unique(
 ) -> tuple[list[Column], list[Column]]:
     """Split the columns at the first one that makes the names in each folder unique.
 
-    That column belongs to the second part.
+    That column is the first one of the second list. keys: one value per name, such as its folder.
+    Only names with the same value need to be unique.
     """
     for place, column in enumerate(columns):
         numbers: dict[Hashable, int] = {}

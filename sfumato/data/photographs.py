@@ -1,5 +1,6 @@
-"""Find photographs taken in a row, by their times and devices, because they often show one
-person.
+"""Find photographs taken shortly after each other, because they often show one person.
+
+Their times, devices and numbers are compared.
 """
 
 import re
@@ -18,7 +19,7 @@ from sfumato.data.names import DATED
 from sfumato.errors import DataError
 
 SECONDS = 10  # maximum time between two pictures in a row
-SHARE = 0.1  # if more than this share of the pictures was taken in a row, it is no coincidence
+SHARE = 0.1  # largest share of pictures in a row that may be a coincidence
 
 
 class Taken(NamedTuple):
@@ -32,8 +33,8 @@ class Taken(NamedTuple):
 
 
 def taken_in_a_row(files: Sequence[Path | Member]) -> bool:
-    """Return whether many photographs were taken within seconds of each other, or have consecutive
-    numbers from one device.
+    """Return whether many photographs were taken within seconds of each other, or by one device
+    with consecutive numbers.
     """
     photographs = [taken_at(file) for file in files]
     times = sorted(photograph.second for photograph in photographs if photograph.second is not None)
@@ -48,7 +49,7 @@ def taken_in_a_row(files: Sequence[Path | Member]) -> bool:
 
 
 def near(times: Sequence[float], most: float) -> int:
-    """Count the times, which are sorted, that have another time at most `most` seconds away."""
+    """Count the times that have another time at most `most` seconds away. times: sorted."""
     close = [after - before <= most for before, after in pairwise(times)]
     return sum(before or after for before, after in pairwise([False, *close, False]))
 
@@ -86,8 +87,9 @@ def exif_in(stream: BinaryIO) -> dict[int, object]:
 
 
 def second_of(text: str) -> float | None:
-    """Return the seconds since 1970 of a text with a date and a time, such as 2026:01:31 12:00:05,
-    or None.
+    """Convert a date and a time, such as 2026:01:31 12:00:05, to seconds since 1970.
+
+    Returns None for any other text.
     """
     with suppress(ValueError):
         return datetime.strptime(

@@ -4,10 +4,11 @@ an artifact.
 Layout of the private part: `<state>/keys/<dataset_id>` (the secret key) and
 `<state>/data/<dataset_id>/{sensitive,holdout,card.json,origin.json}`. Directories have mode 0700,
 files mode 0600.
-Guarantee: the conversion of an image, and the part it is assigned to, depend only on that image,
-the key and the section `data`. With groups, its part depends on the id of its group instead; the
-conversion of a slice depends on its volume, which shows one person. The card does not depend on the
-images, except on their shape if `data` names none.
+Guarantee: the conversion of an image, and the part to which it is assigned, depend only on that
+image, the key and the section `data`. There are two exceptions. With groups, the part depends on
+the id of the group instead of the image. The conversion of a slice depends on its volume, which
+shows one person. The card does not depend on the images, except on their shape if `data` sets no
+shape.
 """
 
 import hashlib
@@ -69,28 +70,29 @@ from sfumato.storage.png import save_png, to_grid
 KEY_BYTES = 32
 FINGERPRINT_DIGITS = 64
 PREPARE_REVISION = 2  # raise this if the same source is stored differently than before
-LISTING = "listing"  # keyed digest of the source's files, which is private
-UNNAMED = "unnamed"  # version of the images if data.version is not set
+LISTING = "listing"  # file with a keyed digest of the source's files; private
+UNNAMED = "unnamed"  # file with the version of the images if data.version is not set
 
 
 @naming_archives()
 def prepare_sensitive(
     data: Data, state: Path, card: Path, raw: Path, workers: int | None = None
 ) -> dict:
-    """Store the sensitive and hold-out images of the source in `data`; write the public card and
-    return it.
+    """Store the sensitive and hold-out images of the source in `data`, and write the public card.
 
-    An older set of the same id is replaced when the new one is complete, unless it was made from
-    the same files with the same settings. The card contains neither numbers of images or groups nor
-    any hash, even a keyed one. Its version is `data.version` or, if that is not set, a random
-    version, which stays the same for this dataset.
+    Returns the content of the card.
+
+    An older set of the same id is replaced when the new set is complete. It is kept if it was made
+    from the same files with the same settings. The card contains no number of images or groups, and
+    no hash of any kind. Its version is `data.version` or, if that is not set, a random version,
+    which stays the same for this dataset.
 
     state: state directory for the images; card: path of the card; workers: number of processes that
     convert shards, see `read_shards`.
 
-    Raises ConfigError or DataError for the reasons in `sources.read_source`, if images are counted
-    under another id, or if charged images would change their groups. The older set and card are
-    then unchanged. Raises BudgetError if the journal is lost or invalid.
+    Raises ConfigError or DataError in three cases: for the reasons in `sources.read_source`, if
+    images are counted under another id, and if charged images would change their groups. The older
+    set and card are then unchanged. Raises BudgetError if the journal is lost or invalid.
     """
     home = dataset_directory(state, data.name)
     for directory in (state, home.parent, state / "keys"):
@@ -146,7 +148,7 @@ def prepare_sensitive(
 
 
 def write_private_texts(folder: Path, texts: dict[str, str | None]) -> None:
-    """Write private files: their texts by name, except empty texts."""
+    """Write private text files, but none for an empty text. texts: text of each file, by name."""
     for name, text in texts.items():
         if text:
             write_local(folder / name, text.encode())
@@ -155,7 +157,7 @@ def write_private_texts(folder: Path, texts: dict[str, str | None]) -> None:
 def open_whole(
     data: Data, raw: Path, home: Path, listing: str | None, key: bytes, workers: int | None
 ) -> Source:
-    """Open the source at once or, if it has several shards, convert them first.
+    """Open the source. If it has several shards, convert them first.
 
     listing: see `listing_of`.
     """
@@ -169,8 +171,10 @@ def open_whole(
 
 
 def say_converted(source: Source, listed: Path) -> None:
-    """Print how many images were converted in which way, on a terminal only, because numbers of
-    images are private.
+    """Print how many images were converted in each way, if standard error is a terminal.
+
+    Numbers of images are private, so they must not be in a log. listed: path of the list of
+    pictures that were left out.
     """
     if source.left_out:
         source.converted[f"left out, as {listed} lists"] = len(source.left_out)
@@ -198,13 +202,12 @@ def make_private(directory: Path) -> None:
 
 
 def listing_of(data: Data, key: bytes) -> str | None:
-    """Compute a keyed digest of everything that determines a prepared set: settings,
-    PREPARE_REVISION and all files.
+    """Compute a keyed digest of everything that determines a prepared set.
 
-    A file is identified by its name, mode, size, inode, and the times when its content and its
-    status last changed. Programs cannot reset the time of a status change. Returns None if the
-    digest would not detect a change: without a path, if a file changed just now, or if there is a
-    link.
+    This is the settings, PREPARE_REVISION and all files. A file is identified by its name, mode,
+    size, inode, and the times when its content and its status last changed. Programs cannot reset
+    the time of a status change. Returns None if the digest could miss a change: if there is no
+    path, if a file changed just now, or if a file is a link.
     """
     mac = hmac.new(key, canonical(decisive(data)), "sha256")
     if data.path is not None and is_url(data.path):
@@ -235,7 +238,7 @@ def listing_of(data: Data, key: bytes) -> str | None:
 
 
 def decisive(data: Data) -> dict[str, object]:
-    """Return everything that decides how images are stored, except for the files."""
+    """Return everything, except for the files themselves, that decides how images are stored."""
     return {
         "data": data.model_dump(mode="json"),
         "path": data.path and resolved(data.path),
@@ -272,9 +275,9 @@ def prepared_from(home: Path, listing: str, data: Data, state: Path) -> bytes | 
 
 
 def unnamed_version(home: Path) -> str | None:
-    """Return the random version that images were given while `data.version` was not set.
+    """Return the random version that the images got while `data.version` was not set.
 
-    It is remembered if `data.version` is set later. Returns None if the images never had a random
+    It is kept even if `data.version` is set later. Returns None if the images never had a random
     version.
     """
     if (home / UNNAMED).is_file():
@@ -362,8 +365,9 @@ def write_public(source: Source, shape: tuple[int, int, int], directory: Path) -
 
 
 def refuse_sensitive_as_public(data: Data, public: Public) -> None:
-    """Raise ConfigError if the public set is obviously the sensitive one, because public images
-    have no guarantee.
+    """Raise ConfigError if the settings name the sensitive images as the public set.
+
+    Public images have no guarantee.
     """
     paths = {
         Path(path).expanduser().resolve() for path in (data.path, public.path) if path is not None
@@ -371,15 +375,15 @@ def refuse_sensitive_as_public(data: Data, public: Public) -> None:
     same_files = len(paths) == 1 and None not in (data.path, public.path)
     if same_files or (public.source == data.source and data.source not in OF_THE_OWNER):
         names = f"public.source={public.source}, public.path={public.path}"
-        raise ConfigError(f"{names} names the sensitive images themselves: choose others.")
+        raise ConfigError(f"{names} names the sensitive images themselves: choose other images.")
 
 
 def secret_key(state: Path, dataset_id: str) -> bytes:
-    """Return the key of a dataset. The operating system draws it on the first call; it never
-    changes.
+    """Return the key of a dataset.
 
-    On the first call, the caller must hold the lock of the dataset. Raises DataError if a key that
-    was used is lost.
+    On the first call, the operating system draws the key, and the caller must hold the lock of the
+    dataset. The key never changes after that. Raises DataError if the key is lost although it may
+    have been used.
     """
     path = state / "keys" / dataset_id
     key = b""
@@ -393,15 +397,16 @@ def secret_key(state: Path, dataset_id: str) -> bytes:
 
 
 def refuse_another_key(path: Path, size: int, journal: Journal) -> None:
-    """Raise DataError if the lost key in the file `path` may have been used: images were split by
-    it, or may have been charged.
+    """Raise DataError if the lost key in the file `path` may have been used.
+
+    It was used if images are split by it, and may have been used if there is a charge.
     """
     prepared = (journal.images / CARD).exists() or (journal.images / SENSITIVE).exists()
     if prepared or journal.records() or ADOPT in {entry["kind"] for entry in journal.entries()}:
         raise DataError(
-            f"{path} is missing or damaged ({size} bytes, expected {KEY_BYTES}). It decided which "
-            f"images of {journal.dataset_id!r} are held out: restore it from a backup of the "
-            f"state directory. Without a backup create a new key: `head -c {KEY_BYTES} "
+            f"{path} is missing or damaged ({size} bytes, expected {KEY_BYTES}). This key decided "
+            f"which images of {journal.dataset_id!r} are held out: restore it from a backup of the "
+            f"state directory. If there is no backup, create a new key: `head -c {KEY_BYTES} "
             f"/dev/urandom > {path}`. The new hold-out will contain images that earlier releases "
             "were trained on, so never evaluate those releases again"
         )
@@ -414,8 +419,8 @@ def split(
 
     Returns the sensitive part.
 
-    The hold-out is an official test split, or is chosen by hashes of images or groups, so that
-    copies stay together.
+    The hold-out is the official test split of the source. Without one, it is chosen by hashes of
+    images or groups, so that equal images are in one part.
     """
     writers: dict[str, ImageWriter] = {}
     parts: list[bool] = []  # whether each image is held out
@@ -443,8 +448,8 @@ def split(
     expected_parts = (SENSITIVE, HOLDOUT) if holdout_fraction else (SENSITIVE,)
     if empty := [part for part in expected_parts if not writers or not writers[part].count]:
         raise DataError(
-            f"the split leaves no {empty[0]} image, because identical images (and all images of a "
-            "person) stay together. Add more distinct images, or a hold-out of your own in "
+            f"the split leaves no {empty[0]} image, because identical images, and all images of a "
+            "person, stay in one part. Add more distinct images, or put your own hold-out into "
             "test/."
         )
     if source.compared:
@@ -457,14 +462,17 @@ def split(
 def assigned(
     source: Source, key: bytes, fraction: float
 ) -> Iterator[tuple[bool, bytes | None, Example]]:
-    """Yield (whether it is held out, keyed hash of its group or None, example) for each image."""
+    """Yield, for each image: whether it is held out, the keyed hash of its group, and the example.
+
+    The hash is None if the source has no groups.
+    """
     drawn = source.test is None
     examples = chain(zip(repeat(False), source.train), zip(repeat(True), source.test or ()))
     if source.groups is None:
         for in_test, example in examples:
             yield in_test or (drawn and is_held_out(example[0], key, fraction)), None, example
         return
-    # Lazy, because `left_out` is complete only after the source was read
+    # A generator, because `left_out` is complete only after the source was read
     names = (name for i, name in enumerate(source.groups) if i not in source.left_out)
     for (in_test, example), name in zip(examples, names, strict=True):
         group = group_hash(name, example[0], key)
@@ -472,8 +480,9 @@ def assigned(
 
 
 def group_hash(name: str | None, image: np.ndarray, key: bytes) -> bytes:
-    """Return the HMAC of a group's id. Without an id, return the image's HMAC, so that the image
-    forms a group with its copies.
+    """Return the HMAC of a group's id.
+
+    If the image has no id, return the HMAC of the image, so that it forms a group with its copies.
     """
     if name is None:
         return hmac.digest(key, f"alone {image.shape} ".encode() + image.tobytes(), "sha256")

@@ -113,7 +113,7 @@ def in_slices(
 
     volume: slices to use; converted: counts the localizers, which are left out.
 
-    Raises DataError if `volume` uses no slice of a series or of a volume.
+    Raises DataError if `volume` selects no slice of one of the series or volumes.
     """
     series: dict[Any, list[tuple[int, Header]]] = {}
     for number, file in enumerate(files):

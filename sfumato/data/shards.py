@@ -51,7 +51,7 @@ from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import open_private, replacing_directory, write_local
 
 BLOCK_SIZE = 2**20  # pictures listed at once
-FRESH = 2.0  # seconds after a change in which another change may leave the same time stamp
+FRESH = 2.0  # seconds after a change during which a second change may get the same time stamp
 CONVERTED = "converted.json"  # file with the fields of `Converted`
 PERSONS_FILE = "persons.npy"  # file with the text that contains each picture's id (`persons_of`)
 
@@ -82,8 +82,8 @@ def shards_folder(home: Path) -> Path:
 def shards_in(data: Data) -> list[Shard]:
     """Return the shards of the source, in the order of its images.
 
-    Returns none if the source must be read at once: a single file, a small folder, volumes, several
-    labels per picture, or a table that lists all pictures or their persons.
+    Returns an empty list if the source must be read at once. This applies to a single file, a small
+    folder, volumes, several labels per picture, and a table of all pictures or their persons.
     """
     single = data.labels != SEVERAL and data.volume is None
     ways = set[str]()
@@ -118,14 +118,15 @@ def shards_of_files(files: dict[str, tuple[str | int, ...] | None], data: Data) 
     """
     tested = {file for file in files if len(files) > 1 and is_test(file.rpartition("/")[2])}
     if data.source == "imagefolder" and len(tested) == len(files):
-        tested = set()  # the same rule as for Parquet that is read at once
+        tested = set()  # as for Parquet that is read at once: not all files can be the hold-out
     ordered = sorted(files, key=tested.__contains__)
     return [Shard(path=file, held_out=file in tested, state=files[file]) for file in ordered]
 
 
 def state_of(file: Path) -> tuple[str | int, ...] | None:
-    """Return values that change with the content of a file; None if the file was changed just
-    now.
+    """Return values that change with the content of a file.
+
+    Returns None if the file was changed less than FRESH seconds ago.
     """
     status = file.stat()
     if max(status.st_ctime, status.st_mtime) > time.time() - FRESH:
@@ -134,8 +135,9 @@ def state_of(file: Path) -> tuple[str | int, ...] | None:
 
 
 def picture_blocks(path: Path) -> list[Shard]:
-    """Return blocks of at most BLOCK_SIZE pictures of a folder of class folders; none for a smaller
-    folder.
+    """Divide the pictures of a folder of class folders into blocks of at most BLOCK_SIZE pictures.
+
+    Returns an empty list if the folder has at most BLOCK_SIZE pictures in total.
     """
     train, test = split_of(path)
     folders = [(folder, part in test) for part in train + test for folder in folders_in(part)]
@@ -164,7 +166,8 @@ def place_shards(
     """Return each shard with the folder for its images, and delete everything else in `folder`.
 
     The folder of a shard is named by a keyed digest of everything that determines its content, so
-    that a later process finds it. If its content may have changed, its name is random.
+    that a later process finds it. If a change of the content could not be detected, the name is
+    random.
 
     decides: settings that decide how images are stored; listing: digest of all files, None if it is
     unknown.
@@ -177,9 +180,8 @@ def place_shards(
         if known:
             name = hmac.digest(key, canonical(about), "sha256").hex()
         places.append(folder / name)
-    for other in {*folder.iterdir()} - {
-        *places
-    }:  # it may include images of a person who has withdrawn
+    # Other folders may include images of a person who has withdrawn
+    for other in {*folder.iterdir()} - {*places}:
         shutil.rmtree(other, ignore_errors=True)
     return [*zip(shards, places, strict=True)]
 
@@ -280,7 +282,7 @@ def convert(data: Data, task: Task) -> Exception | None:
 
 
 def has_rows(path: Path) -> bool:
-    """Return False for a Parquet file without rows, which has no pictures to unpack."""
+    """Return whether a file may contain pictures. A Parquet file without rows has none."""
     if path.suffix != ".parquet":
         return True
     check_parquet()
@@ -353,7 +355,8 @@ def one_source(data: Data, shards: Sequence[Shard], folders: Sequence[Path]) -> 
     ):
         raise DataError(
             f"more pictures are broken than data.skip={data.skip} allows: repair or remove "
-            "them, or raise it:\n" + "\n".join(left.reason for left in [*left_out.values()][:200])
+            "them, or raise data.skip:\n"
+            + "\n".join(left.reason for left in [*left_out.values()][:200])
         )
     tested = [folder for shard, folder in zip(shards, folders, strict=True) if shard.held_out]
     held_out = sum(one.size for shard, one in zip(shards, every, strict=True) if shard.held_out)

@@ -2,8 +2,8 @@
 not understand it.
 
 Names are replaced token by token, and pictures by random pixels of the same size. The owner sends
-the copy to people who help. It is not differentially private, so the owner looks through it before
-sending it.
+the copy to people who help. The copy is not differentially private, so the owner should look
+through it before sending it.
 """
 
 import hashlib
@@ -62,19 +62,19 @@ TOKEN = re.compile(
     re.IGNORECASE,
 )
 YEARS = range(1900, 2050)
-# Replaced, although some files use them for annotations and patients
+# These words are replaced, although they mean an annotation or a patient in some names
 FIRST_NAMES = {"ann", "pat"}
 SPARSE = 20  # numbers with a larger average distance are ids, not a counter
 TIMES = (Base.DateTime, Base.DateTimeOriginal, Base.DateTimeDigitized)
 ABOUT = """\
 The form of a folder, made by `stage doctor --skeleton`. Look through it before you send it.
 
-Each word in a name or table is replaced by other letters: the same word always by the same letters,
-and words that begin alike by words that begin alike. Numbers that count from 1 without a gap are
-unchanged, and so are years; other numbers are replaced. All dates are moved by the same secret
-number of days. Pictures have random pixels and the size of the original. {kept}
+Each word in a name or table is replaced by other letters. A word has the same replacement
+everywhere, and the replacements of words that begin alike begin alike. Numbers that count from 1
+without a gap are unchanged, and so are years. Other numbers are replaced. All dates are moved by
+the same secret number of days. Pictures have random pixels and the size of the original. {kept}
 
-These {count} other files were not copied; only their names, replaced, and sizes are listed:
+Number of other files: {count}. They were not copied. Their replaced names and their sizes:
 """
 
 
@@ -83,7 +83,7 @@ class Disguise:
     """Replaces the tokens of names and tables. Equal tokens get the same replacement.
 
     The key is drawn at random and not stored. texts: all texts that will be replaced;
-    generator: source of the key and of numbers; kept: words that were not replaced so far.
+    generator: source of the key and of random numbers; kept: words that were left unchanged.
     """
 
     texts: Iterable[str]
@@ -153,7 +153,7 @@ class Disguise:
         digits = re.sub(r"\D", "", token)
         try:
             day = date(int(digits[:4]), int(digits[4:6]), int(digits[6:8])) - self.days
-        except ValueError:  # 30 February
+        except ValueError:  # such as 30 February
             day = date(2000, 1, 1)
         moved = iter(f"{day:%Y%m%d}")
         return re.sub(r"\d", lambda digit: next(moved, digit[0]), token)
@@ -167,9 +167,9 @@ def numbers_replaced(numbers: set[int], generator: Random) -> dict[int, int]:
     """Return a replacement for each number.
 
     Numbers from 1 to the first gap stay the same, and so do years if all numbers of four digits are
-    years. All other numbers with equally many digits are replaced together: by numbers with as many
-    digits, and with the same difference between the largest and the smallest. They stay in order if
-    there are few gaps between them.
+    years. The other numbers are replaced in groups with equally many digits. The replacements have
+    as many digits, and the same difference between the largest and the smallest. They are shuffled
+    if the average distance between them is above SPARSE.
     """
     counted = 1
     while counted in numbers:
@@ -200,11 +200,13 @@ def numbers_replaced(numbers: set[int], generator: Random) -> dict[int, int]:
 def write_skeleton(folder: Path, path: Path) -> tuple[int, int, list[str]]:
     """Write the form of a folder as a zip.
 
-    Returns the number of pictures, the number of files without content, and the words that stay.
-    Raises ConfigError if `folder` is none or `path` exists.
+    Returns the number of pictures, the number of files that were not copied, and the words that
+    were left unchanged. Raises ConfigError if `folder` is not a folder, or if `path` exists.
     """
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder: unpack an archive first, and name its folder")
+        raise ConfigError(
+            f"{folder} is not a folder: give the path of a folder. Unpack an archive first"
+        )
     if path.exists():
         raise ConfigError(f"{path} exists: remove it, or name another file with --out")
     reading_sensitive()
@@ -232,7 +234,7 @@ def write_skeleton(folder: Path, path: Path) -> tuple[int, int, list[str]]:
             else:
                 archive.writestr(target, content)
         kept = sorted(disguise.kept)
-        words = f"These words stay: {', '.join(kept)}." if kept else "No word stays."
+        words = f"Unchanged words: {', '.join(kept) or 'none'}."
         about = ABOUT.format(kept=words, count=len(others))
         archive.writestr("README.txt", about + "".join(others))
     return pictures, len(others), kept

@@ -1,9 +1,9 @@
-"""Load prepared images, sensitive ones from the state directory and public ones from an artifact;
-store latents.
+"""Load prepared images, and store latents.
 
-Latents are the outputs of a public model's frozen encoder for the sensitive images. They are as
-sensitive as the images, so they are stored in the state directory with its modes (0700, 0600),
-never in an artifact and never tracked by DVC.
+Sensitive images are in the state directory, and public images are in an artifact. Latents are the
+outputs of a public model's frozen encoder for the sensitive images. They are as sensitive as the
+images, so they are stored in the state directory with its modes (0700, 0600). They are never in an
+artifact, and DVC never tracks them.
 """
 
 import shutil
@@ -68,8 +68,8 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
     images = load_images(home / part, card.classes, grouped=card.unit == GROUP, shape=card.shape)
     if (images.labels.ndim == 2) != (card.labels == SEVERAL):
         raise DataError(
-            f"{home / part} has other labels than the card, labels: {card.labels}: {TO_PREPARE} "
-            "again"
+            f"{home / part} does not match the data card, which states labels: {card.labels}: "
+            f"{TO_PREPARE} again"
         )
     if (home / part / COMPARED_FILE).exists():
         images = replace(images, compared=load_array(home / part / COMPARED_FILE))
@@ -152,8 +152,8 @@ def write_latents(
     """Encode all sensitive images, and store the latents under `key`.
 
     All other latents of this dataset are removed. This is local work, so the caller must journal it
-    first, with `open_local`. progress: called with 1, 2, … 100 of 100, because the number of images
-    is private.
+    first, with `open_local`. progress: called with (1, 100) to (100, 100), which are percentages,
+    because the number of images is private.
     Guarantee: latent i depends only on image i, given that `encode` works row by row.
     """
     images = load_prepared(state, card, SENSITIVE)
@@ -191,7 +191,7 @@ def load_latents(state: Path, card: Card, key: str) -> LatentSet:
     home = latents_directory(state, card, key)
     latents = load_array(home / LATENTS)
     if latents.dtype != np.float16 or len(latents) != len(images):
-        again = "remove that directory and run the stage again"
+        again = "remove this directory and run the stage again"
         raise DataError(
             f"{home} contains latents of other images than the data card describes: {again}"
         )

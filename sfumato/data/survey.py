@@ -45,7 +45,8 @@ class Survey:
 
     Private, except for what its owner decides to publish.
 
-    images, held_out: number of images without the hold-out, and in the hold-out (None without one);
+    images: number of images without the hold-out;
+    held_out: number of images in the hold-out, None if there is none;
     side, longer: medians of the shorter and of the longer sides, in pixels;
     proportion: median of height divided by width; 1 if at least a quarter of the pictures are
     upright and at least a quarter are not;
@@ -99,16 +100,16 @@ def survey(
 
     groups, label: rule for finding persons' ids, and column with the labels; if None, the layout
     decides;
-    span: values of black and white, for pictures with more than 8 bits;
-    classes: class names, or ALL for all that are found;
-    alone: whether each image without an id is the only one of its person; skip: share of the
-    pictures that may be broken;
+    span: values to show as black and as white, for pictures with more than 8 bits;
+    classes: class names, or ALL for all class names that are found;
+    alone: whether each image without an id is the only image of its person;
+    skip: share of the pictures that may be broken;
     state: state directory that caches the results for the next call;
     volume: slices of volumes and series to use; if None, `volume_in` decides.
 
     Raises Unclear, before any picture is decoded, if the owner must decide. Raises DataError if a
-    picture has more than 8 bits and there is no `span`, or with a list of all files that cannot be
-    used.
+    picture has more than 8 bits and there is no `span`. If files cannot be used, raises DataError
+    that lists all of them.
     """
     check_there(str(path), groups)
     reading_sensitive()
@@ -153,8 +154,9 @@ def survey(
 
 
 def section_of(request: Request, classes: Sequence[str], other: bool) -> dict[str, Any]:
-    """Return the keys of the section `data` for a request. other: whether the layout differs from
-    class folders.
+    """Return the keys of the section `data` for a request.
+
+    other: whether the layout is different from class folders.
     """
     data = {
         "source": other and request.name,
@@ -183,8 +185,8 @@ def check_not_empty(source: Source, path: Path) -> None:
         )
     if source.test is not None and not source.held_out:
         raise DataError(
-            f"{path} has no pictures in its hold-out: add some, or remove {TEST}/ to have a "
-            "hold-out drawn."
+            f"{path} has no pictures in its hold-out: add some, or remove {TEST}/, so that a "
+            "hold-out is drawn."
         )
 
 
@@ -196,10 +198,10 @@ def whole_file(file: PictureFile) -> Path | Member:
 
 
 def picture_facts(source: Source, path: Path, options: Any, state: Path | None) -> dict[str, Any]:
-    """Return the facts named by PICTURE_FACTS, from the pictures and their headers.
+    """Return the facts that PICTURE_FACTS names, from the pictures and their headers.
 
-    If no file and no option has changed since the last survey, they are read from its cache in
-    `state`. options: options that affect decoding. Raises the errors of decoding.
+    If no file and no option has changed since the last survey, its cache in `state` is read
+    instead. options: options that affect decoding. Raises the errors of decoding.
     """
     about = [
         str(path),
@@ -246,10 +248,12 @@ def repeats_of(
     label: str | None,
     in_a_row: bool,
 ) -> Repeats | None:
-    """Look in names, a column, folders and photographs for reasons why several images may show one
-    person.
+    """Find a reason why several images may show one person.
 
-    Returns None if persons are known. files: labels by file; label: column of the labels.
+    Names of files, a column of ids, folders and photographs taken in a row are checked, in this
+    order. Returns None if there is no reason, or if the persons are known.
+
+    files: label of each file; label: column of the labels.
     """
     if source.groups is not None:
         return None

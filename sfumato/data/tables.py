@@ -22,7 +22,8 @@ from sfumato.storage.plain_json import parse_json, read_bytes
 
 # Names used by Hugging Face's `imagefolder`
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-# Tables with several labels per picture: one column of 0 and 1 per label, or one column of lists
+# Names of tables with several labels per picture. Such a table has one column of 0 and 1 per label,
+# or one column of lists
 TABLES = ("labels.csv", *METADATA)
 BETWEEN = "|"  # separator of labels in a cell
 FILE = "file_name"  # column with the picture's path, relative to the table's folder
@@ -31,10 +32,10 @@ Rows = Iterator[tuple[int, list[Any]]]  # each row's number in messages, and its
 
 
 def table_in(folder: Path) -> Path | None:
-    """Find the table of a folder: one of METADATA or, if there is none, its only CSV file with a
+    """Find the table of a folder: a file of METADATA or, if there is none, a single CSV file with a
     column of pictures' names.
 
-    Raises DataError if the folder contains two of METADATA.
+    Returns None if there is no such table. Raises DataError if the folder contains two of METADATA.
     """
     found = [folder / name for name in METADATA if (folder / name).is_file()]
     if len(found) > 1:
@@ -70,8 +71,9 @@ def meaning(name: str) -> str:
 def heads_of(table: Path) -> tuple[str, list[str]]:
     """Return the name of the column with the pictures' names, and the names of the other columns.
 
-    It is FILE or, if there is no such column, the only column whose name means pictures' names.
-    Raises the errors of `cells_of`, and DataError if there is no such column.
+    The pictures' names are in the column FILE. If there is no FILE, they are in the only column
+    whose name means names of pictures. Raises the errors of `cells_of`, and DataError if no column
+    or several columns could contain the names.
     """
     heads = heads_in(table)  # private: the first line may be a person's row
     naming = (
@@ -87,17 +89,17 @@ def heads_of(table: Path) -> tuple[str, list[str]]:
 
 
 def read_table(table: Path, columns: Sequence[str]) -> Rows:
-    """Yield the cells of some columns as text, "" for an empty cell, row by row.
+    """Yield each row's number and its cells in `columns` as text; an empty cell is "".
 
-    Raises DataError if the table does not have each of these columns once, or if a row has a
-    different form.
+    Raises DataError if the table does not have each of these columns exactly once, or if a row has
+    too few or too many cells, or cells that are neither text nor whole numbers.
     """
     heads, rows = cells_of(table)
     if any(heads.count(name) != 1 for name in columns):
         named = " and ".join(columns)
         raise DataError(
-            f"{table} is not a table with the columns {named}, each once: name them in its first "
-            "line"
+            f"{table} does not have each of the columns {named} exactly once: name them in its "
+            "first line"
         )
     for number, row in rows:
         if len(row) != len(heads):
@@ -118,15 +120,15 @@ def rows_by_file(
     root: Path,
     others: Iterable[Path] = (),
 ) -> dict[Path, list[str]]:
-    """Return the cells of each row by the file that the row names, in the order of the rows.
+    """Map the file that a row names to the cells of the row, in the order of the rows.
 
     columns: names of columns. The first contains paths below `root`, or unique file names with or
     without their suffix. The cells of the other columns are returned;
     files: files that must each have a row;
-    others: files that may have a row, which must name them by their paths.
+    others: files that need no row. If a row names such a file, it must give the path.
 
-    Raises the errors of `read_table`, and DataError for a file without a row, or a row whose file
-    is unknown, already named, or a link.
+    Raises the errors of `read_table`. Raises DataError if one of `files` has no row, and if a row
+    names an unknown file, a file for the second time, or a link.
     """
     counted = Counter(name for file in files for name in names_of(file))
     known = {
@@ -154,7 +156,7 @@ def rows_by_file(
         if not file.is_file() or not file.resolve().is_relative_to(root.resolve()):
             raise DataError(
                 f"{table}, row {number}, names a link out of {root}, or a pipe: copy the picture "
-                "there"
+                f"into {root}"
             )
         found[file] = cells
     if missing := next((path for path in files if path not in found), None):
@@ -163,9 +165,9 @@ def rows_by_file(
 
 
 def series_in(folder: Path, files: Sequence[Path]) -> list[Path]:
-    """List the files below `folder`, which a row names, if all of them are DICOM.
+    """Return the DICOM files below `folder`, if a row names a folder instead of a file.
 
-    Returns nothing if `folder` is not a folder, or contains other files.
+    Returns an empty list if `folder` is not a folder, or if one of `files` below it is not DICOM.
     """
     if not folder.is_dir():
         return []
@@ -176,8 +178,9 @@ def series_in(folder: Path, files: Sequence[Path]) -> list[Path]:
 
 
 def names_of(file: Path) -> set[str]:
-    """Return the names by which a row may name a file: with or without its suffix; for x.nii.gz,
-    also x.
+    """Return the names that a row may use for a file.
+
+    These are the file's name with and without its suffix and, for x.nii.gz, also x.
     """
     return {file.name, file.stem, re.sub(r"(?i)\.nii(\.gz)?$", "", file.name)}
 
@@ -188,9 +191,9 @@ def plain_path(text: str) -> str:
 
 
 def heads_in(table: Path) -> list[str]:
-    """Return the column names of a table, for which the whole table is read.
+    """Read a whole table, and return its column names.
 
-    Raises DataError if it is not a table.
+    Raises DataError if any part of the file is not a table.
     """
     heads, rows = cells_of(table)
     deque(rows, maxlen=0)
@@ -198,9 +201,9 @@ def heads_in(table: Path) -> list[str]:
 
 
 def cells_of(table: Path) -> tuple[list[str], Rows]:
-    """Return the column names, and an iterator over the rows.
+    """Return the column names of a table, and an iterator over its rows.
 
-    Raises DataError if it is not a table.
+    Raises DataError if the file is not a table.
     """
     rows = checked_rows(table)
     return next(rows)[1], rows
@@ -269,7 +272,7 @@ def csv_rows(table: Path) -> Rows:
 
     others = lines_of(table, "")
     first = next(others, "")
-    # The most frequent separator: programs write a semicolon where numbers contain commas
+    # Some programs write semicolons, because their numbers contain commas
     between = max(",;\t", key=first.count)
     for number, row in enumerate(csv.reader(lines(), delimiter=between, strict=True), 1):
         length = 0
@@ -350,13 +353,15 @@ def check_parquet() -> None:
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            "Parquet needs pyarrow: pip install 'sfumato[parquet]', or do without"
+            "Parquet needs pyarrow: pip install 'sfumato[parquet]', or use another format"
         ) from error
 
 
 def cell_text(value: Any) -> str | None:
-    """Convert a cell to text. An empty cell becomes "", and the values of a list are joined by
-    BETWEEN. Returns None if the cell contains anything but text and whole numbers.
+    """Convert a cell to text.
+
+    An empty cell becomes "", and the values of a list are joined by BETWEEN. Returns None if the
+    cell contains anything but text and whole numbers.
     """
     if isinstance(value, list):
         parts = [text for part in value if (text := cell_text(part)) is not None]

@@ -1,5 +1,7 @@
-"""Read NIfTI volumes. Each slice becomes an upright picture. Without a range, the intensities of
-each volume decide what is black and white in its slices.
+"""Read NIfTI volumes.
+
+Each slice becomes an upright picture. If no range is set, the values of a volume decide which of
+them are black and white in its slices.
 
 Guarantee: a slice depends only on its own volume. All slices of a volume belong to one person.
 """
@@ -30,10 +32,10 @@ SUFFIXES = (".nii.gz", ".nii")
 # front and up. Of the two other axes, the first gives the columns of a slice.
 AXES = {"sagittal": 0, "coronal": 1, "axial": 2}
 AXIAL = "axial"
-PERCENTILES = (1, 99)  # without a range, percentiles of a volume's values for black and white
+PERCENTILES = (1, 99)  # percentiles of a volume that are black and white if no range is set
 FARTHEST_OFFSET = 2**24  # maximum number of bytes before the values
 LARGEST_VALUE = 8  # maximum number of bytes per value
-MAGIC = (b"n+1", b"n+2")  # beginnings of the magic number of files with both header and values
+MAGIC = (b"n+1", b"n+2")  # how the magic number begins if a file has both header and values
 only_reader = threading.Lock()
 # The volume that was read last, because its slices are requested one after the other
 last_read: dict[Any, Values | DataError] = {}
@@ -61,10 +63,11 @@ class Slice:
 
 @dataclass(frozen=True)
 class Values:
-    """Stored values of a volume, (X, Y, Z). The axes point right, to the front and up.
+    """The values of a volume.
 
+    stored: values as stored, (X, Y, Z). The axes lead to the right, to the front and up;
     slope, intercept: factor and offset that convert stored values to the file's units;
-    span: values in the file's units that are shown as black and as white.
+    span: values in the file's units to show as black and as white.
     """
 
     stored: np.ndarray
@@ -81,9 +84,9 @@ def is_volume(path: Path) -> bool:
 def slices_of(path: Path, volume: Volume) -> list[Slice]:
     """List the slices of a volume that become pictures.
 
-    A damaged volume gets one slice in the list, because decoding it raises the error.
+    For a damaged volume, the list has one slice, so that decoding it raises the error.
 
-    Raises DataError if `volume` uses no slice.
+    Raises DataError if `volume` selects no slice.
     """
     axis = volume.axis or AXIAL
     try:
@@ -121,9 +124,10 @@ def decode_slice(place: Slice, span: Span | None) -> np.ndarray:
 
 
 def volume_at(path: Path, span: Span | None) -> Values:
-    """Return the values of a volume, read once for consecutive slices.
+    """Return the values of a volume.
 
-    Raises DataError if it is damaged.
+    The values stay in memory until another volume is read. Raises DataError if the volume is
+    damaged.
     """
     status = path.stat()
     key = path, status.st_mtime_ns, status.st_size, span
@@ -166,7 +170,7 @@ def read_volume(path: Path, span: Span | None) -> Values:
 def fill(flat: np.ndarray, file: BinaryIO) -> None:
     """Fill an array with values from a file.
 
-    Raises EOFError if the file has too few values. The rest of the file after them is not inflated.
+    Raises EOFError if the file has too few values. Bytes after the values are not inflated.
     """
     room = memoryview(flat.view(np.uint8))  # type: ignore[arg-type]
     place = 0
@@ -175,7 +179,7 @@ def fill(flat: np.ndarray, file: BinaryIO) -> None:
         if not count:
             raise EOFError(f"it has {place:,} bytes of values, but its header states {len(room):,}")
         place += count
-    file.read(1)  # at the end of a gzip file, this compares its checksum
+    file.read(1)  # makes gzip compare its checksum if the file ends here
 
 
 def percentiles(flat: np.ndarray) -> tuple[float, float]:
@@ -222,9 +226,10 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def volume_header(file: BinaryIO, path: Path) -> Any:
-    """Read a header of NIfTI-1 or NIfTI-2 without its extensions, which may state any size.
+    """Read a header of NIfTI-1 or NIfTI-2.
 
-    Raises DataError for a file that is only a header, of a pair of .hdr and .img.
+    Its extensions are not read, because they may state any size. Raises DataError if the file is
+    only the header in a pair of .hdr and .img.
     """
     from nibabel import Nifti1Header, Nifti2Header
 
@@ -235,8 +240,7 @@ def volume_header(file: BinaryIO, path: Path) -> Any:
     header = kind(start[: kind.sizeof_hdr])
     if not header["magic"].item().startswith(MAGIC):
         raise DataError(
-            f"{path} is a header without values, of a pair .hdr and .img: convert the pair to "
-            ".nii.gz."
+            f"{path} is only the header in a pair of .hdr and .img: convert the pair to .nii.gz."
         )
     return header
 
@@ -252,8 +256,8 @@ def shape_of(header: Any, path: Path) -> tuple[int, int, int]:
     if math.prod(sides[3:]) > 1:
         many = math.prod(sides[3:])
         raise DataError(
-            f"{path} contains {many} volumes (4-D): save the one to use, or their mean, as a "
-            "separate file."
+            f"{path} contains {many} volumes (4-D): choose one volume, or compute their mean, and "
+            "save it in a file of its own."
         )
     if kind.kind not in "iuf" or kind.itemsize > LARGEST_VALUE:
         raise DataError(
@@ -270,8 +274,9 @@ def shape_of(header: Any, path: Path) -> tuple[int, int, int]:
 
 
 def canonical_axes(values: np.ndarray, header: Any) -> np.ndarray:
-    """Return a view of the values whose axes lead most nearly to the right, to the front and up
-    (RAS+).
+    """Return a view of the values, with reordered and flipped axes.
+
+    The new axes lead as nearly as possible to the right, to the front and up (RAS+).
     """
     from nibabel import as_closest_canonical
     from nibabel.spatialimages import SpatialImage

@@ -307,7 +307,7 @@ NAMES_ALIKE = [
 def test_ids_that_may_be_of_one_person_are_asked_about(pair, alone):
     for ids in (pair, pair[::-1]):
         with pytest.raises(
-            DataError, match=r"gives image [23], .* otherwise make the ids clearly different"
+            DataError, match=r"image [23], .* otherwise make the ids clearly different"
         ):
             checked_ids(["other", *ids], Groups(array=True, alone=alone))
 

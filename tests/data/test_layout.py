@@ -98,7 +98,8 @@ def test_a_folder_with_classes_one_level_below_is_named(tmp_path):
     for kind in ("ill", "well"):
         (tmp_path / "scans" / kind).mkdir(parents=True)
         (tmp_path / "scans" / kind / "1.png").touch()
-    with pytest.raises(Unclear, match=f"if scans is neither, name the folder {tmp_path / 'scans'}"):
+    way = f"If scans is neither class nor person, give the path {tmp_path / 'scans'}"
+    with pytest.raises(Unclear, match=way):
         layout_of(tmp_path, None)
 
 

@@ -162,11 +162,11 @@ def test_what_cannot_be_shown_whole_is_refused_by_name(tmp_path, uninstall):
             lambda f: tifffile.imwrite(f, np.stack([COLOUR] * 2), photometric="rgb"),
             "several frames",
         ),
-        ("colour.ppm", lambda f: pnm("P6", 4095)(f, COLOUR), "12 bits in PPM"),
-        ("turned.png", lambda f: png(f, COLOUR, "RGB", 6), "save it as PNG or TIFF, upright"),
+        ("colour.ppm", lambda f: pnm("P6", 4095)(f, COLOUR), "12 bits per value"),
+        ("turned.png", lambda f: png(f, COLOUR, "RGB", 6), "is not an upright PNG or TIFF"),
         ("turned.tiff", tiff_turned, "upright"),
         ("clear.png", lambda f: png(f, stacked(RAMP, 0 * RAMP), "LA"), "fully transparent"),
-        ("colour.jp2", lambda f: jpeg_2000(16)(f, COLOUR), "16 bits in JPEG 2000, in colour"),
+        ("colour.jp2", lambda f: jpeg_2000(16)(f, COLOUR), "JPEG 2000 in colour with 16 bits"),
         ("colour.sgi", sgi, "cannot be read as an image"),
         (
             "cut.png",
@@ -214,6 +214,6 @@ def test_a_band_that_is_no_alpha_is_refused(kind, bands, ways, tmp_path):
         tmp_path / "x.tif", values, **{"photometric": "rgb", "extrasamples": extra, **ways}
     )
     with pytest.raises(
-        DataError, match="not marked as transparency: save it in grey or RGB, or mark"
+        DataError, match="not mark them as transparency: save it in grey or RGB, or mark"
     ):
         decode(tmp_path / "x.tif", (0, 255))

@@ -644,7 +644,7 @@ def test_equal_images_that_are_all_held_out_are_called_that(tmp_path):
     image = np.zeros((4, 4, 1), np.uint8)
     source = Source(("a", "b"), [(image, i % 2) for i in range(100)], None, 100)
     with pytest.raises(
-        DataError, match="no sensitive image, because identical images .* stay together"
+        DataError, match="no sensitive image, because identical images, .* stay in one part"
     ):
         split(source, bytes(32), 1.0, tmp_path)
 

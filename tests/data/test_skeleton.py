@@ -154,6 +154,6 @@ def test_an_archive_and_an_existing_file_are_refused(clinic, tmp_path):
     (tmp_path / "there.zip").write_bytes(b"")
     with pytest.raises(ConfigError, match="exists: remove it"):
         write_skeleton(clinic, tmp_path / "there.zip")
-    with pytest.raises(ConfigError, match="not a folder: unpack"):
+    with pytest.raises(ConfigError, match="not a folder: give the path"):
         write_skeleton(tmp_path / "there.zip", tmp_path / "new.zip")
     assert not Path(tmp_path / "new.zip").exists()

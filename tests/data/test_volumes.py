@@ -200,7 +200,7 @@ REFUSED = {
     "in colour": (header(datatype=128, bits=24) + bytes(999), "RGB.*save it in grey"),
     "of complex numbers": (header(datatype=32, bits=64) + bytes(999), "save it in grey"),
     "of one value": (header() + bytes(999), "the same value everywhere"),
-    "of a pair": (header(magic=b"ni1\0", offset=0) + bytes(999), "of a pair .hdr and .img"),
+    "of a pair": (header(magic=b"ni1\0", offset=0) + bytes(999), "in a pair of .hdr and .img"),
     "with values far away": (header(offset=3e9) + bytes(999), "bytes before its values"),
     "of an unknown kind": (header(datatype=999) + bytes(999), "cannot be read as NIfTI"),
     "damaged gzip": (
@@ -365,7 +365,11 @@ WRONG = {
     "a subject without a row": ("sub-03", "sub-93", "no row for 1 of the sub-"),
     "a subject with two rows": ("sub-03", "sub-04", "names a participant a second time"),
     "no label": ("23\tM\tone", "23\tM\tn/a", "no label"),
-    "another table": ("participant_id", "who", "participant_id and a label is missing"),
+    "another table": (
+        "participant_id",
+        "who",
+        "no participants.tsv with the column participant_id",
+    ),
 }
 
 
@@ -391,16 +395,13 @@ def test_no_setting_makes_another_unit_or_class_of_subjects(tmp_path):
     ]
     for change in wrong:
         with pytest.raises(
-            ConfigError, match=r"where each subject is a person: set data\.label_column"
+            ConfigError, match=r"so each subject is a person: set data\.label_column"
         ):
             read_source(bids(root).model_copy(update=change), tmp_path)
-    with pytest.raises(ConfigError, match="where each subject is a person"):
+    with pytest.raises(ConfigError, match="so each subject is a person"):
         survey(root, groups=Groups(pattern="(ses-.)"))
     (root / "participants.tsv").unlink()
-    with pytest.raises(
-        ConfigError,
-        match=r"participants\.tsv with the columns participant_id and a label is missing",
-    ):
+    with pytest.raises(ConfigError, match=r"no participants\.tsv with the column participant_id"):
         survey(root)
 
 

@@ -2,7 +2,7 @@
 photographs.
 
 Every image has its own random stream, seeded by (seed, class, number), so a larger set begins with
-the smaller one.
+the images of a smaller set.
 """
 
 from collections.abc import Callable, Iterator

@@ -2,8 +2,8 @@
 
 This makes an image a function of its genes. If a gene, such as an angle or the noise of a texture,
 changes a little, the image changes a little.
-Source: the primary sample space of Kelemen et al. 2002; for Private Evolution, Sim-PE (Lin et al.
-2025).
+Sources: the primary sample space (Kelemen et al. 2002), and its use in Private Evolution (Sim-PE,
+Lin et al. 2025).
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ class Genes:
     """A substitute for the random stream of drawing functions.
 
     It returns the numbers in `values`, (n,) in [0, 1), and after them numbers from a fixed stream.
-    It counts how many it has returned.
+    `read` counts the numbers that it has returned.
     """
 
     def __init__(self, values: np.ndarray) -> None:

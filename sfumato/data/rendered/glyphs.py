@@ -62,8 +62,9 @@ def font_files() -> list[Path]:
 
 
 def glyph_picture(face: ImageFont.FreeTypeFont, character: str, weight: float) -> Image.Image:
-    """Draw a character, cropped to its bounds, white on black, thickened by `weight` pixels
-    (thinned if below -0.5).
+    """Draw a character in white on black, cropped to its bounds.
+
+    Its strokes are thickened by `weight` pixels, or thinned if `weight` is below -0.5.
     """
     stroke = max(0, round(weight))
     left, top, right, bottom = face.getbbox(character, stroke_width=stroke)
@@ -90,7 +91,7 @@ def place(picture: Image.Image, size: tuple[int, int], random: np.random.Generat
     angle = math.radians(random.uniform(-15, 15))
     rotation = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
     turned = rotation @ stretched * scale
-    back = np.linalg.inv(turned)  # from the canvas to the picture, as the transform requires
+    back = np.linalg.inv(turned)  # Pillow needs the map from the canvas to the picture
     room = side * fine * max(0.04, (1 - fraction) / 2)
     centre = np.array([width, height]) * fine / 2 + random.uniform(-room, room, 2)
     offset = np.array(picture.size) / 2 - back @ centre

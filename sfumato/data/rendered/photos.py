@@ -13,8 +13,9 @@ PHOTOGRAPHS = ("china", "flower")
 
 
 def photo_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """Return a function (random stream, label) -> patch, (H, W, C) uint8. Its place and scale are
-    random, and it may be mirrored.
+    """Return a function (random stream, label) -> patch, (H, W, C) uint8.
+
+    The place and the scale of a patch are random, and it may be mirrored.
     """
     from sklearn.datasets import load_sample_image
 
@@ -28,7 +29,8 @@ def photo_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, 
         picture = pictures[label]
         # Scale: number of the photograph's pixels per pixel of the image
         largest = min(picture.width / width, picture.height / height)
-        smallest = min(max(1.0, 16 / min(height, width)), largest)  # 16 of its pixels
+        # If possible, the shorter side of a patch shows at least 16 pixels of the photograph
+        smallest = min(max(1.0, 16 / min(height, width)), largest)
         scale = math.exp(random.uniform(math.log(smallest), math.log(largest)))
         left = random.uniform(0, picture.width - scale * width)
         top = random.uniform(0, picture.height - scale * height)

@@ -41,7 +41,7 @@ def dead_leaves(random: np.random.Generator, height: int, width: int, channels: 
     bare = np.arange(height * width)
     least = random.uniform(0.03, 0.08)
     most = random.uniform(0.3, 0.6)
-    for _ in range(12):  # from front to back, 24 discs at a time
+    for _ in range(12):  # draws 24 discs at a time, from front to back
         radius = (most**-2 + random.random(24) * (least**-2 - most**-2)) ** -0.5
         middle = random.uniform(-0.2, [[1.2 * y[-1]], [1.2 * x[-1]]], (2, 24))
         # (pixels still bare, 24)
@@ -56,7 +56,7 @@ def dead_leaves(random: np.random.Generator, height: int, width: int, channels: 
 def fractal_noise(
     random: np.random.Generator, height: int, width: int, channels: int
 ) -> np.ndarray:
-    """Draw Gaussian noise with amplitude 1/f^β, where β is in 0.6..1.8, and correlated channels."""
+    """Draw Gaussian noise with amplitude 1/f^β and correlated channels. β is in 0.6..1.8."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
     frequency[0, 0] = np.inf
     white = np.fft.rfft2(random.standard_normal((channels + 1, height, width)))

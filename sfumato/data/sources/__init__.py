@@ -21,11 +21,12 @@ __all__ = ["Example", "Source", "read_public", "read_source"]
 
 
 def read_source(data: Data, raw: Path, shard: Shard | None = None) -> Source:
-    """Open the sensitive source that `data` names, or a shard of it. raw: folder of downloads.
+    """Open the sensitive source that `data` names, or a shard of it.
 
     Names and array shapes are checked now. Pictures are decoded, and unusable ones are refused,
-    when the source is iterated. Raises ConfigError if `data` is incomplete, DataError if files are
-    missing or unusable.
+    when the source is iterated. raw: folder of downloads.
+
+    Raises ConfigError if `data` is incomplete, and DataError if files are missing or unusable.
     """
     size = None if data.size is None else both_sides(data.size)
     names = (
@@ -46,7 +47,7 @@ def read_source(data: Data, raw: Path, shard: Shard | None = None) -> Source:
         data.label_column is not None or data.source == "webdataset" or outer
     ):
         # A list collected from the labels would depend on the images.
-        fix = "name the classes, [a, b, …]; `stage init` writes those that occur"
+        fix = "list the classes, such as [a, b]. `stage init` lists the classes that occur"
         raise public(ConfigError(f"data.classes is missing: {fix}"))
     request = Request(
         section="data",
@@ -60,16 +61,17 @@ def read_source(data: Data, raw: Path, shard: Shard | None = None) -> Source:
 
 
 def check_there(path: str | None, groups: Groups | None) -> None:
-    """Raise DataError if a path in the settings does not exist.
+    """Raise ConfigError for a URL, and DataError if a path in the settings does not exist.
 
     The error is public: a log may show the path, because no file was opened yet.
     """
     if is_url(path):
         raise public(
             ConfigError(
-                f"data.path={path} is a URL, and URLs are read only for tar files (data.source: "
-                "webdataset) or Parquet files (imagefolder), with one label per picture, and "
-                "persons found by column, pattern or dicom: copy the files into a folder"
+                f"data.path={path} is a URL, which these settings do not support: copy the files "
+                "into a local folder. URLs are supported for tar files (data.source: webdataset) "
+                "and Parquet files (data.source: imagefolder), if each picture has one label and "
+                "data.groups uses column, pattern or dicom"
             )
         )
     named = {"data.path": path}
@@ -78,10 +80,7 @@ def check_there(path: str | None, groups: Groups | None) -> None:
     for option, text in named.items():
         if text is not None and not Path(text).expanduser().exists():
             raise public(
-                DataError(
-                    f"{option}={text} does not exist: correct the path, or mount the disk it "
-                    "lies on"
-                )
+                DataError(f"{option}={text} does not exist: correct the path, or mount its disk")
             )
 
 
@@ -127,7 +126,8 @@ def open_source(request: Request, raw: Path) -> Source:
     read = resolve_name(f"{__name__}.{SOURCES[request.name].reader}")
     source = replace(read(request, raw), converted=request.converted, left_out=request.left_out)
     with explained(
-        DataError, lambda error: f"{request.section}.source={request.name}: {error}. Rename it."
+        DataError,
+        lambda error: f"{request.section}.source={request.name}: {error}. Rename the class.",
     ):
         for name in source.classes:
             class_name(name)

@@ -21,8 +21,9 @@ NO_LABEL = {"", "n/a"}
 
 
 def is_bids(path: Path) -> bool:
-    """Return whether a folder follows BIDS: it has one folder per subject, and the files that BIDS
-    requires beside these folders.
+    """Return whether a folder follows BIDS.
+
+    It must contain folders of subjects and, beside them, a file that BIDS requires.
     """
     subjects = any(folder.name.startswith(SUBJECT) for folder in folders_in(path))
     return subjects and any(
@@ -38,8 +39,8 @@ def participants_of(root: Path) -> Path:
     table = root / PARTICIPANTS
     if not table.is_file() or PARTICIPANT not in heads_in(table):
         raise ConfigError(
-            f"{root} is laid out as BIDS, but {PARTICIPANTS} with the columns {PARTICIPANT} and a "
-            "label is missing: write it, with one row per sub-* folder"
+            f"{root} is laid out as BIDS, but has no {PARTICIPANTS} with the column {PARTICIPANT}: "
+            "write this table, with a column of labels and one row per sub-* folder"
         )
     return table
 
@@ -50,8 +51,8 @@ def suffix_of(file: Path) -> str:
 
 
 def anatomy_of(root: Path) -> Iterator[tuple[str, Path]]:
-    """Yield (subject, volume) for the anatomical volumes, except for masks and other volumes that
-    accompany one.
+    """Yield (subject, volume) for each anatomical volume, but not for masks and other volumes that
+    only accompany a volume.
     """
     for subject in folders_in(root):
         if not subject.name.startswith(SUBJECT):
@@ -68,7 +69,7 @@ def anatomy_of(root: Path) -> Iterator[tuple[str, Path]]:
 def rows_of_volumes(
     root: Path, columns: Sequence[str], suffix: str | None
 ) -> dict[Path, list[str]]:
-    """Return the cells of each volume, by its path. They come from its subject's row.
+    """Map the path of each volume to the cells in the row of its subject.
 
     For the column PARTICIPANT, the cell is the name of the subject's folder.
 
@@ -105,8 +106,8 @@ def rows_of_volumes(
     if not used:
         kinds = ", ".join(found) or "none"
         raise DataError(
-            f"{root} has no volumes sub-*/anat/*_{suffix or 'T1w'}.nii.gz (or .nii); of others: "
-            f"{kinds}."
+            f"{root} has no volumes sub-*/anat/*_{suffix or 'T1w'}.nii.gz (or .nii): add them, or "
+            f"correct data.volume.suffix. Suffixes found: {kinds}."
         )
     if missing := {subject for subject, _ in used if subject not in rows}:
         raise DataError(
@@ -120,7 +121,10 @@ def rows_of_volumes(
 
 
 def possible_labels(root: Path) -> list[str]:
-    """List the columns that may be labels: by their names, or else because they have few values."""
+    """List the columns that may contain labels, because they have few different values.
+
+    If the names of some columns mean labels, only these columns are considered.
+    """
     table = participants_of(root)
     heads = [head for head in heads_in(table) if head != PARTICIPANT]
     named = (

@@ -26,8 +26,8 @@ def read_drawn(request: Request, raw: Path) -> Source:
     """Draw `request.per_class` images of each class, with the requested size and channels."""
     if request.path is not None:
         raise ConfigError(
-            f"public.path={request.path}: public.source={request.name} reads no files: leave it "
-            "out."
+            f"public.path={request.path} has no effect, because public.source={request.name} "
+            "reads no files: leave public.path out."
         )
     assert request.size is not None and request.channels is not None  # set for all public sources
     classes, draw = DRAWN[request.name]((request.channels, *request.size))

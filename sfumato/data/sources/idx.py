@@ -31,7 +31,7 @@ class IdxSet(NamedTuple):
     classes: tuple[str, ...]
     splits: tuple[str, str] = ("train", "t10k")
     transposed: bool = False
-    options: Mapping[str, str] = MappingProxyType({})  # for torchvision
+    options: Mapping[str, str] = MappingProxyType({})  # further arguments of torchvision's class
 
 
 IDX_SETS = {
@@ -64,8 +64,9 @@ IDX_SETS = {
 
 
 def read_idx_set(request: Request, raw: Path) -> Source:
-    """Read a set of idx files, gzipped or not, from `request.path`, from the usual places, or after
-    a download.
+    """Read a set of idx files, gzipped or not, from the folder `request.path`.
+
+    Without a path, the usual folders are searched, and missing files are downloaded.
     """
     chosen = IDX_SETS[request.name]
     splits = chosen.splits if request.sensitive else chosen.splits[:1]
@@ -75,7 +76,7 @@ def read_idx_set(request: Request, raw: Path) -> Source:
     home = Path(request.path or raw / request.name).expanduser()
     places = [home, home / "gzip"]  # EMNIST's archive unpacks into gzip/
     if request.path is None:
-        places.append(raw / chosen.torchvision / "raw")  # where torchvision downloads to
+        places.append(raw / chosen.torchvision / "raw")  # folder of torchvision's downloads
         if request.name == "fashion-mnist":
             places.insert(0, DEBIAN_FASHION_MNIST)
     files = first_with_all(places, stems)
@@ -85,8 +86,8 @@ def read_idx_set(request: Request, raw: Path) -> Source:
         files = first_with_all(places, stems)
     if files is None:
         raise DataError(
-            f"{', '.join(map(str, places))}: no folder contains all of the files "
-            f"{', '.join(f'{stem}[.gz]' for stem in stems)}."
+            f"no folder contains all of the files {', '.join(f'{stem}[.gz]' for stem in stems)}: "
+            f"put them into one of {', '.join(map(str, places))}."
         )
     parts = []
     size = 0
@@ -95,7 +96,10 @@ def read_idx_set(request: Request, raw: Path) -> Source:
         labels = read_idx(labels_file)
         if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
             shapes = f"{images.shape} and its labels {labels.shape}"
-            raise DataError(f"{images_file} has shape {shapes}: the files do not belong together.")
+            raise DataError(
+                f"{images_file} has shape {shapes}, so the two files do not belong together: fetch "
+                "both again."
+            )
         check_labels(labels, chosen.classes, labels_file)
         size += len(images)
         upright = images.transpose(0, 2, 1) if chosen.transposed else images
@@ -146,7 +150,8 @@ def read_idx(path: Path) -> np.ndarray:
             raise DataError(
                 f"{broken}: its header states {shape}, expected at most {largest:,} values. {fix}"
             )
-        content = file.read(size + 1)  # one byte more shows surplus; gzip can expand without limit
+        # One byte more shows whether there is a surplus. Reading all of it has no limit with gzip
+        content = file.read(size + 1)
     if len(content) != size:
         held = len(content) if len(content) < size else f"more than {size}"
         raise DataError(f"{broken}: {held} values for shape {shape}. Fetch it again.")

@@ -93,7 +93,8 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
 def list_pictures(request: Request) -> Listing:
     """List the pictures of a request without decoding them.
 
-    Where their labels are (folders, a table, tar files) decides which function lists them.
+    The pictures are listed by the function for the place of their labels: folders, a table or tar
+    files.
     """
     if request.several:
         return list_labels(request)
@@ -112,12 +113,14 @@ def list_pictures(request: Request) -> Listing:
 
 
 def check_bids(request: Request) -> None:
-    """Raise ConfigError unless the labels are a column of the participants, and each participant is
-    a person.
+    """Raise ConfigError unless the settings fit BIDS.
+
+    The labels must be a column of the participants, the images must be slices of volumes, and each
+    participant must be a person.
     """
     if request.label_column is None or request.volume is None or request.id_column != PARTICIPANT:
         raise ConfigError(
-            f"{request.path} is laid out as BIDS, where each subject is a person: set "
+            f"{request.path} is laid out as BIDS, so each subject is a person: set "
             f"data.label_column to a column of {PARTICIPANTS}, data.volume, such as {{axis: "
             f"axial}}, and data.groups: {{column: {PARTICIPANT}}}"
         )
@@ -189,7 +192,8 @@ def list_part(
     that is not used.
     """
     nested = groups is not None and groups.folder is True
-    deep = groups is not None and groups.dicom  # the files of a series contain the id of its person
+    # DICOM files contain the person's id, so they may be in folders below the class folder
+    deep = groups is not None and groups.dicom
     for folder in visible(path):
         if not folder.is_dir():
             if is_picture(folder):
@@ -219,9 +223,9 @@ def list_part(
         inner = (entries_of(folder / entry, nested, deep) for entry in entries)
         for picture in chain.from_iterable(inner):
             if picture.is_dir():
-                fix = "pictures must lie directly in their class's folder"
+                fix = "move its pictures directly into the folder of their class"
                 if groups is None:
-                    fix += ", or, if it is one person's, set data.groups: {folder: true}"
+                    fix += ". If the folder belongs to one person, set data.groups: {folder: true}"
                 yield DataError(f"{picture} is a folder inside a class: {fix}.")
             else:
                 yield misplaced(picture, root) or Place(
@@ -254,8 +258,8 @@ def misplaced(entry: Path, root: Path) -> DataError | None:
         return AnotherFormat(str(entry), form)
     if leads_out:
         wrong = (
-            f"{entry} is a link to {entry.resolve()}, outside of {root}: copy its target in "
-            "its place."
+            f"{entry} is a link to {entry.resolve()}, outside of {root}: replace the link by a "
+            "copy of its target."
         )
     else:
         wrong = f"{entry} is not a file (a pipe, a device, or a link to nothing): remove it."
@@ -275,9 +279,9 @@ def pictures_of(
     shapes: list that receives the shape of the first picture; all pictures must have this shape;
     before: number of pictures of `every` that come before `files`.
 
-    Raises DataError with all pictures of `every` that cannot be read, or whose size or channels
-    differ. Guarantee: whether a picture is left out depends only on that picture. If too many would
-    be left out, the whole source is refused.
+    Raises DataError that lists all pictures of `every` with a problem: they cannot be read, or
+    their size or channels differ. Guarantee: whether a picture is left out depends only on that
+    picture. If too many would be left out, the whole source is refused.
     """
     with closing(decoded([place.file for place in files], request)) as images:
         for number, image in enumerate(images):
@@ -295,8 +299,8 @@ def leave_out(
 ) -> None:
     """Record in `Source.left_out`, under `key`, that a picture is left out because of `error`.
 
-    Raises DataError with all unusable pictures of `every` if there are more than the request
-    allows, or if this picture is intact but in an unsupported format.
+    Raises DataError that lists all unusable pictures of `every` if more pictures are left out than
+    the request allows, or if this picture is intact but in an unsupported format.
     """
     request.left_out[key] = LeftOut(file, str(error))
     if isinstance(error, AnotherFormat) or len(request.left_out) / len(every) > request.skip:
@@ -304,9 +308,9 @@ def leave_out(
 
 
 def without_strays(places: list[Place], request: Request) -> list[Place]:
-    """Leave out the files that are not pictures, according to both name and content.
+    """Leave out each file if neither its name nor its content is a picture's.
 
-    Otherwise they would need a person's id and a row in a table.
+    Otherwise such a file would need a person's id and a row in a table.
     """
     for file, *_ in places:
         if (
@@ -322,9 +326,9 @@ def without_strays(places: list[Place], request: Request) -> list[Place]:
 
 
 def has_slices(file: Path, request: Request) -> bool:
-    """Return whether the images are slices of the file, a volume or a DICOM file.
+    """Return whether the images are slices of the file, which is a volume or a DICOM file.
 
-    Damage of such a file is found when its slices are decoded.
+    If such a file is damaged, decoding its slices raises the error.
     """
     return request.volume is not None and (is_volume(file) or is_dicom(file))
 

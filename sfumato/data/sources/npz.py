@@ -22,10 +22,11 @@ def read_npz(request: Request, raw: Path) -> Source:
     `images` is (N, H, W) or (N, H, W, C) uint8. `labels` is (N,) or (N, 1) integers or, with
     `data.labels: several`, (N, classes) of 0 and 1. `classes` contains names, as strings.
 
-    A file of MedMNIST has the arrays `train_images`, `train_labels`, `val_…`, and `test_…`, which
-    become the hold-out. It contains no class names, so `data.classes` must name them; a list of the
-    classes that occur would depend on the images. The ids of persons are in the array `groups`, or
-    in the array named by `data.groups.column`.
+    A file of MedMNIST has the arrays `train_images` and `train_labels`, and the same for `val_` and
+    `test_`. The arrays `test_…` become the hold-out. The file contains no class names, so
+    `data.classes` must list them. A list of the classes that occur would depend on the images.
+
+    The ids of persons are in the array `groups`, or in the array that `data.groups.column` names.
     """
     path = request.required_path()
     if not path.is_file():
@@ -38,7 +39,7 @@ def read_npz(request: Request, raw: Path) -> Source:
             "set data.groups: {array: true}"
         )
     arrays = arrays_in(path, AS_PLAIN_ARRAYS)
-    parts = [""]  # prefixes of the names of each part's arrays; empty if there is one part
+    parts = [""]  # prefix of the arrays of each part; empty if there is only one part
     if "train_images" in arrays:
         parts = [part for part in ("train_", "val_", "test_") if f"{part}images" in arrays]
     needed = [f"{part}{name}" for part in parts for name in ("images", "labels")]

@@ -46,8 +46,8 @@ COMPRESSED: dict[str, Callable[..., Any]] = {
 CHUNK = 2**20  # bytes to inflate at a time
 DAMAGED = (*UNREADABLE, tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OverflowError)
 UNPACKED = "unpacked"  # folder in the state directory for unpacked archives
-# Private folders with unpacked archives, and private copies of URLs. The key starts with the path
-# or URL and ends with the thread.
+# Private folders with unpacked archives, and private copies of URLs. A key has the path or the URL,
+# the time of the last change (0 for a URL), and the thread.
 MADE_HERE: dict[tuple[Path | str, int, int], Path] = {}
 # Locks by (thread, folder). A lock shows other processes that this process still runs.
 HELD: dict[tuple[int, Path], ExitStack] = {}
@@ -56,13 +56,13 @@ HELD: dict[tuple[int, Path], ExitStack] = {}
 def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> Path:
     """Unpack a zip, a tar file, or Parquet.
 
-    Returns the folder of the content, or its only file. Any other path is returned unchanged, and
-    so
-    is an archive that is read in place: a tar file of samples with labels (WebDataset), and Parquet
-    beside a table or beside folders of pictures. Raises DataError if unpacking fails.
+    Returns the folder with the content, or the only file in it. Any other path is returned
+    unchanged. Archives that are read in place are returned unchanged too: a tar file of samples
+    with labels (WebDataset), and Parquet beside a table or beside folders of pictures. Raises
+    DataError if unpacking fails.
 
-    allowance: what the outermost archive may still write to disk, None if this is the outermost
-    one;
+    allowance: what may still be written to disk for the outermost archive, None if `path` is that
+    archive;
     depth: number of archives that contain this one.
     """
     tables = tables_at(path)
@@ -173,8 +173,8 @@ def remove_held(keys: Iterable[tuple[int, Path]]) -> None:
 def kept(path: Path, fill: Callable[[Path], None]) -> Path:
     """Return a private folder with the content of `path`, which `fill` writes.
 
-    It is written again only if the path or the folder has changed. If that fails, the folder is
-    deleted.
+    `fill` is called only on the first call, or if `path` has changed or the private folder is gone
+    since then. If `fill` fails, the folder is deleted.
     """
     changed = max(part.stat().st_mtime_ns for part in [path, *parquet_in(path)])
     key = path, changed, threading.get_native_id()
@@ -358,8 +358,8 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
             )
         )
         schema = table.schema_arrow
-        # Hugging Face's `datasets` writes a picture as a struct of its bytes and perhaps its path,
-        # and names of classes into the metadata
+        # Hugging Face's `datasets` writes a picture as a struct of its bytes and perhaps its path.
+        # It writes the names of classes into the metadata
         binary = [
             field.name
             for field in schema

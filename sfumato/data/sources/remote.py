@@ -116,8 +116,9 @@ def local_copy(path: str) -> Iterator[Path]:
 
 @contextmanager
 def reaching(url: str) -> Iterator[None]:
-    """Replace an error of the server of `url` by one that does not contain the server's message,
-    because that may repeat credentials.
+    """Replace an error about `url` by one that does not contain the message of the server.
+
+    The server's message may repeat credentials.
     """
     try:
         yield

@@ -53,17 +53,17 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """A labelled source.
+    """A source of labelled images.
 
-    `train` and `test` can be iterated only once. `test` is None without an official or requested
-    split.
+    `train` and `test` can be iterated only once. `test` is None if the source has no test split, or
+    if none was requested.
 
-    groups, files, labels: for each image, the id of its person (or None), its file and its label,
-    in the order of `train` and then `test`; the last `held_out` images belong to `test`. Only
-    sources that read the owner's files have these;
-    converted: number of images by conversion. Private;
-    left_out: pictures that are left out, by their index in the same order, and other files that are
-    left out, by themselves. Private.
+    groups, files, labels: id of the person (or None), file and label of each image, in the order of
+    `train` and then `test`. Only sources that read the owner's files have these;
+    held_out: number of images in `test`;
+    converted: number of images by kind of conversion. Private;
+    left_out: pictures and other files that are left out. The key of a picture is its index in the
+    order above, and the key of another file is the file itself. Private.
     """
 
     classes: tuple[str, ...]
@@ -95,13 +95,14 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """The content of a source before decoding: its pictures, with held-out ones last, and problems
-    with other files.
+    """The content of a source before decoding: its pictures, and problems with other files.
+
+    The pictures of the hold-out are the last ones.
     """
 
     classes: tuple[str, ...]
     places: list[Place]
-    official: bool = False  # there is a test split
+    official: bool = False  # whether there is a test split
     problems: list[DataError] = field(default_factory=list)
 
     @property
@@ -141,7 +142,7 @@ class Request:
 
     @property
     def sensitive(self) -> bool:
-        """True for sensitive sets, which keep their test split and may have groups."""
+        """Return whether the set is sensitive. Such a set keeps its test split and may have ids."""
         return self.section == "data"
 
     @property
@@ -171,9 +172,9 @@ def examples(
 
 
 def download(name: str, raw: Path, fix: str, *, test: bool, **options: Any) -> tuple:
-    """Let torchvision fetch and verify dataset `name` under `raw`.
+    """Let torchvision fetch and verify the dataset `name` in the folder `raw`.
 
-    Returns (training set,); with `test`, both sets.
+    Returns a tuple of the training set and, with `test`, the test set.
     """
     from torchvision import datasets  # slow import, only when needed
 

@@ -10,8 +10,8 @@ from sfumato.data.tables import table_in
 
 TRAIN = "train"
 TEST = "test"
-# Names of validation parts, which are added to the training part: this program makes no choice by
-# validation
+# Names of validation parts. They are added to the training part, because this program needs no
+# validation part
 VALIDATION = ("val", "valid", "validation", "dev")
 PARTS = {
     TRAIN: TRAIN,

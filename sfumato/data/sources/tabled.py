@@ -1,6 +1,4 @@
-"""List pictures with labels in a table or in tar files (WebDataset), instead of names of
-folders.
-"""
+"""List pictures whose labels are in a table or in tar files (WebDataset), not in folder names."""
 
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -86,7 +84,8 @@ def table_cells(
         if (table := table_in(part)) is None:
             expected = ", ".join([FILE, *columns])
             raise DataError(
-                f"{part} contains no {', '.join(METADATA)} with the columns {expected}: write one."
+                f"{part} contains none of {', '.join(METADATA)}: write one, with the columns "
+                f"{expected}."
             )
         named = [heads_of(table)[0], *columns]
         rows |= rows_by_file(table, named, pictures_below(part), part, files_below(part))
@@ -172,13 +171,14 @@ def labels_listed(cell: str) -> list[str]:
 
 
 def numbered(rows: list[Place], official: bool, request: Request) -> Listing:
-    """Replace the labels of rows, which are text, by the numbers of classes. official: whether
-    there is a test split.
+    """Replace the labels of rows, which are text, by the numbers of classes.
 
-    The classes are `request.classes` or, if these are not set, all labels that occur, so that they
-    depend on the images. A label may be the name of a class. If no class has a number as its name,
-    a label may also be the number of a class, from 0. Raises DataError for an empty or unknown
-    label.
+    The classes are `request.classes`. If these are not set, the classes are all labels that occur,
+    and depend on the images. A label may be the name of a class. If no class has a number as its
+    name, a label may also be the number of a class, from 0. official: whether there is a test
+    split.
+
+    Raises DataError for an empty or unknown label.
     """
     rows = sorted(rows, key=lambda row: row.held_out)
     labels = [row.label for row in rows]
@@ -226,10 +226,11 @@ def shards_of(path: Path) -> list[Path]:
 def list_shards(request: Request) -> Listing:
     """List the samples of tar files. A sample is a picture with a `.cls` or a `.json`.
 
-    The label is the content of the .cls, the name or number of a class, or the value of `label` in
-    the .json. If `label_column` is set, it is the value of that key in the .json. A person's id is
-    also a value in the .json. If there are several tar files, the ones that `is_test` recognises by
-    name are the hold-out. Raises DataError with the position of a faulty sample.
+    The label is the name or the number of a class. If `request.label_column` is set, the label is
+    the value of this key in the .json. Otherwise it is the content of the .cls or, if there is no
+    .cls, the value of `label` in the .json. A person's id is a value in the .json too. If there are
+    several tar files, the files that `is_test` recognises by name are the hold-out. Raises
+    DataError with the position of a faulty sample.
 
     Guarantee: nothing is unpacked, and links within an archive are refused.
     """
@@ -246,8 +247,8 @@ def list_shards(request: Request) -> Listing:
             ]
             if len(pictures) != 1:
                 raise DataError(
-                    f"{what} has {len(pictures)} pictures: expected one picture "
-                    f"({', '.join(sorted(sample))})."
+                    f"{what} has {len(pictures)} pictures: expected one. Its files end in "
+                    f"{', '.join(sorted(sample))}."
                 )
             words = sample_words(sample, request.label_column, request.id_column, what)
             rows.append(Place(pictures[0], *words, held_out))
@@ -337,7 +338,7 @@ def text_of(member: Member) -> str:
 
 def sample_keys(path: Path) -> list[str]:
     """Return the keys of the first sample's .json in the tar files of `path`, if it has one."""
-    # The .json is missing or not an object
+    # These errors mean that the .json is missing or not an object
     with suppress(DataError, ValueError, KeyError, TypeError):
         for sample in samples_in(shards_of(path)[0]):
             return [*dict(parse_json(text_of(sample["json"])))]

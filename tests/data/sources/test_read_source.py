@@ -84,7 +84,7 @@ def test_missing_files_are_named_and_never_downloaded(tmp_path):
     for public, error, message in (
         (Public(source="imagefolder"), ConfigError, r"public\.path is missing"),
         (Public(source="npz"), ConfigError, r"public\.path is missing"),
-        (Public(source="photos", path="/photos"), ConfigError, "reads no files: leave it out"),
+        (Public(source="photos", path="/photos"), ConfigError, "reads no files: leave public"),
         (Public(source="painting"), ConfigError, r"public\.source='painting' does not exist"),
     ):
         with pytest.raises(error, match=message):

@@ -304,7 +304,7 @@ def test_what_a_folder_holds_is_recognised_by_its_layout(tmp_path):
         "label_column": "label",
     }
     assert found.groups.column == "patient" and found.persons == 3 and found.counts == (2, 2)
-    with pytest.raises(ConfigError, match="looks like persons' ids, which would be published"):
+    with pytest.raises(ConfigError, match="looks like a column of persons' ids, which"):
         survey(tmp_path / "a", label="patient")
     write_tar(tmp_path / "b/a.tar", samples([10, 9, 10, 9]))
     found = survey(tmp_path / "b", classes=ALL)
