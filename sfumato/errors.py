@@ -8,7 +8,7 @@ from typing import Any
 
 # Exceptions raised when a file is missing, damaged or of the wrong kind
 UNREADABLE: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, TypeError, AttributeError)
-# Error numbers of an OSError about a path or a request. Any other number means that the machine
+# Numbers of an OSError that concerns a path or a request. With any other number, the machine
 # failed.
 ABOUT_A_PATH = {
     *(
@@ -34,25 +34,25 @@ NO_MEMORY = (
 )
 
 
-Spelling = Callable[[str], str]  # from the name of an option to its form in a front end
+Spelling = Callable[[str], str]  # maps the name of an option to its form in a front end
 
 
 class SfumatoError(Exception):
     """An error that the user can fix. Its text names the thing, its value and the fix.
 
     Args:
-        text: Message or, with `option`, its template. Each front end spells the options in it, such
-            as {option.size_hint}.
+        text: Message. If `option` is set, it is a template, in which each front end inserts its own
+            form of a name such as {option.size_hint}.
         option: Option of a command, or parameter of a function, that is wrong.
         proposed: Suggested value for the option.
         values: Values of the template.
     """
 
     exit_code = 1
-    # Whether the text depends on public facts only. If so, a log may show it even after sensitive
+    # Whether the text depends only on public facts, so that a log may show it even after sensitive
     # files were opened
     public = False
-    # Whether only the owner can decide the option, so that a front end may ask for it
+    # Whether only the owner can choose the option's value, so that a front end may ask for it
     undecided = False
 
     def __init__(
@@ -85,7 +85,7 @@ class SfumatoError(Exception):
 
 
 class OptionNames:
-    """The names of options by attribute, for templates."""
+    """Names of options in a template: {option.size_hint} becomes, for example, --size-hint."""
 
     def __init__(self, spelling: Spelling) -> None:
         self.spelling = spelling
@@ -95,30 +95,31 @@ class OptionNames:
 
 
 class ConfigError(SfumatoError):
-    """Bad usage or configuration."""
+    """A command or a setting is wrong."""
 
     exit_code = 2
 
 
 class BudgetError(SfumatoError):
-    """Over budget, already spent, or an invalid ledger."""
+    """A budget would be exceeded or was already spent, or a ledger or journal is invalid."""
 
     exit_code = 3
-    public = True  # it depends on journal, ledgers, card and settings only
+    public = True  # the text depends only on journal, ledgers, card and settings
 
 
 class DataError(SfumatoError):
-    """Input images or an artifact that cannot be used."""
+    """Input images or an artifact cannot be used."""
 
     exit_code = 4
 
 
-# Variable with the path to which a failing stage writes its error, for the caller
+# Environment variable with the path of a file. A stage that fails writes its error there, for the
+# program that started the stage
 LAST_ERROR = "SFUMATO_LAST_ERROR"
 
 
 def error_from(content: Mapping[str, Any]) -> SfumatoError:
-    """Rebuild the error that a stage wrote. content: its `exit_code` and `message`."""
+    """Rebuild the error that a stage wrote. content: `exit_code` and `message` of the error."""
     kinds = {kind.exit_code: kind for kind in (ConfigError, BudgetError, DataError)}
     return kinds.get(content["exit_code"], SfumatoError)(content["message"])
 
@@ -133,8 +134,9 @@ watchers: list[Callable[[], None]] = []
 
 
 def reading_sensitive() -> None:
-    """Call this before opening files of sensitive images, whether the owner's or the private
-    copy.
+    """Notify the watchers that files of sensitive images are about to be opened.
+
+    Call this before you open such files, both the owner's files and the private copy.
     """
     for watch in watchers:
         watch()
@@ -203,8 +205,9 @@ PACKAGES = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn", "c2pa"
 
 @contextmanager
 def requiring(what: str) -> Iterator[None]:
-    """Raise ConfigError if a package that `what` imports is missing, with the command to install
-    it.
+    """Return a context that raises ConfigError if an import fails because a package is missing.
+
+    The message contains the command that installs the package. what: what needs the package.
     """
     try:
         yield
@@ -217,8 +220,9 @@ def requiring(what: str) -> Iterator[None]:
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
-    """Suggest a known name for an unknown one: the closest match or, without one, `otherwise` or
-    all known names.
+    """Return a hint for an unknown name: the closest known name, if one is similar.
+
+    Otherwise, return `otherwise` or, if that is not given, a list of all known names.
     """
     known = list(known)
     near = difflib.get_close_matches(name, known, 1)

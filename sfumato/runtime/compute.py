@@ -18,7 +18,7 @@ from sfumato.errors import ConfigError
 # Number of weights below which conversion to bfloat16 costs more than it saves
 LARGE_NETWORK = 300_000
 ONE_AT_A_TIME = RLock()
-THREADS = torch.get_num_threads()  # As many as there are cores, or OMP_NUM_THREADS
+THREADS = torch.get_num_threads()  # Number of cores, or OMP_NUM_THREADS if it is set
 
 
 def device() -> torch.device:
@@ -59,7 +59,7 @@ def no_cuda() -> str:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Return the device of a module; the CPU if it has no numbers."""
+    """Return the device of a module; the CPU if it has no parameters and no buffers."""
     return next(
         (part.device for part in itertools.chain(module.parameters(), module.buffers())),
         torch.device("cpu"),
@@ -85,7 +85,10 @@ def fast_bfloat16(device: str) -> bool:
 
 
 def prefers_bfloat16(model: nn.Module) -> bool:
-    """Return whether a free stage computes in bfloat16, by device and network size only."""
+    """Return whether a free stage computes in bfloat16.
+
+    The answer depends only on the device and on the size of the network.
+    """
     parameters = list(model.parameters())
     return (
         fast_bfloat16(parameters[0].device.type)

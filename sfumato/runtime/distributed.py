@@ -1,11 +1,11 @@
 """Run one stage in many processes, as `torchrun` starts them.
 
-With one process, no function here has an effect.
+With a single process, the functions only use and return its own values.
 
-Only the first process has a charge: it draws, adds the noise and writes the artifact. The others
-read the images of their part of a draw, but never a sum over all of them. All processes belong to
-the owner, so they trust each other. Functions that broadcast, reduce, gather or compare are
-collective calls.
+Only the first process has a charge: it draws, adds the noise and writes the artifact. Each other
+process reads its share of the images in a draw, but never a sum over all images. All processes
+belong to the owner, so they trust each other. Functions that broadcast, reduce, gather or compare
+are collective calls: every process must call them.
 """
 
 import os
@@ -26,9 +26,9 @@ R = TypeVar("R")
 
 
 def join() -> None:
-    """Join the processes of `torchrun`, if it started this one.
+    """Join the other processes of `torchrun`, if it started this process.
 
-    Raises ConfigError for fewer GPUs than processes.
+    Raises ConfigError if there are fewer GPUs than processes on this machine.
     """
     if not launched() or dist.is_initialized():
         return
@@ -158,8 +158,9 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 
 def all_gather(rows: Tensor, count: int) -> Tensor:
-    """Return all `count` rows in all processes. rows: share of this process, as from
-    `local_shard`.
+    """Return all `count` rows in all processes.
+
+    rows: rows of this process. The processes divide the rows as `local_shard` does.
     """
     if world_size() == 1:
         return rows
@@ -169,8 +170,9 @@ def all_gather(rows: Tensor, count: int) -> Tensor:
 
 
 def broadcast(tensor: Tensor) -> Tensor:
-    """Return the first process's tensor in every process. Their tensors must have the same shape
-    and type.
+    """Return the first process's tensor in every process.
+
+    The tensors of all processes must have the same shape and type. They are overwritten.
     """
     if world_size() > 1:
         dist.broadcast(tensor, src=0)

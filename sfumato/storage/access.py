@@ -1,7 +1,7 @@
 """Record who acted: the log `<state>/access.jsonl`, which stays in the private state directory.
 
-It has one JSON line for each entry of a journal, identified by the entry's `head`, and one for each
-command that ended. The journal itself names no one, so neither does anything published.
+It has one JSON line per entry of a journal, identified by the entry's `head`, and one JSON line per
+command that ended. The journal itself contains no names, so published files contain none either.
 """
 
 import getpass
@@ -18,7 +18,7 @@ LOG = "access.jsonl"
 
 
 def account() -> str:
-    """Return the name of the account that runs this process; its number if it has no name."""
+    """Return the name of the account that runs this process, or its number if it has no name."""
     if not hasattr(os, "getuid"):  # Windows
         return getpass.getuser()
     import pwd
@@ -29,9 +29,9 @@ def account() -> str:
 
 
 def log_access(state: Path, **fields: object) -> None:
-    """Append a line: time, actor, account and `fields`. The line is on disk when this returns.
+    """Append a line with time, actor, account and `fields`. It is on disk when this returns.
 
-    The actor is $SFUMATO_ACTOR, which anyone may set, or else the account that the system names.
+    The actor is $SFUMATO_ACTOR, which anyone may set. Without this variable, it is the account.
     """
     who = {
         "time": int(time.time()),
@@ -40,16 +40,17 @@ def log_access(state: Path, **fields: object) -> None:
     }
     descriptor = os.open(state / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        # the line end comes first, so that a killed write damages no other line
+        # The line end is written first, so that a line cut off by a kill damages no later line
         file.write(b"\n" + json.dumps(who | fields).encode())
         file.flush()
         os.fsync(descriptor)
 
 
 def logged_actors(state: Path) -> dict[str, str]:
-    """Return who caused each entry of the journals, by the entry's head; damaged lines are skipped.
+    """Map the head of each journal entry to the actor who caused the entry.
 
-    Control characters in names, which a terminal would obey, are escaped.
+    Damaged lines are skipped. Control characters in names are escaped, because a terminal would
+    obey them.
     """
     found = {}
     with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Artifact directories: plain files, and `privacy.json` with their sha256 and charges."""
+"""Artifact directories: plain files, and `privacy.json` with the files' sha256 and the charges."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ class Artifact:
 class PrivacyFile:
     """Form of `privacy.json`.
 
-    files: sha256 by name; records: records by id; apart: see `Records`.
+    files: sha256 of each file, by its name; records: records by id; apart: `owners` of `Records`.
     """
 
     schema: int
@@ -53,19 +53,20 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
         command = {"public": "prepare public"}.get(stage or path.name, stage or path.name)
         raise DataError(
             f"{path} is not an artifact: {PRIVACY} is missing. Run `stage {command}` first, or "
-            "name another directory"
+            "give the path of another directory"
         )
     with explained(
         DataError, lambda error: f"{file} cannot be read ({error}). {how_to_repair(path.name)}"
     ):
         content = validated(PrivacyFile, read_json(file))
         if odd := [key for key, record in content.records.items() if record.get("id") != key]:
-            raise ValueError(f"the record {odd[0][:32]!r} has another id")
+            raise ValueError(f"the record under the id {odd[0][:32]!r} states another id")
     records = Records(content.records, content.apart)
     artifact = Artifact(path, content.stage, records, content.local, content.enabled)
     if stage is not None and artifact.stage != stage:
         raise DataError(
-            f"{path} was written by `{artifact.stage}`, not by `{stage}`: name another directory"
+            f"{path} was written by `{artifact.stage}`, not by `{stage}`: give the path of another "
+            "directory"
         )
     if problems := changed_files(path, content.files):
         raise DataError(f"{path}: {problems[0]}. {how_to_repair(artifact.stage)}")
@@ -80,11 +81,12 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
 def read_kept(path: Path, stage: str, digest: str | None, pay: str) -> str:
     """Check a run's copy of a release, and return the sha256 of its `privacy.json`.
 
+    digest: expected sha256, None if it is unknown; pay: command that pays for the release again.
     Raises DataError if the copy contains a link or differs from what was released.
     """
     cure = (
-        "restore it from a backup, or the artifact by `dvc checkout`; or pay for the release "
-        f"again by {pay}"
+        "restore this copy from a backup, restore the artifact by `dvc checkout`, or pay for the "
+        f"release again by {pay}"
     )
     why = f"the kept copy of {stage}"
     causes = (DataError, OSError)
@@ -92,7 +94,7 @@ def read_kept(path: Path, stage: str, digest: str | None, pay: str) -> str:
         refuse_links(path.parent, path)
         read_artifact(path, stage, allow_local=True)
         if digest not in (None, kept := digest_of_file(path / PRIVACY)):
-            raise DataError(f"{path / PRIVACY} is not what was released")
+            raise DataError(f"{path / PRIVACY} differs from the file that was released")
         return kept
 
 
@@ -153,14 +155,15 @@ def changed_files(path: Path, files: dict[str, str]) -> list[str]:
 def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> Records:
     """Merge own records and the records of every input, by id.
 
-    A record reached along two paths counts once.
+    A record that several inputs contain counts once.
     """
     merged = {record["id"]: record for record in own}
     for artifact in inputs:
         for key, record in artifact.records.items():
             if merged.setdefault(key, record) != record:
                 raise DataError(
-                    f"record {key} of {artifact.path} differs between two artifacts: one was edited"
+                    f"record {key} of {artifact.path} differs from the same record of another "
+                    "artifact, so one of them was edited: restore that artifact"
                 )
     return Records(merged, widest_declaration(artifact.records for artifact in inputs))
 
@@ -174,9 +177,10 @@ def writing(
     *,
     local: bool = False,
 ) -> Iterator[Path]:
-    """Yield a new directory, which becomes `out`, with `privacy.json`, if the block succeeds.
+    """Yield a new directory, which becomes the artifact `out` if the block succeeds.
 
-    Otherwise no file is left. Raises ConfigError if `out` is not an artifact of the same stage.
+    `privacy.json` is then added to it. If the block fails, the new directory is removed. Raises
+    ConfigError if `out` is not an artifact of the same stage.
     """
     check_out(out, stage)
     with replacing_directory(out) as directory:
@@ -229,5 +233,5 @@ def check_out(out: Path, stage: str) -> None:
         writer = read_json(out / PRIVACY).get("stage")
     if writer != stage:
         raise ConfigError(
-            f"--out {out} is not an artifact of `{stage}`: remove it, or name another folder"
+            f"--out {out} is not an artifact of `{stage}`: remove it, or give another path"
         )

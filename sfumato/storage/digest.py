@@ -23,11 +23,11 @@ def digest_of(data: object) -> str:
 def digest_of_file(path: Path) -> str:
     """Return the sha256 of a file.
 
-    Raises DataError above 64 GiB, far more than any file that a stage writes or reads.
+    Raises DataError if the file has more than 64 GiB. A stage writes and reads far smaller files.
     """
     with path.open("rb") as file:
         gigabytes = os.fstat(file.fileno()).st_size / 2**30
         if gigabytes > 64:
-            largest = "more than the 64 allowed: it is damaged, or not what it should be"
+            largest = "more than the 64 allowed: it is damaged, or is not the expected file"
             raise DataError(f"{path} has {gigabytes:.0f} GiB, {largest}")
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -70,14 +70,14 @@ class QuotingYaml(yaml.SafeDumper):
 for kind in ("int", "float"):
     PlainYaml.add_constructor(f"tag:yaml.org,2002:{kind}", PlainYaml.construct_number)
 for form in (PlainYaml, QuotingYaml):
-    # a number in YAML 1.2 and DVC, not always in YAML 1.1
+    # A text such as 1e-5 is a number in YAML 1.2 and in DVC, but not always in YAML 1.1
     exponent = re.compile(r"[-+]?\d+\.?\d*[eE][-+]?\d+$")
     form.add_implicit_resolver("tag:yaml.org,2002:float", exponent, [*"-+0123456789"])
 
 
 def read_yaml(path: Path) -> Any:
     """Read a YAML file; None for an empty one."""
-    return parse_yaml(read_text(path, 2**20))  # in bytes: people write YAML, and it is slow to read
+    return parse_yaml(read_text(path, 2**20))  # limit in bytes, because YAML is slow to parse
 
 
 def parse_yaml(text: str) -> Any:
@@ -101,8 +101,7 @@ def parse_yaml(text: str) -> Any:
         KeyError,
         OverflowError,
     ) as error:
-        # Errors of PyYAML itself, and errors that its constructors raise for a wrong tag or an
-        # invalid date
+        # PyYAML raises YAMLError, and its constructors raise the others for a wrong tag or date
         raise ValueError(str(error) or type(error).__name__) from error
     check_plain(content)
     return content
@@ -126,24 +125,24 @@ def validated(kind: type[Form], content: Any) -> Form:
 
 
 def dataset_name(name: str) -> str:
-    """Return a dataset id, which names files.
+    """Return a dataset id if it may be the name of a file.
 
-    Raises ValueError for an id that could name a file elsewhere.
+    Raises ValueError for any other id, such as one with a slash.
     """
-    # `keys/<id>.journal` is beside the key `keys/<id>`.
+    # `keys/<id>` is a key and `keys/<id>.journal` an anchor, so an id must not end in .journal
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) or name.endswith(".journal"):
         rule = (
-            "1 to 64 letters, digits, dots, underscores or hyphens, a letter or digit first, not "
-            "ending in .journal"
+            "1 to 64 letters, digits, dots, underscores or hyphens. It must begin with a letter or "
+            "digit, and not end in .journal"
         )
-        raise ValueError(f"{name[:80]!r} is not a valid dataset id: give {rule}")
+        raise ValueError(f"{name[:80]!r} is not a valid dataset id: use {rule}")
     return name
 
 
 def class_name(name: str) -> str:
-    """Return a class name, which is displayed and names files.
+    """Return a class name if it can be displayed.
 
-    Raises ValueError for a name that cannot be displayed.
+    Raises ValueError for any other name.
     """
     if not 0 < len(name) <= 255 or HIDDEN.search(name):
         raise ValueError(f"{name[:80]!r} is not a valid class name: use 1–255 printable characters")

@@ -19,13 +19,13 @@ from typing import Any, BinaryIO
 from sfumato.errors import FULL, is_failure
 
 ATTRIBUTES = ".gitattributes"
-UNTOUCHED = "* -text\n"  # without this, git on Windows changes line ends, and so hashes
+UNTOUCHED = "* -text\n"  # without this, git on Windows changes line ends, and therefore hashes
 CLOCK_SKEW = 2.0  # Seconds by which the clocks of a file system and of processes may differ
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # First characters of a formula in a spreadsheet
 
 
 def temporary_name(path: Path) -> Path:
-    """Return a hidden name beside `path`, with this process's number.
+    """Return a hidden name beside `path`, which contains the number of this process.
 
     No other thread, process or container gets the same name.
     """
@@ -85,10 +85,10 @@ def entries_below(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name to write a file under, which becomes `path` if the block succeeds.
+    """Yield a temporary path. The file that the block writes there then replaces `path`.
 
-    Otherwise the temporary file is removed. Content and name are on disk when the block has ended:
-    a power cut leaves either the old file or the new file, never an empty one.
+    If the block fails, the temporary file is removed. Content and name are on disk when the block
+    has ended: a power cut leaves either the old file or the new file, never an empty one.
     """
     make_folder(path.parent)
     sweep(path)
@@ -103,7 +103,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a small file: readers see the old content or the new."""
+    """Write a small file. Readers find the old content or the new content, never a part of it."""
     with replacing(path) as temporary:
         temporary.write_bytes(content)
 
@@ -227,8 +227,9 @@ def check_writable(path: Path) -> None:
 def is_running(process: int, since: float) -> bool:
     """Return whether the process with this number runs, and already ran at `since`.
 
-    `since` is in seconds since 1970. Numbers are reused, after a reboot and in every new container.
-    A process that has ended but not been collected by its parent does not count as running.
+    `since` is in seconds since 1970. The numbers of processes are reused after a reboot and in
+    every new container. A process that has ended, but was not collected by its parent, does not
+    count as running.
     """
     import psutil
 

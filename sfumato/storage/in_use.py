@@ -20,7 +20,7 @@ from sfumato.storage.locks import file_lock, holding
 
 IN_USE = "in_use"  # Below the state directory: one folder of locks per dataset
 ANY = ".any"  # Folder for work that may concern any dataset
-# Locked while a process begins its work, and by `forget` from its check to its end
+# Locked while a process begins its work. `stage forget` locks it from its check to its end
 GATE = ".gate.lock"
 
 until_the_end = ExitStack()  # Locks of `use_until_the_end`
@@ -29,11 +29,10 @@ atexit.register(until_the_end.close)
 
 @contextmanager
 def in_use(state: Path, dataset_id: str = ANY) -> Iterator[None]:
-    """Mark a dataset as in use, so that `unused` refuses it, until the block or the process ends,
-    even by a kill.
+    """Mark a dataset as in use until the block ends, so that `unused` refuses it.
 
-    The call waits for a running `forget`, which may delete the images: check only inside the block
-    whether they exist.
+    The mark also ends with the process, even if the process is killed. The call waits for a running
+    `stage forget`, which may delete the images: check only inside the block whether they exist.
     """
     if not state.is_dir():  # nothing is stored, so there is nothing to delete
         yield
@@ -56,14 +55,15 @@ def in_use(state: Path, dataset_id: str = ANY) -> Iterator[None]:
 
 
 def use_until_the_end(state: Path, dataset_id: str = ANY) -> None:
-    """Keep a dataset `in_use` until the process, or the command of `stage`, ends."""
+    """Mark a dataset as `in_use` until the process or the command of `stage` ends."""
     until_the_end.enter_context(in_use(state, dataset_id))
 
 
 @contextmanager
 def unused(state: Path, dataset_id: str) -> Iterator[None]:
-    """Prevent all processes from beginning to use a dataset until the block ends. Raises
-    BudgetError if a process uses it already.
+    """Prevent all processes from beginning to use a dataset until the block ends.
+
+    Raises BudgetError if a process uses the dataset already.
     """
     home = state / IN_USE
     home.mkdir(mode=0o700, exist_ok=True)

@@ -27,11 +27,12 @@ from sfumato.storage.documents import dataset_name, parse_json, read_json
 from sfumato.storage.files import make_folder, sweep, sync, write_local
 from sfumato.storage.locks import file_lock, holding
 
+# Kinds of entries
 GENESIS = "genesis"  # First entry or, in a journal older than the chain, the first chained entry
-# Records and heads from ledgers, artifacts and a journal that was set aside, which this journal
-# lacks
+# Records and heads that this journal lacked. They come from ledgers, artifacts, or a journal that
+# was set aside
 ADOPT = "adopt"
-REGROUP = "regroup"  # Images with past spending were prepared again in other groups
+REGROUP = "regroup"  # Charged images were prepared again in other groups
 WAY_OUT = (
     "what was spent is unknown, so nothing more can be spent. Restore the journal from a backup of "
     "the whole state directory, or run `stage ledger adopt`, which counts what can be read and "
@@ -64,11 +65,11 @@ class Journal:
             yield
 
     def begin(self, *, lost: bool = False) -> None:
-        """Write the genesis entry if there is none. A journal of an older version, without the
-        chain, is continued.
+        """Write the genesis entry if there is none.
 
-        lost: called after `set_aside`. Otherwise raises BudgetError if the journal is invalid, or
-        is missing although images were prepared.
+        A journal of an older version, without the chain, is continued. lost: whether the journal
+        may be missing, because `set_aside` was called before. Raises BudgetError if the journal is
+        invalid or, unless `lost` is true, if it is missing although images were prepared.
         """
         with self.locked():
             if self.anchor.exists():
@@ -89,7 +90,7 @@ class Journal:
             self._append(salt, head, GENESIS, {})
 
     def entries(self) -> list[dict]:
-        """Return every entry, oldest first; none before images are prepared.
+        """Return every entry, oldest first. The list is empty before images are prepared.
 
         An unfinished last line is skipped: its append never returned, so no image was drawn for it.
         A last line that lacks only its newline is an entry. Raises BudgetError if the journal is
@@ -107,13 +108,14 @@ class Journal:
         return entries
 
     def records(self) -> list[dict]:
-        """Return the record of every charge in every entry; a resumed charge has several."""
+        """Return the records of the charges in all entries. A resumed charge has several."""
         found = [(*entry.get("records", ()), entry.get("record")) for entry in self.entries()]
         return [record for records in found for record in records if record is not None]
 
     def head(self) -> str | None:
-        """Return the head of the newest entry, which covers all entries; None if it was never
-        begun.
+        """Return the head of the newest entry, which depends on all entries.
+
+        Returns None if the journal was never begun.
         """
         entries = self.entries()
         return entries[-1]["head"] if entries else None
@@ -139,7 +141,7 @@ class Journal:
         if self.path.exists():
             self.path.rename(aside)
         else:
-            # Shows that a journal was lost until the adopting entry is written.
+            # This empty file shows that a journal was lost, until the adopting entry is written.
             aside.touch(0o600)
         sync(aside.parent)
         self.anchor.unlink(missing_ok=True)
@@ -172,7 +174,7 @@ class Journal:
         )
 
     def _never_begun(self, lines: list[str]) -> bool:
-        """Return whether these lines are a journal whose first `begin` was killed before the
+        """Return whether the first `begin` of a journal with these lines was killed before the
         journal had an anchor.
 
         Guarantee: such a journal has no charge. Every entry after the first needs the anchor, and
@@ -203,7 +205,8 @@ class Journal:
     def _checked(self, salt: bytes, newest: str) -> list[dict]:
         """Return the entries.
 
-        Each must follow from the previous entry, and one must have the head `newest`.
+        Raises BudgetError if an entry does not follow from the previous entry, or if no entry has
+        the head `newest`.
         """
         if not self.path.exists():
             raise self._missing()
@@ -232,9 +235,7 @@ class Journal:
         )
 
     def _unchecked(self) -> BudgetError:
-        return BudgetError(
-            f"{self.anchor} is missing, without which {self.path} cannot be checked: {WAY_OUT}"
-        )
+        return BudgetError(f"{self.anchor} is missing, so {self.path} cannot be checked: {WAY_OUT}")
 
     def _parsed(self, line: str, number: int) -> dict:
         with explained(
@@ -246,7 +247,7 @@ class Journal:
     def _append(self, salt: bytes, before: str, kind: str, fields: dict) -> None:
         entry = {"kind": kind, "time": int(time.time()), **fields}
         head = link(salt, before, entry)
-        # comes before the entry, so that there is never an entry without the person who caused it
+        # Logged before the entry is written, so that every entry has an actor
         log_access(self.path.parent.parent, dataset=self.dataset_id, kind=kind, head=head)
         self._write(json.dumps({**entry, "head": head}, allow_nan=False).encode() + b"\n")
         write_local(self.anchor, json.dumps({"salt": salt.hex(), "head": head}).encode())
@@ -258,7 +259,7 @@ class Journal:
             last = content.rfind(b"\n") + 1
             if is_complete(content[last:].decode(errors="replace")):
                 line = b"\n" + line
-            # remains of a killed append are cut off, so that this entry starts a new line
+            # Cut off the remains of a killed append, so that this entry starts a new line
             elif len(content) > last:
                 os.ftruncate(descriptor, last)
             try:
@@ -279,14 +280,15 @@ class Journal:
 
 
 def link(salt: bytes, before: str, entry: dict) -> str:
-    """Return an entry's head: HMAC-SHA256, under `salt`, of the previous head and its content."""
+    """Return the head of an entry: HMAC-SHA256 of the previous head and the entry, under `salt`."""
     content = {key: value for key, value in entry.items() if key != "head"}
     return hmac.digest(salt, canonical([before, content]), "sha256").hex()
 
 
 def is_complete(line: str) -> bool:
-    """Return whether a line without its newline is still a complete entry. Truncated JSON is
-    not.
+    """Return whether a line is a complete entry even without its newline.
+
+    Truncated JSON is not a complete entry.
     """
     try:
         return isinstance(parse_json(line), dict)

@@ -40,9 +40,10 @@ large_picture = threading.RLock()
 
 
 def check_picture(name: str, height: int, width: int, channels: int = 1, itemsize: int = 1) -> int:
-    """Return the bytes of a picture by its header.
+    """Return the size in bytes that a picture will have when decoded.
 
-    itemsize: bytes of a value. Raises DataError if they are more than LARGEST_PICTURE.
+    The other arguments are from its header. itemsize: number of bytes per value. Raises DataError
+    if the size is above LARGEST_PICTURE, or a side is above LONGEST_SIDE.
     """
     size = height * width * channels * itemsize
     if size > LARGEST_PICTURE or max(height, width) > LONGEST_SIDE:
@@ -58,7 +59,10 @@ def check_picture(name: str, height: int, width: int, channels: int = 1, itemsiz
 def room_for_picture(
     name: str, height: int, width: int, channels: int = 1, itemsize: int = 1
 ) -> Iterator[None]:
-    """Check a picture's header by `check_picture`; wait while another large picture is decoded."""
+    """Check a picture's header by `check_picture`, and decode the picture in this context.
+
+    If the picture is large, wait until no other large picture is being decoded.
+    """
     if check_picture(name, height, width, channels, itemsize) <= LARGE_PICTURE:
         yield
         return
@@ -76,8 +80,8 @@ def check_picture_file(name: str, size: int) -> None:
 
 
 def check_volume(name: str, shape: tuple[int, int, int], itemsize: int) -> None:
-    """Raise DataError unless the values of a volume have at least one and at most LARGEST_VOLUME
-    bytes.
+    """Raise DataError if a volume is empty, has more than LARGEST_VOLUME bytes, or has a side above
+    LONGEST_SIDE.
     """
     size = math.prod(shape) * itemsize
     if not (min(shape) > 0 and max(shape) <= LONGEST_SIDE and size <= LARGEST_VOLUME):
@@ -92,7 +96,11 @@ class Allowance:
     """The bytes that an archive, and the archives within it, may still write into a folder."""
 
     def __init__(self, path: Path, size: int, folder: Path) -> None:
-        """Compute the limit. path: path of the archive; size: its bytes."""
+        """Compute the limit.
+
+        path: path of the outermost archive; size: its size in bytes; folder: a folder on the disk
+        to write to.
+        """
         self.path = path
         self.folder = folder
         made = next(place for place in (folder, *folder.parents) if place.exists())
@@ -101,32 +109,35 @@ class Allowance:
         self.remaining = self.limit
 
     def take(self, size: int) -> None:
-        """Reserve this many bytes for a file. Raises DataError if that exceeds the remainder."""
+        """Reserve `size` bytes for a file. Raises DataError if fewer bytes remain."""
         self.require(max(size, DISK_BLOCK))
         self.remaining -= max(size, DISK_BLOCK)
 
     def require(self, size: int) -> None:
-        """Raise DataError if this many bytes exceed the remainder."""
+        """Raise DataError if fewer than `size` bytes remain."""
         if size > self.remaining:
             raise DataError(
                 f"{self.path} expands to more than {self.limit:,} bytes. Allowed are {EXPANSION} "
                 f"times its own size (at least {LARGEST_PICTURE:,} bytes), and no more than the "
                 f"free space in {self.folder}. If its content is as expected, unpack it by hand "
-                "and name the folder."
+                "and give the path of the folder."
             )
 
 
 class BoundedReader(io.BufferedReader):
-    """A file whose headers may claim any size: a read uses no more memory than bytes remain."""
+    """A reader for files whose headers may claim any size.
+
+    A read never allocates more memory than the number of bytes that remain in the file.
+    """
 
     def __init__(self, path: Path, most: int) -> None:
-        """Open the file. most: maximum number of existing bytes that one read may request."""
+        """Open the file. most: maximum number of bytes that one read may return."""
         super().__init__(path.open("rb", buffering=0))
         self.most = most
         self.size = os.fstat(self.fileno()).st_size
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read as usual. Raises ValueError for more than `most` bytes."""
+        """Read like the base class. Raises ValueError instead of returning over `most` bytes."""
         remaining = max(0, self.size - self.tell())
         if size is None or size < 0 or size > remaining:
             size = remaining

@@ -15,8 +15,8 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 def file_lock(path: Path, *, blocking: bool = True, thread_local: bool = True) -> FileLock:
     """Create a lock to be acquired by `holding`.
 
-    blocking: wait for another process; otherwise `holding` raises Timeout if one has the lock;
-    thread_local: whether only the thread that acquired it can release it.
+    blocking: whether to wait if another process has the lock. If false, `holding` raises Timeout;
+    thread_local: whether only the thread that acquired the lock can release it.
     """
     # There is no fallback to a plain file, because that would stay locked after its process has
     # ended
@@ -27,7 +27,7 @@ def file_lock(path: Path, *, blocking: bool = True, thread_local: bool = True) -
 def holding(lock: FileLock) -> Iterator[None]:
     """Acquire a lock until the block ends.
 
-    Raises ConfigError if its file system has no locks, without which nothing is safe.
+    Raises ConfigError if the file system has no locks, because two processes could spend at once.
     """
     try:
         lock.acquire()

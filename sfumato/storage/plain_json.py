@@ -20,7 +20,8 @@ class MergeConflict(ValueError):
 def read_text(path: Path, largest: int = LARGEST_TEXT) -> str:
     """Read a regular file of at most `largest` bytes of UTF-8.
 
-    Pipes and devices are refused at once. Raises MergeConflict if git has marked two sides in it.
+    Pipes and devices are refused at once. Raises MergeConflict if the text contains git's marks of
+    a merge conflict.
     """
     text = read_bytes(path, largest).decode("utf-8")
     if "\n>>>>>>> " in text and re.search("^<<<<<<< ", text, re.MULTILINE):

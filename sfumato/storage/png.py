@@ -15,11 +15,10 @@ from sfumato.storage.files import replace_file
 
 
 def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = 48) -> np.ndarray:
-    """Arrange images in a grid, (H', W', C) uint8, on a white background; small images are
-    magnified.
+    """Arrange images in a grid, (H', W', C) uint8, on a white background.
 
-    images: (N, C, H, W) float, clamped to [0, 1], NaN shown black;
-    smallest: least pixels per side after magnification.
+    images: (N, C, H, W) float, clamped to [0, 1]; NaN is shown as black;
+    smallest: minimum number of pixels per side. Smaller images are magnified by a whole number.
     """
     array = (
         torch.as_tensor(images)

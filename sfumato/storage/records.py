@@ -12,8 +12,8 @@ class Records(dict[str, dict[str, Any]]):
     A plain dictionary with the same charges has no declaration, so all its costs are added up.
 
     Attributes:
-        owners: Data sets of merged owners, who declared that no person is in two of them; empty for
-            one owner.
+        owners: Ids of the data sets of merged owners, who declared that no person is in two of
+            these sets. Empty if there is only one owner.
     """
 
     def __init__(
@@ -32,11 +32,10 @@ class Records(dict[str, dict[str, Any]]):
         return cls.of(ledger["records"], ledger.get("apart", ()))
 
     def of_one_person(self) -> dict[str, Records]:
-        """Return the records that can depend on one person, for each data set of `owners`.
+        """Map each data set of `owners` to the records that can depend on a person in it.
 
-        For each data set of `owners`, these are its own records and the records of data sets
-        outside `owners`, which may contain any person. Without `owners`, returns all records under
-        "".
+        These are the set's own records, and the records of data sets outside `owners`, which may
+        contain any person. If `owners` is empty, all records are under "".
 
         Guarantee: if a person is in at most one of `owners`, only these records depend on that
         person.
@@ -58,12 +57,13 @@ class Records(dict[str, dict[str, Any]]):
         return Records({key: r for key, r in self.items() if r["stage"] == stage}, self.owners)
 
     def declaration(self) -> dict[str, list[str]]:
-        """Return the entry of a JSON file for `owners`; none for one owner."""
+        """Return the entry of a JSON file for `owners`; no entry if `owners` is empty."""
         return {"apart": sorted(self.owners)} if self.owners else {}
 
     def declaration_problem(self) -> str | None:
-        """Describe the problem if `owners` are fewer than two, or one has no record; otherwise
-        None.
+        """Describe what is wrong with `owners`, or return None.
+
+        It is wrong if `owners` has a single data set, or if one of its data sets has no record.
         """
         if not self.owners:
             return None
@@ -77,9 +77,9 @@ class Records(dict[str, dict[str, Any]]):
 
 
 def widest_declaration(parts: Iterable[Records]) -> tuple[str, ...]:
-    """Return the widest of several declarations.
+    """Return the `owners` of the part whose declaration contains all others.
 
-    Returns an empty declaration if no declaration contains all others. Costs are then added up.
+    If there is none, return an empty declaration, so that all costs are added up.
     """
     declared = [part.owners for part in parts]
     widest = max(declared, key=len, default=())

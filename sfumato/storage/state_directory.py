@@ -34,7 +34,9 @@ def state_dir() -> Path:
             "give an absolute path"
         )
     if path.exists() and not path.is_dir():
-        raise ConfigError(f"the state directory {path} is a file: name a folder in SFUMATO_STATE")
+        raise ConfigError(
+            f"the state directory {path} is a file: set SFUMATO_STATE to the path of a folder"
+        )
     if in_git(path / "keys"):
         remedy = (
             "ignore it (a line in .gitignore), or set SFUMATO_STATE to a place outside the "
@@ -47,16 +49,16 @@ def state_dir() -> Path:
 
 
 def git(*words: str) -> tuple[int, str]:
-    """Run git; return its exit code and standard output.
+    """Run git, and return its exit code and standard output.
 
-    The code is 127 without git, and REFUSED for the repository of another account. Git's own check
-    of the owner stays on, because a repository can name programs that git would run as this account
-    (CVE-2022-24765).
+    The code is 127 if git is missing, and REFUSED if the repository belongs to another account.
+    Git's own check of the owner stays on, because a repository can name programs that git would run
+    as this account (CVE-2022-24765).
     """
     environment = {
         name: value for name, value in os.environ.items() if name not in NAMING_A_REPOSITORY
     }
-    # Otherwise a program of the repository could fetch a missing file.
+    # Otherwise git could run a program that the repository names, to fetch a missing object.
     environment["GIT_ALLOW_PROTOCOL"] = "none"
     try:
         done = subprocess.run(

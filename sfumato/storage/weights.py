@@ -18,7 +18,7 @@ from sfumato.storage.files import replacing, write_json
 WEIGHTS = "weights.safetensors"
 CONFIG = "config.json"
 LATENT_DIFFUSION = "latent-diffusion"  # kind of an artifact that refers to a public model
-LARGEST_HEADER = 2**24  # Largest size in bytes of a list of tensors, about 100 bytes for each
+LARGEST_HEADER = 2**24  # Largest size in bytes of a list of tensors; a tensor takes about 100
 Network = TypeVar("Network", bound=nn.Module)
 
 
@@ -45,14 +45,14 @@ def save_network(
     write_json(directory / CONFIG, arguments, indent=2, sort_keys=True)
     with replacing(directory / weights) as temporary:
         save_tensors(tensors, temporary)
-        # because safetensors makes the file readable by its owner only
+        # Safetensors makes the file readable by its owner only
         temporary.chmod((directory / CONFIG).stat().st_mode)
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file.
 
-    Raises ValueError if it is invalid, or a number in it is not finite.
+    Raises ValueError if the file is invalid, or contains a number that is not finite.
     """
     with path.open("rb") as file:
         header = int.from_bytes(file.read(8), "little")
@@ -69,8 +69,9 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 
 class Room(TorchFunctionMode):
-    """A limit on created tensors: before more than `remaining` numbers are allocated in total, it
-    raises ValueError.
+    """A context that limits the size of created tensors.
+
+    It raises ValueError before more than `remaining` numbers are allocated in total.
     """
 
     def __init__(self, remaining: int) -> None:
@@ -91,9 +92,9 @@ def load_network(
 ) -> Network:
     """Load the network that `save_network` wrote.
 
-    build: constructor; stage: stage that writes the network. Raises DataError if the files do not
-    match. To limit memory use, the network may have at most one number per byte of the files, plus
-    2²⁷.
+    build: constructor; stage: stage that writes the network. To limit memory use, the network may
+    have at most one number per byte of the files, plus 2²⁷ numbers. Raises DataError if the files
+    do not match.
     """
     for name in (CONFIG, weights):
         if not (directory / name).is_file():
