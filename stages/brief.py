@@ -23,4 +23,4 @@ def brief(out: OutOption = Path("brief")) -> None:
     )
     if unanswered:
         say(f"not answered yet, in params.yaml: {', '.join(unanswered)}")
-    tell(f"{out / PAGE}: those who must permit the release sign it before the first run")
+    tell(f"{out / PAGE}: the people who must permit the release sign it before the first run")

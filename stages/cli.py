@@ -47,7 +47,7 @@ from stages.serve import serve
 from stages.state import state_dir
 
 MORE_FILES = ". Raise the limit of open files (`ulimit -n 4096`), and run the command again"
-MORE_MEMORY = ". Free memory, or use a machine with more, and run the command again"
+MORE_MEMORY = ". Free memory, or use a machine with more memory, and run the command again"
 CHECK_DISK = ". Check the disk, its mount, or the network behind it, and run the command again"
 REMEDIES = {errno.EMFILE: MORE_FILES, errno.ENFILE: MORE_FILES, errno.ENOMEM: MORE_MEMORY}
 
@@ -167,7 +167,7 @@ def withheld(reason: str) -> str:
     nothing.
     """
     file = state_dir() / "refused.txt"
-    with suppress(OSError):  # for example, if the disk is full
+    with suppress(OSError):  # raised, for example, if the disk is full
         replace_private(file, f"{reason}\n".encode(errors="backslashreplace"))
     return (
         "failed after opening sensitive images. The reason, which could reveal who is in the set, "
@@ -181,8 +181,9 @@ def printable(text: str) -> str:
 
 
 def beyond_the_machine(error: BaseException) -> str | None:
-    """Return a message if disk, memory or stack were exhausted or a file cannot be read; None if
-    the error is a bug.
+    """Return a message for an error that is not a bug, otherwise None.
+
+    Such an error means that disk, memory or stack are exhausted, or that a file cannot be read.
     """
     if isinstance(error, OSError):
         message = str(error.strerror or error)
@@ -198,7 +199,7 @@ def beyond_the_machine(error: BaseException) -> str | None:
         return f"{error.filename}: {message}"
     if isinstance(error, RecursionError):
         return "an input is nested too deeply to be read"
-    if "home directory" in str(error):  # from Path.expanduser, which raises a plain RuntimeError
+    if "home directory" in str(error):  # Path.expanduser raises a plain RuntimeError
         return "a path begins with ~ and the name of an unknown user: write the full path"
     if lacks_memory(error):
         about = ""

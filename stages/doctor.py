@@ -22,8 +22,9 @@ SkeletonOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Write a skeleton of this folder of images, to send with a question if `stage init` "
-        "cannot read the folder: the words in file names are replaced, and pixels are random.",
+        help="Write a skeleton of this folder of images, which you can send with a question if "
+        "`stage init` cannot read the folder. Words in file names are replaced, and pixels are "
+        "random.",
     ),
 ]
 OutOption = Annotated[Path, typer.Option(help="File to write the skeleton to.")]
@@ -92,7 +93,9 @@ def show_skeleton(folder: Path, out: Path) -> None:
     from sfumato.data.skeleton import write_skeleton
 
     pictures, others, kept = write_skeleton(folder, out)
-    typer.echo(f"{out}: {pictures:,} pictures with random pixels; {others:,} files only listed")
+    typer.echo(
+        f"{out}: {pictures:,} pictures with random pixels; {others:,} other files are only listed"
+    )
     typer.echo(f"words in names that were not replaced: {', '.join(kept) or 'none'}")
     typer.echo(f"Look through {out} before you send it: it is not differentially private.")
 

@@ -1,5 +1,6 @@
-"""Check the two files of DVC that are damaged if DVC is killed while writing them: `dvc.lock`, of
-which a copy is kept, and DVC's lock on running commands.
+"""Check the two files that DVC damages if it is killed while it writes them.
+
+They are `dvc.lock` and DVC's lock on running commands. The project keeps a copy of `dvc.lock`.
 """
 
 from pathlib import Path
@@ -22,7 +23,9 @@ def keep_copy() -> None:
 
 def damage() -> str | None:
     """Describe the damage to `dvc.lock`: it ends within a line, or a stage or a part of a stage is
-    missing. Return None if it is intact.
+    missing.
+
+    Returns None if the file is intact.
     """
     try:
         stages = read_yaml(LOCK)["stages"]

@@ -41,7 +41,8 @@ def egress(
         signing = Signing(certificate, key, time_service)
     elif certificate or key or time_service:
         raise ConfigError(
-            "pictures are signed with --certificate and --key together: name both, or neither"
+            "signing pictures requires both --certificate and --key: give both, or leave out all "
+            "options of signatures"
         )
     sha256 = write_package(folder, signing=signing)
     typer.echo(

@@ -31,7 +31,8 @@ def release_means(
     """Release the class means of `features`.
 
     about, network: arguments and network from which the features can be rebuilt;
-    cache: values that identify the images' features in the store; None: they are not stored.
+    sensitivity: bound on the contribution of one image, in words;
+    cache: values that identify the features of the images if they are stored, otherwise None.
     """
     from sfumato.features import FeatureMeans
     from sfumato.queries.feature_means import encoder_of, query_feature_means, save_means
@@ -50,8 +51,9 @@ def release_means(
 
 
 def encoded(run: QueryRun, function: Callable[[Tensor], Tensor], encoder: str) -> str | None:
-    """Return the key of the stored rows that `function` computes from the images. A charge draws
-    these rows instead of images. encoder: digest of `function`.
+    """Return the key of the stored rows that `function` computes from the images.
+
+    A charge draws these rows instead of images. encoder: digest of `function`.
     """
     from sfumato.queries.feature_means import encoding_alone
     from sfumato.runtime.compute import device

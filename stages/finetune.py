@@ -62,7 +62,7 @@ def finetune(run: QueryRun, settings: Finetune) -> None:
 
 
 def clipped_gradients(about: Work, query: str) -> float:
-    """Estimate the operations of a query by DP-SGD.
+    """Estimate the number of operations of a query that uses DP-SGD.
 
     A clipped gradient costs as much as four forward passes.
     """
@@ -74,8 +74,9 @@ def work(about: Work) -> float:
 
 
 def compare_noise(made: Plan) -> Iterator[str]:
-    """Compare the noise of a DP-SGD step with the largest possible signal of the step, from public
-    numbers.
+    """Yield one line that compares the noise of a DP-SGD step with its largest possible signal.
+
+    All numbers in it are public.
     """
     from sfumato.dpsgd.run import step_noise
     from sfumato.dpsgd.trainable import trained_parameters

@@ -39,7 +39,8 @@ def forget(
     here = local_files() if name == mine else []
     if name not in known and not here:
         raise ConfigError(
-            f"dataset {name!r}: no files here or in {state} (SFUMATO_STATE). {others}"
+            f"dataset {name!r} has no files here or in {state}: correct --dataset, or set "
+            f"SFUMATO_STATE to its state directory. {others}"
         )
     kept = library.private_files(state, name) | {"in this project": here}
     any_files = any(paths for kind, paths in kept.items() if kind != library.OF_ANY)
@@ -96,11 +97,11 @@ def du() -> None:
 
 
 def local_files() -> list[Path]:
-    """Return this project's files that were made from sensitive images, also in DVC experiments.
+    """Return the files made from sensitive images, in this project and in its DVC experiments.
 
     DVC's cache contains no such files.
     """
-    # The last pattern is for files of killed evaluations
+    # Killed evaluations leave files that match the last pattern
     numbers = (str(EVALUATION), "metrics.json", ".metrics.json.*.tmp")
     tried = [path for name in numbers for path in Path(".dvc/tmp/exps").rglob(name)]
     found = [path for name in numbers for path in Path().glob(name)]
@@ -110,8 +111,8 @@ def local_files() -> list[Path]:
 def show_kinds(title: str, kinds: Mapping[str, Sequence[Path]]) -> None:
     """Print one line per kind of files.
 
-    Sizes, which reveal the number of images, and lists of pictures that were left out are shown on
-    a terminal only.
+    Sizes reveal the number of images, so they are shown on a terminal only. The same applies to
+    lists of pictures that were left out.
     """
     from sfumato.data.left_out import LEFT_OUT, LEFT_OUT_FILES
 

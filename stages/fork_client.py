@@ -26,7 +26,7 @@ PASSED_ON = (
 )
 OF_SHELLS = ("PWD", "OLDPWD", "SHLVL", "_")
 ACCEPTED = b"y"
-CODE = 4  # bytes of an exit code; a negative code is the signal that ended the command
+CODE = 4  # bytes of an exit code; it is negative if a signal ended the command
 
 
 def circumstances() -> dict[str, object]:
@@ -53,7 +53,7 @@ def circumstances() -> dict[str, object]:
 def hand_over(server: socket.socket, words: list[str]) -> bool:
     """Send the command's words, folder, environment and three standard streams to the server.
 
-    Return whether the server runs the command.
+    Returns whether the server runs the command.
     """
     request = {
         "words": words,
@@ -91,7 +91,7 @@ def main() -> None:
     heard = [
         number for number in (*PASSED_ON, *STOPS) if signal.getsignal(number) is not signal.SIG_IGN
     ]
-    # these signals are delivered once the command runs
+    # Blocked signals are delivered once the command runs
     signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     with socket.socket(socket.AF_UNIX) as server:
         try:

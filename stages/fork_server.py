@@ -43,7 +43,7 @@ from stages import fork_client
 from stages.fork_client import ACCEPTED, CODE, circumstances
 
 SOCKET = "socket"
-# packages that stages import in their functions
+# Packages that stages import within their functions
 IMPORTED_LATE = (
     "data",
     "features",
@@ -60,7 +60,7 @@ DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 @dataclass(frozen=True, kw_only=True)
 class ForkRequest:
-    """A command as a client hands it over. around: the client's `circumstances`."""
+    """A command that a client hands over. around: `circumstances` of the client."""
 
     words: list[str]
     folder: str
@@ -70,8 +70,10 @@ class ForkRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """A child that runs a command. ended: a descriptor that can be read once the child has
-    ended.
+    """A child that runs a command.
+
+    process: number of the child; ended: descriptor that can be read once the child has ended;
+    client: connection to the program that handed over the command.
     """
 
     process: int
@@ -119,7 +121,8 @@ class ForkServer:
 
     def serve(self, starter: int) -> ForkRequest | None:
         """Fork for each command, until the pipe `starter` is closed and all commands have ended.
-        Returns the command in each child and, at the end, None in the server.
+
+        In each child, this returns the child's command. In the server, it returns None at the end.
         """
         self.selector.register(starter, selectors.EVENT_READ)
         deadline = math.inf
@@ -140,11 +143,11 @@ class ForkServer:
         return None
 
     def receive(self) -> ForkRequest | None:
-        """Accept a command and fork. Return the command in the child."""
+        """Accept a command and fork. Returns the command in the child, and None in the server."""
         client, _ = self.listening.accept()
         request = None
         streams: list[int] = []
-        # Raised if the client was killed
+        # These errors are raised if the client was killed
         with suppress(OSError, ValueError), client.makefile("rb") as stream:
             size, streams, _, _ = socket.recv_fds(client, 4, 3)
             request = ForkRequest(**json.loads(stream.read(int.from_bytes(size, "big"))))
@@ -171,7 +174,7 @@ class ForkServer:
     def attend(self, one: Running, descriptor: int) -> None:
         """Handle the end of a child, a signal that a client passes on, or the death of a client."""
         if one not in self.running:
-            return  # the child and the client ended at once; the first event was handled
+            return  # the child and the client ended together, and the first event was handled
         if descriptor == one.ended:
             self.running.remove(one)
             self.selector.unregister(one.ended)
@@ -259,7 +262,7 @@ def import_libraries(request: ForkRequest) -> None:
 
         import sfumato.planning.folder  # noqa: F401
     if name in STAGES:
-        import torch._dynamo  # noqa: F401  # which optimizers import
+        import torch._dynamo  # noqa: F401  # optimizers import it
 
         for package in IMPORTED_LATE:
             for module in iter_modules(import_module(f"sfumato.{package}").__path__):
@@ -289,7 +292,7 @@ def main() -> None:
     except OSError:
         return  # a kernel before Linux 5.3, on which commands start as ordinary programs
     around = json.loads(json.dumps(circumstances()))
-    # waiting threads sleep, as in `stages.cli`; PyTorch reads this when it is imported
+    # Let waiting threads sleep, as in `stages.cli`. PyTorch reads this when it is imported
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     atexit.register(gc.unfreeze)  # silences a library that reports objects left at the end
     server = ForkServer(folder, import_libraries, lambda request: request.around == around)

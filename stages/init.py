@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 WHY_THIS_SIZE = (
     "The proposed size is the largest that fits into the minutes and is at least 90 % as useful as "
-    "the most useful size. A run longer than the longest useful run is not more useful."
+    "the most useful size. Minutes beyond the longest useful run do not make the release more "
+    "useful."
 )
 HELP: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # option -> text
 
@@ -43,7 +44,7 @@ def init(
     from sfumato.planning.create import Owner, propose_project, summary, warnings
     from sfumato.planning.project_files import discard
 
-    use_until_the_end(state_dir())  # for all datasets, because the name is not known yet
+    use_until_the_end(state_dir())  # marks all datasets, because the name is not known yet
 
     decided = [
         name
@@ -73,9 +74,9 @@ def init(
 
 
 def ask(lacking: str, question: str, default: Any, kind: type | None) -> Any:
-    """Ask a question at the prompt. lacking: the missing options.
+    """Ask a question at the prompt, and return the answer.
 
-    Raises ConfigError without a terminal.
+    lacking: the missing options, for the message. Raises ConfigError if there is no terminal.
     """
     question = wrapped(question, sys.stderr)
     try:
@@ -92,7 +93,10 @@ def ask(lacking: str, question: str, default: Any, kind: type | None) -> Any:
 
 
 def officers_words(owner: Owner) -> dict[str, Any]:
-    """Ask for the section `release`, on a terminal only. Pressing Enter skips it."""
+    """Ask for the statements of the section `release`, if there is a terminal.
+
+    Pressing Enter skips a statement. Returns the section, or nothing if no statement was given.
+    """
     from sfumato.release.card import WORDS
 
     keys = ("controller", "purpose", "legal_basis", "recipients", "retention")

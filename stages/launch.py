@@ -27,8 +27,8 @@ def is_configured() -> bool:
 def again(stdout: IO[str] | None = None, stderr: IO[str] | None = None) -> int:
     """Rerun this command in many processes.
 
-    stdout, stderr: streams for the new processes; None: the streams of this process. Returns the
-    exit code of the first process, which `torchrun` would turn into 1.
+    stdout, stderr: streams for the new processes, None for the streams of this process. Returns the
+    exit code of the first process. `torchrun` itself would return 1 for every failure.
     """
     launcher = f"{LAUNCH}={os.environ[LAUNCH]!r}"
     if EXIT_CODE in os.environ:
@@ -46,7 +46,7 @@ def again(stdout: IO[str] | None = None, stderr: IO[str] | None = None) -> int:
         if not code_file.is_file():
             raise SfumatoError(
                 f"{launcher} ended with exit code {done.returncode} before the first process "
-                "finished"
+                "finished: correct the error that it printed, and run the command again"
             )
         return int(code_file.read_text(encoding="utf-8"))
     finally:
@@ -59,11 +59,13 @@ def speaks() -> bool:
 
 
 def leave(code: int) -> None:
-    """Exit with `code`. The first of many processes writes the code to a file and exits with 0,
-    because `torchrun` would otherwise report a failure of its own.
+    """Exit with `code`.
+
+    The first of many processes writes the code to a file and exits with 0, because `torchrun` would
+    otherwise report a failure of its own.
     """
     if speaks():
-        with suppress(OSError, SfumatoError):  # no state directory yet, or none that can be written
+        with suppress(OSError, SfumatoError):  # the state directory may be missing or read-only
             log_access(state_dir(), folder=os.getcwd(), command=sys.argv[1:], exit_code=code)
     code_file = os.environ.get(EXIT_CODE)
     if code_file and speaks():

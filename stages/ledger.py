@@ -225,7 +225,7 @@ def history(
 def history_rows(
     odometer: Odometer, entries: Iterable[Mapping[str, Any]], acted: Mapping[str, str]
 ) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the history. acted: the actor of each entry, by the hash of the entry."""
+    """Yield the rows of the history. acted: text about the actor of each entry, by its head."""
     from sfumato.privacy.events import Mechanism
     from sfumato.privacy.odometer import ABANDON, ADOPT, CLOSE, LOCAL_USE, OPEN
 
@@ -234,7 +234,7 @@ def history_rows(
     for entry in entries:
         when = utc(entry["time"])
         if not sys.stdout.isatty():
-            # Only the date, because exact times reveal how long a query took, and so how many
+            # Show only the date: exact times reveal how long a query took, and therefore how many
             # images it read
             when = when[:10]
         who = acted.get(entry.get("head", ""), "")

@@ -48,12 +48,12 @@ def check(
         tell("pattern: the release has none")
     else:
         compared, score = released_score(files, shape, key)
-        words = "do not have it, or are too few"
+        words = "not found, or too few pictures"
         if score >= FOUND:
-            words = "carry it"
+            words = "found"
         tell(
-            f"pattern: {compared} of {len(files)} pictures together {words} (score {score:.1f} of "
-            f"{FOUND})"
+            f"pattern: {words}. Compared {compared} of {len(files)} pictures together: score "
+            f"{score:.1f}, and {FOUND} or more means found"
         )
         found = found or score >= FOUND
     raise typer.Exit(int(not found))

@@ -95,8 +95,9 @@ def show_budget(made: Plan) -> None:
 
 
 def show_minutes(params: Params, seconds: Mapping[str, float | None]) -> None:
-    """Show the expected minutes of each stage that runs, of everything else, and in total. seconds:
-    expected seconds by name.
+    """Show the expected minutes of each stage that runs, of everything else, and in total.
+
+    seconds: expected seconds by name, None if they are unknown.
     """
     rows = []
     others = 0.0

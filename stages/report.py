@@ -18,8 +18,8 @@ from stages.screen import say, tell
 from stages.state import EVALUATION, check_local, state_dir
 
 AUDIENCE_HELP = (
-    "Readers of the page. public: it uses the release and the ledger only; owner: it also contains "
-    "numbers from real images, and must not be shared."
+    "Readers of the page. public: the page uses only the release and the ledger. owner: the page "
+    "also contains numbers from real images, and must not be shared."
 )
 OUT_HELP = (
     "HTML file to write. Default: artifacts/report/index.html, or evaluation/report.html for the "
@@ -51,7 +51,7 @@ def report(
 
     if page.is_dir():
         raise ConfigError(
-            f"--out {page} is a folder: name the HTML file, such as {page / 'index.html'}"
+            f"--out {page} is a folder: give the path of a file, such as {page / 'index.html'}"
         )
     if audience == "public":
         check_out(page.parent, "report")

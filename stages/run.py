@@ -20,8 +20,8 @@ def run(
         bool, typer.Option("--no-dvc", help="Run the stages in order, without DVC.")
     ] = False,
 ) -> None:
-    """Run the stages whose settings or inputs have changed since the last run. It does what `dvc
-    repro` does, but imports the libraries only once.
+    """Run the stages whose settings or inputs have changed since the last run. This command does
+    what `dvc repro` does, but imports the libraries only once.
     """
     from sfumato.planning.project import Project, repro
 

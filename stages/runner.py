@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from sfumato.privacy.resolved import QueryPlan, StagePlan
     from sfumato.queries.count import PublicCounts
 
-# lock in a run's directory, held while the run's release is copied to `artifacts/`
+# Lock in the directory of a run. It is locked while the run's release is copied to `artifacts/`
 COPYING = "copying.lock"
 
 
@@ -155,8 +155,8 @@ def standing(name: str) -> str:
     own = (seconds[name] or 0.0) / 60
     rest = sum(seconds[one] or 0.0 for one in names[len(before) + 1 :]) / 60
     where = (
-        f"stage {len(before) + 1} of {len(names)}, {name}: takes about {own:.0f} min, the rest "
-        f"{rest:.0f} more"
+        f"stage {len(before) + 1} of {len(names)}, {name}: takes about {own:.0f} min, later stages "
+        f"about {rest:.0f} min"
     )
     pictures = [PREVIEW for one in before if STAGES[one].gives == "generator"][:1]
     if "synthesize" in before:
@@ -284,8 +284,11 @@ class QueryRun(StageRun):
     def open_charge(
         self, released: str, sensitivity: str, max_norm: float, *, latents: str | None = None
     ) -> Charge:
-        """Open the charge of the plan. max_norm: L2 bound on the contribution of one image, or
-        group.
+        """Open the charge of the plan.
+
+        released, sensitivity: what is released, and its bound, in words;
+        max_norm: L2 bound on the contribution of one image or of one group;
+        latents: key of stored latents to draw instead of images.
 
         Raises NothingToDo if the same work was already released. If the artifact is missing or
         damaged, or if only earlier free stages were rerun, the kept copy of the release is first
@@ -347,8 +350,9 @@ class QueryRun(StageRun):
             raise NothingToDo(done) from None
 
     def latents(self, encoder: str | None, purpose: str, load: Callable[[], Encode]) -> str | None:
-        """Return the key of the latents that a charge draws instead of pixels; None without an
-        encoder.
+        """Return the key of the latents that a charge draws instead of pixels.
+
+        Returns None if there is no encoder.
         """
         if encoder is None:
             return None
@@ -359,10 +363,10 @@ class QueryRun(StageRun):
         return ensure_latents(state_dir(), read_card(CARD_PATH), encoder, purpose, load, bar)
 
     def seen(self) -> set[str]:
-        """Return the ids of all charges and journal heads that the project's files and the artifact
-        to be replaced contain.
+        """Return the ids of charges and the journal heads in this project's files.
 
-        The journal must contain all of these.
+        The artifact to be replaced is one of these files. The journal must contain all of the ids
+        and heads.
         """
         from sfumato.privacy.ledger import records_in
         from sfumato.privacy.project_ledger import seen_in_project
@@ -377,13 +381,13 @@ class QueryRun(StageRun):
 
     @contextmanager
     def releasing(self, charge: Charge) -> Iterator[Path]:
-        """Yield a directory that becomes the artifact, with the record of the charge; then close
+        """Yield a directory that becomes the artifact, with the record of the charge. Then close
         the charge.
 
         The release is written to the private directory of the run and journalled before it is
         copied to `out`. While a charge is open, no release of it is therefore in `out`, so it is
-        safe to resume the charge. The private copy stays, to restore the release at no cost. It is
-        removed when a new ledger no longer contains a release that the previous ledger contained.
+        safe to resume the charge. The private copy is kept, to restore the release at no cost. It
+        is removed when a new ledger lacks this release, although the previous ledger contained it.
         """
         from sfumato.privacy.checkpoint import drop_checkpoints
         from sfumato.privacy.decision import RELEASED

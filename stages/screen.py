@@ -97,8 +97,10 @@ def show_numbers(
     words: Container[str] = ("stage",),
     note: str | None = None,
 ) -> None:
-    """Print a table of numbers. total: a separate last row; words: names of the columns that
-    contain text; note: text below the table.
+    """Print a table of numbers.
+
+    total: a separate last row; words: headings of the columns that contain text; note: text below
+    the table.
     """
     from rich.table import Table
 
@@ -132,12 +134,11 @@ def charges(number: int) -> str:
 
 @contextmanager
 def progress(name: str, *, clock: bool = True, log: bool = True) -> Iterator[Report]:
-    """Show a progress bar on a terminal.
+    """Show a progress bar on a terminal. Elsewhere, print a line every 10 %.
 
-    Elsewhere, print a line every 10 %, or nothing with `log=False`.
-
-    With `clock=False` no time is shown, because the duration of a step reveals how many sensitive
-    images were drawn.
+    clock: whether to show the remaining time. It must be false for a query, because the duration of
+    a step reveals how many sensitive images were drawn;
+    log: whether to print the lines if there is no terminal.
     """
     if sys.stderr.isatty() and launch.speaks():
         from rich.console import Console
@@ -171,7 +172,7 @@ def progress(name: str, *, clock: bool = True, log: bool = True) -> Iterator[Rep
 def show_local(tables: Iterable[LocalTable], file: Path, last: str = "") -> None:
     """Print tables of numbers from real images on a terminal.
 
-    Elsewhere, as in a CI log, print their file's path.
+    Elsewhere, as in a CI log, print only the path of the file that contains these numbers.
     """
     if sys.stdout.isatty():
         for title, columns, rows, note in tables:

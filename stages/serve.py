@@ -61,14 +61,15 @@ def serve(
         server.serve_forever()
     except KeyboardInterrupt:
         tell(
-            "stopped, with any run that this server started. The next run resumes; nothing is "
-            "charged twice"
+            "stopped. A run that this server started has ended too. The next run resumes it, and "
+            "nothing is charged twice"
         )
 
 
 class Server(ThreadingHTTPServer):
-    """Serve this machine only, and run one `dvc repro` at a time. base: prefix of all paths, which
-    contains the token.
+    """Serve this machine only, and run one `dvc repro` at a time.
+
+    base: prefix of all paths, which contains the token.
     """
 
     def __init__(self, port: int, project: Any) -> None:
@@ -81,8 +82,10 @@ class Server(ThreadingHTTPServer):
         self.starting = Lock()
 
     def stage(self) -> str | None:
-        """Return the name of the running stage, even if another program started it; "" if a run is
-        before its first or after its last stage; None if nothing runs.
+        """Return the name of the running stage, even if another program started it.
+
+        Returns "" if a run is before its first stage or after its last stage, and None if there is
+        no run.
         """
         with suppress(*UNREADABLE):
             for holder in holders():
@@ -135,8 +138,9 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(403, CLOSED)
 
     def name(self) -> str | None:
-        """Return the requested path below the token; None without the token, or if the request is
-        for another host name.
+        """Return the part of the requested path after the token.
+
+        Returns None if the path has no valid token, or if the request is for another host name.
         """
         base = self.server.base.encode()
         if self.headers["Host"] in self.server.hosts and hmac.compare_digest(

@@ -23,8 +23,9 @@ def read_policy() -> Any:
 
 
 def dataset_of_project() -> str | None:
-    """Return the dataset id from the data card or, without one, from params.yaml; None outside a
-    project.
+    """Return the dataset id from the data card or, if there is no card, from params.yaml.
+
+    Returns None outside a project.
     """
     from sfumato.data.cards import read_card
     from sfumato.settings.recipes import load_params

@@ -70,7 +70,8 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
             images, labels, sources = drawn(settings=settings, seed=plan.seed)
             varied = vary(images, labels, settings, teacher, plan.seed, sources == PUBLIC_SOURCE)
         if settings.herding > 1:
-            varied = replace(varied, requested_labels=None)  # its labels were already the teacher's
+            # Herding has already replaced the labels by the teacher's
+            varied = replace(varied, requested_labels=None)
     with run.writing() as directory:
         inputs = list(run.inputs.values())
         public = None
@@ -129,7 +130,7 @@ def choose(
 
 
 def drawing_work(about: Work, settings: Synthesize) -> float:
-    """Estimate the operations to draw one image, on average."""
+    """Estimate the mean number of operations to draw one image."""
     from sfumato.planning.work import WRITTEN
     from sfumato.release.herding import COMPARED_CELLS, TOGETHER
 

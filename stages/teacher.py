@@ -102,8 +102,8 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
     for part in maps:
         if part.network is not None and not part.network.declared_public:
             yield (
-                f"teacher: {part.network.path}: set its declared_public: true if no sensitive "
-                "image trained it"
+                f"teacher: the network {part.network.path} is not declared public: set its "
+                "declared_public: true if it was trained without sensitive images"
             )
 
 

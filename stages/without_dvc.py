@@ -2,7 +2,7 @@
 entry in `dvc.lock` is out of date.
 
 `dvc.lock` has DVC's own format, so DVC can take over after `dvc commit` has filled its cache.
-Without DVC, no cache is used: a missing output is made again, and the release of a query is
+Without DVC, there is no cache. A missing output is computed again, and a query's release is
 restored from the state directory.
 """
 
@@ -32,7 +32,7 @@ from stages.screen import tell
 
 UNDERSTOOD = {"cmd", "params", "deps", "outs", "metrics", "always_changed", "desc", "meta"}
 PARAMS = "params.yaml"
-UNTRACKED = ("__pycache__", ".pyc")  # as in .dvcignore
+UNTRACKED = ("__pycache__", ".pyc")  # the same entries are in .dvcignore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +55,10 @@ class Step:
 
 
 def run_in_order(folder: Path, targets: Sequence[str]) -> None:
-    """Run the stages that have changed, among the targets and all stages that they read; without
-    targets, among all stages.
+    """Run each stage that has changed.
 
-    Exits with the code of a command that fails.
+    With `targets`, only the targets and the stages whose outputs they need are considered. Exits
+    with the code of a command that fails.
     """
     from sfumato.planning.project import forking, own_path
 
@@ -78,7 +78,7 @@ def run_in_order(folder: Path, targets: Sequence[str]) -> None:
 def read_steps(file: Path) -> dict[str, Step]:
     """Read the stages of `dvc.yaml`, by name.
 
-    Raises ConfigError if they use more of DVC than `stage init` writes.
+    Raises ConfigError if a stage uses more features of DVC than `stage init` writes.
     """
     with explained(
         ConfigError, lambda error: f"{file} cannot be read ({error}): restore it from git"
@@ -116,8 +116,9 @@ def step_of(name: str, stage: Mapping[str, Any]) -> Step:
 
 
 def chosen(steps: Mapping[str, Step], targets: Sequence[str]) -> list[Step]:
-    """Order the targets and all stages that they read, so that each comes after the stages whose
-    outputs it reads.
+    """Return the targets and all stages that they need, in the order in which to run them.
+
+    A stage is run after the stages whose outputs it reads.
     """
     if unknown := [name for name in targets if name not in steps]:
         raise ConfigError(
@@ -165,8 +166,7 @@ def run_if_changed(folder: Path, step: Step, environment: Mapping[str, str]) -> 
             raise SystemExit(code % 256)
     if missing := [path for path in step.outs if not (folder / path).exists()]:
         raise SfumatoError(
-            f"the stage {step.name} ended, and {missing[0]} does not exist: its command must "
-            "write it"
+            f"the stage {step.name} ended, but did not write {missing[0]}: correct its command"
         )
     lock["stages"][step.name] = entry | outputs_of(folder, step)
     replace_file(folder / LOCK, as_yaml(lock, blocks=True).encode())

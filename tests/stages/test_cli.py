@@ -266,7 +266,7 @@ def test_a_state_directory_that_cannot_be_is_one_sentence(own, environment):
     Path("file").write_text("")
     for state, said in {
         "state": "relative",
-        str(Path("file").resolve()): "name a folder in SFUMATO_STATE",
+        str(Path("file").resolve()): "set SFUMATO_STATE to the path of a folder",
     }.items():
         environment["SFUMATO_STATE"] = state
         own.run("prepare sensitive", said, code=2)

@@ -161,7 +161,7 @@ def test_without_a_certificate_the_form_says_so(project, desk):
     "options", ["--certificate a.pem", "--key a.pem", "--time-service http://x"]
 )
 def test_half_a_signature_is_refused(project, desk, options):
-    desk.run(f"egress out {options}", "name both, or neither", code=2)
+    desk.run(f"egress out {options}", "requires both --certificate and --key", code=2)
     assert not Path("out").exists()
 
 

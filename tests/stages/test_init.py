@@ -529,7 +529,7 @@ def test_a_pattern_that_misses_names_states_how_many(init, tmp_path):
     root = write_shapes(tmp_path / "in", each=10)
     (root / "disc" / "9.png").rename(root / "disc" / "Smith.png")
     asked = r"--groups ^(\d+\.p)"
-    init(asked, "finds no id in 1 of 30 file names, as in Smith.png", "--alone", code=4)
+    init(asked, "finds no id in 1 of 30 file names, such as Smith.png", "--alone", code=4)
     init(asked + " --alone", "each image without an id counts as one person")
     assert own()["data"]["groups"] == {"pattern": r"^(\d+\.p)", "alone": True}
 

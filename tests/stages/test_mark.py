@@ -38,21 +38,21 @@ def test_the_pattern_is_found_in_a_set_and_in_one_picture(desk, pictures):
     save(marked(pictures), "marked")
     save(pictures, "plain")
     text = desk.run(
-        "mark check marked --card card.json", "pattern: 20 of 20 pictures together carry it"
+        "mark check marked --card card.json", "pattern: found. Compared 20 of 20 pictures"
     )
     assert "signed metadata: 20 of 20 pictures: none" in text
     desk.run("mark check marked/3.jpg --card card.json", "1 of 1")
-    desk.run("mark check plain --card card.json", "do not have it", code=1)
+    desk.run("mark check plain --card card.json", "pattern: not found", code=1)
 
 
 def test_the_pattern_is_found_at_quality_85(desk, pictures):
     save(marked(pictures), "marked", quality=85)
-    desk.run("mark check marked --card card.json", "together carry it")
+    desk.run("mark check marked --card card.json", "pattern: found")
 
 
 def test_a_picture_of_another_size_is_compared_at_the_release_s(desk, pictures):
     save(np.repeat(np.repeat(marked(pictures), 2, axis=1), 2, axis=2), "larger")
-    desk.run("mark check larger --card card.json", "20 of 20 pictures together carry it")
+    desk.run("mark check larger --card card.json", "pattern: found. Compared 20 of 20 pictures")
 
 
 def test_cut_pictures_and_wrong_cards_are_refused_in_a_sentence(desk, pictures):
