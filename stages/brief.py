@@ -12,7 +12,7 @@ OutOption = Annotated[Path, typer.Option(help="Folder for `brief.html` and `brie
 
 
 def brief(out: OutOption = Path("brief")) -> None:
-    """[free] Write the page on which others decide whether to permit the release. It states the
+    """[free] Write the page for those who decide whether to permit the release. It states the
     request, its privacy cost, and what is not protected.
     """
     from sfumato.planning.brief import PAGE, write_brief

@@ -52,11 +52,11 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
     spread = noise * several_bound(classes)
     if spread > 0.05 * size:
         numbers = (
-            f"the count of images with each of the {classes} labels by about {spread:.3g}, and "
-            f"there are about {size} images"
+            f"about {spread:.3g} to the count of each of the {classes} labels, but there are only "
+            f"about {size} images"
         )
         yield (
-            f"count.noise={noise:g} changes {numbers}: lower it, or set a share, such as "
+            f"count.noise={noise:g} adds noise of {numbers}: lower it, or set a share, such as "
             "count.noise: 10%"
         )
 

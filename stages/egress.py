@@ -20,7 +20,7 @@ TimeOption = Annotated[
     str | None, typer.Option(help="Web address of a time-stamping service for the signatures.")
 ]
 FolderArgument = Annotated[
-    Path, typer.Argument(help="Folder to write: empty, or one that does not exist.")
+    Path, typer.Argument(help="Folder to write. It must be empty, or not exist yet.")
 ]
 
 

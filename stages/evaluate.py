@@ -82,7 +82,7 @@ def evaluate(
     with suppress(BudgetError):  # there may be no ledger
         keep_evaluation(state_dir(), numbers | {"ledger": read_ledger(LEDGER)})
     for warning in numbers["warnings"]:
-        # Not printed by `say`, whose lines may appear in logs: warnings contain numbers from real
+        # Not printed by `say`: its lines may appear in logs, and warnings contain numbers from real
         # images
         print(f"warning: {warning}", file=sys.stderr)
     show_local(tables_of(numbers), metrics, f"Verdict: {numbers['verdict']['sentence']}")
@@ -121,7 +121,7 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
     chosen = params.evaluate
     if params.data.holdout_fraction == 0 and card.split == "keyed":
         yield (
-            "data.holdout_fraction=0 leaves evaluate without hold-out images: raise it, or remove "
+            "data.holdout_fraction=0 leaves no hold-out images for evaluate: raise it, or remove "
             "evaluate from run"
         )
     for name in chosen.classifiers:

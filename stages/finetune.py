@@ -96,7 +96,7 @@ def compare_noise(made: Plan) -> Iterator[str]:
     hint = ""
     if length > 1:
         hint = ", so a step is mostly noise. Raise the share, ε or batch, or train fewer weights"
-    beside = f"{length:.2g} times its longest possible signal"
+    beside = f"{length:.2g} times its largest possible signal"
     yield (
         f"finetune: the noise of a step is {beside}, with {about}{weights:,} trained weights{hint}"
     )

@@ -32,7 +32,7 @@ def check(
 
     with explained(
         DataError,
-        lambda error: f"{card} is not the card of a release ({error!r}): name it with --card",
+        lambda error: f"{card} is not the card of a release ({error!r}): give one with --card",
     ):
         content = read_json(card)
         key = content.get("pattern")

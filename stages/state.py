@@ -49,7 +49,7 @@ def check_local(option: str, file: Path) -> None:
         ):
             raise ConfigError(
                 f"{option} {file} is in the artifact {folder}, which may be shared. Numbers from "
-                "real images may not: choose another path"
+                "real images must not be shared: choose another path"
             )
     if in_git(file):
         raise ConfigError(

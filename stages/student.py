@@ -57,8 +57,8 @@ def work(about: Work) -> float:
 def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
     if not params.synthesize.stream:
         yield (
-            "student learns from the stream of the release: set synthesize.stream: true, or remove "
-            "student from run"
+            "student draws its images from the networks that synthesize.stream adds to the "
+            "release: set synthesize.stream: true, or remove student from run"
         )
 
 

@@ -78,13 +78,16 @@ def card_at(path: Path, what: str, fix: str) -> AbstractContextManager[None]:
 
 
 def read_card(path: Path) -> Card:
-    """Read a public card. Raises DataError if `path` is not one."""
+    """Read a public card. Raises DataError if the file is missing or is not such a card."""
     with card_at(path, "a data card", TO_PREPARE):
         return validated(Card, read_json(path))
 
 
 def read_public_card(path: Path) -> PublicCard:
-    """Read the card of a public set. Raises DataError if `path` is not one."""
+    """Read the card of a public set.
+
+    Raises DataError if the file is missing or is not such a card.
+    """
     with card_at(path, "the card of a public set", AGAIN_PUBLIC):
         card = validated(PublicCard, read_json(path))
         if card.enabled and (card.source is None or card.shape is None or not card.classes):

@@ -169,7 +169,7 @@ def decode(path: PictureFile, span: Span | None = None) -> np.ndarray:
             opened = Image.open(file, formats=known)
         except Image.DecompressionBombError as error:
             raise DataError(
-                f"{path} is too large ({error}) Save it smaller, or remove it."
+                f"{path} is too large ({error}): save it smaller, or remove it."
             ) from error
         except UnidentifiedImageError:
             file.seek(0)
@@ -181,7 +181,7 @@ def decode(path: PictureFile, span: Span | None = None) -> np.ndarray:
             return decode_tiff(file, span, str(path))
         if getattr(opened, "is_animated", False):  # counting many frames would take long
             raise DataError(
-                f"{path} contains several frames: save the frame to use as a separate picture."
+                f"{path} contains several frames: choose one frame, and save it in its own file."
             )
         with room_for_picture(str(path), opened.height, opened.width, *pixel_form(opened)):
             if (shown := decode_deep(opened, file, span, str(path))) is not None:
@@ -190,7 +190,7 @@ def decode(path: PictureFile, span: Span | None = None) -> np.ndarray:
 
 
 def pixel_form(opened: Image.Image) -> tuple[int, int]:
-    """Return the number of channels, and of bytes per value, that a picture has once decoded."""
+    """Return the number of channels and the bytes per value of a picture after decoding."""
     if opened.has_transparency_data or opened.mode == "P":
         return 4, 1
     channels = len(opened.getbands())
@@ -235,7 +235,7 @@ def in_threads(
     files: Sequence[PictureFile], request: Request
 ) -> Iterator[tuple[np.ndarray | DataError, Counter[str]]]:
     """Yield the results of `picture_of`, computed in DECODERS threads, in the order of `files`."""
-    if DECODERS == 1:  # avoids passing pictures between threads, which is slow for small ones
+    if DECODERS == 1:  # passing small pictures between threads would be slow
         yield from (picture_of(file, request) for file in files)
         return
     rest = iter(files)

@@ -361,7 +361,7 @@ def with_frame(path: Path, header: Any, frame: int, size: int) -> Any:
 
 
 def decode_pixels(data: Any, span: Span | None, path: Path) -> np.ndarray:
-    """Decode the pixels of a dataset with one frame, with the result of `decode_dicom`."""
+    """Decode the pixels of a DICOM dataset with one frame into (H, W, 1) or (H, W, 3) uint8."""
     from pydicom.pixels import apply_modality_lut, get_decoder
     from pydicom.uid import UncompressedTransferSyntaxes
 

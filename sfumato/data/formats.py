@@ -82,8 +82,8 @@ SIGNATURES: Sequence[tuple[int, bytes, Format]] = (
     (0, b"MATLAB 5.0 MAT-file", Format("an array of MATLAB", ARRAYS)),
     (0, b"CDF\x01", Format("netCDF or MINC", VOLUME)),
     (0, b"CDF\x02", Format("netCDF or MINC", VOLUME)),
-    (0, b"SIMPLE  =", Format("FITS", f"{PICTURES}, or to TIFF of floating point")),
-    (0, b"\x76\x2f\x31\x01", Format("OpenEXR", f"{PICTURES}, or to TIFF of floating point")),
+    (0, b"SIMPLE  =", Format("FITS", f"{PICTURES}, or to floating-point TIFF")),
+    (0, b"\x76\x2f\x31\x01", Format("OpenEXR", f"{PICTURES}, or to floating-point TIFF")),
     (0, b"%PDF-", Format("PDF", "extract its pictures, for example with `pdfimages -png`")),
     (0, b"%!PS", Format("PostScript", PICTURES)),
     (0, b"<svg", Format("SVG", PICTURES)),
@@ -105,7 +105,7 @@ SIGNATURES: Sequence[tuple[int, bytes, Format]] = (
     (0, b"7z\xbc\xaf\x27\x1c", Format("a 7z archive", UNPACK)),
     (257, b"ustar", TAR),
 )
-BRANDS = {  # brands of files that begin like MP4; any other brand is a video
+BRANDS = {  # formats of files that begin like MP4, by brand; any other brand is a video
     **dict.fromkeys((b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"), HEIC),
     **dict.fromkeys((b"avif", b"avis"), AVIF),
     b"crx ": CAMERA,
@@ -156,7 +156,10 @@ def inflated(head: bytes) -> bytes:
 
 
 def link_format(entry: Path) -> Format | None:
-    """Return the format of a link into a cache of git-annex or DVC. Returns None for others."""
+    """Return the format of a link into a cache of git-annex or DVC.
+
+    Returns None for any other link or file.
+    """
     if not entry.is_symlink():
         return None
     target = entry.readlink().as_posix()

@@ -41,9 +41,9 @@ PERSONS = re.compile(
     r"(ids?|uid|no|nr|num|number|code|key|name|identifier|pseudonym)?"
     r"|groups?(ids?)?|mrns?|pids?|(medicalrecord|hospital|nhs|mrn)(id|no|nr|number)|ssn"
 )
-# Parts of column names. If its cells repeat, a column with a part of OF_PERSONS may contain ids of
-# persons. A column with a part of OF_THINGS may contain ids of things that belong to one person,
-# such as sessions or specimens.
+# Parts of column names. A column whose cells repeat may contain ids of persons if its name has a
+# part of OF_PERSONS. If its name has a part of OF_THINGS, it may contain ids of things that belong
+# to one person, such as sessions or specimens.
 OF_PERSONS = re.compile(
     r"patient|pa[cz]i?ente?|subj|person|particip|proband|donor|volunteer|individual|client|user|signer|speaker|writer"
     r"|worker|owner|animal|identity|(^|_)(pat|sub|uid|hn)(_|$)"
@@ -356,7 +356,7 @@ def folder_layout(path: Path, groups: Groups | None, classes: Classes | None) ->
             {folder.name for part in parts for folder in folders_in(part)}
             for parts in (train, test)
         )
-        if classes is None:  # checked before a message contains the name of a folder
+        if classes is None:  # checked first, because later messages may contain names of folders
             check_names(sorted(names | held_out))
         if classes is None and len(held_out - names) > len(held_out) / 2:
             raise Unclear(

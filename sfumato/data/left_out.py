@@ -31,7 +31,7 @@ def places_left_out(source: Source) -> str:
 
 
 def place_of(file: PictureFile) -> list[str | int | None]:
-    """Encode a picture for JSON: the path of its file, and its position if the file has several."""
+    """Encode a picture for JSON: the path of its file and, for one of several, its position."""
     if isinstance(file, Path):
         return [str(file)]
     if isinstance(file, Slice):

@@ -136,10 +136,9 @@ def refuse_overlap(public: ImageSet, private: Iterable[ImageSet]) -> None:
     if len(found):
         shown = ", ".join(map(str, found[:10])) + (", …" if len(found) > 10 else "")
         raise DataError(
-            f"local, not to be shared: {len(found)} of the {len(public)} public images are "
-            f"byte for byte, sensitive or hold-out images too (public images {shown}). Public "
-            "images have no guarantee: remove these from the public source, or choose another "
-            "source"
+            f"local, not to be shared: {len(found)} of the {len(public)} public images have the "
+            f"same bytes as sensitive or hold-out images (public images {shown}). Public images "
+            "have no guarantee: remove these from the public source, or choose another source"
         )
 
 

@@ -1,9 +1,10 @@
 """Find the part of file names that repeats, as if one person had several images.
 
 Each name is split into columns: its words and numbers or, if letters and digits are mixed, the
-chunks between separators. Some column, read from the left, makes the names in a folder unique, and
-is therefore a counter of images. A person's id must be in a column before the counter, and repeat
-there. The leftmost such column is proposed, or a column after a word such as patient.
+chunks between separators. If the columns from the left up to one column make the names in a folder
+unique, this last column is taken as a counter of images. A person's id must be in a column before
+the counter, and repeat there. The leftmost such column is proposed, or a column after a word such
+as patient.
 """
 
 import math

@@ -131,7 +131,7 @@ class Disguise:
         return token
 
     def letters(self, token: str) -> str:
-        """Replace each letter by a permutation of the alphabet, which depends on earlier letters.
+        """Replace each letter by another letter, which depends on the earlier letters of the word.
 
         Words that begin alike are therefore replaced by words that begin alike. Upper and lower
         case stay, and the letters a to f are replaced among themselves, because they may be
@@ -300,7 +300,7 @@ def picture_content(file: Path, disguise: Disguise) -> bytes | None:
 
 
 def exif_replaced(exif: Image.Exif, disguise: Disguise) -> Image.Exif:
-    """Return EXIF data with the times and the device of a picture, replaced."""
+    """Return new EXIF data with only the times and the device of a picture, both replaced."""
     other = Image.Exif()
     for own, target in ((exif, other), (exif.get_ifd(IFD.Exif), other.get_ifd(IFD.Exif))):
         for tag in {*TIMES} & {*own}:  # 2026:01:31 12:00:05

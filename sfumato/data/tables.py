@@ -103,8 +103,8 @@ def read_table(table: Path, columns: Sequence[str]) -> Rows:
         )
     for number, row in rows:
         if len(row) != len(heads):
-            cells = f"{len(row)} cells and {len(heads)} columns"
-            raise DataError(f"{table}, row {number}, has {cells}: quote cells with commas")
+            cells = f"{len(row)} cells, but the table has {len(heads)} columns"
+            raise DataError(f"{table}, row {number}, has {cells}: quote cells that contain commas")
         texts = [cell_text(row[heads.index(name)]) for name in columns]
         if None in texts:
             raise DataError(
@@ -245,7 +245,7 @@ def lines_of(table: Path, newline: str, between: Sequence[bytes] = ()) -> Iterat
     if sum(map(content.count, between)) > MOST_CELLS:
         raise too_many_cells(table)
     if content.count(b"\n") > MOST_ROWS:
-        raise DataError(f"{table} has more than {MOST_ROWS:,} rows: write one per picture.")
+        raise DataError(f"{table} has more than {MOST_ROWS:,} rows: write one row per picture.")
     with io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline=newline) as text:
         while line := text.readline(LONGEST_ROW + 1):
             check_length(len(line), table)

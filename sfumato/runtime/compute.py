@@ -39,7 +39,7 @@ def device() -> torch.device:
 
 @functools.cache
 def no_cuda() -> str:
-    """Return the reason why no GPU can be used, in one line, or an empty text.
+    """Return the reason why no GPU can be used, in one line; an empty text if one can be used.
 
     Prints torch's warning once, on standard error.
     """

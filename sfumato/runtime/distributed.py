@@ -113,8 +113,9 @@ def _refuse_unless(same: bool) -> None:
 
 
 def reduce_sum(part: Tensor) -> Tensor:
-    """Return the sum over all processes, in the first process. The other processes get undefined
-    results.
+    """Return the sum of `part` over all processes, in the first process.
+
+    In the other processes, the result is undefined.
     """
     if world_size() > 1:
         part = part.detach().clone()
@@ -123,8 +124,9 @@ def reduce_sum(part: Tensor) -> Tensor:
 
 
 def map_sharded(tasks: Sequence[T], work: Callable[[T], R]) -> list[R]:
-    """Apply `work` to each task; the processes divide the tasks. Returns all results, in order, in
-    every process.
+    """Apply `work` to each task. The processes divide the tasks.
+
+    Returns all results, in the order of the tasks, in every process.
     """
     mine = [work(task) for task in tasks[rank() :: world_size()]]
     if world_size() == 1:
@@ -160,7 +162,7 @@ def local_shard(tensor: Tensor) -> Tensor:
 def all_gather(rows: Tensor, count: int) -> Tensor:
     """Return all `count` rows in all processes.
 
-    rows: rows of this process. The processes divide the rows as `local_shard` does.
+    rows: rows of this process. The processes divide all rows as `local_shard` does.
     """
     if world_size() == 1:
         return rows

@@ -155,7 +155,7 @@ def replacing_directory(path: Path, *, private: bool = False) -> Iterator[Path]:
 
     Its content is flushed to disk first. If the block fails, the new directory is removed. If the
     process is killed between the two renames, the next call restores the old directory. private:
-    use mode 0700.
+    whether the directory gets the mode 0700.
     """
     make_folder(path.parent)
     clear_leftovers(path)

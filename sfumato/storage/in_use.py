@@ -40,7 +40,7 @@ def in_use(state: Path, dataset_id: str = ANY) -> Iterator[None]:
     folder = state / IN_USE / dataset_id
     for directory in (folder.parent, folder):
         directory.mkdir(mode=0o700, exist_ok=True)
-    # Names are distinct, because several machines may share the directory.
+    # The random part distinguishes processes of several machines that share the directory.
     file = folder / f"{this_process()} {secrets.token_hex(4)}.lock"
     held = ExitStack()
     owner = os.getpid()

@@ -190,7 +190,7 @@ class Journal:
             raise self._missing()
 
     def _secrets(self) -> tuple[bytes, str]:
-        """Return salt and newest head."""
+        """Return the salt and the newest head, which are in the anchor."""
         begin = "run `stage prepare sensitive`, or set SFUMATO_STATE to its state directory"
         missing = f"the journal {self.path} was never begun: {begin}"
         broken = f"{self.anchor} cannot be read"

@@ -22,7 +22,7 @@ LARGEST_VOLUME = 2**29  # Bytes of the values of a volume: 1024 slices of 512×5
 LONGEST_SIDE = 2**16 - 1  # Pixels, as in a data card
 # Size in bytes; larger pictures are decoded one at a time, regardless of the number of threads
 LARGE_PICTURE = 2**25
-# Largest factor by which an archive may expand; masks of one colour reach 100, pictures 2
+# Largest factor of an archive's expansion; it is up to 100 for masks of one colour, 2 for pictures
 EXPANSION = 100
 DEEPEST_ARCHIVE = 3  # Archives within each other
 DEEPEST_FOLDER = 50  # Folders within each other in an archive

@@ -84,7 +84,7 @@ def once(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 def check_plain(content: Any, level: int = 0) -> None:
-    """Raise ValueError for nesting beyond DEEPEST, integers above 64 bits, unpaired surrogates."""
+    """Raise ValueError for too deep nesting, integers above 64 bits or unpaired surrogates."""
     if isinstance(content, str):
         content.encode()
     elif isinstance(content, int):

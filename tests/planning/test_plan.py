@@ -366,7 +366,7 @@ def test_phases_share_the_steps_by_their_parts():
             "synthesize requires teacher",
         ),
         ({"privacy": {"delta": 0.01}}, "1/privacy.size_hint"),
-        ({"data": {"holdout_fraction": 0}}, "leaves evaluate without hold-out images"),
+        ({"data": {"holdout_fraction": 0}}, "leaves no hold-out images for evaluate"),
         ({"data": {"source": "imagefolder", "path": "x"}}, "dataset_id"),
         ({"profile": None, "recipe": "dpdm"}, "size_hint is missing"),
         ({"central": {"statistic": "mode", "max_norm": 3}}, "max_norm"),

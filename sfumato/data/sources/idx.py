@@ -150,7 +150,7 @@ def read_idx(path: Path) -> np.ndarray:
             raise DataError(
                 f"{broken}: its header states {shape}, expected at most {largest:,} values. {fix}"
             )
-        # One byte more shows whether there is a surplus. Reading all of it has no limit with gzip
+        # One byte more shows whether there is a surplus. A gzip file can expand without limit
         content = file.read(size + 1)
     if len(content) != size:
         held = len(content) if len(content) < size else f"more than {size}"

@@ -1,5 +1,6 @@
-"""Read pictures from one folder per class, possibly in `train/` and `test/`, or as listed by
-`tabled`.
+"""Read pictures from one folder per class, or pictures that `tabled` lists.
+
+The class folders may be in `train/` and `test/`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -93,8 +94,7 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
 def list_pictures(request: Request) -> Listing:
     """List the pictures of a request without decoding them.
 
-    The pictures are listed by the function for the place of their labels: folders, a table or tar
-    files.
+    This calls the function that fits the place of the labels: folder names, a table or tar files.
     """
     if request.several:
         return list_labels(request)

@@ -45,7 +45,7 @@ class Shard:
 
 
 class LeftOut(NamedTuple):
-    """A picture that is left out, and why."""
+    """A picture or another file that is left out, and the reason."""
 
     file: PictureFile
     reason: str
