@@ -151,7 +151,10 @@ SPOILED = {
         lambda t: t.replace("scans/0.png,cat,p1\n", ""),
         r"has no row for .*scans/0\.png",
     ),
-    "a cell less": (lambda t: t.replace("cat,p1", "cat"), "row 2, has 2 cells and 3 columns"),
+    "a cell less": (
+        lambda t: t.replace("cat,p1", "cat"),
+        "row 2, has 2 cells, but the table has 3",
+    ),
     "no label": (lambda t: t.replace("cat,p1", ",p1"), "picture 1, .* has no label"),
     "an unknown label": (lambda t: t.replace("cat,p1", "cow,p1"), r"not in data\.classes"),
     "no column": (lambda t: t.replace("label", "finding"), "with the columns file_name and label"),
