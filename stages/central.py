@@ -36,8 +36,8 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
     chosen = params.central
     if chosen.statistic == "mode" and chosen.max_norm is not None:
         yield (
-            f"central.max_norm={chosen.max_norm} has no effect on the mode, because its bound is "
-            "fixed: remove it"
+            f"central.max_norm={chosen.max_norm} has no effect on the mode, which has a fixed "
+            "bound: remove central.max_norm"
         )
 
 

@@ -138,7 +138,8 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
     for key, extractor in needs.items():
         if extractor not in ("", chosen.extractor):
             yield (
-                f"evaluate.{key} requires evaluate.extractor: {extractor}, not {chosen.extractor}"
+                f"evaluate.{key} requires evaluate.extractor: {extractor}, but it is "
+                f"{chosen.extractor}: change one of them"
             )
 
 

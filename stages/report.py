@@ -72,5 +72,5 @@ def report(
         verdict = f"local, and shown only on a terminal: see {METRICS_FILE} or {page}"
     # `git add` adds nothing if one of the paths is missing
     tracked = " ".join(name for name in TRACKED.split() if Path(name).exists())
-    # The last lines of `dvc repro`
+    # `dvc repro` ends with these lines
     tell(*summary_lines(release, LEDGER, PAGES["public"].parent, verdict, tracked))

@@ -141,7 +141,7 @@ def layout_of(
     if label is None:
         raise Unclear(
             "{table} has the columns {heads}: choose the one with the labels by "
-            "{option.label_column}. Its values are published",
+            "{option.label_column}. The labels are published",
             option="label_column",
             proposed=columns[0] if len(columns) == 1 else None,
             table=table,
@@ -173,7 +173,7 @@ def bids_layout(
     if len(likely) != 1:
         raise Unclear(
             "{table} has the columns {heads}: choose the one with the labels by "
-            "{option.label_column}. Its values are published",
+            "{option.label_column}. The labels are published",
             option="label_column",
             table=participants_of(path),
             heads=", ".join(heads) or "no other columns",

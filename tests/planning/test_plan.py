@@ -325,7 +325,7 @@ def test_phases_share_the_steps_by_their_parts():
         ({"evaluate": {"fidelity": ["mnd"]}}, "evaluate.fidelity.*did you mean 'mind'"),
         (
             {"evaluate": {"weights": "w.pth"}},
-            r"evaluate\.weights requires evaluate.extractor: inception, not embedded",
+            r"evaluate\.weights requires evaluate.extractor: inception, but it is embedded",
         ),
         (
             {"evaluate": {"fidelity": ["inception_score"]}},
