@@ -100,5 +100,5 @@ def test_a_column_without_a_table_is_refused(clinic, tmp_path):
     with pytest.raises(ValueError, match="compare_by applies only to data.source imagefolder"):
         Data(dataset_id="x", source="npz", path="x.npz", compare_by="sex")
     Path(clinic.path, "metadata.csv").unlink()
-    with pytest.raises(Exception, match="contains no metadata"):
+    with pytest.raises(Exception, match="contains none of metadata"):
         prepare_sensitive(clinic, tmp_path / "state", tmp_path / "card.json", tmp_path / "raw")

@@ -348,7 +348,7 @@ def test_phases_share_the_steps_by_their_parts():
             | {
                 "teacher": {"features": [{"map": "pixels"}, {"map": "own", "network": OWN_NETWORK}]}
             },
-            "teacher: x: set its declared_public: true",
+            "network x is not declared public: set its declared_public: true",
         ),
         (
             {"recipe": "full", "finetune": {"trainable": "salient-lora"}},

@@ -157,7 +157,10 @@ SPOILED = {
     ),
     "no label": (lambda t: t.replace("cat,p1", ",p1"), "picture 1, .* has no label"),
     "an unknown label": (lambda t: t.replace("cat,p1", "cow,p1"), r"not in data\.classes"),
-    "no column": (lambda t: t.replace("label", "finding"), "with the columns file_name and label"),
+    "no column": (
+        lambda t: t.replace("label", "finding"),
+        "the columns file_name and label exactly",
+    ),
     "an open quote": (lambda t: t + '"', "is not a table"),
 }
 
@@ -209,7 +212,7 @@ def test_a_table_beside_class_folders_gives_the_persons(tmp_path):
     assert found.groups.column == "Patient ID" and (found.persons, found.held_out) == (3, 4)
     (tmp_path / "train/metadata.csv").unlink()
     with pytest.raises(
-        DataError, match=r"contains no metadata.csv.* with the columns file_name, Patient ID"
+        DataError, match=r"contains none of metadata.csv.* with the columns file_name, Patient ID"
     ):
         read_source(asked, tmp_path)
 
