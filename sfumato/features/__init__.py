@@ -1,7 +1,7 @@
 """Public feature maps. FEATURES lists them by their names in params.yaml.
 
-A map is a differentiable function from (B, C, H, W) float32 in [0, 1] to (B, d). It was made only
-from public data.
+A map is a differentiable function from images, (B, C, H, W) float32 in [0, 1], to features, (B, d).
+It depends only on public data.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -35,14 +35,15 @@ FEATURES: dict[str, Callable[[Shape], nn.Module]] = {
 
 
 def name_problems(key: str, names: Iterable[str], known: Collection[str]) -> Iterator[str]:
-    """Yield an error for each name of a feature map that does not exist, or whose weights are not
-    installed. key: the setting that contains the names.
+    """Yield an error for each unknown map, and for each map without installed weights.
+
+    key: the setting that contains the names; names: names of feature maps; known: names that exist.
     """
     for name in names:
         if name not in known:
             yield unknown_name(key, name, known)
         if name.startswith("imagenet") and find_spec(PACKAGE) is None:
-            yield f"{key} names {name}, whose weights are not installed: {INSTALL}"
+            yield f"{key} names {name}, but the weights of this map are not installed: {INSTALL}"
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,12 @@ class FeatureMeans:
     """A release: noisy class means of bounded features φ of images.
 
     Args:
-        table: (K, classes) float32, for each class the noisy sum of φ over its images, divided by
-            the public size N̄ of the whole set. If images have several labels, it has the columns
-            of `label_rows`, one more than there are classes.
-        features: φ.
-        deviation: Standard deviation of the noise in each entry of the table, None if the release
-            does not state it.
+        table: (K, classes) float32. Each column is the noisy sum of φ over the images of one class,
+            divided by N̄, the public size of the whole set. If images have several labels, the table
+            has one more column than there are classes, as in `label_rows`.
+        features: The feature map φ.
+        deviation: Standard deviation of the noise in each entry of the table, or None if the
+            release does not state it.
         weight: Weight in the loss of a generator that is fitted to several releases.
     """
 

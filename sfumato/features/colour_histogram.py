@@ -6,16 +6,16 @@ from torch import Tensor, nn
 from sfumato.data.images import Shape
 from sfumato.features.scattering import block_average, block_of
 
-LEVELS = 8  # Number of levels per channel, so that grey images have 8 colours and RGB images 512
+LEVELS = 8  # Number of levels per channel: grey images have 8 colours, RGB images have 512
 FAINT = 1e-4  # A colour with a smaller share of the pixels hardly changes the histogram
 
 
 class ColourHistogram(nn.Module):
-    """Square roots of the shares of LEVELS^C colours in an image, so that small regions count more.
+    """Histogram of the colours of an image, as square roots, so that small regions count more.
 
-    (B, C, H, W) -> (B, d) with d = LEVELS^C, and a norm of about √d. A pixel counts for the colours
-    near its own, weighted by distance. Images above LARGEST are averaged over blocks first, so that
-    a colour counts only where it fills a block.
+    (B, C, H, W) -> (B, d) with d = LEVELS^C colours, and a norm of about √d. A pixel counts for the
+    colours near its own colour, weighted by distance. Images with more than LARGEST pixels on the
+    shorter side are first averaged over blocks, so that a colour counts only if it fills a block.
     """
 
     levels: Tensor

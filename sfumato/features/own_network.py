@@ -1,8 +1,8 @@
 """The owner's own network as a public map.
 
-It consists of the name of a torchvision architecture, and a safetensors file with its weights. The
-file contains only numbers, and no part of it is run. TorchScript and pickles are refused without
-reading them, because they are programs that could store images or write files.
+The owner names a torchvision architecture and a safetensors file with the weights. Such a file
+contains only numbers, and no part of it is run. TorchScript and pickles are refused without reading
+them, because they are programs that could store images or write files.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ class OwnFeatures(nn.Module):
         self.settings = settings
         self.layers = layers
         self.file = Path(settings.path).expanduser()
-        fix = "restore it, or name another one with its sha256"
+        fix = "restore the file, or name another file with its sha256"
         if not self.file.is_file():
             raise DataError(f"the network {self.file} is missing: {fix}")
         if (digest := digest_of_file(self.file)) != settings.sha256:
@@ -70,13 +70,13 @@ def of_architecture(
 ) -> Callable[[Tensor], Tensor]:
     """Build the network that `settings` names, with weights from `file`.
 
-    Returns a function from images to features. Without `layers`, they are the input of the last
-    linear layer. Otherwise, they are the outputs of `layers`, each averaged over all positions and
-    scaled to norm 1, and concatenated; later layers are not run.
+    Returns a function from images to features. Without `layers`, the features are the input of the
+    last linear layer. Otherwise, the output of each of the `layers` is averaged over all positions
+    and scaled to norm 1, and the features are the concatenated results; later layers are not run.
 
-    The file is safetensors. The only exception is a pickle with a known sha256, from which only
-    tensors are read. Because a function is returned, the network does not become a submodule of its
-    caller, and stays in evaluation mode.
+    The file must be safetensors. The only exception is a pickle with a known sha256, from which
+    only tensors are read. Because a function is returned, the network does not become a submodule
+    of its caller, and stays in evaluation mode.
     """
     from torchvision import models
     from torchvision.models.feature_extraction import create_feature_extractor

@@ -18,13 +18,13 @@ POOLED_CELLS = 3  # Cells per side in which responses are averaged
 
 
 class Patches(nn.Module):
-    """Similarity of places in an image to FILTERS texture patches, or to their negatives.
+    """Features that measure how similar parts of an image are to FILTERS texture patches.
 
-    (B, C, H, W) -> (B, 2·FILTERS·POOLED_CELLS²). A response is the cosine of a whitened patch of
-    the image and a whitened texture patch, reduced by a threshold. The features are the means of
-    the
-    responses over cells of the image: first of their magnitudes, then of the signed responses.
-    Images above LARGEST are first averaged over blocks.
+    (B, C, H, W) -> (B, 2·FILTERS·POOLED_CELLS²). A response is the cosine of the angle between a
+    whitened patch of the image and a whitened texture patch. Its magnitude is reduced by a
+    threshold. The image is divided into POOLED_CELLS² cells, and the features are the means over
+    each cell: first of the responses' magnitudes, then of the signed responses. Images with more
+    than LARGEST pixels on the shorter side are first averaged over blocks.
 
     Source: Thiry et al. 2021; Coates and Ng 2011 for the threshold.
     """
@@ -70,8 +70,9 @@ class Patches(nn.Module):
 def whitened_patches(channels: int, side: int) -> tuple[Tensor, Tensor]:
     """Return filters from FILTERS patches of 120 textures, and the filters that whiten a patch.
 
-    Patches are whitened and scaled to norm 1. Then the whitening is folded into them, so that the
-    filters can be applied to plain patches. side: side of a patch, in pixels.
+    The texture patches are whitened and scaled to norm 1. Then the whitening is multiplied into
+    them, so that the filters can be applied to patches of an image without whitening these first.
+    side: side of a patch, in pixels.
 
     Returns (FILTERS, channels, side, side) float32, and (channels·side², channels, side, side)
     float32.

@@ -193,7 +193,10 @@ class ProjectedFeatures(nn.Module):
 
 
 class ScaleToSqrtD(nn.Module):
-    """Rows of norm 1 scaled to norm √d, the unit of length-scales: (B, C, H, W) -> (B, d)."""
+    """Projected features, scaled to norm √d: (B, C, H, W) -> (B, d).
+
+    Length-scales are in units of √d.
+    """
 
     def __init__(self, features: ProjectedFeatures) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sfumato.data.images import Shape
 from sfumato.storage.weights import load_network
 
-SMALLEST_MAP = 4  # Pixels per side of the smallest feature map; blocks halve the sides down to it
+SMALLEST_MAP = 4  # Blocks halve the sides of feature maps down to this number of pixels
 WIDTHS = (1, 2, 4, 4)  # Number of channels of each block, divided by `width`
 
 
@@ -64,12 +64,12 @@ class ResNet(nn.Module):
     """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits. In eval mode, an image's logits do not
     depend on the batch.
 
-    shape: (C, H, W), with sides of 4 or more;
+    shape: (C, H, W), with sides of 4 pixels or more;
     width: number of channels of the first stage. Stage i has width · WIDTHS[i] channels.
 
-    The first layer halves the resolution of grey images from 16 pixels per side and of colour
-    images from 64 pixels. So the network has 2 stages for 8×8 pixels, 3 stages for 28×28 pixels in
-    grey, and 4 stages for 32×32 pixels in colour.
+    The first layer halves the resolution of grey images whose shorter side has 16 pixels or more.
+    For colour images, it does so from 64 pixels. So the network has 2 stages for 8×8 pixels, 3
+    stages for 28×28 pixels in grey, and 4 stages for 32×32 pixels in colour.
     """
 
     def __init__(self, shape: Shape, classes: int, width: int = 32) -> None:
@@ -149,7 +149,10 @@ class WhitenedCNN(nn.Module):
 
     @torch.no_grad()
     def whiten(self, images: Tensor) -> None:
-        """Set the first layer to principal directions of public patches, and their negatives."""
+        """Set the first layer from patches of public images.
+
+        Its filters are the principal directions of the patches, and the negatives of these.
+        """
         # (n, C·size²)
         patches = F.unfold(images * 2 - 1, self.patch).transpose(1, 2).flatten(0, 1).double()
         values, vectors = torch.linalg.eigh(torch.cov(patches.T))

@@ -15,9 +15,10 @@ LARGEST = 64  # Maximum shorter side, in pixels; larger images are replaced by t
 class Filtered(torch.autograd.Function):
     """Convolve planes with fixed filters of odd size, with zeros around the planes.
 
-    (N, 1, H, W), (F, 1, size, size) -> (N, F, H, W). There is a gradient only for the planes. On a
-    CPU, PyTorch's own gradient takes four times as long for a single channel. This one convolves
-    along the rows with each row of the filters, then shifts the `size` results and adds them up.
+    (N, 1, H, W), (F, 1, size, size) -> (N, F, H, W). There is a gradient only for the planes. For a
+    single channel on a CPU, PyTorch's own backward pass takes four times as long as this one, which
+    convolves along the rows with each row of the filters, shifts the `size` results and adds them
+    up.
     """
 
     @staticmethod
@@ -44,8 +45,10 @@ class Scattering(nn.Module):
 
     (B, C, H, W) -> (B, d). The zeroth order is the image, averaged over cells of 2^scales pixels
     per side. The first order is |image * ψ_θ| for 8 angles θ at each of `scales` octaves, averaged
-    over the same cells. For the next octave, the image is halved. Images above LARGEST are first
-    averaged over blocks. Source: Bruna and Mallat 2013.
+    over the same cells. For the next octave, the sides of the image are halved. Images with more
+    than LARGEST pixels on the shorter side are first averaged over blocks.
+
+    Source: Bruna and Mallat 2013.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -119,7 +122,7 @@ class Moduli(Scattering):
 
     (B, C, H, W) -> (B, d) with d = 8·C·H/2·W/2 and norm below √d: a row r is scaled to
     √d · r / (‖r‖ + 1), so that faint images stay faint. The cells are finer than in `Scattering`.
-    The shorter side of images above 32 pixels is divided into 16 cells, or a few more.
+    Large images have larger cells: from 48 pixels on, the shorter side has 16 cells or a few more.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -134,7 +137,10 @@ class Moduli(Scattering):
 
 
 class Pixels(nn.Module):
-    """The pixels of an image or, above LARGEST, its block means: (B, C, H, W) -> (B, d)."""
+    """The pixels of an image: (B, C, H, W) -> (B, d).
+
+    If the shorter side has more than LARGEST pixels, they are the block means of the image.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -145,7 +151,10 @@ class Pixels(nn.Module):
 
 
 def block_of(shape: Shape) -> int:
-    """Return the side of blocks, a power of two, so that the shorter side has at most LARGEST."""
+    """Return the side of the blocks, in pixels, over which images of this shape are averaged.
+
+    It is the smallest power of two for which the shorter side has at most LARGEST blocks.
+    """
     return 2 ** max(0, math.ceil(math.log2(min(shape[1:]) / LARGEST)))
 
 
@@ -155,9 +164,9 @@ def block_average(planes: Tensor, size: int, across: int = 0) -> Tensor:
     (N, C, H, W) -> (N, C, ceil(H/size), ceil(W/size)). across: number of columns of a block, if it
     differs from `size`.
 
-    If a gradient is needed and no block is smaller, each group of `size` rows is multiplied by a
-    small matrix, which is many times faster on a CPU. In all other cases, the result for an image
-    does not depend on its place in the batch, to the last bit.
+    If a gradient is needed and all blocks have the same size, each group of `size` rows is
+    multiplied by a small matrix, which is many times faster on a CPU. In all other cases, the
+    result for an image does not depend on its place in the batch, to the last bit.
     """
     across = across or size
     if size == across == 1:
@@ -172,8 +181,9 @@ def block_average(planes: Tensor, size: int, across: int = 0) -> Tensor:
 
 
 def to_root_norm(rows: Tensor, faint: float) -> Tensor:
-    """Scale rows r to √d · r / (‖r‖ + faint), (B, d), so that the norm is about √d unless a row is
-    faint.
+    """Scale each row r to √d · r / (‖r‖ + faint), (B, d).
+
+    The new norm is about √d, unless ‖r‖ is small.
     """
     return rows * (
         math.sqrt(rows.shape[1]) / (torch.linalg.vector_norm(rows, dim=1, keepdim=True) + faint)

@@ -78,7 +78,7 @@ def fit_features(
     """Fit the features ψ to public or released images.
 
     network: network for the features "classifier" and "cells"; images: images to fit to. If there
-    are more than FITTED, `seed` chooses this many.
+    are more than FITTED images, `seed` determines which FITTED of them are used.
 
     Returns ψ, and the (d, d) covariance of ψ on these images, both on the device of this machine.
     """
@@ -113,9 +113,9 @@ def probabilities_of(teacher: Any, images: Tensor) -> Tensor:
 
 
 def relabelled(teacher: TeacherNetwork, images: ImageSet) -> ImageSet:
-    """Return public or released images with labels by the teacher.
+    """Return public or released images with the teacher's labels instead of their own.
 
-    Each class keeps as many images as it has in `images`, as far as possible.
+    The number of images per class stays the same, as far as possible.
     """
     seen = classify(teacher, images)
     offsets = share_offsets(
@@ -125,11 +125,11 @@ def relabelled(teacher: TeacherNetwork, images: ImageSet) -> ImageSet:
 
 
 def guide_by(teacher: TeacherNetwork, strength: float) -> Guide:
-    """Build a guide that shifts a denoised image towards its label, as the teacher classifies it.
+    """Build a guide that shifts a denoised image to raise the teacher's probability of its label.
 
-    The shift is strength · variance · ∇ log p(label | image). With strength 1 this is Bayes' rule,
-    if the teacher's probabilities are right, and if the uncertainty about the image is the same in
-    all directions.
+    The shift is strength · variance · ∇ log p(label | image). With strength 1, the shift follows
+    from Bayes' rule, if the teacher's probabilities are right, and if the uncertainty about the
+    image is the same in all directions.
     """
 
     def guide(denoised: Tensor, labels: Tensor, variance: float) -> Tensor:
@@ -158,8 +158,8 @@ TEMPERATURES = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)
 class Labelling:
     """Rule by which a teacher labels the images of a release.
 
-    offsets: result of `share_offsets`, (M,), by kind of image. For a kind that is not listed, the
-    first offsets are used;
+    offsets: for each kind of image, the result of `share_offsets`, (M,). For a kind without an
+    entry, the first entry is used;
     temperature: temperature of the soft labels, one of TEMPERATURES.
     """
 
@@ -178,8 +178,7 @@ class Labelling:
 
 
 def best_temperature(shares: Tensor, labels: Tensor) -> float:
-    """Return the temperature at which soft labels give the requested classes the highest
-    likelihood.
+    """Return the temperature that maximises the likelihood of the requested classes.
 
     shares: (N, M), probabilities from `at_shares`; labels: (N,) int64, requested classes.
     """
@@ -222,8 +221,9 @@ def save_teacher(teacher: TeacherNetwork, directory: Path) -> None:
 
 
 def own_networks(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the settings of the owner's networks that a teacher uses (its maps OWN), by the name
-    of each network's file beside the teacher's weights.
+    """Return the settings of the owner's networks that a teacher uses, by file name.
+
+    There is one network for each map OWN. Its file is stored beside the teacher's weights.
     """
     parts = config["feature"]
     if isinstance(parts, str):

