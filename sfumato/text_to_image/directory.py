@@ -16,7 +16,7 @@ from sfumato.storage import documents
 from sfumato.storage.digest import digest_of, digest_of_file
 
 INDEX = "model_index.json"
-KNOWN = {  # classes of the libraries that can be loaded, by part of the model
+KNOWN = {  # supported classes of diffusers and transformers, by part of the model
     "tokenizer": ("CLIPTokenizer", "CLIPTokenizerFast", "T5Tokenizer", "T5TokenizerFast"),
     "text_encoder": ("CLIPTextModel", "T5EncoderModel"),
     "vae": ("AutoencoderKL",),
@@ -24,7 +24,7 @@ KNOWN = {  # classes of the libraries that can be loaded, by part of the model
     "transformer": ("PixArtTransformer2DModel",),
 }
 MODEL_PARTS = (*KNOWN, "scheduler")
-# Names of configuration files that are not config.json
+# Configuration files with other names than config.json
 CONFIG_OF = {"tokenizer": "tokenizer_config.json", "scheduler": "scheduler_config.json"}
 WEIGHTS_OF = {"text_encoder": "model"} | dict.fromkeys(
     ("vae", "unet", "transformer"), "diffusion_pytorch_model"
@@ -66,7 +66,7 @@ class ModelDirectory:
 
     @property
     def multiple(self) -> int:
-        """Number of pixels that divides all image sizes which the VAE and the network accept."""
+        """The VAE and the network accept images whose sides are multiples of this many pixels."""
         config = self.configs[self.denoiser]
         if self.denoiser == "unet":
             return self.factor * 2 ** (len(config["block_out_channels"]) - 1)
@@ -74,7 +74,7 @@ class ModelDirectory:
 
     @property
     def image_size(self) -> int:
-        """Side of the images that the model was trained on."""
+        """Side, in pixels, of the images that the model was trained on."""
         return int(self.configs[self.denoiser]["sample_size"]) * self.factor
 
 
@@ -89,14 +89,14 @@ def require_library() -> None:
 def locate(directory: str) -> Path:
     """Return the local directory of `model.directory`.
 
-    A model `hub:owner/name[@revision]` is found in the cache, or downloaded. Raises ConfigError if
-    there is no such directory or model.
+    For `hub:owner/name[@revision]`, this is the directory in the hub's cache; the model is
+    downloaded if it is not there. Raises ConfigError if there is no such directory or model.
     """
     if not directory.startswith(HUB):
         path = Path(directory).expanduser()
         if not path.is_dir():
             wrong = "is a single file" if path.is_file() else "does not exist"
-            fix = "Download one (docs/public-models.md), or convert the file with diffusers"
+            fix = "Download a model (docs/public-models.md), or convert the file with diffusers"
             raise ConfigError(f"model.directory={directory} {wrong}: {LAYOUT}. {fix}")
         return path
     require_library()
@@ -111,7 +111,7 @@ def locate(directory: str) -> Path:
     parts += [f"{part}/*.json" for part in MODEL_PARTS]
     parts += [f"{part}/*.safetensors" for part in WEIGHTS_OF]
     failed = f"model.directory={directory} cannot be downloaded from the hub"
-    fix = "download it elsewhere and name the directory"
+    fix = "download the model elsewhere, and set model.directory to its folder"
     # The type of the error depends on what fails: network, name, permission.
     with explained(
         ConfigError, lambda error: f"{failed} ({first_line(error)}): {fix}", causes=(Exception,)
@@ -156,10 +156,10 @@ def read_model_directory(directory: str) -> ModelDirectory:
         part_files(path, part)
         if (path / part / "adapter_config.json").exists() or names_code(configs[part]):
             raise DataError(
-                f"{path / part} names code or adapters beside its weights: expected plain weights"
+                f"{path / part} refers to code or adapters: use a model with plain weights only"
             )
     model = ModelDirectory(path=path, classes=classes, configs=configs)
-    lacking = f"{path}: the config.json of vae and {model.denoiser} lack"
+    lacking = f"{path}: config.json of vae or {model.denoiser} lacks"
     with explained(DataError, lambda error: f"{lacking} {error}: {AGAIN}"):
         _ = model.factor, model.multiple, model.image_size
     if model.prediction not in ("epsilon", "v_prediction"):
@@ -196,13 +196,14 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def weights_of(path: Path, part: str) -> tuple[Path, str]:
-    """Return a part's weights file, or the index of its shards; and its variant, "" or ".fp16".
+    """Return the file with a part's weights, and its variant: "" or ".fp16".
 
-    Raises DataError if there are no safetensors files; pickles are ignored.
+    If the weights are in several shards, this is the file with their index. Raises DataError if
+    there are no safetensors files; pickles are ignored.
     """
     directory = path / part
     stem = WEIGHTS_OF[part]
-    for variant in ("", ".fp16"):  # half-precision files are used only if there are no others
+    for variant in ("", ".fp16"):  # half precision is used only if there is nothing else
         for name in (f"{stem}{variant}.safetensors", f"{stem}.safetensors.index{variant}.json"):
             if (directory / name).is_file():
                 return directory / name, variant
@@ -246,9 +247,9 @@ def part_digest(path: Path, part: str) -> str:
 
 
 def choose_image_size(model: ModelDirectory, settings: Model) -> int:
-    """Return `model.image_size`, or the model's own size.
+    """Return the side of the images in pixels: `model.image_size`, or else the model's own size.
 
-    Raises ConfigError if the VAE or the network does not accept it.
+    Raises ConfigError if the VAE or the network does not accept this size.
     """
     size = settings.image_size or model.image_size
     multiple = model.multiple

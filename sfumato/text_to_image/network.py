@@ -45,10 +45,11 @@ class LatentDiffusion(Denoiser):
 
     network: U-Net or transformer of `model`, the only trained part;
     prompts: (classes + 1, tokens, D), embedded prompts; the last is for images without a label;
-    mask: (classes + 1, tokens) bool, which tokens are not padding; or None;
+    mask: (classes + 1, tokens) bool, false for padding; or None;
     alphas_cumprod: (T,), ᾱ of the model's own noise schedule;
     image_size: side of images before they are encoded, in pixels;
-    reference: folder of the reference to the model; None for a network from `latent_outline`.
+    reference: folder with the reference to the model (see `reference.py`), or None for a network
+    that `latent_outline` builds.
     """
 
     at_a_time = 16
@@ -110,7 +111,7 @@ class LatentDiffusion(Denoiser):
         output = self.network(
             x, timestep=timesteps, encoder_hidden_states=context, return_dict=False, **more
         )[0]
-        return output[:, : self.channels]  # without the variance, which some models also predict
+        return output[:, : self.channels]  # some models also predict a variance
 
     def per_image_loss(
         self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor
@@ -134,8 +135,8 @@ class LatentDiffusion(Denoiser):
     def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
         """Draw n independent timesteps, (n,) int64, on the generator's device.
 
-        For a log-normal law of noise levels, σ is drawn, and the timestep is the first one for
-        which √((1 − ᾱ)/ᾱ) is at least σ.
+        If the noise levels have a log-normal law, a level σ is drawn first. The timestep is then
+        the first one with √((1 − ᾱ)/ᾱ) ≥ σ.
         """
         steps = len(self.alphas_cumprod)
         if isinstance(law, TimestepMixture):
@@ -157,10 +158,10 @@ class LatentDiffusion(Denoiser):
         shape: Sequence[int] | None,
         guide: Guide | None,
     ) -> Sampler:
-        """Return a function that draws images by the library's sampler, decodes them, and resizes
-        them to `shape`.
+        """Return a function that draws images with the library's sampler.
 
-        Raises ValueError if there is a guide.
+        The function draws latents, decodes them, and resizes the images to `shape`. Raises
+        ValueError if there is a guide.
         """
         if guide is not None:
             raise ValueError("a classifier of images cannot guide a model that draws latents")
@@ -223,8 +224,9 @@ class LatentDiffusion(Denoiser):
         return load_codec(self.reference, device).encode
 
     def save(self, directory: Path, trained: Sequence[str]) -> None:
-        """Write the parameters in `trained`, and the reference to the model. All other parameters
-        are read from the model again.
+        """Write the parameters that training changed, and the reference to the model.
+
+        trained: names of these parameters. All others can be read from the model's own files.
         """
         tensors = {name: self.get_parameter(name).detach().cpu().contiguous() for name in trained}
         save_tensors(tensors, directory / TRAINED)
@@ -254,8 +256,9 @@ def load_latent(directory: Path) -> LatentDiffusion:
 
 
 def latent_outline(settings: Model, classes: int) -> LatentDiffusion:
-    """Build the network that `settings` names without weights, on PyTorch's meta device, to
-    estimate time and memory.
+    """Build the network of `settings.directory`, to estimate its time and memory.
+
+    The network is on PyTorch's meta device, so it has no weights. classes: number of classes.
     """
     assert settings.directory is not None
     model = read_model_directory(settings.directory)
@@ -288,5 +291,5 @@ def load_trained(directory: Path) -> LatentDiffusion:
         tensors = load_tensors(file)
         model.load_state_dict(tensors, strict=False)
         if unknown := tensors.keys() - model.state_dict().keys():
-            raise ValueError(f"it contains {min(unknown)}")
+            raise ValueError(f"the model has no parameter {min(unknown)}")
     return model

@@ -20,10 +20,11 @@ from sfumato.text_to_image.directory import (
     weights_of,
 )
 
-# Maximum number of pixels to decode at a time, by device, but at least one image. On a GPU this
-# takes 3 GiB.
+# Maximum number of pixels that are decoded together, by device. At least one image is decoded. On
+# a GPU, this many pixels take 3 GiB.
 DECODED = {"cpu": 1, "cuda": 2**20}
-LONGEST_T5 = 120  # Tokens per prompt for T5; prompts are far shorter, and padding only takes time
+# Maximum number of tokens per prompt for T5. Prompts are far shorter, and padding takes time.
+LONGEST_T5 = 120
 
 
 def class_named(name: str) -> Any:
@@ -45,9 +46,9 @@ def class_named(name: str) -> Any:
 
 
 def load_part(model: ModelDirectory, part: str) -> Any:
-    """Load a part: float32, frozen, in evaluation mode.
+    """Load a part of a model, as frozen float32 weights in evaluation mode.
 
-    Raises DataError if its files do not fit.
+    Raises DataError if the part's files are damaged or do not fit its class.
     """
     kind = class_named(model.classes[part])
     options: dict[str, Any] = {"local_files_only": True}
@@ -70,10 +71,10 @@ def load_part(model: ModelDirectory, part: str) -> Any:
 
 
 class PlainAttention:
-    """Exact attention in plain operations. It has no in-place updates, so it works under
-    `vmap(grad)`.
+    """Exact attention in plain operations, which works under `vmap(grad)`.
 
-    If no gradient is needed, the fused kernel is used.
+    It has no in-place updates, which `vmap` does not support. If no gradient is needed, the fused
+    kernel is used.
     """
 
     def __call__(
@@ -85,7 +86,7 @@ class PlainAttention:
         *_: Any,
         **__: Any,
     ) -> Tensor:
-        """Return the attended tokens, (B, n, D) as hidden_states.
+        """Return the attended tokens, (B, n, D), which is also the shape of hidden_states.
 
         encoder_hidden_states: (B, m, E), or None for self-attention; attention_mask: (B, 1, m),
         added to the scores.
@@ -140,7 +141,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class SiLU(torch.autograd.Function):
-    """x·sigmoid(x) with its backward pass in one kernel. A second derivative is an error.
+    """x·sigmoid(x) with its backward pass in one kernel. Second derivatives raise an error.
 
     Under `torch.func.grad` the built-in backward takes five passes over full-size temporaries.
     """
@@ -174,12 +175,12 @@ def build_denoiser(model: ModelDirectory) -> nn.Module:
 
 
 def make_differentiable(network: Any) -> None:
-    """Change the network in place so that it works under `vmap(grad)`. Its weights, their names,
-    and its outputs stay the same.
+    """Change the network in place so that it works under `vmap(grad)`.
 
-    Raises DataError if this is impossible.
+    Its weights, their names, and its outputs stay the same. Raises DataError if the network has an
+    attention layer for which this is impossible.
     """
-    # Attributes of attention layers that are not supported
+    # Unsupported attributes of attention layers
     unsupported = (
         "group_norm",
         "spatial_norm",
@@ -195,7 +196,9 @@ def make_differentiable(network: Any) -> None:
         odd = [name for name in unsupported if getattr(module, name, None)]
         if odd and hasattr(module, "to_q") and hasattr(module, "processor"):
             fix = "use Stable Diffusion 1.x, 2.x or PixArt"
-            raise DataError(f"the attention {path} has {odd[0]}, which is not supported: {fix}")
+            raise DataError(
+                f"the attention layer {path} has {odd[0]}, which is not supported: {fix}"
+            )
         if getattr(module, "affine", True):
             module.__class__ = kinds.get(type(module), type(module))
     network.set_attn_processor(PlainAttention())
@@ -209,8 +212,8 @@ def embed_prompts(
     """Embed the prompts, followed by the empty prompt.
 
     Returns, on the CPU, embeddings, (len(prompts) + 1, tokens, D) float32, and masks,
-    (len(prompts) + 1, tokens) bool, which are false for padding. For a U-Net, which needs no masks,
-    these are None.
+    (len(prompts) + 1, tokens) bool, which are false for padding. For a U-Net, the masks are None,
+    because it does not need them.
     """
     tokenizer = load_part(model, "tokenizer")
     encoder = load_part(model, "text_encoder").to(device)
@@ -239,8 +242,9 @@ def embed_prompts(
 
 
 class LatentCodec:
-    """The frozen VAE. It encodes images one at a time. On a GPU, it decodes several latents at a
-    time.
+    """The model's frozen VAE, which encodes images and decodes latents.
+
+    It encodes images one at a time. On a GPU, it decodes several latents at a time.
     """
 
     def __init__(self, model: ModelDirectory, image_size: int, device: torch.device) -> None:
@@ -294,15 +298,16 @@ def resize(images: Tensor, size: int) -> Tensor:
 
 
 def make_scheduler(model: ModelDirectory) -> Any:
-    """Build the sampler that the model names, a scheduler of `diffusers`.
+    """Build the model's own sampler, a scheduler of `diffusers`.
 
-    Raises DataError if it has no discrete noise schedule.
+    Raises DataError if this scheduler has no discrete noise schedule.
     """
     scheduler = load_part(model, "scheduler")
     alphas_cumprod = getattr(scheduler, "alphas_cumprod", None)
     if not isinstance(alphas_cumprod, Tensor) or alphas_cumprod.ndim != 1:
         wrong = f"{type(scheduler).__name__} has no discrete noise schedule (alphas_cumprod)"
         raise DataError(
-            f"{model.path / 'scheduler'}: {wrong}. Flow-matching models are not supported"
+            f"{model.path / 'scheduler'}: {wrong}, as in flow-matching models, which are not "
+            "supported: use Stable Diffusion 1.x, 2.x or PixArt"
         )
     return scheduler

@@ -1,7 +1,7 @@
 """A reference to a public text-to-image model, which `stage pretrain` writes instead of weights.
 
-It contains the model's path, the sha256 of the model's parts, and the embedded prompts of the
-classes.
+A reference contains the model's path, the sha256 of the model's parts, and the embedded prompts of
+the classes.
 """
 
 import re
@@ -121,7 +121,9 @@ def read_reference(directory: Path) -> dict[str, Any]:
     file = directory / CONFIG
     with explained(
         DataError,
-        lambda error: f"{file} refers to no public model ({error}): run `stage pretrain` again",
+        lambda error: (
+            f"{file} is not a valid reference to a model ({error}): run `stage pretrain` again"
+        ),
     ):
         content = read_json(file)
         _ = content["directory"], int(content["image_size"])
@@ -130,16 +132,17 @@ def read_reference(directory: Path) -> dict[str, Any]:
 
 
 def referred(reference: Mapping[str, Any], *parts: str) -> ModelDirectory:
-    """Return the model that a reference names, after checking the bytes of some of its parts.
+    """Return the model that a reference names, after checking the sha256 of some of its parts.
 
-    parts: names of parts to check; "denoiser" means the U-Net or the transformer.
+    parts: names of the parts to check; "denoiser" means the U-Net or the transformer. Raises
+    DataError if a part has changed.
     """
     model = read_model_directory(reference["directory"])
     for part in parts:
         if part == "denoiser":
             part = model.denoiser
         if part_digest(model.path, part) != reference["parts"].get(part, {}).get("sha256"):
-            fix = "restore that model, or run `stage pretrain` on this one"
+            fix = "restore the former files, or run `stage pretrain` again"
             raise DataError(
                 f"{model.path / part} no longer has the bytes that `stage pretrain` read: {fix}"
             )

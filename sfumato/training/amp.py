@@ -23,16 +23,17 @@ def amp_gradient(
     """Set the parameters' `.grad` to ∇L(θ + Δ*), and return L(θ + Δ*).
 
     Here, θ are the parameters, and Δ* is a perturbation that roughly maximises L(θ + Δ) within
-    ‖Δ‖₂ ≤ γ. On return, and on an exception, θ has exactly its former values. Without `amp`, or
-    with radius γ = 0, the plain gradient ∇L(θ) is set. The caller's optimiser then descends from θ
-    along `.grad`; the plus in the paper's Eq. 5 is a misprint.
+    ‖Δ‖₂ ≤ γ, where γ is `amp.radius`. On return, and on an exception, θ has exactly its former
+    values. Without `amp`, or with γ = 0, the plain gradient ∇L(θ) is set. The caller's optimiser
+    then descends from θ along `.grad`; the plus in the paper's Eq. 5 is a misprint.
 
-    losses: function that yields scalars which add up to L, such as the losses of parts of a batch,
-    at the current values of the parameters. Each scalar is differentiated before the next is
-    computed. The function is called `amp.steps` + 1 times, so it must draw nothing at random. If it
-    uses autocast, it must enter autocast itself, because autocast caches copies of weights, which
-    change between calls. If there are several processes, each yields the losses of its part of the
-    batch, and the results are summed over all processes.
+    losses: function that computes L at the current values of the parameters. It yields scalars that
+    add up to L, such as the losses of parts of a batch. Each scalar is differentiated before the
+    next is computed. The function is called `amp.steps` + 1 times and must return the same L for
+    the same parameters, so it must draw nothing at random. To use autocast, the function must enter
+    it in each call, because autocast caches copies of the weights, which change between calls. If
+    there are several processes, each process yields the losses of its part of the batch, and the
+    results are summed over all processes.
     """
     parameters = list(parameters)
     if amp is None or amp.radius == 0:
@@ -81,7 +82,7 @@ def ascend(perturbation: Sequence[Tensor], gradient: Sequence[Tensor], amp: Amp)
     """
     raised = [delta + amp.rate * slope for delta, slope in zip(perturbation, gradient, strict=True)]
     norm = torch.stack([torch.linalg.vector_norm(delta) for delta in raised]).norm()
-    shrink = (amp.radius / norm).clamp(max=1)  # for a norm of 0, γ/0 is inf, which becomes 1
+    shrink = (amp.radius / norm).clamp(max=1)  # γ/0 is inf, which becomes 1
     return [
         torch.where(norm.isfinite(), new * shrink, old)
         for new, old in zip(raised, perturbation, strict=True)

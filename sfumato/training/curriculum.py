@@ -29,8 +29,9 @@ from sfumato.training.amp import amp_gradient
 
 @dataclass(frozen=True)
 class MappedImages:
-    """Images in a memory map. They are indexed as a tensor of images is, but only the images of a
-    batch are read.
+    """Images in a memory map, with the indexing of a tensor.
+
+    Only the images of a batch are read.
 
     images: (N, H, W, C) uint8;
     rows: (n,) int64 below N, the rows to use; None for all.
@@ -49,8 +50,8 @@ class MappedImages:
 
 
 Images = Tensor | MappedImages  # (N, C, H, W), uint8 or float32 in [0, 1]
-# Images and labels of each source, by its name. Labels are (N,) int64, which are rows of the
-# model's label table, or (N, classes) of 0 and 1.
+# Images and labels of each source, by its name. Labels are either numbers of rows of the model's
+# label table, (N,) int64, or vectors of 0 and 1, (N, classes).
 Sources = Mapping[str, tuple[Images, Tensor]]
 
 IMAGES_PER_DRAW = 2  # Number of images that get the same RandAugment operations
@@ -106,7 +107,7 @@ def warm_up(
 def drawn_batches(
     model: UNet, phase: Phase, sources: Sources, generator: torch.Generator, label_dropout: float
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the batches of a phase, on the CPU: the arguments of `per_image_loss`."""
+    """Yield the batches of a phase, on the CPU. A batch has the arguments of `per_image_loss`."""
     for _ in range(phase.steps):
         images, labels = mixed_batch(phase, sources, generator)
         if phase.augment:
@@ -128,8 +129,8 @@ def ahead(batches: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]
 def mean_loss(model: UNet, batch: Sequence[Tensor], autocast: bool, size: int) -> Tensor:
     """Compute the loss of a microbatch: the sum over its images, divided by `size`.
 
-    batch: the arguments of `per_image_loss`; size: number of images in the full batch, of all
-    processes.
+    batch: the arguments of `per_image_loss`; size: number of images in the full batch, over all
+    microbatches and processes.
     """
     images, labels, sigma, noise = batch
     with torch.autocast(images.device.type, torch.bfloat16, enabled=autocast):
@@ -159,10 +160,11 @@ def mixed_batch(
 def rand_augment(images: Tensor, operations: int, generator: torch.Generator) -> Tensor:
     """Apply `operations` of the 14 RandAugment operations to each image.
 
-    IMAGES_PER_DRAW images get the same operations. images: (N, C, H, W) float32 in [0, 1], which
-    are rounded to 8 bits first. Returns images of the same shape and range, in the same order.
+    The images are split into groups of IMAGES_PER_DRAW, and all images of a group get the same
+    operations. images: (N, C, H, W) float32 in [0, 1], which are rounded to 8 bits first. Returns
+    images of the same shape and range, in the same order.
 
-    Source: Cubuk et al. 2019, with torchvision's bag and its default magnitude.
+    Source: Cubuk et al. 2019, with torchvision's list of operations and its default magnitude.
     """
     from torchvision.transforms import InterpolationMode, RandAugment
     from torchvision.transforms.autoaugment import _apply_op
@@ -174,9 +176,9 @@ def rand_augment(images: Tensor, operations: int, generator: torch.Generator) ->
     augment = RandAugment()
     bag = [*augment._augmentation_space(augment.num_magnitude_bins, images.shape[-2:]).items()]
 
-    # Operations are drawn for each group, as in `RandAugment.forward`, but not from the global
-    # generator, because another thread may prepare the batch. Then each operation is applied to all
-    # images for which it was drawn.
+    # Operations are drawn for each group, as in `RandAugment.forward`. This function may run in a
+    # second thread, so it does not use the global generator as `RandAugment.forward` does. Then
+    # each operation is applied to all images for which it was drawn.
     rounds: list[dict[tuple[str, float], list[Tensor]]] = [{} for _ in range(operations)]
     for group, groups_of in itertools.product(order.split(IMAGES_PER_DRAW), rounds):
         name, (magnitudes, signed) = bag[int(torch.randint(len(bag), (1,), generator=drawn))]

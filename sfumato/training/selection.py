@@ -1,4 +1,4 @@
-"""Choose public images, by the votes for their classes or by the teacher, and relabel them.
+"""Choose public images and relabel them, by votes for their classes or by the teacher's labels.
 
 Only releases and public images are read, so the choice costs nothing, and the number of images may
 be tuned.
@@ -24,9 +24,9 @@ EXAMPLES = 6  # Images per class in the picture
 
 
 class Kept(NamedTuple):
-    public: int  # number of the public class, or index of the image, that is kept
-    row: int  # row of the votes by which it was chosen: a sensitive class, or 0 for a single row
-    votes: float  # its noisy votes, or its probability; NaN without a histogram
+    public: int  # number of the kept public class, or index of the kept image
+    row: int  # row of the votes that chose it: a sensitive class, or 0 if there is only one row
+    votes: float  # noisy votes for the class, or the teacher's probability; NaN without votes
 
 
 def number_to_keep(settings: Select, public_classes: int) -> int:
@@ -66,8 +66,8 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
 def select_public(settings: Select, votes: np.ndarray | None, public_classes: int) -> list[Kept]:
     """Choose the public classes to keep, by votes, (R, P).
 
-    Without votes, all classes are kept; a plan without votes does not allow a smaller
-    `select.ratio`.
+    Without votes, all classes are kept. In this case, the plan has refused a `select.ratio` that
+    would keep fewer.
     """
     if votes is not None:
         return select_classes(votes, number_to_keep(settings, public_classes))
@@ -75,13 +75,13 @@ def select_public(settings: Select, votes: np.ndarray | None, public_classes: in
 
 
 def read_votes(histogram: Path, public: Sequence[str], classes: int) -> tuple[np.ndarray, bool]:
-    """Read the noisy votes of `stage histogram`, (R, P), and whether there is one row per sensitive
-    class.
+    """Read the noisy votes of `stage histogram`.
 
     public: names of the public classes;
     classes: number of sensitive classes.
 
-    Raises DataError if the votes are for other classes.
+    Returns the votes, (R, P), and whether they have one row per sensitive class. Raises DataError
+    if the votes are for other public classes, or for another number of sensitive classes.
     """
     votes = load_array(histogram / "histogram.npy")
     with explained(
@@ -112,9 +112,10 @@ def save_selection(
     labels: np.ndarray,
     sensitive: Sequence[str] | None,
 ) -> None:
-    """Write the chosen images and their labels, a table and a picture of the choice.
+    """Write the chosen images and their labels, a table of the kept classes, and example images.
 
-    sensitive: names of the sensitive classes, if the images are relabelled to them.
+    sensitive: names of the sensitive classes, if the images are relabelled to these; otherwise
+    None.
     """
     chosen = [images.classes[choice.public] for choice in kept]
     rows = []
@@ -147,8 +148,9 @@ def save_choice(
 ) -> None:
     """Write the chosen images and their labels.
 
-    kind: "sensitive" or "public", the kind of classes that the new labels mean; classes: names of
-    the classes, by label; kept: names of what was kept, in the order of choice.
+    kind: "sensitive" if the new labels are sensitive classes, "public" if they are public classes;
+    classes: name of the class of each label; kept: names of the kept classes, in the order of
+    choice.
     """
     np.save(directory / "indices.npy", indices, allow_pickle=False)
     np.save(directory / "labels.npy", labels, allow_pickle=False)
@@ -162,8 +164,9 @@ def relabel(
     """Return the indices of the public images to keep, ascending, and their new labels, both int64.
 
     labels: (N,) int64, public classes of all images;
-    per_class: give an image the sensitive class that chose its public class (PrivImage); otherwise,
-    the kept classes are numbered 0, 1, … in the order of `kept`.
+    per_class: whether the new label of an image is the sensitive class that chose its public class
+    (PrivImage). Otherwise, the new labels number the kept public classes 0, 1, … in the order of
+    `kept`.
     """
     new = np.full(public_classes, -1, dtype=np.int64)
     for rank, choice in enumerate(kept):
@@ -174,11 +177,11 @@ def relabel(
 
 
 def surest(probabilities: np.ndarray, per_class: int) -> tuple[np.ndarray, np.ndarray]:
-    """Choose the `per_class` images of each class that a teacher labels with most confidence.
+    """Choose, for each class, the `per_class` images with the teacher's highest probability.
 
     An image is chosen for only one class, by the rule of `select_classes`. probabilities: (N, M),
-    of the M classes, for public images. Returns (int64 indices, int64 labels), sorted by class and
-    then by descending confidence.
+    the teacher's probabilities of the M classes for N public images. Returns (int64 indices, int64
+    labels), sorted by class and then by descending confidence.
     """
     chosen = select_classes(probabilities.T, per_class * probabilities.shape[1])
     indices, labels, _ = zip(*sorted(chosen, key=lambda choice: choice.row), strict=True)
@@ -193,8 +196,10 @@ def save_surest(
     labels: np.ndarray,
     names: Sequence[str],
 ) -> None:
-    """Write the chosen images and labels, a picture of them, and a table of the classes: the lowest
-    confidence of the teacher, and the public classes from which most images come.
+    """Write the chosen images and labels, some of the images as a picture, and a table.
+
+    For each class, the table contains the number of chosen images, the teacher's lowest confidence
+    in one of them, and the public classes from which most of them come.
 
     sure: (N, M), the teacher's probabilities; indices, labels: result of `surest`; names: names of
     the M classes.

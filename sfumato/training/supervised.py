@@ -26,8 +26,8 @@ class Schedule:
     decay_vectors: bool = True  # whether weight decay includes scales and offsets
     sgd: bool = False  # whether to use SGD with Nesterov momentum instead of AdamW
     label_smoothing: float = 0.0
-    # Whether to shift images a little, and to mirror colour images. Grey images may be letters,
-    # which must not be mirrored
+    # Whether to shift images a little, and to mirror colour images. Grey images are not mirrored,
+    # because they may be letters.
     augment: bool = False
     soft: bool = False  # whether labels of shape (B, classes) are class probabilities
 
@@ -85,14 +85,13 @@ def train_supervised(
 
 
 def shift_and_mirror(images: Tensor, mirror: bool, random: torch.Generator | None = None) -> Tensor:
-    """Shift each image of (B, C, H, W) at random by up to 1/SHIFT of its side, and repeat its
-    edges.
+    """Shift each image of (B, C, H, W) at random by up to 1/SHIFT of its sides.
 
-    mirror: whether to mirror each image with probability 1/2; random: None for the global
-    generator.
+    The pixels at its edges are repeated to fill the gap. mirror: whether to mirror each image with
+    probability 1/2; random: generator to draw from, None for the global generator.
     """
     count, _, height, width = images.shape
-    rows, columns = (  # (B, H), (B, W): source of each pixel
+    rows, columns = (  # (B, H), (B, W): row and column from which each pixel is taken
         (
             torch.arange(size)
             - torch.randint(-(size // SHIFT), size // SHIFT + 1, (count, 1), generator=random)

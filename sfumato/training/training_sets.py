@@ -23,10 +23,10 @@ def training_sets(
 ) -> tuple[dict[str, tuple[Images, Tensor]], int]:
     """Load images and labels of the sources in `paths`.
 
-    paths: artifact of each source: "central", "public", or a stage that writes images. "public"
-    also needs the artifact of "select".
+    paths: directory of each source's artifact. A source is "central", "public" or a stage that
+    writes images. "public" also needs the artifact of "select".
 
-    Returns images and labels by source, and the number of extra classes in the labels.
+    Returns images and labels by source, and the number of extra (public) classes in the labels.
     """
     sources: dict[str, tuple[Images, Tensor]] = {}
     extra = 0
@@ -47,22 +47,25 @@ def training_sets(
 def load_central(directory: Path, shape: Shape) -> tuple[Tensor, Tensor]:
     """Load all releases of `stage central`: ((R·M, C, H, W) float32 in [0, 1], (R·M,) int64).
 
-    There are R releases for M classes. If they are histograms of pixels, the value of a pixel is
-    the midpoint of its fullest bin; then a median blur of each channel removes noise, at no cost.
-    shape: (C, H, W) of the sensitive images. Raises DataError for a release of another shape.
+    There are R releases for M classes. If they contain a histogram for each pixel, the value of a
+    pixel is the midpoint of its fullest bin. In all releases, a median blur of each channel then
+    removes noise, at no cost. shape: (C, H, W) of the sensitive images. Raises DataError for a
+    release of another shape.
     """
     file = directory / ("mode.npy" if (directory / "mode.npy").is_file() else "mean.npy")
     released = torch.from_numpy(np.array(load_array(file)))
     if released.dtype != torch.float32 or not released.isfinite().all():
-        raise DataError(f"{file} contains no finite float32 numbers: run `stage central` again")
+        raise DataError(
+            f"{file} contains other values than finite float32: run `stage central` again"
+        )
     if (
         released.ndim != (6 if file.stem == "mode" else 5)
         or released.shape[-3:] != shape
         or 0 in released.shape
     ):
         raise DataError(
-            f"{file} is {(*released.shape,)}, but sensitive images are {shape}: run "
-            "`stage central` again"
+            f"{file} has shape {(*released.shape,)}, which does not fit sensitive images of shape "
+            f"{shape}: run `stage central` again"
         )
     if file.stem == "mode":
         released = (released.argmax(dim=2).float() + 0.5) / released.shape[2]
@@ -80,10 +83,10 @@ def public_training_set(
     classes: M, number of sensitive classes; None if the selection relabelled images to sensitive
     classes.
 
-    Labels are rows of the label table of `UNet(extra_classes=k)`. If the selection relabelled
-    images to sensitive classes (PrivImage), they are 0..M-1, and k = 0. Otherwise (RPGen), label M
-    + 1 + j means the j-th of the k selected public classes. Raises DataError if the selection is
-    damaged or belongs to another public set.
+    Labels are numbers of rows in the label table of `UNet(extra_classes=k)`. If the selection
+    relabelled images to sensitive classes (PrivImage), labels are 0..M-1, and k = 0. Otherwise
+    (RPGen), label M + 1 + j means the j-th of the k selected public classes. Raises DataError if
+    the selection is damaged or belongs to another public set.
     """
     file = selection / "selection.json"
     with explained(DataError, lambda error: f"{file} cannot be read ({error!r}): {SELECT_AGAIN}"):
