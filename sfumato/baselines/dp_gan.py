@@ -2,9 +2,10 @@
 
 Each step releases the sum of the discriminator's clipped gradients for one draw of *real* images,
 as a step of `finetune` does. The sensitivity of the sum is the clipping bound. The other half of
-the discriminator's loss is on generated images, which depend only on released weights. Its gradient
-is therefore added after the noise, at no cost. Then the generator takes a step to reduce the loss
-of the noisy discriminator on generated images. It has no other access to sensitive images.
+the discriminator's loss is on generated images. These depend only on released weights, so their
+gradient is added after the noise, at no cost. Then the generator takes a step, so that the noisy
+discriminator takes generated images for real more often. The generator depends on sensitive images
+only through this discriminator.
 
 Source: Xie et al. 2018; Torkzadehmahani et al. 2019 for clipping the two halves separately; Bie et
 al. 2023.
@@ -33,7 +34,7 @@ from sfumato.settings.fields import Size, both_sides, size_of
 
 
 class Discriminator(Denoiser):
-    """Logits of "real", for noisy images and their labels.
+    """Network that computes the logit of "this image is real", for noisy images and their labels.
 
     It consists of convolutions, a linear head and a projection for each label. It has the interface
     of a denoiser, because DP-SGD needs `per_image_loss`. There is no batch normalisation, so no
@@ -83,8 +84,10 @@ class Discriminator(Denoiser):
 
 
 class AdversarialState:
-    """State of a run: the discriminator, which DP-SGD trains, and the generator with the average of
-    its weights and the moments of its optimiser.
+    """State of a run of DP-GAN.
+
+    It consists of the discriminator, which DP-SGD trains, and the generator, with the average of
+    the generator's weights and the moments of its optimiser.
 
     priors: (classes,) public label shares of generated images;
     seed: fixes the generated images;
@@ -109,14 +112,15 @@ class AdversarialState:
         self.priors = priors.cpu()
         self.seed = seed
         self.pupil = Trained(dict(network.named_parameters()), config.generator_rate, config.betas)
-        # Shares the weights of `model`, but has the loss for generated images
+        # The same network with the same weights, but with the loss for generated images
         self.against = copy.copy(model)
         self.against.target = -1
 
     def generated(self, purpose: int) -> tuple[Tensor, Tensor, Draws]:
-        """Generate images, (`fakes`, C, H, W), their labels, and the random numbers of their loss.
+        """Generate images for one step.
 
-        All randomness is public. purpose: 0 for the discriminator's step, 1 for the generator's.
+        Returns images, (`fakes`, C, H, W), their labels, and the random draws of their loss. All
+        randomness is public. purpose: 0 for the discriminator's step, 1 for the generator's.
         """
         random = torch.Generator().manual_seed((self.seed << 31) + 2 * self.judge.steps + purpose)
         labels = balanced_labels(self.config.fakes, self.priors, self.model.classes, random).to(
@@ -133,9 +137,9 @@ class AdversarialState:
         )
 
     def step(self, charge: Charge) -> dict[str, float]:
-        """Run one draw, one release, and one step of each network.
+        """Run one step: draw images, release a noisy gradient, and update both networks.
 
-        Returns the public row of the log.
+        Returns a row of the log, which contains only public numbers.
         """
         judge = self.judge
         bound = self.config.max_grad_norm

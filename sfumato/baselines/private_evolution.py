@@ -27,11 +27,11 @@ from sfumato.settings.baselines import Evolve
 from sfumato.storage.digest import digest_of
 from sfumato.storage.files import csv_text
 
-GRID_STEPS = 2048  # Vectors are rounded to this many grid steps per unit before distances are taken
-BOUND = 8  # Maximum absolute value of a coordinate, in units
+GRID_STEPS = 2048  # To compute distances, coordinates are rounded to multiples of 1/GRID_STEPS
+BOUND = 8  # To compute distances, coordinates are clipped to [-BOUND, BOUND]
 
 
-# --- the free part, which reads no sensitive image: candidates, and their descendants after a vote
+# --- Candidates, and their descendants after a vote. This part reads no sensitive image.
 
 
 class RendererGenerator:
@@ -39,8 +39,8 @@ class RendererGenerator:
 
     kinds: number of kinds, which are the renderer's own classes and may differ from the sensitive
     classes. Descendants of a candidate have the same kind;
-    length: n, the number of genes of a candidate. It is the largest number that the renderer reads
-    for 8 trial images of each kind, and at most 8192.
+    length: n, the number of genes of a candidate. It is the largest number of genes that the
+    renderer reads for one image, among 8 trial images of each kind, and at most 8192.
     """
 
     def __init__(self, source: str, shape: Shape) -> None:
@@ -86,8 +86,8 @@ def first_population(
 ) -> Population:
     """Create one new candidate for each of `labels`, (N,) int64.
 
-    Within a class, all kinds are equally frequent, to within one candidate, because only the votes
-    will show which kind fits the class.
+    Within a class, the numbers of candidates of any two kinds differ by at most one, because only
+    the votes will show which kind fits the class.
     """
     kinds = torch.empty_like(labels)
     for label in labels.unique():
@@ -101,12 +101,12 @@ def parents_of(
 ) -> Tensor:
     """Choose the parent of each next candidate: (n,) int64, indices of the N candidates.
 
-    Within a class, candidates become parents in proportion to their votes, by systematic
-    resampling, so that the number of children differs from a candidate's share by less than one. If
-    a class has no vote above the threshold, all its candidates have equal shares. If it has no
-    candidates, all candidates of all classes have equal shares.
+    Within a class, the expected number of children of a candidate is proportional to its votes.
+    Systematic resampling is used, so the actual number differs from the expected number by less
+    than one. If a class has no votes above the threshold, all its candidates have equal shares of
+    the children. If a class has no candidates, the candidates of all classes have equal shares.
 
-    votes: (M, N), noisy, by class and candidate;
+    votes: (M, N), noisy votes of each class for each candidate;
     labels: (N,), classes of the candidates;
     next_labels: (n,), classes of the next candidates;
     threshold: votes up to this number count as zero; larger votes count in full.
@@ -134,7 +134,11 @@ def descendants(
     strength: float,
     random: torch.Generator,
 ) -> Population:
-    """Create the next candidates: for each parent and class one copy, and otherwise variations."""
+    """Create the next candidates from their parents.
+
+    For each pair of a parent and a class, the first child is a copy of the parent. All other
+    children are variations of the parent, as `varied` computes them.
+    """
     genes = population.genes[parents]
     _, first = np.unique(
         torch.stack([parents, next_labels], dim=1).numpy(), axis=0, return_index=True
@@ -144,7 +148,7 @@ def descendants(
     return Population(next_labels, population.kinds[parents], genes)
 
 
-# --- the votes
+# --- Votes of the sensitive images.
 
 
 def on_grid(vectors: Tensor) -> Tensor:
@@ -158,15 +162,15 @@ def on_grid(vectors: Tensor) -> Tensor:
 def nearest_votes(
     candidates: Tensor, candidate_labels: Tensor, classes: int, vectors: Tensor, labels: Tensor
 ) -> Rows:
-    """Return the votes of images: each image votes for the nearest candidate of its class.
+    """Compute votes: each image votes for the nearest candidate of its class.
 
     candidates: (N, d), vectors of the candidates; candidate_labels: (N,) int64;
     vectors: (B, d), vectors of the images; labels: (B,) int64.
 
-    Returns rows that are products of (B, classes) and (B, N), with norm 1 at most. Distances are
-    sums of whole numbers, which are exact in any order, so the nearest candidate does not depend on
-    other images, the batch or the processor. If several candidates are equally near, the first one
-    gets the vote. An image does not vote if its vector is not finite, if its class has no
+    Returns one row per image: the outer product of its one-hot class, (classes,), and its one-hot
+    vote, (N,), with norm 1 at most. Distances are sums of whole numbers, which are exact in any
+    order, so the nearest candidate does not depend on other images, the batch or the processor. If
+    several candidates are equally near, the first one gets the vote. An image does not vote if its vector is not finite, if its class has no
     candidates, or if its class is out of range.
     """
     finite = vectors.isfinite().all(dim=1)
@@ -184,9 +188,9 @@ def nearest_votes(
 def distance_features(
     settings: Evolve, shape: Shape, generator: RendererGenerator, seed: int
 ) -> ProjectedFeatures:
-    """Build the features between which distances are measured.
+    """Build the feature map in which distances between images are measured.
 
-    Their centre and directions are fitted to new candidates, which are public images.
+    Its centre and directions are fitted to new candidates, which are public images.
     """
     embedding = ProjectedFeatures(settings.feature, shape, settings.dimension)
     kinds = torch.arange(settings.population) % generator.kinds
@@ -196,8 +200,10 @@ def distance_features(
 
 
 def public_random(seed: int, *place: str | int) -> torch.Generator:
-    """Return the public random stream for one purpose and round. After a resumption, a run draws
-    the same numbers as without the interruption.
+    """Return the public random generator of one purpose and round.
+
+    place: names of the purpose, and the round. The numbers depend only on these and the seed, so a
+    resumed run draws the same numbers as a run without interruption.
     """
     return torch.Generator().manual_seed(int(digest_of([seed, *place])[:15], 16))
 
@@ -214,13 +220,13 @@ def query_evolve(
     report: Callable[[int, int], None] = lambda done, total: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[Charge, Population, list[dict]]:
-    """Run all rounds of a charge. A round renders the candidates, releases votes for them, and
-    creates the next candidates.
+    """Run all rounds of a charge.
 
-    A run that was killed is resumed. What is stored between rounds depends on sensitive images only
+    A round renders the candidates, releases votes for them, and creates the next candidates. A run
+    that was killed is resumed. The data stored between rounds depend on sensitive images only
     through noisy votes. After the last round, the population has `settings.images` members.
 
-    open_charge: opens a charge that draws the vectors of sensitive images, by `embedding`;
+    open_charge: opens a charge that draws sensitive images, as their vectors by `embedding`;
     priors: (M,), share of each class among the candidates, from public or released numbers.
 
     Returns the charge (all its uses are on disk), the last population, and the public log.
@@ -246,7 +252,7 @@ def query_evolve(
         votes = query_votes(charge, vectors, population.labels, len(priors))
 
         # Choose the next candidates.
-        first, last = settings.variation  # strength falls by the same factor in each round
+        first, last = settings.variation  # the strength falls by the same factor in each round
         strength = first * (last / first) ** (done / max(charge.uses - 1, 1))
         threshold = settings.threshold * charge.noise_multiplier
         next_labels = classes_of(

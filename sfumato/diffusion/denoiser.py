@@ -15,10 +15,11 @@ from sfumato.data.store import Encode
 from sfumato.settings.fields import Size, both_sides
 from sfumato.settings.noise_levels import NoiseLevels, TimestepMixture
 
-# (denoised image D, labels, variance of the clean image given its noisy version) -> shift to add to
-# D. Values of images are in about [-1, 1].
+# Function of the denoised image D, its labels, and the variance of the clean image given its noisy
+# version. It returns a shift to add to D. Pixel values are in about [-1, 1].
 Guide = Callable[[Tensor, Tensor, float], Tensor]
-# Labels, as for `Denoiser.drawing` -> images, (B, C, H, W) float32 in [0, 1], on the CPU
+# Function from labels, as in `Denoiser.drawing`, to images, (B, C, H, W) float32 in [0, 1], on the
+# CPU
 Sampler = Callable[[Tensor], Tensor]
 Progress = Callable[[int, int], None]  # (done, total)
 TIMESTEPS = 1000
@@ -30,8 +31,8 @@ class Denoiser(nn.Module):
     channels, resolution: size of the images or latents. The resolution is the side of a square, or
     (height, width);
     classes: number of labels, 0..classes-1; `classes` itself means no label;
-    several: whether images have several labels. Labels are then (B, classes) of 0 and 1, and a row
-    with any other entry means that the labels are not given.
+    several: whether images have several labels. Labels are then (B, classes) of 0 and 1. If a row
+    has any other entry, the labels of this image are unknown to the network.
 
     A subclass that draws no images needs to define only `per_image_loss`.
     """
@@ -43,15 +44,15 @@ class Denoiser(nn.Module):
     # Whether images do not affect each other in the forward pass, and weights are used only through
     # layers (see `sfumato.dpsgd.per_image`).
     supports_ghost_layers: bool = False
-    # Whether per-image gradients of convolutions are computed by matrix products; chosen per
-    # machine
+    # Whether per-image gradients of convolutions are computed by matrix products. The faster way is
+    # chosen on each machine.
     use_products: bool = False
     # Digest of everything that determines the latents (encoder weights, image size); None for a
     # network that works on pixels.
     encoder: str | None = None
     # Standard deviation of images in the preconditioning; used by `sfumato.diffusion.sampler`
     sigma_data: float
-    at_a_time: int  # number of images that all processes together draw at a time
+    at_a_time: int  # number of images drawn at a time, summed over all processes
 
     @property
     def shape(self) -> Shape:
@@ -67,20 +68,20 @@ class Denoiser(nn.Module):
 
     @property
     def no_label(self) -> int:
-        """The value that means "no label": as a label or, with several labels, as an entry."""
+        """The label that means "no label". With several labels, it is an entry of the row."""
         return 2 if self.several else self.classes
 
     def hidden(self, labels: Tensor, hide: Tensor) -> Tensor:
-        """Replace labels by "no label" where `hide` is true.
+        """Replace the labels of some images by "no label".
 
-        labels: (*,) or, with several labels, (*, classes); hide: (*,) bool, one entry per image.
+        labels: (*,) or, with several labels, (*, classes); hide: (*,) bool, true for these images.
         """
         return torch.where(hide[..., None] if self.several else hide, self.no_label, labels)
 
     def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
-        """Draw n noise levels in the form that `per_image_loss` accepts.
+        """Draw n noise levels, (n,), as the argument `levels` of `per_image_loss`.
 
-        By default, these are the σ of `draw_noise_levels`.
+        By default, these are values of σ from `draw_noise_levels`. A subclass may use timesteps.
         """
         return draw_noise_levels(law, n, generator)
 
@@ -120,12 +121,13 @@ class Denoiser(nn.Module):
         progress: Progress | None = None,
         guide: Guide | None = None,
     ) -> Iterator[Tensor]:
-        """Draw one image per label, (N,) or (N, classes), in parts.
+        """Draw one image per label, and yield the images in batches.
 
         Yields (B, C, H, W) float32 in [0, 1], on the CPU.
 
+        labels: (N,), or (N, classes) with several labels per image;
         steps: number of solver steps;
-        guidance: g in D + g·(D − D without label), where D is the denoised image;
+        guidance: g in D + g·(D − D₀); D is the denoised image, and D₀ is the same without label;
         generator: a CPU generator, which fixes the images up to rounding;
         shape: requested (C, H, W), for networks that can resize their images;
         guide: guidance by a classifier, for networks that draw pixels.
@@ -141,7 +143,7 @@ class Denoiser(nn.Module):
     def save(self, directory: Path, trained: Sequence[str]) -> None:
         """Write the files that `sfumato.release.synthesizer` loads.
 
-        trained: parameters that training changed.
+        trained: names of the parameters that training changed.
         """
         raise NotImplementedError
 
@@ -149,8 +151,8 @@ class Denoiser(nn.Module):
 def draw_noise_levels(law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
     """Draw n independent noise levels σ, (n,) float32, on the generator's device.
 
-    They follow ln σ ~ N(mean, std²) or, for a mixture of timesteps, they are σ(t) of the linear
-    DDPM schedule, where t is drawn by `draw_timesteps`.
+    If the law is log-normal, ln σ ~ N(mean, std²). If it is a mixture of timesteps, t is drawn by
+    `draw_timesteps`, and σ = σ(t) of the linear DDPM schedule.
     """
     if isinstance(law, TimestepMixture):
         return schedule(generator.device)[draw_timesteps(law, n, generator, TIMESTEPS)]
@@ -158,10 +160,10 @@ def draw_noise_levels(law: NoiseLevels, n: int, generator: torch.Generator) -> T
 
 
 def draw_timesteps(law: TimestepMixture, n: int, generator: torch.Generator, steps: int) -> Tensor:
-    """Draw n timesteps: with probability wᵢ/Σw, uniformly from {lᵢ, …, uᵢ − 1}.
+    """Draw n timesteps from a mixture of uniform laws, (n,) int64 below `steps`.
 
-    The bounds of `law` refer to a schedule of TIMESTEPS steps, and are scaled to `steps`. Returns
-    (n,) int64 below `steps`.
+    Part i has the probability wᵢ/Σw, and is uniform on {lᵢ, …, uᵢ − 1}. The bounds lᵢ and uᵢ of
+    `law` refer to a schedule of TIMESTEPS steps, and are scaled to `steps`.
     """
     device = generator.device
     if n == 0:
@@ -169,7 +171,7 @@ def draw_timesteps(law: TimestepMixture, n: int, generator: torch.Generator, ste
     weights, bounds = mixture(law, device)
     bounds = bounds * (steps / TIMESTEPS)
     part = torch.multinomial(weights, n, replacement=True, generator=generator)
-    # Computed in float64, the uniform draw stays below 1, so t stays below its upper bound
+    # In float32, rounding could raise t to its upper bound.
     uniform = torch.rand(n, generator=generator, device=device, dtype=torch.float64)
     return (
         (bounds[part] + uniform * (bounds[part + 1] - bounds[part]))
@@ -181,8 +183,9 @@ def draw_timesteps(law: TimestepMixture, n: int, generator: torch.Generator, ste
 
 @functools.cache
 def mixture(law: TimestepMixture, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the weights, (n,), and the bounds, (n + 1,) float64, of a law on a device. The result
-    is cached, so that they are copied only once.
+    """Return the weights, (n,), and the bounds, (n + 1,) float64, of a law, as tensors on a device.
+
+    The result is cached, so that the tensors are copied to the device only once.
     """
     return torch.tensor(law.weights, device=device), torch.tensor(
         law.bounds, device=device, dtype=torch.float64

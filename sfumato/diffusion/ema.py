@@ -10,7 +10,8 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 class EMA:
     """Average of a dict of tensors: after step t, average ← d·average + (1 − d)·value.
 
-    The decay d is min(decay, (1 + t)/(10 + t)), so that a short run does not depend on its start.
+    The decay d is min(decay, (1 + t)/(10 + t)). So even in a short run, the initial values have
+    little weight.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], decay: float = 0.999) -> None:
@@ -28,9 +29,9 @@ class EMA:
 
 @torch.no_grad()
 def ema_model(model: nn.Module, average: Mapping[str, Tensor]) -> None:
-    """Copy the averaged values into `model`.
+    """Copy averaged values into the parameters of `model`.
 
-    Parameters that are not in `average` keep their values.
+    average: averaged values by name. All other parameters keep their values.
     """
     for name, value in average.items():
         model.get_parameter(name).copy_(value)

@@ -1,7 +1,8 @@
 """The denoiser's objective: EDM preconditioning and weighting.
 
-Source: Karras et al. 2022 (EDM), Table 1. Networks in `sfumato.diffusion` take images in [-1, 1].
-Everywhere else, images are in [0, 1].
+Networks in `sfumato.diffusion` take images in [-1, 1]. Everywhere else, images are in [0, 1].
+
+Source: Karras et al. 2022 (EDM), Table 1.
 """
 
 from collections.abc import Callable

@@ -20,7 +20,7 @@ SIGMA_MAX = 80.0
 
 
 def noise_schedule(steps: int) -> Tensor:
-    """Return `steps` noise levels, SIGMA_MAX down to SIGMA_MIN, then 0: (steps + 1,) float32."""
+    """Return noise levels, (steps + 1,) float32: from SIGMA_MAX down to SIGMA_MIN, then 0."""
     ramp = torch.linspace(0, 1, steps)
     # The exponent ρ of EDM is 7
     levels = (SIGMA_MAX ** (1 / 7) + ramp * (SIGMA_MIN ** (1 / 7) - SIGMA_MAX ** (1 / 7))) ** 7.0
@@ -41,8 +41,8 @@ def sample(
 
     If there are several processes, they share the work.
 
-    labels: (N,), or (N, classes);
-    steps: number of solver steps, which take 2·steps − 1 evaluations of the network, or twice as
+    labels: (N,), or (N, classes) with several labels per image;
+    steps: number of solver steps. They take 2·steps − 1 evaluations of the network, or twice as
     many with guidance;
     guidance: see `Denoiser.drawing`;
     generator: fixes the images up to rounding, for any device and number of processes;
@@ -70,9 +70,9 @@ def solve(
 
     x: (B, C, H, W), the noise. Returns images in about [-1, 1].
 
-    The guide gets the variance of the clean image given its noisy version. It is assumed to be
-    σ²σ_data² / (σ² + σ_data²) in every pixel. By Bayes' rule, the shift is this variance times the
-    gradient of log p(label | D).
+    The guide gets the variance of the clean image given its noisy version, which is assumed to be
+    σ²σ_data² / (σ² + σ_data²) in every pixel. By Bayes' rule, the guide's shift is this variance
+    times the gradient of log p(label | D).
     """
 
     def slope(x: Tensor, sigma: float) -> Tensor:

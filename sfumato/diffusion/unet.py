@@ -26,8 +26,8 @@ from sfumato.settings.fields import Size, both_sides, size_of
 from sfumato.storage.weights import load_network, save_network
 
 MOST_GROUPS = 65_535  # On CUDA, PyTorch's derivative of group normalisation fails above this number
-# By device: maximum number of pixels and of images that one process draws at a time. Pixels are
-# counted at the resolution of the network.
+# Maximum number of pixels, and maximum number of images, that one process draws at a time, by
+# device. Pixels are counted at the resolution of the network.
 DRAWN_TOGETHER = {"cpu": (2**17, 256), "cuda": (2**19, 512)}
 
 
@@ -46,7 +46,7 @@ class GroupNorm(nn.Module):
     def forward(
         self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None
     ) -> Tensor:
-        """Normalise x, (B, C, H, W). scale, shift: (B, C), instead of the learned ones."""
+        """Normalise x, (B, C, H, W). scale, shift: (B, C), to replace the learned values."""
         if scale is None or shift is None:
             scale = self.weight.expand(len(x), -1)
             shift = self.bias.expand(len(x), -1)
@@ -76,7 +76,7 @@ class Block(nn.Module):
         self.norm1 = GroupNorm(inputs)
         self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1)
         self.modulation = nn.Linear(embedding, 2 * outputs)
-        # Without learned scale and offset, because the modulation has a bias
+        # This has no learned scale and offset, because the modulation has a bias
         self.norm2 = GroupNorm(outputs, affine=False)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
         self.shortcut = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
@@ -87,7 +87,7 @@ class Block(nn.Module):
         h = self.conv1(F.silu(self.norm1(x)))
         scale, shift = self.modulation(embedding).chunk(2, dim=1)
         h = self.conv2(F.silu(self.norm2(h, 1 + scale, shift)))
-        return (self.shortcut(x) + h) * math.sqrt(0.5)  # the factor keeps the variance
+        return (self.shortcut(x) + h) * math.sqrt(0.5)  # the factor preserves the variance
 
 
 class Attention(nn.Module):
@@ -134,20 +134,20 @@ class Level(nn.Module):
 class UNet(Denoiser):
     """U-Net F(x; c_noise, label) of the EDM denoiser.
 
-    Raises ConfigError on sizes that do not fit together.
+    Raises ConfigError if sizes do not fit together.
 
     resolution, channels: size of the images;
     classes: number of labels, 0..classes-1; `classes` itself means no label;
     width · multipliers[l]: channels of level l (0 is the finest);
-    attention: levels with self-attention; the middle has it if the coarsest level has it;
+    attention: levels with self-attention. If it includes the coarsest level, the middle has
+    self-attention too;
     blocks: residual blocks per level;
-    unshuffle: factor u by which the resolution is reduced: the network gets channels · u² channels
-    at resolution / u;
+    unshuffle: factor u. The network works on channels · u² channels at resolution / u;
     sigma_data: standard deviation of images in the preconditioning;
-    extra_classes: number of additional labels for public classes: label classes+1+j means the j-th
+    extra_classes: number of additional labels for public classes. Label classes+1+j means the j-th
     public class (see `drop_extra_classes`);
     several: see `Denoiser`. The embeddings of an image's labels are added up and divided by the
-    root of their number; an image without labels has an embedding too.
+    square root of their number. An image that has none of the labels has an embedding of its own.
     """
 
     supports_ghost_layers = True
@@ -179,7 +179,7 @@ class UNet(Denoiser):
                 f"0..{len(multipliers) - 1}"
             )
         if blocks * len(multipliers) > 1000:
-            raise ConfigError(f"model.blocks={blocks}: expected 1000 at most over all levels")
+            raise ConfigError(f"model.blocks={blocks}: expected at most 1000 over all levels")
         self.resolution = size_of(resolution)
         self.channels = channels
         self.classes = classes
@@ -216,7 +216,7 @@ class UNet(Denoiser):
         self.middle = nn.ModuleList(
             Level(current, current, embedding, attends) for attends in (levels[-1][1], False)
         )
-        # Coarsest level first. Each module also gets the output of its counterpart in `down`
+        # Coarsest level first. Each module also takes the output of its counterpart in `down`
         self.up = nn.ModuleList()
         for size, attends in reversed(levels):
             self.up.append(Level(current + size, size, embedding, attends))
@@ -231,7 +231,7 @@ class UNet(Denoiser):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Arguments that rebuild the network, without extra classes."""
+        """Arguments that rebuild the network, without its extra classes."""
         names = (
             "resolution",
             "channels",
@@ -256,7 +256,7 @@ class UNet(Denoiser):
         """
         if self.several:
             shown = ((labels == 0) | (labels == 1)).all(dim=1, keepdim=True)
-            # (B, classes + 1), zeros without a label
+            # (B, classes + 1), zeros if the labels are unknown
             labels = (label_rows(labels, self.classes) * shown).to(c_noise)
         # (B, E)
         embedding = F.silu(self.noise(fourier_features(c_noise, self.width)) + self.label(labels))
@@ -296,16 +296,19 @@ class UNet(Denoiser):
         shape: Sequence[int] | None,
         guide: Guide | None,
     ) -> Sampler:
-        """Return a function that draws images by Heun's solver, in the best precision of the
-        device.
+        """Return a function that draws images by Heun's solver.
 
-        The images have the network's own shape; `shape` is ignored.
+        It uses bfloat16 if the device is faster with it. The images have the network's own shape;
+        `shape` is ignored.
         """
         autocast = distributed.broadcast_object(prefers_bfloat16(self))
         return lambda labels: sample(self, labels, steps, guidance, generator, autocast, guide)
 
     def save(self, directory: Path, trained: Sequence[str] = ()) -> None:
-        """Write all weights, trained or not. Extra classes must have been dropped."""
+        """Write all weights, not only those in `trained`.
+
+        Call `drop_extra_classes` before this.
+        """
         save_network(self, self.arguments, directory)
 
 
@@ -316,7 +319,7 @@ def zero(layer: nn.Conv2d | nn.Linear) -> None:
 
 
 def label_table(rows: Sequence[Tensor]) -> nn.Embedding:
-    """Build a trainable embedding from given rows, in their order, without random draws."""
+    """Build a trainable embedding table whose rows are `rows`, without random draws."""
     return nn.Embedding.from_pretrained(torch.cat([part.detach() for part in rows]), freeze=False)
 
 
@@ -344,7 +347,7 @@ def fourier_features(c_noise: Tensor, size: int) -> Tensor:
 
 
 def halve(x: Tensor) -> Tensor:
-    """Average blocks of 2×2 pixels; at the edge of an odd side, blocks are smaller.
+    """Average blocks of 2×2 pixels. If a side is odd, the blocks at its end are smaller.
 
     (B, C, H, W) -> (B, C, ceil(H/2), ceil(W/2)).
     """
@@ -363,10 +366,10 @@ def double(x: Tensor, sides: Sequence[int]) -> Tensor:
 
 
 def pairs(width: int, like: Tensor) -> Tensor:
-    """Return the matrix, (4·width, width), that sums 2×2 pixels of two rows with 2·width pixels.
+    """Return a matrix, (4·width, width), that sums blocks of 2×2 pixels.
 
-    On a CPU a product with this matrix, and its derivative, is many times faster than sums over 2×2
-    windows.
+    It multiplies two rows of 2·width pixels each, one after the other. On a CPU, this product and
+    its derivative are many times faster than sums over 2×2 windows.
     """
     return (
         torch.eye(width, dtype=like.dtype, device=like.device).repeat_interleave(2, 0).repeat(2, 1)

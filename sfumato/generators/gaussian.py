@@ -23,9 +23,9 @@ class GaussianGenerator(nn.Module):
     """G(z, y): low cosine coefficients from the Gaussian of class y, plus finer coefficients.
 
     features: arguments of the release's `CosineMoments`;
-    details: number of public images. The finer coefficients are taken from a public image, which is
-    chosen at random and recoloured. Without public images (0), they are independent, with the
-    variances `fine`;
+    details: number of public images. The finer coefficients are taken from one of these images,
+    which is chosen at random and recoloured. If there are none (0), the finer coefficients are
+    independent normal numbers with the variances `fine`;
     latent: size of z, which has one number per coefficient, and one that chooses the public image.
     """
 
@@ -81,19 +81,23 @@ def fit_gaussians(
 ) -> GaussianGenerator:
     """Fit one Gaussian per class to a release of `CosineMoments`, in closed form.
 
-    priors: (classes,) public label shares, summing to 1;
-    details: (n, C, H, W) uint8 public images.
+    priors: (classes,) public or released shares of the classes, which add up to 1;
+    details: (n, C, H, W) uint8 public images, or None.
 
-    The covariance of a class is the sum of three matrices: the diagonal matrix of the fitted law;
-    the difference between the pooled covariance and this matrix, shrunk; and half of the difference
-    between the class's released covariance and the pooled one, shrunk. To shrink a difference, each
-    of its eigenvalues is moved towards zero by the largest eigenvalue that noise would have without
-    images, 2·√d times the standard deviation of the noise.
+    The covariance of a class is the sum of three matrices:
+
+    1. the diagonal matrix of variances that `law_of` fits;
+    2. the shrunk difference between the pooled covariance and matrix 1;
+    3. half of the shrunk difference between the class's released covariance and the sum of
+       matrices 1 and 2.
+
+    To shrink a difference, each of its eigenvalues is moved towards zero by 2·√d times the standard
+    deviation of the noise, the largest eigenvalue to expect in a matrix of noise only.
     """
     features = release.features
     deviation = release.deviation
     if deviation is None:
-        raise ValueError("the release does not state the deviation of its noise")
+        raise ValueError("the release does not state the standard deviation of its noise")
     generator = GaussianGenerator(
         features.arguments, len(priors), 0 if details is None else len(details)
     )
@@ -123,11 +127,11 @@ def fit_gaussians(
 def shrunk(means: Tensor, noise: Tensor, shares: Tensor) -> Tensor:
     """Shrink the means of the classes towards the mean of all images.
 
-    The squared distance of a class from the mean of all images is partly due to noise; the distance
-    is reduced by this part.
+    Noise increases the squared distance between a class's mean and the mean of all images. The
+    distance is reduced by the share of its square that noise contributes.
 
-    means: (M, d);
-    noise: (M, 1), expected squared length of the noise in each class's mean;
+    means: (M, d), means of the classes;
+    noise: (M, 1), expected squared norm of the noise in each class's mean;
     shares: (M, 1), share of each class among all images.
 
     Source: James and Stein 1961, positive part.
@@ -159,11 +163,11 @@ def recoloured(images: Tensor, random: Tensor) -> Tensor:
 def law_of(variances: Tensor, features: CosineMoments) -> Tensor:
     """Fit a law to the released variances of low coefficients, and apply it to all coefficients.
 
-    By the law, a coefficient with f half waves per image has the variance a·(1 + f)^-decay. There
-    is one law for brightness and one for the contrasts. The parameters maximise the likelihood of
-    the released variances (Whittle 1953).
+    The law states that a coefficient with f half waves per image has the variance
+    a·(1 + f)^-decay. Brightness has its own a and decay, and the two contrasts share theirs. The
+    parameters maximise the likelihood of the released variances (Whittle 1953).
 
-    variances: (d,). Returns (C·H·W,) float64.
+    variances: (d,), released. Returns the variances of all coefficients, (C·H·W,) float64.
     """
     frequency = features.radius_of.double() * max(features.shape[1:])
     laws = []
@@ -186,9 +190,9 @@ def beyond(matrix: Tensor, noise: float) -> Tensor:
 
 
 def factor_of(covariance: Tensor, expected: Tensor) -> Tensor:
-    """Return F so that F Fᵀ is the covariance, raised where it is too small.
+    """Return F so that F Fᵀ is the covariance, with a floor on its variances.
 
-    In every direction, the variance is at least half of the variance under `expected`.
+    In each direction, the variance is raised to at least half of the variance under `expected`.
 
     covariance: (d, d); expected: (d,), expected variances of the coefficients.
     """

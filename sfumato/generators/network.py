@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from sfumato.data.images import Shape
 from sfumato.settings.fields import Size, both_sides, size_of
 
-# For images that are not square, "side" means the square root of the number of pixels.
-COARSE = 32  # Largest side of the coarse image; each further level doubles it
+# Largest side of the coarse image, in pixels; each further level doubles the side. The side of a
+# rectangular image is taken to be the square root of its number of pixels.
+COARSE = 32
 
 
 class NormConv(nn.Module):
@@ -23,7 +24,7 @@ class NormConv(nn.Module):
 
 
 class Widen(NormConv):
-    """Doubles the sides: BN, ReLU, conv3, pixel shuffle.
+    """Layer that doubles the sides: BN, ReLU, conv3, pixel shuffle.
 
     A transposed convolution would leave a visible grid where its kernels overlap.
     """
@@ -33,14 +34,14 @@ class Widen(NormConv):
 
 
 class GeneratorBlock(NormConv):
-    """x + conv3(ReLU(BN(x)))."""
+    """Residual block: x + conv3(ReLU(BN(x)))."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.conv(F.relu(self.norm(x)))
 
 
 class Enlarge(NormConv):
-    """Doubles the sides: BN, ReLU, bilinear interpolation, conv3.
+    """Layer that doubles the sides: BN, ReLU, bilinear interpolation, conv3.
 
     In large images, a pixel shuffle would leave a visible grid.
     """
@@ -50,10 +51,10 @@ class Enlarge(NormConv):
 
 
 class GeneratorLevel(nn.Module):
-    """Doubles the sides of an image, and adds details.
+    """Level of the generator, which doubles the sides of an image and adds details.
 
-    It takes the image, (B, channels, H, W), and the features from which it was computed,
-    (B, inputs, H, W). It returns both at twice the resolution.
+    The input is the image, (B, channels, H, W), and the features from which the image was computed,
+    (B, inputs, H, W). The output is the image, and `outputs` features, at twice the resolution.
     """
 
     def __init__(self, inputs: int, outputs: int, channels: int) -> None:
@@ -91,13 +92,13 @@ class Generator(nn.Module):
     resolution: see `Denoiser`; sides of 4 pixels or more;
     channels: 1 or 3;
     latent: size of z ~ N(0, I);
-    width: number of feature channels at half the resolution of the coarse image. At lower
-    resolutions, there are twice as many;
+    width: number of feature channels at half the resolution of the coarse image. If the first layer
+    has a lower resolution, it has twice as many channels;
     several: whether labels are vectors of 0 and 1.
 
-    The generator first draws a coarse image with at most COARSE pixels per side: a smooth image at
-    half its resolution, enlarged, plus details. Each level then doubles the sides of the image and
-    adds finer details, until the image has its full resolution.
+    The generator first draws a coarse image with at most COARSE pixels per side. To do so, it draws
+    a smooth image at half of this resolution, enlarges it, and adds details. Each level then
+    doubles the sides of the image and adds finer details, until the image has its full resolution.
     """
 
     def __init__(
@@ -117,11 +118,11 @@ class Generator(nn.Module):
         self.shape: Shape = (channels, *both_sides(resolution))
         self.latent = latent
         self.width = width
-        self.sides = [self.shape[1:]]  # (height, width) after each level, the finest first
+        self.sides = [self.shape[1:]]  # (height, width) after each level, finest level first
         while math.prod(self.sides[-1]) > COARSE**2:
             self.sides.append(half(self.sides[-1]))
         self.start = half(self.sides[-1])
-        doublings = 0  # how often the body doubles the sides
+        doublings = 0  # number of layers of the body that double the sides
         while math.prod(self.start) > 8**2:  # the body starts from 8×8 cells or fewer
             self.start = half(self.start)
             doublings += 1
@@ -135,7 +136,7 @@ class Generator(nn.Module):
             last = max(8, width // 4)
             self.widen: nn.Module = Widen(width, 4 * last)
         else:
-            last = 1024 // COARSE  # at each level, channels times side is 1024
+            last = 1024 // COARSE  # channels times side is 1024 at each level
             self.widen = Enlarge(width, last)
         self.norm = nn.BatchNorm2d(last)
         self.details = nn.Conv2d(last, channels, 5, padding=2)
@@ -155,9 +156,9 @@ class Generator(nn.Module):
 
         z: (B, latent);
         labels: (B,) int64 below `classes` or, for several labels, (B, classes);
-        block: one of `blocks`. 1 draws images at full resolution. Larger values leave out the last
-        levels, and draw smaller images, in which each pixel represents a block of block×block
-        pixels of the full image.
+        block: one of `blocks`. With 1, images have the full resolution. With a larger value, the
+        last levels are left out, and images are smaller: each pixel represents block×block pixels
+        of the full image.
 
         Returns (B, C, ceil(H/block), ceil(W/block)).
         """
@@ -176,9 +177,9 @@ class Generator(nn.Module):
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """Values of `block` for `forward`: first for the coarse image, then after each level.
+        """Possible values of `block` in `forward`: for the coarse image, then after each level.
 
-        Each is the side of the block of full-resolution pixels that one pixel represents.
+        If the value is b, each pixel represents b×b pixels of the full image.
         """
         return tuple(2**level for level in range(len(self.levels), -1, -1))
 

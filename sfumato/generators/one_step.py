@@ -31,8 +31,9 @@ from sfumato.storage.weights import load_network, save_network
 
 GENERATOR_WEIGHTS = "generator.safetensors"  # Beside config.json
 OneStep = Generator | GaussianGenerator  # (z, labels) -> images
-DRAWING_BATCH = 1000  # Number of images drawn at a time; fewer if they have more than COARSE pixels
-PATIENCE = 100  # Number of steps without progress on the held-out cells before a class is frozen
+# Number of images drawn at a time. If sides are longer than COARSE pixels, batches are smaller.
+DRAWING_BATCH = 1000
+PATIENCE = 100  # Number of steps without a smaller distance before a class is frozen
 
 
 def new_generator(
@@ -55,20 +56,21 @@ def fit_generator(
     agreement: float = 0.0,
     row_means: Tensor | None = None,
 ) -> Any:
-    """Fit G so that its joint embeddings match the released ones.
+    """Fit the generator G so that its joint embeddings match the released ones.
 
     Adam minimises Σ weight · ‖μ̃ − μ(G)‖², summed over the releases μ̃, plus a cross-entropy if
-    there is a teacher. The fit proceeds from coarse to fine: it first draws large images as means
-    of pixel blocks, and fits only features that can be computed from these means. The fit of a
-    class stops when it begins to fit the noise (see `EarlyStopping`), so more steps do no harm.
+    there is a teacher. The fit proceeds from coarse to fine. At first, G draws the block means of
+    large images instead of all pixels, and the fit uses only features that can be computed from
+    these means. The fit of a class stops when it begins to fit the noise (see `EarlyStopping`), so
+    more steps do no harm.
 
     releases: releases of Fourier features;
-    priors: (classes,) public label shares that add up to 1. For several labels, the share of images
-    with each label;
+    priors: (classes,) public or released shares of the classes, which add up to 1. With several
+    labels per image, the share of images with each label;
     progress: called with (steps done, all steps);
     teacher: (B, C, H, W) -> (B, classes) logits. Their cross-entropy with the requested labels has
     the weight `agreement` in the loss. With a teacher, all steps are at full resolution;
-    row_means: for several labels, see `PublicCounts`.
+    row_means: with several labels per image, the field of `PublicCounts`; otherwise None.
 
     Returns `generator`, with the moving average of its weights and recomputed batch-norm
     statistics, in eval mode.
@@ -99,8 +101,8 @@ def fit_generator(
             to_device(part, device) for part in labels_to_fit(config.batch, priors, several, random)
         )
         z = to_device(torch.randn(config.batch, generator.latent, generator=random), device)
-        # If the device is fast in bfloat16, the network and the phases are computed in it, but the
-        # embedding and the loss are not
+        # If the device is fast in bfloat16, the network and the phases are computed in bfloat16, but
+        # the embedding and the loss are not.
         with torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device.type)):
             images = generator(z, labels, block)
             embeddings = [embedding_of(match, images, weights, columns) for match in matches]
@@ -121,9 +123,10 @@ def fit_generator(
 
 
 def block_of_steps(blocks: Sequence[int], steps: int) -> list[int]:
-    """Return the block to draw with in each step (see `Generator.forward`), from coarse to fine.
+    """Return the argument `block` of `Generator.forward` for each step, from coarse to fine.
 
-    Half of the steps use the coarsest of `blocks`. The rest is split equally between the others.
+    blocks: the possible values, coarsest first. Half of the steps use the first. The other steps
+    are split equally between the other values.
     """
     coarse = steps if len(blocks) == 1 else round(0.5 * steps)
     finer = range(steps - coarse)
@@ -133,18 +136,18 @@ def block_of_steps(blocks: Sequence[int], steps: int) -> list[int]:
 
 
 def pace(done: float) -> float:
-    """Return the factor of the learning rate, in [0, 1], when a share `done` of the steps is done.
+    """Return the factor of the learning rate, in [0, 1], after the share `done` of all steps.
 
-    It rises briefly, then falls to zero by half a cosine. Without the rise, the first steps may
-    turn all pixels black, where the gradient is zero.
+    The factor rises briefly, then falls to zero along half a cosine wave. Without the rise, the
+    first steps may turn all pixels black. The gradient would then be zero.
     """
     return min(1.0, (done + 0.01) / 0.1) * (1 + math.cos(math.pi * done)) / 2
 
 
 def embedding_of(match: FeatureMeans, images: Tensor, weights: Tensor, priors: Tensor) -> Tensor:
-    """Compute μ(G), (K, classes). Column m is priors_m times the weighted mean of φ over the
-    images.
+    """Compute the embedding μ(G) of a batch of images, (K, classes).
 
+    Column m is priors_m times the mean of φ over the images, weighted by column m of the weights.
     images: (B, C, H, W); weights: (B, classes), from `labels_to_fit`.
     """
     counts = weights.sum(0)
@@ -152,20 +155,20 @@ def embedding_of(match: FeatureMeans, images: Tensor, weights: Tensor, priors: T
 
 
 def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor) -> Tensor:
-    """Compute an unbiased estimate of ‖μ̃ − μ(G)‖² without the constant ‖μ̃‖², a scalar.
+    """Estimate ‖μ̃ − μ(G)‖² − ‖μ̃‖² from a batch, with columns weighted by class. Returns a scalar.
 
-    Because ‖φ‖ = 1, the bias of the squared norm of a batch mean is known, and is subtracted.
-    Otherwise small batches would reward images that are all alike. The error of column m is divided
-    by priors_m. Otherwise a rare class would have a weight of only priors_m².
+    The squared norm of a batch mean is biased. Because ‖φ‖ = 1, the bias is known, and is
+    subtracted: otherwise, small batches would reward images that are all alike. The error of column
+    m is divided by priors_m: otherwise, a rare class would have a weight of only priors_m².
 
-    embedding, target: (K, classes); weights: see `embedding_of`.
+    embedding, target: (K, classes), μ(G) and μ̃; weights: see `embedding_of`.
     """
     shown = (weights.sum(0) > 0).to(priors)  # 0 for a class with no image in the batch
     # Effective number of images: a mean of this many images with equal weights has the same
     # variance
     counts = weights.sum(0).square() / weights.square().sum(0).clamp(min=1e-12)
-    # E‖mean of n unit vectors‖² = ‖μ‖² + (1 − ‖μ‖²)/n, so (n‖mean‖² − 1)/(n − 1) estimates ‖μ‖²;
-    # the constant is dropped.
+    # E‖mean of n unit vectors‖² = ‖μ‖² + (1 − ‖μ‖²)/n, so (n‖mean‖² − 1)/(n − 1) estimates ‖μ‖².
+    # The constant 1/(n − 1) is left out.
     unbiased = torch.where(counts > 1, counts / (counts - 1).clamp(min=1), 1.0)
     # The divisor has a floor, because the column of a very rare class is mostly noise
     balance = shown / priors.clamp(min=0.1 / len(priors))
@@ -177,22 +180,24 @@ def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor)
 class EarlyStopping:
     """Stops the fit of each class when it begins to fit the noise of the release.
 
-    Some cells of the release, chosen by `held_out`, are left out of the loss. Because the noise of
-    different cells is independent, the generator's distance to these cells is an unbiased estimate,
-    up to a constant, of its distance to the release without noise. This distance falls while the
-    fit learns the class, and rises when the fit learns the noise of the other cells. After PATIENCE
-    steps without a smaller distance, the class is frozen: its target becomes the generator's own
-    average embedding at the step with the smallest distance.
+    Some rows of the release, chosen by `held_out`, are left out of the loss. The noise of different
+    rows is independent. So the generator's squared distance to the held-out rows is an unbiased
+    estimate, up to a constant, of its squared distance to these rows without noise. This distance
+    falls while the fit learns the class, and rises when the fit learns the noise of the other rows.
+    After PATIENCE steps without a smaller distance, the class is frozen: its target becomes the
+    generator's own average embedding at the step with the smallest distance.
     """
 
-    smooth = 0.98  # decay of the average embedding, which is compared with the held-out cells
+    smooth = 0.98  # decay of the average embedding, which is compared with the held-out rows
 
     def __init__(self, matches: Sequence[FeatureMeans], seed: int, block: int = 1) -> None:
         random = torch.Generator().manual_seed(seed)
         self.matches = matches
         self.targets = [match.table.clone() for match in matches]
-        self.seen = []  # cells in the loss that can be computed with this block, (K, 1) of 0 and 1
-        self.unseen = []  # the held-out cells that can
+        # Rows in the loss, and held-out rows: (K, 1) of 0 and 1 for each release. Both are 0 for rows
+        # that cannot be computed with this block.
+        self.seen = []
+        self.unseen = []
         for match in matches:
             out = held_out(match.features, random)
             active = match.features.active(block)
@@ -202,14 +207,15 @@ class EarlyStopping:
         self.means = [torch.zeros_like(match.table) for match in matches]
         self.nearest = [torch.zeros_like(match.table) for match in matches]
         classes = matches[0].table.shape[1]
-        device = matches[0].table.device  # tensors stay on it, so that no step waits for a copy
+        device = matches[0].table.device  # all tensors are here, so that no step waits for a copy
         self.least = torch.full((classes,), math.inf, device=device)
         self.waited = torch.zeros(classes, device=device)
-        self.batches = torch.zeros(classes, device=device)  # number of batches with each class
+        # Number of batches with images of each class
+        self.batches = torch.zeros(classes, device=device)
         self.held = torch.zeros(classes, dtype=torch.bool, device=device)
 
     def loss(self, embeddings: Sequence[Tensor], weights: Tensor, priors: Tensor) -> Tensor:
-        """Compute Σ weight · ‖target − μ(G)‖² over the cells in the loss.
+        """Compute Σ weight · ‖target − μ(G)‖² over the rows in the loss.
 
         embeddings: μ(G) for each release, (K, classes).
         """
@@ -240,9 +246,9 @@ class EarlyStopping:
 
 
 def held_out(features: FourierFeatures, random: torch.Generator) -> Tensor:
-    """Choose a fifth of the cells, (K,) bool, to leave out of the loss.
+    """Choose a fifth of the rows of a release, (K,) bool, to leave out of the loss.
 
-    Cosine and sine of a frequency are left out together.
+    A row belongs to one feature. The cosine and the sine of a frequency are left out together.
     """
     waves = torch.rand(features.frequencies, generator=random) < 0.2
     return torch.cat(
@@ -254,12 +260,12 @@ def held_out(features: FourierFeatures, random: torch.Generator) -> Tensor:
 def recompute_batch_norm(
     generator: Generator, batch: int, priors: Tensor | None, random: torch.Generator
 ) -> None:
-    """Recompute batch-norm statistics for the current weights: means over 40 batches."""
+    """Recompute batch-norm statistics for the current weights, as means over 40 batches."""
     device = device_of(generator)
     for norm in generator.modules():
         if isinstance(norm, nn.BatchNorm2d):
             norm.reset_running_stats()
-            norm.momentum = None  # None: a plain mean over all batches
+            norm.momentum = None  # a plain mean over all batches
     generator.train()
     for _ in range(40):
         if priors is not None and generator.several:
@@ -276,8 +282,8 @@ def balanced_labels(
 ) -> Tensor:
     """Draw `count` labels in random order, (count,) int64, by systematic sampling.
 
-    The number of labels of each class differs from its share by less than one. priors: (classes,)
-    shares of the classes, or None for equal shares.
+    The number of labels of a class differs from `count` times its share by less than one. priors:
+    (classes,) shares of the classes, or None for equal shares.
     """
     shares = (
         torch.full((classes,), 1 / classes, dtype=torch.float64)
@@ -293,10 +299,10 @@ def balanced_labels(
 
 
 def several_labels(count: int, priors: Tensor, random: torch.Generator) -> Tensor:
-    """Draw which labels each of `count` images has: (count, classes) uint8 of 0 and 1.
+    """Draw several labels for each of `count` images: (count, classes) uint8 of 0 and 1.
 
-    The labels of an image are independent. priors: (classes,) share of images with each label, from
-    which the drawn number differs by less than one image.
+    The labels of an image are independent. priors: (classes,) share of images with each label. The
+    number of images with a label differs from `count` times the label's share by less than one.
     """
     shares = torch.stack([1 - priors, priors], dim=1)
     return torch.stack([balanced_labels(count, share, 2, random) for share in shares], dim=1).to(
@@ -307,10 +313,10 @@ def several_labels(count: int, priors: Tensor, random: torch.Generator) -> Tenso
 def labels_to_draw(
     model: Any, count: int, priors: Tensor | None, random: torch.Generator
 ) -> Tensor:
-    """Draw labels by `several_labels` if the model takes several labels, otherwise by
-    `balanced_labels`.
+    """Draw `count` labels of the kind that a model takes.
 
-    Without priors, it always draws by `balanced_labels`.
+    If the model takes several labels per image, and there are priors, returns the result of
+    `several_labels`. Otherwise, returns the result of `balanced_labels`.
     """
     if priors is not None and getattr(model, "several", False):
         return several_labels(count, priors, random)
@@ -322,17 +328,18 @@ def labels_to_fit(
 ) -> tuple[Tensor, Tensor]:
     """Draw labels for a batch, and weights of its images in the columns of the embedding.
 
-    Each label is drawn equally often, so that rare ones are fitted too. priors: see
+    All labels are drawn equally often, so that rare labels are fitted too. priors: see
     `fit_generator`.
 
     With one label per image, returns labels, (count,) int64, and weights, which are one-hot rows,
     (count, classes) float32.
 
-    With several labels, each image belongs to a stratum, which is one label or "no label". Its
-    other labels are drawn by `several_labels`. Because they are independent, the images of a
-    stratum represent all images with its label. Returns labels, (count, classes) uint8, and
-    weights, (count, classes + 1) float32. In the column of its stratum, the weight of an image is
-    its entry in `label_rows`; in all other columns it is zero.
+    With several labels per image, returns labels, (count, classes) uint8, and weights,
+    (count, classes + 1) float32. Each image belongs to one stratum. A stratum is a label, which all
+    its images have, or "no label", whose images have none. The other labels of an image are drawn
+    by `several_labels`, independently of the stratum, so the images of a stratum represent all
+    images with its label. In the column of its stratum, the weight of an image is its entry in
+    `label_rows`. In all other columns, the weight is zero.
     """
     classes = len(priors)
     strata = balanced_labels(count, None, classes + several, random)
@@ -349,9 +356,9 @@ def drawing(
 ) -> tuple[Iterator[Tensor], Tensor]:
     """Draw `count` images and their labels.
 
-    priors: shares of the classes, or None for equal shares. They are required if the generator
-    takes several labels per image;
-    spread: standard deviation of the latent numbers.
+    priors: shares of the classes, or None for equal shares. If the generator takes several labels
+    per image, priors are required;
+    spread: standard deviation of the latent numbers z.
 
     Returns an iterator over parts of the images, (N, C, H, W) float32 in [0, 1], and the labels of
     all images: (count,) int64, or the result of `several_labels`.

@@ -66,8 +66,7 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
 def select_public(settings: Select, votes: np.ndarray | None, public_classes: int) -> list[Kept]:
     """Choose the public classes to keep, by votes, (R, P).
 
-    Without votes, all classes are kept. In this case, the plan has refused a `select.ratio` that
-    would keep fewer.
+    Without votes, all classes are kept. In this case, the plan refuses a `select.ratio` below 1.
     """
     if votes is not None:
         return select_classes(votes, number_to_keep(settings, public_classes))

@@ -443,7 +443,7 @@ def test_a_part_that_names_code_is_refused_before_loading(copied, named):
         config.with_name("adapter_config.json").write_text("{}")
     else:
         config.write_text(json.dumps(json.loads(config.read_text()) | named))
-    with pytest.raises(DataError, match="names code or adapters"):
+    with pytest.raises(DataError, match="refers to code or adapters"):
         read_model_directory(str(copied))
 
 
