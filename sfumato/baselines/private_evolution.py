@@ -170,8 +170,8 @@ def nearest_votes(
     Returns one row per image: the outer product of its one-hot class, (classes,), and its one-hot
     vote, (N,), with norm 1 at most. Distances are sums of whole numbers, which are exact in any
     order, so the nearest candidate does not depend on other images, the batch or the processor. If
-    several candidates are equally near, the first one gets the vote. An image does not vote if its vector is not finite, if its class has no
-    candidates, or if its class is out of range.
+    several candidates are equally near, the first one gets the vote. An image does not vote if its
+    vector is not finite, if its class has no candidates, or if its class is out of range.
     """
     finite = vectors.isfinite().all(dim=1)
     where = on_grid(torch.where(finite[:, None], vectors, 0))

@@ -68,7 +68,10 @@ class Denoiser(nn.Module):
 
     @property
     def no_label(self) -> int:
-        """The label that means "no label". With several labels, it is an entry of the row."""
+        """The value that means "no label".
+
+        With several labels per image, a row without labels has this value in each entry.
+        """
         return 2 if self.several else self.classes
 
     def hidden(self, labels: Tensor, hide: Tensor) -> Tensor:

@@ -32,7 +32,10 @@ DRAWN_TOGETHER = {"cpu": (2**17, 256), "cuda": (2**19, 512)}
 
 
 class GroupNorm(nn.Module):
-    """Group normalisation with a scale and an offset per channel, learned or per image."""
+    """Group normalisation, followed by a scale and an offset for each channel.
+
+    The scales and offsets are either learned, or arguments with other values for each image.
+    """
 
     def __init__(self, channels: int, affine: bool = True) -> None:
         super().__init__()
@@ -69,7 +72,7 @@ def normalised(x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """Residual block. The embedding scales and shifts the second normalisation."""
+    """Residual block. The embedding scales and shifts the result of the second normalisation."""
 
     def __init__(self, inputs: int, outputs: int, embedding: int) -> None:
         super().__init__()
@@ -324,7 +327,7 @@ def label_table(rows: Sequence[Tensor]) -> nn.Embedding:
 
 
 def drop_extra_classes(model: UNet) -> UNet:
-    """Remove the label rows of public classes from `model`, in place, and return it.
+    """Remove the label rows of public classes from `model`, in place, and return the model.
 
     Call this after `ema_model`, which needs all rows.
     """
@@ -368,8 +371,8 @@ def double(x: Tensor, sides: Sequence[int]) -> Tensor:
 def pairs(width: int, like: Tensor) -> Tensor:
     """Return a matrix, (4·width, width), that sums blocks of 2×2 pixels.
 
-    It multiplies two rows of 2·width pixels each, one after the other. On a CPU, this product and
-    its derivative are many times faster than sums over 2×2 windows.
+    Two successive rows of 2·width pixels, times this matrix, give the `width` sums. On a CPU, this
+    product and its derivative are many times faster than sums over 2×2 windows.
     """
     return (
         torch.eye(width, dtype=like.dtype, device=like.device).repeat_interleave(2, 0).repeat(2, 1)

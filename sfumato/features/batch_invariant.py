@@ -12,8 +12,9 @@ BATCH_SIZE = 64  # Images per batch on a CPU
 
 
 def batch_size(shape: Sequence[int], device: torch.device) -> int:
-    """Return the number of images per batch. It depends only on device and shape. On a GPU, batches
-    of small images are larger.
+    """Return the number of images per batch, which depends only on the device and the shape.
+
+    On a CPU, it is the same for all shapes. On a GPU, batches of small images are larger.
     """
     if device.type == "cpu":
         return BATCH_SIZE
@@ -27,7 +28,7 @@ def rows_alone(
 
     Images may have any memory format. An image with any non-finite pixel gives a row of NaN.
 
-    place_matters: whether the place of an image in the batch may change its row (see
+    place_matters: whether the place of an image in the batch may change its row (see the function
     `place_matters`). If so, images are processed one at a time.
 
     Guarantee: row i is a function of image i only, to the last bit. Matrix kernels round

@@ -115,8 +115,10 @@ def of_architecture(
 
 
 def check_rows(features: OwnFeatures, shape: Shape, where: torch.device) -> None:
-    """Raise DataError unless random images have the same features after the network was loaded
-    again and the order of the images was reversed.
+    """Raise DataError unless the network computes the same features for the same images twice.
+
+    The images are random. For the second time, the network is loaded again, and the order of the
+    images is reversed.
     """
     images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0)).to(where)
     again = rows_alone(

@@ -70,7 +70,7 @@ def fit_generator(
     progress: called with (steps done, all steps);
     teacher: (B, C, H, W) -> (B, classes) logits. Their cross-entropy with the requested labels has
     the weight `agreement` in the loss. With a teacher, all steps are at full resolution;
-    row_means: with several labels per image, the field of `PublicCounts`; otherwise None.
+    row_means: with several labels per image, `PublicCounts.row_means`; otherwise None.
 
     Returns `generator`, with the moving average of its weights and recomputed batch-norm
     statistics, in eval mode.
@@ -101,8 +101,8 @@ def fit_generator(
             to_device(part, device) for part in labels_to_fit(config.batch, priors, several, random)
         )
         z = to_device(torch.randn(config.batch, generator.latent, generator=random), device)
-        # If the device is fast in bfloat16, the network and the phases are computed in bfloat16, but
-        # the embedding and the loss are not.
+        # If the device is fast in bfloat16, the network and the phases are computed in it, but the
+        # embedding and the loss are not.
         with torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device.type)):
             images = generator(z, labels, block)
             embeddings = [embedding_of(match, images, weights, columns) for match in matches]
@@ -194,8 +194,8 @@ class EarlyStopping:
         random = torch.Generator().manual_seed(seed)
         self.matches = matches
         self.targets = [match.table.clone() for match in matches]
-        # Rows in the loss, and held-out rows: (K, 1) of 0 and 1 for each release. Both are 0 for rows
-        # that cannot be computed with this block.
+        # Rows in the loss, and held-out rows: (K, 1) of 0 and 1 for each release. If a row cannot be
+        # computed with this block, both are 0.
         self.seen = []
         self.unseen = []
         for match in matches:

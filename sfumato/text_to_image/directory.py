@@ -79,7 +79,10 @@ class ModelDirectory:
 
 
 def require_library() -> None:
-    """Raise ConfigError if `diffusers` or `transformers` is not installed. Imports neither."""
+    """Raise ConfigError if `diffusers` or `transformers` is not installed.
+
+    This function imports neither of them.
+    """
     for name in ("diffusers", "transformers"):
         if find_spec(name) is None:
             needs = f"model.directory names a public text-to-image model, which needs {name}"
@@ -215,7 +218,7 @@ def weights_of(path: Path, part: str) -> tuple[Path, str]:
 
 
 def part_files(path: Path, part: str) -> list[Path]:
-    """Return the files of a part to read, sorted by name.
+    """Return the files that have to be read to load a part, sorted by name.
 
     Raises DataError if a file is missing, and the errors of `weights_of`.
     """

@@ -236,7 +236,7 @@ class LatentDiffusion(Denoiser):
 
 
 def load_latent(directory: Path) -> LatentDiffusion:
-    """Load the network of a reference with the public model's weights, as float32, frozen."""
+    """Load the network that a reference names, with the model's own weights, frozen, as float32."""
     reference = read_reference(directory)
     model = referred(reference, "denoiser", "scheduler")
     file = directory / PROMPTS

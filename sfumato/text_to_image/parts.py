@@ -226,8 +226,8 @@ def embed_prompts(
         if len(tokenizer(text).input_ids) > length:
             fix = "shorten it (model.prompt, model.prompts)"
             raise DataError(
-                f"the prompt {prompt[:60]!r}… has more than the {length} tokens of this model: "
-                f"{fix}"
+                f"the prompt {prompt[:60]!r}… has more than {length} tokens, the limit of this "
+                f"model: {fix}"
             )
         tokens = tokenizer(
             text, padding="max_length", max_length=length, truncation=True, return_tensors="pt"

@@ -140,7 +140,7 @@ def mean_loss(model: UNet, batch: Sequence[Tensor], autocast: bool, size: int) -
 def mixed_batch(
     phase: Phase, sources: Sources, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Draw `phase.batch` images with replacement. Each comes from a source chosen by weight.
+    """Draw `phase.batch` images with replacement, each from a source that is drawn by weight.
 
     Returns the images, float32 in [0, 1], and their labels.
     """

@@ -108,7 +108,7 @@ def public_training_set(
         if len(array) and not (array.min() >= 0 and array.max() < end):
             raise DataError(
                 f"{selection / name} contains values {array.min()} to {array.max()}, expected 0 to "
-                f"{end - 1}: it is damaged or was made from another public set, {SELECT_AGAIN}"
+                f"{end - 1}: it is damaged or was made from another public set; {SELECT_AGAIN}"
             )
         arrays.append(array)
     rows, labels = arrays
