@@ -229,7 +229,7 @@ def query_evolve(
     open_charge: opens a charge that draws sensitive images, as their vectors by `embedding`;
     priors: (M,), share of each class among the candidates, from public or released numbers.
 
-    Returns the charge, whose uses are all recorded on disk, the last population, and the public log.
+    Returns the charge (with all its uses on disk), the last population, and the public log.
     """
 
     def classes_of(number: int) -> Tensor:

@@ -194,8 +194,8 @@ class EarlyStopping:
         random = torch.Generator().manual_seed(seed)
         self.matches = matches
         self.targets = [match.table.clone() for match in matches]
-        # Rows in the loss, and held-out rows: (K, 1) of 0 and 1 for each release. Both are 0 for a row
-        # that cannot be computed with this block.
+        # Rows in the loss, and held-out rows: (K, 1) of 0 and 1 for each release. For a row that
+        # cannot be computed with this block, both are 0.
         self.seen = []
         self.unseen = []
         for match in matches:
