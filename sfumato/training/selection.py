@@ -96,7 +96,7 @@ def read_votes(histogram: Path, public: Sequence[str], classes: int) -> tuple[np
         or counted != tuple(public)
         or votes.shape != (classes if per_class else 1, len(public))
     ):
-        problem = "has votes for other classes than the public set, or values that are not numbers"
+        problem = "has votes for other classes than the public set, or non-numeric values"
         raise DataError(
             f"{histogram} {problem}: run `stage classifier` and `stage histogram` again"
         )
