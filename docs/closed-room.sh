@@ -1,11 +1,11 @@
 #!/bin/sh
 # Carry Sfumato into a room without a network.
 #
-#   sh docs/closed-room.sh pack FOLDER      outside, in a clone: every package by requirements.lock, as wheels
-#   sh docs/closed-room.sh image FOLDER     outside, in a clone: the container as a file, for Docker or Apptainer
-#   sh closed-room.sh install VENV          inside, in FOLDER: checks every hash, then installs; contacts nothing
+#   sh docs/closed-room.sh pack FOLDER      outside, in a clone: packs the wheels of every package in requirements.lock
+#   sh docs/closed-room.sh image FOLDER     outside, in a clone: saves the container as a file, for Docker or Apptainer
+#   sh closed-room.sh install VENV          inside, in FOLDER: checks every hash, then installs, without a network
 #
-# Both first commands print the SHA-256 of FOLDER/SHA256SUMS, to be compared inside: `sha256sum SHA256SUMS`.
+# `pack` and `image` print the SHA-256 of FOLDER/SHA256SUMS. Inside, compare it with `sha256sum SHA256SUMS`.
 set -eu
 python=${PYTHON:-python3.11}
 
