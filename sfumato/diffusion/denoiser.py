@@ -64,7 +64,7 @@ class Denoiser(nn.Module):
 
         Raises ValueError for a network that works on pixels.
         """
-        raise ValueError("a network without an encoder works on pixels")
+        raise ValueError("this network works on pixels and has no encoder to load")
 
     @property
     def no_label(self) -> int:
@@ -165,8 +165,8 @@ def draw_noise_levels(law: NoiseLevels, n: int, generator: torch.Generator) -> T
 def draw_timesteps(law: TimestepMixture, n: int, generator: torch.Generator, steps: int) -> Tensor:
     """Draw n timesteps from a mixture of uniform laws, (n,) int64 below `steps`.
 
-    Part i has the probability wᵢ/Σw, and is uniform on {lᵢ, …, uᵢ − 1}. The bounds lᵢ and uᵢ of
-    `law` refer to a schedule of TIMESTEPS steps, and are scaled to `steps`.
+    Part i of the mixture has the probability wᵢ/Σw, and is uniform on {lᵢ, …, uᵢ − 1}. The bounds
+    lᵢ and uᵢ of `law` refer to a schedule of TIMESTEPS steps, and are scaled to `steps`.
     """
     device = generator.device
     if n == 0:

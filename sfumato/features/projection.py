@@ -195,7 +195,7 @@ class ProjectedFeatures(nn.Module):
 class ScaleToSqrtD(nn.Module):
     """Projected features, scaled to norm √d: (B, C, H, W) -> (B, d).
 
-    Length-scales are in units of √d.
+    Fourier features need this norm, because their length-scales are in units of √d.
     """
 
     def __init__(self, features: ProjectedFeatures) -> None:

@@ -21,8 +21,8 @@ def shorter_side(shape: Shape, least: int) -> int:
     _, height, width = shape
     if min(height, width) < least:
         raise ValueError(
-            f"images of {height}×{width} are too small for the classifier: the minimum is {least} "
-            "pixels"
+            f"images of {height}×{width} pixels are too small for the classifier: use images of "
+            f"{least} pixels per side or more"
         )
     return min(height, width)
 
