@@ -70,7 +70,7 @@ class Denoiser(nn.Module):
     def no_label(self) -> int:
         """The value that means "no label".
 
-        With several labels per image, a row without labels has this value in each entry.
+        With several labels per image, a row with hidden labels has this value in each entry.
         """
         return 2 if self.several else self.classes
 
@@ -130,7 +130,7 @@ class Denoiser(nn.Module):
 
         labels: (N,), or (N, classes) with several labels per image;
         steps: number of solver steps;
-        guidance: g in D + g·(D − D₀); D is the denoised image, and D₀ is the same without label;
+        guidance: g in D + g·(D − D₀); D is the image denoised with its label, D₀ without it;
         generator: a CPU generator, which fixes the images up to rounding;
         shape: requested (C, H, W), for networks that can resize their images;
         guide: guidance by a classifier, for networks that draw pixels.

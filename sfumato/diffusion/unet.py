@@ -322,7 +322,7 @@ def zero(layer: nn.Conv2d | nn.Linear) -> None:
 
 
 def label_table(rows: Sequence[Tensor]) -> nn.Embedding:
-    """Build a trainable embedding table whose rows are `rows`, without random draws."""
+    """Build a trainable embedding table by stacking `rows`, without random draws."""
     return nn.Embedding.from_pretrained(torch.cat([part.detach() for part in rows]), freeze=False)
 
 
