@@ -398,5 +398,5 @@ def test_votes_that_are_no_numbers_are_refused(tmp_path):
     (tmp_path / "histogram.json").write_text(
         json.dumps({"per_class": False, "public_classes": ["x", "y"]})
     )
-    with pytest.raises(DataError, match="no numbers"):
+    with pytest.raises(DataError, match="non-numeric values"):
         read_votes(tmp_path, ("x", "y"), 3)
