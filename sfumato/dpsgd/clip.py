@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 RUN = 64  # Number of squares to add up in float32 at a time; float64 adds up the results
-# Relative margin of a clipped norm. It exceeds the error of a float32 sum of RUN squares and of the
-# root of the sum.
+# Relative margin of a clipped norm.
+# It exceeds the error of a float32 sum of RUN squares, and of the square root of this sum.
 FLOAT32_SLACK = 2.0**-18
 NUMBERS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}  # How many numbers are summed in float64 at a time
 

@@ -102,8 +102,7 @@ def per_image_gradients(
     take = by_layers if model.supports_ghost_layers else by_vmap
     count = draws.levels.shape[1]
     total: dict[str, Tensor] = {}
-    # Autocast's cache is off: if a transform converts a weight, the converted weight must not be
-    # used outside this transform
+    # Without a cache, no weight that was converted in one transform is used in another
     with torch.autocast(images.device.type, torch.bfloat16, enabled=autocast, cache_enabled=False):
         if draws_per_pass is None or draws_per_pass >= count:
             return take(model, parameters, *batch)
@@ -196,8 +195,8 @@ def clipped_gradient_sum(
     total = torch.zeros(size, dtype=torch.float64, device=images.device)
     for start in range(0, len(images), microbatch_size):
         # Fill up the last microbatch with copies of its last image, and drop their gradients.
-        # Matrix kernels round differently for different sizes, and the gradient of an image must
-        # not depend on the number of other images.
+        # So all microbatches have one size: matrix kernels round differently for other sizes.
+        # An image's gradient must not depend on the number of other images.
         index = torch.arange(start, start + microbatch_size, device=images.device).clamp(
             max=len(images) - 1
         )

@@ -11,8 +11,7 @@ from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.gradients import Draws, losses_at, per_image_gradients
 from sfumato.runtime import compute, distributed
 
-# Number of float32 copies of the trained parameters that a step needs: moving average, Adam's
-# moments, sums and noise
+# Float32 copies of the trained parameters, for the moving average, Adam's moments, sums and noise
 COPIES = 8
 # Error messages of CUDA, cuBLAS and cuDNN for too little memory, or for a size without a kernel
 DOES_NOT_FIT = (
@@ -92,8 +91,8 @@ def fitting(
     if not gpu:
         largest = max(1, min(largest, int(batch / 2)))
         return 1 << (largest.bit_length() - 1), draws  # rounded down to a power of two
-    # A step seldom draws more images than `drawn`. This number is divided nearly evenly among the
-    # microbatches, because the last one is filled up with copies.
+    # A step seldom draws more images than `drawn`.
+    # Microbatches divide this number nearly evenly, because the last is filled up with copies.
     drawn = batch + 2 * math.sqrt(batch)
     return math.ceil(drawn / math.ceil(drawn / largest)), draws
 

@@ -161,8 +161,7 @@ class Convolution:
             and gradient.dtype == torch.bfloat16
             and stride == dilation == [1, 1]
         ):
-            # A convolution with the mirrored weight gives the same result, and oneDNN has a faster
-            # kernel for it.
+            # A convolution with the mirrored weight gives the same result, and is faster in oneDNN
             margin = [size - 1 - some for size, some in zip(weight.shape[2:], padding, strict=True)]
             if min(margin) >= 0:
                 return F.conv2d(gradient, weight.flip(2, 3).transpose(0, 1), None, padding=margin)

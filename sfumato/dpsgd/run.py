@@ -128,8 +128,7 @@ class Gradients:
         self.microbatch_size, self.draws_per_pass = choose_microbatch(
             model, self.parameters, config.draws, public_batch, config.microbatch_size
         )
-        # All processes must have equal models, so that it does not matter which process computes an
-        # image's gradient.
+        # If the models are equal, it does not matter which process computes an image's gradient
         distributed.agree(model.state_dict().values())
         if autocast is None:
             autocast = distributed.broadcast_object(fast_bfloat16(self.device.type))
@@ -228,8 +227,8 @@ def fine_tune(
     report: function called with (durable steps, all steps) after each checkpoint only;
     one_step: function that makes one draw, one release and one update; by default `step`.
 
-    Returns (charge with all uses on disk, public log with one row per step). The log never contains
-    a loss, a number of images or a time.
+    Returns the charge, with all its uses on disk, and the public log, with one row per step. The
+    log never contains a loss, a number of images or a time.
     """
     charge, kept, log = resume(open_charge, stage, say)
     if kept is not None:

@@ -127,8 +127,8 @@ def convolutions(channels: int, height: int, width: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(depth * side**2, PENULTIMATE_WIDTH), nn.ReLU())
 
 
-# --- deep networks: a stem, then three stages of blocks, then an average over all positions. The
-# second and the third stage halve the sides
+# --- deep networks: a stem, then three stages of blocks, then an average over all positions.
+# The second and the third stage halve the sides.
 
 
 class PreActivated(nn.Module):

@@ -24,10 +24,10 @@ from sfumato.features.teacher_network import classify
 from sfumato.release.report import grouped
 
 FALSE_ALARMS = 0.001  # Maximum probability of an alarm if nothing was copied
-MISSED = 0.025  # The bound on ε combines two limits; each fails with this probability at most
+MISSED = 0.025  # Each of the two limits in the bound on ε fails with this probability at most
 MOST_RELEASED = 60_000  # Maximum number of released images to compare
-# Maximum number of training images, and of hold-out images. More images would take minutes longer.
-# They would not detect smaller shares of copies.
+# Maximum number of training images, and of hold-out images.
+# More images would take minutes longer, but would not detect smaller shares of copies.
 MOST_REAL = 20_000
 
 

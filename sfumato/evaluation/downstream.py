@@ -278,8 +278,7 @@ def sensitivities(odds: Any, second: np.ndarray, weights: np.ndarray) -> list[fl
     """
     from sklearn.metrics import auc, roc_curve
 
-    # For each threshold: share of the first class, and share of the second class, that the
-    # classifier assigns to the second class
+    # Shares of the first class (wrong) and of the second class (right) classified as the second
     wrong, right, _ = roc_curve(second, odds, sample_weight=weights)
     to_first = 1 - wrong[right >= SPECIFICITY - 1e-9].min()
     to_second = right[wrong <= 1 - SPECIFICITY + 1e-9].max()

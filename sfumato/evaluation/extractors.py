@@ -120,7 +120,7 @@ def own_extractor(settings: OwnNetwork) -> Extractor:
 
 
 def inception_extractor(path: Path | None = None) -> Extractor:
-    """Build the pooled features of pytorch-fid's Inception.
+    """Build the extractor `inception`: the pooled features of pytorch-fid's Inception network.
 
     path: path of its weights, by default the path used by torch.hub. Raises DataError if they are
     missing or wrong.

@@ -21,8 +21,7 @@ def displaced(images: Tensor, angle: float, part: float) -> Tensor:
     sine = math.sin(math.radians(angle))
     cosine = math.cos(math.radians(angle))
     back = -2 * part
-    # `affine_grid` measures positions in units of the width and of the height, so a rotation needs
-    # the ratio of both
+    # A rotation needs this ratio, because `affine_grid` measures positions in units of the sides
     upright = images.shape[2] / images.shape[3]
     place = torch.tensor(
         [[cosine, -sine * upright, back], [sine / upright, cosine, back]], device=images.device

@@ -121,7 +121,7 @@ def fidelity_tables(metrics: Mapping) -> Iterator[Table]:
         [key.replace("_", " "), *map(number, compared.loc[key], spreads.loc[f"{key}_std"])]
         for key in keys
     )
-    if keys:  # otherwise only the test for copies was requested
+    if keys:  # there are none if only the test for copies was requested
         title = f"Fidelity to the real {first['reference']} images in {first['space']} (local)"
         yield table_of(title, ["metric", *compared.columns], rows)
 
@@ -165,8 +165,8 @@ def detailed_tables(judged: Mapping[str, Mapping], measure: str) -> Iterator[Tab
             for name, column in columns.items()
             for one in column["groups"]
         )
-        note = f"Groups of fewer than {FEWEST_OF_A_GROUP} images are merged into the group "
-        note += "“others”. If this group has too few images as well, it is not shown."
+        note = f"Groups of fewer than {FEWEST_OF_A_GROUP} images are merged into “others”. "
+        note += "If this group has too few images as well, it is not shown."
         title = "Group by group, % (local)"
         yield table_of(
             title, ["classifier", "group", "images", measure, INTERVAL, "best to worst"], rows, note

@@ -18,8 +18,8 @@ import numpy as np
 
 from sfumato.data.images import per_class
 
-# For each level: the smallest learned share, and a sentence. The first level applies if the learned
-# share is large enough, otherwise the next level, and so on. The shares are a convention.
+# For each level: the smallest learned share (a convention), and a sentence.
+# The first level whose share is reached applies.
 VERDICT_LEVELS = {
     "good": (0.9, "a classifier learns nearly as much from this release as from the real images"),
     "fair": (
@@ -55,7 +55,7 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dic
     metrics: result of `evaluate_release`, perhaps with the scores of classifiers in HANDED_OUT, the
     "mixture" that the card of the release states, and the "agreement" of the release's labels with
     the requested classes. If it has no "real", a perfect accuracy is used instead;
-    labels: labels of the hold-out, (N,) or, for several labels, (N, classes). For several labels,
+    labels: labels of the hold-out, (N,). If images have several labels, they are (N, classes), and
     AUROC replaces accuracy and balanced accuracy.
 
     Returns {"level", "sentence", "learned", "accuracy", "balanced_accuracy"}. "level" is one of

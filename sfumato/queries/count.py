@@ -35,8 +35,8 @@ class Counts:
 class PublicCounts(NamedTuple):
     total: float  # N̄
     per_class: Tensor  # N̄_m, (classes,) float64, each at least 1, because they are denominators
-    # (classes,) float64, non-negative, with sum 1. If images have several labels: the share of
-    # images with each label
+    # (classes,) float64, non-negative, with sum 1.
+    # If images have several labels, they are the shares of images with each label instead.
     priors: Tensor
     # With several labels: mean of `label_rows`, (classes + 1,) float64
     row_means: Tensor | None = None

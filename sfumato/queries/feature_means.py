@@ -268,7 +268,8 @@ def load_means(
         # This check comes before memory is allocated
         if getattr(about, "size", 0) > len(table) or shape != plan.shape:
             raise ValueError(
-                f"features.json is for images of {shape}, or has more rows than the release"
+                f"features.json is for images of shape {shape}, expected {plan.shape}, or it lists "
+                "more features than the release has"
             )
         features = about.rebuild(folder, teacher)
         expected = (features.size, len(plan.classes) + plan.several)

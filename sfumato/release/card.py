@@ -33,8 +33,7 @@ UNCHANGED = {
     "plain": "as a model drew it",
     "public": "a public image, privately selected and labelled",
 }
-# Table with one column per label and one row per image, in the order of the arrays. A release has
-# it if images have several labels.
+# If images have several labels, this table has a row per image and a column per label.
 LABEL_TABLE = "labels.csv"
 
 

@@ -25,8 +25,8 @@ PARQUET = "parquet/train-00000-of-00001.parquet"  # Dataset hubs name the parts 
 PARQUET_FILES = "parquet/*.parquet"
 SHARD = 2**30  # Maximum bytes of pixels in a Parquet or tar file
 SOURCE_TYPE = "Iptc4xmpExt:DigitalSourceType"
-# Article 50 of the EU's AI Act requires a machine-readable mark in generated pictures. In exported
-# files, the mark is IPTC's digital source type, in this XMP packet.
+# Article 50 of the EU's AI Act requires a machine-readable mark in generated pictures.
+# In exported files, the mark is IPTC's digital source type, in this XMP packet.
 XMP = Path(__file__).with_name("mark.xmp").read_text(encoding="utf-8").strip("\n")
 ROWS_PER_GROUP = 1000  # Rows of a Parquet file that a writer or reader has in memory at a time
 
@@ -228,8 +228,7 @@ def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{label:0{digits}d}-{name}".rstrip("-") for label, name in enumerate(safe))
 
 
-# Functions that write a release in further file formats, by the name of the format in params.yaml.
-# Each writes files of its own into the directory.
+# Functions that write a release in a further format, by the name of the format in params.yaml
 EXPORTS: dict[str, Callable[[Path, ImageSet, np.ndarray, Mark], None]] = {
     "png": save_png_folders,
     "npz": save_npz,

@@ -22,8 +22,8 @@ GREY_LEVELS = 16  # Means of blocks fall into 16 ranges of 16 grey levels each
 STEP = 3.0  # Step of the coefficient; equals JPEG's rounding at quality 90
 WAVE = np.cos((2 * np.arange(BLOCK) + 1) * np.pi / BLOCK) / 2
 BASIS = np.outer(WAVE, WAVE).ravel()  # (64,), of norm 1: two half waves down and two across
-# A set with this score or more counts as marked. Without the pattern, the probability of such a
-# score is at most 1 in 24 900.
+# A set with this score or more counts as marked.
+# Without the pattern, the probability of such a score is at most 1 in 24 900.
 FOUND = 4.5
 
 

@@ -22,8 +22,8 @@ from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, csv_text, write_json
 from sfumato.storage.png import named_grid, save_png, to_grid
 from sfumato.storage.records import Records
 
-# Minimum pixels per side of an image in the grid of all classes. In the grid of one class, an image
-# has twice as many.
+# Minimum pixels per side of an image in the grid of all classes.
+# In the grid of a single class, images have twice as many pixels per side.
 ENLARGED = 96
 SHOWN_PER_CLASS = 10  # Images of each class in a grid
 

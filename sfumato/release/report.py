@@ -230,8 +230,7 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "delta": scientific(delta),
         "one_in": grouped(math.floor(1 / delta)),
         "anyone": percent_up(delta * ledger["size_hint"]),
-        # If ε is larger, the factor means little to a reader, and only an attacker's bounds are
-        # shown.
+        # The factor is left out if ε is large, because it then means little to a reader
         "factor": bound_text(math.exp(spent), 3) if spent <= math.log(10) else "",
         "accountant": names.get(ledger["accountant"], ledger["accountant"]),
         "accountants": [

@@ -20,8 +20,8 @@ from sfumato.storage.documents import escaped
 
 SIGNED_BY = "signed by"
 MEDIA_TYPE = "image/png"
-# No thumbnail is added, because it would be larger than the picture. Verification sends no request
-# over the network.
+# No thumbnail is added, because it would be larger than the picture.
+# Verification sends no request over the network.
 SETTINGS = {
     "version": 1,
     "builder": {"thumbnail": {"enabled": False}},

@@ -87,7 +87,7 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> dict[str, 
         FORMS["croissant"],
         facts | {"distribution": [filled(FORMS["file"], one) for one in distribution]},
     )
-    if PARQUET in files and LABEL_TABLE not in files:  # the table has one column of labels
+    if PARQUET in files and LABEL_TABLE not in files:  # the record describes one column of labels
         record["recordSet"].append(filled(FORMS["table"], {"parquet": PARQUET}))
     write_json(directory / CROISSANT, record, ensure_ascii=False)
     missing = {

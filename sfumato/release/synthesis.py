@@ -39,8 +39,8 @@ from sfumato.training.training_sets import public_training_set
 Drawn = tuple[Tensor, Tensor, np.ndarray]
 
 
-# N images in parts of (B, C, H, W) float32 in [0, 1], and their labels: (N,) int64 or, if images
-# have several labels, (N, classes) uint8.
+# Parts of N images, each (B, C, H, W) float32 in [0, 1], and the labels of all images.
+# Labels are (N,) int64 or, if images have several labels, (N, classes) uint8.
 Parts = tuple[Iterator[Tensor], Tensor]
 
 

@@ -82,8 +82,7 @@ def vary(
             .argsort(dim=0, descending=True, stable=True)
             .argsort(dim=0)
         )
-        # Each label keeps its number of images. It goes to the images to which the teacher gives
-        # the highest probabilities of this label.
+        # Each label keeps its number of images: those with the highest probabilities of this label
         labels = (places < labels.sum(dim=0)).to(torch.uint8)
     elif settings.relabel and teacher is not None:
         requested = labels[:plain]

@@ -28,10 +28,10 @@ def feature_likelihood(
 
     `fld` is the negative log-likelihood of the hold-out, minus the same number for a baseline. The
     baseline has one half of the training features as centres, and its widths are fitted to the
-    other half. 0 is as good as real images; copies reach thousands. `generalisation_gap` is the
-    negative log-likelihood of the training set, minus the same number for the hold-out. It is far
-    below 0 if images were memorised. Widths are fitted by expectation-maximisation, unlike the
-    authors' 50 steps of Adam.
+    other half. At 0, the set is as good as real images; copies of training images reach thousands.
+    `generalisation_gap` is the negative log-likelihood of the training set, minus the same number
+    for the hold-out. It is far below 0 if images were memorised. Widths are fitted by
+    expectation-maximisation, unlike the authors' 50 steps of Adam.
 
     synthetic, train, holdout: (N, D), finite, each with 4 rows or more. Each feature is shifted and
     scaled so that it has mean 0 and variance 1 on the hold-out. If a feature is constant on the
