@@ -224,7 +224,7 @@ def stated_problems(ledger: Mapping, computed: Mapping) -> list[str]:
     for name, cost in computed["epsilon"].items():
         stated = ledger["epsilon"].get(name, math.nan)
         if differs(stated, cost):
-            problems.append(f"its epsilon ({name}) is {stated}, but its records come to {cost:.6g}")
+            problems.append(f"its epsilon ({name}) is {stated}, but its records cost {cost:.6g}")
     if others := sorted(ledger["epsilon"].keys() - computed["epsilon"].keys()):
         problems.append(
             f"it states an epsilon for an unknown accountant ({', '.join(others)}): it was edited"

@@ -66,8 +66,8 @@ def test_what_the_advice_asks_for_is_the_next_level(units):
     order = list(VERDICT_LEVELS)
     level = level_of(expected_part("grey", units))
     said = advice("grey", units, 1.0, "persons")
-    assert f"{units:,} persons at ε = 1 are worth {units // 10:,} at ε = 10" in said
-    assert "worth 300 at ε = 1" in advice("grey", 30, 10.0, "persons")
+    assert f"{units:,} persons at ε = 1 are as useful as {units // 10:,} at ε = 10" in said
+    assert "as useful as 300 at ε = 1" in advice("grey", 30, 10.0, "persons")
     if level == "good":
         return
     found = re.fullmatch(

@@ -462,7 +462,7 @@ def test_a_public_model_refuses_rectangles_before_spending():
         ConfigError, match=r"unshuffle=4 does not divide the resolution \(8, 10\): use 1"
     ):
         make_plan(params(model={"unshuffle": 4}), card(shape=(1, 8, 10)))
-    with pytest.raises(ConfigError, match="draws squares, not 8×12"):
+    with pytest.raises(ConfigError, match="draws only square images, not 8×12"):
         make_plan(params(recipe="dp-lora", model={"directory": "model"}), oblong)
 
 

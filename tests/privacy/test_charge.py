@@ -243,7 +243,7 @@ def test_a_sum_of_another_bound_than_the_record_s_is_refused(owner, bound):
     assert charge.record["max_norm"] == bound
     draw(charge)
     for other in (0.5, 1.05, 1.5):
-        with pytest.raises(BudgetError, match="max_norm=.*opened for"):
+        with pytest.raises(BudgetError, match="max_norm=.*use the same bound"):
             charge.release(torch.zeros(1), other * bound)
     charge.release(torch.zeros(1), bound)
 

@@ -123,10 +123,10 @@ NO_NUMBER = {
 }
 NO_OTHERS = {key: value for key, value in NO_NUMBER.items() if key not in ("others", "epsilon")}
 EDITS = {
-    "epsilon lowered": (lambda x: x["epsilon"].update(rdp=0.1), "records come to"),
+    "epsilon lowered": (lambda x: x["epsilon"].update(rdp=0.1), "records cost"),
     "epsilon lowered a little": (
         lambda x: x["epsilon"].update(rdp=0.999 * x["epsilon"]["rdp"]),
-        "records come to",
+        "records cost",
     ),
     "epsilon added": (
         lambda x: x["epsilon"].update(best=0.01),
@@ -150,10 +150,10 @@ EDITS = {
     ),
     "neighbours of no kind": (lambda x: x.update(adjacency="none"), "its adjacency is 'none'"),
     "accountant unknown": (lambda x: x.update(accountant="gdp"), "accountant='gdp' is unknown"),
-    "record trimmed": (lambda x: x["records"].remove(STEPS), "records come to|table of stages"),
+    "record trimmed": (lambda x: x["records"].remove(STEPS), "records cost|table of stages"),
     "noise raised": (
         lambda x: sampled(x)["event"].update(noise_multiplier=50.0),
-        "records come to",
+        "records cost",
     ),
     "seeded noise": (
         lambda x: record_in(x, COUNT).update(noise_source=SEEDED),

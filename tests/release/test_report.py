@@ -249,7 +249,7 @@ def test_neither_edition_takes_a_local_or_changed_release(desk, tmp_path, audien
 def test_an_invalid_or_foreign_ledger_is_refused(desk, tmp_path):
     odd = [{**r, "time": "yesterday"} for r in RECORDS]
     for records, ledger, words in (
-        (RECORDS, {"change": lambda ledger: ledger["epsilon"].update(rdp=0.1)}, "records come to"),
+        (RECORDS, {"change": lambda ledger: ledger["epsilon"].update(rdp=0.1)}, "records cost"),
         (
             RECORDS,
             {"change": lambda ledger: ledger["records"][0].update(noise_source="seeded")},

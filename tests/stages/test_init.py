@@ -373,7 +373,7 @@ def test_one_table_has_a_row_per_size_with_its_minutes(init, tmp_path, expect_se
     expect_seconds(lambda params: {"auxiliary": 3.0 * params.auxiliary.steps})
     text = init(
         "--size-hint 30000 --minutes 15 --force",
-        "30,000 images at ε = 5 are worth 150,000 at ε = 1",
+        "30,000 images at ε = 5 are as useful as 150,000 at ε = 1",
     )
     assert "×" not in text.split("sizes, to choose")[0], "sizes are stated once"
     (larger, *about), (smaller, *_) = rows_of(text)
