@@ -151,10 +151,7 @@ EDITS = {
     "neighbours of no kind": (lambda x: x.update(adjacency="none"), "its adjacency is 'none'"),
     "accountant unknown": (lambda x: x.update(accountant="gdp"), "accountant='gdp' is unknown"),
     "record trimmed": (lambda x: x["records"].remove(STEPS), "records cost|table of stages"),
-    "noise raised": (
-        lambda x: sampled(x)["event"].update(noise_multiplier=50.0),
-        "records cost",
-    ),
+    "noise raised": (lambda x: sampled(x)["event"].update(noise_multiplier=50.0), "records cost"),
     "seeded noise": (
         lambda x: record_in(x, COUNT).update(noise_source=SEEDED),
         "seeded noise source",
