@@ -96,7 +96,7 @@ def read_table(table: Path, columns: Sequence[str]) -> Rows:
     """
     heads, rows = cells_of(table)
     if any(heads.count(name) != 1 for name in columns):
-        named = " and ".join(columns)
+        named = " and ".join(dict.fromkeys(columns))
         raise DataError(
             f"{table} does not have each of the columns {named} exactly once: name them in its "
             "first line"
