@@ -158,7 +158,7 @@ def test_images_that_are_in_use_and_those_of_others_stay(desk):
             desk.run("forget --yes", "is locked by another process", code=3)
     desk.run(
         "forget --yes --dataset klinic",
-        "dataset 'klinic': no files",
+        "dataset 'klinic' has no files",
         "Datasets there: clinic",
         code=2,
     )
@@ -496,7 +496,7 @@ def test_no_refusal_of_forget_leads_in_a_circle(desk):
     desk.run("forget --yes", "is forgotten")
     asked += desk.run("forget", "no files of dataset 'clinic' are left")
     shutil.rmtree("state")
-    asked += desk.run("forget", "dataset 'clinic': no files here", "SFUMATO_STATE", code=2)
+    asked += desk.run("forget", "dataset 'clinic' has no files here", "SFUMATO_STATE", code=2)
     desk.run("du", "total:")
     assert "prepare" not in asked and not Path("state").exists()
 
