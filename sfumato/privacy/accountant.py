@@ -188,13 +188,18 @@ def epsilon(
             # A negligible mu leads to a division by zero.
             with np.errstate(divide="ignore"):
                 return float(get_epsilon_gaussian(1 / math.sqrt(square), delta)) + ROOT_ERROR
-        return float(loss_distribution(tuple(events), adjacency).get_epsilon(delta))
+        return _pld_epsilon(tuple(events), delta, adjacency)
     if accountant not in ACCOUNTANTS:
         raise BudgetError(
             f"accountant={accountant!r} is unknown: expected one of {', '.join(ACCOUNTANTS)}"
         )
     # Zeroing an image and removing it lead to the same pair of Gaussians, and so to the same curve.
     return epsilon_and_order(rdp_curve(events), delta, accountant == "rdp_classic")[0]
+
+
+@lru_cache(maxsize=1024)  # numbers only: a check of a ledger asks for one several times
+def _pld_epsilon(events: tuple[DpEvent, ...], delta: float, adjacency: str) -> float:
+    return float(loss_distribution(events, adjacency).get_epsilon(delta))
 
 
 def squared_mu(event: DpEvent) -> float:
