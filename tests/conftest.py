@@ -17,7 +17,7 @@ from sfumato.storage.in_use import until_the_end
 
 # Files of more than half a minute of processor, in the order in which two workers take them.
 LONGEST = [
-    *("pipeline", "kills", "recipes", "run", "stages_on_a_gpu", "audit", "init"),
+    *("pipeline", "kills", "recipes", "stages_on_a_gpu", "audit", "init"),
     *("accountant", "two_worlds", "notebooks", "after_a_kill", "processes"),
 ]
 

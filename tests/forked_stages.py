@@ -16,6 +16,7 @@ import logging
 import os
 import pkgutil
 import shlex
+import shutil
 import signal
 import socket
 import struct
@@ -111,6 +112,9 @@ def import_all() -> None:
 def run(request: ForkRequest) -> None:
     """Run a program in the child."""
     name, *words = request.words
+    if (name, *words[:1]) == ("stage", "run"):
+        # The processes that this command starts fork too, and import nothing again
+        sys.executable = shutil.which("module") or sys.executable
     if name == "module":
         name, *words = words[words.index("-m") + 1 :]
     sys.argv = [name, *words]

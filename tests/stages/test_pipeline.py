@@ -1,5 +1,5 @@
-"""`dvc repro` as the data owner meets it: what re-runs, what re-spends, what is refused, and what a
-kill costs.
+"""`stage run` and `dvc repro` as the data owner meets them: what re-runs, what re-spends, what is
+refused, and what a kill costs.
 
 One small real run, then edits of it.
 The tests of this module share one repository and run in the order of the file, each from what the
@@ -16,6 +16,7 @@ import pytest
 import yaml
 from small_repository import AFTER, PREPARED, QUERIES, SIZE, Repository, make_repository, ran
 
+from sfumato.settings.stages import STAGES
 from sfumato.storage.digest import digest_of
 
 
@@ -24,9 +25,14 @@ def repository(tmp_path_factory) -> Repository:
     return make_repository(tmp_path_factory.mktemp("repository"))
 
 
+def commands(text: str) -> list[str]:
+    return [line.removeprefix("> stage ") for line in text.splitlines() if line.startswith("> ")]
+
+
 def test_a_first_run_ends_in_a_release_with_a_ledger_that_holds(repository):
-    free = {"auxiliary", "classifier", "select", "pretrain"}
-    assert ran(repository.repro()) >= {*PREPARED, *QUERIES, *free, *AFTER}
+    """Without DVC, which runs every stage below, once the owner has one image more."""
+    text = repository.stage("run --no-dvc")
+    assert {*STAGES, "prepare sensitive", "plan", "ledger write", "report"} <= {*commands(text)}
     images = np.load(repository.path / "artifacts/synthesize/images.npy")
     labels = np.load(repository.path / "artifacts/synthesize/labels.npy")
     assert images.shape == (120, 8, 8, 1) and images.dtype == np.uint8
@@ -38,6 +44,12 @@ def test_a_first_run_ends_in_a_release_with_a_ledger_that_holds(repository):
     assert (repository.path / "artifacts/report/index.html").stat().st_size > 10_000
     assert (repository.path / "evaluation/report.html").exists()
     repository.stage("ledger check --epsilon 0.5", "exceeds the limit 0.5", code=3)
+
+
+def test_dvc_continues_a_run_that_began_without_it(repository):
+    assert repository.run("dvc", "commit")[0] == 0
+    assert ran(repository.repro()) == set()
+    assert commands(repository.stage("run --no-dvc")) == []
 
 
 def test_changed_files_and_trimmed_ledgers_are_found(repository):
@@ -137,10 +149,22 @@ def test_a_saved_experiment_holds_no_numbers_from_real_images(repository):
     assert repository.run("dvc", "exp", "remove", "kept")[0] == 0
 
 
-def test_a_second_run_runs_nothing_and_spends_nothing(repository):
-    assert ran(repository.repro()) == set()
+def test_stage_run_runs_changes_and_hides_disabled_stages(repository):
     repository.edit(synthesize={"count": 110})
-    assert ran(repository.repro()) <= {*PREPARED, *AFTER}
+    text = repository.stage("run")
+    assert "leaked" not in text
+    shown = {name.split()[0] for name in commands(text)}
+    assert shown <= {"prepare", "plan", *AFTER} and "synthesize" in shown
+    assert sorted(repository.opened()) == QUERIES
+    before = (repository.path / "dvc.lock").read_bytes()
+    assert commands(repository.stage("run --no-dvc")) == []
+    assert (repository.path / "dvc.lock").read_bytes() == before
+
+
+def test_a_lost_release_is_restored_without_dvc_at_no_cost(repository):
+    repository.run("rm", "-r", "artifacts/count")
+    text = repository.stage("run --no-dvc", "restored, nothing is charged")
+    assert commands(text) == ["count"]
     assert sorted(repository.opened()) == QUERIES
 
 
@@ -315,3 +339,12 @@ def test_a_checkpoint_kept_aside_cannot_be_resumed_for_free(repository):
     text = repository.stage("finetune")
     assert "resuming" not in text
     assert repository.opened()[before:] == ["finetune"]
+
+
+@pytest.mark.parametrize("words", ["run", "run --no-dvc", "run --no-dvc plan"])
+def test_a_stage_that_fails_ends_the_run_with_its_exit_code(repository, words):
+    edits = repository.edits
+    repository.edit(privacy={"epsilon": 0})
+    repository.stage(words, "privacy.epsilon=0 is not valid", code=2)
+    repository.edits = edits
+    repository.edit()
