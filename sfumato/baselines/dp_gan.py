@@ -144,8 +144,8 @@ class AdversarialState:
         judge = self.judge
         bound = self.config.max_grad_norm
         released = charge.release(gradient_sum(judge, charge), bound)
-        # Gradients for generated images are clipped too. Otherwise, they would outweigh the
-        # gradients for real images.
+        # Gradients for generated images are clipped too.
+        # Otherwise, they would outweigh the gradients for real images.
         with torch.no_grad():
             fakes = self.generated(0)
         total = clipped_gradient_sum(

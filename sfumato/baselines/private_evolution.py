@@ -176,8 +176,8 @@ def nearest_votes(
     finite = vectors.isfinite().all(dim=1)
     where = on_grid(torch.where(finite[:, None], vectors, 0))
     places = on_grid(candidates)
-    # (B, N): squared distance minus the squared norm of the image, which is the same for all
-    # candidates
+    # (B, N): squared distance of image and candidate, minus the squared norm of the image.
+    # The subtracted norm is the same for all candidates, so the nearest candidate is the same.
     far = places.square().sum(1) - 2 * where @ places.T
     far = far.masked_fill(labels[:, None] != candidate_labels, float("inf"))
     lowest, nearest = far.min(dim=1)

@@ -15,11 +15,10 @@ from sfumato.data.store import Encode
 from sfumato.settings.fields import Size, both_sides
 from sfumato.settings.noise_levels import NoiseLevels, TimestepMixture
 
-# Function of the denoised image D, its labels, and the variance of the clean image given its noisy
-# version. It returns a shift to add to D. Pixel values are in about [-1, 1].
+# A guide returns a shift to add to the denoised image D. Pixel values are in about [-1, 1].
+# Arguments: D, its labels, and the variance of the clean image given its noisy version.
 Guide = Callable[[Tensor, Tensor, float], Tensor]
-# Function from labels, as in `Denoiser.drawing`, to images, (B, C, H, W) float32 in [0, 1], on the
-# CPU
+# A sampler draws one image per label: (B, C, H, W) float32 in [0, 1], on the CPU.
 Sampler = Callable[[Tensor], Tensor]
 Progress = Callable[[int, int], None]  # (done, total)
 TIMESTEPS = 1000
@@ -41,14 +40,14 @@ class Denoiser(nn.Module):
     several: bool = False
     channels: int
     resolution: Size
-    # Whether images do not affect each other in the forward pass, and weights are used only through
-    # layers (see `sfumato.dpsgd.per_image`).
+    # Whether the network meets the conditions of `sfumato.dpsgd.per_image`:
+    # images do not affect each other in the forward pass, and only layers use weights.
     supports_ghost_layers: bool = False
-    # Whether per-image gradients of convolutions are computed by matrix products. The faster way is
-    # chosen on each machine.
+    # Whether per-image gradients of convolutions are computed by matrix products.
+    # The faster way is chosen on each machine.
     use_products: bool = False
-    # Digest of everything that determines the latents (encoder weights, image size); None for a
-    # network that works on pixels.
+    # Digest of everything that determines the latents: encoder weights and image size.
+    # If the network works on pixels, there is no digest.
     encoder: str | None = None
     # Standard deviation of images in the preconditioning; used by `sfumato.diffusion.sampler`
     sigma_data: float

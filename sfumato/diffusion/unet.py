@@ -26,8 +26,8 @@ from sfumato.settings.fields import Size, both_sides, size_of
 from sfumato.storage.weights import load_network, save_network
 
 MOST_GROUPS = 65_535  # On CUDA, PyTorch's derivative of group normalisation fails above this number
-# Maximum number of pixels, and maximum number of images, that one process draws at a time, by
-# device. Pixels are counted at the resolution of the network.
+# Maximum numbers of pixels and of images that one process draws at a time, by device.
+# Pixels are counted at the resolution of the network.
 DRAWN_TOGETHER = {"cpu": (2**17, 256), "cuda": (2**19, 512)}
 
 
@@ -62,8 +62,8 @@ class GroupNorm(nn.Module):
 
 def normalised(x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> Tensor:
     """Normalise groups, then scale and shift each image. x: (B, C, H, W); scale, shift: (B, C)."""
-    # All images become channels of a single image, so that the kernel also computes the scale, the
-    # shift and their gradients.
+    # All images become channels of a single image.
+    # In this form, the kernel also computes the scale, the shift and their gradients.
     flat = x.reshape(1, -1, x[0, 0].numel())
     scale, shift = (value.flatten().to(x.dtype) for value in (scale, shift))
     # autocast would copy to float32, which is unnecessary: the kernel adds up in float32

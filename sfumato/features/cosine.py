@@ -59,8 +59,7 @@ class CosineMoments(nn.Module):
         self.products = products
         self.radius = bound * math.sqrt(math.prod(shape))
         mixing = torch.ones(1, 1)
-        # Brightness, red minus blue, and green minus red and blue, which are nearly uncorrelated in
-        # photographs
+        # Brightness and two colour contrasts, which are nearly uncorrelated in photographs
         if channels == 3:
             mixing = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 2.0, -1.0]])
         y, x = torch.meshgrid(

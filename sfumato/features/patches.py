@@ -57,8 +57,8 @@ class Patches(nn.Module):
         responses = F.softshrink(
             responses * (whitened.shape[1] ** 0.5 / size).to(responses), self.threshold
         )
-        # If a is the similarity to a patch, and b is the similarity to its negative, the magnitude
-        # is a + b, and the signed response is a − b
+        # Let a be the similarity to a patch, and b the similarity to its negative.
+        # Then the magnitude of the response is a + b, and the signed response is a − b.
         return (
             F.adaptive_avg_pool2d(torch.cat([responses.abs(), responses], dim=1), POOLED_CELLS)
             .flatten(1)

@@ -101,8 +101,8 @@ def fit_generator(
             to_device(part, device) for part in labels_to_fit(config.batch, priors, several, random)
         )
         z = to_device(torch.randn(config.batch, generator.latent, generator=random), device)
-        # If the device is fast in bfloat16, the network and the phases are computed in it, but the
-        # embedding and the loss are not.
+        # If bfloat16 is fast on this device, the network and the phases are computed in bfloat16.
+        # The embedding is then converted to float32, and the loss is computed in float32.
         with torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device.type)):
             images = generator(z, labels, block)
             embeddings = [embedding_of(match, images, weights, columns) for match in matches]
@@ -165,8 +165,7 @@ def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor)
     embedding, target: (K, classes), μ(G) and μ̃; weights: see `embedding_of`.
     """
     shown = (weights.sum(0) > 0).to(priors)  # 0 for a class with no image in the batch
-    # Effective number of images: a mean of this many images with equal weights has the same
-    # variance
+    # Effective number of images: with equal weights, this many would give the same variance.
     counts = weights.sum(0).square() / weights.square().sum(0).clamp(min=1e-12)
     # E‖mean of n unit vectors‖² = ‖μ‖² + (1 − ‖μ‖²)/n, so (n‖mean‖² − 1)/(n − 1) estimates ‖μ‖².
     # The constant 1/(n − 1) is left out.
@@ -195,8 +194,8 @@ class EarlyStopping:
         random = torch.Generator().manual_seed(seed)
         self.matches = matches
         self.targets = [match.table.clone() for match in matches]
-        # Rows in the loss, and held-out rows: (K, 1) of 0 and 1 for each release. For a row that
-        # cannot be computed with this block, both are 0.
+        # Rows in the loss, and held-out rows: (K, 1) of 0 and 1 for each release.
+        # If a row cannot be computed with this block, both are 0.
         self.seen = []
         self.unseen = []
         for match in matches:

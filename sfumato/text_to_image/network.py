@@ -198,8 +198,7 @@ class LatentDiffusion(Denoiser):
         device = next(self.parameters()).device
         labels = labels.to(device)
         scheduler.set_timesteps(steps, device=device)
-        # Noise is drawn one latent at a time, so that the k-th latent does not depend on the batch
-        # size.
+        # Noise is drawn one latent at a time, so that latent k does not depend on the batch size.
         start = torch.stack([torch.randn(self.shape, generator=generator) for _ in labels])
         x = start.to(device) * float(scheduler.init_noise_sigma)
         draws = (

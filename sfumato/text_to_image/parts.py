@@ -20,8 +20,8 @@ from sfumato.text_to_image.directory import (
     weights_of,
 )
 
-# Maximum number of pixels to decode together, by device. At least one image is decoded. On a GPU,
-# this many pixels take 3 GiB.
+# Maximum number of pixels to decode together, by device. At least one image is decoded.
+# On a GPU, decoding this many pixels takes 3 GiB of memory.
 DECODED = {"cpu": 1, "cuda": 2**20}
 # Maximum number of tokens per prompt for T5. Prompts are far shorter, and padding takes time.
 LONGEST_T5 = 120

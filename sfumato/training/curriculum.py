@@ -50,8 +50,8 @@ class MappedImages:
 
 
 Images = Tensor | MappedImages  # (N, C, H, W), uint8 or float32 in [0, 1]
-# Images and labels of each source, by its name. Labels are either numbers of rows of the model's
-# label table, (N,) int64, or vectors of 0 and 1, (N, classes).
+# Images and labels of each source, by the name of the source.
+# Labels are row numbers of the model's label table, (N,) int64, or 0 and 1, (N, classes).
 Sources = Mapping[str, tuple[Images, Tensor]]
 
 IMAGES_PER_DRAW = 2  # Number of images that get the same RandAugment operations
@@ -88,8 +88,7 @@ def warm_up(
         if device.type == "cuda":
             batches = ahead(batches)
         for step, batch in enumerate(batches, start=1):
-            # Each step of Adam uses the gradient at the current weights or, with AMP, at nearby
-            # weights with a higher loss.
+            # With AMP, the gradient is computed at nearby weights with a higher loss.
             parts = (
                 to_device(distributed.local_shard(tensor), device).split(most) for tensor in batch
             )
@@ -176,9 +175,9 @@ def rand_augment(images: Tensor, operations: int, generator: torch.Generator) ->
     augment = RandAugment()
     bag = [*augment._augmentation_space(augment.num_magnitude_bins, images.shape[-2:]).items()]
 
-    # Operations are drawn for each group, as in `RandAugment.forward`. This function may run in a
-    # second thread, so it does not use the global generator as `RandAugment.forward` does. Then
-    # each operation is applied to all images for which it was drawn.
+    # Operations are drawn for each group, as in `RandAugment.forward`.
+    # The global generator is not used, because this function may run in a second thread.
+    # Then each operation is applied to all images for which it was drawn.
     rounds: list[dict[tuple[str, float], list[Tensor]]] = [{} for _ in range(operations)]
     for group, groups_of in itertools.product(order.split(IMAGES_PER_DRAW), rounds):
         name, (magnitudes, signed) = bag[int(torch.randint(len(bag), (1,), generator=drawn))]

@@ -26,8 +26,8 @@ class Schedule:
     decay_vectors: bool = True  # whether weight decay includes scales and offsets
     sgd: bool = False  # whether to use SGD with Nesterov momentum instead of AdamW
     label_smoothing: float = 0.0
-    # Whether to shift images a little, and to mirror colour images. Grey images are not mirrored,
-    # because they may be letters.
+    # Whether to shift images a little, and to mirror colour images.
+    # Grey images are not mirrored, because they may be letters.
     augment: bool = False
     soft: bool = False  # whether labels of shape (B, classes) are class probabilities
 
