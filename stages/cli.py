@@ -151,8 +151,9 @@ def main() -> None:
 
 
 def open_closed_streams() -> None:
-    """Open the null device for each standard stream that is closed; otherwise the next file to be
-    opened would get the stream's number.
+    """Open the null device for each standard stream that is closed.
+
+    Otherwise, the next file to be opened would get the number of the closed stream.
     """
     for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
         try:

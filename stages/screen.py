@@ -70,8 +70,9 @@ def table_console() -> Console:
 
 
 def hold_back() -> None:
-    """From now on, redirect output to a private file, except on a terminal. The output of `say`,
-    `tell` and tables is still shown.
+    """From now on, redirect output to a private file, except on a terminal.
+
+    The output of `say`, `tell` and tables is still shown.
     """
     if named:
         return

@@ -146,8 +146,8 @@ def chosen(steps: Mapping[str, Step], targets: Sequence[str]) -> list[Step]:
 
 
 def run_if_changed(folder: Path, step: Step, environment: Mapping[str, str]) -> None:
-    """Run a stage, unless its commands, parameters, inputs and outputs are as `dvc.lock` records
-    them.
+    """Run a stage if its commands, parameters, inputs or outputs differ from its entry in
+    `dvc.lock`.
     """
     lock = read_dvc_lock(folder)
     entry = inputs_of(folder, step)

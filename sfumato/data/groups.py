@@ -31,7 +31,7 @@ NO_NUMBER = re.compile(
 )
 # Invisible characters outside Unicode's categories Cc, Cf, Cs, Co and Cn (control, format, …)
 UNSEEN = re.compile("[\\s\u034f\u115f\u1160\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]")
-# Letters that look like a digit or like a small or capital Latin letter, and this digit or letter
+# Maps letters that look like a digit or a Latin letter, small or capital, to what they look like
 LOOK_ALIKE = str.maketrans(
     "авекмнорстухіјѕαβεηικμνορτυχζoilıøłđ", "abekmh0pctyx1jsabeh1kmn0ptyxz011101d"
 )

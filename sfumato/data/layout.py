@@ -64,7 +64,7 @@ PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,@]", re
 MANY = 20
 FEW = 50
 LEAST = 10
-FEWEST = 5  # smallest number of different ids in a column of OF_THINGS that may be persons
+FEWEST = 5  # smallest number of different ids for which a column of OF_THINGS is reported
 FIRST = 50  # number of files to check in a folder, to detect its format
 
 

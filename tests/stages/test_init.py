@@ -176,7 +176,7 @@ def test_init_refuses_the_class_names_that_prepare_refuses(desk, tmp_path, name)
         (tmp_path / "in" / folder).mkdir(parents=True)
         Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "in" / folder / "1.png")
     text = desk.run(
-        "init in --epsilon 5 --yes --out out", "not a valid class name", "Rename it", code=4
+        "init in --epsilon 5 --yes --out out", "not a valid class name", "Rename the class", code=4
     )
     assert "\x1b" not in text and "\u202e" not in text
 

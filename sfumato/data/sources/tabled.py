@@ -317,7 +317,9 @@ def sample_words(
             content[LABEL] = text_of(sample["cls"]).strip()
     text, person = (cell_text(content.get(key)) for key in (label or LABEL, group))
     if person is None:
-        raise DataError(f"{what}: `{group}` in the .json is neither text nor a whole number.")
+        raise DataError(
+            f"{what}: `{group}` in the .json is neither text nor a whole number: correct it."
+        )
     if not text and label is None:
         raise DataError(
             f"{what}: the label is missing, or neither text nor a whole number. Give it in a .cls, "
@@ -325,7 +327,8 @@ def sample_words(
         )
     if not text:
         raise DataError(
-            f"{what}: label `{label}` in the .json is missing, or neither text nor a whole number."
+            f"{what}: the label `{label}` in the .json is missing, or neither text nor a whole "
+            "number: correct it."
         )
     return text, person
 
