@@ -30,7 +30,7 @@ from sfumato.diffusion.denoiser import draw_noise_levels
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet
 from sfumato.settings.noise_levels import LogNormal
-from sfumato.settings.training import Amp, Phase
+from sfumato.settings.training import Amp, Architecture, Phase
 from sfumato.training.amp import ascend, put
 from sfumato.training.curriculum import mean_loss, warm_up
 
@@ -56,7 +56,7 @@ def train(
     images: Tensor, labels: Tensor, steps: int, rate: float, amp: Amp | None, seed: int
 ) -> UNet:
     torch.manual_seed(seed)
-    model = UNet(8, 1, 62, width=32, multipliers=(1, 1), attention=(1,))
+    model = UNet(8, 1, 62, Architecture(width=32, multipliers=(1, 1), attention=(1,)))
     phase = Phase(sources={"public": 1.0}, steps=steps, batch=64, learning_rate=rate, amp=amp)
     average = warm_up(model, [phase], {"public": (images, labels)}, seed)
     ema_model(model, average)

@@ -17,12 +17,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
+from axes import LEGEND, log_ticks, on_a_grid
+from csv_tables import csv_of
 from matplotlib import colormaps
 
 from sfumato.errors import ConfigError, DataError, SfumatoError, explained
 from sfumato.evaluation.identity import EVALUATIONS
-from sfumato.evaluation.plots import CAPTION, LEGEND, log_ticks, new_figure, on_a_grid, save
-from sfumato.evaluation.tables import csv_of, number, percent, table_of
+from sfumato.evaluation.plots import CAPTION, new_figure, save
+from sfumato.evaluation.tables import number, percent, table_of
 from sfumato.evaluation.verdict import classifier_rows
 from sfumato.privacy.check import check_ledger
 from sfumato.privacy.ledger import KEYS, read_ledger

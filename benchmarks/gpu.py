@@ -39,7 +39,14 @@ from torch import Tensor
 
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import UNet
-from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw, per_draw, per_image_gradients
+from sfumato.dpsgd.gradients import (
+    Draws,
+    Microbatch,
+    clipped_gradient_sum,
+    draw,
+    per_draw,
+    per_image_gradients,
+)
 from sfumato.dpsgd.microbatch import choose_microbatch
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import LogNormal
@@ -213,12 +220,12 @@ def gradients(found: Found) -> None:
         )
 
     # Add or remove one image, and compare the released sum.
-    whole = clipped_gradient_sum(model, parameters, images, labels, drawn, CLIP, 4)
+    whole = clipped_gradient_sum(model, parameters, images, labels, drawn, CLIP, Microbatch(4))
     moved = []
     for i in range(count):
         rest = torch.arange(count, device=device) != i
         without = clipped_gradient_sum(
-            model, parameters, images[rest], labels[rest], drawn.rows(rest), CLIP, 4
+            model, parameters, images[rest], labels[rest], drawn.rows(rest), CLIP, Microbatch(4)
         )
         moved.append(float((whole.double() - without.double()).norm()) / CLIP)
     found.row("gradients", "one image more or less moves the sum by at most", max(moved), "clips")
@@ -227,9 +234,7 @@ def gradients(found: Found) -> None:
         max(moved) <= 1 + 1e-4,
         f"{max(moved):.6f} clips",
     )
-    parts = clipped_gradient_sum(
-        model, parameters, images, labels, drawn, CLIP, 4, draws_per_pass=3
-    )
+    parts = clipped_gradient_sum(model, parameters, images, labels, drawn, CLIP, Microbatch(4, 3))
     apart = float((parts - whole).norm()) / CLIP
     found.check(
         "the draws of an image in parts give the same sum", apart < 1e-2, f"{apart:.2g} clips away"
@@ -432,7 +437,7 @@ def warm_up(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None
 def generator(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
     from sfumato.features import FeatureMeans
     from sfumato.features.fourier import FourierFeatures
-    from sfumato.generators.one_step import fit_generator, new_generator
+    from sfumato.generators.one_step import Target, fit_generator, new_generator
     from sfumato.settings.queries import FeatureMap
     from sfumato.settings.training import Auxiliary
 
@@ -442,9 +447,8 @@ def generator(found: Found, setting: Setting, shape: tuple[int, int, int]) -> No
     settings = Auxiliary(steps=steps, batch=20 if found.small else 200)
     fresh = new_generator(shape, 10, settings.latent, 8 if found.small else settings.width, 0)
     priors = torch.full((10,), 0.1)
-    took = found.seconds(
-        lambda: fit_generator(fresh, [FeatureMeans(target, features)], settings, priors, 0), 1
-    )
+    means = Target([FeatureMeans(target, features)])
+    took = found.seconds(lambda: fit_generator(fresh, means, settings, priors, 0), 1)
     found.row("others", f"generator, batches of {settings.batch}", steps / took, "steps/s")
 
 

@@ -347,7 +347,7 @@ def fitting(found: Session) -> None:
     from sfumato.features import FeatureMeans
     from sfumato.features.batch_invariant import place_matters, rows_alone
     from sfumato.features.fourier import FourierFeatures
-    from sfumato.generators.one_step import fit_generator, new_generator
+    from sfumato.generators.one_step import Target, fit_generator, new_generator
     from sfumato.settings.queries import FeatureMap
     from sfumato.settings.training import Auxiliary
 
@@ -365,7 +365,9 @@ def fitting(found: Session) -> None:
             new_generator(shape, 10, config.latent, config.width, 0),
         )
         match = FeatureMeans(torch.zeros(features.size, 10, device=found.device), features)
-        took = found.seconds(partial(fit_generator, generator, [match], config, priors, 0), 1)
+        took = found.seconds(
+            partial(fit_generator, generator, Target([match]), config, priors, 0), 1
+        )
         found.row(
             "fitting",
             f"generator, {side} pixels, batches of {config.batch}",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,12 @@ from torch import Tensor, nn
 from sfumato.diffusion import unet
 from sfumato.diffusion.denoiser import draw_noise_levels
 from sfumato.diffusion.objective import per_image_loss
-from sfumato.diffusion.unet import GroupNorm, UNet
+from sfumato.diffusion.unet import GroupNorm, UNet, build_unet
 from sfumato.dpsgd.clip import clipped_sum
-from sfumato.dpsgd.gradients import clipped_gradient_sum, draw, per_image_gradients
+from sfumato.dpsgd.gradients import Microbatch, clipped_gradient_sum, draw, per_image_gradients
 from sfumato.dpsgd.microbatch import choose_microbatch
 from sfumato.settings.noise_levels import LogNormal
+from sfumato.settings.training import Architecture
 
 CLIP = 1e-3
 
@@ -32,14 +34,19 @@ class Setting:
     channels: int = 1  # channels of the images
     width: int = 32  # channels of the finest level: kernels are fastest at multiples of 32
     deepest: int = 2  # multiplier of the last level
-    unshuffle: int = 2
+    unshuffle: Literal[1, 2, 4] = 2
     blocks: int = 1
     opacus_rows: int = 64  # rows whose gradients Opacus has in memory at a time
 
     def network(self, device: str = "cpu") -> UNet:
         torch.manual_seed(0)
-        shape = self.size, self.channels, 10, self.width, (2, self.deepest), (1,)
-        model = UNet(*shape, blocks=self.blocks, unshuffle=self.unshuffle)
+        architecture = Architecture(
+            width=self.width,
+            multipliers=(2, self.deepest),
+            blocks=self.blocks,
+            unshuffle=self.unshuffle,
+        )
+        model = UNet(self.size, self.channels, 10, architecture)
         with torch.no_grad():
             # moves off the zero initialisation, where most gradients vanish
             for parameter in model.parameters():
@@ -56,7 +63,7 @@ def gflop(model: UNet) -> float:
     """Count the GFLOP of the forward and backward pass of one image."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    meta = UNet(**model.arguments).to("meta")
+    meta = build_unet(**model.arguments).to("meta")
     images = torch.zeros(2, *model.shape, device="meta")
     levels, labels = torch.zeros(2, device="meta"), torch.zeros(2, dtype=torch.int64, device="meta")
     with FlopCounterMode(display=False) as counted:
@@ -133,20 +140,11 @@ def ours(
     parameters, model.use_products = dict(model.named_parameters()), products
     if chunk is None:
         chunk, draws_per_pass = choose_microbatch(model, parameters, draws, 2.0 * len(images))
+    part = Microbatch(chunk, draws_per_pass, autocast)
 
     def step() -> object:
         drawn = draw(model, images, draws, LogNormal(), generator)
-        return clipped_gradient_sum(
-            model,
-            parameters,
-            images,
-            labels,
-            drawn,
-            CLIP,
-            chunk,
-            autocast,
-            draws_per_pass=draws_per_pass,
-        )
+        return clipped_gradient_sum(model, parameters, images, labels, drawn, CLIP, part)
 
     return step
 
@@ -188,7 +186,9 @@ def graphed(setting: Setting, draws: int, chunk: int) -> Callable[[], Tensor]:
         return total
 
     step()
-    expected = clipped_gradient_sum(model, parameters, x, y, drawn, CLIP, chunk, True)
+    expected = clipped_gradient_sum(
+        model, parameters, x, y, drawn, CLIP, Microbatch(chunk, autocast=True)
+    )
     total.zero_()
     captured.replay()
     if float((total - expected).norm()) > 1e-2 * float(expected.norm()):

@@ -28,7 +28,7 @@ from sfumato.data.sources.idx import DEBIAN_FASHION_MNIST
 from sfumato.evaluation.downstream import fit_classifier
 from sfumato.features import FeatureMeans
 from sfumato.features.fourier import FourierFeatures
-from sfumato.generators.one_step import drawing, fit_generator, new_generator
+from sfumato.generators.one_step import Target, drawing, fit_generator, new_generator
 from sfumato.privacy.accountant import NoiseRequest, calibrate
 from sfumato.settings.queries import FeatureMap
 from sfumato.settings.training import Auxiliary
@@ -85,7 +85,7 @@ def drawn_images(
     """Draw images, (N, 1, 14, 14), and labels from a generator fitted to `target`."""
     how = Auxiliary(steps=steps, batch=100, width=16)
     generator = new_generator((1, 14, 14), 2, how.latent, how.width, seed)
-    fit_generator(generator, [FeatureMeans(target, features)], how, priors, seed)
+    fit_generator(generator, Target([FeatureMeans(target, features)]), how, priors, seed)
     parts, labels = drawing(generator, DRAWN, seed=seed)
     return torch.cat(list(parts)), labels
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from axes import LEGEND, log_ticks, on_a_grid
 
 from sfumato.data.images import ImageSet
 from sfumato.evaluation.downstream import (
@@ -21,7 +22,7 @@ from sfumato.evaluation.downstream import (
     fit_classifier,
     mean_and_std,
 )
-from sfumato.evaluation.plots import CAPTION, LEGEND, log_ticks, new_figure, on_a_grid, save
+from sfumato.evaluation.plots import CAPTION, new_figure, save
 from sfumato.training.supervised import Schedule, accuracy, logits
 
 KEPT = 0.1  # Part of the synthetic images by which a third party would rank models

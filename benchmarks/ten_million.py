@@ -82,6 +82,7 @@ def work(part: str, folder: Path, images: int, features: int, side: int) -> Call
     from sfumato.settings.dpsgd import Finetune
     from sfumato.settings.queries import Central, FeatureMap
     from sfumato.settings.release import Synthesize
+    from sfumato.settings.training import Architecture
     from sfumato.storage.records import Records
 
     state, card, shape = folder / "state", folder / "card.json", (1, side, side)
@@ -149,7 +150,7 @@ def work(part: str, folder: Path, images: int, features: int, side: int) -> Call
 
         return release
     torch.manual_seed(0)
-    network = UNet(side, 1, CLASSES, width=16, multipliers=(1, 1), attention=(1,))
+    network = UNet(side, 1, CLASSES, Architecture(width=16, multipliers=(1, 1), attention=(1,)))
     dpsgd = Finetune(steps=1, batch=BATCH, draws=1, max_grad_norm=1.0)
     trained = State(network, dpsgd, public_batch=float(BATCH), autocast=False)
     rate = Mechanism(noise_multiplier=1.0, sample_rate=BATCH / images, uses=1)

@@ -18,6 +18,7 @@ from typing import Annotated
 
 import pandas as pd
 import typer
+from csv_tables import csv_of
 from protocol import accuracy_by_size, ensemble, grid, model_selection, plot_protocol, subset
 
 from sfumato.data.images import load_images
@@ -26,7 +27,6 @@ from sfumato.data.store import read_card
 from sfumato.evaluation.downstream import schedule_of
 from sfumato.evaluation.identity import identity
 from sfumato.evaluation.scores import check_fits
-from sfumato.evaluation.tables import csv_of
 from sfumato.privacy.authorize import open_local
 from sfumato.runtime.compute import keep_freed_memory
 from sfumato.settings.stage import ARTIFACTS, CARD_PATH

@@ -179,14 +179,15 @@ def passing_over(*causes: type[Exception]) -> Iterator[None]:
 @contextmanager
 def explained(
     kind: type[SfumatoError],
-    why: Callable[[Exception], str],
+    why: str | Callable[[Exception], str],
     *,
     missing: str | None = None,
     causes: tuple[type[Exception], ...] = UNREADABLE,
 ) -> Iterator[None]:
     """Raise `kind` in place of any of `causes`. A failure of the machine is raised unchanged.
 
-    why: function from the exception to the text; missing: text to use if a file does not exist.
+    why: the text, or a function from the exception to the text; missing: text to use if a file does
+    not exist.
     """
     try:
         yield
@@ -195,8 +196,9 @@ def explained(
             raise
         if not str(error):
             error.args = (reason_of(error),)
-        absent = missing is not None and isinstance(error, FileNotFoundError)
-        raise kind(missing if absent else why(error)) from error
+        if missing is not None and isinstance(error, FileNotFoundError):
+            raise kind(missing) from error
+        raise kind(why if isinstance(why, str) else why(error)) from error
 
 
 # module -> package
@@ -226,4 +228,6 @@ def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> st
     """
     known = list(known)
     near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {near[0]!r}?" if near else otherwise or f"known are {', '.join(known)}"
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return otherwise or f"known are {', '.join(known)}"

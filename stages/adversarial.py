@@ -18,7 +18,7 @@ def adversarial(run: QueryRun, settings: Adversarial) -> None:
     import torch
 
     from sfumato.baselines.dp_gan import AdversarialState, Discriminator
-    from sfumato.dpsgd.run import epsilon_by_step, fine_tune, save_log
+    from sfumato.dpsgd.run import State, epsilon_by_step, fine_tune, save_log
     from sfumato.generators.one_step import new_generator, save_drawing
     from sfumato.runtime.compute import device
     from stages.finetune import GRADIENT_NORM
@@ -35,7 +35,7 @@ def adversarial(run: QueryRun, settings: Adversarial) -> None:
     ).to(device())
     public_batch = plan.mechanism.sample_rate * counts.total
     state = AdversarialState(
-        judge, generator, settings, counts.priors, plan.seed, public_batch=public_batch
+        State(judge, settings, public_batch), generator, settings, counts.priors, plan.seed
     )
     open_charge = partial(
         run.open_charge, f"{settings.steps} steps of DP-SGD", GRADIENT_NORM, settings.max_grad_norm

@@ -9,10 +9,9 @@ from sfumato.settings.stage import FREE, Stage, one_label_only
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sfumato.data.cards import Card, PublicCard
     from sfumato.generators.one_step import OneStep
+    from sfumato.planning.checks import Setup
     from sfumato.planning.work import Work
-    from sfumato.settings.params import Params
     from sfumato.settings.training import Auxiliary
     from stages.runner import StageRun
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 def auxiliary(run: StageRun, settings: Auxiliary) -> None:
     from sfumato.data.store import load_public
     from sfumato.generators.gaussian import fit_gaussians
-    from sfumato.generators.one_step import fit_generator, new_generator, save_drawing
+    from sfumato.generators.one_step import Target, fit_generator, new_generator, save_drawing
     from sfumato.queries.feature_means import load_means
     from stages.screen import progress
 
@@ -39,7 +38,7 @@ def auxiliary(run: StageRun, settings: Auxiliary) -> None:
         with progress("auxiliary") as report:
             rows = run.counts.row_means
             generator = fit_generator(
-                untrained, [means], settings, priors, plan.seed, report, row_means=rows
+                untrained, Target([means]), settings, priors, plan.seed, report, rows
             )
     with run.writing() as directory:
         save_drawing(generator, settings.images, priors, plan.classes, plan.seed + 1, directory)
@@ -77,10 +76,10 @@ def work(about: Work) -> float:
     return TRAINING * settings.batch * sum(costs[block] for block in blocks)
 
 
-def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
+def problems(setup: Setup) -> Iterator[str]:
     from sfumato.settings.data import SEVERAL
 
-    if card.labels == SEVERAL and params.auxiliary.target == "covariance":
+    if setup.card.labels == SEVERAL and setup.params.auxiliary.target == "covariance":
         yield one_label_only("auxiliary.target=covariance")
 
 

@@ -9,8 +9,7 @@ from sfumato.settings.stage import QUERY, Stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sfumato.data.cards import Card, PublicCard
-    from sfumato.settings.params import Params
+    from sfumato.planning.checks import Setup
     from sfumato.settings.queries import Central
     from stages.runner import QueryRun
 
@@ -32,8 +31,8 @@ def central(run: QueryRun, settings: Central) -> None:
         np.save(directory / f"{settings.statistic}.npy", images.float().numpy())
 
 
-def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
-    chosen = params.central
+def problems(setup: Setup) -> Iterator[str]:
+    chosen = setup.params.central
     if chosen.statistic == "mode" and chosen.max_norm is not None:
         yield (
             f"central.max_norm={chosen.max_norm} has no effect on the mode, which has a fixed "

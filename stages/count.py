@@ -9,8 +9,7 @@ from sfumato.settings.stage import QUERY, Stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sfumato.data.cards import Card, PublicCard
-    from sfumato.settings.params import Params
+    from sfumato.planning.checks import Setup
     from sfumato.settings.queries import Count
     from stages.runner import QueryRun
 
@@ -40,15 +39,15 @@ def count(run: QueryRun, settings: Count) -> None:
         save_counts(counts, noisy, directory)
 
 
-def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
+def problems(setup: Setup) -> Iterator[str]:
     from sfumato.queries.count import several_bound
     from sfumato.settings.data import SEVERAL
 
-    noise = params.count.noise
-    if card.labels != SEVERAL or isinstance(noise, str):
+    noise = setup.params.count.noise
+    if setup.card.labels != SEVERAL or isinstance(noise, str):
         return
-    size = params.privacy.size
-    classes = len(card.classes)
+    size = setup.params.privacy.size
+    classes = len(setup.card.classes)
     spread = noise * several_bound(classes)
     if spread > 0.05 * size:
         numbers = (

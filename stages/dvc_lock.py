@@ -4,7 +4,6 @@ They are `dvc.lock` and DVC's lock on running commands. The project keeps a copy
 """
 
 from pathlib import Path
-from typing import Any
 
 from sfumato.errors import UNREADABLE
 from sfumato.planning.running import RUNNING, holders
@@ -32,7 +31,7 @@ def damage() -> str | None:
         content = LOCK.read_bytes()
         if not content.endswith(b"\n"):
             return "it ends within a line"
-        had: Any = {}
+        had: dict[str, dict] = {}
         if COPY.is_file():
             had = read_yaml(COPY)["stages"]
             if content != COPY.read_bytes() and COPY.read_bytes().startswith(content):
@@ -44,7 +43,9 @@ def damage() -> str | None:
             for name, one in stages.items()
             if "cmd" not in one or len(had.get(name, ())) > len(one)
         ]
-        return f"a part of the stage {short[0]!r} is missing" if short else None
+        if short:
+            return f"a part of the stage {short[0]!r} is missing"
+        return None
     except UNREADABLE as error:
         return str(error) or type(error).__name__
 

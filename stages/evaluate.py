@@ -24,9 +24,8 @@ from stages.state import EVALUATION, check_local, state_dir
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sfumato.data.cards import Card, PublicCard
+    from sfumato.planning.checks import Setup
     from sfumato.planning.work import Work
-    from sfumato.settings.params import Params
 
 
 def evaluate(
@@ -114,12 +113,12 @@ def work(about: Work) -> float:
     return TRAINING * Schedule.batch * steps * every
 
 
-def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
+def problems(setup: Setup) -> Iterator[str]:
     from sfumato.evaluation.classifiers import CLASSIFIERS
     from sfumato.evaluation.metrics.fidelity import METRICS
 
-    chosen = params.evaluate
-    if params.data.holdout_fraction == 0 and card.split == "keyed":
+    chosen = setup.params.evaluate
+    if setup.params.data.holdout_fraction == 0 and setup.card.split == "keyed":
         yield (
             "data.holdout_fraction=0 leaves no hold-out images for evaluate: raise it, or remove "
             "evaluate from run"

@@ -12,9 +12,8 @@ from sfumato.settings.stage import QUERY, Stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sfumato.data.cards import Card, PublicCard
+    from sfumato.planning.checks import Setup
     from sfumato.settings.baselines import Evolve
-    from sfumato.settings.params import Params
     from stages.runner import QueryRun
 
 
@@ -47,12 +46,11 @@ def evolve(run: QueryRun, settings: Evolve) -> None:
         save_population(generator, population, log, plan.classes, directory)
 
 
-def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
-    if params.evolve.population < len(card.classes):
-        yield (
-            f"evolve.population={params.evolve.population} is below the {len(card.classes)} "
-            "classes: raise it"
-        )
+def problems(setup: Setup) -> Iterator[str]:
+    population = setup.params.evolve.population
+    classes = len(setup.card.classes)
+    if population < classes:
+        yield f"evolve.population={population} is below the {classes} classes: raise it"
 
 
 STAGE = Stage(

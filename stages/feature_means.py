@@ -22,10 +22,10 @@ def release_means(
     run: QueryRun,
     features: Any,
     released: str,
-    about: Mapping[str, Any],
+    about: Mapping[str, object],
     *,
     sensitivity: str = "1: the features of an image have norm 1",
-    cache: Mapping[str, Any] | None = None,
+    cache: Mapping[str, object] | None = None,
     network: PublicNetwork | ProjectedFeatures | None = None,
 ) -> None:
     """Release the class means of `features`.
@@ -40,7 +40,9 @@ def release_means(
 
     features = features.to(device())
     size = run.counts.total
-    latents = None if cache is None else encoded(run, features.vectors, encoder_of(features, cache))
+    latents = None
+    if cache is not None:
+        latents = encoded(run, features.vectors, encoder_of(features, cache))
     charge = run.open_charge(released, sensitivity, 1.0, latents=latents)
     table = query_feature_means(
         charge, features, len(run.plan.classes), size, cached=latents is not None

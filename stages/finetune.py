@@ -41,9 +41,7 @@ def finetune(run: QueryRun, settings: Finetune) -> None:
     names = choose_trainable(model.to(device()), settings, ranking, plan.seed)
     before = {name: value.to("cpu", copy=True) for name, value in model.state_dict().items()}
     public_batch = plan.mechanism.sample_rate * run.counts.total
-    state = State(
-        model, settings, public_batch=public_batch, label_dropout=plan.network.label_dropout
-    )
+    state = State(model, settings, public_batch)
 
     released = f"{settings.steps} steps of DP-SGD"
     open_charge = partial(

@@ -121,7 +121,9 @@ def show_kinds(title: str, kinds: Mapping[str, Sequence[Path]]) -> None:
     tell(f"{title}:")
     for what, paths in kinds.items():
         every = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
-        size = f"{sum(file.stat().st_size for file in every) / 1e6:12,.1f} MB" if terminal else ""
+        size = ""
+        if terminal:
+            size = f"{sum(file.stat().st_size for file in every) / 1e6:12,.1f} MB"
         place = Path(os.path.commonpath(paths or [Path("none")]))
         named = [path for path in paths if path != place and path.name not in unnamed]
         names = sorted(str(path.relative_to(place)) for path in named)

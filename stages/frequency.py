@@ -11,9 +11,8 @@ from sfumato.settings.stage import QUERY, Stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sfumato.data.cards import Card, PublicCard
+    from sfumato.planning.checks import Setup
     from sfumato.planning.work import Work
-    from sfumato.settings.params import Params
     from sfumato.settings.queries import Frequency
     from stages.runner import QueryRun
 
@@ -48,10 +47,10 @@ def work(about: Work) -> float:
     return about.network("frequency") * about.seen("frequency")
 
 
-def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
+def problems(setup: Setup) -> Iterator[str]:
     from sfumato.features import FEATURES, name_problems
 
-    chosen = params.frequency
+    chosen = setup.params.frequency
     yield from name_problems(
         "frequency.features", [feature.map for feature in chosen.features], FEATURES
     )

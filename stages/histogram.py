@@ -11,8 +11,7 @@ from sfumato.settings.stage import QUERY, Stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sfumato.data.cards import Card, PublicCard
-    from sfumato.settings.params import Params
+    from sfumato.planning.checks import Setup
     from sfumato.settings.queries import Histogram
     from stages.runner import QueryRun
 
@@ -55,12 +54,12 @@ def histogram(run: QueryRun, settings: Histogram) -> None:
         write_json(directory / "histogram.json", content)
 
 
-def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
-    votes = params.histogram.votes
-    if public is not None and votes > len(public.classes):
+def problems(setup: Setup) -> Iterator[str]:
+    votes = setup.params.histogram.votes
+    if setup.public is not None and votes > len(setup.public.classes):
         yield (
-            f"histogram.votes={votes} exceeds the number of public classes, {len(public.classes)}: "
-            "lower it"
+            f"histogram.votes={votes} exceeds the number of public classes, "
+            f"{len(setup.public.classes)}: lower it"
         )
 
 

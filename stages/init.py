@@ -42,7 +42,7 @@ def init(
     and the minutes.
     """
     from sfumato.planning.create import Owner, propose_project, summary, warnings
-    from sfumato.planning.project_files import discard
+    from sfumato.runtime.progress import discard
 
     use_until_the_end(state_dir())  # marks all datasets, because the name is not known yet
 
@@ -52,7 +52,9 @@ def init(
         if getattr(options, name) is None
     ]
     lacking = ", ".join([*map(flag, decided), "--groups or --one-image-each"])
-    asking = None if yes else partial(ask, lacking)
+    asking = None
+    if not yes:
+        asking = partial(ask, lacking)
     owner = Owner(asking, say if sys.stderr.isatty() else discard, flag)
     made = propose_project(options, owner, state_dir())
     from sfumato.planning.make import risk_line  # imported late because it is slow
@@ -73,7 +75,7 @@ def init(
     say("If someone must permit the release first, `stage brief` writes the request.")
 
 
-def ask(lacking: str, question: str, default: Any, kind: type | None) -> Any:
+def ask(lacking: str, question: str, default: object, kind: type | None) -> Any:
     """Ask a question at the prompt, and return the answer.
 
     lacking: the missing options, for the message. Raises ConfigError if there is no terminal.
@@ -81,7 +83,7 @@ def ask(lacking: str, question: str, default: Any, kind: type | None) -> Any:
     question = wrapped(question, sys.stderr)
     try:
         if kind is None:
-            return typer.confirm(question, err=True, default=default)
+            return typer.confirm(question, err=True, default=bool(default))
         return typer.prompt(question, err=True, default=default, type=kind)
     except typer.Abort as abort:
         if isinstance(abort.__context__, EOFError):
@@ -92,7 +94,7 @@ def ask(lacking: str, question: str, default: Any, kind: type | None) -> Any:
         raise
 
 
-def officers_words(owner: Owner) -> dict[str, Any]:
+def officers_words(owner: Owner) -> dict[str, object]:
     """Ask for the statements of the section `release`, if there is a terminal.
 
     Pressing Enter skips a statement. Returns the section, or nothing if no statement was given.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -66,7 +66,7 @@ def check(
 
     Exits with code 3 if a check fails. Needs no data and no GPU.
     """
-    from sfumato.privacy.check import verify
+    from sfumato.privacy.check import Bound, verify
     from sfumato.privacy.events import PROTECTED
 
     if opinions not in ("own", "all"):
@@ -74,14 +74,18 @@ def check(
     state = None
     with suppress(ConfigError):  # a reviewer without a state directory does not need one
         state = state_dir()
-    options = {
-        "artifacts": artifacts,
-        "ledger_only": ledger_only,
-        "all_opinions": opinions == "all",
-    }
-    checked = verify(ledger, limit=epsilon, delta=delta, unit=unit, state=state, **options)
+    checked = verify(
+        ledger,
+        Bound(limit=epsilon, delta=delta, unit=unit),
+        artifacts=artifacts,
+        ledger_only=ledger_only,
+        all_opinions=opinions == "all",
+        state=state,
+    )
     content = checked.ledger
-    bound = f" ≤ {epsilon:g}" if epsilon is not None else ""
+    bound = ""
+    if epsilon is not None:
+        bound = f" ≤ {epsilon:g}"
     units = sorted({record["unit"] for record in content["records"]})
     protected = "".join(f", for {PROTECTED.get(name, name)}" for name in units)
     tell(
@@ -223,7 +227,7 @@ def history(
 
 
 def history_rows(
-    odometer: Odometer, entries: Iterable[Mapping[str, Any]], acted: Mapping[str, str]
+    odometer: Odometer, entries: Iterable[dict], acted: Mapping[str, str]
 ) -> Iterator[tuple[str, ...]]:
     """Yield the rows of the history. acted: text about the actor of each entry, by its head."""
     from sfumato.privacy.events import Mechanism

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from sfumato.data.cards import Card, PublicCard
+    from sfumato.planning.checks import Setup
     from sfumato.planning.work import Work
     from sfumato.settings.params import Params
     from sfumato.settings.training import Pretrain
@@ -48,8 +48,10 @@ def pretrain(run: StageRun, settings: Pretrain) -> None:
     paths = {name: artifact.path for name, artifact in run.inputs.items()}
     sources, extra_classes = training_sets(paths, plan.shape, classes)
     torch.manual_seed(plan.seed)
-    network = plan.network.network() | {"extra_classes": extra_classes, "several": plan.several}
-    model = UNet(plan.shape[1:], plan.shape[0], len(classes), **network).to(device())
+    channels, height, width = plan.shape
+    model = UNet(
+        (height, width), channels, len(classes), plan.network, extra_classes, plan.several
+    ).to(device())
     dropout = plan.network.label_dropout
     with progress("pretrain") as report:
         average = warm_up(model, settings.phases, sources, plan.seed, report, label_dropout=dropout)
@@ -72,7 +74,7 @@ def denoiser_work(about: Work, block: int) -> int:
     from sfumato.planning.work import operations_of
 
     channels, height, width = about.shape
-    build = partial(UNet, (height, width), channels, about.classes, **about.params.model.network())
+    build = partial(UNet, (height, width), channels, about.classes, about.params.model)
     return operations_of(build, about.shape, (), torch.zeros(1, dtype=torch.int64))
 
 
@@ -86,28 +88,28 @@ def work(about: Work) -> float:
     return TRAINING * passes * about.network("pretrain")
 
 
-def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
+def problems(setup: Setup) -> Iterator[str]:
     """Yield settings that contradict a public model; raise ConfigError if no network can be built
     for the images.
     """
     from sfumato.release.synthesizer import outline
     from sfumato.settings.data import SEVERAL
 
-    model = params.model
+    model = setup.params.model
     if model.directory is None:
-        outline(model, card.shape, len(card.classes))
+        outline(model, setup.card.shape, len(setup.card.classes))
         return
     from sfumato.text_to_image.reference import class_prompts
 
-    if card.labels == SEVERAL:
+    if setup.card.labels == SEVERAL:
         yield one_label_only("model.directory")
-    if params.pretrain.phases:
+    if setup.params.pretrain.phases:
         remedy = (
             "Set pretrain.phases: [], or use one of the recipes dp-sapf, dp-lora, dp-ldm, "
             "dp-finetune"
         )
         yield f"model.directory={model.directory}: a public model has no warm-up. {remedy}"
-    class_prompts(model, card.dataset_id, card.classes)
+    class_prompts(model, setup.card.dataset_id, setup.card.classes)
 
 
 def inherited(folder: Path, params: Params, state: Path) -> list[Artifact]:

@@ -11,16 +11,15 @@ from sfumato.settings.stage import FREE, Stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sfumato.data.cards import Card, PublicCard
+    from sfumato.planning.checks import Setup
     from sfumato.planning.work import Work
-    from sfumato.settings.params import Params
     from sfumato.settings.training import Refine
     from stages.runner import StageRun
 
 
 def refine(run: StageRun, settings: Refine) -> None:
     from sfumato.features.teacher_network import load_teacher_network, relabelled
-    from sfumato.generators.one_step import fit_generator, load_generator, save_drawing
+    from sfumato.generators.one_step import Target, fit_generator, load_generator, save_drawing
     from sfumato.queries.feature_means import load_means
     from sfumato.runtime.compute import device
     from stages.screen import progress
@@ -34,17 +33,7 @@ def refine(run: StageRun, settings: Refine) -> None:
     priors = run.counts.priors
     generator = load_generator(run.path("auxiliary"))
     with progress("refine") as report:
-        # agreement: weight of the teacher's cross-entropy
-        fit_generator(
-            generator,
-            releases,
-            settings,
-            priors,
-            plan.seed + 2,
-            report,
-            teacher=teacher,
-            agreement=0.01,
-        )
+        fit_generator(generator, Target(releases, teacher), settings, priors, plan.seed + 2, report)
     with run.writing() as directory:
         label = partial(relabelled, teacher)
         save_drawing(
@@ -62,8 +51,8 @@ def work(about: Work) -> float:
     return TRAINING * settings.steps * settings.batch * cost
 
 
-def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
-    if params.auxiliary.target == "covariance":
+def problems(setup: Setup) -> Iterator[str]:
+    if setup.params.auxiliary.target == "covariance":
         yield (
             "refine requires a network, but auxiliary.target=covariance makes none: remove "
             "refine, or change the target"

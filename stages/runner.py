@@ -41,10 +41,14 @@ from stages.screen import progress, say
 from stages.state import PREVIEW, read_policy, state_dir
 
 if TYPE_CHECKING:
+    from sfumato.data.images import Shape
     from sfumato.data.store import Encode
     from sfumato.privacy.charge import Charge
     from sfumato.privacy.resolved import QueryPlan, StagePlan
     from sfumato.queries.count import PublicCounts
+    from sfumato.settings.dpsgd import Finetune, Saliency
+    from sfumato.settings.fields import Settings
+    from sfumato.settings.training import Model
 
 # Lock in the directory of a run. It is locked while the run's release is copied to `artifacts/`
 COPYING = "copying.lock"
@@ -97,10 +101,12 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
         from sfumato.planning.estimate import timed
 
         remembered = timed(state_dir(), plan)
-    kind = QueryRun if stage.kind is Kind.QUERY else StageRun
+    kind: type[StageRun] = StageRun
+    if stage.kind is Kind.QUERY:
+        kind = QueryRun
     try:
         with remembered:
-            stage.run(kind(plan=plan, inputs=inputs, out=out), plan.settings.on_this_machine())  # type: ignore[arg-type]
+            stage.run(kind(plan=plan, inputs=inputs, out=out), plan.settings.on_this_machine())
         if stage.gives == "generator":
             from sfumato.data.images import load_images
             from sfumato.release.release import save_preview
@@ -141,15 +147,16 @@ def standing(name: str) -> str:
     from sfumato.data.cards import read_card
     from sfumato.planning.estimate import expected_seconds
     from sfumato.privacy.accountant import epsilon
+    from sfumato.privacy.resolved import QueryPlan
     from sfumato.settings.recipes import load_params
 
     params = load_params(Path("params.yaml"), RECIPES)
     card = read_card(CARD_PATH)
-    budget: Any = read_json(PLAN / "budget.json")
+    budget = read_json(PLAN / "budget.json")
     names = [one for one in STAGES if params.runs(one)]
     before = names[: names.index(name)]
-    queries: list[Any] = [load_plan(one) for one in before if one in QUERIES]
-    events = [query.mechanism.event for query in queries]
+    queries = [load_plan(one) for one in before if one in QUERIES]
+    events = [query.mechanism.event for query in queries if isinstance(query, QueryPlan)]
     spent = epsilon(events, budget["delta"], budget["accountant"], budget["adjacency"])
     seconds = expected_seconds(params, card.shape, len(card.classes), state_dir())
     own = (seconds[name] or 0.0) / 60
@@ -189,9 +196,10 @@ def load_plan(stage: str) -> StagePlan[Any]:
     return read_stage_plan(PLAN / f"{stage}.yaml", stage)
 
 
-def show_files(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None:
+def show_files(plan: StagePlan[Settings], reads: Mapping[str, Path], out: Path) -> None:
     """Print the files that a stage reads and writes, and its charge, for --dry-run."""
     from sfumato.privacy.resolved import QueryPlan
+    from sfumato.settings.dpsgd import Finetune, Saliency
 
     if not plan.enabled:
         return typer.echo(
@@ -204,13 +212,13 @@ def show_files(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> No
     if not isinstance(plan, QueryPlan):
         return typer.echo("charges nothing")
     typer.echo(f"charges {plan.mechanism} on dataset {plan.dataset_id!r}, for one {plan.unit}")
-    if plan.model is not None:
+    if plan.model is not None and isinstance(plan.settings, (Finetune, Saliency)):
         sizes = plan.shape, len(plan.classes), plan.settings, plan.size_hint
         typer.echo(f"memory  {memory_line(plan.model, *sizes)}")
 
 
 def memory_line(
-    network: Any, shape: tuple[int, int, int], classes: int, settings: Any, size_hint: int
+    network: Model, shape: Shape, classes: int, settings: Finetune | Saliency, size_hint: int
 ) -> str:
     """Describe the memory for per-image gradients of the network, or why it is unknown."""
     from sfumato.dpsgd.microbatch import needed

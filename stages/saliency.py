@@ -28,17 +28,8 @@ def saliency(run: QueryRun, settings: Saliency) -> None:
     latents = run.latents(model.encoder, "latents", lambda: model.load_encoder(device()))
     pool = candidates(model.to(device()))
     parameters = {name: model.get_parameter(name) for name in pool}
-    dropout = run.plan.network.label_dropout
     autocast = None if latents else False
-    gradients = Gradients(
-        model,
-        parameters,
-        settings,
-        settings.max_norm,
-        run.counts.total,
-        label_dropout=dropout,
-        autocast=autocast,
-    )
+    gradients = Gradients(model, parameters, settings, run.counts.total, autocast)
     released = f"gradient of {len(pool)} candidates (qkv)"
     sensitivity = "max_norm: the L2 norm to which the joint gradient of one image is clipped"
     charge = run.open_charge(released, sensitivity, settings.max_norm, latents=latents)

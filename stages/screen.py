@@ -27,7 +27,6 @@ from stages.state import state_dir
 if TYPE_CHECKING:
     from rich.console import Console
 
-Report = Callable[[int, int], None]  # called with (done, total)
 # Title, columns, rows and note, as in `sfumato.release.report.Table`
 LocalTable = tuple[str, Sequence[str], Iterable[Sequence[str]], str]
 # Streams for `say`, `tell` and tables, once all other output is withheld
@@ -134,7 +133,9 @@ def charges(number: int) -> str:
 
 
 @contextmanager
-def progress(name: str, *, clock: bool = True, log: bool = True) -> Iterator[Report]:
+def progress(
+    name: str, *, clock: bool = True, log: bool = True
+) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar on a terminal. Elsewhere, print a line every 10 %.
 
     clock: whether to show the remaining time. It must be false for a query, because the duration of

@@ -9,9 +9,8 @@ from sfumato.settings.stage import FREE, Stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sfumato.data.cards import Card, PublicCard
+    from sfumato.planning.checks import Setup
     from sfumato.planning.work import Work
-    from sfumato.settings.params import Params
     from sfumato.settings.training import Select
     from stages.runner import StageRun
 
@@ -54,25 +53,25 @@ def work(about: Work) -> float:
     return about.network("teacher") * about.public_images * (about.params.select.by == "teacher")
 
 
-def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
+def problems(setup: Setup) -> Iterator[str]:
     from sfumato.training.selection import number_to_keep
 
-    chosen = params.select
-    if chosen.by == "votes" and chosen.ratio < 1 and not params.runs("histogram"):
+    chosen = setup.params.select
+    if chosen.by == "votes" and chosen.ratio < 1 and not setup.params.runs("histogram"):
         remedy = "Add histogram to run, or set select.ratio: 1"
-        yield f"recipe={params.recipe!r}: select.ratio below 1 requires histogram. {remedy}"
-    if public is None:
+        yield f"recipe={setup.params.recipe!r}: select.ratio below 1 requires histogram. {remedy}"
+    if setup.public is None:
         return
-    sensitive = len(card.classes)
-    classes = len(public.classes)
+    sensitive = len(setup.card.classes)
+    classes = len(setup.public.classes)
     if chosen.by == "teacher":
-        if not sensitive <= chosen.images <= public.images:
-            remedy = f"set it between {sensitive} and {public.images}"
+        if not sensitive <= chosen.images <= setup.public.images:
+            remedy = f"set it between {sensitive} and {setup.public.images}"
             yield (
-                f"select.images={chosen.images} of {public.images} public images in {sensitive} "
-                f"classes: {remedy}"
+                f"select.images={chosen.images} of {setup.public.images} public images in "
+                f"{sensitive} classes: {remedy}"
             )
-    elif params.runs("histogram") and params.histogram.per_class:
+    elif setup.params.runs("histogram") and setup.params.histogram.per_class:
         kept = number_to_keep(chosen, classes)
         remedy = f"select.ratio must be at least {sensitive / classes:.4g}"
         if classes < sensitive:

@@ -2,6 +2,8 @@
 `dvc repro`.
 """
 
+from __future__ import annotations
+
 import hmac
 import secrets
 from contextlib import suppress
@@ -9,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from mimetypes import guess_type
 from pathlib import Path
 from threading import Lock, Thread
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +24,9 @@ from stages.report import METRICS_FILE, PAGES
 from stages.runner import standing
 from stages.screen import tell
 from stages.state import PREVIEW, state_dir
+
+if TYPE_CHECKING:
+    from sfumato import Project
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -72,7 +77,7 @@ class Server(ThreadingHTTPServer):
     base: prefix of all paths, which contains the token.
     """
 
-    def __init__(self, port: int, project: Any) -> None:
+    def __init__(self, port: int, project: Project) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.base = f"/{secrets.token_urlsafe()}/"
         self.hosts = [f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")]
@@ -159,7 +164,7 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(content)
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_: object) -> None:
         """Print nothing, because addresses contain the token."""
 
 

@@ -1,8 +1,10 @@
 """Paths of the pipeline and the state directory, and checks of what git would track."""
 
+from __future__ import annotations
+
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sfumato.errors import ConfigError, DataError, explained
 from sfumato.settings.stage import ARTIFACTS, CARD_PATH, PLAN, PUBLIC, RECIPES
@@ -10,11 +12,14 @@ from sfumato.storage.documents import read_json, validated
 from sfumato.storage.state_directory import in_git
 from sfumato.storage.state_directory import state_dir as state_dir  # re-exported for the commands
 
+if TYPE_CHECKING:
+    from sfumato.privacy.policy import SpendingPolicy
+
 PREVIEW = ARTIFACTS / "preview.png"  # not an output in dvc.yaml, because no stage depends on it
 EVALUATION = Path("evaluation")  # numbers from real images, which neither DVC nor git tracks
 
 
-def read_policy() -> Any:
+def read_policy() -> SpendingPolicy:
     from sfumato.privacy.policy import SpendingPolicy
 
     path = PLAN / "permission.json"

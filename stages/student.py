@@ -13,9 +13,8 @@ from stages.synthesize import drawing_work
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sfumato.data.cards import Card, PublicCard
+    from sfumato.planning.checks import Setup
     from sfumato.planning.work import Work
-    from sfumato.settings.params import Params
     from sfumato.settings.training import Student
     from stages.runner import StageRun
 
@@ -54,8 +53,8 @@ def work(about: Work) -> float:
     return settings.steps * settings.batch * each
 
 
-def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
-    if not params.synthesize.stream:
+def problems(setup: Setup) -> Iterator[str]:
+    if not setup.params.synthesize.stream:
         yield (
             "student draws its images from the networks that synthesize.stream adds to the "
             "release: set synthesize.stream: true, or remove student from run"

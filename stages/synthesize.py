@@ -10,16 +10,14 @@ from sfumato.settings.stage import FREE, PUBLIC, Stage, one_label_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Any
 
     import numpy as np
 
-    from sfumato.data.cards import Card, PublicCard
     from sfumato.features.teacher_network import TeacherNetwork
+    from sfumato.planning.checks import Setup
     from sfumato.planning.work import Work
     from sfumato.release.synthesis import Drawn
     from sfumato.release.variation import Varied
-    from sfumato.settings.params import Params
     from sfumato.settings.release import Synthesize
     from stages.runner import StageRun
 
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
 def synthesize(run: StageRun, settings: Synthesize) -> None:
     from sfumato.data.cards import CARD, read_public_card
     from sfumato.data.tables import check_parquet
+    from sfumato.diffusion.denoiser import Sampling
     from sfumato.features.teacher_network import guide_by, load_teacher_network
     from sfumato.queries.feature_means import load_means
     from sfumato.release.exports import PUBLIC_SOURCE
@@ -44,23 +43,25 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
         check_parquet()  # checked before slow work
     paths = {name: artifact.path for name, artifact in run.inputs.items()}
     priors = run.counts.priors if settings.labels == "prior" else None
-    teacher = (
-        load_teacher_network(paths["teacher"]).to(device()) if settings.reads("teacher") else None
-    )
-    guide = (
-        guide_by(teacher, settings.teacher_guidance)
-        if teacher and settings.teacher_guidance
-        else None
+    teacher = None
+    if settings.reads("teacher"):
+        teacher = load_teacher_network(paths["teacher"]).to(device())
+    guide = None
+    if teacher and settings.teacher_guidance:
+        guide = guide_by(teacher, settings.teacher_guidance)
+    sampling = Sampling(
+        steps=settings.steps, guidance=settings.guidance, shape=plan.shape, guide=guide
     )
 
     with progress("synthesize") as report:
-        given: dict[str, Any] = {
-            "progress": report,
-            "shape": plan.shape,
-            "guide": guide,
-            "folder": run.out.parent,
-        }
-        drawn = partial(draw_mixture, paths, priors=priors, **given)
+        drawn = partial(
+            draw_mixture,
+            paths,
+            priors=priors,
+            progress=report,
+            sampling=sampling,
+            folder=run.out.parent,
+        )
         if settings.herding > 1:
             means = load_means("frequency", run.path("frequency"), plan=plan)
             drawn = partial(draw_herded, drawn, means, run.counts.priors, teacher)
@@ -104,7 +105,7 @@ def choose(
     from sfumato.release.variation import beside_public, vary
 
     plan = run.plan
-    weights: dict[Any, float] = dict(settings.sources)
+    weights = {str(name): weight for name, weight in settings.sources.items()}
     ratio = weights.pop(PUBLIC_SOURCE) / sum(weights.values())
     alone = settings.model_copy(update={"sources": weights})
     images, labels, sources = drawn(settings=alone, seed=plan.seed)
@@ -157,16 +158,16 @@ def work(about: Work) -> float:
     return settings.count * drawing_work(about, settings)
 
 
-def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
+def problems(setup: Setup) -> Iterator[str]:
     from sfumato.settings.data import SEVERAL
 
-    made = params.synthesize
+    made = setup.params.synthesize
     varied = (
         made.labels == "uniform"
         or made.distorted + made.mixed + made.teacher_guidance > 0
         or made.herding > 1
     )
-    if card.labels == SEVERAL and varied:
+    if setup.card.labels == SEVERAL and varied:
         yield one_label_only(
             "synthesize.labels: uniform, distorted, mixed, herding or teacher_guidance"
         )
@@ -176,7 +177,7 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
                 "synthesize.teacher_guidance requires a diffusion model in synthesize.sources: add "
                 "one, or remove teacher_guidance"
             )
-        elif params.model.directory is not None:
+        elif setup.params.model.directory is not None:
             yield (
                 "synthesize.teacher_guidance does not apply to a public model, which draws "
                 "latents: remove it"
@@ -193,14 +194,14 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
             "synthesize.herding chooses among drawn images, but select provides public ones: "
             "remove herding, or remove select from synthesize.sources"
         )
-    if made.stream and not made.networks(params.model.directory is not None):
+    if made.stream and not made.networks(setup.params.model.directory is not None):
         yield (
             "synthesize.stream requires a network of this recipe in "
             f"synthesize.sources={[*made.sources]}: recipients cannot draw more images from public "
             "images, from a kept population or from a public model. Set synthesize.stream: false"
         )
-    labelled = params.select.by == "teacher" or (
-        params.runs("histogram") and params.histogram.per_class
+    labelled = setup.params.select.by == "teacher" or (
+        setup.params.runs("histogram") and setup.params.histogram.per_class
     )
     if "select" in made.sources and not labelled:
         remedy = "set select.by: teacher, or histogram.per_class: true"

@@ -9,9 +9,8 @@ from sfumato.settings.stage import QUERY, Stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sfumato.data.cards import Card, PublicCard
+    from sfumato.planning.checks import Setup
     from sfumato.planning.work import Work
-    from sfumato.settings.params import Params
     from sfumato.settings.queries import Teacher
     from stages.runner import QueryRun
 
@@ -33,7 +32,9 @@ def teacher(run: QueryRun, settings: Teacher) -> None:
     from stages.state import state_dir
 
     plan = run.plan
-    network = load_classifier(run.path("classifier")) if settings.reads("classifier") else None
+    network = None
+    if settings.reads("classifier"):
+        network = load_classifier(run.path("classifier"))
     names = [part.map for part in settings.maps]
     for place, part in enumerate(settings.maps):
         if part.network is not None:
@@ -90,12 +91,12 @@ def work(about: Work) -> float:
     return about.network("teacher") * looked_at + rows
 
 
-def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
+def problems(setup: Setup) -> Iterator[str]:
     from sfumato.features import FEATURES, name_problems
     from sfumato.features.own_network import OWN
     from sfumato.features.projection import CLASSIFIER
 
-    maps = params.teacher.maps
+    maps = setup.params.teacher.maps
     yield from name_problems(
         "teacher.feature", [part.map for part in maps], (CLASSIFIER, *FEATURES, OWN)
     )

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from sfumato.errors import ConfigError, SfumatoError, explained, nearest
 from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stage import ARTIFACTS, LOCK
 from sfumato.storage.documents import read_yaml
-from sfumato.storage.files import replace_file
+from sfumato.storage.files import delete, replace_file
 from sfumato.storage.locks import file_lock, holding
 from stages.dvc_lock import damage, lock_in_words
 from stages.screen import tell
@@ -67,7 +66,7 @@ def run_in_order(folder: Path, targets: Sequence[str]) -> None:
     lock = file_lock(folder / ARTIFACTS / "running.lock", blocking=False)
     busy = f"another `stage run` works in {folder}: wait until it ends"
     with (
-        explained(ConfigError, lambda _: busy, causes=(Timeout,)),
+        explained(ConfigError, busy, causes=(Timeout,)),
         holding(lock),
         forking({**os.environ, "PATH": own_path()}) as environment,
     ):
@@ -101,7 +100,7 @@ def read_steps(file: Path) -> dict[str, Step]:
 
 
 def step_of(name: str, stage: Mapping[str, Any]) -> Step:
-    outs: dict[str, dict[str, Any]] = {}
+    outs: dict[str, dict[str, object]] = {}
     for entry in (*stage.get("outs", ()), *stage.get("metrics", ())):
         outs |= entry if isinstance(entry, dict) else {entry: {}}
     return Step(
@@ -155,8 +154,7 @@ def run_if_changed(folder: Path, step: Step, environment: Mapping[str, str]) -> 
         folder, step
     ):
         return
-    for path in {*step.outs} - {*step.persist}:
-        remove_output(folder / path)
+    delete(folder / path for path in {*step.outs} - {*step.persist})
     for command in step.commands:
         tell(f"> {command}")
         code = subprocess.run(
@@ -181,9 +179,9 @@ def read_dvc_lock(folder: Path) -> dict[str, Any]:
     return dict(read_yaml(folder / LOCK))
 
 
-def inputs_of(folder: Path, step: Step) -> dict[str, Any]:
+def inputs_of(folder: Path, step: Step) -> dict[str, object]:
     """Return the part of a stage's entry in `dvc.lock` that is known before the stage runs."""
-    entry: dict[str, Any] = {"cmd": step.cmd}
+    entry: dict[str, object] = {"cmd": step.cmd}
     if step.deps:
         entry["deps"] = [lock_entry(folder, path) for path in step.deps]
     if step.params:
@@ -195,13 +193,13 @@ def inputs_of(folder: Path, step: Step) -> dict[str, Any]:
     return entry
 
 
-def outputs_of(folder: Path, step: Step) -> dict[str, Any]:
+def outputs_of(folder: Path, step: Step) -> dict[str, object]:
     if not step.outs:
         return {}
     return {"outs": [lock_entry(folder, path) for path in step.outs]}
 
 
-def lock_entry(folder: Path, path: str) -> dict[str, Any]:
+def lock_entry(folder: Path, path: str) -> dict[str, object]:
     """Describe a file or folder as `dvc.lock` does: path, hash and size."""
     place = folder / path
     if place.is_file():
@@ -224,10 +222,3 @@ def lock_entry(folder: Path, path: str) -> dict[str, Any]:
 def md5_of(file: Path) -> str:
     with file.open("rb") as content:
         return hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-
-
-def remove_output(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

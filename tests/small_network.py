@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.unet import UNet
+from sfumato.diffusion.unet import UNet, build_unet
 from sfumato.generators.one_step import drawing
 
 PLACES = ["down.0", "down.1", "middle.0", "up.0", "up.1"]
@@ -46,5 +46,7 @@ def perturbed(model: UNet, std: float = 0.1) -> UNet:
 def network(attention: tuple[int, ...] = (0, 1), seed: int = 0, **options: Any) -> UNet:
     torch.manual_seed(seed)
     return perturbed(
-        UNet(8, 1, 4, **{"width": 8, "multipliers": (1, 2), "attention": attention, **options})
+        build_unet(
+            8, 1, 4, **{"width": 8, "multipliers": (1, 2), "attention": attention, **options}
+        )
     )

@@ -213,7 +213,7 @@ def made_drawing(folder: Path, shape: Shape, kind: str = "") -> None:
 
 
 def unet_of(shape: Shape, classes: int = 4, kind: str = "") -> UNet:
-    return filled(UNet(shape[1], shape[0], classes, **NETWORK.network()), kind)
+    return filled(UNet(shape[1], shape[0], classes, NETWORK), kind)
 
 
 def made_unet(folder: Path, shape: Shape, classes: int = 4, kind: str = "") -> None:

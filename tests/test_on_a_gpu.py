@@ -23,7 +23,7 @@ from sfumato.data.images import ImageSet, Shape
 from sfumato.data.store import LatentSet
 from sfumato.diffusion.sampler import sample
 from sfumato.diffusion.unet import GroupNorm, UNet
-from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
+from sfumato.dpsgd.gradients import Microbatch, clipped_gradient_sum, draw
 from sfumato.dpsgd.run import Gradients, State, step
 from sfumato.dpsgd.trainable import candidates, check_trained, choose_trainable
 from sfumato.evaluation import downstream
@@ -41,7 +41,7 @@ from sfumato.features.teacher_network import (
     relabelled,
 )
 from sfumato.generators.gaussian import GaussianGenerator
-from sfumato.generators.one_step import fit_generator, new_generator
+from sfumato.generators.one_step import Target, fit_generator, new_generator
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource
@@ -62,7 +62,7 @@ from sfumato.settings.dpsgd import Finetune, Saliency
 from sfumato.settings.noise_levels import LogNormal, TimestepMixture
 from sfumato.settings.queries import FeatureMap, Teacher
 from sfumato.settings.release import Synthesize
-from sfumato.settings.training import Amp, Auxiliary, Classifier, Phase
+from sfumato.settings.training import Amp, Architecture, Auxiliary, Classifier, Phase
 from sfumato.training.curriculum import warm_up
 from sfumato.training.public_classifier import train_public_classifier
 from sfumato.training.supervised import Schedule, train_supervised
@@ -118,8 +118,8 @@ def charge(drawn: ImageSet | LatentSet, max_norm: float = 1.0, uses: int = 3) ->
 
 def unet(several: bool = False, **options: Any) -> UNet:
     torch.manual_seed(0)
-    chosen = {"width": 8, "multipliers": (1, 2), "attention": (1,), **options}
-    return UNet(SHAPE[1], SHAPE[0], CLASSES, **chosen, several=several).to(CUDA)
+    chosen = Architecture(**{"width": 8, "multipliers": (1, 2), "attention": (1,), **options})
+    return UNet(SHAPE[1], SHAPE[0], CLASSES, chosen, several=several).to(CUDA)
 
 
 def maps(*features: FeatureMap, shape: Shape = SHAPE) -> FourierFeatures:
@@ -150,7 +150,9 @@ def gradient_sum_of(
     labels = torch.zeros(*labels_shape, *[CLASSES] * model.several, dtype=torch.int64, device=CUDA)
     drawn = draw(model, shown, 4, law or LogNormal(), torch.Generator(CUDA), label_dropout=0.1)
     parameters = more.pop("parameters", None) or dict(model.named_parameters())
-    total = clipped_gradient_sum(model, parameters, shown, labels, drawn, 1.0, 4, autocast, 2)
+    total = clipped_gradient_sum(
+        model, parameters, shown, labels, drawn, 1.0, Microbatch(4, 2, autocast)
+    )
     assert total.device.type == "cuda"
 
 
@@ -222,9 +224,7 @@ def dp_sgd_resumed() -> None:
 def query_of_saliency() -> None:
     model = unet(**ONE_LEVEL)
     parameters = {name: model.get_parameter(name) for name in candidates(model)}
-    query_saliency(
-        charge(images()), Gradients(model, parameters, Saliency(), 1.0, 40.0, autocast=False)
-    )
+    query_saliency(charge(images()), Gradients(model, parameters, Saliency(), 40.0, autocast=False))
 
 
 def test_a_step_waits_twice_and_copies_only_the_noise():
@@ -248,7 +248,10 @@ def fitted(generator: Any, *features: Any, several: bool = False, **more: Any) -
     matches = [
         FeatureMeans(torch.zeros(each.size, CLASSES + several).to(CUDA), each) for each in features
     ]
-    return fit_generator(generator, matches, Auxiliary(steps=2, batch=20), EVEN, 0, **more)
+    row_means = more.pop("row_means", None)
+    target = Target(matches, **more)
+    settings = Auxiliary(steps=2, batch=20)
+    return fit_generator(generator, target, settings, EVEN, 0, row_means=row_means)
 
 
 def small_generator(shape: Shape = SHAPE, several: bool = False) -> Any:
@@ -383,7 +386,9 @@ def dp_gan() -> None:
     judge = Discriminator(28, 1, CLASSES, 8).to(CUDA)
     generator = small_generator((1, 28, 28))
     shape = (1, 28, 28)
-    run = AdversarialState(judge, generator, settings, EVEN, 0, public_batch=40.0, autocast=True)
+    run = AdversarialState(
+        State(judge, settings, 40.0, autocast=True), generator, settings, EVEN, 0
+    )
     drawn = charge(images(shape=shape))
     run.step(drawn)
     run.load(run.tensors())
@@ -445,7 +450,8 @@ def test_a_step_of_a_generator_copies_from_pinned_memory_only():
         features = maps(FeatureMap())
         with pretended_gpu() as card:
             releases = [FeatureMeans(torch.zeros(features.size, CLASSES), features)]
-            fit_generator(small_generator(), releases, Auxiliary(steps=steps, batch=20), EVEN, 0)
+            settings = Auxiliary(steps=steps, batch=20)
+            fit_generator(small_generator(), Target(releases), settings, EVEN, 0)
         return sum(card.copies.values())
 
     assert copies(4) == copies(2)

@@ -27,15 +27,15 @@ import numpy as np
 import pandas as pd
 import yaml
 
-# folder of `patients` and `recipe_table`
+# folder of `csv_tables`, `patients` and `recipe_table`
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from csv_tables import csv_of
 from patients import images_of
 from recipe_table import ROOT, stage
 
 from sfumato import load_release
 from sfumato.evaluation.downstream import fit_classifier, schedule_of
-from sfumato.evaluation.tables import csv_of
 from sfumato.runtime.compute import keep_freed_memory
 from sfumato.training.supervised import logits
 

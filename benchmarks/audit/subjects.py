@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sfumato.baselines.private_evolution import query_votes
 from sfumato.diffusion.denoiser import Denoiser
-from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum
+from sfumato.dpsgd.gradients import Draws, Microbatch, clipped_gradient_sum
 from sfumato.dpsgd.run import Gradients, State, step
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.public_network import ResNet
@@ -126,9 +126,8 @@ def subjects() -> list[Subject]:
         return query_feature_means(charge, features, CLASSES, 4.0, cached=True)
 
     def salient(charge: Any) -> object:
-        options: dict[str, Any] = {"label_dropout": 0.0, "autocast": False, "generator": random}
         trained = dict(pixels.named_parameters())
-        gradients = Gradients(pixels, trained, saliency, saliency.max_norm, 4.0, **options)
+        gradients = Gradients(pixels, trained, saliency, 4.0, False, random)
         return query_saliency(charge, gradients)
 
     mean, mode = Central(repeats=1), Central(repeats=1, statistic="mode", bins=2)
@@ -179,14 +178,13 @@ class NoiseOfTheFirstProcess(NoiseSource):
 def clip_each_draw(state: State, charge: Any) -> Tensor:
     """Compute a step's sum with each of an image's K draws clipped: it contributes K·C."""
     total = torch.zeros(state.size)
+    part = Microbatch(DRAWS * state.microbatch_size)
     for images, labels in charge.batches(size=16):
         draws = state.draw(images)
         # (B·K, 1)
         alone = Draws(**{name: value.flatten(0, 1)[:, None] for name, value in vars(draws).items()})
         copies, own = images.repeat_interleave(DRAWS, 0), labels.repeat_interleave(DRAWS)
-        total += clipped_gradient_sum(
-            state.model, state.parameters, copies, own, alone, CLIP, DRAWS * state.microbatch_size
-        )
+        total += clipped_gradient_sum(state.model, state.parameters, copies, own, alone, CLIP, part)
     released: Tensor = charge.release(total, CLIP)
     return released
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+from axes import on_a_grid
+from csv_tables import csv_of
 from rich.table import Table
 
 from audit.canaries import OneRun
 from audit.repeated import Verdict
-from sfumato.evaluation.plots import new_figure, on_a_grid, save
-from sfumato.evaluation.tables import csv_of
+from sfumato.evaluation.plots import new_figure, save
 
 
 def verdict_of(row: Verdict) -> str:

@@ -14,7 +14,6 @@ al. 2023.
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +23,7 @@ from torch.nn.utils import parameters_to_vector
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.objective import to_model_range
-from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw
+from sfumato.dpsgd.gradients import Draws, Microbatch, clipped_gradient_sum, draw
 from sfumato.dpsgd.run import State, Trained, gradient_sum, update
 from sfumato.generators.network import Generator, half
 from sfumato.generators.one_step import balanced_labels, recompute_batch_norm
@@ -91,19 +90,15 @@ class AdversarialState:
 
     priors: (classes,) public label shares of generated images;
     seed: fixes the generated images;
-    options: see `State`.
+    judge: state of the discriminator, with the settings `config`.
     """
 
     def __init__(
-        self,
-        model: Discriminator,
-        network: Generator,
-        config: Adversarial,
-        priors: Tensor,
-        seed: int,
-        **options: Any,
+        self, judge: State, network: Generator, config: Adversarial, priors: Tensor, seed: int
     ) -> None:
-        self.judge = State(model, config, label_dropout=0.0, **options)
+        model = judge.model
+        assert isinstance(model, Discriminator)
+        self.judge = judge
         self.judge.optimiser.param_groups[0]["betas"] = config.betas
         self.config = config
         self.model = model
@@ -149,7 +144,7 @@ class AdversarialState:
         with torch.no_grad():
             fakes = self.generated(0)
         total = clipped_gradient_sum(
-            self.against, judge.parameters, *fakes, bound, judge.microbatch_size
+            self.against, judge.parameters, *fakes, bound, Microbatch(judge.microbatch_size)
         )
         row = update(judge, released, total.float() / self.config.fakes)
 

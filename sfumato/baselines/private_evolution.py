@@ -23,6 +23,7 @@ from sfumato.generators.one_step import balanced_labels
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.resume import make_durable, resume
 from sfumato.privacy.rows import Rows, one_hot
+from sfumato.runtime.progress import Progress, Say, discard, no_progress
 from sfumato.settings.baselines import Evolve
 from sfumato.storage.digest import digest_of
 from sfumato.storage.files import csv_text
@@ -217,8 +218,8 @@ def query_evolve(
     priors: Tensor,
     seed: int,
     *,
-    report: Callable[[int, int], None] = lambda done, total: None,
-    say: Callable[[str], None] = lambda text: None,
+    report: Progress = no_progress,
+    say: Say = discard,
 ) -> tuple[Charge, Population, list[dict]]:
     """Run all rounds of a charge.
 

@@ -4,12 +4,17 @@ The size is read from the headers inside the compressed data, because the file's
 wrong.
 """
 
+from __future__ import annotations
+
 import struct
 import zlib
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from sfumato.errors import DataError
 from sfumato.storage.limits import LARGEST_PICTURE, check_picture
+
+if TYPE_CHECKING:
+    from pydicom.dataset import Dataset
 
 JPEG_2000 = b"\xff\x4f\xff\x51"  # two markers: a codestream starts, and its sizes follow
 # These markers are in the range of JPEG's frame markers, but do not begin a frame
@@ -114,7 +119,7 @@ def check_deflated(file: BinaryIO, name: str) -> None:
     file.seek(0)
 
 
-def check_compressed(data: Any, syntax: Any, size: int, name: str) -> None:
+def check_compressed(data: Dataset, syntax: str, size: int, name: str) -> None:
     """Check the first frame of compressed pixels before it is decoded.
 
     size: number of bytes in one plane of the decoded frame.

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from sfumato.data.names import SIDE_WORDS, SUFFIX
 
 COMPANION = re.compile(
-    r"(segmentation|segm?|mask|matte|gt|ground|(ground)?truth|label|lbl|annotation|annot?|ann|manual|contour|outline"
-    r"|roi|thumb(nail)?|preview|overlay|heat|(heat)?map|(grad)?cam|saliency|attention|superpixel|pred(iction)?|bbox)s?"
+    r"(segmentation|segm?|mask|matte|gt|ground|(ground)?truth|label|lbl|annotation|annot?|ann"
+    r"|manual|contour|outline|roi|thumb(nail)?|preview|overlay|heat|(heat)?map|(grad)?cam"
+    r"|saliency|attention|superpixel|pred(iction)?|bbox)s?"
 )
 PLAIN = re.compile(rf"image|img|photo|picture|scan|orig(inal)?|raw|rgb|{SIDE_WORDS}")
 

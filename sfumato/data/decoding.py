@@ -11,10 +11,9 @@ from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageMode, ImageOps, UnidentifiedImageError
@@ -34,7 +33,6 @@ from sfumato.errors import DataError
 from sfumato.storage.files import reading
 from sfumato.storage.limits import check_picture, check_picture_file, room_for_picture
 
-Request = Any  # the class in `sfumato.data.sources.source`, which imports this module
 # Several threads help, because Pillow and NumPy release the GIL while they decode and resize. More
 # than 16 threads would only wait for the single thread that writes their results.
 DECODERS = min(16, os.cpu_count() or 1)
@@ -71,6 +69,22 @@ class Member:
 
 
 PictureFile = Path | Member | Slice
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureForm:
+    """The form into which pictures are converted.
+
+    converted: number of images by conversion. Private.
+    """
+
+    size: tuple[int, int] | None = None  # height and width; None: as in the source
+    channels: int | None = None  # None: as in the source
+    # Values to show as black and as white, for files with more than 8 bits
+    range: Span | None = None
+    # Whether to add black bars to images with other proportions, instead of cropping them
+    pad: bool = False
+    converted: Counter[str] = field(default_factory=Counter)
 
 
 def read_whole(path: Path) -> io.BytesIO:
@@ -116,8 +130,8 @@ def naming_formats(file: Path | Member) -> Iterator[None]:
         raise
 
 
-def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
-    """Convert one image, (H, W, C) uint8, to the channels and the size that `request` states.
+def fit(image: np.ndarray, form: PictureForm, name: str) -> np.ndarray:
+    """Convert one image, (H, W, C) uint8, to the channels and the size that `form` states.
 
     An image with other proportions is cropped or padded.
     """
@@ -125,18 +139,18 @@ def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
     if not height or not width:
         raise DataError(f"{name} has no pixels ({height}×{width}): remove it.")
     check_picture(name, height, width, channels)
-    if request.size in (None, (height, width)) and request.channels in (None, channels):
+    if form.size in (None, (height, width)) and form.channels in (None, channels):
         return np.ascontiguousarray(image)
-    if channels == 3 and request.channels == 1 and (image != image[..., :1]).any():
-        request.converted["colour pictures made grey"] += 1
-    if request.size is not None and height * request.size[1] != width * request.size[0]:
-        request.converted["padded with black" if request.pad else "cropped to the middle"] += 1
+    if channels == 3 and form.channels == 1 and (image != image[..., :1]).any():
+        form.converted["colour pictures made grey"] += 1
+    if form.size is not None and height * form.size[1] != width * form.size[0]:
+        form.converted["padded with black" if form.pad else "cropped to the middle"] += 1
     picture = Image.fromarray(np.ascontiguousarray(image[..., 0] if channels == 1 else image))
-    if request.channels is not None:
-        picture = picture.convert("L" if request.channels == 1 else "RGB")
-    if request.size is not None:
-        fitted = ImageOps.pad if request.pad else ImageOps.fit
-        picture = fitted(picture, request.size[::-1], Image.Resampling.LANCZOS)
+    if form.channels is not None:
+        picture = picture.convert("L" if form.channels == 1 else "RGB")
+    if form.size is not None:
+        fitted = ImageOps.pad if form.pad else ImageOps.fit
+        picture = fitted(picture, form.size[::-1], Image.Resampling.LANCZOS)
     return np.atleast_3d(np.asarray(picture))
 
 
@@ -219,33 +233,31 @@ def flattened(picture: Image.Image, name: str) -> np.ndarray:
 
 
 def decoded(
-    files: Sequence[PictureFile], request: Request
+    files: Sequence[PictureFile], form: PictureForm
 ) -> Generator[np.ndarray | DataError, None, None]:
     """Yield one result per file, in the order of `files`.
 
     The result is the picture, converted as requested, or an error that states why this picture
     cannot be used. An error that concerns all such files, such as a missing setting, is raised.
     """
-    for picture, converted in in_threads(files, request):
-        request.converted.update(converted)
+    for picture, converted in in_threads(files, form):
+        form.converted.update(converted)
         yield picture
 
 
 def in_threads(
-    files: Sequence[PictureFile], request: Request
+    files: Sequence[PictureFile], form: PictureForm
 ) -> Iterator[tuple[np.ndarray | DataError, Counter[str]]]:
     """Yield the results of `picture_of`, computed in DECODERS threads, in the order of `files`."""
     if DECODERS == 1:  # passing small pictures between threads would be slow
-        yield from (picture_of(file, request) for file in files)
+        yield from (picture_of(file, form) for file in files)
         return
     rest = iter(files)
     with ThreadPoolExecutor(DECODERS) as threads:
-        busy = deque(
-            threads.submit(picture_of, file, request) for file in islice(rest, 2 * DECODERS)
-        )
+        busy = deque(threads.submit(picture_of, file, form) for file in islice(rest, 2 * DECODERS))
         while busy:
             yield busy.popleft().result()
-            busy.extend(threads.submit(picture_of, file, request) for file in islice(rest, 1))
+            busy.extend(threads.submit(picture_of, file, form) for file in islice(rest, 1))
 
 
 def with_progress(items: Iterable, total: int, what: str = "preparing") -> Iterator:
@@ -261,15 +273,15 @@ def with_progress(items: Iterable, total: int, what: str = "preparing") -> Itera
     )
 
 
-def picture_of(file: PictureFile, request: Request) -> tuple[np.ndarray | DataError, Counter[str]]:
+def picture_of(file: PictureFile, form: PictureForm) -> tuple[np.ndarray | DataError, Counter[str]]:
     """Return a converted picture, or an error that concerns only this picture.
 
     The second value counts the conversions of the picture by kind.
     """
-    request = replace(request, converted=Counter())
+    form = replace(form, converted=Counter())
     try:
-        return fit(decode(file, request.range), request, str(file)), request.converted
+        return fit(decode(file, form.range), form, str(file)), form.converted
     except DataError as error:
         if error.option is not None:  # a missing setting, which concerns all such files
             raise
-        return error, request.converted
+        return error, form.converted

@@ -3,6 +3,8 @@
 A public range of values is mapped to 8 bits.
 """
 
+from __future__ import annotations
+
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -10,11 +12,12 @@ from errno import EINVAL
 from functools import partial
 from io import SEEK_CUR, BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from PIL import ImageOps
 from PIL.ExifTags import Base as Tag
+from PIL.ImageFile import ImageFile
 
 from sfumato.data.codestreams import (
     check_codestream,
@@ -31,6 +34,9 @@ from sfumato.storage.limits import (
     check_picture_file,
     room_for_picture,
 )
+
+if TYPE_CHECKING:
+    from pydicom.dataset import Dataset
 
 MIN_IS_WHITE = 0
 SIGNED = 2  # value of the TIFF tag SampleFormat
@@ -124,7 +130,9 @@ def installed(extra: str, name: str) -> AbstractContextManager[None]:
     )
 
 
-def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np.ndarray | None:
+def decode_deep(
+    opened: ImageFile, file: BinaryIO, span: Span | None, name: str
+) -> np.ndarray | None:
     """Decode a picture with more than 8 bits, and convert it by `eight_bits` to (H, W, C) uint8.
 
     Returns None for a picture with 8 bits or fewer.
@@ -137,7 +145,9 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
     tags = getattr(opened, "tag_v2", {})
     white = 255  # Pillow scales the values of a PPM to all bits of the mode
     if opened.format == "PPM" and opened.tile[0].codec_name.startswith("ppm"):
-        white = opened.tile[0].args[1]
+        args = opened.tile[0].args
+        assert isinstance(args, tuple)
+        white = args[1]
     if opened.mode.startswith("I;16") or opened.mode in ("I", "F"):
         ImageOps.exif_transpose(opened, in_place=True)
         values = np.asarray(opened)
@@ -186,7 +196,7 @@ def check_bands(extra: Sequence[int], name: str) -> None:
 
 
 def decode_jpeg_2000(
-    opened: Any, file: BinaryIO, span: Span | None, name: str
+    opened: ImageFile, file: BinaryIO, span: Span | None, name: str
 ) -> np.ndarray | None:
     """Decode a grey JPEG 2000 with more than 8 bits into (H, W, 1) uint8.
 
@@ -268,7 +278,7 @@ def is_dicom(path: Path) -> bool:
     return False
 
 
-def read_dicom(path: Path, **options: Any) -> Any:
+def read_dicom(path: Path, **options: Any) -> Dataset:
     """Read a DICOM file as pydicom's dataset.
 
     Raises ConfigError if pydicom is not installed, and DataError if the file cannot be read.
@@ -314,7 +324,7 @@ def decode_dicom(path: Path, span: Span | None, frame: int | None = None) -> np.
         return decode_pixels(read_dicom(path), span, path)
 
 
-def with_frame(path: Path, header: Any, frame: int, size: int) -> Any:
+def with_frame(path: Path, header: Dataset, frame: int, size: int) -> Dataset:
     """Add the pixels and the rescaling of one frame to the header, and return the header.
 
     Other frames are not read. size: number of bytes of a frame.
@@ -360,7 +370,7 @@ def with_frame(path: Path, header: Any, frame: int, size: int) -> Any:
     return header
 
 
-def decode_pixels(data: Any, span: Span | None, path: Path) -> np.ndarray:
+def decode_pixels(data: Dataset, span: Span | None, path: Path) -> np.ndarray:
     """Decode the pixels of a DICOM dataset with one frame into (H, W, 1) or (H, W, 3) uint8."""
     from pydicom.pixels import apply_modality_lut, get_decoder
     from pydicom.uid import UncompressedTransferSyntaxes
@@ -394,7 +404,7 @@ def decode_pixels(data: Any, span: Span | None, path: Path) -> np.ndarray:
         return eight_bits(values, span, name, alpha, kind == "MONOCHROME1", rescale)
 
 
-def padding_alpha(data: Any, array: np.ndarray) -> np.ndarray | None:
+def padding_alpha(data: Dataset, array: np.ndarray) -> np.ndarray | None:
     """Return alpha, (H, W, 1), which is 0 for padding and 1 elsewhere; None without padding.
 
     PixelPaddingValue and PixelPaddingRangeLimit state which values are padding.

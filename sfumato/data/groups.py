@@ -172,7 +172,9 @@ def checked_ids(ids: Sequence[str | None], groups: Groups) -> Ids:
     found: Ids = []
     for number, text in enumerate(ids, 1):
         where = f"data.groups: image {number}, in the order of classes and names, has"
-        name = None if forms[text] in NO_ID else text
+        name = None
+        if forms[text] not in NO_ID:
+            name = text
         if name is None and not groups.alone:
             raise DataError(
                 f"{where} no id: add one, or set data.groups.alone: true to confirm that each such "

@@ -251,16 +251,16 @@ def per_class(labels: np.ndarray, classes: int) -> np.ndarray:
 
     labels: (N,) int64 or, for several labels per image, (N, classes) uint8.
     """
-    return (
-        labels.sum(axis=0, dtype=np.int64)
-        if labels.ndim == 2
-        else np.bincount(labels, minlength=classes)
-    )
+    if labels.ndim == 2:
+        return labels.sum(axis=0, dtype=np.int64)
+    return np.bincount(labels, minlength=classes)
 
 
 def having(labels: np.ndarray, label: int) -> np.ndarray:
     """Return whether each image has the label, (N,) bool."""
-    return labels[:, label] == 1 if labels.ndim == 2 else labels == label
+    if labels.ndim == 2:
+        return labels[:, label] == 1
+    return labels == label
 
 
 def strata(labels: np.ndarray) -> np.ndarray:
@@ -268,7 +268,9 @@ def strata(labels: np.ndarray) -> np.ndarray:
 
     It is the image's label. If images have several labels, all images are in the stratum 0.
     """
-    return labels if labels.ndim == 1 else np.zeros(len(labels), dtype=np.int64)
+    if labels.ndim == 1:
+        return labels
+    return np.zeros(len(labels), dtype=np.int64)
 
 
 def as_uint8(images: Tensor) -> np.ndarray:
@@ -295,7 +297,9 @@ def as_bytes(images: Tensor) -> Tensor:
 
 def as_floats(images: Tensor) -> Tensor:
     """Convert uint8 to float32 in [0, 1], as the inverse of `as_bytes`; leave float32 unchanged."""
-    return images.float().div_(255) if images.dtype == torch.uint8 else images.float()
+    if images.dtype == torch.uint8:
+        return images.float().div_(255)
+    return images.float()
 
 
 def room(count: int, shape: Sequence[int], folder: Path | None = None) -> Tensor:

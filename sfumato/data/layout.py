@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from sfumato.data.sources import tabled
 from sfumato.data.sources.bids import PARTICIPANT, is_bids, participants_of, possible_labels
 from sfumato.data.sources.npz import archive_layout
 from sfumato.data.sources.packed import unpacked
+from sfumato.data.sources.source import Form
 from sfumato.data.sources.splits import folders_in, is_filing, split_of, visible
 from sfumato.data.tables import meaning
 from sfumato.data.volumes import is_volume
@@ -32,12 +32,13 @@ from sfumato.settings.data import OUTER, Groups, Volume
 from sfumato.settings.options import ALL, Classes
 from sfumato.storage.files import files_in
 
-FOLDERS: dict[str, Any] = {"name": "imagefolder"}  # the layout of class folders
+FOLDERS: Form = {"name": "imagefolder"}  # the layout of class folders
 # Keys of the Request, and the rule for finding persons' ids
-Layout = tuple[dict[str, Any], Groups | None]
+Layout = tuple[Form, Groups | None]
 # Names of columns that contain persons' ids, in the form that `meaning` returns
 PERSONS = re.compile(
-    r"(anon\w*|study|source|dicom)?(patient(en)?|person|subject|participant|case|individual|donor|volunteer)s?"
+    r"(anon\w*|study|source|dicom)?"
+    r"(patient(en)?|person|subject|participant|case|individual|donor|volunteer)s?"
     r"(ids?|uid|no|nr|num|number|code|key|name|identifier|pseudonym)?"
     r"|groups?(ids?)?|mrns?|pids?|(medicalrecord|hospital|nhs|mrn)(id|no|nr|number)|ssn"
 )
@@ -45,12 +46,12 @@ PERSONS = re.compile(
 # part of OF_PERSONS. If its name has a part of OF_THINGS, it may contain ids of things that belong
 # to one person, such as sessions or specimens.
 OF_PERSONS = re.compile(
-    r"patient|pa[cz]i?ente?|subj|person|particip|proband|donor|volunteer|individual|client|user|signer|speaker|writer"
-    r"|worker|owner|animal|identity|(^|_)(pat|sub|uid|hn)(_|$)"
+    r"patient|pa[cz]i?ente?|subj|person|particip|proband|donor|volunteer|individual|client|user"
+    r"|signer|speaker|writer|worker|owner|animal|identity|(^|_)(pat|sub|uid|hn)(_|$)"
 )
 OF_THINGS = re.compile(
-    r"(^|_)(ids?|n[or]|nbr|num|number|codes?|keys?|hash|barcode|identifier|accession)(_|$)|nummer|uid|lesion|session|study"
-    r"|series|exam|specimen|sample|slide|visit|video|clip|case|fall"
+    r"(^|_)(ids?|n[or]|nbr|num|number|codes?|keys?|hash|barcode|identifier|accession)(_|$)"
+    r"|nummer|uid|lesion|session|study|series|exam|specimen|sample|slide|visit|video|clip|case|fall"
 )
 # Names of columns that contain labels, in the form that `meaning` returns
 LABELLED = re.compile(
@@ -112,7 +113,9 @@ def layout_of(
     folders = {
         folder.name for part in train for folder in folders_in(part) if not is_filing(folder.name)
     }
-    several = several_in(table, columns, label) if table.parent == path else None
+    several = None
+    if table.parent == path:
+        several = several_in(table, columns, label)
     if several and (label is not None or len(folders) < 2 or table.name == tables.TABLES[0]):
         return several | named, groups
     meant = [name for name in columns if LABELLED.fullmatch(meaning(name))]
@@ -181,9 +184,9 @@ def bids_layout(
     return FOLDERS | {"label_column": likely[0]} | classes_named(classes), persons
 
 
-def classes_named(classes: Classes | None) -> dict[str, Any]:
+def classes_named(classes: Classes | None) -> Form:
     """Return the key `classes` of a Request; no key if the owner does not name the classes."""
-    if classes in (None, ALL):
+    if classes is None or classes == ALL:
         return {}
     return {"classes": classes}
 
@@ -249,8 +252,9 @@ def repeated_ids(path: Path, label: str | None) -> tuple[str, bool] | None:
     """
     path = unpacked(path)
     telling = (
-        r"(first|last|sur|full|given|family|nach|vor)?names?|e?mails?(address)?|dob|(dateof)?birth(date|day)?"
-        r"|geburts(datum|tag)|(tele|mobile)?phone(no|number)?|(home)?address"
+        r"(first|last|sur|full|given|family|nach|vor)?names?"
+        r"|e?mails?(address)?|dob|(dateof)?birth(date|day)?|geburts(datum|tag)"
+        r"|(tele|mobile)?phone(no|number)?|(home)?address"
     )
     other = None
     if table := tables.table_path(path) or tables.table_in(split_of(path)[0][0]):
@@ -277,7 +281,7 @@ def repeated_ids(path: Path, label: str | None) -> tuple[str, bool] | None:
     return other
 
 
-def several_in(table: Path, columns: Sequence[str], label: str | None) -> dict[str, Any] | None:
+def several_in(table: Path, columns: Sequence[str], label: str | None) -> Form | None:
     """Return the keys of a Request for a table with several labels per picture.
 
     Such a table has at least two columns of 0 and 1, or a column of lists such as "effusion|mass".
@@ -318,7 +322,9 @@ def groups_in(names: Iterable[str]) -> Groups | None:
             option="groups",
             found=" and ".join(found),
         )
-    return Groups(column=found[0]) if found else None
+    if not found:
+        return None
+    return Groups(column=found[0])
 
 
 def groups_in_table(path: Path, heads: Iterable[str]) -> Groups | None:
@@ -367,8 +373,9 @@ def folder_layout(path: Path, groups: Groups | None, classes: Classes | None) ->
                 path=path,
             )
         return FOLDERS, groups
-    found = sorted({entry.name for entry in inner})
-    return FOLDERS | {"classes": found if classes in (None, ALL) else classes}, groups
+    if classes is None or classes == ALL:
+        classes = tuple(sorted({entry.name for entry in inner}))
+    return FOLDERS | {"classes": classes}, groups
 
 
 def check_classes_of_dicom(path: Path, outer: Sequence[Path], decided: bool) -> None:
@@ -552,7 +559,7 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
         )
 
 
-def check_found(form: dict[str, Any], names: Sequence[str], counts: Sequence[int]) -> None:
+def check_found(form: Form, names: Sequence[str], counts: Sequence[int]) -> None:
     """Raise Unclear if `check_names` does, or if some class folders have no pictures.
 
     The names of such folders would be published too.

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from sfumato.storage.artifacts import PRIVACY, Artifact, as_text, read_artifact
 from sfumato.storage.digest import digest_of, digest_of_file
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import entries_below, files_in, replace_private
-from sfumato.storage.records import Records
+from sfumato.storage.records import Record, Records
 
 # Folder in the state directory with one file per artifact that was released from it
 RELEASED = "released"
@@ -37,7 +36,7 @@ class Remembered:
     files and images.
     """
 
-    records: dict[str, dict[str, Any]]
+    records: dict[str, Record]
     hashes: tuple[str, ...]
 
 

@@ -24,21 +24,23 @@ FEWEST = 5  # smallest number of groups for which a pattern is proposed
 LARGE = 30  # largest mean number of images per group; FEWEST is doubled above it
 # Words other than names of persons. They may become part of a pattern, which is published.
 SIDE_WORDS = (
-    "left|right|l|r|lt|rt|od|os|ou|links|rechts|gauche|droite?|izquierd[ao]|derech[ao]|cc|mlo?|lmo?|x?ccl|pa|ap|lat"
-    "|lateral|frontal|oblique|anterior|posterior|axial|sagittal|coronal|ax|sag|cor|flair|t[12](ce|c|w|gd)?|adc|dwi|pd"
+    "left|right|l|r|lt|rt|od|os|ou|links|rechts|gauche|droite?|izquierd[ao]|derech[ao]"
+    "|cc|mlo?|lmo?|x?ccl|pa|ap|lat|lateral|frontal|oblique|anterior|posterior"
+    "|axial|sagittal|coronal|ax|sag|cor|flair|t[12](ce|c|w|gd)?|adc|dwi|pd"
     "|pre|post|before|after|baseline|followup|front|back|top|bottom|up|down"
 )
 COPY_WORDS = (
     "aug[a-z]*|copy|kopie|copie|copia|[hv]?flip(ped)?|rot(ated?|ation)?|crop(ped)?|orig(inal)?"
 )
 FILE_WORDS = (
-    "train(ing)?|test(ing)?|val(id(ation)?)?|dev|image|img|pic|picture|photo|foto|scan|file|mask|dsc[nf]?|dicom|dcm"
-    "|frame|slice|screenshot|capture|untitled|unnamed|sample|bild|pxl|data|dataset|cell|patch|tile|crop|slide|wa"
+    "train(ing)?|test(ing)?|val(id(ation)?)?|dev|image|img|pic|picture|photo|foto|scan|file|mask"
+    "|dsc[nf]?|dicom|dcm|frame|slice|screenshot|capture|untitled|unnamed|sample|bild|pxl"
+    "|data|dataset|cell|patch|tile|crop|slide|wa"
 )
 SERIES_WORDS = "batch|fold|split|part"  # a number after one of these words identifies no person
 PERSON = re.compile(
-    r"(patient(en)?|person|subject|participant|case|individual|donor|volunteer|proband|client|pat|pt|subj?|mrn|pid)s?"
-    r"(id|no|nr)?",
+    r"(patient(en)?|person|subject|participant|case|individual|donor|volunteer|proband|client"
+    r"|pat|pt|subj?|mrn|pid)s?(id|no|nr)?",
     re.IGNORECASE,
 )
 DATE = r"(?:19\d|20[0-4])\d[-_.]?(?:0[1-9]|1[0-2])[-_.]?(?:[0-2]\d|3[01])"
@@ -234,8 +236,12 @@ def repeats_in(
     why = "File names repeat, as if one person had several images"
     if not candidates:
         numbers = [column for column in columns if column.kind == "number"]
-        glued = before_counter(numbers[0]) if len(numbers) == 1 else None
-        return proposed(f"^{start}{glued}", names, why) if glued else None
+        glued = None
+        if len(numbers) == 1:
+            glued = before_counter(numbers[0])
+        if not glued:
+            return None
+        return proposed(f"^{start}{glued}", names, why)
     sure = [
         c
         for place, c in enumerate(candidates)

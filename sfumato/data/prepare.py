@@ -283,7 +283,9 @@ def unnamed_version(home: Path) -> str | None:
     if (home / UNNAMED).is_file():
         return (home / UNNAMED).read_text(encoding="utf-8")
     version = kept_version(home)
-    return version if version is not None and re.fullmatch("[0-9a-f]{16}", version) else None
+    if version is not None and re.fullmatch("[0-9a-f]{16}", version):
+        return version
+    return None
 
 
 def kept_version(home: Path) -> str | None:

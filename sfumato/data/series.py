@@ -1,19 +1,25 @@
 """Replace volumes by their slices, and order the slices and frames of DICOM series."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sfumato.data.decoding import PictureFile
 from sfumato.data.deep import is_dicom, read_dicom, readable
 from sfumato.data.volumes import Slice, is_volume, slices_of
 from sfumato.errors import DataError
 from sfumato.settings.data import Volume
 from sfumato.storage.limits import LONGEST_SIDE
+
+if TYPE_CHECKING:
+    from pydicom.dataset import Dataset
 
 LOCALIZERS = "localizers left out"
 SMALLEST_FRAME = 8  # minimum number of bytes that a frame takes in a file
@@ -39,6 +45,7 @@ class Header:
     number: InstanceNumber, 0 if the file does not state it.
     """
 
+    path: Path
     patient: str
     series: tuple[str, str, str] | None
     position: float | None
@@ -59,6 +66,7 @@ def series_header(path: Path) -> Header:
         if uid := str(data.get("SeriesInstanceUID") or ""):
             series = (str(path.parent), patient, uid)
         return Header(
+            path=path,
             patient=patient,
             series=series,
             position=position_of(data),
@@ -68,7 +76,7 @@ def series_header(path: Path) -> Header:
         )
 
 
-def position_of(data: Any) -> float | None:
+def position_of(data: Dataset) -> float | None:
     """Return the position of a slice along the normal of its plane, in mm; None if the file does
     not state it.
     """
@@ -90,7 +98,7 @@ def holds_series(files: Sequence[Path]) -> bool:
     return largest > 1 or any(header.frames > 1 or header.localizer for header in headers)
 
 
-def burned_in(files: Iterable[Any]) -> int:
+def burned_in(files: Iterable[PictureFile]) -> int:
     """Count the DICOM files whose header states that text is burned into their pixels."""
     count = 0
     for file in files:
@@ -104,8 +112,8 @@ def burned_in(files: Iterable[Any]) -> int:
 
 
 def in_slices(
-    files: Sequence[Any], volume: Volume, converted: Counter[str]
-) -> Iterator[tuple[int, Any]]:
+    files: Sequence[PictureFile], volume: Volume, converted: Counter[str]
+) -> Iterator[tuple[int, PictureFile]]:
     """Yield (index of the file in `files`, picture) for the pictures in some files.
 
     Pictures of one series follow each other, in the order of the series. A file that cannot be read
@@ -115,7 +123,7 @@ def in_slices(
 
     Raises DataError if `volume` selects no slice of one of the series or volumes.
     """
-    series: dict[Any, list[tuple[int, Header]]] = {}
+    series: dict[tuple[str, str, str] | int, list[tuple[int, Header]]] = {}
     for number, file in enumerate(files):
         header = dicom_header(file)
         if header is not None and header.localizer:
@@ -126,14 +134,17 @@ def in_slices(
             series[number] = []
     for key, members in series.items():
         if members:
-            yield from of_series(files, members, volume)
-        elif isinstance(files[key], Path) and is_volume(files[key]):
-            yield from ((key, place) for place in slices_of(files[key], volume))
+            yield from of_series(members, volume)
+            continue
+        assert isinstance(key, int)  # only series have keys of another type
+        file = files[key]
+        if isinstance(file, Path) and is_volume(file):
+            yield from ((key, place) for place in slices_of(file, volume))
         else:
-            yield key, files[key]
+            yield key, file
 
 
-def dicom_header(file: Any) -> Header | None:
+def dicom_header(file: PictureFile) -> Header | None:
     """Return the header of a DICOM file; None for other files, and for a file that cannot be
     read.
     """
@@ -144,14 +155,14 @@ def dicom_header(file: Any) -> Header | None:
 
 
 def of_series(
-    files: Sequence[Any], members: Sequence[tuple[int, Header]], volume: Volume
+    members: Sequence[tuple[int, Header]], volume: Volume
 ) -> Iterator[tuple[int, Path | Slice]]:
-    """Yield (index of the file in `files`, picture) for the pictures of one series.
+    """Yield (index of the file, picture) for the pictures of one series.
 
     They are sorted by position or, if any position is missing, by number. members: index and header
     of each file in the series.
     """
-    first = files[members[0][0]]
+    first = members[0][1].path
     if volume.axis is not None:
         raise DataError(
             f"{first} is DICOM, which is shown as it was acquired: remove data.volume.axis."
@@ -159,11 +170,7 @@ def of_series(
     ordered = sorted(members, key=lambda member: member[1].number)
     if all(header.position is not None for _, header in members):
         ordered.sort(key=lambda member: member[1].position or 0.0)
-    pictures = [
-        (number, picture)
-        for number, header in ordered
-        for picture in frames_of(files[number], header)
-    ]
+    pictures = [(number, picture) for number, header in ordered for picture in frames_of(header)]
     chosen = pictures[volume.selection]
     if not chosen:
         raise DataError(
@@ -173,12 +180,13 @@ def of_series(
     yield from chosen
 
 
-def frames_of(path: Path, header: Header) -> list[Path] | list[Slice]:
+def frames_of(header: Header) -> list[Path] | list[Slice]:
     """List the frames of a DICOM file.
 
     Returns the path of the file itself if it has a single frame, or if its header states more
     frames than its size allows.
     """
+    path = header.path
     most = min(LONGEST_SIDE, path.stat().st_size // SMALLEST_FRAME)
     if header.frames == 1 or header.frames > most:
         return [path]

@@ -229,7 +229,9 @@ def write_skeleton(folder: Path, path: Path) -> tuple[int, int, list[str]]:
                 content = table_content(texts[file], file.suffix, disguise)
             if content is None:
                 kind = format_at(file)
-                named = kind.name if kind else "unknown format, or damaged"
+                named = "unknown format, or damaged"
+                if kind:
+                    named = kind.name
                 others.append(f"{target}: {file.stat().st_size} bytes, {named}\n")
             else:
                 archive.writestr(target, content)

@@ -33,6 +33,7 @@ from sfumato.data.images import (
     write_header,
 )
 from sfumato.errors import DataError, reading_sensitive
+from sfumato.runtime.progress import Progress
 from sfumato.settings.data import GROUP, SEVERAL
 from sfumato.storage.digest import digest_of
 from sfumato.storage.files import open_private, replacing_directory
@@ -143,11 +144,7 @@ def have_latents(state: Path, card: Card, key: str) -> bool:
 
 
 def write_latents(
-    state: Path,
-    card: Card,
-    key: str,
-    encode: Encode,
-    progress: Callable[[int, int], None] | None = None,
+    state: Path, card: Card, key: str, encode: Encode, progress: Progress | None = None
 ) -> None:
     """Encode all sensitive images, and store the latents under `key`.
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,6 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_private
 
 CACHE = "survey_cache.json"  # file in the state directory with the results of the last survey
-PICTURE_FACTS = ("side", "longer", "proportion", "colour", "in_a_row", "burned_in")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +78,18 @@ class Survey:
     volumes: bool
     localizers: int
     burned_in: int
-    data: dict[str, Any]
+    data: dict[str, object]
+
+
+class PictureFacts(NamedTuple):
+    """Facts from pictures and their headers: see `Survey`. in_a_row: see `taken_in_a_row`."""
+
+    side: int
+    longer: int
+    proportion: float
+    colour: bool
+    in_a_row: bool
+    burned_in: int
 
 
 @naming_archives()
@@ -116,8 +126,16 @@ def survey(
     form, groups = layout_of(path, label, groups, classes)
     groups = groups and groups.model_copy(update={"alone": groups.alone or alone})
     volume = volume or volume_in(path)
-    more: dict[str, Any] = form | {"groups": groups, "range": span, "skip": skip, "volume": volume}
-    request = Request(section="data", path=str(path), mixed=True, **more)
+    request = Request(
+        section="data",
+        path=str(path),
+        mixed=True,
+        groups=groups,
+        range=span,
+        skip=skip,
+        volume=volume,
+        **form,
+    )
     source = open_source(request, path)
     labels = np.array([*source.labels], int)
     counts = per_class(labels, len(source.classes)).tolist()
@@ -128,8 +146,7 @@ def survey(
         text = "{option.classes}={names}, but {path} contains other classes: name all of them"
         raise ConfigError(text, option="classes", names=",".join(classes), path=path)
     check_not_empty(source, path)
-    form_and_colour = picture_facts(source, path, (span, skip, volume_setting(request)), state)
-    in_a_row = form_and_colour.pop("in_a_row")
+    facts = picture_facts(source, path, (span, skip, volume_setting(request)), state)
     files = {
         whole_file(file): label for file, label in zip(source.files, source.labels, strict=True)
     }
@@ -138,22 +155,26 @@ def survey(
         classes=source.classes,
         images=trained,
         held_out=None if source.test is None else source.held_out,
+        side=facts.side,
+        longer=facts.longer,
+        proportion=facts.proportion,
+        colour=facts.colour,
         groups=groups,
         persons=None if ids is None else len({*ids} - {None}) + ids.count(None),
         counts=tuple(per_class(labels[:trained], len(source.classes)).tolist()),
         largest=tuple(Counter(one for one in ids or () if one is not None).most_common(3)),
-        repeats=repeats_of(files, source, path, request.label_column, in_a_row),
+        repeats=repeats_of(files, source, path, request.label_column, facts.in_a_row),
         companions=companions_in(
             [file.name for file in files], [str(file.parent) for file in files]
         ),
         volumes=any(isinstance(file, Slice) and file.axis is not None for file in source.files),
         localizers=source.converted[LOCALIZERS],
+        burned_in=facts.burned_in,
         data=section_of(request, source.classes, form != FOLDERS),
-        **form_and_colour,
     )
 
 
-def section_of(request: Request, classes: Sequence[str], other: bool) -> dict[str, Any]:
+def section_of(request: Request, classes: Sequence[str], other: bool) -> dict[str, object]:
     """Return the keys of the section `data` for a request.
 
     other: whether the layout is different from class folders.
@@ -170,7 +191,7 @@ def section_of(request: Request, classes: Sequence[str], other: bool) -> dict[st
     return {key: value for key, value in data.items() if value}
 
 
-def volume_setting(request: Request) -> dict[str, Any] | None:
+def volume_setting(request: Request) -> dict[str, object] | None:
     """Return the setting `data.volume` of a request."""
     if request.volume is None:
         return None
@@ -197,8 +218,8 @@ def whole_file(file: PictureFile) -> Path | Member:
     return file
 
 
-def picture_facts(source: Source, path: Path, options: Any, state: Path | None) -> dict[str, Any]:
-    """Return the facts that PICTURE_FACTS names, from the pictures and their headers.
+def picture_facts(source: Source, path: Path, options: tuple, state: Path | None) -> PictureFacts:
+    """Return the facts from the pictures and their headers.
 
     If no file and no option has changed since the last survey, its cache in `state` is read
     instead. options: options that affect decoding. Raises the errors of decoding.
@@ -212,8 +233,8 @@ def picture_facts(source: Source, path: Path, options: Any, state: Path | None) 
     key = digest_of(about)
     if state is not None:
         with suppress(*UNREADABLE):
-            facts = read_json(state / CACHE)[key]
-            return {name: facts[name] for name in PICTURE_FACTS}
+            known = read_json(state / CACHE)[key]
+            return PictureFacts(**{name: known[name] for name in PictureFacts._fields})
     sides = []
     coloured = 0
     for image, _ in with_progress(chain(source.train, source.test or ()), source.size, "surveying"):
@@ -223,26 +244,24 @@ def picture_facts(source: Source, path: Path, options: Any, state: Path | None) 
     low, middle, high = np.quantile(np.divide(*np.transpose(sides)), (0.25, 0.5, 0.75))
     if (low - 1) * (high - 1) <= 0:
         middle = 1.0
-    colour = 2 * coloured > len(sides)
-    facts = {
-        "side": int(shorter),
-        "longer": int(longer),
-        "proportion": float(middle),
-        "colour": colour,
-    }
     files = [*dict.fromkeys(map(whole_file, source.files))]
-    facts["in_a_row"] = taken_in_a_row(
-        [file for file in files if isinstance(file, Member) or not is_volume(file)]
+    pictures = [file for file in files if isinstance(file, Member) or not is_volume(file)]
+    facts = PictureFacts(
+        side=int(shorter),
+        longer=int(longer),
+        proportion=float(middle),
+        colour=2 * coloured > len(sides),
+        in_a_row=taken_in_a_row(pictures),
+        burned_in=burned_in(files),
     )
-    facts["burned_in"] = burned_in(files)
     if state is not None:
         with suppress(OSError):
-            replace_private(state / CACHE, json.dumps({key: facts}).encode())
+            replace_private(state / CACHE, json.dumps({key: facts._asdict()}).encode())
     return facts
 
 
 def repeats_of(
-    files: Mapping[Path | Member, Any],
+    files: Mapping[Path | Member, object],
     source: Source,
     path: Path,
     label: str | None,

@@ -3,6 +3,8 @@
 Messages contain the number of a row, but no cell.
 """
 
+from __future__ import annotations
+
 import csv
 import io
 import re
@@ -11,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sfumato.data.deep import is_dicom
 from sfumato.data.formats import AnotherFormat, link_format
@@ -19,6 +21,9 @@ from sfumato.errors import UNREADABLE, ConfigError, DataError, explained
 from sfumato.storage.files import files_in, reading
 from sfumato.storage.limits import LARGEST_PICTURE, LARGEST_TEXT, LONGEST_ROW, MOST_CELLS, MOST_ROWS
 from sfumato.storage.plain_json import parse_json, read_bytes
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
 
 # Names used by Hugging Face's `imagefolder`
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -28,7 +33,7 @@ TABLES = ("labels.csv", *METADATA)
 BETWEEN = "|"  # separator of labels in a cell
 FILE = "file_name"  # column with the picture's path, relative to the table's folder
 
-Rows = Iterator[tuple[int, list[Any]]]  # each row's number in messages, and its cells
+Rows = Iterator[tuple[int, list]]  # each row's number in messages, and its cells
 
 
 def table_in(folder: Path) -> Path | None:
@@ -284,11 +289,11 @@ def csv_rows(table: Path) -> Rows:
 
 def json_rows(table: Path) -> Rows:
     """Yield all keys that occur, then the values of each line, with "" for a missing key."""
-    objects: dict[int, dict[str, Any]] = {}
+    objects: dict[int, dict[str, object]] = {}
     for number, line in enumerate(lines_of(table, "\n", (b",", b"[", b"{")), 1):
         if line.strip():
             wrong = f"row {number} of a table is not a JSON object: correct it"
-            with explained(DataError, lambda _: wrong, causes=(ValueError, TypeError)):  # noqa: B023
+            with explained(DataError, wrong, causes=(ValueError, TypeError)):
                 objects[number] = dict(parse_json(line))
     heads = [*dict.fromkeys(chain.from_iterable(objects.values()))]
     yield 0, heads
@@ -309,7 +314,7 @@ def parquet_rows(table: Path) -> Rows:
 
 
 def records_of(
-    file: Any, columns: Sequence[str], name: str, picture: str | None = None
+    file: ParquetFile, columns: Sequence[str], name: str, picture: str | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of an open Parquet file, a few at a time, after checking its metadata against
     the limits.
@@ -357,7 +362,7 @@ def check_parquet() -> None:
         ) from error
 
 
-def cell_text(value: Any) -> str | None:
+def cell_text(value: object) -> str | None:
     """Convert a cell to text.
 
     An empty cell becomes "", and the values of a list are joined by BETWEEN. Returns None if the
@@ -365,7 +370,11 @@ def cell_text(value: Any) -> str | None:
     """
     if isinstance(value, list):
         parts = [text for part in value if (text := cell_text(part)) is not None]
-        return BETWEEN.join(parts) if len(parts) == len(value) else None
+        if len(parts) != len(value):
+            return None
+        return BETWEEN.join(parts)
     if isinstance(value, str | int) and not isinstance(value, bool):
         return str(value)
-    return "" if value is None else None
+    if value is None:
+        return ""
+    return None

@@ -38,7 +38,7 @@ LARGEST_VALUE = 8  # maximum number of bytes per value
 MAGIC = (b"n+1", b"n+2")  # how the magic number begins if a file has both header and values
 only_reader = threading.Lock()
 # The volume that was read last, because its slices are requested one after the other
-last_read: dict[Any, Values | DataError] = {}
+last_read: dict[object, Values | DataError] = {}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Source: Karras et al. 2022 (EDM) for the log-normal; DP-Diffusion §3.3 for the 
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from sfumato.data.images import Shape
 from sfumato.data.store import Encode
+from sfumato.runtime.progress import Progress
 from sfumato.settings.fields import Size, both_sides
 from sfumato.settings.noise_levels import NoiseLevels, TimestepMixture
 
@@ -20,8 +22,23 @@ from sfumato.settings.noise_levels import NoiseLevels, TimestepMixture
 Guide = Callable[[Tensor, Tensor, float], Tensor]
 # A sampler draws one image per label: (B, C, H, W) float32 in [0, 1], on the CPU.
 Sampler = Callable[[Tensor], Tensor]
-Progress = Callable[[int, int], None]  # (done, total)
 TIMESTEPS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """The way in which a diffusion model draws images.
+
+    steps: number of solver steps;
+    guidance: g in D + g·(D − D₀); D is the image denoised with its label, D₀ without it;
+    shape: requested (C, H, W), for networks that can resize their images;
+    guide: guidance by a classifier, for networks that draw pixels.
+    """
+
+    steps: int
+    guidance: float = 0.0
+    shape: Shape | None = None
+    guide: Guide | None = None
 
 
 class Denoiser(nn.Module):
@@ -71,7 +88,9 @@ class Denoiser(nn.Module):
 
         With several labels per image, a row with hidden labels has this value in each entry.
         """
-        return 2 if self.several else self.classes
+        if self.several:
+            return 2
+        return self.classes
 
     def hidden(self, labels: Tensor, hide: Tensor) -> Tensor:
         """Replace the labels of some images by "no label".
@@ -99,14 +118,7 @@ class Denoiser(nn.Module):
         """
         raise NotImplementedError
 
-    def sampler(
-        self,
-        steps: int,
-        guidance: float,
-        generator: torch.Generator,
-        shape: Sequence[int] | None,
-        guide: Guide | None,
-    ) -> Sampler:
+    def sampler(self, sampling: Sampling, generator: torch.Generator) -> Sampler:
         """Return a function from labels to images, which draws at most `at_a_time` images per call.
 
         For the arguments, see `drawing`.
@@ -116,25 +128,18 @@ class Denoiser(nn.Module):
     def drawing(
         self,
         labels: Tensor,
-        steps: int,
-        guidance: float,
+        sampling: Sampling,
         generator: torch.Generator,
-        shape: Sequence[int] | None = None,
         progress: Progress | None = None,
-        guide: Guide | None = None,
     ) -> Iterator[Tensor]:
         """Draw one image per label, and yield the images in batches.
 
         Yields (B, C, H, W) float32 in [0, 1], on the CPU.
 
         labels: (N,), or (N, classes) with several labels per image;
-        steps: number of solver steps;
-        guidance: g in D + g·(D − D₀); D is the image denoised with its label, D₀ without it;
-        generator: a CPU generator, which fixes the images up to rounding;
-        shape: requested (C, H, W), for networks that can resize their images;
-        guide: guidance by a classifier, for networks that draw pixels.
+        generator: a CPU generator, which fixes the images up to rounding.
         """
-        sampler = self.sampler(steps, guidance, generator, shape, guide)
+        sampler = self.sampler(sampling, generator)
         done = 0
         for part in labels.split(self.at_a_time):
             yield sampler(part)

@@ -14,8 +14,9 @@ class EMA:
     little weight.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], decay: float = 0.999) -> None:
-        self.decay = decay
+    decay = 0.999
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.steps = 0
         self.average = {name: tensor.detach().clone() for name, tensor in tensors.items()}
 

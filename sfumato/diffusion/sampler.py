@@ -44,10 +44,10 @@ def sample(
     labels: (N,), or (N, classes) with several labels per image;
     steps: number of solver steps. They take 2·steps − 1 evaluations of the network, or twice as
     many with guidance;
-    guidance: see `Denoiser.drawing`;
+    guidance: see `Sampling`;
     generator: fixes the images up to rounding, for any device and number of processes;
     autocast: run in bfloat16;
-    guide: see `Denoiser.drawing`.
+    guide: see `Sampling`.
     """
     device = next(model.parameters()).device
     training = model.training

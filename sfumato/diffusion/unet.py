@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.diffusion.denoiser import Denoiser, Guide, Sampler
+from sfumato.diffusion.denoiser import Denoiser, Sampler, Sampling
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.sampler import sample
 from sfumato.errors import ConfigError
@@ -23,6 +23,7 @@ from sfumato.privacy.rows import label_rows
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import prefers_bfloat16
 from sfumato.settings.fields import Size, both_sides, size_of
+from sfumato.settings.training import Architecture
 from sfumato.storage.weights import load_network, save_network
 
 MOST_GROUPS = 65_535  # On CUDA, PyTorch's derivative of group normalisation fails above this number
@@ -141,12 +142,9 @@ class UNet(Denoiser):
 
     resolution, channels: size of the images;
     classes: number of labels, 0..classes-1; `classes` itself means no label;
-    width · multipliers[l]: channels of level l (0 is the finest);
-    attention: levels with self-attention. If it includes the coarsest level, the middle has
-    self-attention too;
-    blocks: residual blocks per level;
-    unshuffle: factor u. The network works on channels · u² channels at resolution / u;
-    sigma_data: standard deviation of images in the preconditioning;
+    architecture: level l (0 is the finest) has width · multipliers[l] channels. If the attention
+    includes the coarsest level, the middle has self-attention too. With unshuffle=u, the network
+    works on channels · u² channels at resolution / u;
     extra_classes: number of additional labels for public classes. Label classes+1+j means the j-th
     public class (see `drop_extra_classes`);
     several: see `Denoiser`. The embeddings of an image's labels are added up and divided by the
@@ -154,22 +152,22 @@ class UNet(Denoiser):
     """
 
     supports_ghost_layers = True
+    sigma_data = 0.5
 
     def __init__(
         self,
         resolution: Size,
         channels: int,
         classes: int,
-        width: int = 32,
-        multipliers: Sequence[int] = (2, 2),
-        attention: Sequence[int] = (1,),
-        blocks: int = 1,
-        unshuffle: int = 1,
-        sigma_data: float = 0.5,
+        architecture: Architecture = Architecture(),
         extra_classes: int = 0,
         several: bool = False,
     ) -> None:
         super().__init__()
+        width = architecture.width
+        multipliers = architecture.multipliers
+        attention = architecture.attention
+        unshuffle = architecture.unshuffle
         if any(side % unshuffle for side in both_sides(resolution)):
             raise ConfigError(
                 f"model.unshuffle={unshuffle} does not divide the resolution {resolution}: use 1"
@@ -178,21 +176,17 @@ class UNet(Denoiser):
             raise ConfigError(f"model.width={width}: expected a multiple of 4")
         if not set(attention) <= set(range(len(multipliers))):
             raise ConfigError(
-                f"model.attention={tuple(attention)}: expected levels among "
-                f"0..{len(multipliers) - 1}"
+                f"model.attention={attention}: expected levels among 0..{len(multipliers) - 1}"
             )
-        if blocks * len(multipliers) > 1000:
-            raise ConfigError(f"model.blocks={blocks}: expected at most 1000 over all levels")
+        if architecture.blocks * len(multipliers) > 1000:
+            raise ConfigError(
+                f"model.blocks={architecture.blocks}: expected at most 1000 over all levels"
+            )
         self.resolution = size_of(resolution)
         self.channels = channels
         self.classes = classes
         self.several = several
-        self.blocks = blocks
-        self.multipliers = list(multipliers)
-        self.attention = list(attention)
-        self.width = width
-        self.unshuffle = unshuffle
-        self.sigma_data = sigma_data
+        self.architecture = architecture
         self.extra_classes = extra_classes
         embedding = 4 * width
         self.noise = nn.Sequential(
@@ -209,7 +203,7 @@ class UNet(Denoiser):
         sizes = [
             (width * multiplier, level in attention) for level, multiplier in enumerate(multipliers)
         ]
-        levels = [size for size in sizes for _ in range(blocks)]
+        levels = [size for size in sizes for _ in range(architecture.blocks)]
         current = levels[0][0]
         self.conv_in = nn.Conv2d(folded, current, 3, padding=1)
         self.down = nn.ModuleList()  # finest level first, with `blocks` modules per level
@@ -234,21 +228,17 @@ class UNet(Denoiser):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Arguments that rebuild the network, without its extra classes."""
-        names = (
-            "resolution",
-            "channels",
-            "classes",
-            "width",
-            "multipliers",
-            "attention",
-            "blocks",
-            "unshuffle",
-        )
-        return {
-            name: getattr(self, name)
-            for name in (*names, "sigma_data", *(["several"] if self.several else []))
+        """Arguments of `build_unet` that rebuild the network, without its extra classes."""
+        arguments = {
+            "resolution": self.resolution,
+            "channels": self.channels,
+            "classes": self.classes,
+            "sigma_data": self.sigma_data,
+            **self.architecture.model_dump(mode="json", include={*Architecture.model_fields}),
         }
+        if self.several:
+            arguments["several"] = True
+        return arguments
 
     def forward(self, x: Tensor, c_noise: Tensor, labels: Tensor) -> Tensor:
         """Compute F, (B, C, H, W).
@@ -262,11 +252,13 @@ class UNet(Denoiser):
             # (B, classes + 1), zeros if the labels are unknown
             labels = (label_rows(labels, self.classes) * shown).to(c_noise)
         # (B, E)
-        embedding = F.silu(self.noise(fourier_features(c_noise, self.width)) + self.label(labels))
-        x = self.conv_in(F.pixel_unshuffle(x, self.unshuffle))
+        embedding = F.silu(
+            self.noise(fourier_features(c_noise, self.architecture.width)) + self.label(labels)
+        )
+        x = self.conv_in(F.pixel_unshuffle(x, self.architecture.unshuffle))
         skips = []
         for index, level in enumerate(self.down):
-            if index and index % self.blocks == 0:
+            if index and index % self.architecture.blocks == 0:
                 x = halve(x)
             x = level(x, embedding)
             skips.append(x)
@@ -277,7 +269,8 @@ class UNet(Denoiser):
             if x.shape[2:] != skip.shape[2:]:
                 x = double(x, skip.shape[2:])
             x = level(torch.cat([x, skip.to(x.dtype)], dim=1), embedding)
-        return F.pixel_shuffle(self.conv_out(F.silu(self.norm_out(x))), self.unshuffle)
+        x = self.conv_out(F.silu(self.norm_out(x)))
+        return F.pixel_shuffle(x, self.architecture.unshuffle)
 
     def per_image_loss(
         self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor
@@ -288,24 +281,23 @@ class UNet(Denoiser):
     def at_a_time(self) -> int:  # type: ignore[override]
         """Number of images to draw at a time. Larger batches take more memory, but no less time."""
         pixels, most = DRAWN_TOGETHER.get(self.conv_in.weight.device.type, DRAWN_TOGETHER["cpu"])
-        seen = math.prod(side // self.unshuffle for side in self.shape[1:])
+        seen = math.prod(side // self.architecture.unshuffle for side in self.shape[1:])
         return distributed.world_size() * max(1, min(most, pixels // seen))
 
-    def sampler(
-        self,
-        steps: int,
-        guidance: float,
-        generator: torch.Generator,
-        shape: Sequence[int] | None,
-        guide: Guide | None,
-    ) -> Sampler:
+    def sampler(self, sampling: Sampling, generator: torch.Generator) -> Sampler:
         """Return a function that draws images by Heun's solver.
 
         It uses bfloat16 if the device is faster with it. The images have the network's own shape;
-        `shape` is ignored.
+        `sampling.shape` is ignored.
         """
         autocast = distributed.broadcast_object(prefers_bfloat16(self))
-        return lambda labels: sample(self, labels, steps, guidance, generator, autocast, guide)
+
+        def draw(labels: Tensor) -> Tensor:
+            return sample(
+                self, labels, sampling.steps, sampling.guidance, generator, autocast, sampling.guide
+            )
+
+        return draw
 
     def save(self, directory: Path, trained: Sequence[str] = ()) -> None:
         """Write all weights, not only those in `trained`.
@@ -379,9 +371,24 @@ def pairs(width: int, like: Tensor) -> Tensor:
     )
 
 
+def build_unet(
+    resolution: Size,
+    channels: int,
+    classes: int,
+    sigma_data: float = UNet.sigma_data,
+    several: bool = False,
+    **architecture: object,
+) -> UNet:
+    """Build a network from `UNet.arguments`."""
+    network = Architecture.model_validate(architecture)
+    model = UNet(resolution, channels, classes, network, several=several)
+    model.sigma_data = sigma_data
+    return model
+
+
 def load_model(directory: Path) -> UNet:
     """Load the network that `UNet.save` wrote.
 
     Raises DataError if files are missing or do not match.
     """
-    return load_network(directory, UNet, "pretrain")
+    return load_network(directory, build_unet, "pretrain")

@@ -41,6 +41,20 @@ class Draws:
         return Draws(**{name: value[index] for name, value in vars(self).items()})
 
 
+@dataclass(frozen=True)
+class Microbatch:
+    """The part of a batch that passes through the network at once.
+
+    size: number of images;
+    draws: number of draws per image; None for all K;
+    autocast: whether to compute in bfloat16.
+    """
+
+    size: int
+    draws: int | None = None
+    autocast: bool = False
+
+
 def draw(
     model: Denoiser,
     images: Tensor,
@@ -173,13 +187,11 @@ def clipped_gradient_sum(
     labels: Tensor,
     draws: Draws,
     max_grad_norm: float,
-    microbatch_size: int,
-    autocast: bool = False,
-    draws_per_pass: int | None = None,
+    microbatch: Microbatch,
 ) -> Tensor:
-    """Sum the clipped gradients over images, `microbatch_size` images at a time.
+    """Sum the clipped gradients over images, one microbatch at a time.
 
-    images, labels, draws, draws_per_pass: see `per_image_gradients`; B may be 0.
+    images, labels, draws: see `per_image_gradients`; B may be 0.
 
     Returns (P,) float64.
 
@@ -191,17 +203,17 @@ def clipped_gradient_sum(
             f"{len(draws.levels)} rows of draws for {len(images)} images: expected one row per "
             "image"
         )
-    size = sum(value.numel() for value in parameters.values())
-    total = torch.zeros(size, dtype=torch.float64, device=images.device)
-    for start in range(0, len(images), microbatch_size):
+    weights = sum(value.numel() for value in parameters.values())
+    total = torch.zeros(weights, dtype=torch.float64, device=images.device)
+    for start in range(0, len(images), microbatch.size):
         # Fill up the last microbatch with copies of its last image, and drop their gradients.
         # So all microbatches have one size: matrix kernels round differently for other sizes.
         # An image's gradient must not depend on the number of other images.
-        index = torch.arange(start, start + microbatch_size, device=images.device).clamp(
+        index = torch.arange(start, start + microbatch.size, device=images.device).clamp(
             max=len(images) - 1
         )
-        count = min(microbatch_size, len(images) - start)
+        count = min(microbatch.size, len(images) - start)
         batch = images[index], labels[index], draws.rows(index)
-        rows = per_image_gradients(model, parameters, *batch, autocast, draws_per_pass)
+        rows = per_image_gradients(model, parameters, *batch, microbatch.autocast, microbatch.draws)
         total += clipped_sum({name: value[:count] for name, value in rows.items()}, max_grad_norm)
     return total

@@ -22,7 +22,7 @@ from sfumato.data.images import to_device
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.ema import EMA
 from sfumato.dpsgd.clip import unflatten
-from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw
+from sfumato.dpsgd.gradients import Draws, Microbatch, clipped_gradient_sum, draw
 from sfumato.dpsgd.microbatch import choose_microbatch
 from sfumato.errors import ConfigError
 from sfumato.privacy.accountant import epsilon_and_order, rdp_curve
@@ -31,6 +31,7 @@ from sfumato.privacy.noise import secret_generator
 from sfumato.privacy.resume import make_durable, resume
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import fast_bfloat16
+from sfumato.runtime.progress import Progress, Say, discard, no_progress
 from sfumato.settings.dpsgd import Finetune, Saliency
 from sfumato.storage.files import csv_text
 
@@ -98,7 +99,6 @@ class Gradients:
 
     parameters: trained parameters of `model`, by name;
     config: settings of the stage, including the number of draws per image;
-    max_norm: clip norm;
     public_batch: public expected size of a draw, q·N̄, never a realised count;
     autocast: whether to run the network in bfloat16; None to do so if the device does this fast;
     generator: only for tests.
@@ -109,19 +109,15 @@ class Gradients:
         model: Denoiser,
         parameters: Mapping[str, Tensor],
         config: Finetune | Saliency | Adversarial,
-        max_norm: float,
         public_batch: float,
-        *,
-        label_dropout: float = 0.1,
         autocast: bool | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         self.model = model
         self.parameters = dict(parameters)
         self.config = config
-        self.max_norm = max_norm
+        self.max_norm = config.max_norm if isinstance(config, Saliency) else config.max_grad_norm
         self.public_batch = public_batch
-        self.dropout = label_dropout
         self.device = next(iter(self.parameters.values())).device
         self.size = sum(value.numel() for value in self.parameters.values())
         self.generator = generator or secret_generator(self.device)
@@ -143,7 +139,7 @@ class Gradients:
             config.draws,
             config.noise_levels,
             self.generator,
-            label_dropout=self.dropout,
+            label_dropout=config.label_dropout,
         )
 
 
@@ -152,7 +148,7 @@ class State(Trained, Gradients):
 
     model: network whose parameters with `requires_grad` are trained, in place;
     public_batch: public expected size of a draw, the denominator of a step;
-    options: see `Gradients`.
+    autocast, generator: see `Gradients`.
     """
 
     config: Finetune | Adversarial
@@ -161,17 +157,15 @@ class State(Trained, Gradients):
         self,
         model: Denoiser,
         config: Finetune | Adversarial,
-        *,
         public_batch: float,
-        **options: Any,
+        autocast: bool | None = None,
+        generator: torch.Generator | None = None,
     ) -> None:
         parameters = {
             name: value for name, value in model.named_parameters() if value.requires_grad
         }
         Trained.__init__(self, parameters, config.learning_rate)
-        Gradients.__init__(
-            self, model, parameters, config, config.max_grad_norm, public_batch, **options
-        )
+        Gradients.__init__(self, model, parameters, config, public_batch, autocast, generator)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return copies, on the CPU, of everything that a checkpoint needs.
@@ -215,8 +209,8 @@ def fine_tune(
     open_charge: Callable[[], Charge],
     *,
     epsilon_after: Callable[[int], float],
-    report: Callable[[int, int], None] = lambda done, total: None,
-    say: Callable[[str], None] = lambda text: None,
+    report: Progress = no_progress,
+    say: Say = discard,
     stage: str = "finetune",
     one_step: Callable[[Any, Charge], dict[str, float]] | None = None,
 ) -> tuple[Charge, list[dict]]:
@@ -253,17 +247,14 @@ def gradient_sum(state: Gradients, charge: Charge) -> Tensor:
     """
     total = torch.zeros(state.size, dtype=torch.float64, device=state.device)
     bound = state.max_norm
-    size = state.microbatch_size
-    each = state.draws_per_pass
+    part = Microbatch(state.microbatch_size, state.draws_per_pass, state.autocast)
     model = state.model
     names = state.parameters
-    charge.agree(names.values(), size, each, state.autocast, model.use_products)
-    for images, labels in charge.batches(size=4 * size, draws=state.config.draws):
+    charge.agree(names.values(), part.size, part.draws, part.autocast, model.use_products)
+    for images, labels in charge.batches(size=4 * part.size, draws=state.config.draws):
         images, labels = to_device(images, state.device), to_device(labels, state.device)
         draws = state.draw(images)
-        total += clipped_gradient_sum(
-            model, names, images, labels, draws, bound, size, state.autocast, each
-        )
+        total += clipped_gradient_sum(model, names, images, labels, draws, bound, part)
     return total
 
 

@@ -99,7 +99,9 @@ def trained_parameters(
     if isinstance(settings, Saliency):
         trained = candidates(model)
     else:
-        ranking = candidates(model) if settings.trainable in SALIENT else None
+        ranking = None
+        if settings.trainable in SALIENT:
+            ranking = candidates(model)
         trained = choose_trainable(model, settings, ranking, seed)
     return {name: model.get_parameter(name) for name in trained}
 

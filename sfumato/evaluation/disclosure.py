@@ -10,7 +10,6 @@ Source: Amin et al. 2026 (arXiv 2606.16952); Steinke et al. 2023, for the bound 
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from scipy.special import logit
@@ -20,7 +19,7 @@ from sfumato.data.images import ImageSet
 from sfumato.data.lineage import digests
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.neighbours import nearest_rows
-from sfumato.features.teacher_network import classify
+from sfumato.features.teacher_network import ImageClassifier, classify
 from sfumato.release.report import grouped
 
 FALSE_ALARMS = 0.001  # Maximum probability of an alarm if nothing was copied
@@ -64,10 +63,10 @@ def disclosure(
     )
 
 
-def membership(network: Any, train: ImageSet, holdout: ImageSet) -> dict:
-    """Run `compare_nearness` on the losses of a network: an image with a low loss counts as near.
+def membership(network: ImageClassifier, train: ImageSet, holdout: ImageSet) -> dict:
+    """Run `compare_nearness` on the losses of a network.
 
-    network: a teacher, or another network that `probabilities_of` accepts.
+    An image with a low loss counts as near.
     """
 
     def losses(real: ImageSet) -> np.ndarray:
@@ -159,11 +158,9 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
             "A SIGN OF COPYING. Look at neighbours.png, and do not share the release before the "
             "cause is found"
         )
-    share = (
-        f"the nearest 1 % of hold-out {unit}"
-        if reported["rank"] > 1
-        else f"all {grouped(m)} hold-out {unit}"
-    )
+    share = f"the nearest 1 % of hold-out {unit}"
+    if reported["rank"] <= 1:
+        share = f"all {grouped(m)} hold-out {unit}"
     seen = (
         f"{grouped(reported['near'])} of {grouped(n)} {unit} used for training are nearer to the "
         f"release than {share}"

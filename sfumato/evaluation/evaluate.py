@@ -6,7 +6,6 @@ The results are numbers and pictures, all local.
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from sfumato.data.cards import Card
 from sfumato.data.images import ImageSet, load_images
@@ -19,9 +18,15 @@ from sfumato.evaluation.identity import identity
 from sfumato.evaluation.metrics.fidelity import chosen_metrics
 from sfumato.evaluation.plots import plot_detected, plot_neighbours
 from sfumato.evaluation.public_student import public_extractor, score_students
-from sfumato.evaluation.scores import RELEASE, evaluate_release, looked_at, teacher_accuracy
+from sfumato.evaluation.scores import (
+    RELEASE,
+    Metrics,
+    evaluate_release,
+    looked_at,
+    teacher_accuracy,
+)
 from sfumato.evaluation.verdict import classifier_rows, verdict
-from sfumato.features.teacher_network import load_teacher_network
+from sfumato.features.teacher_network import ImageClassifier, load_teacher_network
 from sfumato.privacy.authorize import open_local
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.release import generated_images, plain_images, requested_agreement
@@ -30,12 +35,13 @@ from sfumato.release.student import load_student_network
 from sfumato.release.variation import PLAIN
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
+from sfumato.runtime.progress import Say, discard
 from sfumato.settings.evaluate import Evaluate
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import keep_private
 
-LOADERS: dict[str, Callable[[Path], Any]] = {
+LOADERS: dict[str, Callable[[Path], ImageClassifier]] = {
     "teacher": load_teacher_network,
     "student": load_student_network,
 }
@@ -53,8 +59,8 @@ def evaluate_folder(
     state: Path,
     card: Card,
     out: Path,
-    progress: Callable[[str], None] = lambda _: None,
-) -> dict[str, Any] | None:
+    progress: Say = discard,
+) -> Metrics | None:
     """Measure the release in a folder on the real images that `card` describes.
 
     The real images are opened here, which is recorded in the journal. All processes must call this
@@ -117,7 +123,7 @@ def evaluate_folder(
     return metrics
 
 
-def loaded(classifiers: Mapping[str, Path]) -> dict[str, Any]:
+def loaded(classifiers: Mapping[str, Path]) -> dict[str, ImageClassifier]:
     """Load the released classifiers, by stage, from the folders that exist and contain one."""
     return {
         name: LOADERS[name](folder).to(device())
@@ -126,7 +132,7 @@ def loaded(classifiers: Mapping[str, Path]) -> dict[str, Any]:
     }
 
 
-def card_of(release: Path) -> dict[str, Any]:
+def card_of(release: Path) -> Mapping[str, object]:
     """Return the content of a release's `card.json`. Versions before 0.3 wrote none: return {}."""
     with suppress(FileNotFoundError):
         return dict(read_json(release / "card.json"))
@@ -145,11 +151,11 @@ def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSe
     return {RELEASE: released, PLAIN: plain}
 
 
-def labelling_of(synthetic: Mapping[str, ImageSet], release: Path) -> dict[str, Any]:
+def labelling_of(synthetic: Mapping[str, ImageSet], release: Path) -> Metrics:
     """Return "mixture", as the card of the release states it, and "agreement", the share of plain
     images that have the label requested from the generator. Either is left out if it is not known.
     """
-    found = {key: value for key, value in card_of(release).items() if key == "mixture"}
+    found: Metrics = {key: value for key, value in card_of(release).items() if key == "mixture"}
     if PLAIN in synthetic:
         found["agreement"] = requested_agreement(synthetic[RELEASE], release)
     return found
@@ -157,7 +163,7 @@ def labelling_of(synthetic: Mapping[str, ImageSet], release: Path) -> dict[str, 
 
 def search_copies(
     release: Path, released: ImageSet, train: ImageSet, holdout: ImageSet, extractor: Extractor
-) -> dict[str, Any]:
+) -> Metrics:
     """Test for copies: in the images of a release, and in images that recipients may draw from its
     networks.
     """
@@ -168,7 +174,7 @@ def search_copies(
 
 
 def measure_detection(
-    metrics: dict[str, Any],
+    metrics: Metrics,
     synthetic: Mapping[str, ImageSet],
     train: ImageSet,
     holdout: ImageSet,

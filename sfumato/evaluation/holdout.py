@@ -48,7 +48,9 @@ def copies(holdout: ImageSet, train: ImageSet) -> np.ndarray:
     for start in range(0, len(train), 4096):
         # Nearly all resized copies have a larger correlation. At most 0.3 % of other pictures do.
         alike |= (sought @ small(train.images[start : start + 4096]).T).max(axis=1) > 0.9975
-    return alike if (alike & ~copied).sum() > LOOK_ALIKES * len(holdout) else copied
+    if (alike & ~copied).sum() > LOOK_ALIKES * len(holdout):
+        return alike
+    return copied
 
 
 def small(images: np.ndarray) -> np.ndarray:
@@ -73,4 +75,6 @@ def unusable(holdout: ImageSet) -> str | None:
             "not blank"
         )
     one_class = holdout.labels.ndim == 1 and len(np.unique(holdout.labels)) < 2
-    return "all images of the hold-out have one class" if one_class else None
+    if one_class:
+        return "all images of the hold-out have one class"
+    return None

@@ -5,9 +5,7 @@ release.
 """
 
 import io
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +19,6 @@ from sfumato.storage.png import to_grid
 
 CAPTION = "local: not for release"
 PAIRS = 6  # Pairs per class
-LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8}
 
 
 def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, path: Path) -> None:
@@ -104,19 +101,6 @@ def new_figure(width: float, height: float):
     from matplotlib.figure import Figure  # imported only when used, because it is heavy
 
     return Figure(figsize=(width, height), layout="constrained")
-
-
-def log_ticks(axes, ticks: Mapping[float, str]) -> None:
-    axes.set_xscale("log")
-    axes.set_xticks(list(ticks), list(ticks.values()))
-    axes.minorticks_off()
-
-
-def on_a_grid(axes, lines: str) -> None:
-    """Draw pale grid lines behind the plot. lines: axes that get grid lines, "y" or "both"."""
-    axes.grid(axis=lines, color="#e8e8e8", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def save(figure, path: Path) -> None:

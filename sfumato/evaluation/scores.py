@@ -5,7 +5,8 @@ Everything here is outside the guarantee: `scope` is "local".
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -23,15 +24,18 @@ from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.holdout import unusable
 from sfumato.evaluation.metrics.fidelity import METRICS, chosen_metrics, fidelity
 from sfumato.evaluation.shift import SHIFTS, shifted
-from sfumato.features.teacher_network import TeacherNetwork
+from sfumato.features.teacher_network import ImageClassifier
 from sfumato.release.variation import PLAIN
 from sfumato.runtime import distributed
+from sfumato.runtime.progress import Say, discard
 from sfumato.settings.evaluate import Evaluate
 from sfumato.training.supervised import logits
 
 COMPARED = 10_000  # Maximum number of images of each set when the distance of two sets is measured
 SEARCHED = 30_000  # Maximum number of training images among which copies are searched
 RELEASE = "release"
+# The content of metrics.json, or the part of it about one set
+Metrics = dict[str, Any]
 
 
 def evaluate_release(
@@ -40,8 +44,8 @@ def evaluate_release(
     holdout: ImageSet,
     config: Evaluate,
     extractor: Extractor | None = None,
-    progress: Callable[[str], None] = lambda _: None,
-) -> dict:
+    progress: Say = discard,
+) -> Metrics:
     """Measure downstream accuracy and fidelity of each synthetic set, and of the real set.
 
     The entry "real" states the values to aim for, which real images reach: the accuracy of
@@ -69,7 +73,7 @@ def evaluate_release(
         for name, image_set in synthetic.items()
         for warning in absent_classes(name, image_set)
     ]
-    metrics: dict = {"scope": "local", "warnings": warnings}
+    metrics: Metrics = {"scope": "local", "warnings": warnings}
     if holdout.labels.ndim == 2:
         metrics["measure"] = "AUROC"
     trained_on = dict(synthetic)
@@ -89,7 +93,9 @@ def evaluate_release(
     absent = absent_labels(holdout)
     if len(absent):
         names = ", ".join(repr(train.classes[label]) for label in absent[:5])
-        others = " and others" if len(absent) > 5 else ""
+        others = ""
+        if len(absent) > 5:
+            others = " and others"
         warnings.append(
             f"the hold-out has no image of {names}{others}: nothing is measured for these classes"
         )
@@ -99,13 +105,13 @@ def evaluate_release(
 
 
 def add_fidelity(
-    metrics: dict,
+    metrics: Metrics,
     synthetic: Mapping[str, ImageSet],
     train: ImageSet,
     holdout: ImageSet,
     chosen: Collection[str],
     extractor: Extractor,
-    progress: Callable[[str], None],
+    progress: Say,
 ) -> None:
     """Add to `metrics` the fidelity of each synthetic set, and of "real" and "blurred"."""
     progress(f"real: features in {extractor.name}")
@@ -146,10 +152,7 @@ def looked_at(synthetic: Mapping[str, ImageSet]) -> dict[str, ImageSet]:
 
 
 def accuracies(
-    trained_on: Mapping[str, ImageSet],
-    holdout: ImageSet,
-    config: Evaluate,
-    progress: Callable[[str], None],
+    trained_on: Mapping[str, ImageSet], holdout: ImageSet, config: Evaluate, progress: Say
 ) -> Iterator[tuple[str, str, dict]]:
     """Train all classifiers on all sets, and score them on the hold-out.
 
@@ -193,7 +196,7 @@ def shifted_sets(holdout: ImageSet) -> dict[str, ImageSet]:
     return {name: ImageSet(shifted(name, some.images), some.labels, some.classes) for name in names}
 
 
-def teacher_accuracy(teacher: TeacherNetwork, holdout: ImageSet) -> dict:
+def teacher_accuracy(teacher: ImageClassifier, holdout: ImageSet) -> dict:
     """Score the teacher on the hold-out.
 
     Returns the result of `aggregate`, with "accuracy" and "balanced_accuracy". If images have
@@ -226,7 +229,9 @@ def absent_classes(name: str, image_set: ImageSet) -> Iterator[str]:
     """Yield a warning if a synthetic set has no image of a class: no classifier can learn it."""
     absent = absent_labels(image_set)
     if len(absent):
-        more = f" and of {len(absent) - 1} others" if len(absent) > 1 else ""
+        more = ""
+        if len(absent) > 1:
+            more = f" and of {len(absent) - 1} others"
         yield (
             f"the {name} set has no image of class {image_set.classes[absent[0]]!r}{more}: no "
             "classifier can learn it. Raise synthesize.count, or set synthesize.labels: uniform "

@@ -17,21 +17,8 @@ from sfumato.release.card import WORDS
 from sfumato.release.report import Local, Picture, Table, picture
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json
-from sfumato.storage.files import csv_text
 
 INTERVAL = "95 % interval"
-
-
-def csv_of(table: pd.DataFrame, numbers: str = ".4f") -> str:
-    """Format a table as CSV with a header. Missing values are empty. numbers: format of floats."""
-    forms = {
-        str(name): numbers if pd.api.types.is_float_dtype(kind) else ""
-        for name, kind in table.dtypes.items()
-    }
-    cells = table.astype(object).where(table.notna(), None)
-    return csv_text(
-        (dict(zip(forms, row, strict=True)) for row in cells.itertuples(index=False)), forms
-    )
 
 
 def tables_of(metrics: Mapping) -> Iterator[Table]:
@@ -214,7 +201,9 @@ def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
 def number(value: float | None, spread: float | None = None) -> str:
     if pd.isna(value):
         return "–"
-    return f"{value:.4g}" if pd.isna(spread) else f"{value:.4g} ± {spread:.4g}"
+    if pd.isna(spread):
+        return f"{value:.4g}"
+    return f"{value:.4g} ± {spread:.4g}"
 
 
 def reliability(row: Mapping) -> Iterator[str]:
@@ -244,8 +233,6 @@ def percent(row: Mapping) -> str:
     """Format the mean ± the standard deviation, in per cent. For one seed, format only the mean."""
     if pd.isna(row["mean"]):
         return "–"
-    return (
-        per_cent(row["mean"])
-        if pd.isna(row["std"])
-        else f"{per_cent(row['mean'])} ± {per_cent(row['std'])}"
-    )
+    if not pd.isna(row["std"]):
+        return f"{per_cent(row['mean'])} ± {per_cent(row['std'])}"
+    return per_cent(row["mean"])

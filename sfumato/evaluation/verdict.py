@@ -12,7 +12,7 @@ accuracy of guessing. If a released classifier is better than `real`, its balanc
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -44,12 +44,22 @@ UNJUDGED = "cannot be judged"
 FEWEST_OF_A_CLASS = 10  # If a class has fewer hold-out images, the release is not judged
 
 
+class Verdict(TypedDict):
+    """The result of `verdict`."""
+
+    level: str
+    sentence: str
+    learned: float | None
+    accuracy: dict[str, float]
+    balanced_accuracy: dict[str, float]
+
+
 def classifier_rows(values: Mapping) -> dict[str, dict]:
     """Return only the entries of classifiers from the metrics of one set."""
     return {name: row for name, row in values.items() if isinstance(row, dict) and "mean" in row}
 
 
-def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[str, Any]:
+def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> Verdict:
     """Judge the release by the metrics of an evaluation.
 
     metrics: result of `evaluate_release`, perhaps with the scores of classifiers in HANDED_OUT, the
@@ -65,13 +75,13 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dic
     "majority class", "release", each of HANDED_OUT, and "real".
     """
     if not classifier_rows(metrics["release"]):
-        empty: dict[str, Any] = {
+        return {
             "level": UNJUDGED,
             "learned": None,
             "accuracy": {},
             "balanced_accuracy": {},
+            "sentence": f"{UNJUDGED}: {metrics['warnings'][-1]}.",
         }
-        return empty | {"sentence": f"{UNJUDGED}: {metrics['warnings'][-1]}."}
     present = per_class(labels, classes)
     rows = guesses(present, labels) | {"release": best(metrics["release"])}
     rows |= {name: metrics[name] for name in HANDED_OUT if name in metrics}
@@ -102,7 +112,9 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dic
         )
     else:
         learned = (release - chance) / above
-        level = level_of(learned) if release - chance > clear else "useless"
+        level = "useless"
+        if release - chance > clear:
+            level = level_of(learned)
         sentence = VERDICT_LEVELS[level][1]
     part = "" if learned is None else f" ({100 * max(learned, 0):.0f} % of what there is to learn)"
     parts = [f"{level}{part}: {sentence}"]
@@ -191,12 +203,12 @@ def auroc_error(having: np.ndarray, count: int) -> float:
     variance of rank sums.
     """
     both = having[(having > 0) & (having < count)].astype(float)
-    return (
-        float(np.sqrt((count + 1) / (12 * both * (count - both))).mean()) if len(both) else math.inf
-    )
+    if len(both):
+        return float(np.sqrt((count + 1) / (12 * both * (count - both))).mean())
+    return math.inf
 
 
-def best(values: Mapping[str, Any]) -> dict[str, float]:
+def best(values: Mapping) -> dict[str, float]:
     """Return the highest accuracy and the highest balanced accuracy of one set's classifiers."""
     rows = classifier_rows(values).values()
     return {

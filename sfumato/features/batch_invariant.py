@@ -1,6 +1,7 @@
 """Batch-invariant features: an image's features are bit-identical in any batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -40,15 +41,22 @@ def rows_alone(
     seats = torch.zeros(size, *images.shape[1:], device=images.device)
     finite = images.flatten(1).isfinite().all(dim=1)
     rows = []
+    with same_kernels():
+        for part in torch.where(finite[:, None, None, None], images, 0).split(size):
+            seats[: len(part)].copy_(part)
+            rows.append(function(seats)[: len(part)].clone())
+    return torch.cat(rows).masked_fill(~finite[:, None], float("nan"))
+
+
+@contextmanager
+def same_kernels() -> Iterator[None]:
+    """Compute without gradients, on one thread, by kernels that are the same in every call."""
     with (
         torch.no_grad(),
         one_thread(),
         torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True),
     ):
-        for part in torch.where(finite[:, None, None, None], images, 0).split(size):
-            seats[: len(part)].copy_(part)
-            rows.append(function(seats)[: len(part)].clone())
-    return torch.cat(rows).masked_fill(~finite[:, None], float("nan"))
+        yield
 
 
 def place_matters(function: Callable[[Tensor], Tensor], shape: Shape, device: torch.device) -> bool:
@@ -59,11 +67,7 @@ def place_matters(function: Callable[[Tensor], Tensor], shape: Shape, device: to
     random = torch.Generator().manual_seed(0)
     size = batch_size(shape, device)
     images = torch.rand(size, *shape, generator=random)
-    with (
-        torch.no_grad(),
-        one_thread(),
-        torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True),
-    ):
+    with same_kernels():
         first = function(images.to(device))
         for _ in range(4):
             order = torch.randperm(size, generator=random)

@@ -31,13 +31,15 @@ def imagenet_network(side: int = 224) -> OwnNetwork:
     package = find_spec(PACKAGE)
     if package is None or package.origin is None:
         raise ConfigError(f"the weights of the map imagenet are not installed: {INSTALL}")
-    about = {
-        "path": str(Path(package.origin).parent / PICKLE),
-        "sha256": SHA256,
-        "architecture": LITE0,
-        "side": side,
-    }
-    return OwnNetwork(**about, mean=(127 / 255,), std=(128 / 255,), declared_public=True)  # type: ignore[arg-type]
+    return OwnNetwork(
+        path=str(Path(package.origin).parent / PICKLE),
+        sha256=SHA256,
+        architecture=LITE0,
+        side=side,
+        mean=(127 / 255,),
+        std=(128 / 255,),
+        declared_public=True,
+    )
 
 
 def imagenet_weights(file: Path) -> dict[str, Tensor]:

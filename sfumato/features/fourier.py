@@ -11,7 +11,6 @@ generator can later be fitted to the release: the features of its images should 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -71,7 +70,7 @@ class FourierFeatures(nn.Module):
         features: Sequence[FeatureMap],
         size: int,
         seed: int,
-        maps: Mapping[str, Any] = FEATURES,
+        maps: Mapping[str, Callable[[Shape], nn.Module]] = FEATURES,
     ) -> None:
         super().__init__()
         banks = sum(
@@ -120,7 +119,7 @@ class FourierFeatures(nn.Module):
         self.size = 2 * self.frequencies + sum(self.widths[index] for index in self.plain)
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         """JSON arguments that rebuild φ from public maps."""
         maps = [feature.model_dump(mode="json") for feature in self.features]
         return {

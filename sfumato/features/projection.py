@@ -4,7 +4,7 @@ The projection is fitted to public or released images.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from sfumato.settings.queries import OwnNetwork, TeacherMap
 # All other maps are in FEATURES.
 CLASSIFIER = "classifier"
 CELLS = "cells"
+# A network, or the arguments that rebuild it, or the settings of the owner's network
+Network = PublicNetwork | OwnNetwork | dict[str, Any] | None
 FEATURE_BATCH = 250  # Number of public or released images per batch
 
 
@@ -39,7 +41,7 @@ class ClassifierFeatures(nn.Module):
             return self.features(images).flatten(1).float()
 
 
-def map_of(feature: str, shape: Shape, network: Any) -> nn.Module:
+def map_of(feature: str, shape: Shape, network: Network) -> nn.Module:
     """Build a map by name: one of FEATURES, or CLASSIFIER, CELLS or OWN.
 
     network: for CLASSIFIER and CELLS, a network or the arguments that rebuild it; for OWN, the
@@ -49,8 +51,9 @@ def map_of(feature: str, shape: Shape, network: Any) -> nn.Module:
         return OwnFeatures(OwnNetwork.model_validate(network))
     if feature not in (CLASSIFIER, CELLS):
         return FEATURES[feature](shape)
-    if not isinstance(network, nn.Module):
+    if isinstance(network, dict):
         network = build_network(**network)
+    assert isinstance(network, PublicNetwork)
     return ClassifierFeatures(network, feature == CELLS).eval()
 
 
@@ -64,7 +67,7 @@ class SideBySide(nn.Module):
     network: network of the maps CLASSIFIER and CELLS, unless a part has its own.
     """
 
-    def __init__(self, parts: Sequence[TeacherMap], shape: Shape, network: Any) -> None:
+    def __init__(self, parts: Sequence[TeacherMap], shape: Shape, network: Network) -> None:
         super().__init__()
         self.maps = nn.ModuleList(
             [map_of(part.map, shape, part.network or network) for part in parts]
@@ -104,10 +107,10 @@ class ProjectedFeatures(nn.Module):
 
     def __init__(
         self,
-        feature: str | Sequence[Any],
+        feature: str | Sequence[TeacherMap | Mapping[str, object]],
         shape: Shape,
         dimension: int,
-        network: Any = None,
+        network: Network = None,
         flip: bool = False,
     ) -> None:
         super().__init__()
@@ -203,4 +206,4 @@ class ScaleToSqrtD(nn.Module):
         self.features = features
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.features(images) * math.sqrt(self.features.dimension)  # type: ignore[no-any-return]
+        return self.features(images) * math.sqrt(self.features.dimension)

@@ -163,7 +163,7 @@ class WhitenedCNN(nn.Module):
     def feature_map(self, images: Tensor) -> Tensor:
         """Return the last block's output: (B, C, H, W) float32 in [0, 1] -> (B, depth, h, w)."""
         images = (images * 2 - 1).contiguous(memory_format=torch.channels_last)
-        return self.blocks(F.relu(F.conv2d(images, self.filters.to(images))))  # type: ignore[no-any-return]
+        return self.blocks(F.relu(F.conv2d(images, self.filters.to(images))))
 
     def features(self, images: Tensor) -> Tensor:
         """Return each channel's maximum and mean: (B, C, H, W) float32 in [0, 1] -> (B, d)."""

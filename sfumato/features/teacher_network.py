@@ -29,7 +29,18 @@ from sfumato.storage.weights import load_network, save_network
 FITTED = 10_000  # Largest number of images to which features are fitted
 
 
-class TeacherNetwork(nn.Module):
+class ImageClassifier(nn.Module):
+    """A network from (B, C, H, W) float32 in [0, 1] to (B, classes) logits.
+
+    several: whether images have several labels, each with a sigmoid; shape: (C, H, W).
+    """
+
+    classes: int
+    several: bool
+    shape: Shape
+
+
+class TeacherNetwork(ImageClassifier):
     """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits: a linear layer on features ψ.
 
     The features are public and have norm 1. several: whether images have several labels, each with
@@ -43,11 +54,8 @@ class TeacherNetwork(nn.Module):
         if several:
             self.offsets = nn.Buffer(torch.zeros(classes))
         self.features = ProjectedFeatures(**features)
+        self.shape = self.features.shape
         self.weights = nn.Buffer(torch.zeros(self.features.dimension, classes))
-
-    @property
-    def shape(self) -> Shape:
-        return self.features.shape
 
     @classmethod
     def of(
@@ -89,7 +97,7 @@ def fit_features(
     return features, rows.T @ rows / len(rows)
 
 
-def classify(teacher: Any, images: ImageSet) -> Tensor:
+def classify(teacher: ImageClassifier, images: ImageSet) -> Tensor:
     """Compute class probabilities of images, (N, classes) float32. teacher: see
     `probabilities_of`.
     """
@@ -98,11 +106,10 @@ def classify(teacher: Any, images: ImageSet) -> Tensor:
 
 
 @torch.no_grad()
-def probabilities_of(teacher: Any, images: Tensor) -> Tensor:
+def probabilities_of(teacher: ImageClassifier, images: Tensor) -> Tensor:
     """Compute class probabilities of (N, C, H, W) uint8, or float32 in [0, 1].
 
     With several labels, returns the probability of each label, so that rows need not add up to 1.
-    teacher: a teacher, or another network with the attributes `several` and `classes`.
     """
     shares = torch.sigmoid if teacher.several else partial(torch.softmax, dim=1)
     where = device_of(teacher)
@@ -220,7 +227,7 @@ def save_teacher(teacher: TeacherNetwork, directory: Path) -> None:
     save_network(teacher, config, directory)
 
 
-def own_networks(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def own_networks(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Return the settings of the owner's networks that a teacher uses, by file name.
 
     There is one network for each map OWN. Its file is stored beside the teacher's weights.

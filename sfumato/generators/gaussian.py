@@ -67,7 +67,7 @@ class GaussianGenerator(nn.Module):
             coefficients = z * self.fine.sqrt()
         return self.features.images(coefficients.index_copy(1, chosen, low)).clamp(0, 1)
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> dict[str, object]:
         return {
             "features": self.features.arguments,
             "classes": self.classes,

@@ -8,7 +8,7 @@ No function here reads a sensitive image: the releases were charged, and the fit
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from sfumato.generators.network import COARSE, Generator
 from sfumato.privacy.rows import label_rows
 from sfumato.runtime import compute
 from sfumato.runtime.compute import device_of, fast_bfloat16
+from sfumato.runtime.progress import Progress, no_progress
 from sfumato.settings.training import Fit
 from sfumato.storage.png import save_png, to_grid
 from sfumato.storage.weights import load_network, save_network
@@ -44,18 +45,29 @@ def new_generator(
         return Generator(shape[1:], shape[0], classes, latent, width, several)
 
 
+@dataclass(frozen=True)
+class Target:
+    """Releases and a teacher that a generator is fitted to.
+
+    releases: releases of Fourier features;
+    teacher: (B, C, H, W) -> (B, classes) logits. Their cross-entropy with the requested labels has
+    the weight `agreement` in the loss. With a teacher, all steps are at full resolution.
+    """
+
+    releases: Sequence[FeatureMeans]
+    teacher: nn.Module | None = None
+    agreement: float = 0.01
+
+
 def fit_generator(
     generator: Any,
-    releases: Sequence[FeatureMeans],
+    target: Target,
     config: Fit,
     priors: Tensor,
     seed: int,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-    *,
-    teacher: nn.Module | None = None,
-    agreement: float = 0.0,
+    progress: Progress = no_progress,
     row_means: Tensor | None = None,
-) -> Any:
+) -> Generator:
     """Fit the generator G so that its joint embeddings match the released ones.
 
     Adam minimises Σ weight · ‖μ̃ − μ(G)‖², summed over the releases μ̃, plus a cross-entropy if
@@ -64,12 +76,9 @@ def fit_generator(
     these means. The fit of a class stops when it begins to fit the noise (see `EarlyStopping`), so
     more steps do no harm.
 
-    releases: releases of Fourier features;
     priors: (classes,) public or released shares of the classes, which add up to 1. With several
     labels per image, the share of images with each label;
     progress: called with (steps done, all steps);
-    teacher: (B, C, H, W) -> (B, classes) logits. Their cross-entropy with the requested labels has
-    the weight `agreement` in the loss. With a teacher, all steps are at full resolution;
     row_means: with several labels per image, `PublicCounts.row_means`; otherwise None.
 
     Returns `generator`, with the moving average of its weights and recomputed batch-norm
@@ -79,7 +88,7 @@ def fit_generator(
     several = row_means is not None
     matches = [
         replace(each, table=each.table.to(device), features=each.features.to(device))
-        for each in releases
+        for each in target.releases
     ]
     random = torch.Generator().manual_seed(seed)
     generator.to(device).to(memory_format=torch.channels_last).train()
@@ -92,6 +101,7 @@ def fit_generator(
         for block in generator.blocks
         if any(match.features.active(block).any() for match in matches)
     ]
+    teacher = target.teacher
     blocks = block_of_steps([1] if teacher else levels, config.steps)
 
     for step, block in enumerate(blocks):
@@ -108,7 +118,7 @@ def fit_generator(
             embeddings = [embedding_of(match, images, weights, columns) for match in matches]
             loss = stopping.loss(embeddings, weights, columns)
             if teacher is not None:
-                loss = loss + agreement * F.cross_entropy(teacher(images).float(), labels)
+                loss = loss + target.agreement * F.cross_entropy(teacher(images).float(), labels)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
@@ -371,7 +381,7 @@ def drawing(
     @torch.no_grad()
     def draw(part: Tensor) -> Tensor:
         z = spread * torch.randn(len(part), generator.latent, generator=random)
-        return generator(z.to(device), part.to(device)).clamp(0, 1).cpu()  # type: ignore[no-any-return]
+        return generator(z.to(device), part.to(device)).clamp(0, 1).cpu()
 
     larger = max(1, math.isqrt(math.prod(generator.shape[1:])) // COARSE)
     return map(draw, labels.split(DRAWING_BATCH // larger**2)), labels

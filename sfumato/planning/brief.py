@@ -5,7 +5,6 @@ plan.
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from sfumato.planning.forecast import forecast, kind_of
 from sfumato.planning.make import ProjectPlan
@@ -13,7 +12,7 @@ from sfumato.privacy.events import PROTECTED, UNITS, event_of
 from sfumato.privacy.profile import bound_text, privacy_profile
 from sfumato.release.card import WORDS, page, plain, table, template
 from sfumato.release.exports import PUBLIC_SOURCE
-from sfumato.release.report import attack_bounds, grouped, not_covered, scientific
+from sfumato.release.report import Facts, attack_bounds, grouped, not_covered, scientific
 from sfumato.settings.data import GROUP
 from sfumato.settings.stages import STAGES
 from sfumato.storage.files import make_folder, replace_file
@@ -45,7 +44,7 @@ def write_brief(made: ProjectPlan, folder: Path) -> list[str]:
     return [f"release.{key}" for key in ANSWERS if getattr(made.params.release, key) is None]
 
 
-def brief_facts(made: ProjectPlan) -> dict[str, Any]:
+def brief_facts(made: ProjectPlan) -> Facts:
     """Return the values that fill the template of the page, by name."""
     params = made.params
     budget = made.budget
@@ -76,7 +75,7 @@ def brief_facts(made: ProjectPlan) -> dict[str, Any]:
     }
 
 
-def released(made: ProjectPlan) -> dict[str, Any]:
+def released(made: ProjectPlan) -> Facts:
     """Describe what would be shared."""
     synthesize = made.params.synthesize
     kind = "synthetic images"

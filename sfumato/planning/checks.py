@@ -1,6 +1,7 @@
 """Check parameters before anything is spent: required stages, names, shapes and sizes."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain
 
 from sfumato.data.cards import Card, PublicCard
@@ -14,11 +15,27 @@ from sfumato.settings.stages import STAGES
 from sfumato.settings.training import PUBLIC_MODEL
 
 
+@dataclass(frozen=True)
+class Setup:
+    """The parameters of a plan, and the cards of the images for which it is made.
+
+    Args:
+        params: All parameters.
+        card: Card of the sensitive set.
+        public: Card of the public set, or None if it is not prepared.
+    """
+
+    params: Params
+    card: Card
+    public: PublicCard | None
+
+
 def check_consistent(params: Params, card: Card, public: PublicCard | None = None) -> None:
     """Raise ConfigError if a required stage is off, or if the parameters do not match the
     images.
     """
-    of_the_stages = (STAGES[name].problems(params, card, public) for name in params.run)
+    setup = Setup(params, card, public)
+    of_the_stages = (STAGES[name].problems(setup) for name in params.run)
     for problem in chain(
         card_problems(params, card, public),
         label_problems(params, card),

@@ -19,13 +19,8 @@ from sfumato.data.sources.imagefolder import list_folder
 from sfumato.data.sources.splits import VALIDATION, split_of, words_in
 from sfumato.data.survey import Survey, survey
 from sfumato.errors import ConfigError, SfumatoError, Spelling
-from sfumato.planning.project_files import (
-    Say,
-    discard,
-    project_files,
-    workflow_place,
-    write_project,
-)
+from sfumato.planning.project_files import project_files, workflow_place, write_project
+from sfumato.runtime.progress import Say, discard
 from sfumato.settings.data import GROUP, IMAGE, SEVERAL, Data, Groups
 from sfumato.settings.fields import Size, both_sides, by
 from sfumato.settings.options import InitOptions
@@ -63,12 +58,14 @@ class Owner:
     spelling: function that returns how this front end spells an option, such as `--size-hint`.
     """
 
-    ask: Callable[[str, Any, type | None], Any] | None = None
+    ask: Callable[[str, object, type | None], Any] | None = None
     see: Say = discard
     spelling: Spelling = str
 
-    def answer(self, question: str, default: Any, kind: type | None = str) -> Any:
-        return default if self.ask is None else self.ask(question, default, kind)
+    def answer(self, question: str, default: object, kind: type | None = str) -> Any:
+        if self.ask is None:
+            return default
+        return self.ask(question, default, kind)
 
     def number(
         self, question: str, given: float | None, default: float | None, option: str
@@ -104,7 +101,7 @@ class Proposed:
     spelling: Spelling
 
     def write(
-        self, say: Say, *, force: bool = False, more: Mapping[str, Any] | None = None
+        self, say: Say, *, force: bool = False, more: Mapping[str, object] | None = None
     ) -> None:
         """Write the files of the project, and create its repository.
 
@@ -122,7 +119,7 @@ class Proposed:
         files = project_files(content, notes, self.chosen.seconds / 60, workflow_place(self.out))
         write_project(self.out, files, say, force=force)
         seen = self.survey
-        shown: dict[str, Any] = {"images": seen.images, "persons": seen.persons}
+        shown: dict[str, object] = {"images": seen.images, "persons": seen.persons}
         shown |= {
             "classes": dict(zip(seen.classes, seen.counts, strict=True)),
             "budget": self.plan.budget,
@@ -501,7 +498,9 @@ def ask_for_size(seen: Survey, owner: Owner) -> int:
 
 def understood(seen: Survey) -> Iterator[str]:
     """Describe how the folder was understood, as a small tree with counts. It is private."""
-    by = f", by column {seen.data['label_column']}" if "label_column" in seen.data else ""
+    by = ""
+    if "label_column" in seen.data:
+        by = f", by column {seen.data['label_column']}"
     yield f"local    {seen.images} images in {len(seen.classes)} classes{by}"
     for name, count in zip(seen.classes, seen.counts, strict=True):
         yield f"         ├─ {name}: {count}{', too few to learn from' if count < 10 else ''}"
@@ -521,7 +520,9 @@ def understood(seen: Survey) -> Iterator[str]:
     if held is None:
         way = "chosen by a secret key, about"
         held = round(Data().holdout_fraction * seen.images)
-    warning = ", too few for a verdict" if held < 10 * len(seen.classes) else ""
+    warning = ""
+    if held < 10 * len(seen.classes):
+        warning = ", too few for a verdict"
     yield f"         └─ hold-out: {way} {held} images{warning}"
 
 
@@ -600,11 +601,9 @@ def size_rows(made: Proposed) -> Iterator[list[str]]:
         mark = "proposed " if one is made.chosen else ""
         pixels = f"{size}" if isinstance(size, int) else by(size)
         minutes = f"{one.seconds / 60:.0f}{'' if one.enough else ' at least'}"
-        useful = (
-            forecast(one.kind, privacy.size, privacy.epsilon, one.size_factor)
-            if one.kind
-            else "unknown"
-        )
+        useful = "unknown"
+        if one.kind:
+            useful = forecast(one.kind, privacy.size, privacy.epsilon, one.size_factor)
         yield [mark + pixels, minutes, f"{math.ceil(one.full_minutes)}", useful]
 
 

@@ -27,6 +27,7 @@ from sfumato.planning.work import Work, operations_of
 from sfumato.privacy.resolved import StagePlan
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import THREADS, device, fast_bfloat16, one_thread
+from sfumato.settings.fields import Settings
 from sfumato.settings.params import Params
 from sfumato.settings.stages import STAGES
 from sfumato.storage.documents import read_json
@@ -52,7 +53,9 @@ def now() -> float:
 
 def gain(threads: int) -> float:
     """Estimate the speed-up by this many threads: about the square root of their number."""
-    return 1.0 if device().type == "cuda" else threads**0.5
+    if device().type == "cuda":
+        return 1.0
+    return threads**0.5
 
 
 @cache
@@ -140,7 +143,9 @@ def corrected(name: str, work: Work, machine: Machine) -> float | None:
             then = replace(work, params=work.params.model_copy(update={name: settings}))
     operations = work.of(name)
     if operations is None:
-        return float(run["seconds"]) if then else None
+        if not then:
+            return None
+        return float(run["seconds"])
     seconds = machine.seconds(operations)
     if then is None:
         return seconds
@@ -152,7 +157,7 @@ def corrected(name: str, work: Work, machine: Machine) -> float | None:
 
 
 @contextmanager
-def timed(state: Path, plan: StagePlan[Any]) -> Iterator[None]:
+def timed(state: Path, plan: StagePlan[Settings]) -> Iterator[None]:
     """Store the duration of a free stage, to two digits, if the stage succeeds.
 
     The first of several processes writes the duration to the private state directory, together with

@@ -15,11 +15,12 @@ from sfumato.data.tables import check_parquet
 from sfumato.errors import ConfigError, reading_sensitive
 from sfumato.planning.kept import known_past
 from sfumato.planning.make import ProjectPlan
-from sfumato.planning.project_files import Say, discard, renew
+from sfumato.planning.project_files import renew
 from sfumato.planning.proposal import proposed_card
 from sfumato.planning.resolve import make_plan
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.project_ledger import seen_in_project
+from sfumato.runtime.progress import Say, discard
 from sfumato.settings.data import Data, is_url
 from sfumato.settings.params import Params
 from sfumato.settings.recipes import load_params

@@ -4,7 +4,6 @@ Its journal is kept.
 """
 
 import re
-import shutil
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
@@ -20,7 +19,7 @@ from sfumato.data.survey import CACHE
 from sfumato.errors import BudgetError, explained
 from sfumato.evaluation.identity import EVALUATIONS
 from sfumato.privacy.odometer import LOCAL_USE, Odometer
-from sfumato.storage.files import is_left_over, sync
+from sfumato.storage.files import delete, is_left_over
 from sfumato.storage.in_use import unused
 from sfumato.storage.locks import file_lock, holding
 
@@ -124,7 +123,7 @@ def forget_dataset(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> s
                 f"{lock} is locked by another process that works with {dataset_id!r}: wait until "
                 "it ends, or stop it"
             )
-            with explained(BudgetError, lambda _, held=held: held, causes=(Timeout,)):  # type: ignore[misc]
+            with explained(BudgetError, held, causes=(Timeout,)):
                 if lock.parent.exists():
                     stack.enter_context(holding(file_lock(lock, blocking=False)))
         for paths in private_files(state, dataset_id).values():
@@ -138,15 +137,3 @@ def forget_dataset(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> s
             odometer.append(LOCAL_USE, purpose=FORGOTTEN)
     delete(here)
     return problem
-
-
-def delete(paths: Iterable[Path]) -> None:
-    """Delete files and folders so that they stay deleted after a power cut."""
-    paths = list(paths)
-    for path in paths:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-    for folder in {path.parent for path in paths if path.parent.is_dir()}:
-        sync(folder)

@@ -5,7 +5,6 @@ run would spend.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from sfumato.data.cards import Card, PublicCard
 from sfumato.errors import ConfigError
@@ -135,7 +134,7 @@ def risk_line(made: Plan) -> str:
     return f"risk: an attacker who guesses whether one {one} is in the set is right {most}; {less}"
 
 
-def share_lines(made: Plan, content: Mapping[str, Any], file: Path) -> Iterator[str]:
+def share_lines(made: Plan, content: Mapping[str, object], file: Path) -> Iterator[str]:
     """Yield lines about queries whose share of the budget differs from the requested share, and
     explain the difference.
 

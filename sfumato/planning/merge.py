@@ -5,13 +5,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from sfumato.errors import ConfigError
 from sfumato.planning.make import write_texts
-from sfumato.planning.project_files import IGNORED, Say, dvc_content, workflow_text, write_project
-from sfumato.privacy.ledger import read_budget
-from sfumato.privacy.resolved import read_stage_plan
+from sfumato.planning.project_files import IGNORED, dvc_content, workflow_text, write_project
+from sfumato.privacy.ledger import BudgetFile, read_budget
+from sfumato.privacy.resolved import PlanFile, read_stage_plan
 from sfumato.queries.count import read_counts
 from sfumato.queries.merging import (
     check_owner,
@@ -20,6 +19,7 @@ from sfumato.queries.merging import (
     merged_budget,
     same_settings,
 )
+from sfumato.runtime.progress import Say
 from sfumato.settings.data import IMAGE
 from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stage import ARTIFACTS, LEDGER, PLAN, PUBLIC, Kind
@@ -89,8 +89,8 @@ def merge_projects(
         name for name, stage in STAGES.items() if stage.kind is Kind.FREE and name not in shared
     ]
     unit = first["count"].get("unit", IMAGE)
-    limit = {"epsilon": budget["target"], "delta": budget["delta"], "unit": unit}
-    write_pipeline(out, free, say, **limit)
+    workflow = workflow_text(budget["target"], budget["delta"], unit)
+    write_pipeline(out, free, say, workflow)
     return queries, dataset_ids
 
 
@@ -127,10 +127,10 @@ def check_owners(records: Records, different_people: bool) -> None:
             f"if a person has images in two of {', '.join(records.owners)}, their costs add up: "
             "confirm with --different-people that no such person exists, or make separate releases"
         )
-    if len(units := sorted({record["unit"] for record in records.values()})) > 1:
+    if len(records.units) > 1:
         raise ConfigError(
-            f"the owners protect different units ({', '.join(units)}): set the same privacy.unit "
-            "in all projects"
+            f"the owners protect different units ({', '.join(records.units)}): set the same "
+            "privacy.unit in all projects"
         )
 
 
@@ -154,11 +154,7 @@ def write_releases(releases_of: Mapping[str, Sequence[Artifact]], out: Path) -> 
 
 
 def write_plans(
-    plans: Mapping[str, dict[str, Any]],
-    dataset_id: str,
-    size_hint: int,
-    budget: Mapping[str, Any],
-    folder: Path,
+    plans: Mapping[str, PlanFile], dataset_id: str, size_hint: int, budget: BudgetFile, folder: Path
 ) -> None:
     """Write the plan of the merged project: the first owner's plan with the dataset id, `size_hint`
     and budget of all owners together.
@@ -176,10 +172,10 @@ def write_plans(
     write_texts(folder, texts)
 
 
-def write_pipeline(out: Path, free: Sequence[str], say: Say, **limit: Any) -> None:
+def write_pipeline(out: Path, free: Sequence[str], say: Say, workflow: str) -> None:
     """Write `dvc.yaml` with only the free stages, because the owners ran the queries.
 
-    limit: arguments of `workflow_text`.
+    workflow: the workflow that checks the ledger.
     """
     stages = {
         name: entry
@@ -188,11 +184,13 @@ def write_pipeline(out: Path, free: Sequence[str], say: Say, **limit: Any) -> No
     }
     made = {f"{ARTIFACTS}/{name}" for name in stages} | {str(LEDGER)}
     for entry in stages.values():
-        entry["deps"] = [path for path in entry["deps"] if path in made or (out / path).exists()]
+        deps = entry["deps"]
+        assert isinstance(deps, list)
+        entry["deps"] = [path for path in deps if path in made or (out / path).exists()]
     text = "# Written by `stage merge`. These free stages use the noisy sums of all owners.\n"
     files = {
         "dvc.yaml": text + as_yaml({"stages": stages}, blocks=True),
         ".gitignore": IGNORED,
         ATTRIBUTES: UNTOUCHED,
     }
-    write_project(out, files | {".github/workflows/ledger.yml": workflow_text(**limit)}, say)
+    write_project(out, files | {".github/workflows/ledger.yml": workflow}, say)

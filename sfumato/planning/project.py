@@ -9,9 +9,8 @@ import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sfumato.errors import LAST_ERROR, UNREADABLE, ConfigError, DataError, SfumatoError, error_from
 from sfumato.planning.running import release_left
@@ -25,6 +24,7 @@ from sfumato.storage.state_directory import state_dir
 if TYPE_CHECKING:
     import pandas
 
+    from sfumato.evaluation.verdict import Verdict
     from sfumato.privacy.check import Verified
     from sfumato.release.loading import Release
 
@@ -128,7 +128,7 @@ class Project:
             prepare_images(self.folder, state_dir())
         resolved = resolve_project(self.folder, state_dir(), Path("params.yaml"), dry_run=True)
         resolved.check_lifetime(resolved.spending()[0])
-        seconds: Any = resolved.seconds()
+        seconds = resolved.seconds()
         budget = resolved.budget
         names = [name for name in seconds if resolved.params.runs(name)]
         table = pandas.DataFrame.from_dict(budget["stages"], orient="index").rename(
@@ -136,7 +136,7 @@ class Project:
         )
         columns = ["noise_multiplier", "sample_rate", "releases", "epsilon", "share"]
         table = table.reindex(index=names, columns=columns).rename_axis("stage")
-        table["minutes"] = pandas.Series(seconds, dtype=float) / 60
+        table["minutes"] = pandas.Series({**seconds}, dtype=float) / 60
         table.attrs = {key: budget[key] for key in ("epsilon", "delta", "target")}
         return table
 
@@ -157,11 +157,12 @@ class Project:
         Raises:
             BudgetError: The ledger or a file is not valid. The error's `problems` list all reasons.
         """
-        from sfumato.privacy.check import verify
+        from sfumato.privacy.check import Bound, verify
 
-        ledger = self.folder / LEDGER
-        verified = partial(verify, artifacts=True, all_opinions=True, state=state_dir())
-        return verified(ledger, limit=epsilon, delta=delta, unit=unit)
+        bound = Bound(limit=epsilon, delta=delta, unit=unit)
+        return verify(
+            self.folder / LEDGER, bound, artifacts=True, all_opinions=True, state=state_dir()
+        )
 
     def run(self, *, progress: bool = True) -> Release:
         """Run all stages that changed since the last run, and return the release.
@@ -190,7 +191,7 @@ class Project:
         return load_release(self.folder / ARTIFACTS / "synthesize")
 
     @property
-    def verdict(self) -> dict[str, Any]:
+    def verdict(self) -> Verdict:
         """Return the result of the last evaluation: level, sentence and accuracies.
 
         It is local: do not share it.
@@ -204,7 +205,7 @@ class Project:
                 f"{metrics} does not exist: add evaluate to `run` in params.yaml if it is missing, "
                 "and call run()"
             )
-        return dict(read_json(metrics)["verdict"])
+        return cast("Verdict", read_json(metrics)["verdict"])
 
     def report(self) -> Path:
         """Return the path of the page about the release: its content, its cost, and how much an

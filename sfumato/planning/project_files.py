@@ -7,29 +7,23 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import yaml
 
 from sfumato.errors import ConfigError, explained
+from sfumato.runtime.progress import Say
 from sfumato.settings.data import IMAGE
-from sfumato.settings.recipes import as_yaml
+from sfumato.settings.recipes import Layer, as_yaml
 from sfumato.settings.stage import ARTIFACTS, CARD_PATH, LEDGER, PLAN, RECIPES
 from sfumato.settings.stages import dvc_stages
 from sfumato.storage.documents import read_yaml
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, replace_file
 from sfumato.storage.state_directory import DVC_INDEX, git, state_dir
-
-Say = Callable[[str], None]  # shows a line
-
-
-def discard(text: str) -> None:
-    """Show nothing."""
-
 
 IGNORED = (
     "/artifacts/\n/data/raw/\n/data/sensitive/\n/data/public/\n/models/\n/evaluation/\n"
@@ -50,28 +44,39 @@ def dvc_text(*, clone: bool = False) -> str:
     )
 
 
-def dvc_content(*, clone: bool = False) -> dict[str, Any]:
+class DvcFile(TypedDict):
+    """Content of `dvc.yaml`."""
+
+    stages: dict[str, dict[str, object]]
+    plots: list[object]
+
+
+def dvc_content(*, clone: bool = False) -> DvcFile:
     """Return the content of `dvc.yaml`.
 
     clone: True for the `dvc.yaml` of this repository, in which each stage also depends on the code
     and the recipes; False for a project.
     """
-    stages: dict[str, Any] = {}
+    stages: dict[str, dict[str, object]] = {}
     for name, (commands, reads, writes) in dvc_stages().items():
-        entry: dict[str, Any] = {"cmd": commands[0] if len(commands) == 1 else commands}
+        entry: dict[str, object] = {"cmd": commands[0] if len(commands) == 1 else commands}
         if name == "prepare-sensitive":
             entry["params"] = ["profile", "data"]
         if deps := sorted(path for path in {*reads} if clone or path != str(RECIPES)):
             entry["deps"] = deps
         if name == "plan" and not clone:
             entry["always_changed"] = True
+        outs: list[object] = []
         for path in sorted(writes):
             if path == str(LEDGER):
                 entry["metrics"] = [{path: {"cache": False, "persist": True}}]
-            else:
+            elif path in (str(CARD_PATH), str(PLAN)):
                 # DVC's run cache must not restore an old card or an old plan.
-                kept = path in (str(CARD_PATH), str(PLAN))
-                entry.setdefault("outs", []).append({path: {"persist": True}} if kept else path)
+                outs.append({path: {"persist": True}})
+            else:
+                outs.append(path)
+        if outs:
+            entry["outs"] = outs
         stages[name] = entry
     shares = {
         "template": "bar_horizontal",
@@ -117,7 +122,7 @@ def renew(file: Path, run: Iterable[str] = ()) -> bool:
     return True
 
 
-def params_text(content: Mapping[str, Any], notes: Mapping[str, str]) -> str:
+def params_text(content: Mapping[str, object], notes: Mapping[str, str]) -> str:
     """Return the text of `params.yaml`, one paragraph per section. notes: comments by section."""
     lines = [
         "# Written by `stage init`. Missing keys come from the recipe, then from the defaults:",
@@ -157,7 +162,7 @@ def workflow_place(out: Path) -> WorkflowPlace:
 
 
 def project_files(
-    content: Mapping[str, Any], notes: Mapping[str, str], minutes: float, workflow: WorkflowPlace
+    content: Layer, notes: Mapping[str, str], minutes: float, workflow: WorkflowPlace
 ) -> dict[str, str]:
     from sfumato.privacy.accountant import default_delta
 

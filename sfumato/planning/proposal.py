@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from sfumato.data.cards import Card
 from sfumato.errors import ConfigError
@@ -22,7 +22,7 @@ from sfumato.settings.fields import Size, both_sides, by, size_of
 from sfumato.settings.noise import noise_at
 from sfumato.settings.params import Params
 from sfumato.settings.queries import TEACHER_CONSTANTS, Teacher
-from sfumato.settings.recipes import overlaid, params_of, read_overlay, recipes_at
+from sfumato.settings.recipes import Layer, overlaid, params_of, read_overlay, recipes_at
 from sfumato.settings.stage import RECIPES
 from sfumato.storage.documents import read_yaml
 
@@ -30,6 +30,27 @@ PROPOSALS: dict[str, Any] = dict(read_yaml(Path(__file__).with_name("proposals.y
 JUDGING = 0.25  # largest share of the minutes for the evaluation; the rest is for the release
 
 Seconds = Callable[[Params], Mapping[str, float]]  # expected seconds of each stage
+
+
+class When(TypedDict):
+    """Images for which a row of the table is meant."""
+
+    side: tuple[int, int]  # bounds of the longer side, in pixels
+    channels: list[int]
+    several: NotRequired[bool]  # whether images have several labels
+    public: NotRequired[bool | str]  # whether there are public images; "beside": either
+
+
+class Row(TypedDict):
+    """A row of the table."""
+
+    name: str
+    when: When
+    params: Layer
+    grows: dict[str, tuple[float, float]]  # first and last value by key, such as pretrain.steps
+    lighter: NotRequired[list[Layer]]  # changes that save time, in the order in which they apply
+    tuned_at: NotRequired[float]  # images or persons times ε for which the constants were tuned
+    on_request: NotRequired[bool]  # whether the row is used only for a size that the owner set
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +67,7 @@ class Known:
     minutes: float
     unit: str | None = None  # privacy.unit
     # Further keys of the section `data`, such as range
-    data: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, object] = field(default_factory=dict)
     fit: str = "crop"
     groups: Groups | None = None  # rule for finding persons' ids
     public: str | None = None  # folder of public images
@@ -60,7 +81,7 @@ class Known:
 class Proposal:
     """Parameters for a set of images."""
 
-    content: dict[str, Any]  # the content of `params.yaml`
+    content: Layer  # the content of `params.yaml`
     params: Params  # the same, resolved
     row: str  # name of the row of the table that was used
     fit_length: float  # position between the first (0) and the last (1) numbers of `grows`
@@ -167,7 +188,7 @@ def proposals(known: Known, sides: Sequence[Size], seconds: Seconds) -> list[Pro
     for side in ordered:
         with suppress(ConfigError):
             one = replace(known, side=side)
-            if len(sides) == 1 or not row_for(one).get("asked"):
+            if len(sides) == 1 or not row_for(one).get("on_request"):
                 by_size.append(propose(one, seconds))
     if not by_size:
         row_for(replace(known, side=ordered[0]))  # raises
@@ -183,14 +204,15 @@ def proposals(known: Known, sides: Sequence[Size], seconds: Seconds) -> list[Pro
     return [chosen, *(one for one in by_size if one is not chosen)]
 
 
-def row_for(known: Known) -> Mapping[str, Any]:
-    for row in PROPOSALS["rows"]:
+def row_for(known: Known) -> Row:
+    rows: list[Row] = PROPOSALS["rows"]
+    for row in rows:
         when = row["when"]
         low, high = when["side"]
         fits = known.channels in when["channels"] and low <= max(both_sides(known.side)) <= high
         fits &= when.get("several", False) == (known.data.get("labels") == SEVERAL)
         if fits and when.get("public") in (None, "beside", known.public is not None):
-            return dict(row)
+            return row
     colour = "colour" if known.channels == 3 else "grey"
     kind = f"{colour} images of {by(known.side)}"
     if known.public:
@@ -202,14 +224,15 @@ def row_for(known: Known) -> Mapping[str, Any]:
 
 
 def proposal(
-    known: Known, row: Mapping[str, Any], overlays: list, part: float, seconds: Seconds
+    known: Known, row: Row, overlays: Sequence[Layer], part: float, seconds: Seconds
 ) -> Proposal:
     """Make the proposal of a row. Each key in the row's `grows` is interpolated between its first
     and its last number; part: position between these numbers, from 0 to 1.
     """
     content = reduce(overlaid, overlays, settings_of(known))
     beside = known.public is not None and row["when"].get("public") == "beside"
-    runs = content.get("run", read_overlay(recipes_at(RECIPES), content["recipe"], "recipe")["run"])
+    recipe = read_overlay(recipes_at(RECIPES), content["recipe"], "recipe")
+    runs: list[str] = (recipe | content)["run"]
     if beside:
         runs = [*runs, "select"]
         content = overlaid(content, PROPOSALS["beside"])
@@ -219,10 +242,11 @@ def proposal(
         content["run"] = runs
     content = for_so_many(content, known.epsilon * known.size_hint, row, runs)
     for key, (first, last) in row["grows"].items():  # geometric interpolation, to two digits
-        value: Any = int(float(f"{first * (last / first) ** part:.1e}"))
-        for name in reversed(key.split(".")):
-            value = {name: value}
-        content = overlaid(content, value)
+        *sections, name = key.split(".")
+        change: Layer = {name: int(float(f"{first * (last / first) ** part:.1e}"))}
+        for section in reversed(sections):
+            change = {section: change}
+        content = overlaid(content, change)
     content = with_images_of_the_release(content, known, runs, beside)
     params = params_of(content, Path("params.yaml"))
     expected = seconds(params)
@@ -239,9 +263,9 @@ def proposal(
     )
 
 
-def settings_of(known: Known) -> dict[str, Any]:
+def settings_of(known: Known) -> Layer:
     """Return the settings that depend only on the images and the owner's answers."""
-    data: dict[str, Any] = {
+    data: Layer = {
         "dataset_id": known.dataset_id,
         "source": "imagefolder",
         "path": known.path,
@@ -253,33 +277,23 @@ def settings_of(known: Known) -> dict[str, Any]:
         data["fit"] = known.fit
     if known.groups is not None:
         data["groups"] = known.groups.model_dump(exclude_defaults=True)
-    privacy: dict[str, Any] = {
-        "epsilon": known.epsilon,
-        "size_hint": known.size_hint,
-        "accountant": "exact",
-    }
+    privacy: Layer = {"epsilon": known.epsilon, "size_hint": known.size_hint, "accountant": "exact"}
     if known.unit is not None:
         privacy["unit"] = known.unit
-    content: dict[str, Any] = {
-        "recipe": None,
-        "profile": None,
-        "seed": 0,
-        "data": data,
-        "privacy": privacy,
-    }
+    content: Layer = {"recipe": None, "profile": None, "seed": 0, "data": data, "privacy": privacy}
     if known.public is not None:
         content["public"] = {"source": "imagefolder", "path": known.public, "declared_public": True}
     return content
 
 
 def with_images_of_the_release(
-    content: dict[str, Any], known: Known, runs: Sequence[str], beside: bool
-) -> dict[str, Any]:
+    content: Layer, known: Known, runs: Sequence[str], beside: bool
+) -> Layer:
     """Set the number of released images and their file formats. beside: whether public images are
     released in addition to drawn ones.
     """
     # Only a new project may set `mark: files`: in an existing one, it would change the release
-    drawn: dict[str, Any] = {"mark": "files"}
+    drawn: Layer = {"mark": "files"}
     if beside:
         images = max(2, int(known.public_images * PROPOSALS["beside_part"]))
         content = overlaid(content, {"select": {"images": images}})
@@ -295,9 +309,7 @@ def with_images_of_the_release(
     return content
 
 
-def for_so_many(
-    content: dict[str, Any], product: float, row: Mapping[str, Any], runs: Sequence[str]
-) -> dict[str, Any]:
+def for_so_many(content: Layer, product: float, row: Row, runs: Sequence[str]) -> Layer:
     """Adapt the shares of the budget and the teacher's constants to `product`.
 
     product: number of images or persons, times ε.
@@ -335,13 +347,13 @@ def small_sample(what: str, product: float) -> float:
     return float(min(max(rule["value"] * (product / rule["at"]) ** rule["power"], low), high))
 
 
-def at_effective_epsilon(recipe: str, epsilon: float) -> dict[str, Any]:
+def at_effective_epsilon(recipe: str, epsilon: float) -> Layer:
     """Return the noise of each query of a recipe, and the teacher's constants, at `epsilon`.
 
     If ε is less than 1, the teacher has a smaller learning rate than the recipe's.
     """
     content = read_overlay(recipes_at(RECIPES), recipe, "recipe")
-    sections: dict[str, Any] = {}
+    sections: Layer = {}
     for name, section in content.items():
         if isinstance(section, dict) and isinstance(noise := section.get("noise"), dict):
             sections[name] = {"noise": noise_at(epsilon, noise)}

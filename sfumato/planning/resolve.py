@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sfumato.data.cards import Card, PublicCard
 from sfumato.errors import BudgetError, ConfigError
@@ -29,7 +29,7 @@ from sfumato.privacy.ledger import by_line
 from sfumato.privacy.odometer import Run
 from sfumato.privacy.policy import SpendingPolicy
 from sfumato.privacy.record import record_problems
-from sfumato.privacy.resolved import LINEAGE, Lineage, settings_digest
+from sfumato.privacy.resolved import LINEAGE, Lineage, PlanFile, settings_digest
 from sfumato.settings.data import GROUP, IMAGE, SEVERAL
 from sfumato.settings.fields import REST
 from sfumato.settings.params import Params
@@ -218,12 +218,12 @@ def warnings_of(params: Params, delta: float, classes: int) -> Iterator[str]:
         )
 
 
-def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | None) -> dict:
+def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | None) -> PlanFile:
     """Return the resolved configuration of one stage: its revision, its settings that differ from
     the defaults, and the public facts that it uses.
     """
     enabled = params.runs(stage.name)
-    content: dict[str, Any] = {"stage": stage.name, "revision": stage.revision, "enabled": enabled}
+    content: PlanFile = {"stage": stage.name, "revision": stage.revision, "enabled": enabled}
     content |= {
         "dataset_id": card.dataset_id,
         "shape": list(card.shape),

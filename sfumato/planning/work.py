@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +33,7 @@ class WorkCount(TorchDispatchMode):
 
     operations = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         self.operations += CALL
         if not func.is_view:
@@ -46,7 +45,7 @@ class WorkCount(TorchDispatchMode):
         return out
 
 
-def operations_of(build: Callable[[], nn.Module], *inputs: Any) -> int:
+def operations_of(build: Callable[[], nn.Module], *inputs: object) -> int:
     """Build a network, and count the operations of its forward pass on one image.
 
     inputs: arguments of the pass; a tuple is the shape of a blank tensor.

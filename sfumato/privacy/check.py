@@ -61,12 +61,31 @@ class Verified:
     epsilon_by_set: Mapping[str, float]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """Requirements on a ledger besides its own target, as in `check_ledger`.
+
+    Raises ConfigError for an ε or δ that is not positive, or an unknown unit.
+    """
+
+    limit: float | None = None
+    delta: float | None = None
+    unit: str | None = None
+
+    def __post_init__(self) -> None:
+        for option, value in (("epsilon", self.limit), ("delta", self.delta)):
+            if value is not None and not 0 < value < float("inf"):
+                text = f"{{option.{option}}} {{value:g}} is not a bound: expected a positive number"
+                raise ConfigError(text, option=option, value=value)
+        if self.unit not in (None, *UNITS):
+            text = "{option.unit} {unit} is not a unit: expected one of {units}"
+            raise ConfigError(text, option="unit", unit=self.unit, units=", ".join(UNITS))
+
+
 def verify(
     path: Path,
+    bound: Bound = Bound(),
     *,
-    limit: float | None = None,
-    delta: float | None = None,
-    unit: str | None = None,
     artifacts: bool = False,
     ledger_only: bool = False,
     all_opinions: bool = False,
@@ -74,7 +93,6 @@ def verify(
 ) -> Verified:
     """Verify a ledger and, on request, the artifacts of its project. Needs no images.
 
-    limit, delta, unit: see `check_ledger`;
     artifacts: also check the files of all artifacts;
     ledger_only: check only the ledger, because its project is not here;
     all_opinions: also compute ε by Opacus' two accountants, which takes seconds;
@@ -82,7 +100,6 @@ def verify(
 
     Raises LedgerError with every reason, and ConfigError if an argument cannot be used.
     """
-    check_bounds(limit, delta, unit)
     beside = [path.parent / name for name in PROJECT_FILES if os.path.lexists(path.parent / name)]
     if ledger_only and artifacts:
         raise ConfigError(
@@ -105,14 +122,14 @@ def verify(
             option="opinions",
         )
     ledger = read_ledger(path)
-    spent, problems = check_ledger(ledger, limit=limit, delta=delta, unit=unit)
+    spent, problems = check_ledger(ledger, limit=bound.limit, delta=bound.delta, unit=bound.unit)
     if not ledger_only:
         problems += lock_problems(ledger, path, path.parent / LOCK)
     if artifacts:
         problems += artifact_problems(ledger, path.parent)
     if problems:
         raise LedgerError(path, problems)
-    at = delta or ledger["delta"]
+    at = bound.delta or ledger["delta"]
     by = ledger["accountant"]
     records = Records.of_ledger(ledger)
     parts = records.of_one_person()
@@ -129,17 +146,6 @@ def verify(
         name: compose(part, at, by)["epsilon"][by] for name, part in parts.items() if records.owners
     }
     return Verified(ledger=ledger, epsilon=spent, delta=at, opinions=opinions, epsilon_by_set=each)
-
-
-def check_bounds(limit: float | None, delta: float | None, unit: str | None) -> None:
-    """Raise ConfigError for an ε or δ that is not positive, or an unknown unit."""
-    for option, value in (("epsilon", limit), ("delta", delta)):
-        if value is not None and not 0 < value < float("inf"):
-            text = f"{{option.{option}}} {{value:g}} is not a bound: expected a positive number"
-            raise ConfigError(text, option=option, value=value)
-    if unit not in (None, *UNITS):
-        text = "{option.unit} {unit} is not a unit: expected one of {units}"
-        raise ConfigError(text, option="unit", unit=unit, units=", ".join(UNITS))
 
 
 def check_ledger(
@@ -184,19 +190,10 @@ def check_ledger(
     if problems:
         return math.inf, problems
     records = Records.of_ledger(ledger)
-    units = {record["unit"] for record in records.values()}
-    if len(units) > 1:
-        problems.append(
-            f"its records are of different units ({', '.join(sorted(units))}), which cannot be "
-            "composed"
-        )
-    elif unit is not None and units - {UNITS[unit]}:
-        problems.append(f"its privacy unit is {units.pop()}, expected {UNITS[unit]}")
-    if problems:
-        return math.inf, problems
-
-    if problem := records.declaration_problem():
-        return math.inf, [*problems, problem]
+    if problem := records.composition_problem():
+        return math.inf, [problem]
+    if unit is not None and records and records.units != [UNITS[unit]]:
+        return math.inf, [f"its privacy unit is {records.units[0]}, expected {UNITS[unit]}"]
     stored = compose(records, ledger["delta"], accountant)
     problems += stated_problems(ledger, stored)
     problems += odometer_problems(ledger)

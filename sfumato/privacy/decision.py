@@ -83,11 +83,9 @@ class Decision:
             return "not released yet"
         if self.kind == "restore":
             released = f"already released as {self.run.record['id']}"
-            return (
-                f"{released}. {self.problem}"
-                if self.problem
-                else f"{released}; it is not charged again"
-            )
+            if self.problem:
+                return f"{released}. {self.problem}"
+            return f"{released}; it is not charged again"
         return (
             self.problem
             or f"resumes at no further cost, if the images are the same (run {self.run.id[:8]})"

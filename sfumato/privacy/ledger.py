@@ -34,7 +34,7 @@ class OdometerLine(Exact):
     dataset_id: str
     charges: int
     epsilon: float
-    others: tuple[dict[str, Any], ...]
+    others: tuple[dict, ...]
     complete: bool
     head: str | None
 
@@ -63,10 +63,12 @@ class Ledger(Budget, Exact):
 
 
 KEYS = {field.name for field in fields(Ledger)}
+# Content of a plan's budget.json, which `read_budget` checks
+BudgetFile = dict[str, Any]
 LAST_OF_SCHEMA_4 = "7569af49"
 
 
-def read_budget(path: Path) -> dict[str, Any]:
+def read_budget(path: Path) -> BudgetFile:
     """Read the budget of a plan. Raises ConfigError if the file is missing or is not a budget."""
     with explained(ConfigError, lambda error: f"{path} cannot be read ({error}): run `stage plan`"):
         validated(Budget, content := read_json(path))
@@ -88,7 +90,9 @@ def by_line(accountant: str) -> str:
 
     It is `exact` if this is the ledger's accountant, otherwise `rdp`.
     """
-    return EXACT if accountant == EXACT else "rdp"
+    if accountant == EXACT:
+        return EXACT
+    return "rdp"
 
 
 def compose(records: Records, delta: float, accountant: str = "rdp") -> dict:
@@ -100,9 +104,9 @@ def compose(records: Records, delta: float, accountant: str = "rdp") -> dict:
     computed for the set that costs most. Raises BudgetError if the records have different privacy
     units, because such records cannot be composed.
     """
-    if len(units := {record["unit"] for record in records.values()}) > 1:
+    if len(records.units) > 1:
         raise BudgetError(
-            f"records of different units ({', '.join(sorted(units))}) cannot be composed"
+            f"records of different units ({', '.join(records.units)}) cannot be composed"
         )
     # A Gaussian sum costs the same under both adjacencies
     adjacency = common_adjacency(records.values())

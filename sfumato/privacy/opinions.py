@@ -60,7 +60,9 @@ class Opinion:
         return self.epsilon is not None and not self.epsilon - self.error <= 1.01 * self.ours
 
     def __str__(self) -> str:
-        return "n/a" if self.epsilon is None else f"{self.epsilon:.4f}"
+        if self.epsilon is None:
+            return "n/a"
+        return f"{self.epsilon:.4f}"
 
 
 def own_opinions(

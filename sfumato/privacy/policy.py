@@ -50,7 +50,9 @@ class SpendingPolicy(Exact):
 
     @property
     def adjacency(self) -> str:
-        return ZERO_OUT_ONE if self.declared_size else ADD_OR_REMOVE_ONE
+        if self.declared_size:
+            return ZERO_OUT_ONE
+        return ADD_OR_REMOVE_ONE
 
 
 def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: bool) -> None:

@@ -125,7 +125,9 @@ def write_ledger(
         journal = odometer.opened()
         earlier = seen_in_ledgers(odometer.dataset_id, folder)
         gap = gap_in(odometer, records, earlier)
-        head = None if gap else odometer.head()
+        head = None
+        if not gap:
+            head = odometer.head()
     except BudgetError as error:
         gap = str(error)
     if gap:

@@ -25,7 +25,8 @@ from sfumato.storage.documents import Exact, read_json, read_yaml, validated
 if TYPE_CHECKING:
     from sfumato.privacy.events import Mechanism
 
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=Settings, covariant=True)
+PlanFile = dict[str, Any]  # content of the resolved file of a stage
 LINEAGE = "lineage.json"  # File that decides whether a query spends
 
 
@@ -54,7 +55,7 @@ class Resolved:
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     about: dict[str, str] = field(default_factory=dict)
-    prepared: dict[str, Any] = field(default_factory=dict)
+    prepared: dict[str, object] = field(default_factory=dict)
     accountant: Literal["rdp", "exact"] = "rdp"
     labels: Literal["one", "several"] = "one"
     unit: Literal["image", "group"] = IMAGE  # unit that the charge of a query protects
@@ -109,8 +110,8 @@ class Lineage:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedFile(Resolved, Exact):
-    settings: dict[str, Any]
-    model: dict[str, Any] | None = None
+    settings: dict[str, object]
+    model: dict[str, object] | None = None
     mechanism: dict[str, Any] = field(default_factory=dict)
 
 

@@ -38,7 +38,8 @@ from sfumato.features.teacher_network import FITTED, TeacherNetwork, relabelled
 from sfumato.privacy.resolved import StagePlan
 from sfumato.privacy.rows import Rows, label_rows
 from sfumato.runtime.compute import device_of
-from sfumato.settings.fields import Strict
+from sfumato.runtime.progress import Progress
+from sfumato.settings.fields import Settings, Strict
 from sfumato.settings.queries import FeatureMap
 from sfumato.settings.training import Classifier
 from sfumato.storage.documents import read_json, validated
@@ -120,11 +121,7 @@ def moment_features(
 
 
 def train_feature_network(
-    images: ImageSet,
-    teacher: TeacherNetwork,
-    steps: int,
-    seed: int,
-    report: Callable[[int, int], None],
+    images: ImageSet, teacher: TeacherNetwork, steps: int, seed: int, report: Progress
 ) -> ProjectedFeatures:
     """Train a feature map on images of a generator, labelled by the teacher. This is free."""
     how = LEARNED.model_copy(update={"steps": steps})
@@ -155,7 +152,7 @@ def learned_features(
         for name, (_, part) in maps.items()
     ]
     makers = {name: lambda shape, seen=seen: ScaleToSqrtD(seen) for name, (seen, _) in maps.items()}
-    return FourierFeatures((*teacher.shape,), features, size, seed, makers)  # type: ignore[arg-type]
+    return FourierFeatures(teacher.shape, features, size, seed, makers)
 
 
 Part = Annotated[float, Field(gt=0, lt=1)]
@@ -164,7 +161,8 @@ Part = Annotated[float, Field(gt=0, lt=1)]
 class About(Strict):
     """Form of `features.json`. Each stage has a subclass."""
 
-    kind: ClassVar[Any]  # class of the features, if it takes the fields below as arguments
+    # Class of the features, if it takes the fields below as arguments
+    kind: ClassVar[type[FourierFeatures] | type[CosineMoments]]
     tensor: ClassVar[str] = "embedding"  # name of the release, in `<tensor>.safetensors`
     deviation: PositiveFloat | None
 
@@ -173,7 +171,7 @@ class About(Strict):
 
         teacher: the teacher's feature map, needed for `embedding` only.
         """
-        return self.kind(**{name: value for name, value in self if name != "deviation"})  # type: ignore[no-any-return]
+        return self.kind(**{name: value for name, value in self if name != "deviation"})
 
 
 class AboutFourier(About):
@@ -232,7 +230,7 @@ KIND_OF: dict[str, type[About]] = {  # Form of features.json, by stage
 def save_means(
     stage: str,
     means: FeatureMeans,
-    about: Mapping[str, Any],
+    about: Mapping[str, object],
     folder: Path,
     network: PublicNetwork | ProjectedFeatures | None = None,
 ) -> None:
@@ -250,7 +248,7 @@ def save_means(
 
 
 def load_means(
-    stage: str, folder: Path, teacher: ProjectedFeatures | None = None, *, plan: StagePlan[Any]
+    stage: str, folder: Path, teacher: ProjectedFeatures | None = None, *, plan: StagePlan[Settings]
 ) -> FeatureMeans:
     """Load what `save_means` wrote.
 
@@ -278,7 +276,7 @@ def load_means(
         return FeatureMeans(table, features, about.deviation)
 
 
-def encoder_of(map: nn.Module, arguments: Mapping[str, Any]) -> str:
+def encoder_of(map: nn.Module, arguments: Mapping[str, object]) -> str:
     """Return a digest of everything that defines a map: its arguments and its state."""
     digest = hashlib.sha256(json.dumps(arguments, sort_keys=True).encode())
     for name, tensor in sorted(map.state_dict().items()):

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,9 +16,9 @@ from sfumato.features import FeatureMeans
 from sfumato.privacy.accountant import ACCOUNTANTS, checked_delta, round_up
 from sfumato.privacy.check import TOLERANCE
 from sfumato.privacy.events import Mechanism, common_adjacency
-from sfumato.privacy.ledger import spent_on_one
+from sfumato.privacy.ledger import BudgetFile, spent_on_one
 from sfumato.privacy.record import record_problems
-from sfumato.privacy.resolved import StagePlan
+from sfumato.privacy.resolved import PlanFile, StagePlan
 from sfumato.queries.count import Counts, PublicCounts, public_counts, public_several, save_counts
 from sfumato.queries.feature_means import KIND_OF, load_means, save_means
 from sfumato.settings.stage import Kind
@@ -32,9 +31,7 @@ from sfumato.storage.records import Records
 MERGED = tuple(name for name in QUERIES if STAGES[name].adds_up)
 
 
-def same_settings(
-    folders: Sequence[Path], plans: Sequence[Mapping[str, dict[str, Any]]]
-) -> list[str]:
+def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, PlanFile]]) -> list[str]:
     """Check that the plans of all owners agree, and return the names of the enabled queries.
 
     Raises ConfigError if a query cannot be merged, or if public settings of the plans differ.
@@ -67,10 +64,7 @@ def same_settings(
 
 
 def check_owner(
-    folder: Path,
-    plans: Mapping[str, dict[str, Any]],
-    budget: Mapping[str, Any],
-    queries: Sequence[Artifact],
+    folder: Path, plans: Mapping[str, PlanFile], budget: BudgetFile, queries: Sequence[Artifact]
 ) -> tuple[str, ...]:
     """Check one owner's releases, and return the ids of the data sets from which they were made.
 
@@ -126,9 +120,7 @@ def check_owner(
     return owners
 
 
-def merged_budget(
-    budgets: Sequence[Mapping[str, Any]], size_hint: int, records: Records
-) -> dict[str, Any]:
+def merged_budget(budgets: Sequence[BudgetFile], size_hint: int, records: Records) -> BudgetFile:
     """Compute the budget of the merged release, at the smallest δ of all owners.
 
     The target is the largest target of any owner. If the merged release costs more, by the most
@@ -221,7 +213,9 @@ def merge_means(
     deviations = [
         m.deviation * n for m, n in zip(means, sizes, strict=True) if m.deviation is not None
     ]
-    deviation = math.hypot(*deviations) / size if len(deviations) == len(means) else None
+    deviation = None
+    if len(deviations) == len(means):
+        deviation = math.hypot(*deviations) / size
     for name in maps[0]:
         shutil.copyfile(releases[0].path / name, directory / name)
     merged = FeatureMeans(table.float(), means[0].features, deviation)

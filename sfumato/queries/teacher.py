@@ -1,7 +1,6 @@
 """Train the teacher: noisy gradient steps of a linear classifier on public features."""
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 from sfumato.data.images import to_device
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.rows import Rows, one_hot
+from sfumato.runtime.progress import Progress
 from sfumato.settings.queries import Teacher
 
 
@@ -44,7 +44,7 @@ def query_teacher(
     classes: int,
     public_size: float,
     covariance: Tensor,
-    report: Callable[[int, int], None],
+    report: Progress,
     offsets: Tensor | None = None,
 ) -> Tensor:
     """Train the teacher by noisy gradient steps from zero weights.

@@ -1,6 +1,6 @@
 """The dataset card of a release: the `README.md` that dataset hubs show."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ from sfumato.privacy.events import PROTECTED, UNITS, common_adjacency
 from sfumato.privacy.ledger import spent_on_one
 from sfumato.privacy.profile import bound_text
 from sfumato.privacy.resolved import StagePlan
+from sfumato.release.card_check import Cost, ReleaseCard
 from sfumato.release.exports import PUBLIC_SOURCE
 from sfumato.settings.data import GROUP, IMAGE
+from sfumato.settings.fields import Settings
 from sfumato.settings.release import Synthesize
 from sfumato.storage.records import Records
 
@@ -44,7 +46,7 @@ def neighbours(unit: str, adjacency: str) -> str:
 
 def dataset_card(
     plan: StagePlan[Synthesize],
-    card: Mapping[str, Any],
+    card: ReleaseCard,
     per_class: Sequence[int],
     records: Records,
     public_source: str | None = None,
@@ -91,8 +93,8 @@ def dataset_card(
 
 
 def privacy_facts(
-    plan: StagePlan[Any], records: Mapping[str, dict], cost: Mapping[str, Any]
-) -> dict[str, Any]:
+    plan: StagePlan[Settings], records: Mapping[str, dict], cost: Cost
+) -> dict[str, object]:
     """Collect what a README states about the charges behind a release.
 
     cost: result of `cost_of`; further keys are ignored.
@@ -110,20 +112,19 @@ def privacy_facts(
     }
 
 
-def template(name: str | Path, **given: Any) -> Template:
+def template(name: str | Path, *, autoescape: bool, **filters: Callable[..., str]) -> Template:
     """Load a template by its name in this folder, or by its path.
 
-    given: `autoescape`, and further filters by their names.
+    filters: further filters by their names.
     """
-    layout: dict[str, Any] = {
-        "trim_blocks": True,
-        "lstrip_blocks": True,
-        "keep_trailing_newline": True,
-    }
     environment = Environment(
-        autoescape=given.pop("autoescape"), undefined=StrictUndefined, **layout
+        autoescape=autoescape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-    environment.filters |= given
+    environment.filters |= filters
     return environment.from_string((Path(__file__).parent / name).read_text(encoding="utf-8"))
 
 
@@ -136,7 +137,7 @@ def page(text: str, title: str) -> str:
     return template("page.html", autoescape=True).render(body=body, title=title)
 
 
-def cost_of(plan: StagePlan[Any], records: Records) -> dict[str, Any]:
+def cost_of(plan: StagePlan[Settings], records: Records) -> Cost:
     """Compute what all charges behind a release cost one person, by the plan's accountant.
 
     Epsilon is computed at the plan's delta. If the plan has no delta, the default is used. Returns
@@ -145,11 +146,10 @@ def cost_of(plan: StagePlan[Any], records: Records) -> dict[str, Any]:
     adjacency = common_adjacency(records.values())
     delta = checked_delta(plan.delta, plan.size_hint)
     spent = spent_on_one(records, delta, plan.accountant, adjacency)
-    units = sorted({record["unit"] for record in records.values()})
-    return {"epsilon": spent, "delta": delta, "adjacency": adjacency, "units": units}
+    return {"epsilon": spent, "delta": delta, "adjacency": adjacency, "units": records.units}
 
 
-def data_dictionary(card: Mapping[str, Any], several: bool) -> dict[str, tuple[str, str, str]]:
+def data_dictionary(card: ReleaseCard, several: bool) -> dict[str, tuple[str, str, str]]:
     """Describe a table of labels: meaning, type and values of each column, by the column's name.
 
     several: whether images have several labels.

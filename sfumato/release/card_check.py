@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
@@ -13,6 +13,47 @@ PUBLIC_SOURCE = "select"  # Source of public images
 PUBLIC_KIND = "public"
 RECOMPUTED = "recomputed from the records"
 STATED = "as its card states"
+
+
+class Cost(TypedDict):
+    """Cost for one person of everything behind a release.
+
+    adjacency: neighbour relation; units: protected units.
+    """
+
+    epsilon: float
+    delta: float
+    adjacency: str
+    units: list[str]
+
+
+class KnownCost(Cost):
+    """A cost, and whether its ε was recomputed (RECOMPUTED) or read from a card (STATED)."""
+
+    basis: str
+
+
+class ClassifierCard(Cost):
+    """Content of the `card.json` of a classifier.
+
+    shape: (C, H, W) of its images; prepared: the way in which pictures were prepared.
+    """
+
+    shape: list[int]
+    classes: list[str]
+    prepared: dict[str, Any]
+
+
+class ReleaseCard(ClassifierCard):
+    """Content of the `card.json` of a release: the entries that are read again."""
+
+    images: int
+    sources: dict[str, int]
+    kinds: dict[str, int]
+    about: dict[str, str]
+    pattern: NotRequired[str]
+    mixture: NotRequired[dict[str, object]]
+    stream: NotRequired[dict[str, object]]
 
 
 def source_type(sources: Collection[str]) -> str | None:
@@ -29,11 +70,7 @@ def source_type(sources: Collection[str]) -> str | None:
 
 
 def check_card(
-    card: Mapping[str, Any],
-    images: np.ndarray,
-    labels: np.ndarray,
-    kinds: np.ndarray,
-    records: Records,
+    card: ReleaseCard, images: np.ndarray, labels: np.ndarray, kinds: np.ndarray, records: Records
 ) -> None:
     """Raise ValueError for the first wrong statement of a card.
 
@@ -51,7 +88,7 @@ def check_card(
     if 0 in images.shape[1:]:
         raise ValueError(f"images.npy has the shape {images.shape}, so its images have no pixels")
     check_picture("images.npy", *images.shape[1:])
-    expected: tuple[Any, tuple[int, ...]] = (np.int64, (len(images),))
+    expected: tuple[type[np.generic], tuple[int, ...]] = (np.int64, (len(images),))
     most = len(classes)
     if labels.ndim == 2:  # several labels
         expected = (np.uint8, (len(images), len(classes)))
@@ -91,7 +128,7 @@ def check_card(
         "images": len(images),
         "shape": [images.shape[3], *images.shape[1:3]],
         "kinds": number,
-        "units": sorted({record["unit"] for record in records.values()}),
+        "units": records.units,
         "apart": sorted(records.owners),
     }
     if sources:
@@ -99,14 +136,16 @@ def check_card(
             "synthetic": PUBLIC_SOURCE not in sources,
             "digital_source_type": source_type(sources),
         }
+    stated: Mapping[str, object] = card
     for name, value in found.items():
-        if card.get(name, value) != value:
+        if stated.get(name, value) != value:
             raise ValueError(
-                f"it states {name}={card[name]!r}, but according to the other files it is {value!r}"
+                f"it states {name}={stated[name]!r}, but according to the other files it is "
+                f"{value!r}"
             )
 
 
-def known_cost(card: Mapping[str, Any], records: Records) -> dict[str, Any]:
+def known_cost(card: Cost, records: Records) -> KnownCost:
     """Return the cost of a release: ε at the card's δ, the adjacency, and the protected units.
 
     If the accountant is installed, ε is recomputed from the records: by Rényi accounting or, if the
@@ -114,16 +153,16 @@ def known_cost(card: Mapping[str, Any], records: Records) -> dict[str, Any]:
     Raises ValueError if the card states less than its records cost, or if a record gives no
     guarantee.
     """
-    for name in ("epsilon", "delta"):
-        if type(card[name]) not in (int, float) or not 0 <= card[name] < math.inf:
-            raise ValueError(f"it states {name}={card[name]!r}, expected a finite number >= 0")
     delta = card["delta"]
-    units = sorted({record["unit"] for record in records.values()})
-    cost = {
+    for name, value in (("epsilon", card["epsilon"]), ("delta", delta)):
+        if type(value) not in (int, float) or not 0 <= value < math.inf:
+            raise ValueError(f"it states {name}={value!r}, expected a finite number >= 0")
+    cost: KnownCost = {
         "epsilon": card["epsilon"],
         "delta": delta,
         "adjacency": card["adjacency"],
-        "units": units,
+        "units": records.units,
+        "basis": STATED,
     }
     try:
         from sfumato.privacy.accountant import EXACT, LARGEST_DELTA
@@ -132,18 +171,14 @@ def known_cost(card: Mapping[str, Any], records: Records) -> dict[str, Any]:
         from sfumato.privacy.ledger import spent_on_one
         from sfumato.privacy.record import record_problems
     except ImportError:  # only NumPy is installed
-        return cost | {"basis": STATED}
+        return cost
     if problems := [
         problem
         for key, row in records.items()
         for problem in record_problems(f"record {key[:8]}", row)
     ]:
         raise ValueError(problems[0])
-    if len(units) > 1:
-        raise ValueError(
-            f"its records protect different units ({', '.join(units)}), so they cannot be composed"
-        )
-    if problem := records.declaration_problem():
+    if problem := records.composition_problem():
         raise ValueError(problem)
     if (adjacency := common_adjacency(records.values())) != card["adjacency"]:
         raise ValueError(
@@ -156,6 +191,6 @@ def known_cost(card: Mapping[str, Any], records: Records) -> dict[str, Any]:
     for accountant in ("rdp", EXACT):
         spent = spent_on_one(records, delta, accountant, adjacency)
         if card["epsilon"] >= spent - TOLERANCE * max(1.0, spent):
-            return cost | {"epsilon": spent, "basis": RECOMPUTED}
+            return {**cost, "epsilon": spent, "basis": RECOMPUTED}
     stated = f"it states epsilon={card['epsilon']:g} at delta={delta:g}"
     raise ValueError(f"{stated}, but its records cost at least {spent:.6g}")

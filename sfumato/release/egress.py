@@ -3,17 +3,17 @@
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from sfumato.errors import BudgetError, ConfigError, DataError
-from sfumato.privacy.check import verify
+from sfumato.privacy.check import Bound, verify
 from sfumato.privacy.ledger import read_budget
 from sfumato.release.card import WORDS, data_dictionary, page, plain, template
-from sfumato.release.card_check import PUBLIC_KIND
+from sfumato.release.card_check import PUBLIC_KIND, ReleaseCard
 from sfumato.release.exports import label_columns, mark_of, shards
 from sfumato.release.loading import Release, load_release
 from sfumato.release.pattern import add_pattern, pattern_key
 from sfumato.release.report import (
+    Facts,
     grouped,
     not_covered,
     report_page,
@@ -54,7 +54,7 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
     check_folder(folder, project.resolve())
     budget = read_budget(project / PLAN / "budget.json")
     path = project / LEDGER
-    verified = verify(path, limit=budget["target"], artifacts=True)
+    verified = verify(path, Bound(limit=budget["target"]), artifacts=True)
     dataset = verified.ledger["odometer"]["dataset_id"]
     if not verified.ledger["odometer"]["complete"]:
         raise BudgetError(
@@ -65,7 +65,7 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
     place = project / ARTIFACTS / "synthesize"
     report = report_page(place, path)  # refuses a local release
     release = load_release(place)
-    card = dict(release.card)
+    card = release.card.copy()
     mark = mark_of(card["sources"])
     sign: Callable[[bytes], bytes] = bytes  # unsigned
     if mark.source_type:  # otherwise, all images are public, and none needs a mark
@@ -119,7 +119,7 @@ def file_name(number: int) -> str:
 
 
 def write_pictures(
-    directory: Path, release: Release, card: Mapping[str, Any], sign: Callable[[bytes], bytes]
+    directory: Path, release: Release, card: ReleaseCard, sign: Callable[[bytes], bytes]
 ) -> None:
     """Write the images of a release as PNGs into uncompressed zip archives.
 
@@ -162,7 +162,7 @@ def write_tables(directory: Path, release: Release) -> None:
     (directory / "dictionary.csv").write_text(csv_text(described, COLUMNS), encoding="utf-8")
 
 
-def package_facts(release: Release, ledger: dict[str, Any], epsilon: float) -> dict[str, Any]:
+def package_facts(release: Release, ledger: Mapping, epsilon: float) -> Facts:
     """Collect the facts for the package's texts, from the release and its ledger."""
     cost = what_it_cost(ledger, epsilon)
     return {

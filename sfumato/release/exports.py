@@ -9,7 +9,6 @@ import zipfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from xml.sax.saxutils import escape
 
 import numpy as np
@@ -44,7 +43,9 @@ class Mark:
 
     @property
     def xmp(self) -> str:
-        element = f"<{SOURCE_TYPE}>{self.source_type}</{SOURCE_TYPE}>" if self.source_type else ""
+        element = ""
+        if self.source_type:
+            element = f"<{SOURCE_TYPE}>{self.source_type}</{SOURCE_TYPE}>"
         return XMP.format(source_type=element, description=escape(self.description))
 
     @property
@@ -97,7 +98,7 @@ def shards(images: np.ndarray, most: int | None = None) -> list[range]:
     return [range(*pair) for pair in itertools.pairwise(edges)]
 
 
-def label_columns(label: Any, classes: Sequence[str]) -> dict[str, Any]:
+def label_columns(label: int | list[int], classes: Sequence[str]) -> dict[str, object]:
     """Return an image's row in a table of labels, by column.
 
     The columns are the number and the name of its class or, if `label` is a list, one column per
@@ -120,7 +121,7 @@ def save_webdataset(directory: Path, image_set: ImageSet, kinds: np.ndarray, mar
         with tarfile.open(folder / f"train-{shard:05d}.tar", "w", pax_headers=comment) as file:
             for i in rows:
                 label = image_set.labels[i]
-                about: dict[str, Any] = {"kind": str(kinds[i])}
+                about: dict[str, object] = {"kind": str(kinds[i])}
                 if image_set.labels.ndim == 2:
                     about["labels"] = [image_set.classes[place] for place in np.flatnonzero(label)]
                 else:
@@ -148,7 +149,7 @@ def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: 
 
     name = "label"
     number = pyarrow.int64()
-    feature: dict[str, Any] = {"names": list(image_set.classes), "_type": "ClassLabel"}
+    feature: dict[str, object] = {"names": list(image_set.classes), "_type": "ClassLabel"}
     labels = image_set.labels.tolist()
     if image_set.labels.ndim == 2:
         name = "labels"

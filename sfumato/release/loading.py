@@ -8,18 +8,22 @@ release.images, release.labels, release.classes
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from sfumato.errors import DataError, explained, requiring
-from sfumato.release.card_check import check_card, known_cost
+from sfumato.release.card_check import (
+    ClassifierCard,
+    KnownCost,
+    ReleaseCard,
+    check_card,
+    known_cost,
+)
 from sfumato.storage.arrays import read_array
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.files import ATTRIBUTES
@@ -28,6 +32,7 @@ from sfumato.storage.records import Records
 
 if TYPE_CHECKING:
     import pandas
+    from torch import Tensor
 
     from sfumato.release.torch_dataset import ReleaseDataset
 
@@ -56,10 +61,10 @@ class Release:
     labels: np.ndarray
     kinds: np.ndarray
     classes: tuple[str, ...]
-    card: dict[str, Any]
-    ledger: dict[str, dict[str, Any]]
+    card: ReleaseCard
+    ledger: Records
     path: Path
-    cost: dict[str, Any]
+    cost: KnownCost
 
     def __len__(self) -> int:
         return len(self.images)
@@ -156,7 +161,7 @@ class Release:
         (folder / "README.md").write_text(f"---\n{front}---\n{text}", encoding="utf-8")
         return folder
 
-    def to_torch(self, transform: Callable[[Any], Any] | None = None) -> ReleaseDataset:
+    def to_torch(self, transform: Callable[[Tensor], object] | None = None) -> ReleaseDataset:
         """Return a torch `Dataset` of ((C, H, W) float32 in [0, 1], label).
 
         A label is an integer. If images have several labels, it is a (classes,) float32 tensor of 0
@@ -168,29 +173,26 @@ class Release:
         with requiring("to_torch"):
             from sfumato.release.torch_dataset import ReleaseDataset
 
-        return ReleaseDataset(self, transform)
+        return ReleaseDataset(self.images, self.labels, self.classes, transform)
 
 
-def prepared(card: dict[str, Any], picture: str | Path | np.ndarray) -> np.ndarray:
+def prepared(card: ClassifierCard, picture: str | Path | np.ndarray) -> np.ndarray:
     """Prepare a picture in the same way as the sensitive pictures: (H, W, C) uint8.
 
     card: content of `card.json`, which states how the sensitive pictures were prepared.
     """
-    from sfumato.data.decoding import decode, fit  # needs only Pillow
+    from sfumato.data.decoding import PictureForm, decode, fit  # needs only Pillow
 
     with explained(
         DataError,
-        lambda _: (
-            "card.json was written by an older version and does not state how pictures were "
-            "prepared: ask for a release by a newer version"
-        ),
+        "card.json was written by an older version and does not state how pictures were "
+        "prepared: ask for a release by a newer version",
     ):
         made = card["prepared"]
     channels, height, width = card["shape"]
-    pad = made["fit"] == "pad"
-    request = SimpleNamespace(size=(height, width), channels=channels, pad=pad, converted=Counter())
+    form = PictureForm(size=(height, width), channels=channels, pad=made["fit"] == "pad")
     image = picture if isinstance(picture, np.ndarray) else decode(Path(picture), made["range"])
-    return fit(np.atleast_3d(image), request, "the picture")
+    return fit(np.atleast_3d(image), form, "the picture")
 
 
 def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Release:
@@ -248,7 +250,7 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
                 f"{folder / name} no longer has the bytes that {file.name} lists: {fetch}"
             )
     with explained(DataError, lambda error: f"{folder} cannot be read ({error!r}): {fetch}"):
-        card = dict(read_json(folder / "card.json"))
+        card = cast(ReleaseCard, dict(read_json(folder / "card.json")))
         images, labels = (read_array(folder / name) for name in ("images.npy", "labels.npy"))
         kind = np.full(len(images), "plain")  # version 0.2 wrote no kinds
         if KINDS_FILE in files:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ import torch
 from sfumato.data.images import IMAGES, ImageSet, load_array, per_class, save_images
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.card import LABEL_TABLE, PREPARED, REQUESTED_LABELS, cost_of, dataset_card
+from sfumato.release.card_check import ReleaseCard
 from sfumato.release.exports import EXPORTS, PUBLIC_SOURCE, folder_names, mark_of
 from sfumato.release.loading import KINDS_FILE
 from sfumato.release.pattern import add_pattern, pattern_key
@@ -35,7 +36,7 @@ def save_release(
     records: Records,
     plan: StagePlan[Synthesize],
     public_source: str | None = None,
-    stream: Mapping[str, Any] | None = None,
+    stream: Mapping[str, object] | None = None,
 ) -> None:
     """Write the release into `directory`. The grids show no distorted or blended images.
 
@@ -90,7 +91,7 @@ def save_release(
     }
     write_json(directory / "card.json", card, ensure_ascii=False)
     counts = per_class(released.labels, len(plan.classes)).tolist()
-    text = dataset_card(plan, card, counts, records, public_source)
+    text = dataset_card(plan, cast(ReleaseCard, card), counts, records, public_source)
     (directory / "README.md").write_text(text, encoding="utf-8")
     (directory / ATTRIBUTES).write_text(UNTOUCHED, encoding="utf-8")
 
@@ -178,4 +179,6 @@ def generated_images(released: ImageSet, directory: Path) -> ImageSet | None:
     if not kinds.exists():
         return released
     drawn = np.flatnonzero(load_array(kinds) != FROM_PUBLIC)
-    return released.take(drawn) if len(drawn) else None
+    if not len(drawn):
+        return None
+    return released.take(drawn)

@@ -43,6 +43,8 @@ from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json
 from sfumato.storage.records import Records
 
+Facts = dict[str, Any]  # values that fill templates and forms, by name
+
 
 class Picture(NamedTuple):
     title: str
@@ -129,7 +131,7 @@ def checked_release(release: Path, ledger: Path) -> tuple[Artifact, dict, float]
     return artifact, content, spent
 
 
-def what_was_released(artifact: Artifact) -> dict[str, Any]:
+def what_was_released(artifact: Artifact) -> Facts:
     """Collect what the report shows of a release, such as the number, shape, classes, sources and
     kinds of its images, and the grid.
     """
@@ -177,7 +179,7 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
         }
 
 
-def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
+def what_it_cost(ledger: Mapping, spent: float) -> Facts:
     """Recompute ε from the records, and collect what the report states about the privacy cost.
 
     spent: ε of the release, from `checked_release`.
@@ -247,7 +249,7 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
     }
 
 
-def what_it_means(ledger: Mapping) -> dict[str, Any]:
+def what_it_means(ledger: Mapping) -> dict[str, str]:
     """Compute two upper bounds on an attacker's success, as percentages rounded up.
 
     If there are several owners, each bound is the largest over the owners.
@@ -258,7 +260,7 @@ def what_it_means(ledger: Mapping) -> dict[str, Any]:
     )
 
 
-def attack_bounds(profiles: Sequence[Profile]) -> dict[str, Any]:
+def attack_bounds(profiles: Sequence[Profile]) -> dict[str, str]:
     """Compute upper bounds on an attacker's success, as percentages rounded up.
 
     Each bound is the largest over the profiles. "strength" is a word that rates the protection.
@@ -271,7 +273,7 @@ def attack_bounds(profiles: Sequence[Profile]) -> dict[str, Any]:
     return {name: percent_up(share) for name, share in shares.items()} | {"strength": strength}
 
 
-def what_to_check(artifact: Artifact, ledger: Mapping, path: Path) -> dict[str, Any]:
+def what_to_check(artifact: Artifact, ledger: Mapping, path: Path) -> Facts:
     """Collect the facts that a reader needs to check the release: hashes of its files, versions of
     the software, and the stage, day and settings of each charge.
     """

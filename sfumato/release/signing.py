@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from sfumato.errors import ConfigError, explained, requiring
 from sfumato.release.exports import Mark
@@ -29,7 +29,7 @@ SETTINGS = {
 }
 
 
-def c2pa() -> Any:
+def c2pa() -> ModuleType:
     with requiring("signed metadata"):
         import c2pa
     return c2pa

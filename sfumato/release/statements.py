@@ -17,8 +17,10 @@ from sfumato.privacy.accountant import round_up
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.profile import bound_text
 from sfumato.release.card import LABEL_TABLE, WORDS, data_dictionary
+from sfumato.release.card_check import ReleaseCard
 from sfumato.release.exports import PARQUET
 from sfumato.release.report import (
+    Facts,
     checked_release,
     day_of,
     not_covered,
@@ -106,7 +108,7 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> dict[str, 
     return {name: keys for name, keys in missing.items() if keys}
 
 
-def write_catalogue(directory: Path, facts: Mapping[str, Any]) -> None:
+def write_catalogue(directory: Path, facts: Facts) -> None:
     """Write the entry of a health catalogue, as JSON-LD and as Turtle."""
     from rdflib import Graph  # takes half a second
 
@@ -116,9 +118,7 @@ def write_catalogue(directory: Path, facts: Mapping[str, Any]) -> None:
     )
 
 
-def catalogue_facts(
-    facts: Mapping[str, Any], card: Mapping[str, Any], files: Collection[str]
-) -> dict[str, Any]:
+def catalogue_facts(facts: Facts, card: ReleaseCard, files: Collection[str]) -> Facts:
     """Collect the facts that only the health catalogue's entry needs.
 
     Web addresses are percent-encoded, so that each is a valid IRI.
@@ -146,7 +146,7 @@ def catalogue_facts(
     return found
 
 
-def filled(form: Any, facts: Mapping[str, Any]) -> Any:
+def filled(form: Any, facts: Mapping[str, object]) -> Any:
     """Return a copy of a form, with facts filled in.
 
     Inside a text, "{name}" is replaced by the fact's text. A text that consists of "=name" only is
@@ -159,10 +159,12 @@ def filled(form: Any, facts: Mapping[str, Any]) -> Any:
         return [filled(value, facts) for value in form]
     if not isinstance(form, str):
         return form
-    return facts.get(form[1:]) if form.startswith("=") else form.format_map(facts)
+    if form.startswith("="):
+        return facts.get(form[1:])
+    return form.format_map(facts)
 
 
-def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any]:
+def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> Facts:
     """Collect the facts for all statements, including the owner's texts, by their names in the
     forms.
     """

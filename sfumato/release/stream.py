@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from sfumato.data.images import Shape, as_bytes, as_floats
+from sfumato.diffusion.denoiser import Sampling
 from sfumato.dpsgd.lora import ADAPTER, ADAPTER_CONFIG
 from sfumato.errors import ConfigError, DataError, explained
 from sfumato.features.batch_invariant import one_thread
@@ -59,7 +60,7 @@ class Recipe(Exact):
     """
 
     seed: int
-    settings: dict[str, Any]
+    settings: dict[str, object]
     priors: list[float]
     offsets: dict[str, list[float]]
     temperature: float
@@ -209,12 +210,12 @@ class Stream(IterableDataset[Batch]):
         return Batch(pixels, labels.float(), self.about)
 
     def parts(self, name: str, count: int, seed: int, spread: float) -> Parts:
-        sampler: dict[str, Any] = {}
-        if self.settings.teacher_guidance and self.teacher is not None:
-            sampler["guide"] = guide_by(self.teacher, self.settings.teacher_guidance)
-        return parts_of(
-            self.models[name], count, self.priors, seed, self.settings, spread=spread, **sampler
-        )
+        settings = self.settings
+        guide = None
+        if settings.teacher_guidance and self.teacher is not None:
+            guide = guide_by(self.teacher, settings.teacher_guidance)
+        sampling = Sampling(steps=settings.steps, guidance=settings.guidance, guide=guide)
+        return parts_of(self.models[name], count, self.priors, seed, sampling, spread=spread)
 
     def labels_of(self, images: Tensor, requested: Tensor) -> Tensor:
         """Return labels of drawn images, (B, classes).

@@ -7,23 +7,24 @@ student = sfumato.load_student("artifacts/student")
 student.predict("x.png"), student.probabilities(images)
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sfumato.features.public_network import arguments_of, build_network
+from sfumato.features.teacher_network import ImageClassifier
 from sfumato.release.stream import stream
 from sfumato.release.teacher import ReleasedClassifier, load_released
 from sfumato.runtime.compute import device
+from sfumato.runtime.progress import Progress, no_progress
 from sfumato.settings.training import Student
 from sfumato.storage.weights import load_network, save_network
 from sfumato.training.supervised import Schedule, train_supervised
 
 
-class StudentNetwork(nn.Module):
+class StudentNetwork(ImageClassifier):
     """Classifier from (B, C, H, W) float32 in [0, 1] to (B, classes) logits.
 
     several: whether images have several labels. If so, the sigmoid of each logit is a probability;
@@ -38,14 +39,11 @@ class StudentNetwork(nn.Module):
         self.classes = self.network.classes
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.network(images)  # type: ignore[no-any-return]
+        return self.network(images)
 
 
 def train_student(
-    release: Path,
-    settings: Student,
-    seed: int,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    release: Path, settings: Student, seed: int, progress: Progress = no_progress
 ) -> StudentNetwork:
     """Train a network on the images and soft labels that a release's stream draws.
 

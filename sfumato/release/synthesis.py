@@ -1,8 +1,7 @@
 """Draw labelled images from one trained model or from a weighted mixture. This spends nothing."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from sfumato.data.images import (
     LABELS,
+    Shape,
     as_bytes,
     as_floats,
     having,
@@ -19,7 +19,7 @@ from sfumato.data.images import (
     room,
 )
 from sfumato.data.store import load_public
-from sfumato.diffusion.denoiser import Denoiser, Guide, Progress
+from sfumato.diffusion.denoiser import Denoiser, Sampling
 from sfumato.errors import DataError
 from sfumato.generators.one_step import (
     DRAWING_BATCH,
@@ -31,6 +31,7 @@ from sfumato.generators.one_step import (
 )
 from sfumato.release.synthesizer import load_start, load_synthesizer
 from sfumato.runtime.compute import device
+from sfumato.runtime.progress import Progress
 from sfumato.settings.release import Synthesize
 from sfumato.settings.stages import STAGES
 from sfumato.training.training_sets import public_training_set
@@ -45,7 +46,7 @@ Parts = tuple[Iterator[Tensor], Tensor]
 
 
 def kept_images(
-    directory: Path, count: int, priors: Tensor | None, seed: int, shape: Sequence[int] | None
+    directory: Path, count: int, priors: Tensor | None, seed: int, shape: Shape | None
 ) -> Parts:
     """Choose `count` images of an artifact at random.
 
@@ -56,7 +57,7 @@ def kept_images(
         if priors is not None
         else int(load_array(directory / LABELS).max(initial=0)) + 1
     )
-    population = load_images(directory, map(str, range(classes)), shape=shape)  # type: ignore[arg-type]
+    population = load_images(directory, map(str, range(classes)), shape=shape)
     shares = torch.ones(classes).double() if priors is None else priors.double()
     shares = shares * torch.from_numpy(per_class(population.labels, classes) > 0)
     random = torch.Generator().manual_seed(seed)
@@ -71,18 +72,14 @@ def kept_images(
 
 
 def chosen_images(
-    paths: Mapping[str, Path],
-    count: int,
-    priors: Tensor | None,
-    seed: int,
-    shape: Sequence[int] | None,
+    paths: Mapping[str, Path], count: int, priors: Tensor | None, seed: int, shape: Shape
 ) -> Parts:
     """Take `count` of the public images that `select` kept: in each class, those that the teacher
     labelled with the most confidence.
 
     Raises DataError if a class has too few images.
     """
-    public = load_public(paths["public"], (*shape,))  # type: ignore[misc]
+    public = load_public(paths["public"], shape)
     images, labels, _ = public_training_set(public, paths["select"], None)
     new_labels = balanced_labels(
         count, priors, int(labels.max()) + 1, torch.Generator().manual_seed(seed)
@@ -118,22 +115,22 @@ def parts_of(
     count: int,
     priors: Tensor | None,
     seed: int,
-    settings: Synthesize,
+    sampling: Sampling,
     *,
     spread: float = 1.0,
-    **sampler: Any,
+    progress: Progress | None = None,
 ) -> Parts:
     """Draw `count` images from a network.
 
     model: network from `model_of`;
     spread: standard deviation of the latent numbers of a one-step generator;
-    sampler: the arguments `shape`, `progress` and `guide` for a diffusion model.
+    sampling, progress: arguments for a diffusion model.
     """
     if not isinstance(model, Denoiser):
         return drawing(model, count, priors, seed, spread)
     random = torch.Generator().manual_seed(seed)
     labels = labels_to_draw(model, count, priors, random)
-    return model.drawing(labels, settings.steps, settings.guidance, random, **sampler), labels
+    return model.drawing(labels, sampling, random, progress), labels
 
 
 def draw_mixture(
@@ -142,8 +139,7 @@ def draw_mixture(
     priors: Tensor | None,
     seed: int,
     progress: Progress | None = None,
-    shape: Sequence[int] | None = None,
-    guide: Guide | None = None,
+    sampling: Sampling | None = None,
     folder: Path | None = None,
 ) -> Drawn:
     """Draw the release: `settings.count` images, divided among the sources by weight, shuffled.
@@ -151,21 +147,22 @@ def draw_mixture(
     paths: folder of each source's artifact, by stage. A fine-tuned model that is saved as adapters
     needs the artifact of "pretrain" too;
     priors: (classes,) label shares, None for equal ones;
-    shape: (C, H, W) that images of a public model are resized to;
-    guide: guidance of the diffusion sampler by the teacher;
+    sampling: the way in which diffusion models draw, by default as `settings` state. Images of a
+    public model are resized to its shape;
     folder: where the pixels are stored, in an unnamed file; None for memory.
 
     Returns the images, (N, C, H, W) uint8, their labels, and the stage that drew each image. Raises
     DataError if a model draws non-finite pixels.
     """
+    how = sampling or Sampling(steps=settings.steps, guidance=settings.guidance)
 
     def drawn_from(name: str, count: int, seed: int) -> Parts:
         if name == "select":
-            return chosen_images(paths, count, priors, seed, shape)
+            assert how.shape is not None  # a release from public images has their shape
+            return chosen_images(paths, count, priors, seed, how.shape)
         if STAGES[name].gives == "images":
-            return kept_images(paths[name], count, priors, seed, shape)
-        sampler: dict[str, Any] = {"shape": shape, "progress": progress, "guide": guide}
-        return parts_of(model_of(name, paths), count, priors, seed, settings, **sampler)
+            return kept_images(paths[name], count, priors, seed, how.shape)
+        return parts_of(model_of(name, paths), count, priors, seed, how, progress=progress)
 
     return mixed(drawn_from, settings, seed, folder)
 

@@ -1,7 +1,7 @@
 """Load the network that draws images from an artifact: one of our own, or a public model."""
 
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -13,7 +13,7 @@ from sfumato.settings.training import Model
 from sfumato.storage.weights import CONFIG, WEIGHTS, refers_to_public_model
 
 
-def public_models() -> Any:
+def public_models() -> ModuleType:
     """Import the networks of public text-to-image models.
 
     `sfumato/text_to_image` may be deleted together with its recipes: only this function and
@@ -58,7 +58,7 @@ class WithoutInitialValues(TorchFunctionMode):
     On the meta device, it would import PyTorch's compiler, which takes seconds.
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         if getattr(func, "__module__", "") == "torch.nn.init":
             return kwargs["tensor"]
         return func(*args, **(kwargs or {}))
@@ -69,4 +69,4 @@ def outline(settings: Model, shape: tuple[int, int, int], classes: int) -> Denoi
     if settings.directory is not None:
         return public_models().latent_outline(settings, classes)
     with torch.device("meta"), WithoutInitialValues():
-        return UNet(resolution=shape[1:], channels=shape[0], classes=classes, **settings.network())
+        return UNet(shape[1:], shape[0], classes, settings)

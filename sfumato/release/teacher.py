@@ -8,18 +8,18 @@ teacher.predict("x.png"), teacher.probabilities(images)
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from sfumato.errors import DataError, explained
+from sfumato.features.teacher_network import ImageClassifier, probabilities_of
 from sfumato.features.teacher_network import load_teacher_network as load_network
-from sfumato.features.teacher_network import probabilities_of
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.card import PREPARED, cost_of, plain, privacy_facts, template
-from sfumato.release.card_check import known_cost
+from sfumato.release.card_check import ClassifierCard, known_cost
 from sfumato.release.loading import prepared
+from sfumato.settings.fields import Settings
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json
@@ -37,10 +37,10 @@ class ReleasedClassifier:
         ledger: Record of every privacy mechanism behind the weights, by id.
     """
 
-    network: Any
+    network: ImageClassifier
     classes: tuple[str, ...]
-    card: dict[str, Any]
-    ledger: dict[str, dict[str, Any]]
+    card: ClassifierCard
+    ledger: Records
 
     def predict(self, picture: str | Path | np.ndarray) -> str | tuple[str, ...]:
         """Classify a picture.
@@ -89,7 +89,9 @@ def load_teacher(path: str | Path) -> ReleasedClassifier:
     return load_released(Path(path), "teacher", load_network)
 
 
-def load_released(folder: Path, stage: str, load: Callable[[Path], Any]) -> ReleasedClassifier:
+def load_released(
+    folder: Path, stage: str, load: Callable[[Path], ImageClassifier]
+) -> ReleasedClassifier:
     """Load the classifier that a stage released.
 
     load: function that reads the network from the folder.
@@ -101,7 +103,7 @@ def load_released(folder: Path, stage: str, load: Callable[[Path], Any]) -> Rele
     if not artifact.enabled:
         raise DataError(f"{folder} contains no {stage}, because the recipe does not use this stage")
     with explained(DataError, lambda error: f"{folder / 'card.json'} cannot be read ({error!r})"):
-        card: Any = read_json(folder / "card.json")
+        card: ClassifierCard = read_json(folder / "card.json")
         network = load(folder)
         classes = tuple(card["classes"])
         if (tuple(card["shape"]), len(classes)) != (tuple(network.shape), network.classes):
@@ -111,7 +113,7 @@ def load_released(folder: Path, stage: str, load: Callable[[Path], Any]) -> Rele
 
 
 def write_card(
-    directory: Path, plan: StagePlan[Any], records: Records, form: str = "teacher.md"
+    directory: Path, plan: StagePlan[Settings], records: Records, form: str = "teacher.md"
 ) -> None:
     """Write the cards of a classifier: `card.json` for programs, and `README.md` for people.
 
@@ -126,10 +128,10 @@ def write_card(
         "classes": list(plan.classes),
         "prepared": PREPARED | plan.prepared,
     }
-    card |= cost_of(plan, records)
-    write_json(directory / "card.json", card, ensure_ascii=False)
+    cost = cost_of(plan, records)
+    write_json(directory / "card.json", {**card, **cost}, ensure_ascii=False)
     text = template(form, autoescape=False, plain=plain).render(
-        **privacy_facts(plan, records, card),
+        **privacy_facts(plan, records, cost),
         licence=plan.about.get("licence", ""),
         images=f"{'grey' if channels == 1 else 'colour'} images of {height}×{width} pixels",
         classes=[(str(label), name) for label, name in enumerate(plan.classes)],

@@ -1,30 +1,39 @@
 """A release as a torch `Dataset`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+Item = tuple[Any, Any]  # the image, perhaps transformed, and its label
 
-class ReleaseDataset(Dataset[tuple[Any, Any]]):
+
+class ReleaseDataset(Dataset[Item]):
     """Pairs of an image, (C, H, W) float32 in [0, 1], and its label.
 
     `classes` and `targets` are as in torchvision.
     """
 
-    def __init__(self, release: Any, transform: Callable[[Tensor], Any] | None) -> None:
-        """Wrap a `Release`. transform: function applied to an image's tensor."""
-        self.images = release.images
-        self.targets = release.labels.tolist()
-        self.classes = list(release.classes)
+    def __init__(
+        self,
+        images: np.ndarray,
+        labels: np.ndarray,
+        classes: Sequence[str],
+        transform: Callable[[Tensor], object] | None,
+    ) -> None:
+        """Wrap the arrays of a `Release`. transform: function applied to an image's tensor."""
+        self.images = images
+        self.targets = labels.tolist()
+        self.classes = list(classes)
         self.transform = transform
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
+    def __getitem__(self, index: int) -> Item:
         pixels = torch.tensor(self.images[index]).permute(2, 0, 1).float() / 255
         target = self.targets[index]
         if isinstance(target, list):

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -46,7 +45,7 @@ class Varied:
     labels: Tensor
     kinds: np.ndarray
     requested_labels: Tensor | None = None
-    mixture: Mapping[str, Any] | None = None
+    mixture: Mapping[str, object] | None = None
     labelling: Labelling | None = None
 
 

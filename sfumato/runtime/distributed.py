@@ -54,11 +54,15 @@ def leave_group() -> None:
 
 
 def rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
+    if not dist.is_initialized():
+        return 0
+    return dist.get_rank()
 
 
 def world_size() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
+    if not dist.is_initialized():
+        return 1
+    return dist.get_world_size()
 
 
 def is_main() -> bool:

@@ -40,6 +40,7 @@ class Adversarial(QuerySettings):
     draws: ClassVar[int] = 1  # Number of noise levels per image
     # Noise added to every image before the discriminator
     noise_levels: ClassVar[LogNormal] = LogNormal(mean=-2.0, std=0.5)
+    label_dropout: ClassVar[float] = 0.0  # Share of images shown to the discriminator without label
     learning_rate: ClassVar[float] = 2e-3  # Learning rate of the discriminator
     generator_rate: ClassVar[float] = 2e-3  # Learning rate of the generator
     # Betas of both Adam optimisers. They forget quickly, because each network must follow the other

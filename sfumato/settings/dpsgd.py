@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from sfumato.settings.fields import REST, Draws, LearningRate, Norm, Positive, machine
 from sfumato.settings.noise import Noise, QuerySettings
 from sfumato.settings.noise_levels import LogNormal, NoiseLevels
+from sfumato.settings.training import Model
 
 
 class Saliency(QuerySettings):
@@ -13,6 +14,7 @@ class Saliency(QuerySettings):
     """
 
     draws: ClassVar[int] = 1  # Number of noise levels per image
+    label_dropout: ClassVar[float] = Model.label_dropout  # Share of draws without label
     noise: Noise = "2%"
     max_norm: Norm = 1.0  # L2 clip C_s of one image's gradient over all candidate matrices
     noise_levels: NoiseLevels = LogNormal()  # Distribution of the noise levels
@@ -31,6 +33,7 @@ class Finetune(QuerySettings):
     # Share c of candidate matrices to train, for salient and salient-lora
     ratio: ClassVar[float] = 0.3
     rank: ClassVar[int] = 4  # Rank r of the adapters
+    label_dropout: ClassVar[float] = Model.label_dropout  # Share of draws without label
     noise: Noise = REST
     steps: Positive = 2100  # Training steps; each is one release
     batch: Positive = 4096  # Expected images per step: sample_rate = batch / size_hint

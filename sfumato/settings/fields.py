@@ -41,7 +41,9 @@ def both_sides(size: int | Sequence[int]) -> tuple[int, int]:
     return rows, columns
 
 
-def checked_size(value: Any, read: Callable[[Any], Any]) -> int | tuple[int, int]:
+def checked_size(
+    value: object, read: Callable[[object], int | Sequence[int]]
+) -> int | tuple[int, int]:
     """Parse a size with `read`. If this fails, raise a ValueError that shows the accepted forms."""
     try:
         return size_of(read(value))
@@ -80,7 +82,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+def models_in(annotation: object) -> Iterator[type[BaseModel]]:
     """Yield the models in the type of a field: the type itself, the members of a union, or the
     elements of a list.
     """

@@ -2,7 +2,8 @@
 
 import math
 import re
-from typing import Annotated, Any, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator
 
@@ -27,7 +28,7 @@ def parse_noise(value: object) -> object:
     return value
 
 
-def at_epsilon(epsilon: float, table: dict[Any, float]) -> float:
+def at_epsilon(epsilon: float, table: Mapping[float, float]) -> float:
     """Look up a number that depends on ε. Between two entries of the table, it is linear in ln ε.
 
     Below the smallest and above the largest ε of the table, it is constant.
@@ -43,7 +44,7 @@ def at_epsilon(epsilon: float, table: dict[Any, float]) -> float:
     return float(np.interp(math.log(epsilon), np.log(entries), [table[key] for key in entries]))
 
 
-def noise_at(epsilon: float, table: dict[Any, Any]) -> str:
+def noise_at(epsilon: float, table: Mapping[float, object]) -> str:
     """Return the share at `epsilon` from a table by ε, such as {1: "30%", 10: "5%"}. Between two
     entries, the share is a power of ε.
 
@@ -61,13 +62,13 @@ def noise_at(epsilon: float, table: dict[Any, Any]) -> str:
     return f"{math.exp(at_epsilon(epsilon, logarithms)):.4g}%"
 
 
-def weights_at(epsilon: float, sources: dict[str, Any]) -> dict[str, Any]:
+def weights_at(epsilon: float, sources: Mapping[str, object]) -> dict[str, object]:
     """Resolve weights that depend on ε: {1: 2, 10: 0} is 2 up to ε = 1, 0 from ε = 10 on, and
     linear in ln ε in between.
 
     Raises ValueError if an entry is not a positive ε and a weight of at least 0.
     """
-    weights = {}
+    weights: dict[str, object] = {}
     for name, weight in sources.items():
         if isinstance(weight, dict):
             for key, value in weight.items():

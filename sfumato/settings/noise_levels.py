@@ -1,6 +1,6 @@
 """Distributions of a diffusion model's noise levels."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -13,7 +13,7 @@ class NoiseLaw(Strict):
     law: str
 
     @model_serializer(mode="wrap")
-    def with_law(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def with_law(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Keep `law` when defaults are left out, because reading needs it."""
         return {"law": self.law, **handler(self)}
 

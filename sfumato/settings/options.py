@@ -4,7 +4,7 @@ import csv
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.dataclasses import dataclass
+from pydantic_core import ArgsKwargs
 
 from sfumato.errors import ConfigError
 from sfumato.settings.data import OUTER, Groups, Range, Volume
@@ -94,10 +95,10 @@ def at_least_8(size: Size | None) -> Size | None:
     return size
 
 
-def from_text(parse: Callable[[str], Any]) -> BeforeValidator:
+def from_text(parse: Callable[[str], object]) -> BeforeValidator:
     """Return a validator that parses text and returns any other value unchanged."""
 
-    def read(value: Any) -> Any:
+    def read(value: object) -> object:
         if not isinstance(value, str):
             return value
         try:
@@ -153,17 +154,17 @@ class InitOptions:
 
     @model_validator(mode="wrap")
     @classmethod
-    def explain(cls, values: Any, validate: Callable[[Any], Self]) -> Self:
+    def explain(cls, values: ArgsKwargs, validate: Callable[[ArgsKwargs], Self]) -> Self:
         """Raise the first mistake as a ConfigError about its option."""
         try:
             return validate(values)
         except ValidationError as error:
             first = error.errors()[0]
-            name = first["loc"][0]
+            name = str(first["loc"][0])
             if first["type"] == "unexpected_keyword_argument":
                 raise TypeError(f"{name!r} is not an option of a new project") from error
             text = f"{{option.{name}}}={{given}}: {{reason}}"
-            given = values.kwargs.get(name)
+            given = (values.kwargs or {}).get(name)
             raise ConfigError(
-                text, option=str(name), given=given, reason=reason_of_invalid(error)
+                text, option=name, given=given, reason=reason_of_invalid(error)
             ) from error

@@ -34,15 +34,17 @@ class Common(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def by_epsilon(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def by_epsilon(cls, values: dict[str, object]) -> dict[str, object]:
         """Resolve the settings that depend on ε, before validation: constants of the teacher,
         shares and weights.
         """
         privacy = values.get("privacy", {})
-        epsilon = privacy.get("epsilon", Privacy().epsilon) if isinstance(privacy, dict) else None
+        epsilon = None
+        if isinstance(privacy, dict):
+            epsilon = privacy.get("epsilon", Privacy().epsilon)
         if not is_positive(epsilon):
             return values
-        resolved = {"teacher": {}, **values}
+        resolved: dict[str, object] = {"teacher": {}, **values}
         for name, section in resolved.items():
             if not isinstance(section, dict):
                 continue

@@ -61,7 +61,9 @@ class Privacy(Strict):
             raise ValueError(
                 "expected queries and how often to pay for each again, such as {count: 1}"
             )
-        return dict.fromkeys(value, 1) if isinstance(value, (list, tuple)) else value or {}
+        if isinstance(value, (list, tuple)):
+            return dict.fromkeys(value, 1)
+        return value or {}
 
     @model_validator(mode="after")
     def cap_of_groups(self) -> Self:

@@ -1,7 +1,7 @@
 """Settings of the queries that release sums."""
 
 import math
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -117,7 +117,7 @@ class OwnNetwork(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def names_an_architecture(cls, given: Any) -> Any:
+    def names_an_architecture(cls, given: object) -> object:
         if isinstance(given, dict) and given.get("architecture") is None:
             raise ValueError(f"architecture is missing: {CONVERT}")
         return given
@@ -131,7 +131,7 @@ class OwnNetwork(Strict):
             )
         return self
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         """Return the settings that rebuild the network, as JSON."""
         return self.model_dump(exclude={"declared_public"})
 
@@ -207,12 +207,14 @@ class Teacher(QuerySettings):
 
     @model_validator(mode="before")
     @classmethod
-    def a_list_takes_the_place_of_the_feature(cls, given: Any) -> Any:
+    def a_list_takes_the_place_of_the_feature(cls, given: object) -> object:
         """Remove `feature` if `features` is given.
 
         A list of one map becomes `feature`, so that both forms have the same digest.
         """
-        listed = isinstance(given, dict) and given.get("features")
+        if not isinstance(given, dict):
+            return given
+        listed = given.get("features")
         if not isinstance(listed, (list, tuple)) or not listed:
             return given
         if given.get("network") is not None:

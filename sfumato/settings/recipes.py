@@ -19,6 +19,9 @@ from sfumato.settings.privacy import UNLIMITED
 from sfumato.settings.stage import RECIPES
 from sfumato.storage import documents
 
+# Parameters before validation: the content of `params.yaml`, of a recipe or of a profile
+Layer = dict[str, Any]
+
 
 def recipes_at(folder: Path) -> Path:
     """Return `folder`. If its name is `pipelines` and it does not exist, return the folder of the
@@ -44,13 +47,13 @@ def load_params(path: Path, recipes: Path, recipe: str | None = None) -> Params:
     return params_of(content, path, recipes)
 
 
-def params_of(content: dict[str, Any], path: Path, recipes: Path = RECIPES) -> Params:
+def params_of(content: Layer, path: Path, recipes: Path = RECIPES) -> Params:
     """Merge and validate the content of a `params.yaml`. path: its name in messages.
 
     Raises like `load_params`.
     """
     recipes = recipes_at(recipes)
-    merged: dict[str, Any] = {}
+    merged: Layer = {}
     for kind, folder in {"profile": recipes / "profiles", "recipe": recipes}.items():
         if (name := content.get(kind, Params.model_fields[kind].default)) is not None:
             overlay = read_overlay(folder, name, kind)
@@ -64,14 +67,14 @@ def params_of(content: dict[str, Any], path: Path, recipes: Path = RECIPES) -> P
     )
 
 
-def restore_rest(recipe: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+def restore_rest(recipe: Layer, values: Layer) -> Layer:
     """Restore the recipe's `noise: rest` if `params.yaml` replaced it by a share, and no query in
     `run` has `noise: rest` now.
 
     The share may have been meant for another recipe. A noise multiplier is never replaced.
     """
 
-    def resting(content: Mapping[str, Any]) -> list[str]:
+    def resting(content: Layer) -> list[str]:
         return [
             name for name in values.get("run", ()) if content.get(name, {}).get("noise") == REST
         ]
@@ -82,7 +85,7 @@ def restore_rest(recipe: Mapping[str, Any], values: dict[str, Any]) -> dict[str,
     return overlaid(values, {named[0]: {"noise": REST}})
 
 
-def drop_unlimited_lifetime(merged: dict[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
+def drop_unlimited_lifetime(merged: Layer, content: Layer) -> Layer:
     """Remove an unlimited lifetime budget if `content` names other images than the profile."""
     data = merged.get("data", {})
     named = content.get("data", {})
@@ -96,7 +99,7 @@ def drop_unlimited_lifetime(merged: dict[str, Any], content: Mapping[str, Any]) 
     }
 
 
-def read_overlay(folder: Path, name: object, kind: str) -> dict:
+def read_overlay(folder: Path, name: object, kind: str) -> Layer:
     names = sorted(p.stem for p in folder.glob("*.yaml"))
     if name not in names:
         raise ConfigError(f"{kind}={name!r} does not exist: {nearest(str(name), names)}")
@@ -105,7 +108,7 @@ def read_overlay(folder: Path, name: object, kind: str) -> dict:
     return overlay
 
 
-def read_layer(path: Path) -> dict:
+def read_layer(path: Path) -> Layer:
     missing = f"{path} does not exist: run in the project's folder, or name the file with --params"
     with explained(ConfigError, lambda error: f"{path} cannot be read: {error}", missing=missing):
         content = documents.read_yaml(path)
@@ -114,11 +117,11 @@ def read_layer(path: Path) -> dict:
     return content or {}
 
 
-def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def overlaid(under: Mapping[str, object], over: Mapping[str, object]) -> Layer:
     """Merge `over` into `under`, key by key at every depth. Lists, `sources` and `noise_levels` are
     not merged, but replaced as a whole.
     """
-    result = dict(under)
+    result: Layer = dict(under)
     for key, value in over.items():
         replaces = key in ("sources", "noise_levels") or not isinstance(result.get(key), Mapping)
         if isinstance(value, Mapping) and not replaces:
@@ -127,7 +130,7 @@ def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
     return result
 
 
-def validate(values: dict, path: Path) -> Params:
+def validate(values: Layer, path: Path) -> Params:
     sections = {name: section for name, section in values.items() if isinstance(section, dict)}
     for stage, section in sections.items():
         for key in {*MACHINE, "chunk"} & section.keys():
@@ -163,7 +166,7 @@ def validate(values: dict, path: Path) -> Params:
         raise ConfigError(f"{path}: {problem}") from error
 
 
-def refuse_truth_values(model: type[BaseModel], values: Mapping[str, Any], path: Path) -> None:
+def refuse_truth_values(model: type[BaseModel], values: Mapping[str, object], path: Path) -> None:
     """Raise ConfigError if true or false was written in place of a number or a text.
 
     Python would read it as 1 or 0.
@@ -171,8 +174,9 @@ def refuse_truth_values(model: type[BaseModel], values: Mapping[str, Any], path:
     for key in values.keys() & model.model_fields.keys():
         value = values[key]
         kind = model.model_fields[key].annotation
-        for inner in models_in(kind) if isinstance(value, dict) else ():
-            refuse_truth_values(inner, value, path)
+        if isinstance(value, dict):
+            for inner in models_in(kind):
+                refuse_truth_values(inner, value, path)
         several = value if isinstance(value, list) else [value]
         if bool not in (kind, *get_args(kind)) and any(isinstance(one, bool) for one in several):
             text = (
@@ -191,15 +195,15 @@ def all_keys(model: type[BaseModel], prefix: str = "") -> set[str]:
     return keys
 
 
-def as_yaml(content: Mapping[str, Any], *, blocks: bool = False) -> str:
+def as_yaml(content: Mapping[str, object], *, blocks: bool = False) -> str:
     """Return the text of a YAML file. blocks: True to write one line per entry of an inner mapping
     or list.
     """
-    flow = False if blocks else None
-    options: dict[str, Any] = {
-        "sort_keys": False,
-        "allow_unicode": True,
-        "default_flow_style": flow,
-        "width": 120,
-    }
-    return yaml.dump(dict(content), Dumper=documents.QuotingYaml, **options)
+    return yaml.dump(
+        dict(content),
+        Dumper=documents.QuotingYaml,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=False if blocks else None,
+        width=120,
+    )

@@ -10,4 +10,6 @@ def parse_share(value: object) -> float:
     Raises ValueError for any other text.
     """
     text = str(value)
-    return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    if text.endswith("%"):
+        return float(text[:-1]) / 100
+    return float(text)

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sfumato.errors import nearest
 
@@ -50,7 +50,7 @@ def one_label_only(what: str) -> str:
     )
 
 
-def nothing(*_: Any) -> Sequence[Any]:
+def nothing(*_: object) -> tuple[()]:
     return ()
 
 
@@ -89,8 +89,8 @@ class Stage:
         work: Function that takes a `Work` and returns the number of operations of the stage.
             Without it, a query is assumed to read each drawn image once, and the time of a free
             stage is unknown until it has run.
-        problems: Function that takes `Params`, the `Card` of the images and the `PublicCard` (or
-            None), and returns sentences about settings that do not match.
+        problems: Function that takes a `Setup` (see `sfumato.planning.checks`) and returns
+            sentences about settings that do not match.
         remarks: Function that takes a `Plan` and returns sentences for the owner. They are shown
             before a query spends.
         inherited: Function that takes the project's folder, `Params` and the state directory, and
@@ -101,7 +101,7 @@ class Stage:
     kind: Kind
     summary: str
     settings_in: str
-    run: Callable[..., Any]
+    run: Callable[..., None]
     _: KW_ONLY
     revision: int = 1
     inputs: tuple[str, ...] = ()

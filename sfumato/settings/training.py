@@ -1,6 +1,6 @@
 """Settings of the free stages that train networks, generators and the diffusion model."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -109,14 +109,8 @@ class Refine(Fit):
     steps: Positive = 300  # Gradient steps of Adam
 
 
-class Model(Strict):
-    """The class-conditional U-Net, or a public text-to-image model.
-
-    Setting `directory` selects a public model; the keys from `width` to `unshuffle` then have no
-    effect.
-    """
-
-    label_dropout: ClassVar[float] = 0.1  # Share of images shown without label in training
+class Architecture(Strict):
+    """Architecture of the class-conditional U-Net."""
 
     width: Positive = 32  # Base channels, a multiple of 4
     # Channels of each level, in multiples of `width`
@@ -125,6 +119,17 @@ class Model(Strict):
     blocks: Positive = 1  # Residual blocks per level
     # Factor of the pixel-unshuffle stem: the network trains at resolution / unshuffle
     unshuffle: Literal[1, 2, 4] = 1
+
+
+class Model(Architecture):
+    """The class-conditional U-Net, or a public text-to-image model.
+
+    Setting `directory` selects a public model; the keys from `width` to `unshuffle` then have no
+    effect.
+    """
+
+    label_dropout: ClassVar[float] = 0.1  # Share of images shown without label in training
+
     # Latent diffusion model in the diffusers layout: a folder, or hub:owner/name[@revision]; None:
     # the built-in network
     directory: str | None = None
@@ -140,12 +145,9 @@ class Model(Strict):
     # Owner's confirmation that a model without a privacy.json was not made from sensitive images
     declared_public: bool = False
 
-    def network(self) -> dict[str, Any]:
-        return self.model_dump(mode="json", exclude={"declared_public", *PUBLIC_MODEL})
-
-    def non_default(self) -> dict[str, Any]:
+    def non_default(self) -> dict[str, object]:
         """Return the settings of the chosen network that differ from their defaults, for plans."""
-        used = PUBLIC_MODEL if self.directory else self.network()
+        used = PUBLIC_MODEL if self.directory else Architecture.model_fields
         return self.model_dump(mode="json", exclude_defaults=True, include={*used})
 
 
@@ -200,11 +202,13 @@ class Pretrain(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def fill_phases(cls, values: Any) -> Any:
+    def fill_phases(cls, values: object) -> object:
         """Give each phase its steps, batch and learning rate, so that the resolved plan is
         complete.
         """
-        phases = values.get("phases") if isinstance(values, dict) else None
+        if not isinstance(values, dict):
+            return values
+        phases = values.get("phases")
         if not isinstance(phases, (list, tuple)) or not all(
             isinstance(phase, dict) for phase in phases
         ):

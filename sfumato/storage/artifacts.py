@@ -5,13 +5,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from sfumato.errors import UNREADABLE, ConfigError, DataError, explained, passing_over
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import entries_below, replacing_directory
-from sfumato.storage.records import Records, widest_declaration
+from sfumato.storage.records import Record, Records, widest_declaration
 
 PRIVACY = "privacy.json"
 
@@ -39,7 +38,7 @@ class PrivacyFile:
     enabled: bool
     local: bool
     files: dict[str, str]
-    records: dict[str, dict[str, Any]]
+    records: dict[str, Record]
     apart: tuple[str, ...] = ()
 
 

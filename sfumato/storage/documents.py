@@ -5,11 +5,14 @@ only finite numbers, integers of 64 bits and text that can be encoded, and no du
 Callers check the structure with `validated`. `plain_json` reads JSON, and needs no other package.
 """
 
+from __future__ import annotations
+
 import functools
 import json
 import re
+from collections.abc import Hashable
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import yaml
 
@@ -17,6 +20,9 @@ from sfumato.storage.plain_json import DEEPEST, check_plain, once, read_text
 from sfumato.storage.plain_json import MergeConflict as MergeConflict
 from sfumato.storage.plain_json import parse_json as parse_json
 from sfumato.storage.plain_json import read_json as read_json
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 # Control characters, line ends, marks that change the direction of text, unpaired surrogates.
 HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -31,7 +37,7 @@ Form = TypeVar("Form")
 
 
 @functools.cache
-def adapter(kind: Any) -> Any:
+def adapter(kind: type[Form]) -> TypeAdapter[Form]:
     from pydantic import TypeAdapter  # slow to import
 
     return TypeAdapter(kind)
@@ -40,17 +46,17 @@ def adapter(kind: Any) -> Any:
 class Exact:
     """Base class for the form of a file. It refuses unknown entries."""
 
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
 class PlainYaml(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Safe YAML that refuses duplicate keys, and numbers that would take long to convert."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         once([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
         return super().construct_mapping(node, deep)  # type: ignore[no-any-return]
 
-    def construct_number(self, node: yaml.ScalarNode) -> Any:
+    def construct_number(self, node: yaml.ScalarNode) -> float:
         if len(node.value) > 70:
             raise ValueError(f"the number {node.value[:24]}… is too large")
         # In YAML 1.2, octal numbers, 1_000, 1:30 and 0b1 are text or different numbers
@@ -107,7 +113,7 @@ def parse_yaml(text: str) -> Any:
     return content
 
 
-def validated(kind: type[Form], content: Any) -> Form:
+def validated(kind: type[Form], content: object) -> Form:
     """Return `content` as `kind`, without coercion except from list to tuple.
 
     Raises ValueError, naming the first wrong entry.
@@ -115,7 +121,8 @@ def validated(kind: type[Form], content: Any) -> Form:
     from pydantic import ValidationError
 
     try:
-        return adapter(kind).validate_json(json.dumps(content, allow_nan=False), strict=True)  # type: ignore[arg-type, no-any-return]
+        text = json.dumps(content, allow_nan=False)
+        return adapter(kind).validate_json(text, strict=True)  # type: ignore[arg-type]
     except TypeError as error:  # YAML has dates and sets
         raise ValueError(str(error)) from error
     except ValidationError as error:

@@ -127,21 +127,23 @@ def open_private(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b")
 
 
-def write_json(path: Path, content: Any, **options: Any) -> None:
+def write_json(path: Path, content: object, **options: Any) -> None:
     """Write readable JSON, under a temporary name first. options: options of `json.dumps`."""
     replace_file(path, (json.dumps(content, **{"indent": 1} | options) + "\n").encode())
 
 
-def csv_text(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
+def csv_text(rows: Iterable[Mapping[str, object]], columns: Mapping[str, str]) -> str:
     """Format CSV with a header.
 
     columns: format of the values in each column, by its name. None becomes an empty cell. A text
     that a spreadsheet would read as a formula gets an apostrophe in front.
     """
 
-    def cell(value: Any, form: str) -> str:
+    def cell(value: object, form: str) -> str:
         text = "" if value is None else format(value, form)
-        return f"'{text}" if isinstance(value, str) and text.startswith(FORMULA) else text
+        if isinstance(value, str) and text.startswith(FORMULA):
+            return f"'{text}"
+        return text
 
     cells = [[cell(row[name], form) for name, form in columns.items()] for row in rows]
     text = io.StringIO()
@@ -268,6 +270,18 @@ def copy_directory(source: Path, target: Path) -> None:
             raise OSError(
                 f"{source} cannot be copied to {target}: {error.args[0][0][-1]}"
             ) from error
+
+
+def delete(paths: Iterable[Path]) -> None:
+    """Delete files and folders so that they stay deleted after a power cut."""
+    paths = list(paths)
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    for folder in {path.parent for path in paths if path.parent.is_dir()}:
+        sync(folder)
 
 
 def sync(path: Path) -> None:

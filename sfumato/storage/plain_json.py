@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,9 @@ def parse_json(text: str, *, infinite: bool = False) -> Any:
         return value
 
     def integer(text: str) -> int | float:
-        return int(text) if len(text) <= 20 and abs(int(text)) < 2**63 else number(text)
+        if len(text) <= 20 and abs(int(text)) < 2**63:
+            return int(text)
+        return number(text)
 
     check_values(text)
     try:
@@ -74,8 +77,8 @@ def parse_json(text: str, *, infinite: bool = False) -> Any:
     return content
 
 
-def once(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    content: dict[Any, Any] = {}
+def once(pairs: Iterable[tuple[Hashable, object]]) -> dict[Hashable, object]:
+    content: dict[Hashable, object] = {}
     for key, value in pairs:
         if key in content:
             raise ValueError(f"the key {key!r} appears twice: remove one")
@@ -83,7 +86,7 @@ def once(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     return content
 
 
-def check_plain(content: Any, level: int = 0) -> None:
+def check_plain(content: object, level: int = 0) -> None:
     """Raise ValueError for too deep nesting, integers above 64 bits or unpaired surrogates."""
     if isinstance(content, str):
         content.encode()

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+# A charge in the form of the journal, which `sfumato.privacy.record.Record` checks
+Record = dict[str, Any]
 
-class Records(dict[str, dict[str, Any]]):
+
+class Records(dict[str, Record]):
     """Charges by record id, in the order of ids.
 
     A plain dictionary with the same charges has no declaration, so all its costs are added up.
@@ -17,17 +20,17 @@ class Records(dict[str, dict[str, Any]]):
     """
 
     def __init__(
-        self, records: Mapping[str, dict[str, Any]] | None = None, owners: Iterable[str] = ()
+        self, records: Mapping[str, Record] | None = None, owners: Iterable[str] = ()
     ) -> None:
         super().__init__(sorted(dict(records or {}).items()))
         self.owners = tuple(owners)
 
     @classmethod
-    def of(cls, rows: Iterable[dict[str, Any]], owners: Iterable[str] = ()) -> Records:
+    def of(cls, rows: Iterable[Record], owners: Iterable[str] = ()) -> Records:
         return cls({row["id"]: row for row in rows}, owners)
 
     @classmethod
-    def of_ledger(cls, ledger: Mapping[str, Any]) -> Records:
+    def of_ledger(cls, ledger: Mapping) -> Records:
         """Return the records of a ledger, whose form was checked."""
         return cls.of(ledger["records"], ledger.get("apart", ()))
 
@@ -58,13 +61,26 @@ class Records(dict[str, dict[str, Any]]):
 
     def declaration(self) -> dict[str, list[str]]:
         """Return the entry of a JSON file for `owners`; no entry if `owners` is empty."""
-        return {"apart": sorted(self.owners)} if self.owners else {}
+        if self.owners:
+            return {"apart": sorted(self.owners)}
+        return {}
 
-    def declaration_problem(self) -> str | None:
-        """Describe what is wrong with `owners`, or return None.
+    @property
+    def units(self) -> list[str]:
+        """Return the privacy units of the records, sorted."""
+        return sorted({record["unit"] for record in self.values()})
 
-        It is wrong if `owners` has a single data set, or if one of its data sets has no record.
+    def composition_problem(self) -> str | None:
+        """Describe why the records cannot be composed, or return None.
+
+        They cannot be composed if they protect different units, if `owners` has a single data set,
+        or if one of its data sets has no record.
         """
+        if len(self.units) > 1:
+            return (
+                f"its records protect different units ({', '.join(self.units)}), so they cannot be "
+                "composed"
+            )
         if not self.owners:
             return None
         present = {record["dataset_id"] for record in self.values()}
@@ -83,4 +99,6 @@ def widest_declaration(parts: Iterable[Records]) -> tuple[str, ...]:
     """
     declared = [part.owners for part in parts]
     widest = max(declared, key=len, default=())
-    return widest if all({*owners} <= {*widest} for owners in declared) else ()
+    if all({*owners} <= {*widest} for owners in declared):
+        return widest
+    return ()

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -36,7 +36,7 @@ def save_tensors(
 
 
 def save_network(
-    model: nn.Module, arguments: Mapping[str, Any], directory: Path, weights: str = WEIGHTS
+    model: nn.Module, arguments: Mapping[str, object], directory: Path, weights: str = WEIGHTS
 ) -> None:
     """Write the weights and the arguments, each under a temporary name first."""
     tensors = {
@@ -78,7 +78,7 @@ class Room(TorchFunctionMode):
         super().__init__()
         self.remaining = remaining
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         if func in (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn):
             sides = args[0] if args and isinstance(args[0], (list, tuple)) else args
             self.remaining -= math.prod(sides)

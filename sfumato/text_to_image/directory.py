@@ -52,7 +52,9 @@ class ModelDirectory:
     @property
     def denoiser(self) -> str:
         """Name of the trained part: "unet" or "transformer"."""
-        return "unet" if "unet" in self.classes else "transformer"
+        if "unet" in self.classes:
+            return "unet"
+        return "transformer"
 
     @property
     def prediction(self) -> str:
@@ -231,7 +233,9 @@ def part_files(path: Path, part: str) -> list[Path]:
     if part in WEIGHTS_OF:
         weights, _ = weights_of(path, part)
         files.add(weights)
-        shards = read_config(weights).get("weight_map") if weights.suffix == ".json" else None
+        shards = None
+        if weights.suffix == ".json":
+            shards = read_config(weights).get("weight_map")
         for name in map(str, shards.values()) if isinstance(shards, dict) else ():
             if not re.fullmatch(r"[\w.-]+\.safetensors", name):
                 raise DataError(

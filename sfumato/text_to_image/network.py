@@ -4,7 +4,7 @@ import inspect
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,8 @@ from sfumato.data.store import Encode
 from sfumato.diffusion.denoiser import (
     TIMESTEPS,
     Denoiser,
-    Guide,
     Sampler,
+    Sampling,
     draw_noise_levels,
     draw_timesteps,
 )
@@ -38,14 +38,23 @@ from sfumato.text_to_image.reference import PROMPTS, load_codec, read_reference,
 TRAINED = "trained.safetensors"
 
 
+class Prompts(NamedTuple):
+    """Embedded prompts of all classes; the last is for images without a label.
+
+    embeddings: (classes + 1, tokens, D);
+    mask: (classes + 1, tokens) bool, false for padding; or None.
+    """
+
+    embeddings: Tensor
+    mask: Tensor | None
+
+
 class LatentDiffusion(Denoiser):
     """A text-conditional denoiser of latents.
 
     Raises DataError if the prompts do not fit the network.
 
     network: U-Net or transformer of `model`, the only trained part;
-    prompts: (classes + 1, tokens, D), embedded prompts; the last is for images without a label;
-    mask: (classes + 1, tokens) bool, false for padding; or None;
     alphas_cumprod: (T,), ᾱ of the model's own noise schedule;
     image_size: side of images before they are encoded, in pixels;
     reference: folder with the reference to the model (see `reference.py`), or None for a network
@@ -59,8 +68,7 @@ class LatentDiffusion(Denoiser):
         self,
         model: ModelDirectory,
         network: Any,
-        prompts: Tensor,
-        mask: Tensor | None,
+        prompts: Prompts,
         alphas_cumprod: Tensor,
         image_size: int,
         reference: Path | None = None,
@@ -72,9 +80,9 @@ class LatentDiffusion(Denoiser):
             if self.is_transformer
             else network.config.cross_attention_dim
         )
-        if isinstance(expected, int) and prompts.shape[2] != expected:
+        if isinstance(expected, int) and prompts.embeddings.shape[2] != expected:
             given = (
-                f"its text encoder returns {prompts.shape[2]} numbers per token, its "
+                f"its text encoder returns {prompts.embeddings.shape[2]} numbers per token, its "
                 f"{model.denoiser} expects"
             )
             wrong = "the parts are of different models. Download the model again"
@@ -84,13 +92,15 @@ class LatentDiffusion(Denoiser):
         self.prediction = model.prediction
         self.resolution = image_size // model.factor
         self.image_size = image_size
-        self.classes = len(prompts) - 1
+        self.classes = len(prompts.embeddings) - 1
         self.channels = int(network.config.in_channels)
         self.sized = bool(getattr(network, "use_additional_conditions", False))
         self.reference = reference
-        self.prompts = nn.Buffer(prompts, persistent=False)
+        self.prompts = nn.Buffer(prompts.embeddings, persistent=False)
         # A U-Net attends to every token, including padding, as it did in its training
-        seen = mask.bool() if mask is not None and self.is_transformer else None
+        seen = None
+        if prompts.mask is not None and self.is_transformer:
+            seen = prompts.mask.bool()
         self.register_buffer("mask", seen, persistent=False)
         self.alphas_cumprod = nn.Buffer(alphas_cumprod.float(), persistent=False)
 
@@ -105,7 +115,9 @@ class LatentDiffusion(Denoiser):
             if self.sized:
                 side = x.new_full((len(x), 2), float(self.image_size))
                 sizes = {"resolution": side, "aspect_ratio": torch.ones_like(side[:, :1])}
-            mask = None if self.mask is None else self.mask[labels].to(x.dtype)
+            mask = None
+            if self.mask is not None:
+                mask = self.mask[labels].to(x.dtype)
             more = {"encoder_attention_mask": mask, "added_cond_kwargs": sizes}
         context = self.prompts[labels]  # (B, tokens, D)
         output = self.network(
@@ -150,30 +162,26 @@ class LatentDiffusion(Denoiser):
         )
         return torch.searchsorted(levels, sigma).clamp(max=steps - 1)
 
-    def sampler(
-        self,
-        steps: int,
-        guidance: float,
-        generator: torch.Generator,
-        shape: Sequence[int] | None,
-        guide: Guide | None,
-    ) -> Sampler:
+    def sampler(self, sampling: Sampling, generator: torch.Generator) -> Sampler:
         """Return a function that draws images with the library's sampler.
 
         The function draws latents, decodes them, and resizes the images to `shape`. Raises
         ValueError if there is a guide.
         """
-        if guide is not None:
+        if sampling.guide is not None:
             raise ValueError("a classifier of images cannot guide a model that draws latents")
         assert self.reference is not None
         scheduler = make_scheduler(referred(read_reference(self.reference), "scheduler"))
         codec = load_codec(self.reference, next(self.parameters()).device)
-        channels, height, width = shape or (codec.channels, self.image_size, self.image_size)
+        own_shape = (codec.channels, self.image_size, self.image_size)
+        shape = sampling.shape or own_shape
         half = distributed.broadcast_object(prefers_bfloat16(self))
 
         def draw(labels: Tensor) -> Tensor:
-            latents = self.sample_latents(scheduler, labels, steps, guidance, generator, half)
-            return codec.decode(latents, (channels, height, width))
+            latents = self.sample_latents(
+                scheduler, labels, sampling.steps, sampling.guidance, generator, half
+            )
+            return codec.decode(latents, shape)
 
         return draw
 
@@ -243,13 +251,11 @@ def load_latent(directory: Path) -> LatentDiffusion:
         DataError, lambda error: f"{file} cannot be read ({error}): run `stage pretrain` again"
     ):
         tensors = load_tensors(file)
-        prompts = tensors["embeddings"]
+        prompts = Prompts(tensors["embeddings"], tensors.get("mask"))
     network = load_part(model, model.denoiser)
     alphas_cumprod = make_scheduler(model).alphas_cumprod
     image_size = int(reference["image_size"])
-    denoiser = LatentDiffusion(
-        model, network, prompts, tensors.get("mask"), alphas_cumprod, image_size, directory
-    )
+    denoiser = LatentDiffusion(model, network, prompts, alphas_cumprod, image_size, directory)
     denoiser.encoder = f"{reference['parts']['vae']['sha256']} at {image_size}"
     return denoiser
 
@@ -268,10 +274,12 @@ def latent_outline(settings: Model, classes: int) -> LatentDiffusion:
     tokens = int(min(model.configs["tokenizer"].get("model_max_length", 77), longest))
     with torch.device("meta"):
         network = build_denoiser(model).to("meta")
-        prompts = torch.empty(classes + 1, tokens, width)
-        mask = torch.ones(classes + 1, tokens, dtype=torch.bool)
+        prompts = Prompts(
+            torch.empty(classes + 1, tokens, width),
+            torch.ones(classes + 1, tokens, dtype=torch.bool),
+        )
         return LatentDiffusion(
-            model, network, prompts, mask, torch.empty(TIMESTEPS), image_size
+            model, network, prompts, torch.empty(TIMESTEPS), image_size
         ).requires_grad_(False)
 
 

@@ -7,7 +7,7 @@ Source: DP-FETA §3.1 and FETA-Pro §3.2 ("from easy to hard"), RPGen §Stage 2.
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -22,6 +22,7 @@ from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.microbatch import plain_microbatch
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import prefers_bfloat16
+from sfumato.runtime.progress import Progress, no_progress
 from sfumato.settings.noise_levels import LogNormal
 from sfumato.settings.training import Phase
 from sfumato.training.amp import amp_gradient
@@ -62,7 +63,7 @@ def warm_up(
     phases: Sequence[Phase],
     sources: Sources,
     seed: int,
-    report: Callable[[int, int], None] = lambda done, total: None,
+    report: Progress = no_progress,
     *,
     label_dropout: float = 0.1,
 ) -> dict[str, Tensor]:

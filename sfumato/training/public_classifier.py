@@ -6,7 +6,7 @@ No function here reads sensitive images. `sfumato.queries.histogram` counts the 
 predictions on sensitive images, and is charged.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -15,15 +15,13 @@ from sfumato.data.images import ImageSet
 from sfumato.errors import DataError
 from sfumato.features.public_network import PublicNetwork, WhitenedCNN, build_network
 from sfumato.runtime import compute
+from sfumato.runtime.progress import Progress, no_progress
 from sfumato.settings.training import Classifier
 from sfumato.training.supervised import Schedule, accuracy, train_supervised
 
 
 def train_public_classifier(
-    images: ImageSet,
-    settings: Classifier,
-    seed: int,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    images: ImageSet, settings: Classifier, seed: int, progress: Progress = no_progress
 ) -> tuple[PublicNetwork, float]:
     """Train on a random part of the public images, and measure the accuracy on the rest.
 

@@ -119,7 +119,9 @@ def save_selection(
     chosen = [images.classes[choice.public] for choice in kept]
     rows = []
     for rank, (choice, name) in enumerate(zip(kept, chosen, strict=True), start=1):
-        votes = None if math.isnan(choice.votes) else choice.votes
+        votes = None
+        if not math.isnan(choice.votes):
+            votes = choice.votes
         became = sensitive[choice.row] if sensitive else name
         rows.append(
             {"public_class": name, "noisy_count": votes, "rank": rank, "relabelled_as": became}

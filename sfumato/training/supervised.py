@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sfumato.data.images import ImageSet, to_device
 from sfumato.runtime.compute import device_of, fast_bfloat16
+from sfumato.runtime.progress import Progress, no_progress
 
 SHIFT = 8  # Augmentation shifts an image by at most 1/SHIFT of its side
 
@@ -36,7 +37,7 @@ def train_supervised(
     model: nn.Module,
     batches: Iterable[tuple[Tensor, Tensor]],
     schedule: Schedule,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> None:
     """Train `model` in place, on its device, and leave it in evaluation mode.
 

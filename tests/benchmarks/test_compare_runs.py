@@ -25,11 +25,11 @@ from compare_runs import (
     short_names,
     with_differences,
 )
+from csv_tables import csv_of
 from small_record import small_record
 
 from sfumato.errors import BudgetError, DataError
 from sfumato.evaluation.identity import directory_hash, keep_evaluation
-from sfumato.evaluation.tables import csv_of
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.storage.records import Records

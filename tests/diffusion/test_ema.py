@@ -5,7 +5,8 @@ from sfumato.diffusion.ema import EMA
 
 
 def test_a_long_run_decays_at_its_rate_and_keeps_a_constant():
-    ema = EMA({"a": torch.zeros(1), "constant": torch.full((3,), 2.0)}, 0.9)
+    ema = EMA({"a": torch.zeros(1), "constant": torch.full((3,), 2.0)})
+    ema.decay = 0.9
     ema.steps = 10_000
     for _ in range(7):
         ema.update({"a": torch.ones(1), "constant": torch.full((3,), 2.0)})
@@ -14,7 +15,8 @@ def test_a_long_run_decays_at_its_rate_and_keeps_a_constant():
 
 
 def test_a_short_run_forgets_its_start():
-    ema = EMA({"a": torch.zeros(1)}, 0.9999)
+    ema = EMA({"a": torch.zeros(1)})
+    ema.decay = 0.9999
     for _ in range(50):
         ema.update({"a": torch.ones(1)})
     assert float(ema.average["a"]) > 0.99  # a fixed decay would be at 0.005
@@ -22,7 +24,8 @@ def test_a_short_run_forgets_its_start():
 
 def test_the_average_is_a_copy_and_zero_decay_follows():
     values = {"a": torch.zeros(2, requires_grad=True)}
-    ema = EMA(values, 0.0)
+    ema = EMA(values)
+    ema.decay = 0.0
     with torch.no_grad():
         values["a"].add_(1)
     assert not ema.average["a"].any()

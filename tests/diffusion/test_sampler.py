@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from sfumato.diffusion.denoiser import Denoiser
+from sfumato.diffusion.denoiser import Denoiser, Sampling
 from sfumato.diffusion.sampler import SIGMA_MAX, SIGMA_MIN, noise_schedule, sample
 from sfumato.diffusion.unet import UNet
 from sfumato.runtime.compute import LARGE_NETWORK
+from sfumato.settings.training import Architecture
 
 
 class Gaussian(Denoiser):
@@ -95,7 +96,7 @@ def test_output_is_float32_in_range_under_autocast():
 def test_a_large_network_draws_the_same_images_in_bfloat16(bfloat16, known, large):
     torch.manual_seed(0)
     width = 64 if large else 8
-    model = UNet(8, 1, 3, width=width, multipliers=(1,), attention=())
+    model = UNet(8, 1, 3, Architecture(width=width, multipliers=(1,), attention=()))
     labels = torch.tensor([0, 1, 2])
     assert (sum(value.numel() for value in model.parameters()) >= LARGE_NETWORK) == large
     torch.nn.init.normal_(model.conv_out.weight, std=0.3 / width**0.5)
@@ -103,7 +104,9 @@ def test_a_large_network_draws_the_same_images_in_bfloat16(bfloat16, known, larg
     asked = []
     model.register_forward_pre_hook(lambda *_: asked.append(torch.is_autocast_enabled("cpu")))
     random = torch.Generator()
-    images = torch.cat([*model.drawing(labels, 4, 0.5, random.manual_seed(0))])
+    images = torch.cat(
+        [*model.drawing(labels, Sampling(steps=4, guidance=0.5), random.manual_seed(0))]
+    )
     assert set(asked) == {known and large}
     exact = sample(model, labels, 4, 0.5, random.manual_seed(0))
     assert torch.allclose(images, exact, atol=0.02 if known and large else 1e-6)

@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import save_file
 from small_network import perturbed
 
+from sfumato.diffusion.denoiser import Sampling
 from sfumato.diffusion.unet import (
     Attention,
     GroupNorm,
@@ -16,8 +17,9 @@ from sfumato.diffusion.unet import (
 )
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.fields import both_sides
+from sfumato.settings.training import Architecture
 
-TINY = {"width": 8, "multipliers": (1, 2), "attention": (1,), "blocks": 1}
+TINY = Architecture(width=8, multipliers=(1, 2), attention=(1,))
 
 
 @pytest.mark.parametrize(
@@ -35,7 +37,7 @@ TINY = {"width": 8, "multipliers": (1, 2), "attention": (1,), "blocks": 1}
     ],
 )
 def test_sizes_are_kept_and_images_are_independent(resolution, channels, options):
-    model = perturbed(UNet(resolution, channels, 4, **{**TINY, **options}))
+    model = perturbed(UNet(resolution, channels, 4, TINY.model_copy(update=options)))
     x = torch.randn(3, *model.shape)
     c_noise = torch.randn(3)
     labels = torch.tensor([0, 3, 4])
@@ -48,12 +50,12 @@ def test_sizes_are_kept_and_images_are_independent(resolution, channels, options
 
 
 def test_a_new_network_answers_zero():
-    model = UNet(8, 1, 4, **TINY)
+    model = UNet(8, 1, 4, TINY)
     assert not model(torch.randn(2, 1, 8, 8), torch.zeros(2), torch.tensor([0, 4])).any()
 
 
 def test_noise_level_label_and_every_parameter_matter():
-    model = perturbed(UNet(8, 1, 4, **TINY))
+    model = perturbed(UNet(8, 1, 4, TINY))
     x = torch.randn(1, 1, 8, 8).expand(5, -1, -1, -1)
     c_noise = torch.zeros(5)
     outputs = model(x, c_noise, torch.arange(5)).flatten(1)
@@ -70,13 +72,15 @@ def test_noise_level_label_and_every_parameter_matter():
 
 
 def test_every_set_of_labels_shows_and_none_is_not_unlabelled(tmp_path):
-    model = perturbed(UNet(8, 1, 3, **TINY, several=True))
+    model = perturbed(UNet(8, 1, 3, TINY, several=True))
     sets = torch.tensor([[i >> 2, i >> 1 & 1, i & 1] for i in range(8)] + [[model.no_label] * 3])
     outputs = model(torch.randn(1, 1, 8, 8).expand(9, -1, -1, -1), torch.zeros(9), sets).flatten(1)
     assert torch.pdist(outputs).min() > 1e-3
     model.save(tmp_path)
     assert load_model(tmp_path).several
-    (drawn,) = model.drawing(sets[:8].to(torch.uint8), 2, 1.0, torch.Generator().manual_seed(0))
+    (drawn,) = model.drawing(
+        sets[:8].to(torch.uint8), Sampling(steps=2, guidance=1.0), torch.Generator().manual_seed(0)
+    )
     assert drawn.shape == (8, 1, 8, 8) and torch.pdist(drawn.flatten(1)).min() > 0
 
 
@@ -136,12 +140,12 @@ def test_a_norm_is_group_normalisation_with_any_scale():
 )
 def test_sizes_that_do_not_fit_are_refused(options, named):
     with pytest.raises(ConfigError, match=named):
-        UNet(10, 1, 4, **{**TINY, "attention": (0,), **options})
+        UNet(10, 1, 4, TINY.model_copy(update={"attention": (0,), **options}))
 
 
 def test_a_network_of_rectangles_survives_saving(tmp_path):
     for resolution, kept in ((8, 8), ((8, 12), [8, 12])):
-        model = UNet(resolution, 1, 4, **TINY)
+        model = UNet(resolution, 1, 4, TINY)
         model.save(tmp_path)
         assert json.loads((tmp_path / "config.json").read_text())["resolution"] == kept
         assert load_model(tmp_path).shape == model.shape == (1, *both_sides(resolution))
@@ -160,9 +164,9 @@ def test_a_broken_model_is_an_error_that_names_it(tmp_path):
 
 def test_extra_classes_leave_other_initial_weights_unchanged():
     torch.manual_seed(3)
-    plain = UNet(8, 1, 4, **TINY).state_dict()
+    plain = UNet(8, 1, 4, TINY).state_dict()
     torch.manual_seed(3)
-    more = UNet(8, 1, 4, **TINY, extra_classes=6).state_dict()
+    more = UNet(8, 1, 4, TINY, extra_classes=6).state_dict()
     assert list(plain) == list(more)
     extra = more["label.weight"][5:]
     more["label.weight"] = more["label.weight"][:5]
@@ -176,7 +180,8 @@ def test_extra_classes_leave_other_initial_weights_unchanged():
 
 
 def test_dropped_classes_leave_the_plain_network_unchanged(tmp_path):
-    model = perturbed(UNet(8, 1, 4, **TINY, sigma_data=0.3, extra_classes=6))
+    model = perturbed(UNet(8, 1, 4, TINY, extra_classes=6))
+    model.sigma_data = 0.3
     x = torch.randn(5, 1, 8, 8)
     c_noise = torch.randn(5)
     labels = torch.arange(5)
@@ -196,18 +201,18 @@ def test_dropped_classes_leave_the_plain_network_unchanged(tmp_path):
 
 
 def test_dropping_nothing_changes_nothing():
-    model = UNet(8, 1, 4, **TINY)
+    model = UNet(8, 1, 4, TINY)
     table = model.label
     assert drop_extra_classes(model).label is table
-    model = UNet(8, 1, 4, **TINY, extra_classes=2)
+    model = UNet(8, 1, 4, TINY, extra_classes=2)
     model.label.weight.requires_grad_(False)
     assert not drop_extra_classes(model).label.weight.requires_grad
-    assert drop_extra_classes(UNet(8, 1, 4, **TINY, extra_classes=2)).label.weight.requires_grad
+    assert drop_extra_classes(UNet(8, 1, 4, TINY, extra_classes=2)).label.weight.requires_grad
 
 
 def test_larger_images_are_drawn_in_smaller_batches():
     def network(size, **options) -> UNet:
-        return UNet(size, 1, 2, width=8, multipliers=(1,), attention=(), **options)
+        return UNet(size, 1, 2, Architecture(width=8, multipliers=(1,), attention=(), **options))
 
     assert [network(size).at_a_time for size in (8, 28, 32, 64, (32, 128), 256)] == [
         256,

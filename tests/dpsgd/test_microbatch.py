@@ -14,11 +14,12 @@ from torch import Tensor
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd import microbatch
 from sfumato.dpsgd.clip import clipped_sum
-from sfumato.dpsgd.gradients import clipped_gradient_sum, draw, per_image_gradients
+from sfumato.dpsgd.gradients import Microbatch, clipped_gradient_sum, draw, per_image_gradients
 from sfumato.dpsgd.microbatch import activation_bytes, choose_microbatch, needed, plain_microbatch
 from sfumato.dpsgd.run import State, gradient_sum
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import LogNormal
+from sfumato.settings.training import Architecture
 
 B, C = 5, 0.01  # images, clip: far below the gradient norms, so every row is clipped
 
@@ -49,9 +50,7 @@ def test_draws_in_parts_are_averaged_before_the_clip(model, draws_per_pass, grou
         rows = per_image_gradients(model, parameters, images, labels, drawn, draws_per_pass=some)
         found.append(torch.cat([value.flatten(1) for value in rows.values()], dim=1))
         sums.append(
-            clipped_gradient_sum(
-                model, parameters, images, labels, drawn, C, 2, draws_per_pass=some
-            )
+            clipped_gradient_sum(model, parameters, images, labels, drawn, C, Microbatch(2, some))
         )
     whole, parts = found
     assert (
@@ -71,7 +70,7 @@ def test_one_image_in_parts_moves_the_sum_by_the_clip(model, draws_per_pass, bro
 
     def summed(which) -> Tensor:
         given = images[which], labels[which], drawn.rows(which)
-        return clipped_gradient_sum(model, parameters, *given, C, 2, draws_per_pass=draws_per_pass)
+        return clipped_gradient_sum(model, parameters, *given, C, Microbatch(2, draws_per_pass))
 
     whole = summed(torch.arange(B))
     assert whole.isfinite().all()
@@ -286,7 +285,7 @@ def test_a_plain_step_holds_the_images_whose_activations_fit(room_of, model, roo
 
 def test_a_line_tells_the_memory_of_an_outline_as_of_the_network(model):
     with torch.device("meta"):
-        shapes = UNet(8, 1, 4, width=8, multipliers=(1, 2), attention=(1,))
+        shapes = UNet(8, 1, 4, Architecture(width=8, multipliers=(1, 2), attention=(1,)))
     line = needed(shapes, dict(shapes.named_parameters()), 8, 64.0)
     assert line == needed(model, dict(model.named_parameters()), 8, 64.0)
     assert line.startswith("about 0.") and "32 images at a time, 8 of 8 draws" in line

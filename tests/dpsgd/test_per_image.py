@@ -11,7 +11,7 @@ from small_network import network, perturbed
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from sfumato.diffusion.unet import GroupNorm, UNet
+from sfumato.diffusion.unet import GroupNorm, UNet, build_unet
 from sfumato.dpsgd import per_image
 from sfumato.dpsgd.gradients import by_layers, by_vmap, draw, per_image_gradients
 from sfumato.dpsgd.lora import add_lora
@@ -23,6 +23,7 @@ from sfumato.dpsgd.per_image import (
     shifted_weight_gradients,
 )
 from sfumato.settings.noise_levels import LogNormal
+from sfumato.settings.training import Architecture
 
 IMAGES = 3
 DRAWS = 2
@@ -267,7 +268,7 @@ NETWORKS = {
 def test_the_network_has_the_gradients_that_vmap_finds(name, adapted):
     """vmap keeps images apart by itself: where both agree, the network does too."""
     torch.manual_seed(0)
-    model = perturbed(UNet(classes=4, **{"width": 8, **NETWORKS[name]}))
+    model = perturbed(build_unet(classes=4, **{"width": 8, **NETWORKS[name]}))
     if adapted:
         matrices = [
             f"{path}.weight" for path, layer in model.named_modules() if type(layer) is nn.Linear
@@ -298,7 +299,8 @@ def test_a_gradient_depends_on_neither_place_nor_company(autocast):
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     model = perturbed(
-        UNet(28, 1, 10, width=32, multipliers=(1, 2), attention=(1,), unshuffle=2), 0.02
+        UNet(28, 1, 10, Architecture(width=32, multipliers=(1, 2), attention=(1,), unshuffle=2)),
+        0.02,
     )
     parameters = dict(model.named_parameters())
     count = 16

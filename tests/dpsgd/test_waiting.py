@@ -16,6 +16,7 @@ from sfumato.diffusion.unet import GroupNorm, UNet
 from sfumato.dpsgd.run import State, gradient_sum
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import LogNormal, TimestepMixture
+from sfumato.settings.training import Architecture
 
 # The program needs their result, so a GPU must have finished; or their size depends on the content
 # of a tensor
@@ -58,7 +59,7 @@ def one_draw(count: int) -> OneDraw:
 
 def state(law: Any, **options: Any) -> State:
     torch.manual_seed(0)
-    model = UNet(10, 1, 4, width=8, multipliers=(1, 2), attention=(1,), unshuffle=2)
+    model = UNet(10, 1, 4, Architecture(width=8, multipliers=(1, 2), attention=(1,), unshuffle=2))
     config = Finetune(
         **{"draws": 4, "max_grad_norm": 0.01, "microbatch_size": 4, "noise_levels": law, **options}
     )

@@ -13,6 +13,7 @@ from sfumato.generators.network import Generator
 from sfumato.generators.one_step import (
     PATIENCE,
     EarlyStopping,
+    Target,
     balanced_labels,
     block_of_steps,
     fit_generator,
@@ -29,11 +30,10 @@ CONFIG = Auxiliary(latent=8, width=8, steps=500, batch=100)
 EQUAL = torch.full((3,), 1 / 3)
 
 
-def fit(target, config=CONFIG, priors=EQUAL, seed=0, **options):
+def fit(means, config=CONFIG, priors=EQUAL, seed=0, judge=(), **options):
     generator = new_generator(SHAPE, 3, config.latent, config.width, seed)
-    return fit_generator(
-        generator, [FeatureMeans(target, FEATURES)], config, priors, seed, **options
-    )
+    target = Target([FeatureMeans(means, FEATURES)], *judge)
+    return fit_generator(generator, target, config, priors, seed, **options)
 
 
 def joint_embedding(images, labels, classes):
@@ -188,11 +188,11 @@ def test_a_second_match_and_a_teacher_both_pull(three_digits):
         return [drawn[asked == m].mean().item() for m in (0, 1)]
 
     plain = means(fit(target, config))
-    judged = means(fit(target, config, teacher=Brightness(), agreement=0.3))
+    judged = means(fit(target, config, judge=(Brightness(), 0.3)))
     assert judged[0] - judged[1] > plain[0] - plain[1] + 0.05
     generator = new_generator(SHAPE, 3, CONFIG.latent, CONFIG.width, 0)
     other = FeatureMeans(joint_embedding(1 - images, labels, 3), FEATURES, weight=3.0)
-    fit_generator(generator, [FeatureMeans(target, FEATURES), other], config, EQUAL, 0)
+    fit_generator(generator, Target([FeatureMeans(target, FEATURES), other]), config, EQUAL, 0)
     assert means(generator)[0] > plain[0] + 0.05  # drawn towards the negatives, which are brighter
 
 
@@ -308,7 +308,8 @@ def test_a_large_image_is_fitted_coarse_to_fine(monkeypatch):
     generator = new_generator((1, side, side), 2, 4, 8, 0)
     generator.register_forward_hook(lambda module, given, found: seen.append(found.shape[-1]))
     config = Auxiliary(latent=4, width=8, steps=120, batch=16)
-    fit_generator(generator, [FeatureMeans(target, features)], config, torch.tensor([0.5, 0.5]), 0)
+    half = torch.tensor([0.5, 0.5])
+    fit_generator(generator, Target([FeatureMeans(target, features)]), config, half, 0)
     assert seen[:120] == [32] * 60 + [64] * 60
     drawn, labels = draw_images(generator, 40)
     dark, light = (drawn[labels == label].mean(0)[0] for label in (0, 1))

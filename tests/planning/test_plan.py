@@ -11,6 +11,7 @@ from sfumato.diffusion.unet import UNet
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.features.efficientnet_lite import PACKAGE
 from sfumato.generators.network import Generator
+from sfumato.planning.checks import Setup
 from sfumato.planning.resolve import make_plan, noise_requests, plan_texts, warnings_of
 from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.ledger import read_ledger
@@ -92,7 +93,7 @@ def test_profiles_of_the_papers_have_their_noise(profile, target, central, frequ
 def test_profiles_of_the_papers_have_their_sizes(profile, weights, drawn):
     loaded, (channels, side, _) = params(recipe="feta-pro", profile=profile), PAPER[profile]
     with torch.device("meta"):
-        network = UNet(side, channels, 10, **loaded.model.network())
+        network = UNet(side, channels, 10, loaded.model)
         generator = Generator(side, channels, 10, loaded.auxiliary.latent, loaded.auxiliary.width)
     for model, expected in ((network, weights), (generator, drawn)):
         assert sum(value.numel() for value in model.parameters()) == pytest.approx(
@@ -653,7 +654,7 @@ def test_cards_state_epsilon_by_the_projects_accountant():
 def test_a_stream_without_a_network_of_its_own_is_refused(recipe):
     for stream in (True, False):
         loaded = params(recipe=recipe, profile=None, synthesize={"stream": stream})
-        problems = STAGES["synthesize"].problems(loaded, card(), None)
+        problems = STAGES["synthesize"].problems(Setup(loaded, card(), None))
         found = [
             problem for problem in problems if "synthesize.stream requires a network" in problem
         ]

@@ -43,7 +43,7 @@ from sfumato.settings.baselines import Adversarial
 from sfumato.settings.dpsgd import Finetune, Saliency
 from sfumato.settings.fields import Size, size_of
 from sfumato.settings.queries import Central, FeatureMap, Teacher
-from sfumato.settings.training import Classifier
+from sfumato.settings.training import Architecture, Classifier
 from sfumato.training.public_classifier import train_public_classifier
 
 SHAPE = (1, 8, 8)
@@ -226,7 +226,13 @@ def moment_map() -> FourierFeatures:
 
 def unet(classes: int = CLASSES, several: bool = False, resolution: Size = 8) -> UNet:
     torch.manual_seed(0)
-    model = UNet(resolution, 1, classes, width=8, multipliers=(1,), attention=(0,), several=several)
+    model = UNet(
+        resolution,
+        1,
+        classes,
+        Architecture(width=8, multipliers=(1,), attention=(0,)),
+        several=several,
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -273,8 +279,7 @@ def saliency_gradients(
     """Return the gradients of all candidates of a model."""
     chosen = Saliency(**settings)
     parameters = {name: model.get_parameter(name) for name in candidates(model)}
-    options: dict[str, Any] = {"label_dropout": 0.0, "autocast": False, "generator": generator}
-    return Gradients(model, parameters, chosen, chosen.max_norm, PUBLIC, **options)
+    return Gradients(model, parameters, chosen, PUBLIC, False, generator)
 
 
 def saliency(
@@ -310,15 +315,8 @@ def adversarial(charge: Any, shape: Shape = SHAPE) -> dict[str, Tensor]:
     chosen = Adversarial(max_grad_norm=C, microbatch_size=16)
     generator = new_generator(shape, CLASSES, 4, 8, 0)
     even = torch.full((CLASSES,), 1 / CLASSES)
-    state = AdversarialState(
-        discriminator(size_of(shape[1:])),
-        generator,
-        chosen,
-        even,
-        0,
-        public_batch=PUBLIC,
-        autocast=False,
-    )
+    judge = State(discriminator(size_of(shape[1:])), chosen, PUBLIC, autocast=False)
+    state = AdversarialState(judge, generator, chosen, even, 0)
     state.judge.draw = functools.partial(seeded_draws, None, draws=1)  # type: ignore[method-assign]
     state.step(charge)
     return state.tensors()

@@ -15,11 +15,12 @@ from torch.nn.utils import parameters_to_vector
 from sfumato.baselines.dp_gan import AdversarialState
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.unet import UNet
-from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, per_image_gradients
+from sfumato.dpsgd.gradients import Draws, Microbatch, clipped_gradient_sum, per_image_gradients
 from sfumato.dpsgd.run import State, fine_tune, step
 from sfumato.generators.one_step import new_generator
 from sfumato.settings.baselines import Adversarial
 from sfumato.settings.dpsgd import Finetune
+from sfumato.settings.training import Architecture
 
 CLIP = 1e-4  # far below any gradient, so that every image is clipped
 Named = Mapping[str, Tensor]
@@ -68,7 +69,9 @@ def check_clip(
 
     def total(kept: slice | Tensor) -> Tensor:
         rest = images[kept], labels[kept], drawn.rows(kept)
-        return clipped_gradient_sum(model, parameters, *rest, clip, chunk, autocast)
+        return clipped_gradient_sum(
+            model, parameters, *rest, clip, Microbatch(chunk, autocast=autocast)
+        )
 
     whole = total(slice(None))
     assert whole.dtype == torch.float64
@@ -81,17 +84,14 @@ def adversary(seed: int = 0, **options: Any) -> AdversarialState:
     settings = Adversarial(**{"max_grad_norm": CLIP, "microbatch_size": 4, **options})
     network = new_generator((1, 8, 8), CLASSES, settings.latent, settings.width, 0)
     even = torch.full((CLASSES,), 1 / CLASSES)
-    given = {
-        "public_batch": 16.0,
-        "autocast": False,
-        "generator": torch.Generator().manual_seed(seed),
-    }
-    return AdversarialState(discriminator(), network, settings, even, 0, **given)
+    random = torch.Generator().manual_seed(seed)
+    judge = State(discriminator(), settings, 16.0, autocast=False, generator=random)
+    return AdversarialState(judge, network, settings, even, 0)
 
 
 def trainer(seed: int = 0, **options: Any) -> State:
     torch.manual_seed(seed)
-    model = UNet(8, 1, CLASSES, width=8, multipliers=(1,), attention=(0,))
+    model = UNet(8, 1, CLASSES, Architecture(width=8, multipliers=(1,), attention=(0,)))
     rates = {"draws": 2, "max_grad_norm": CLIP, "learning_rate": 1e-3, "microbatch_size": 4}
     random = torch.Generator().manual_seed(seed)
     return State(

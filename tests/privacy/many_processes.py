@@ -26,6 +26,7 @@ from sfumato.queries.feature_means import query_feature_means
 from sfumato.runtime import distributed
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.queries import FeatureMap
+from sfumato.settings.training import Architecture
 
 SETTINGS = Finetune(
     steps=5, batch=60, draws=2, max_grad_norm=0.01, learning_rate=1e-3, checkpoint_every=1
@@ -65,7 +66,7 @@ class Tied(State):
 
 def network() -> UNet:
     torch.manual_seed(0)
-    return UNet(10, 1, 8, width=8, multipliers=(1, 1), attention=(1,))
+    return UNet(10, 1, 8, Architecture(width=8, multipliers=(1, 1), attention=(1,)))
 
 
 def work(stage: str, mechanism: Mechanism, max_norm: float) -> ChargeRequest:

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.clip import clipped_sum, squared_norms, unflatten
-from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw
+from sfumato.dpsgd.gradients import Draws, Microbatch, clipped_gradient_sum, draw
 from sfumato.dpsgd.run import State, step, step_noise, update
 from sfumato.errors import ConfigError
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import TimestepMixture
+from sfumato.settings.training import Architecture
 
 B, C = 6, 0.01  # images, clip: far below the gradient norms, so every row is clipped
 LAW = TimestepMixture()
@@ -23,7 +24,9 @@ LAW = TimestepMixture()
 def model() -> UNet:
     torch.manual_seed(0)
     # 5 and 3 pixels
-    return perturbed(UNet(10, 3, 4, width=8, multipliers=(1, 2), attention=(0, 1), unshuffle=2))
+    return perturbed(
+        UNet(10, 3, 4, Architecture(width=8, multipliers=(1, 2), attention=(0, 1), unshuffle=2))
+    )
 
 
 def batch(model: UNet, draws: int):
@@ -54,7 +57,7 @@ def test_gradients_of_several_labels_equal_those_of_a_loop(draws):
     label.
     """
     torch.manual_seed(0)
-    model = UNet(8, 1, 4, width=8, multipliers=(1,), attention=(0,), several=True)
+    model = UNet(8, 1, 4, Architecture(width=8, multipliers=(1,), attention=(0,)), several=True)
     torch.nn.init.normal_(model.conv_out.weight)
     images, _, drawn = batch(model, draws)
     labels = torch.tensor(
@@ -74,7 +77,7 @@ def test_the_draws_of_an_image_are_averaged_before_the_clip(model):
         for k in range(8)
     ]
     each = [matrix(model, names(model), images, labels, one) for one in apart]
-    total = clipped_gradient_sum(model, names(model), images, labels, drawn, C, microbatch_size=4)
+    total = clipped_gradient_sum(model, names(model), images, labels, drawn, C, Microbatch(4))
     averaged_first = summed(torch.stack(each).mean(0), C)
     clipped_first = sum(summed(rows, C) for rows in each)
     assert torch.allclose(total, averaged_first, atol=1e-4 * C)
@@ -93,7 +96,7 @@ def test_one_image_moves_the_sum_by_at_most_the_clip(model, draws, chunk, autoca
 
 def test_channels_last_inputs_change_nothing():
     torch.manual_seed(0)
-    model = UNet(8, 3, 4, width=8, multipliers=(1, 1), attention=(1,))
+    model = UNet(8, 3, 4, Architecture(width=8, multipliers=(1, 1), attention=(1,)))
     torch.nn.init.normal_(model.conv_out.weight)
     images, labels, drawn = batch(model, 2)
     rows = matrix(model, names(model), images, labels, drawn)
@@ -247,7 +250,10 @@ def test_draws_are_secret():
     for _ in range(2):
         torch.manual_seed(0)
         run = State(
-            UNet(8, 1, 4, width=8), Finetune(microbatch_size=4), public_batch=16.0, autocast=False
+            UNet(8, 1, 4, Architecture(width=8)),
+            Finetune(microbatch_size=4),
+            public_batch=16.0,
+            autocast=False,
         )
         states.append(run.generator.get_state())
     assert not torch.equal(states[0], states[1])
@@ -255,7 +261,7 @@ def test_draws_are_secret():
 
 def test_frozen_parameters_stay_out():
     torch.manual_seed(0)
-    model = UNet(8, 1, 4, width=8, multipliers=(1,), attention=(0,))
+    model = UNet(8, 1, 4, Architecture(width=8, multipliers=(1,), attention=(0,)))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("attention" in name)
     before = {name: value.clone() for name, value in model.named_parameters()}

@@ -26,7 +26,7 @@ from sfumato.data.store import (
     read_card,
     write_latents,
 )
-from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
+from sfumato.dpsgd.gradients import Microbatch, clipped_gradient_sum, draw
 from sfumato.dpsgd.trainable import choose_trainable
 from sfumato.errors import DataError
 from sfumato.privacy.events import Mechanism
@@ -91,7 +91,7 @@ def test_one_image_moves_the_gradient_sum_by_the_clip(
     check_clip(model, parameters, drawn, C, chunk, autocast)
     if autocast:  # nearly the same sum
         whole, half = (
-            clipped_gradient_sum(model, parameters, *drawn, C, chunk, half)
+            clipped_gradient_sum(model, parameters, *drawn, C, Microbatch(chunk, autocast=half))
             for half in (False, True)
         )
         assert 0 < float((whole - half).norm() / whole.norm()) < 0.2
@@ -116,12 +116,12 @@ def test_a_latent_that_is_not_finite_counts_for_nothing(models, kind, value):
     model, parameters = network(models, kind)
     latents, labels, drawn = batch(model, 1)
     latents[2, 0, 3, 3] = value
-    whole = clipped_gradient_sum(model, parameters, latents, labels, drawn, C, 2)
+    whole = clipped_gradient_sum(model, parameters, latents, labels, drawn, C, Microbatch(2))
     rest = torch.arange(B) != 2
     assert whole.isfinite().all()
     if value != 1e30:  # may stay finite, and is then clipped
         without = clipped_gradient_sum(
-            model, parameters, latents[rest], labels[rest], drawn.rows(rest), C, 2
+            model, parameters, latents[rest], labels[rest], drawn.rows(rest), C, Microbatch(2)
         )
         assert torch.linalg.vector_norm(whole - without) <= 1e-4 * C
 

@@ -11,6 +11,7 @@ from small_record import small_record
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.check import (
+    Bound,
     artifact_problems,
     check_ledger,
     empty_artifact_md5,
@@ -346,7 +347,7 @@ def test_a_lock_that_cannot_be_read_is_a_reason(tmp_path, text):
 def test_a_bound_that_bounds_nothing_is_refused(tmp_path, name, bound):
     (tmp_path / "ledger.json").write_text(WRITTEN)
     with pytest.raises(ConfigError, match="is not a bound"):
-        verify(tmp_path / "ledger.json", **{name: bound})
+        verify(tmp_path / "ledger.json", Bound(**{name: bound}))
 
 
 def test_dvc_gives_an_empty_artifact_the_hash_that_we_expect(tmp_path):
@@ -555,6 +556,6 @@ def test_the_second_opinion_is_on_the_person_who_pays_most(tmp_path, monkeypatch
     monkeypatch.setattr("sfumato.privacy.opinions.all_opinions", recorded)
     ledger, _ = locked(tmp_path, merged_ledger())
     for delta, at in ((None, BUDGET["delta"]), (1e-7, 1e-7)):
-        found = verify(ledger, delta=delta, all_opinions=True)
+        found = verify(ledger, Bound(delta=delta), all_opinions=True)
         assert requested.pop() == ([SOUTH["id"]], at) and found.delta == at
         assert found.epsilon == found.epsilon_by_set["south"] > found.epsilon_by_set["north"]

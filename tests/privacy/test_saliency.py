@@ -16,7 +16,7 @@ from dpsgd_runs import CLIP, check_clip
 from small_network import perturbed
 from torch import Tensor
 
-from sfumato.diffusion.unet import UNet, load_model
+from sfumato.diffusion.unet import UNet, build_unet, load_model
 from sfumato.dpsgd import run as dpsgd
 from sfumato.dpsgd.gradients import draw
 from sfumato.dpsgd.run import step
@@ -45,7 +45,7 @@ ARGUMENTS = {
 
 def network(seed: int = 0, **more) -> UNet:
     torch.manual_seed(seed)
-    return perturbed(UNet(**{**ARGUMENTS, **more}))
+    return perturbed(build_unet(**{**ARGUMENTS, **more}))
 
 
 MODEL = network(channels=3, classes=4)
@@ -119,7 +119,7 @@ def test_the_whole_query_is_one_gaussian_of_its_noise(owner):
     # alone. 2 688 entries; the standard deviation within 7 %, five standard errors: false alarm
     # below 1e-6. The same for the sum of the debiased squares.
     torch.manual_seed(0)
-    model = UNet(**ARGUMENTS)
+    model = build_unet(**ARGUMENTS)
     mechanism = Mechanism(noise_multiplier=3.0)
     charge = owner.open(mechanism, stage="saliency", max_norm=0.5)
     gradients = saliency_gradients(model, max_norm=0.5)

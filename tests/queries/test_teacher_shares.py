@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sfumato.data.images import ImageSet, as_uint8
+from sfumato.diffusion.denoiser import Sampling
 from sfumato.diffusion.unet import UNet
 from sfumato.features.projection import ProjectedFeatures
 from sfumato.features.teacher_network import (
@@ -17,6 +18,7 @@ from sfumato.features.teacher_network import (
     relabelled,
     share_offsets,
 )
+from sfumato.settings.training import Architecture
 
 
 def drawn(shares, sharpness, bias, seed=0):
@@ -82,13 +84,17 @@ def test_released_images_get_the_teachers_labels_by_shares():
 
 def test_a_guided_draw_is_more_like_its_labels_to_the_teacher():
     torch.manual_seed(0)
-    model = UNet(8, 1, 3, width=8, multipliers=(1, 1))
+    model = UNet(8, 1, 3, Architecture(width=8, multipliers=(1, 1)))
     teacher = a_teacher()
     labels = torch.arange(60) % 3
 
     def agreement(guide):
         drawn = torch.cat(
-            [*model.drawing(labels, 6, 0.0, torch.Generator().manual_seed(0), guide=guide)]
+            [
+                *model.drawing(
+                    labels, Sampling(steps=6, guide=guide), torch.Generator().manual_seed(0)
+                )
+            ]
         )
         return probabilities_of(teacher, drawn)[torch.arange(60), labels].mean()
 

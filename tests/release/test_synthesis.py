@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from sfumato.data.images import ImageSet, room, save_images
-from sfumato.diffusion.unet import UNet
+from sfumato.diffusion.denoiser import Sampling
+from sfumato.diffusion.unet import build_unet
 from sfumato.errors import DataError
 from sfumato.generators.network import Generator
 from sfumato.generators.one_step import save_generator
@@ -23,7 +24,7 @@ def models(tmp_path_factory):
     for name in ("finetune", "auxiliary"):
         (path / name).mkdir()
     arguments = SHAPE | {"width": 8, "multipliers": [1, 1]}
-    UNet(**arguments).save(path / "finetune")
+    build_unet(**arguments).save(path / "finetune")
     save_generator(Generator(**SHAPE, latent=4, width=8), path / "auxiliary")
     return {name: path / name for name in ("finetune", "pretrain", "auxiliary")}
 
@@ -88,7 +89,8 @@ def drawn_from(
     images = np.zeros((6, *shape), np.uint8)
     save_images(population, ImageSet(images, np.arange(6) % len(classes), classes))
     settings = Synthesize(count=5, sources={"evolve": 1})
-    draw_mixture({"evolve": population}, settings, torch.ones(3) / 3, 0, shape=(1, 8, 8))
+    sampling = Sampling(steps=1, shape=(1, 8, 8))
+    draw_mixture({"evolve": population}, settings, torch.ones(3) / 3, 0, sampling=sampling)
 
 
 @pytest.mark.parametrize("shape", [(9, 9, 1), (8, 8, 3)])

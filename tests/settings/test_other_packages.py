@@ -38,8 +38,8 @@ def brightness(run, settings):
         write_json(directory / "brightness.json", {"mean": total.item() / run.counts.total})
 
 
-def problems(params, card, public):
-    if params.brightness.brightest <= 0:
+def problems(setup):
+    if setup.params.brightness.brightest <= 0:
         yield "brightness.brightest must be above 0: raise it"
 
 

@@ -19,7 +19,7 @@ pytest.importorskip("transformers")
 from pretended_gpu import pretended_gpu
 from tiny_diffusers import KINDS
 
-from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
+from sfumato.dpsgd.gradients import Microbatch, clipped_gradient_sum, draw
 from sfumato.dpsgd.lora import adapted_layers, save_adapter
 from sfumato.dpsgd.trainable import candidates, check_trained, choose_trainable
 from sfumato.errors import ConfigError, DataError
@@ -29,7 +29,7 @@ from sfumato.settings.noise_levels import LogNormal, TimestepMixture
 from sfumato.settings.training import Model
 from sfumato.text_to_image import parts
 from sfumato.text_to_image.directory import HUB, ModelDirectory, locate, read_model_directory
-from sfumato.text_to_image.network import LatentDiffusion, load_latent
+from sfumato.text_to_image.network import LatentDiffusion, Prompts, load_latent
 from sfumato.text_to_image.parts import embed_prompts, load_part, make_scheduler
 from sfumato.text_to_image.reference import (
     class_prompts,
@@ -171,7 +171,7 @@ def test_a_transformer_gets_the_size_under_vmap_too():
     )
     alphas_cumprod = torch.linspace(0.99, 0.01, 1000)
     models = [
-        LatentDiffusion(directory, network, prompts, mask, alphas_cumprod, size)
+        LatentDiffusion(directory, network, Prompts(prompts, mask), alphas_cumprod, size)
         for size in (16, 32)
     ]
     x = torch.randn(2, 4, 8, 8)
@@ -180,7 +180,8 @@ def test_a_transformer_gets_the_size_under_vmap_too():
     assert not torch.equal(*(model(x, t, labels) for model in models))
     drawn = draw(models[0], x, 2, UNIFORM, torch.Generator().manual_seed(0))
     parameters = dict(models[0].named_parameters())
-    assert clipped_gradient_sum(models[0], parameters, x, labels, drawn, 1.0, 2).isfinite().all()
+    total = clipped_gradient_sum(models[0], parameters, x, labels, drawn, 1.0, Microbatch(2))
+    assert total.isfinite().all()
 
 
 def test_what_is_learned_is_read_from_the_scheduler(models, monkeypatch):

@@ -7,7 +7,7 @@ from small_network import perturbed
 from torch import Tensor
 
 from sfumato.diffusion.unet import UNet
-from sfumato.settings.training import Amp, Phase
+from sfumato.settings.training import Amp, Architecture, Phase
 from sfumato.training import curriculum
 from sfumato.training.amp import amp_gradient, ascend
 from sfumato.training.curriculum import mean_loss, warm_up
@@ -28,7 +28,7 @@ def bowl() -> Tensor:
 
 def tiny() -> UNet:
     torch.manual_seed(0)
-    return perturbed(UNet(8, 1, 3, width=8, multipliers=(1,), attention=(0,)))
+    return perturbed(UNet(8, 1, 3, Architecture(width=8, multipliers=(1,), attention=(0,))))
 
 
 def phase(**options) -> Phase:

@@ -10,7 +10,7 @@ from sfumato.data.images import ImageSet, as_floats
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet, drop_extra_classes
 from sfumato.errors import DataError
-from sfumato.settings.training import Amp, Phase
+from sfumato.settings.training import Amp, Architecture, Phase
 from sfumato.training.curriculum import (
     IMAGES_PER_DRAW,
     MappedImages,
@@ -33,7 +33,7 @@ SOURCES = {
 
 def tiny() -> UNet:
     torch.manual_seed(0)
-    return UNet(8, 1, 3, width=8, multipliers=(1,), attention=(0,))
+    return UNet(8, 1, 3, Architecture(width=8, multipliers=(1,), attention=(0,)))
 
 
 def phase(**options) -> Phase:
@@ -233,7 +233,7 @@ def test_mapped_images_train_as_the_same_images_in_memory_do():
 
 def test_public_classes_are_trained_and_leave_with_their_rows():
     torch.manual_seed(0)
-    model = UNet(8, 1, 3, width=8, multipliers=(1,), attention=(0,), extra_classes=2)
+    model = UNet(8, 1, 3, Architecture(width=8, multipliers=(1,), attention=(0,)), extra_classes=2)
     start = model.label.weight.detach().clone()
     sources = {"public": (torch.rand(6, 1, 8, 8), torch.tensor([4, 5, 4, 5, 4, 5]))}
     seen = []

@@ -33,7 +33,9 @@ def glyph_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, 
             faces[random.integers(len(faces))], CHARACTERS[label], random.uniform(thinnest, 5.0)
         )
         mask = place(picture, shape[1:], random)
-        return mask[..., None] if shape[0] == 1 else coloured(mask, random)
+        if shape[0] == 1:
+            return mask[..., None]
+        return coloured(mask, random)
 
     return draw
 
@@ -73,7 +75,9 @@ def glyph_picture(face: ImageFont.FreeTypeFont, character: str, weight: float) -
     ImageDraw.Draw(picture).text(
         (1 - left, 1 - top), character, fill=255, font=face, stroke_width=stroke
     )
-    return picture.filter(ImageFilter.MinFilter(3)) if weight < -0.5 else picture
+    if weight >= -0.5:
+        return picture
+    return picture.filter(ImageFilter.MinFilter(3))
 
 
 def place(picture: Image.Image, size: tuple[int, int], random: np.random.Generator) -> np.ndarray:

@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from PIL.Image import registered_extensions
 
@@ -82,9 +81,9 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     trained = sum(not place.held_out for place in places)
     shapes: list[tuple[int, ...]] = []  # shape of the first picture, which both parts must have
     train = pictures_of(places[:trained], every, request, shapes)
-    test = (
-        pictures_of(places[trained:], every, request, shapes, trained) if found.official else None
-    )
+    test = None
+    if found.official:
+        test = pictures_of(places[trained:], every, request, shapes, trained)
     labels = [place.label for place in places]
     return Source(
         found.classes, train, test, len(files), ids, files, labels, compared, len(files) - trained
@@ -295,7 +294,7 @@ def pictures_of(
 
 
 def leave_out(
-    key: Any, file: PictureFile, error: DataError, every: list[Place], request: Request
+    key: object, file: PictureFile, error: DataError, every: list[Place], request: Request
 ) -> None:
     """Record in `Source.left_out`, under `key`, that a picture is left out because of `error`.
 
@@ -354,7 +353,9 @@ def problems_of(files: Sequence[Place], request: Request) -> list[DataError]:
             if len({shape[part] for shape in shapes.values()}) > 1
         ]
         wish = " and ".join(f"{request.section}.{name}" for name in differ)
-        more = f" ({len(odd) - 1} more differ)" if len(odd) > 1 else ""
+        more = ""
+        if len(odd) > 1:
+            more = f" ({len(odd) - 1} more differ)"
         differing = f"{odd[0]} is {shape_text(shapes[odd[0]])}"
         wrong = f"{differing} but {first} is {shape_text(shapes[first])}{more}"
         problems.append(DataError(f"{wrong}: set {wish} to convert all alike."))

@@ -10,7 +10,7 @@ import numpy as np
 from sfumato.data.groups import checked_ids, ids_of_array
 from sfumato.data.images import GROUPS_REFUSED, check_labels
 from sfumato.data.sources.packed import arrays_in
-from sfumato.data.sources.source import Request, Source, examples
+from sfumato.data.sources.source import Form, Request, Source, examples
 from sfumato.errors import ConfigError, DataError
 
 AS_PLAIN_ARRAYS = "write it with np.savez and plain arrays."
@@ -115,7 +115,7 @@ def labels_of(
     return labels
 
 
-def archive_layout(path: Path) -> tuple[dict[str, Any], list[str]]:
+def archive_layout(path: Path) -> tuple[Form, list[str]]:
     """Return the keys of a Request for an archive, and the names of its arrays without the prefixes
     of parts.
 
@@ -124,7 +124,7 @@ def archive_layout(path: Path) -> tuple[dict[str, Any], list[str]]:
     arrays = arrays_in(path, AS_PLAIN_ARRAYS)
     labels = [array for name, array in arrays.items() if name.endswith("labels") and array.size]
     several = any(part.ndim == 2 and part.shape[1] > 1 for part in labels)
-    form: dict[str, Any] = {"name": "npz", "several": several}
+    form: Form = {"name": "npz", "several": several}
     if "classes" not in arrays and labels:
         count = labels[0].shape[-1] if several else 1 + int(max(part.max() for part in labels))
         form["classes"] = tuple(map(str, range(count)))

@@ -335,7 +335,7 @@ def unpack_tables(tables: Sequence[Path], folder: Path, allowance: Allowance) ->
             parquet.write_table(pyarrow.Table.from_pylist(rows), place / METADATA[2])
 
 
-def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict[str, Any]]:
+def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict[str, object]]:
     """Write the pictures of a Parquet table into the folder `place`, under their own names if they
     have names.
 
@@ -401,4 +401,6 @@ def named(value: Any, names: list[str] | None) -> Any:
         return [named(one, names) for one in value]
     if names is None or value is None:
         return value
-    return names[value] if value >= 0 else None
+    if value < 0:
+        return None
+    return names[value]

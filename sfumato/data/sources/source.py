@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from sfumato.data.decoding import PictureFile, fit
+from sfumato.data.decoding import PictureFile, PictureForm, fit
 from sfumato.errors import ConfigError, DataError, is_failure, public
 from sfumato.settings.data import Groups, Volume
 
@@ -77,7 +77,7 @@ class Source:
     compared: Sequence[str] = ()
     held_out: int = 0
     converted: Counter[str] = field(default_factory=Counter)
-    left_out: dict[Any, LeftOut] = field(default_factory=dict)
+    left_out: dict[object, LeftOut] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -110,8 +110,17 @@ class Listing:
         return [place for place in self.places if not place.held_out]
 
 
+class Form(TypedDict, total=False):
+    """Keys of a `Request` that describe the layout of a source."""
+
+    name: str
+    classes: tuple[str, ...] | None
+    label_column: str | None
+    several: bool
+
+
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(PictureForm):
     """A user's request for images from a source.
 
     `section`: "data" for sensitive images, "public" for public images.
@@ -120,24 +129,17 @@ class Request:
     section: str
     name: str
     path: str | None
-    size: tuple[int, int] | None = None  # height and width; None: as in the source
-    channels: int | None = None  # None: as in the source
     per_class: int = 0  # number of images per class, for sources that the program draws
     seed: int = 0  # random seed, for sources that the program draws
     groups: Groups | None = None  # rule for finding ids of sensitive images
-    # Values to show as black and as white, for files with more than 8 bits
-    range: tuple[float, float] | None = None
     volume: Volume | None = None  # slices of volumes and series that become images
-    # Whether to add black bars to images with other proportions, instead of cropping them
-    pad: bool = False
     classes: tuple[str, ...] | None = None  # names by label, for files without names
     label_column: str | None = None  # column of a table, or key of samples, with the labels
     compare_by: str | None = None  # column of the table, see `data.compare_by`
     several: bool = False  # whether an image has any number of labels, instead of exactly one
     mixed: bool = False  # whether images may differ in size and channels
     skip: float = 0.0  # share of the pictures that may be broken
-    converted: Counter[str] = field(default_factory=Counter)
-    left_out: dict[Any, LeftOut] = field(default_factory=dict)
+    left_out: dict[object, LeftOut] = field(default_factory=dict)
     shard: Shard | None = None  # a part of the source; ids of all parts are checked later
 
     @property
@@ -147,7 +149,9 @@ class Request:
 
     @property
     def id_column(self) -> str | None:
-        return None if self.groups is None else self.groups.column
+        if self.groups is None:
+            return None
+        return self.groups.column
 
     def required_path(self) -> Path:
         if self.path is None:

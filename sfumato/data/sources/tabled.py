@@ -1,10 +1,9 @@
 """List pictures whose labels are in a table or in tar files (WebDataset), not in folder names."""
 
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL.Image import registered_extensions
@@ -65,7 +64,7 @@ def column_of(
 
     Raises the errors of `rows_by_file`.
     """
-    rows: dict[Any, list[str]] = dict(table_cells(path, [column], volume))
+    rows: Mapping = table_cells(path, [column], volume)
     return [rows.get(file, [""])[0] for file in files]
 
 
@@ -267,7 +266,7 @@ def samples_in(shard: Path) -> Iterable[Sample]:
     )
     causes = (*UNREADABLE, tarfile.TarError, EOFError, OverflowError, RecursionError)
     with (
-        explained(DataError, lambda _: wrong, causes=causes),
+        explained(DataError, wrong, causes=causes),
         reading(shard),
         BoundedReader(shard, LARGEST_DIRECTORY) as file,
         tarfile.open(fileobj=file, mode="r:") as archive,
@@ -306,14 +305,10 @@ def sample_words(
     """
     content: dict = {}
     if "json" in sample and (label or group or "cls" not in sample):
-        with explained(
-            DataError, lambda _: f"{what} has a .json that is not a JSON object: correct it."
-        ):
+        with explained(DataError, f"{what} has a .json that is not a JSON object: correct it."):
             content = dict(parse_json(text_of(sample["json"])))
     if label is None and "cls" in sample:
-        with explained(
-            DataError, lambda _: f"{what} has a .cls that is not a line of text: correct it."
-        ):
+        with explained(DataError, f"{what} has a .cls that is not a line of text: correct it."):
             content[LABEL] = text_of(sample["cls"]).strip()
     text, person = (cell_text(content.get(key)) for key in (label or LABEL, group))
     if person is None:

@@ -1,7 +1,7 @@
 """Compare sets of images in one feature space: the table of metrics, and the metrics of one set."""
 
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import softmax
@@ -29,17 +29,17 @@ class Metric(NamedTuple):
     """
 
     meaning: str
-    measure: Callable[..., dict[str, Any]] | None = None
+    measure: Callable[..., dict[str, float]] | None = None
     needs: str = ""
     yardstick: bool = False
 
 
-def frechet(compared: np.ndarray, reference: np.ndarray, **_: Any) -> dict[str, float]:
+def frechet(compared: np.ndarray, reference: np.ndarray, **_: object) -> dict[str, float]:
     return {"frechet": frechet_distance(compared, reference)}
 
 
 def mind(
-    compared: np.ndarray, reference: np.ndarray, novel: tuple[np.ndarray, ...], **_: Any
+    compared: np.ndarray, reference: np.ndarray, novel: tuple[np.ndarray, ...], **_: object
 ) -> dict[str, float]:
     """Compute MIND between the set and the hold-out, and between training images and the hold-out.
 
@@ -50,11 +50,11 @@ def mind(
     return with_spread("mind", sliced_distance(compared, reference, count)) | real
 
 
-def mmd(compared: np.ndarray, reference: np.ndarray, **_: Any) -> dict[str, float]:
+def mmd(compared: np.ndarray, reference: np.ndarray, **_: object) -> dict[str, float]:
     return with_spread("mmd", kernel_distance(compared, reference))
 
 
-def score(compared: np.ndarray, extractor: Extractor, **_: Any) -> dict[str, float]:
+def score(compared: np.ndarray, extractor: Extractor, **_: object) -> dict[str, float]:
     # The head of Inception is applied without its bias, as in the original Inception Score
     assert extractor.head is not None
     probabilities = softmax(compared.astype(np.float64) @ extractor.head.T, axis=1)
@@ -136,7 +136,7 @@ def fidelity(
 
     Returns {"space", "reference", "images", "reference_images", "frechet", "mmd", …}.
     """
-    numbers: dict[str, Any] = {}
+    numbers: dict[str, float] = {}
     for key, metric in METRICS.items():
         if key in metrics and metric.measure is not None:
             numbers |= metric.measure(

@@ -1,0 +1,14 @@
+"""Functions that show the progress of long work. By default, they show nothing."""
+
+from collections.abc import Callable
+
+Progress = Callable[[int, int], None]  # called with (done, total)
+Say = Callable[[str], None]  # shows a line
+
+
+def no_progress(done: int, total: int) -> None:
+    """Show nothing."""
+
+
+def discard(text: str) -> None:
+    """Show nothing."""
