@@ -14,7 +14,8 @@ use real images to explain.
 - `causes`: the release as it is; shifts and scaling in training; batch norms' statistics recomputed
   on the other half, without labels; the last layer refitted on the release and on real images
 - `heads`: last layers fitted to real images without noise, a bound on DP layers of these features
-- `labels`: rules by which distorted images are labelled; blends and plain images keep theirs
+- `labels`: rules by which distorted images are labelled; blends and plain images keep theirs. The
+  rule `blends` makes images of its own
 - `draws`: the release's images, its stream, and the student of `stage student`
 - `picture`: the stream's images, ten per class, labelled by the likeliest class
 """
@@ -36,12 +37,18 @@ from sklearn.metrics import balanced_accuracy_score
 from torch import Tensor, nn
 
 from sfumato import load_release, stream
-from sfumato.data.images import ImageSet
+from sfumato.data.images import ImageSet, as_bytes, as_floats
 from sfumato.data.store import load_prepared, read_card
 from sfumato.evaluation.classifiers import CLASSIFIERS, Classifier, build_classifier
-from sfumato.features.teacher_network import at_shares, probabilities_of, share_offsets
+from sfumato.features.teacher_network import (
+    Labelling,
+    TeacherNetwork,
+    at_shares,
+    probabilities_of,
+    share_offsets,
+)
 from sfumato.release.loading import Release
-from sfumato.release.stream import Stream
+from sfumato.release.stream import Stream, view
 from sfumato.release.student import train_student
 from sfumato.release.synthesis import mixed
 from sfumato.release.variation import PLAIN
@@ -55,6 +62,8 @@ WHOLE = 10_000  # Side that no image has: images stay as they are
 SCALED = 0.1  # Largest change of the scale
 REFITTED = 4000  # Largest number of images that a last layer is refitted on
 SHOWN = 10  # Images of each class in a picture
+BLENDS = 25_600
+PART = 512  # Blends that the teacher labels at a time
 Batches = Iterator[tuple[Tensor, Tensor]]
 
 
@@ -276,11 +285,37 @@ def sets_by_rule(project: Project) -> dict[str, tuple[np.ndarray, Tensor]]:
         "mean": (shown, relabelled(by_mean)),
         "both agree": (shown[agreeing], hard[torch.from_numpy(agreeing)]),
         "others undistorted": (undistorted, relabelled(by_source)),
+        "without offsets": (shown, one_hot(after.argmax(dim=1).numpy(), classes)),
+        "soft, without offsets": (shown, after.float()),
         "soft": (shown, soft),
         "soft mean": (shown, mean),
         "asked for": (shown, one_hot(requested.numpy(), classes)),
         "plain only": (shown[plain], hard[torch.from_numpy(plain)]),
+        "blends": blends(images, teacher, labelling, project),
     }
+
+
+def blends(
+    images: Tensor, teacher: TeacherNetwork, labelling: Labelling, project: Project
+) -> tuple[np.ndarray, Tensor]:
+    """Blend pairs of released images, change each blend, and label it by the teacher afterwards.
+
+    An eighth are images without a blend. images: (N, C, H, W) uint8. Returns the blends,
+    (BLENDS, H, W, C) uint8 of the judge's size, and soft targets, (BLENDS, classes).
+    """
+    random = torch.Generator().manual_seed(0)
+    shown, targets = [], []
+    for _ in range(0, BLENDS, PART):
+        first, second = (
+            as_floats(images[rows])
+            for rows in torch.randint(len(images), (2, PART), generator=random)
+        )
+        share = torch.rand(PART, 1, 1, 1, generator=random)
+        share[: PART // 8] = 1
+        changed = view(moved(second.lerp(first, share), random), project.stream.mirrored, random)
+        targets.append(labelling.soft(probabilities_of(teacher, as_bytes(changed)), PLAIN))
+        shown.append(as_bytes(shrunk(changed, project.side)).permute(0, 2, 3, 1))
+    return torch.cat(shown).numpy(), torch.cat(targets).float()
 
 
 def heads(project: Project, steps: int, seed: int, only: list[str]) -> None:
