@@ -238,7 +238,7 @@ def test_a_sample_takes_its_label_and_person_from_json_if_asked(tmp_path):
     asked = data(file, "webdataset", label_column="finding", groups={"column": "patient"})
     source, _, labels = read_all(asked, tmp_path)
     assert labels == [1, 0, 1, 0] and source.groups == PATIENTS
-    with pytest.raises(DataError, match=r"sample 1: label `finding` in the .json is missing"):
+    with pytest.raises(DataError, match=r"sample 1: the label `finding` in the .json is missing"):
         write_tar(file, [("0.png", png(0)), ("0.cls", b"cat")])
         read_source(asked, tmp_path)
     with pytest.raises(
