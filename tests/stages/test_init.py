@@ -303,7 +303,7 @@ def test_a_folder_that_is_counted_under_a_name_keeps_it(desk, init, tmp_path):
     init("--dataset-id clinic --one-image-each")
     desk.run("prepare sensitive")
     init(
-        "--dataset-id other --out ../other", "already counted as 'clinic'", "Keep that name", code=2
+        "--dataset-id other --out ../other", "already counted under 'clinic'", "Keep that name", code=2
     )
     assert not Path("../other").exists()
     init("--out ../other")
@@ -536,7 +536,7 @@ def test_a_pattern_that_misses_names_states_how_many(init, tmp_path):
 
 def test_persons_and_one_image_each_do_not_go_together(init, tmp_path):
     write_shapes(tmp_path / "in", each=10)
-    init(r"--one-image-each --groups ^(\d+\.p)", "--one-image-each contradicts", code=4)
+    init(r"--one-image-each --groups ^(\d+\.p)", "--one-image-each states", code=4)
     init("--one-image-each")
     init("--force --groups (a)(b)", "2 groups in parentheses", code=2)
 
