@@ -303,7 +303,10 @@ def test_a_folder_that_is_counted_under_a_name_keeps_it(desk, init, tmp_path):
     init("--dataset-id clinic --one-image-each")
     desk.run("prepare sensitive")
     init(
-        "--dataset-id other --out ../other", "already counted under 'clinic'", "Keep that name", code=2
+        "--dataset-id other --out ../other",
+        "already counted under 'clinic'",
+        "Keep that name",
+        code=2,
     )
     assert not Path("../other").exists()
     init("--out ../other")
