@@ -10,6 +10,7 @@ for one: `-P -m dvc ...`. Commands run under any circumstances, with the faults 
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import json
 import logging
@@ -27,9 +28,10 @@ from importlib import import_module
 from pathlib import Path
 
 import psutil
+import typer.main
 from faults import SIGNALS, install
 
-from stages import fork_client
+from stages import cli, fork_client
 from stages.fork_server import ForkRequest, ForkServer, run_and_end
 
 LIBRARIES = (
@@ -106,6 +108,9 @@ def import_all() -> None:
     for package in map(import_module, OURS):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             import_module(module.name)
+    # Built once, not in each fork
+    typer.main.get_command = functools.cache(typer.main.get_command)
+    typer.main.get_command(cli.app)
     gc.freeze()  # no fork looks through what was imported
 
 

@@ -1,11 +1,16 @@
 """Call a program as a function of its arguments and typed answers; capture its output."""
 
+import functools
 import sys
 from collections.abc import Callable
 from io import StringIO
 from typing import TextIO
 
 import pytest
+import typer.main
+
+# Typer would build all commands of a program, for 11 ms, whenever the program is called
+get_command = functools.cache(typer.main.get_command)
 
 
 class Terminal(StringIO):
@@ -25,6 +30,7 @@ def call(main: Callable[[], object], *words: str, answers: str = "", screen: Tex
         patch.setattr(sys, "stdin", StringIO(answers))
         patch.setattr(sys, "stdout", screen)
         patch.setattr(sys, "stderr", screen)
+        patch.setattr(typer.main, "get_command", get_command)
         try:
             main()
         except SystemExit as end:
