@@ -55,7 +55,7 @@ class Owner:
     ask: function that asks a question, given a default and the type of the answer (None for yes or
     no); None if there is no one to answer;
     see: function that shows a line that only the owner may read;
-    spelling: function that returns how this front end spells an option, such as `--size-hint`.
+    spelling: function that returns how this front end spells an option, such as size_hint.
     """
 
     ask: Callable[[str, object, type | None], Any] | None = None
