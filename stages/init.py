@@ -75,7 +75,7 @@ def init(
     say("If someone must permit the release first, `stage brief` writes the request.")
 
 
-def ask(lacking: str, question: str, default: object, kind: type | None) -> Any:
+def ask(lacking: str, question: str, default: Any, kind: type | None) -> Any:
     """Ask a question at the prompt, and return the answer.
 
     lacking: the missing options, for the message. Raises ConfigError if there is no terminal.
@@ -83,7 +83,8 @@ def ask(lacking: str, question: str, default: object, kind: type | None) -> Any:
     question = wrapped(question, sys.stderr)
     try:
         if kind is None:
-            return typer.confirm(question, err=True, default=bool(default))
+            # Without a default, Enter is no answer, and the question is asked again
+            return typer.confirm(question, err=True, default=default)
         return typer.prompt(question, err=True, default=default, type=kind)
     except typer.Abort as abort:
         if isinstance(abort.__context__, EOFError):

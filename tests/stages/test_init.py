@@ -244,6 +244,16 @@ def test_what_is_not_given_is_asked_and_whose_the_images_are(desk, quick, projec
     assert own()["privacy"] == {"epsilon": 2.0, "accountant": "exact", **privacy}
 
 
+def test_enter_never_confirms_that_names_show_one_image_each(desk, quick, project, tmp_path):
+    desk.terminal = True
+    root = write_shapes(tmp_path / "in")
+    for number, file in enumerate(sorted(root.rglob("*.png"))):  # the first number may be an age
+        file.rename(file.with_name(f"{number // 4}_{100_000 + 7919 * number}.png"))
+    desk.answers = "clinic\n2\n" + "\n" * 9
+    said = desk.run(f"init {root}", "File names repeat", "[y/n]", code=2)
+    assert said.count("Can the same person appear") > 1 and not Path("params.yaml").exists()
+
+
 WORDS = {
     "controller": "The hospital",
     "purpose": "teaching",
