@@ -164,6 +164,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     pytest.importorskip("diffusers")
     pytest.importorskip("transformers")
-    from tiny_diffusers import save_references
-
-    return save_references(tmp_path_factory.mktemp("models"), ("zero", "one", "two"))
+    # Missing if it was deleted together with `sfumato/text_to_image`
+    tiny_diffusers = pytest.importorskip("tiny_diffusers")
+    return tiny_diffusers.save_references(tmp_path_factory.mktemp("models"), ("zero", "one", "two"))
