@@ -1,6 +1,7 @@
 """Clip the row of each image to a bounded norm, sum the rows, and split the sum by parameter.
 
-The bound on the effect of one image on a release depends on this module.
+The row of an image contains its gradients with respect to all trained parameters. The bound on the
+effect of one image on a release depends on this module.
 """
 
 from collections.abc import Mapping
@@ -12,11 +13,14 @@ RUN = 64  # Number of squares to add up in float32 at a time; float64 adds up th
 # Relative margin of a clipped norm.
 # It exceeds the error of a float32 sum of RUN squares, and of the square root of this sum.
 FLOAT32_SLACK = 2.0**-18
-NUMBERS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}  # How many numbers are summed in float64 at a time
+# Maximum number of entries of rows in float64 at a time, by device
+NUMBERS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
 
 
 def clipped_sum(rows: Mapping[str, Tensor], max_grad_norm: float) -> Tensor:
     """Compute Σ over images of row · min(1, C/(‖row‖ + 1e-6)), without non-finite rows.
+
+    C is `max_grad_norm`, lowered by the share FLOAT32_SLACK to cover the rounding of the norm.
 
     rows: (B, *shape) float32 by name. Entry i of every tensor belongs to image i only. A row that
     contains a NaN or an infinity is left out of the sum and overwritten.
@@ -26,8 +30,7 @@ def clipped_sum(rows: Mapping[str, Tensor], max_grad_norm: float) -> Tensor:
     The function does not wait for a GPU.
 
     Guarantee: one image more or less changes the sum by at most `max_grad_norm` in L2, for any
-    content of its row. C is `max_grad_norm` lowered by FLOAT32_SLACK, which covers the rounding of
-    the norm.
+    content of its row.
     """
     parts = [part.flatten(1) for part in rows.values()]
     if fused := one_matrix(parts[0].device):

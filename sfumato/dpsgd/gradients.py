@@ -1,8 +1,8 @@
 """Per-image gradients of a loss, and their clipped sum.
 
 The gradient of an image is the mean over K draws of noise level and noise. A `Charge` adds the
-noise that protects privacy. With groups, the unit is a group instead of an image. The K draws of a
-group use K of its images, picked at random.
+noise that protects privacy. If images have groups, such as all images of one person, the unit is a
+group instead of an image. The K draws of a group use K of its images, picked at random.
 
 Source: Dockhorn et al. 2023 (DPDM) for the K draws.
 """
@@ -28,7 +28,7 @@ class Draws:
 
     Row i belongs to image i only, as the sensitivity bound requires.
 
-    levels: (B, K), noise levels from the network's distribution;
+    levels: (B, K), noise levels, as the network's loss expects them;
     noise: (B, K, C, H, W), standard normal;
     drop: (B, K) bool, true if the label is hidden.
     """
@@ -116,7 +116,8 @@ def per_image_gradients(
     take = by_layers if model.supports_ghost_layers else by_vmap
     count = draws.levels.shape[1]
     total: dict[str, Tensor] = {}
-    # Without a cache, no weight that was converted in one transform is used in another
+    # Without autocast's cache, a weight that was converted inside one vmap or grad is not reused in
+    # another.
     with torch.autocast(images.device.type, torch.bfloat16, enabled=autocast, cache_enabled=False):
         if draws_per_pass is None or draws_per_pass >= count:
             return take(model, parameters, *batch)
@@ -178,7 +179,8 @@ def by_vmap(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor) -
     return {name: rows[name] for name in parameters}
 
 
-# If gradients were enabled, frozen weights would keep a graph of all images in memory
+# If gradients were enabled, weights that require gradients but are not in `parameters` would keep a
+# graph of all images in memory
 @torch.no_grad()
 def clipped_gradient_sum(
     model: Denoiser,

@@ -113,10 +113,11 @@ def save_adapter(model: nn.Module, directory: Path, base: Path) -> None:
 
 @torch.no_grad()
 def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
-    """Add the adapters that `save_adapter` wrote to the weights of `model`: W + scale·A·B.
+    """Load adapters from a folder, and add them to the weights of `model`: W + scale·A·B.
 
-    base: file of these weights. Raises DataError if files are missing or damaged, if the adapters
-    were trained on a different base, or if shapes do not match.
+    directory: folder that `save_adapter` wrote; base: file of the weights of `model`. Raises
+    DataError if files are missing or damaged, if the adapters were trained on a different base, or
+    if shapes do not match.
     """
     files = f"{directory}: {ADAPTER_CONFIG} and {ADAPTER}"
     with explained(DataError, lambda error: f"{files} cannot be read ({error}): {TUNE_AGAIN}"):

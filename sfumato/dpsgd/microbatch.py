@@ -32,10 +32,11 @@ def choose_microbatch(
 ) -> tuple[int, int]:
     """Choose how many images, and how many of their K draws, to differentiate at a time.
 
-    Call this before opening a charge. On a GPU, the number of images is halved until a trial fits.
-    On a GPU, weight gradients are computed by matrix products (`model.use_products`) or by a
-    grouped convolution. The faster method is tried first. If it does not fit even for one image,
-    the other method is tried, because cuDNN may lack a kernel for the first one.
+    Call this before opening a charge. On a GPU, the number of images, and then the number of draws,
+    is halved until a trial fits. On a GPU, weight gradients of convolutions are computed by matrix
+    products (`model.use_products`) or by a grouped convolution. The method that is usually faster
+    is tried first. If it does not fit even for one draw of one image, the other method is tried,
+    because cuDNN may lack a kernel for the first one.
 
     batch: expected number of images per step;
     requested_size: number of images at a time, if the user set it.
@@ -69,6 +70,8 @@ def fitting(
     requested_size: int | None,
 ) -> tuple[int, int]:
     """Estimate the result of `choose_microbatch` from the memory of this device, without a trial.
+
+    If `requested_size` is set, it is returned, with all draws.
 
     model: network on that device, or on the meta device.
     """

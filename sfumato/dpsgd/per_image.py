@@ -33,12 +33,14 @@ class PerImage(TorchFunctionMode):
     """A context in which each weight of `weights` gets one gradient per image.
 
     `rows[name]`, (B, *shape), represents B equal copies of a weight in the memory of one.
-    Differentiate the loss with respect to `rows[name]`. Any use of a weight without a rule in this
-    module raises NoRuleError, so that no part of a gradient is lost silently.
+    Differentiate the loss with respect to `rows[name]`. A weight may be used only by the functions
+    in RULES. Any other use raises NoRuleError, so that no part of a gradient is lost silently.
 
     weights: trained weights by name;
-    images: B. Batches have K·B rows; row k·B + b is the k-th draw of image b;
-    use_products: see `Convolution`.
+    images: number of images B. A batch has K·B rows, because the loss is computed for K random
+    draws of noise level and noise per image. Row k·B + b is the k-th draw of image b;
+    use_products: whether to compute the weight gradients of convolutions by matrix products
+    instead of a grouped convolution.
     """
 
     def __init__(
@@ -50,7 +52,8 @@ class PerImage(TorchFunctionMode):
             name: weight.detach().expand(images, *weight.shape).requires_grad_()
             for name, weight in weights.items()
         }
-        # By the id of a weight: the weight itself, so that its id stays in use, and its rows
+        # By the id of a weight: the weight and its rows.
+        # A reference to the weight is kept, so that no other tensor gets its id.
         self.of: dict[int, tuple[Tensor, Tensor]] = {}
         for name, weight in weights.items():
             self.of[id(weight)] = (weight, self.rows[name])
@@ -221,7 +224,7 @@ def shifted_weight_gradients(
 ) -> Tensor:
     """Compute the result of `grouped_weight_gradients` by one matrix product per kernel row.
 
-    On a GPU, this is faster.
+    On a GPU, this is usually faster (see `choose_microbatch`).
 
     The product sums over the zero-padded pixels of all draws of an image, and uses one copy of the
     pixels per column of the kernel. Each image has a separate matrix, so no product reads another
@@ -308,9 +311,11 @@ def conv2d(
     dilation=1,
     groups=1,
 ) -> Tensor:
-    if groups != 1 or isinstance(padding, str):
+    if groups != 1:
+        raise NoRuleError(f"no per-image gradient for a convolution with {groups} groups")
+    if isinstance(padding, str):
         raise NoRuleError(
-            "no per-image gradient for a grouped convolution, or for padding given as a word"
+            f"no per-image gradient for a convolution with padding={padding!r}: give numbers"
         )
     both = [
         [value, value] if isinstance(value, int) else list(value)
@@ -330,16 +335,15 @@ def conv2d(
 def embedding_rows(
     mode: PerImage, index: Tensor, weight: Tensor, padding_idx=None, max_norm=None, **_: Any
 ) -> Tensor:
-    if index.ndim != 1 or padding_idx is not None or max_norm is not None:
-        raise NoRuleError(
-            "no per-image gradient for an embedding with padding, max_norm or several indices per "
-            "image"
-        )
+    if index.ndim != 1:
+        raise NoRuleError("no per-image gradient for an embedding of several indices per image")
+    if padding_idx is not None or max_norm is not None:
+        raise NoRuleError("no per-image gradient for an embedding with padding_idx or max_norm")
     return Embedding.apply(index, weight.detach(), mode.rows_of(weight))
 
 
 def expand(mode: PerImage, weight: Tensor, rows: int, *sizes: int) -> Tensor:
-    """Expand a weight over the rows of a batch: each draw of an image gets that image's row."""
+    """Expand a weight over a batch: each draw of an image gets the weight's row for that image."""
     if any(size != -1 for size in sizes) or len(sizes) != weight.ndim or rows % mode.images:
         raise NoRuleError(
             "no per-image gradient for a weight expanded along other dimensions than the batch"

@@ -80,7 +80,10 @@ class Trained:
 
     @torch.no_grad()
     def load_moments(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Restore the average and the moments after `steps` steps, as returned by `moments`."""
+        """Restore the average and Adam's moments.
+
+        tensors: result of `moments` after `steps` steps.
+        """
         for name, value in self.parameters.items():
             self.ema.average[name].copy_(tensors[f"ema.{name}"])
             adam = {key: tensors[f"{key}.{name}"].clone() for key in ADAM_STATE}
@@ -93,13 +96,14 @@ class Trained:
 class Gradients:
     """Settings of a query's gradients: weights, draws per image, clip norm, and microbatch size.
 
-    Noise levels, noise and augmentation are drawn from a secret generator. With a public seed, the
-    noise drawn for an image would reveal the image's position in the batch, and so whether an
-    earlier image is missing. Create this object before a charge opens.
+    Noise levels, noise and the choice of labels to hide are drawn from a secret generator. With a
+    public seed, the noise drawn for an image would reveal the image's position in the batch, and so
+    whether an earlier image is missing. Create this object before a charge opens.
 
     parameters: trained parameters of `model`, by name;
     config: settings of the stage, including the number of draws per image;
-    public_batch: public expected size of a draw, q·N̄, never a realised count;
+    public_batch: public expected size of a draw (the sample rate times the public number of
+    images), never a realised count;
     autocast: whether to run the network in bfloat16; None to do so if the device does this fast;
     generator: only for tests.
     """
@@ -216,12 +220,15 @@ def fine_tune(
 ) -> tuple[Charge, list[dict]]:
     """Run all steps of a charge; resume an interrupted run after its last durable step.
 
+    A step is durable once the state and the journal are on disk.
+
     state: a `State`, or another object with `config`, `tensors` and `load`;
     epsilon_after: function from a number of steps to ε, for the log;
-    report: function called with (durable steps, all steps) after each checkpoint only;
+    report: function called with (number of durable steps, number of all steps) at the start and
+    after each checkpoint;
     one_step: function that makes one draw, one release and one update; by default `step`.
 
-    Returns the charge, with all its uses on disk, and the public log, with one row per step. The
+    Returns the charge, with all its steps durable, and the public log, with one row per step. The
     log never contains a loss, a number of images or a time.
     """
     charge, kept, log = resume(open_charge, stage, say)

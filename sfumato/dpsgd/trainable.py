@@ -18,7 +18,7 @@ ATTENTION = (  # matches names in our U-Net and in public text-to-image models
     r"(.*\.)?(attention|attn\d*)\."
 )
 QKV = ATTENTION + r"(to_)?[qkv]\.weight"
-# Values of `trainable` that train adapters and leave the base unchanged
+# Values of `trainable` that train adapters and leave the network's own weights unchanged
 ADAPTED = ("attention-lora", "salient-lora")
 
 
@@ -66,8 +66,8 @@ def choose_trainable(
         selected = ranking[: how_many(settings.ratio, len(ranking))]
         if missing := sorted({*ranking} - {*everything}):
             raise DataError(
-                f"saliency names {missing[0]}, which is not in this model: run `stage saliency` "
-                "again"
+                f"the ranking contains {missing[0]}, which is not in this model: run `stage "
+                "saliency` again"
             )
         chosen = [name for name in everything if name in selected]
     elif kind == "all":

@@ -102,7 +102,7 @@ def test_salient_sets_need_a_saliency_release_of_this_model(kind):
     with pytest.raises(ConfigError, match=rf"trainable={kind} .*add saliency to"):
         choose_trainable(network(), settings(kind), None, 0)
     with pytest.raises(
-        DataError, match=r"names down\.7\.attention\.q\.weight, which is not in this model"
+        DataError, match=r"contains down\.7\.attention\.q\.weight, which is not in this model"
     ):
         choose_trainable(
             network(), settings(kind), ranked([*CHOSEN, "down.7.attention.q.weight"]), 0
