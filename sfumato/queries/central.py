@@ -1,8 +1,8 @@
 """Noisy central images: the mean or the mode of each class (DP-FETA §3.1, FETA-Pro Algorithm 1).
 
 Every release covers all classes at once. An image adds its bounded vector to the row of its class,
-so one image changes the whole (classes × d') tensor by at most the bound, for classes of any size.
-An empty class gets noise too.
+so one image changes the whole tensor (one row per class) by at most the bound, for classes of any
+size. An empty class gets noise too.
 """
 
 import math
@@ -27,9 +27,9 @@ def central_norm(shape: Shape, settings: Central) -> float:
 def mode_rows(images: Tensor, labels: Tensor, classes: int, bins: int) -> Rows:
     """Assign every pixel of an image to one of `bins` equal bins of [0, 1].
 
-    Returns (B, classes) ⊗ (B, bins·d'): the bins are in the row of the image's class. The norm is
-    √d'. An image with any non-finite pixel gets a zero row. Values outside [0, 1] count in the
-    outer bins.
+    Returns (B, classes) ⊗ (B, bins·d'), with d' = C·H·W. For each pixel value, the entry of its bin
+    is 1, in the row of the image's class. All other entries are 0, so the norm is √d'. An image
+    with any non-finite pixel gets a zero row. Values outside [0, 1] count in the outer bins.
     """
     rows = images.flatten(1)
     finite = rows.isfinite().all(dim=1)
@@ -43,11 +43,10 @@ def mode_rows(images: Tensor, labels: Tensor, classes: int, bins: int) -> Rows:
 def query_central(charge: Charge, denominators: Tensor, shape: Shape, settings: Central) -> Tensor:
     """Release noisy means or per-pixel histograms of all classes, `settings.repeats` times.
 
-    Each release has a separate draw. If `max_norm` is not set, an image is clipped to √d', the
-    largest norm that an image in [0, 1] can have.
+    Each release has a separate draw. An image is clipped to `central_norm`.
 
-    denominators: (classes,), public expected numbers of drawn images, q·N̄_m, never realised
-    counts;
+    denominators: (classes,), public expected number of drawn images of each class (the sample rate
+    times the public number of images of the class), never a realised count;
     shape: (C, H, W) of the images.
 
     Returns float32, not clamped to [0, 1]: (R, M, C, H, W) for the mean, (R, M, bins, C, H, W) for

@@ -33,8 +33,10 @@ class Counts:
 
 
 class PublicCounts(NamedTuple):
-    total: float  # N̄
-    per_class: Tensor  # N̄_m, (classes,) float64, each at least 1, because they are denominators
+    total: float  # N̄, the public number of images
+    # N̄_m, the public number of images of each class m: (classes,) float64.
+    # Each is at least 1, because they are denominators.
+    per_class: Tensor
     # (classes,) float64, non-negative, with sum 1.
     # If images have several labels, they are the shares of images with each label instead.
     priors: Tensor
@@ -137,11 +139,11 @@ def read_counts(count: Artifact, size_hint: int, classes: int) -> PublicCounts:
         )
     with explained(
         DataError,
-        lambda error: f"{count.path} contains no counts ({error}): run `stage count` again",
+        lambda error: f"{count.path} has no valid counts ({error}): run `stage count` again",
     ):
         counts = validated(Counts, read_json(count.path / "counts.json"))
         if {len(counts.per_class), len(counts.priors)} != {classes}:
-            raise ValueError(f"they are not for {classes} classes")
+            raise ValueError(f"expected {classes} classes")
     tensors = [torch.tensor(counts.per_class).double(), torch.tensor(counts.priors).double()]
     if counts.row_means is not None:
         tensors.append(torch.tensor(counts.row_means).double())

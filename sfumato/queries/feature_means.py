@@ -69,7 +69,7 @@ def query_feature_means(
     """Release Σ φ(x) ⊗ onehot(y) over all sensitive images, divided by a public size.
 
     features: the map φ; rows and their float64 sum are computed on the device of `features`;
-    public_size: N̄, never a realised count;
+    public_size: N̄, the public number of images, never a realised count;
     cached: whether the charge draws `features.vectors` of the images instead of the images.
 
     Returns (K, classes) float32 on the CPU, for `fit_generator`; with several labels,
@@ -111,7 +111,8 @@ def moment_features(
     The map is (B, C, H, W) -> (B, K), and K is twice the number of features. Features are scaled to
     norm √(1 − s) and their squares to norm √s, so that one Gaussian with sensitivity 1 covers both.
 
-    feature: CLASSIFIER or CELLS; squares: s. Source: Harder et al. 2023 (DP-MEPF).
+    feature: CLASSIFIER or CELLS (see `sfumato.features.projection`); squares: s. Source: Harder et
+    al. 2023 (DP-MEPF).
     """
     parts = [FeatureMap(map="network", kernel="linear", weight=1 - squares)]
     if squares > 0:
@@ -143,7 +144,7 @@ def learned_features(
 
     A release of these features depends on the charges of both maps.
 
-    size: K;
+    size: number of Fourier features;
     share: share of the teacher's features in the squared norm.
     """
     maps = {"teacher": (teacher, share), "network": (network, 1 - share)}
@@ -161,10 +162,11 @@ Part = Annotated[float, Field(gt=0, lt=1)]
 class About(Strict):
     """Form of `features.json`. Each stage has a subclass."""
 
-    # Class of the features, if it takes the fields below as arguments
+    # Class of the features, whose arguments are the fields of the subclass except `deviation`.
+    # Subclasses that override `rebuild` have none
     kind: ClassVar[type[FourierFeatures] | type[CosineMoments]]
-    tensor: ClassVar[str] = "embedding"  # name of the release, in `<tensor>.safetensors`
-    deviation: PositiveFloat | None
+    tensor: ClassVar[str] = "embedding"  # name of the released tensor and of its file
+    deviation: PositiveFloat | None  # standard deviation of the noise (see `FeatureMeans`)
 
     def rebuild(self, folder: Path, teacher: ProjectedFeatures | None) -> Features:
         """Rebuild the features from the files in `folder`.
@@ -263,11 +265,12 @@ def load_means(
         about = validated(kind, read_json(folder / "features.json"))
         table = load_tensors(folder / f"{kind.tensor}.safetensors")[kind.tensor]
         shape = getattr(about, "shape", plan.shape)
-        # This check comes before memory is allocated
-        if getattr(about, "size", 0) > len(table) or shape != plan.shape:
+        # These checks come before memory is allocated
+        if shape != plan.shape:
+            raise ValueError(f"features.json is for images of shape {shape}, expected {plan.shape}")
+        if (size := getattr(about, "size", 0)) > len(table):
             raise ValueError(
-                f"features.json is for images of shape {shape}, expected {plan.shape}, or it lists "
-                "more features than the release has"
+                f"features.json states {size} features, but the release has only {len(table)}"
             )
         features = about.rebuild(folder, teacher)
         expected = (features.size, len(plan.classes) + plan.several)
@@ -277,7 +280,7 @@ def load_means(
 
 
 def encoder_of(map: nn.Module, arguments: Mapping[str, object]) -> str:
-    """Return a digest of everything that defines a map: its arguments and its state."""
+    """Identify a map as an encoder of images: return a digest of its arguments and its state."""
     digest = hashlib.sha256(json.dumps(arguments, sort_keys=True).encode())
     for name, tensor in sorted(map.state_dict().items()):
         digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())

@@ -24,7 +24,7 @@ def vote_rows(logits: Tensor, labels: Tensor, votes: int, classes: int | None = 
     class order. An image does not vote if a logit is not finite or, with `classes`, if its label is
     out of range.
 
-    logits: (B, P), by `rows_alone`;
+    logits: (B, P) for P public classes, computed by `rows_alone`;
     labels: (B,) int64;
     classes: number of sensitive classes, to count votes separately for each (PrivImage), or None to
     count them together (RPGen).

@@ -34,7 +34,8 @@ MERGED = tuple(name for name in QUERIES if STAGES[name].adds_up)
 def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, PlanFile]]) -> list[str]:
     """Check that the plans of all owners agree, and return the names of the enabled queries.
 
-    Raises ConfigError if a query cannot be merged, or if public settings of the plans differ.
+    Raises ConfigError if a query cannot be merged, if `count` is not enabled, or if public settings
+    of the plans differ.
     """
     queries = [name for name in QUERIES if any(plan[name]["enabled"] for plan in plans)]
     if name := next((name for name in queries if name not in MERGED), None):
@@ -96,10 +97,16 @@ def check_owner(
         released = [record for record in query.records.values() if record["stage"] == query.stage]
         planned = Mechanism(**plans[query.stage]["mechanism"]).to_json()
         if query.records.owners != declared or len(declared) == 1:
-            problems.append(
+            problem = (
                 f"{query.path} and {queries[0].path} contain different declarations of data sets "
                 "without common persons"
             )
+            if query.records.owners == declared:
+                problem = (
+                    f"{query.path} declares only one data set, {declared[0]}, without common "
+                    "persons: expected two or more"
+                )
+            problems.append(problem)
         elif not query.enabled or {record["dataset_id"] for record in released} != {*owners}:
             problems.append(
                 f"{query.path} contains no release of this owner: run `stage {query.stage}` there"
@@ -154,7 +161,7 @@ def merge_counts(
     """
     noisy = torch.zeros(1, dtype=torch.float64)
     for count in counts:
-        wrong = partial("{} contains no counts ({!r}): run `stage count` again".format, count.path)
+        wrong = partial("{} has no valid counts ({!r}): run `stage count` again".format, count.path)
         with explained(DataError, wrong):
             one = validated(Counts, read_json(count.path / "counts.json"))
             if len(one.noisy) != len(one.per_class) * (1 + several) + 2 * several:
@@ -184,8 +191,8 @@ def merge_means(
 
     Raises ConfigError if the features of two owners differ in any byte.
     """
-    # load_means refuses a features.json of any other form.
     means = [load_means(stage, release.path, plan=plan) for release in releases]
+    # `load_means` has checked the form of these files.
     about = [read_json(release.path / "features.json") for release in releases]
     # All files except these define the features.
     varying = {f"{KIND_OF[stage].tensor}.safetensors", "features.json", PRIVACY}

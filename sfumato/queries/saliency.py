@@ -1,7 +1,7 @@
-"""Noisy gradients of weight matrices over all sensitive images, and their ranking.
+"""Noisy gradients of weight matrices over all sensitive images, and a ranking of the matrices.
 
-One Gaussian covers all candidates, because their gradients are clipped jointly. Norms and ranks are
-post-processing, so they are free.
+One Gaussian covers all these matrices, the candidates, because their gradients are clipped jointly.
+Norms and ranks are post-processing, so they are free.
 
 Source: DP-SAPF Algorithm 1.
 """
@@ -27,8 +27,8 @@ def query_saliency(charge: Charge, gradients: Gradients) -> dict[str, Tensor]:
     """Release the noisy sum of clipped gradients of the denoising loss, divided by a public size.
 
     Each image's gradient is the mean over its draws, clipped over all candidates jointly. The
-    candidates are the parameters of `gradients`, and the public size, N̄, is
-    `gradients.public_batch`.
+    candidates are the parameters of `gradients`. The public size is `gradients.public_batch`, here
+    the public number of images N̄, because each image is in the draw.
 
     Returns one noisy vector per candidate, (size,) float64, on the CPU.
 

@@ -16,17 +16,18 @@ from sfumato.settings.queries import Teacher
 def error_rows(
     weights: Tensor, rows: Tensor, labels: Tensor, offsets: Tensor | None = None
 ) -> Rows:
-    """Compute ψ(x) ⊗ (onehot(y) − p(x)), (B, d) ⊗ (B, M).
+    """Compute ψ(x) ⊗ (onehot(y) − p(x)), (B, d) ⊗ (B, M), with features ψ and probabilities p.
 
     This is the negative gradient of the softmax loss. The norm of a row equals the norm of the
     error onehot(y) − p(x): at most √2, or at most 1 for a label out of range. If images have
-    several labels, each label has an independent head, and p is the sigmoid of its logit plus its
-    offset. A row then contains the errors of all heads, and its norm is at most √M. In both cases,
-    the charge clips rows to `max_norm`.
+    several labels, the classifier decides about each label independently, and p is the sigmoid of
+    the label's logit plus its offset. A row then contains the errors of all labels, and its norm is
+    at most √M. In both cases, the charge clips rows to `max_norm`.
 
     weights: (d, M) float64, on the device of the result;
     rows: ψ(x), (B, d), of norm 1 up to rounding;
-    labels: (B,) int64, or several labels, (B, M) of 0 and 1.
+    labels: (B,) int64, or several labels, (B, M) of 0 and 1;
+    offsets: see `query_teacher`.
     """
     rows, labels = (to_device(part, weights.device) for part in (rows, labels))
     logits = rows.double() @ weights
@@ -53,7 +54,7 @@ def query_teacher(
     draw. The result is the mean of the weights over the last share `settings.average` of the steps.
     This averaging is post-processing.
 
-    public_size: N̄, the expected size of a draw, never a realised count;
+    public_size: public expected size of a draw, never a realised count;
     covariance: (d, d), covariance of features of public or released images, which preconditions the
     steps if `settings.ridge` is set. Steps are computed on the device of this tensor;
     offsets: (M,), only if images have several labels: for each label, the logit of the released

@@ -404,10 +404,11 @@ def test_an_owner_whose_noise_can_be_replayed_is_refused():
 
 
 def test_an_owner_whose_releases_disagree_on_apart_is_refused():
-    for owner, apart in (
-        (Owner(), ("a", "b")),
-        (Owner(apart=("a", "b")), ()),
-        (Owner(apart=("a",)), ("a",)),
+    different = "contain different declarations"
+    for owner, apart, message in (
+        (Owner(), ("a", "b"), different),
+        (Owner(apart=("a", "b")), (), different),
+        (Owner(apart=("a",)), ("a",), "declares only one data set"),
     ):
-        with pytest.raises(DataError, match="contain different declarations"):
+        with pytest.raises(DataError, match=message):
             owner.check(frequency={"apart": apart})
