@@ -25,7 +25,7 @@ import yaml
 from recipe_table import ROOT, stage
 
 from sfumato.data.store import read_card
-from sfumato.evaluation.scores import teacher_accuracy
+from sfumato.evaluation.scores import released_accuracy
 from sfumato.features.teacher_network import load_teacher_network
 from sfumato.privacy.authorize import open_local
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE
@@ -93,7 +93,7 @@ def measure(folder: Path | None, epsilon: float, seed: int) -> dict:
             stage(*command.split())
         minutes = (time.perf_counter() - start) / 60
         holdout = open_local(state_dir(), read_card(CARD_PATH), "accuracy of the teacher")[1]
-        found = teacher_accuracy(load_teacher_network(ARTIFACTS / "teacher"), holdout)
+        found = released_accuracy(load_teacher_network(ARTIFACTS / "teacher"), holdout)
         records = read_artifact(ARTIFACTS / "teacher", "teacher").records
         spent = spent_on_one(records, DELTA, "exact", ADD_OR_REMOVE_ONE)
     finally:

@@ -23,7 +23,9 @@ from sfumato.features.teacher_network import ImageClassifier, classify
 from sfumato.release.report import grouped
 
 FALSE_ALARMS = 0.001  # Maximum probability of an alarm if nothing was copied
-MISSED = 0.025  # Each of the two limits in the bound on ε fails with this probability at most
+# The bound on ε is computed from two confidence limits.
+# Each of them is wrong with at most this probability.
+MISSED = 0.025
 MOST_RELEASED = 60_000  # Maximum number of released images to compare
 # Maximum number of training images, and of hold-out images.
 # More images would take minutes longer, but would not detect smaller shares of copies.

@@ -86,11 +86,11 @@ class Scored:
     AUROC of each label, and the other fields are empty.
 
     accuracy: accuracy on the hold-out;
-    by_class: accuracy for each class, None for a class without images;
+    by_class: accuracy for each class, None for a class without images (for AUROC, see `auroc`);
     shifted: accuracy under each distortion of the hold-out;
     right: (N,) bool, whether each image was classified correctly;
     calibration: expected calibration error;
-    odds: (N,) log odds of the second class, if there are two classes;
+    odds: (N,) log odds of the second class, if there are two classes, each with images;
     second: (N,) bool, whether each image is of the second class.
     """
 
@@ -184,13 +184,15 @@ def aggregate(
 ) -> dict:
     """Average the accuracies of classifiers that differ only in their seed, as shares in [0, 1].
 
-    groups: see `bootstrap_interval`; compared: (N,) text, a property of each image.
+    groups: see `resampled`; compared: (N,) text, a property of each image.
 
     Returns {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "shifted":
-    {distortion: mean}}. If images have one label each, the result also has "interval" and
-    "calibration". If there are two classes, it has "two_classes" (see `ranked`). If `compared` is
-    given, it has "by_column", with the accuracy for each value of `compared`. For a single seed,
-    "std" is None. "per_class" leaves out classes that have no image in the hold-out.
+    {distortion: mean}}. For a single seed, "std" is None. "per_class" leaves out classes whose
+    accuracy is None.
+
+    If images have one label each, the result also has "interval" and "calibration". It then has
+    "two_classes" (see `ranked`) if there are two classes, each with images, and "by_column", the
+    accuracy for each value of `compared`, if this is given.
     """
     per_seed = [one.accuracy for one in scored]
     by_class = zip(classes, zip(*(one.by_class for one in scored), strict=True), strict=True)
@@ -286,13 +288,14 @@ def sensitivities(odds: Any, second: np.ndarray, weights: np.ndarray) -> list[fl
 
 
 def by_column(right: np.ndarray, groups: Cells, compared: np.ndarray) -> dict:
-    """Compute accuracy and interval for each value of a column, and the difference between the best
-    and the worst accuracy.
+    """Compute accuracy and interval for each value of the column that `data.compare_by` names, and
+    the difference between the best and the worst accuracy.
 
     Values with fewer than FEWEST_OF_A_GROUP images are merged into "others". If "others" has too
     few images as well, it is left out, and counted in "withheld".
 
-    compared: (N,) text, the cells of the column; right, groups: see `bootstrap_interval`.
+    compared: (N,) text, the cells of the column; right: see `bootstrap_interval`; groups: see
+    `resampled`.
     """
     values, counts = np.unique(compared, return_counts=True)
     merged = np.where(np.isin(compared, values[counts < FEWEST_OF_A_GROUP]), "others", compared)

@@ -23,7 +23,7 @@ from sfumato.evaluation.scores import (
     Metrics,
     evaluate_release,
     looked_at,
-    teacher_accuracy,
+    released_accuracy,
 )
 from sfumato.evaluation.verdict import classifier_rows, verdict
 from sfumato.features.teacher_network import ImageClassifier, load_teacher_network
@@ -91,7 +91,7 @@ def evaluate_folder(
     chosen = chosen_metrics(plan.settings) if measured else ()
     for name, network in networks.items() if measured else ():
         progress(name)
-        metrics[name] = teacher_accuracy(network, holdout)
+        metrics[name] = released_accuracy(network, holdout)
         metrics[name]["membership"] = membership(network, train, holdout)
     if public is not None and measured:
         progress("student on a public network")
@@ -152,8 +152,9 @@ def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSe
 
 
 def labelling_of(synthetic: Mapping[str, ImageSet], release: Path) -> Metrics:
-    """Return "mixture", as the card of the release states it, and "agreement", the share of plain
-    images that have the label requested from the generator. Either is left out if it is not known.
+    """Return "mixture", the card's entry about the decision whether to include public images, and
+    "agreement", the share of plain images that have the label requested from the generator. Either
+    is left out if it is not known.
     """
     found: Metrics = {key: value for key, value in card_of(release).items() if key == "mixture"}
     if PLAIN in synthetic:
@@ -180,8 +181,8 @@ def measure_detection(
     holdout: ImageSet,
     picture: Path,
 ) -> None:
-    """Add the accuracy of a detector to the fidelity of each set, and write a picture of the images
-    that it distinguishes best.
+    """Add the accuracy of a detector to the fidelity of each set, and plot the images of the
+    release that it classifies with most confidence.
     """
     for name, detected in detections(looked_at(synthetic), train, holdout).items():
         metrics[name]["fidelity"]["detector"] = detected.accuracy

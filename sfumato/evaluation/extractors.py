@@ -114,7 +114,7 @@ def embedded_extractor(public: ImageSet, name: str) -> Extractor:
 
 
 def own_extractor(settings: OwnNetwork) -> Extractor:
-    """Build `own-<sha256>`: the features of the owner's own network."""
+    """Build `own-<start of the sha256>`: the features of the owner's own network."""
     digest = digest_of({**settings.arguments(), "path": ""})
     return Extractor(name=f"own-{settings.sha256[:8]}", digest=digest, embed=OwnFeatures(settings))
 

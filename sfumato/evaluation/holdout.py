@@ -46,7 +46,7 @@ def copies(holdout: ImageSet, train: ImageSet) -> np.ndarray:
     alike = copied.copy()
     sought = small(holdout.images)
     for start in range(0, len(train), 4096):
-        # Nearly all resized copies have a larger correlation. At most 0.3 % of other pictures do.
+        # Nearly all resized copies exceed this correlation. At most 0.3 % of other pictures do.
         alike |= (sought @ small(train.images[start : start + 4096]).T).max(axis=1) > 0.9975
     if (alike & ~copied).sum() > LOOK_ALIKES * len(holdout):
         return alike

@@ -42,10 +42,10 @@ def identity(
     extractor: Extractor | None,
     release: Path,
 ) -> dict[str, str]:
-    """Describe everything on which the numbers of an evaluation depend, apart from the release.
+    """Describe the release, and everything else on which the numbers of an evaluation depend.
 
-    The numbers of two evaluations can be compared if these entries are equal. Digests of real
-    images are keyed, so they reveal nothing.
+    The numbers of two releases can be compared if all entries except "release" are equal. Digests
+    of real images are keyed, so they reveal nothing.
     """
     settings = plan.settings
     amount = f"{settings.epochs} epochs"

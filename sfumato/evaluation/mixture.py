@@ -1,8 +1,8 @@
 """Choose the mixture to release: with or without public images.
 
-Public images are included only if a student that is trained with them agrees with the teacher about
-as often as a student that is trained without them. No function here reads real images, so the
-choice costs nothing.
+A student is a classifier that is trained on the set to release. Public images are included only if
+the student trained with them agrees with the teacher about as often as the student trained without
+them. No function here reads real images, so the choice costs nothing.
 """
 
 from collections.abc import Mapping

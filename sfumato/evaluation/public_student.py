@@ -1,7 +1,7 @@
-"""A second student: a linear classifier on the features of a public network.
+"""A second student: one more classifier that is trained on a set, to measure the set.
 
-Compare its scores after training on different sets with each other, but not with the scores of
-other students.
+It is linear in the features of a public network. Compare its scores after training on different
+sets with each other, but not with the scores of other classifiers.
 """
 
 from collections.abc import Mapping, Sequence

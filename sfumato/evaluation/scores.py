@@ -1,6 +1,6 @@
 """Evaluate a release against real images.
 
-Everything here is outside the guarantee: `scope` is "local".
+All results are outside the guarantee, so their entry "scope" is "local".
 """
 
 import functools
@@ -49,8 +49,8 @@ def evaluate_release(
     """Measure downstream accuracy and fidelity of each synthetic set, and of the real set.
 
     The entry "real" states the values to aim for, which real images reach: the accuracy of
-    classifiers trained on `train`, and the fidelity of `train` to the hold-out. The entry "blurred"
-    states the fidelity of blurred training images.
+    classifiers trained on `train` (only with `config.bound`), and the fidelity of `train` to the
+    hold-out. The entry "blurred" states the fidelity of blurred training images.
 
     All processes must call this function: each trains a part of the classifiers, and only the first
     process measures fidelity.
@@ -128,7 +128,8 @@ def add_fidelity(
     progress("real: fidelity")
     order = np.random.default_rng(0).permutation(len(searched))
     compared = searched[subsample_indices(len(searched), COMPARED)]
-    # As a set without copies, one half of the training images is compared with the other half
+    # Metrics that detect copies test one half of the training images against the other half,
+    # because no image of one half is a copy of the other
     novel = searched[order[::2]], searched[order[1::2]], fresh
     metrics.setdefault("real", {})["fidelity"] = compare("real", compared, novel=novel)
     features = extractor(shifted("blurred", subsample(train).images))
@@ -156,8 +157,9 @@ def accuracies(
 ) -> Iterator[tuple[str, str, dict]]:
     """Train all classifiers on all sets, and score them on the hold-out.
 
-    Yields (name of the set, name of the classifier, result of `aggregate` over the seeds). All
-    processes must call this function: each trains some of the classifiers.
+    Yields (name of the set, name of the classifier, result of `aggregate` over the seeds). On the
+    set PLAIN, only the first seed is used. All processes must call this function: each trains some
+    of the classifiers.
     """
     schedules = {
         (name, classifier): schedule_of(classifier, len(image_set), config.epochs, config.steps)
@@ -196,13 +198,13 @@ def shifted_sets(holdout: ImageSet) -> dict[str, ImageSet]:
     return {name: ImageSet(shifted(name, some.images), some.labels, some.classes) for name in names}
 
 
-def teacher_accuracy(teacher: ImageClassifier, holdout: ImageSet) -> dict:
-    """Score the teacher on the hold-out.
+def released_accuracy(network: ImageClassifier, holdout: ImageSet) -> dict:
+    """Score a released classifier, the teacher or the student, on the hold-out.
 
     Returns the result of `aggregate`, with "accuracy" and "balanced_accuracy". If images have
     several labels, both are the mean AUROC.
     """
-    scored = scored_by(lambda part: logits(teacher, part.images), holdout, shifted_sets(holdout))
+    scored = scored_by(lambda part: logits(network, part.images), holdout, shifted_sets(holdout))
     shares = {"accuracy": scored.accuracy, "balanced_accuracy": mean_of(scored.by_class)}
     return shares | aggregate([scored], holdout.classes, holdout.groups, holdout.compared)
 

@@ -15,8 +15,8 @@ from sfumato.training.supervised import apply
 
 
 def displaced(images: Tensor, angle: float, part: float) -> Tensor:
-    """Rotate images about their middle by `angle` degrees, or move them in both directions by
-    `part` of their sides. Edges are repeated.
+    """Rotate images about their middle by `angle` degrees, or move them to the right and down by
+    the share `part` of their sides. Edges are repeated.
     """
     sine = math.sin(math.radians(angle))
     cosine = math.cos(math.radians(angle))

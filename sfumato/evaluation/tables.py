@@ -88,7 +88,10 @@ def accuracy_tables(metrics: Mapping, sets: Mapping[str, dict], measure: str) ->
 
 
 def fidelity_tables(metrics: Mapping) -> Iterator[Table]:
-    """Yield a table of the distances to real images, if they were measured."""
+    """Yield a table of the fidelity metrics of each set, such as distances to real images.
+
+    If none was measured, yield nothing.
+    """
     measured = {
         name: values["fidelity"]
         for name, values in metrics.items()
@@ -122,8 +125,8 @@ def public_student_table(student: Mapping, measure: str) -> Table:
 
 
 def detailed_tables(judged: Mapping[str, Mapping], measure: str) -> Iterator[Table]:
-    """Yield the table for two classes, and the table for the values of a column, if they were
-    measured.
+    """Yield the table for two classes, and the table for the values of the column that
+    `data.compare_by` names, if they were measured.
 
     judged: result of `aggregate`, by classifier.
     """
@@ -167,8 +170,8 @@ def table_of(
 
 
 def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
-    """Read the results of `stage evaluate` and the noisy pictures for the owner's report, if they
-    exist.
+    """Read the results of `stage evaluate`, and the pictures that the models learned from, for the
+    owner's report, if they exist.
 
     Raises DataError if they cannot be read.
     """

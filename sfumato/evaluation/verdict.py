@@ -62,17 +62,17 @@ def classifier_rows(values: Mapping) -> dict[str, dict]:
 def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> Verdict:
     """Judge the release by the metrics of an evaluation.
 
-    metrics: result of `evaluate_release`, perhaps with the scores of classifiers in HANDED_OUT, the
-    "mixture" that the card of the release states, and the "agreement" of the release's labels with
-    the requested classes. If it has no "real", a perfect accuracy is used instead;
+    metrics: result of `evaluate_release`, perhaps with the scores of classifiers in HANDED_OUT, and
+    with the result of `evaluate.labelling_of`. If it has no "real", a perfect accuracy is used
+    instead;
     labels: labels of the hold-out, (N,). If images have several labels, they are (N, classes), and
     AUROC replaces accuracy and balanced accuracy.
 
     Returns {"level", "sentence", "learned", "accuracy", "balanced_accuracy"}. "level" is one of
     VERDICT_LEVELS, "unknown" if classifiers learn nothing even from real images, or UNJUDGED if the
-    hold-out has too few images. "learned" is the learned share, or None if the level is "unknown"
-    or UNJUDGED. "accuracy" and "balanced_accuracy" are shares in [0, 1], with the keys "chance",
-    "majority class", "release", each of HANDED_OUT, and "real".
+    hold-out is `unusable` or has too few images of a class. "learned" is the learned share, or None
+    if the level is "unknown" or UNJUDGED. "accuracy" and "balanced_accuracy" contain one share in
+    [0, 1] for each of "chance", "majority class", "release", HANDED_OUT and "real" that is known.
     """
     if not classifier_rows(metrics["release"]):
         return {

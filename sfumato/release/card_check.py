@@ -99,8 +99,9 @@ def check_card(
             f"labels.npy is {labels.dtype} {labels.shape}, which does not fit {described}"
         )
     if labels.size and not 0 <= labels.min() <= labels.max() < most:
+        odd = labels.max() if labels.min() >= 0 else labels.min()
         raise ValueError(
-            f"labels.npy contains the label {labels.max()}, but the card names {len(classes)} "
+            f"labels.npy contains the label {odd}, expected 0 to {most - 1} for {len(classes)} "
             "classes"
         )
     if kinds.dtype.kind != "U" or kinds.shape != (len(images),):

@@ -101,7 +101,7 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
 
 
 def check_folder(folder: Path, project: Path) -> None:
-    """Raise ConfigError if the folder is not empty, or is among the project's artifacts."""
+    """Raise ConfigError if the folder is not empty, or lies in a folder that stages replace."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(
             f"{folder} is a file or a folder with files: name a folder that is empty or does not "
@@ -110,7 +110,8 @@ def check_folder(folder: Path, project: Path) -> None:
     for inside in (project / ARTIFACTS, project / PUBLIC):
         if inside.resolve() in (folder, *folder.parents):
             raise ConfigError(
-                f"{folder} lies in {inside}, whose content stages replace: name a folder elsewhere"
+                f"{folder} lies in {inside}, and stages replace all files there: name a folder "
+                "elsewhere"
             )
 
 

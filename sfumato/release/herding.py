@@ -33,9 +33,9 @@ def draw_herded(
     settings: Synthesize,
     seed: int,
 ) -> Drawn:
-    """Draw `settings.herding` times as many images as needed, and keep the best.
+    """Draw `settings.herding` times as many images as needed, and keep those that `herded` chooses.
 
-    With `settings.relabel`, the teacher labels the drawn images before the best are chosen.
+    With `settings.relabel`, the teacher labels the drawn images before the choice.
 
     drawn: function that draws images, such as `draw_mixture`.
     """

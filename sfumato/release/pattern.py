@@ -45,7 +45,8 @@ def coefficients(images: np.ndarray, key: str) -> tuple[np.ndarray, np.ndarray, 
     """Return each block's coefficient and the index of its cell, both (N, h, w), and each cell's
     sign.
 
-    A cell stands for one place in the picture and one range of a block's mean.
+    A cell stands for one place in the picture and one range of a block's mean. Its sign is 1 for
+    even multiples of STEP, and −1 for odd ones.
 
     images: (N, H, W, C) uint8.
     """

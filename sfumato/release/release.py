@@ -132,9 +132,10 @@ def save_preview(path: Path, drawn: ImageSet, source: str) -> None:
 def mark_pixels(
     released: ImageSet, kinds: np.ndarray, plan: StagePlan[Synthesize]
 ) -> dict[str, str]:
-    """Add the keyed pattern to all images except public ones, in place, if `plan` requests it.
+    """Add a pattern that marks generated images (see `sfumato.release.pattern`), in place.
 
-    Returns the entry `pattern` for the card, or an empty dict if no pattern was requested.
+    It is added to all images except public ones, and only if `plan` requests it. Returns the entry
+    `pattern` for the card, or an empty dict if no pattern was requested.
     """
     if plan.settings.mark != "pixels":
         return {}

@@ -72,7 +72,7 @@ class Local(NamedTuple):
     warnings: tuple[str, ...] = ()
     plots: tuple[Picture, ...] = ()
     pictures: tuple[Picture, ...] = ()  # images that the models learned from
-    # `sfumato.planning.forecast.curve`: returns the data of the forecast's plot
+    # `sfumato.planning.forecast.curve`: returns the data for the plot of the expected usefulness
     curve: Callable[[str, float], Mapping] | None = None
 
 
@@ -250,7 +250,7 @@ def what_it_cost(ledger: Mapping, spent: float) -> Facts:
 
 
 def what_it_means(ledger: Mapping) -> dict[str, str]:
-    """Compute two upper bounds on an attacker's success, as percentages rounded up.
+    """Compute upper bounds on an attacker's success from a ledger (see `attack_bounds`).
 
     If there are several owners, each bound is the largest over the owners.
     """
@@ -263,7 +263,11 @@ def what_it_means(ledger: Mapping) -> dict[str, str]:
 def attack_bounds(profiles: Sequence[Profile]) -> dict[str, str]:
     """Compute upper bounds on an attacker's success, as percentages rounded up.
 
-    Each bound is the largest over the profiles. "strength" is a word that rates the protection.
+    profiles: privacy profiles, δ as a function of ε. Each bound is the largest over the profiles.
+
+    Returns "guess", the share of right guesses about whether one unit was used; "hits", the share
+    of used units that are recognised if 1 in 100 unused units may be accused; "advantage", the
+    membership advantage; and "strength", a word that rates the protection.
     """
     advantage = max(map(membership_advantage, profiles))
     hits = max(true_positive_rate(profile, false_positive_rate=0.01) for profile in profiles)
@@ -315,7 +319,7 @@ def summary_lines(
 ) -> list[str]:
     """Render the summary that is printed at the end of a run, as lines of text.
 
-    report: folder of the public report; tracked: description of what git tracks.
+    report: folder of the public report; tracked: paths for `git add`, separated by spaces.
     """
     artifact = read_artifact(release, "synthesize")
     content = read_ledger(ledger)

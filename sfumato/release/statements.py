@@ -60,7 +60,8 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> dict[str, 
     """Write records for data catalogues and an entry for the deployments registry into `directory`.
 
     If the ledger contains no charge, nothing is written. Returns the settings that the owner has
-    not provided yet, by the file that needs them. Raises the errors of
+    not provided yet, by the file that needs them. Those for the health catalogue are returned only
+    if `release.health_category` is set. Raises the errors of
     `sfumato.release.report.checked_release`.
 
     Guarantee: the statements depend only on the files of `release` and `ledger`, which are already

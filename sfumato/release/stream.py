@@ -46,7 +46,9 @@ from sfumato.training.supervised import shift_and_mirror
 SHIPPED = "networks"  # Folder inside a release
 FILES = (CONFIG, WEIGHTS, GENERATOR_WEIGHTS, ADAPTER, ADAPTER_CONFIG)  # Files of one network
 DRAWN_PER_KEPT = 1.25  # The least certain fifth of each class is left out
-SPREAD = (1.0, 1.25)  # Standard deviation of latent numbers: at first, and after GROWTH images
+# Standard deviation of a generator's random input, its latent numbers: for the first images, and
+# after GROWTH images
+SPREAD = (1.0, 1.25)
 GROWTH = 100_000
 GAMMA = 0.3  # Brightness: pixels are raised to a power between exp(-GAMMA) and exp(GAMMA)
 
@@ -55,7 +57,8 @@ GAMMA = 0.3  # Brightness: pixels are raised to a power between exp(-GAMMA) and 
 class Recipe(Exact):
     """Entry `stream` of a release's card. This entry and the networks determine the drawn images.
 
-    settings: settings of `Synthesize`; priors: share of each label, empty for equal shares;
+    settings: the settings of `Synthesize` for drawing; priors: share of each label, empty for equal
+    shares;
     offsets, temperature: see `Labelling`; mirrored: whether mirror images keep their label.
     """
 
@@ -286,8 +289,9 @@ def stream(
 
     No batch repeats. If the teacher labelled the release, labels are the teacher's probabilities.
     They are computed after images are blended, but before images are shifted, mirrored, blurred and
-    changed in brightness. Of each class, the fifth with the least certain labels is left out. The
-    spread of latent numbers grows with the number of images drawn.
+    changed in brightness. If the teacher gave each image one label, the fifth of each class with
+    the least certain labels is left out. The spread of latent numbers grows with the number of
+    images drawn.
 
     On the same kind of processor and version of PyTorch, the same seed gives the same batches, for
     any number of threads and workers. On a GPU, use no workers.
@@ -304,10 +308,12 @@ def stream(
     Raises:
         DataError: `load_release` refuses the folder, the release has no networks, or the networks
             are not the ones that `privacy.json` lists.
-        ConfigError: The number of images in a batch is below 1.
+        ConfigError: `batch` is below 1, or `seed` is below 0.
     """
     if batch < 1:
         raise ConfigError(f"batch={batch}: expected 1 or more")
+    if seed is not None and seed < 0:
+        raise ConfigError(f"seed={seed}: expected 0 or more")
     release = load_release(path)
     folder = release.path
     if "stream" not in release.card:

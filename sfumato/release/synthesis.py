@@ -148,7 +148,7 @@ def draw_mixture(
     needs the artifact of "pretrain" too;
     priors: (classes,) label shares, None for equal ones;
     sampling: the way in which diffusion models draw, by default as `settings` state. Images of a
-    public model are resized to its shape;
+    public model are resized to `sampling.shape`;
     folder: where the pixels are stored, in an unnamed file; None for memory.
 
     Returns the images, (N, C, H, W) uint8, their labels, and the stage that drew each image. Raises

@@ -1,4 +1,4 @@
-"""Load the network that draws images from an artifact: one of our own, or a public model."""
+"""Load, from an artifact, the network that draws images: one of our own, or a public model."""
 
 from pathlib import Path
 from types import ModuleType

@@ -34,11 +34,12 @@ class Varied:
     labels: (N,) int64;
     kinds: (N,), one of KINDS for each image;
     requested_labels: (n,) int64, the classes that were requested from the models for the n images
-    that were not distorted or blended. None if the teacher did not label the release, or if images
-    have several labels;
+    that were not distorted or blended. None if the teacher did not label the release, if images
+    have several labels, or if they were selected by herding;
     mixture: entry of the card about the decision whether to include public images. "chosen" names
     the chosen mixture, and "agreement" contains the numbers that were compared for each mixture;
-    labelling: rule by which the teacher labelled the images; None if it did not.
+    labelling: rule by which the teacher labelled the images; None if it did not, or if images have
+    several labels.
     """
 
     images: Tensor
@@ -107,7 +108,9 @@ def vary(
 
 
 def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, seed: int) -> Varied:
-    """Keep one in `every` of the drawn images, add public images, and shuffle the unvaried ones.
+    """Keep one in `every` of the drawn images, and add public images.
+
+    All images that are not distorted or blended are shuffled and come first.
 
     varied: drawn images, including distorted and blended ones;
     images: (B, C, H, W) uint8, public images;

@@ -12,9 +12,9 @@ only the standard library, opens no network connection and writes no file. The c
 3. The labels and kinds in labels.csv match card.json.
 4. ledger.json has the digest that it states, and all its mechanisms add Gaussian noise.
 5. The stated epsilon agrees with a bound by Renyi differential privacy (Mironov, Talwar and Zhang
-   2019, section 3.3; conversion: Canonne, Kamath and Steinke 2020, proposition 12). If the images
-   are never sampled, it is also compared with the exact epsilon (Balle and Wang 2018, theorem 8;
-   Dong, Roth and Su 2022, corollary 2).
+   2019, section 3.3; conversion: Canonne, Kamath and Steinke 2020, proposition 12). If every
+   mechanism uses all images, it is also compared with the exact epsilon (Balle and Wang 2018,
+   theorem 8; Dong, Roth and Su 2022, corollary 2).
 """
 
 import argparse

@@ -242,6 +242,8 @@ def test_a_release_without_networks_names_what_to_do(digits, tmp_path):
         sfumato.stream(folder)
     with pytest.raises(ConfigError, match="batch=0: expected 1 or more"):
         sfumato.stream(folder, batch=0)
+    with pytest.raises(ConfigError, match="seed=-1: expected 0 or more"):
+        sfumato.stream(folder, seed=-1)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""Compare sets of images in one feature space: the table of metrics, and the metrics of one set."""
+"""Compare sets of images in one feature space.
+
+METRICS lists the metrics, and `fidelity` computes them for one set.
+"""
 
 from collections.abc import Callable, Collection
 from typing import NamedTuple
@@ -93,7 +96,8 @@ METRICS = {
     ),
     "fld": Metric(
         "negative log-likelihood of the hold-out under Gaussians centred on the images, minus the "
-        "same for a baseline; lower is better, 0 is as good as real images",
+        "same for Gaussians centred on training images; lower is better, 0 is as good as real "
+        "images",
         lambda novel, **_: feature_likelihood(*novel) if min(map(len, novel)) >= 4 else {},
     ),
     "authenticity": Metric(
@@ -156,7 +160,10 @@ def fidelity(
             f"are only {fewest} images"
         )
     if "fld" in metrics and "fld" not in numbers:
-        warn(f"{name}: fld was not computed, because it needs 4 different images of each set")
+        why = "all hold-out images have equal features"
+        if min(map(len, novel)) < 4:
+            why = "it needs 4 or more images of each set"
+        warn(f"{name}: fld was not computed, because {why}")
     gap = numbers.get("generalisation_gap", 0.0)
     if gap < -20:
         warn(
