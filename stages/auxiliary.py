@@ -1,4 +1,4 @@
-"""`stage auxiliary`: fit a one-step generator to a release of features."""
+"""`stage auxiliary`: fit a one-step generator to the released class means of features."""
 
 from __future__ import annotations
 

@@ -193,8 +193,8 @@ def history(
     unknown = seen_in_project(odometer.dataset_id, Path(), state_dir()) - odometer.known()
     if unknown:
         say(
-            f"{odometer.path} is an older copy or a different journal: it lacks {min(unknown)[:8]} "
-            "of this project"
+            f"{odometer.path} is an older copy or a different journal: it lacks "
+            f"{min(unknown)[:8]}, which is in this project's files"
         )
         say(
             "more was spent than this journal lists: restore the newest state directory, or run "
@@ -229,7 +229,10 @@ def history(
 def history_rows(
     odometer: Odometer, entries: Iterable[dict], acted: Mapping[str, str]
 ) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the history. acted: text about the actor of each entry, by its head."""
+    """Yield the rows of the history.
+
+    acted: text about the actor of each entry, by the entry's head (its hash in the journal).
+    """
     from sfumato.privacy.events import Mechanism
     from sfumato.privacy.odometer import ABANDON, ADOPT, CLOSE, LOCAL_USE, OPEN
 

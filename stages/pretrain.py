@@ -108,7 +108,10 @@ def problems(setup: Setup) -> Iterator[str]:
             "Set pretrain.phases: [], or use one of the recipes dp-sapf, dp-lora, dp-ldm, "
             "dp-finetune"
         )
-        yield f"model.directory={model.directory}: a public model has no warm-up. {remedy}"
+        yield (
+            f"model.directory={model.directory}: a public model is not trained before DP-SGD. "
+            f"{remedy}"
+        )
     class_prompts(model, setup.card.dataset_id, setup.card.classes)
 
 

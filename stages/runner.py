@@ -298,9 +298,9 @@ class QueryRun(StageRun):
         max_norm: L2 bound on the contribution of one image or of one group;
         latents: key of stored latents to draw instead of images.
 
-        Raises NothingToDo if the same work was already released. If the artifact is missing or
-        damaged, or if only earlier free stages were rerun, the kept copy of the release is first
-        restored at no cost.
+        If the same work was already released but the artifact is missing or damaged, the kept copy
+        of the release is restored at no cost, and NothingToDo is raised. If the artifact is intact,
+        or the copy cannot be restored, AlreadyReleasedError is raised.
         """
         from sfumato.data.cards import read_card
         from sfumato.privacy import authorize
@@ -371,7 +371,8 @@ class QueryRun(StageRun):
         return ensure_latents(state_dir(), read_card(CARD_PATH), encoder, purpose, load, bar)
 
     def seen(self) -> set[str]:
-        """Return the ids of charges and the journal heads in this project's files.
+        """Return the ids of charges, and the heads (hashes of journal entries), in this project's
+        files.
 
         The artifact to be replaced is one of these files. The journal must contain all of the ids
         and heads.

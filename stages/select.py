@@ -66,10 +66,9 @@ def problems(setup: Setup) -> Iterator[str]:
     classes = len(setup.public.classes)
     if chosen.by == "teacher":
         if not sensitive <= chosen.images <= setup.public.images:
-            remedy = f"set it between {sensitive} and {setup.public.images}"
             yield (
-                f"select.images={chosen.images} of {setup.public.images} public images in "
-                f"{sensitive} classes: {remedy}"
+                f"select.images={chosen.images} must be between {sensitive}, the number of "
+                f"sensitive classes, and {setup.public.images}, the number of public images"
             )
     elif setup.params.runs("histogram") and setup.params.histogram.per_class:
         kept = number_to_keep(chosen, classes)

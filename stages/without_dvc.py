@@ -133,7 +133,7 @@ def chosen(steps: Mapping[str, Step], targets: Sequence[str]) -> list[Step]:
     }
     with explained(
         ConfigError,
-        lambda error: f"dvc.yaml: stages read each other: {error}",
+        lambda error: f"dvc.yaml: stages read each other's outputs ({error}): remove an input",
         causes=(CycleError,),
     ):
         order = [*TopologicalSorter(writers).static_order()]

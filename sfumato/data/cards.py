@@ -1,4 +1,4 @@
-"""The public cards of prepared images, which describe a set without opening it.
+"""The public cards of prepared images: facts that stages read without opening the images.
 
 Imports no array library.
 """
@@ -28,8 +28,8 @@ class Card(Exact):
     """The public facts of a dataset.
 
     version: the owner's name for this state of the images, or a random name. It does not depend on
-    the images. If it did, equal versions before and after a withdrawal would reveal that the person
-    was not in the set.
+    the images. Otherwise, a version that stays the same when a person withdraws would reveal that
+    the person was not in the set.
     """
 
     dataset_id: DatasetId

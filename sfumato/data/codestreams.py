@@ -16,7 +16,7 @@ from sfumato.storage.limits import LARGEST_PICTURE, check_picture
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
-JPEG_2000 = b"\xff\x4f\xff\x51"  # two markers: a codestream starts, and its sizes follow
+JPEG_2000 = b"\xff\x4f\xff\x51"  # the markers SOC (start of codestream) and SIZ (its sizes)
 # These markers are in the range of JPEG's frame markers, but do not begin a frame
 NO_FRAME = (0xC4, 0xC8, 0xCC)
 JPEG_LS_FRAME = 0xF7

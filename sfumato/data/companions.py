@@ -66,7 +66,8 @@ def companion_keys(own: Words) -> Iterator[Words]:
 
     own: words in the name of a mask or another companion. The first sequence has all of these words
     except the words of COMPANION. The second sequence has only the words before the first word of
-    COMPANION, because a number after that word may count masks. Both leave out the words of PLAIN.
+    COMPANION, because a number after that word may count masks. Both leave out the words of PLAIN,
+    such as image.
     """
     places = [place for place, word in enumerate(own) if COMPANION.fullmatch(word)]
     if places:

@@ -1,4 +1,4 @@
-"""Decode picture files into arrays and fit them to a request, in several threads.
+"""Decode picture files into arrays of the requested size and channels, in several threads.
 
 The results do not depend on the number of threads.
 """
@@ -73,9 +73,9 @@ PictureFile = Path | Member | Slice
 
 @dataclass(frozen=True, kw_only=True)
 class PictureForm:
-    """The form into which pictures are converted.
+    """The size, channels and range of values to which pictures are converted.
 
-    converted: number of images by conversion. Private.
+    converted: number of images by kind of conversion, such as cropping. Private.
     """
 
     size: tuple[int, int] | None = None  # height and width; None: as in the source

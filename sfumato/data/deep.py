@@ -120,7 +120,8 @@ def readable(what: str, fix: str = "repair or remove it") -> Iterator[None]:
 def installed(extra: str, name: str) -> AbstractContextManager[None]:
     """Return a context that raises ConfigError if an import fails.
 
-    extra: extra of this package that installs the import; name: file that needs it.
+    extra: name of the optional dependencies to install, as in `pip install 'sfumato[extra]'`;
+    name: file that cannot be decoded without them.
     """
     fix = f"pip install 'sfumato[{extra}]'"
     return explained(
@@ -223,7 +224,8 @@ def decode_jpeg_2000(
 def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
     """Decode a TIFF that Pillow does not support into (H, W, C) uint8, as `decode_deep` does.
 
-    Such a TIFF has more than 8 bits in colour or with alpha, or an unusual type of numbers.
+    Such a TIFF has more than 8 bits per value together with colour or alpha, or has an unusual type
+    of numbers.
     """
     with installed("depth", name):
         from tifffile import TiffFile
@@ -340,10 +342,11 @@ def with_frame(path: Path, header: Dataset, frame: int, size: int) -> Dataset:
         BoundedReader(path, LARGEST_PICTURE) as file,
     ):
         syntax = header.file_meta.TransferSyntaxUID
-        if syntax == DeflatedExplicitVRLittleEndian or header.BitsAllocated % 8:
+        if syntax == DeflatedExplicitVRLittleEndian:
+            raise DataError(f"{path} has deflated frames: save it without deflation.")
+        if header.BitsAllocated % 8:
             raise DataError(
-                f"{path} has deflated frames, or values that do not fill whole bytes: save it "
-                "without deflation, in 8 or 16 bits."
+                f"{path} has {header.BitsAllocated} bits per value: save it with 8 or 16 bits."
             )
         dcmread(file, stop_before_pixels=True)  # leaves the file at the tag of its pixels
         # Layout of the tag and the length. An explicit VR puts the type of the values between them
@@ -394,9 +397,7 @@ def decode_pixels(data: Dataset, span: Span | None, path: Path) -> np.ndarray:
     if values.dtype == np.uint8 and values.shape[2:] == (3,):
         return np.ascontiguousarray(values)
     if values.shape[2:] != (3,) and (values.ndim != 2 or not kind.startswith("MONOCHROME")):
-        raise DataError(
-            f"{path} is {values.dtype} {kind}, expected MONOCHROME or colour: convert it."
-        )
+        raise DataError(f"{path} is {values.dtype} {kind}: convert it to MONOCHROME2 or RGB.")
     rescale = None
     if values.ndim == 2:
         rescale = partial(apply_modality_lut, ds=data)

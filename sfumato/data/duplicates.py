@@ -111,10 +111,10 @@ def refuse_regrouping(data: Data, home: Path, fresh: Path, journal: Journal) -> 
     if not data.other_groups:
         raise ConfigError(
             f"data.dataset_id={data.name}: some images that were already charged would be assigned "
-            "to other groups, or this cannot be checked (after a change of data.size, or after "
-            "`stage forget`). Prepare them as before. If the earlier groups were wrong, set "
-            "data.other_groups: true. The journal then stays, and ledgers and reports are marked "
-            "incomplete"
+            "to other groups. If data.size changed, or `stage forget` deleted the images, the "
+            "groups cannot be compared, so this is assumed. Prepare the images as before. If the "
+            "earlier groups were wrong, set data.other_groups: true. The journal is then kept, and "
+            "ledgers and reports are marked incomplete"
         )
     journal.append(REGROUP)
 

@@ -27,7 +27,8 @@ Shape = tuple[int, int, int]  # channels, height, width
 IMAGES = "images.npy"
 LABELS = "labels.npy"
 GROUPS = "groups.npy"
-# File in the folder of the hold-out, with the cells of the column `data.compare_by`
+# File in the folder of the hold-out: for each image, its value in the column `data.compare_by`,
+# such as the person's sex. The evaluation reports the accuracy for each value
 COMPARED_FILE = "compared.npy"
 GROUPS_REFUSED = (
     "contains one id per image (such as a patient), but data.groups does not use it: set "
@@ -46,7 +47,8 @@ class ImageSet:
         classes: Names of the classes.
         groups: (N,) int64, equal for images of one person; None if each image is its own group.
             Private.
-        compared: (N,) text, cells of the column `data.compare_by` for a hold-out. Local.
+        compared: (N,) text, for a hold-out: value of each image in the column `data.compare_by`,
+            such as the person's sex. None if no column is set. Local.
     """
 
     images: np.ndarray
@@ -278,8 +280,11 @@ def as_uint8(images: Tensor) -> np.ndarray:
     return as_bytes(images).permute(0, 2, 3, 1).contiguous().numpy()
 
 
-def read_at_once(shape: Sequence[int]) -> int:
-    """Return how many images of a shape to encode at a time: 64, or up to 1024 small images."""
+def inference_batch_size(shape: Sequence[int]) -> int:
+    """Return how many images of a shape to pass through a network at a time.
+
+    It is 64, or up to 1024 for small images.
+    """
     return max(64, min(1024, 2**20 // math.prod(shape)))
 
 
@@ -303,7 +308,10 @@ def as_floats(images: Tensor) -> Tensor:
 
 
 def room(count: int, shape: Sequence[int], folder: Path | None = None) -> Tensor:
-    """Allocate (count, C, H, W) uint8 in an unnamed file on the disk of `folder`, or in memory."""
+    """Allocate (count, C, H, W) uint8 in memory or, if `folder` is given, in a file on its disk.
+
+    The file has no name, so it disappears when the tensor is freed.
+    """
     size = count * math.prod(shape)
     if folder is None or not size:
         return torch.empty(count, *shape, dtype=torch.uint8)

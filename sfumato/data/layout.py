@@ -33,7 +33,7 @@ from sfumato.settings.options import ALL, Classes
 from sfumato.storage.files import files_in
 
 FOLDERS: Form = {"name": "imagefolder"}  # the layout of class folders
-# Keys of the Request, and the rule for finding persons' ids
+# Keys of a `Request` for the labels, and the rule for finding persons' ids
 Layout = tuple[Form, Groups | None]
 # Names of columns that contain persons' ids, in the form that `meaning` returns
 PERSONS = re.compile(
@@ -125,8 +125,8 @@ def layout_of(
             raise Unclear(
                 "both the folders of {path} and {table} could define the classes. To use the "
                 "table, give {option.label_column} COLUMN or, if images have several labels, "
-                "rename it to labels.csv. To use the folders, give {option.classes} a,b,c or "
-                "{option.classes} all",
+                "rename the table to labels.csv. To use the folders, give {option.classes} a,b,c "
+                "or {option.classes} all",
                 option="classes",
                 path=path,
                 table=table.name,
@@ -245,10 +245,11 @@ def cells_in(table: Path, column: str) -> list[str]:
 def repeated_ids(path: Path, label: str | None) -> tuple[str, bool] | None:
     """Find the first column in the table of `path` whose cells repeat and look like persons' ids.
 
-    Returns the column's name, and whether to propose it; None if there is no such column. A column
-    is proposed if its name means persons, or if its cells look like ids or names of persons. If its
-    name means neither persons nor their things, only cells with a letter or a leading zero count,
-    because dates, years and sizes repeat too.
+    Returns the column's name, and whether to propose it as the column of persons' ids. Returns None
+    if there is no such column. A column is proposed if its name means persons, or if its cells look
+    like ids or names of persons. If its name means neither persons nor things such as sessions
+    (OF_THINGS), only cells with a letter or a leading zero count, because dates, years and sizes
+    repeat too.
     """
     path = unpacked(path)
     telling = (
@@ -435,7 +436,7 @@ def check_beside(
 
 
 def why_unread(file: Path, no_classes: bool) -> str | None:
-    """Return a message about a file beside pictures that is not read, with what to do about it.
+    """Explain why a file beside the pictures is not read, and what to do about it.
 
     Returns None if the file needs no action. no_classes: whether there are no class folders, so
     that the file may contain the labels.
@@ -513,8 +514,8 @@ def likeness(names: Collection[str]) -> int:
 def like_people(names: Sequence[str]) -> bool:
     """Return whether names look like names of persons.
 
-    There must be at least three. All are initials such as TB, or all look like Tony_Blair or
-    Smith-John, and few words repeat among them.
+    There must be at least three names. Either all are initials such as TB. Or all look like
+    Tony_Blair or Smith-John, and fewer than half of the words occur in several names.
     """
     if len(names) > 2 and all(re.fullmatch("[A-Z][A-Z]", name) for name in names):
         return True

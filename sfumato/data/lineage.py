@@ -45,7 +45,7 @@ def lineage(path: Path, section: str, declared_public: bool, state: Path | None)
 
     The list is empty if it was made only from public data.
 
-    section: section of the parameters, "public" or "model". Raises ConfigError if there is no
+    section: "public", "model" or "network", for the message. Raises ConfigError if there is no
     privacy.json and the files are not declared public. Raises DataError if there is a privacy.json
     that does not match the files.
     """
@@ -55,8 +55,8 @@ def lineage(path: Path, section: str, declared_public: bool, state: Path | None)
     if carried is None and not declared_public:
         raise ConfigError(
             f"{path} has no {PRIVACY}, so its cost is unknown. If nothing in it was made from "
-            f"sensitive images, set {section}.declared_public: true; otherwise name the whole "
-            "folder that was released, unchanged"
+            f"sensitive images, set {section}.declared_public: true. If it is a release, give the "
+            "path of the complete and unchanged folder of the release"
         )
     return [*filter(None, [carried]), *recognised(state, hashes(path))]
 

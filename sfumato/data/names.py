@@ -3,8 +3,8 @@
 Each name is split into columns: its words and numbers or, if letters and digits are mixed, the
 chunks between separators. If the columns from the left up to one column make the names in a folder
 unique, this last column is taken as a counter of images. A person's id must be in a column before
-the counter, and repeat there. The leftmost such column is proposed, or a column after a word such
-as patient.
+the counter, and repeat there. Among such columns, one that follows a word such as patient is
+proposed. If there is none, the leftmost column is proposed.
 """
 
 import math
@@ -262,9 +262,10 @@ def repeats_in(
 def rivalled(best: Column, others: Sequence[Column]) -> bool:
     """Return whether another part of the names may be the person's id instead of `best`.
 
-    Then only the owner can decide. There are three examples. A year, a hospital or a frame number
-    is before the proposed part. The names consist of two counters without words, such as 3_14. Or
-    the proposed part is a counter, and one value of another id occurs with several of its numbers.
+    Then only the owner can decide. There are four cases. `best` may be a year, a hospital or a
+    frame number. It may be an age, because a time or an id follows. The names consist of two
+    counters without words, such as 3_14. Or `best` does not look like an id, and one value of
+    another id occurs with several of its values.
     """
     if best.personal:
         return False
@@ -384,7 +385,7 @@ def proposed(pattern: str, names: Sequence[str], why: str) -> Repeats:
 def word_and_number_columns(stems: Sequence[str], named: Sequence[str]) -> Iterator[Column]:
     """Yield a column of the words in the names, and a column for each run of digits.
 
-    The columns are in the order of the names.
+    The columns are in the order in which they occur in the names.
     """
     words = word_column(stems, named)
     runs = [[*re.finditer(r"\d+", stem)] for stem in stems]

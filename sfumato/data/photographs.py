@@ -55,9 +55,10 @@ def near(times: Sequence[float], most: float) -> int:
 
 
 def taken_at(file: Path | Member) -> Taken:
-    """Read time and device from EXIF or, if there is none, from the file's name.
+    """Read the time and the device from EXIF, and the number from the file's name.
 
-    Raises OSError if the file cannot be read.
+    If EXIF contains no time, the time is read from the file's name too. Raises OSError if the file
+    cannot be read.
     """
     tags: dict[int, object] = {}
     with suppress(DataError):  # the picture is too large, which decoding reports later

@@ -71,7 +71,8 @@ KEY_BYTES = 32
 FINGERPRINT_DIGITS = 64
 PREPARE_REVISION = 2  # raise this if the same source is stored differently than before
 LISTING = "listing"  # file with a keyed digest of the source's files; private
-UNNAMED = "unnamed"  # file with the version of the images if data.version is not set
+# File with the random version that the images got while data.version was not set
+UNNAMED = "unnamed"
 
 
 @naming_archives()
@@ -90,8 +91,8 @@ def prepare_sensitive(
     state: state directory for the images; card: path of the card; workers: number of processes that
     convert shards, see `read_shards`.
 
-    Raises ConfigError or DataError in three cases: for the reasons in `sources.read_source`, if
-    images are counted under another id, and if charged images would change their groups. The older
+    Raises ConfigError or DataError if the source cannot be used (see `sources.read_source`), if its
+    images are counted under another id, or if charged images would change their groups. The older
     set and card are then unchanged. Raises BudgetError if the journal is lost or invalid.
     """
     home = dataset_directory(state, data.name)
@@ -207,7 +208,8 @@ def listing_of(data: Data, key: bytes) -> str | None:
     This is the settings, PREPARE_REVISION and all files. A file is identified by its name, mode,
     size, inode, and the times when its content and its status last changed. Programs cannot reset
     the time of a status change. Returns None if the digest could miss a change: if there is no
-    path, if a file changed just now, or if a file is a link.
+    path, if a file changed just now, if a file is a link, or if a server does not state when its
+    files change.
     """
     mac = hmac.new(key, canonical(decisive(data)), "sha256")
     if data.path is not None and is_url(data.path):
@@ -329,7 +331,8 @@ def prepare_public(
         images = write_public(source, shape, directory)
         if (filled := len(np.unique(images.labels))) < 2:
             raise DataError(
-                f"public.source={public.source} has images of {filled} class(es): give two or more."
+                f"public.source={public.source} has images of {filled} class(es): add images of "
+                "another class."
             )
         if public.source not in DRAWN:
             refuse_overlap(images, private())

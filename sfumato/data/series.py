@@ -42,7 +42,8 @@ class Header:
     series: folder, PatientID and SeriesInstanceUID, which all files of one series share; None for a
     file that belongs to no series;
     position: position along the axis of the series, None if the file does not state it;
-    number: InstanceNumber, 0 if the file does not state it.
+    number: InstanceNumber, 0 if the file does not state it;
+    localizer: whether the image is only an overview for planning the scan.
     """
 
     path: Path

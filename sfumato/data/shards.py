@@ -1,6 +1,7 @@
-"""Prepare a set in shards (tar or Parquet files, blocks of a large folder), in several processes.
+"""Prepare a set in shards, in several processes.
 
-Each shard is converted on its own. Finished shards are kept in the folder
+A shard is a tar file, a Parquet file, or a block: up to BLOCK_SIZE pictures of a large folder. Each
+shard is converted on its own. Finished shards are kept in the folder
 `<state>/data/.<dataset_id>.shards`, mode 0700, until the set is complete, so that a killed command
 continues with the next shard.
 
@@ -50,7 +51,7 @@ from sfumato.storage.digest import canonical, digest_of_file
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import open_private, replacing_directory, write_local
 
-BLOCK_SIZE = 2**20  # pictures listed at once
+BLOCK_SIZE = 2**20  # maximum number of pictures in a block
 FRESH = 2.0  # seconds after a change during which a second change may get the same time stamp
 CONVERTED = "converted.json"  # file with the fields of `Converted`
 PERSONS_FILE = "persons.npy"  # file with the text that contains each picture's id (`persons_of`)
@@ -63,8 +64,9 @@ class Converted:
     """Facts about a converted shard, stored beside its arrays.
 
     size: number of pictures in the shard, including the ones left out;
-    left_out: for each file left out, its position among the pictures (-1 if it is not a picture),
-    its place (see `place_of`), and the reason;
+    conversions: number of pictures by kind of conversion;
+    left_out: for each file left out, its index among the pictures (-1 if it is not a picture), its
+    path in the form of `place_of`, and the reason;
     sha256: digest of the shard's file, empty for a block.
     """
 
@@ -82,8 +84,8 @@ def shards_folder(home: Path) -> Path:
 def shards_in(data: Data) -> list[Shard]:
     """Return the shards of the source, in the order of its images.
 
-    Returns an empty list if the source must be read at once. This applies to a single file, a small
-    folder, volumes, several labels per picture, and a table of all pictures or their persons.
+    Returns an empty list if the source must be read as a whole. This applies to a single file, a
+    small folder, volumes, several labels per picture, and a table of all pictures or their persons.
     """
     single = data.labels != SEVERAL and data.volume is None
     ways = set[str]()
@@ -118,7 +120,7 @@ def shards_of_files(files: dict[str, tuple[str | int, ...] | None], data: Data) 
     """
     tested = {file for file in files if len(files) > 1 and is_test(file.rpartition("/")[2])}
     if data.source == "imagefolder" and len(tested) == len(files):
-        tested = set()  # as for Parquet that is read at once: not all files can be the hold-out
+        tested = set()  # as for Parquet that is read as a whole: some files must be for training
     ordered = sorted(files, key=tested.__contains__)
     return [Shard(path=file, held_out=file in tested, state=files[file]) for file in ordered]
 
@@ -327,7 +329,8 @@ def write_shard(source: Source, folder: Path, several: bool, sha256: str) -> Non
 def one_source(data: Data, shards: Sequence[Shard], folders: Sequence[Path]) -> Source:
     """Return converted shards as one source.
 
-    Raises DataError if two shards do not fit together, or if too many pictures are left out.
+    Raises DataError if two shards are equal, if their images differ in size or channels, if a
+    person is in training and hold-out, or if too many pictures are left out.
     """
     every = [validated(Converted, read_json(folder / CONVERTED)) for folder in folders]
     refuse_twins(

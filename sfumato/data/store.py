@@ -27,9 +27,9 @@ from sfumato.data.cards import (
 from sfumato.data.images import (
     COMPARED_FILE,
     ImageSet,
+    inference_batch_size,
     load_array,
     load_images,
-    read_at_once,
     write_header,
 )
 from sfumato.errors import DataError, reading_sensitive
@@ -166,7 +166,7 @@ def write_latents(
             open_private(fresh / LATENTS) as file,
         ):
             shown = 0
-            size = read_at_once(card.shape)
+            size = inference_batch_size(card.shape)
             for start in range(0, len(images), size):
                 batch, _ = images.batch(np.arange(start, min(start + size, len(images))))
                 rows = encode(batch).cpu().half().numpy()

@@ -143,7 +143,10 @@ def survey(
     if classes is None:
         check_found(form, source.classes, counts)
     elif classes != ALL and {*classes} != {*source.classes}:
-        text = "{option.classes}={names}, but {path} contains other classes: name all of them"
+        text = (
+            "{option.classes}={names}, but {path} contains a different set of classes: name "
+            "exactly the classes that it contains"
+        )
         raise ConfigError(text, option="classes", names=",".join(classes), path=path)
     check_not_empty(source, path)
     facts = picture_facts(source, path, (span, skip, volume_setting(request)), state)

@@ -88,8 +88,16 @@ def heads_of(table: Path) -> tuple[str, list[str]]:
     found = [head for head in heads if head == FILE] or [
         head for head in heads if re.fullmatch(naming, meaning(head))
     ]
-    if len(found) != 1:
-        raise DataError(f"{table} has no column {FILE}: name the columns in its first line")
+    if not found:
+        raise DataError(
+            f"{table} has no column {FILE} with the names of the pictures: add it, or write the "
+            "names of the columns in the first line"
+        )
+    if len(found) > 1:
+        raise DataError(
+            f"{table} has several columns that may contain the names of the pictures: name exactly "
+            f"one of them {FILE}"
+        )
     return found[0], [name for name in heads if name != found[0]]
 
 
@@ -100,12 +108,16 @@ def read_table(table: Path, columns: Sequence[str]) -> Rows:
     too few or too many cells, or cells that are neither text nor whole numbers.
     """
     heads, rows = cells_of(table)
-    if any(heads.count(name) != 1 for name in columns):
-        named = " and ".join(dict.fromkeys(columns))
-        raise DataError(
-            f"{table} does not have each of the columns {named} exactly once: name them in its "
-            "first line"
-        )
+    for name in columns:
+        if name not in heads:
+            raise DataError(
+                f"{table} has no column {name}: add it, or write the names of the columns in the "
+                "first line"
+            )
+        if heads.count(name) > 1:
+            raise DataError(
+                f"{table} has {heads.count(name)} columns {name}: give each column its own name"
+            )
     for number, row in rows:
         if len(row) != len(heads):
             cells = f"{len(row)} cells, but the table has {len(heads)} columns"
@@ -158,10 +170,14 @@ def rows_by_file(
             )
         if not file.is_file() and (form := link_format(file)):
             raise AnotherFormat(str(file), form)
-        if not file.is_file() or not file.resolve().is_relative_to(root.resolve()):
+        if not file.is_file():
             raise DataError(
-                f"{table}, row {number}, names a link out of {root}, or a pipe: copy the picture "
+                f"{table}, row {number}, names a pipe, a device or a broken link: copy the picture "
                 f"into {root}"
+            )
+        if not file.resolve().is_relative_to(root.resolve()):
+            raise DataError(
+                f"{table}, row {number}, names a link out of {root}: copy the picture into {root}"
             )
         found[file] = cells
     if missing := next((path for path in files if path not in found), None):
@@ -236,7 +252,7 @@ def checked_rows(table: Path) -> Rows:
             yield number, row
 
 
-def too_many_cells(table: Path) -> DataError:
+def too_many_cells(table: Path | str) -> DataError:
     return DataError(f"{table} has more than {MOST_CELLS:,} cells: remove columns or rows.")
 
 
@@ -292,7 +308,7 @@ def json_rows(table: Path) -> Rows:
     objects: dict[int, dict[str, object]] = {}
     for number, line in enumerate(lines_of(table, "\n", (b",", b"[", b"{")), 1):
         if line.strip():
-            wrong = f"row {number} of a table is not a JSON object: correct it"
+            wrong = f"{table}, row {number}, is not a JSON object: correct it"
             with explained(DataError, wrong, causes=(ValueError, TypeError)):
                 objects[number] = dict(parse_json(line))
     heads = [*dict.fromkeys(chain.from_iterable(objects.values()))]
@@ -326,11 +342,10 @@ def records_of(
     groups = [about.row_group(i) for i in range(about.num_row_groups)]
     chunks = [group.column(i) for group in groups for i in range(about.num_columns)]
     table = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
-    if about.num_rows > MOST_ROWS or sum(chunk.num_values for chunk in table) > MOST_CELLS:
-        raise DataError(
-            f"{name} has more than {MOST_ROWS:,} rows or {MOST_CELLS:,} cells: leave out columns, "
-            "or rows."
-        )
+    if about.num_rows > MOST_ROWS:
+        raise DataError(f"{name} has more than {MOST_ROWS:,} rows: write one row per picture.")
+    if sum(chunk.num_values for chunk in table) > MOST_CELLS:
+        raise too_many_cells(name)
     rows = 1
     read = [*columns]
     if picture is not None:

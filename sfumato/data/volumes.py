@@ -1,7 +1,7 @@
 """Read NIfTI volumes.
 
-Each slice becomes an upright picture. If no range is set, the values of a volume decide which of
-them are black and white in its slices.
+Each slice becomes an upright picture. If no range is set, percentiles of a volume's values become
+black and white in its slices.
 
 Guarantee: a slice depends only on its own volume. All slices of a volume belong to one person.
 """

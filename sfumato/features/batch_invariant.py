@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from sfumato.data.images import Shape, read_at_once
+from sfumato.data.images import Shape, inference_batch_size
 from sfumato.runtime.compute import one_thread
 
 BATCH_SIZE = 64  # Images per batch on a CPU
@@ -19,7 +19,7 @@ def batch_size(shape: Sequence[int], device: torch.device) -> int:
     """
     if device.type == "cpu":
         return BATCH_SIZE
-    return read_at_once(shape)
+    return inference_batch_size(shape)
 
 
 def rows_alone(

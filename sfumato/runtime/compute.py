@@ -24,7 +24,7 @@ THREADS = torch.get_num_threads()  # Number of cores, or OMP_NUM_THREADS if it i
 def device() -> torch.device:
     """Return the device of `SFUMATO_DEVICE`, by default a GPU if there is one.
 
-    Raises ConfigError if `cuda` is set and there is no GPU.
+    Raises ConfigError if `cuda` is set and there is no GPU, or if the value is unknown.
     """
     requested = os.environ.get("SFUMATO_DEVICE") or "auto"
     if requested not in ("auto", "cpu", "cuda"):

@@ -1,7 +1,8 @@
 """Record who acted: the log `<state>/access.jsonl`, which stays in the private state directory.
 
-It has one JSON line per entry of a journal, identified by the entry's `head`, and one JSON line per
-command that ended. The journal itself contains no names, so published files contain none either.
+It has one JSON line per entry of a journal, and one JSON line per command that ended. An entry is
+identified by its `head`, which is its hash in the journal. The journal itself contains no names, so
+published files contain none either.
 """
 
 import getpass

@@ -30,7 +30,8 @@ class Artifact:
 class PrivacyFile:
     """Form of `privacy.json`.
 
-    files: sha256 of each file, by its name; records: records by id; apart: `owners` of `Records`.
+    files: sha256 of each file, by its name; records: records by id; apart: ids of merged data sets
+    that share no person (`owners` of `Records`).
     """
 
     schema: int
@@ -101,7 +102,7 @@ def refuse_links(*folders: Path) -> None:
     """Raise DataError if one of the folders, or anything below the last, is a link or a device."""
     for path in (*folders, *folders[-1].rglob("*")):
         if path.is_symlink() or (path.exists() and not path.is_dir() and not path.is_file()):
-            raise DataError(f"{path} is a link or not a regular file: replace it by a copy")
+            raise DataError(f"{path} is a link or a device: replace it by a copy of the file")
 
 
 def how_to_repair(stage: str) -> str:
@@ -152,7 +153,7 @@ def changed_files(path: Path, files: dict[str, str]) -> list[str]:
 
 
 def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> Records:
-    """Merge own records and the records of every input, by id.
+    """Merge the records of a stage's own charges and the records of every input, by id.
 
     A record that several inputs contain counts once.
     """

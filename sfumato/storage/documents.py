@@ -136,7 +136,8 @@ def dataset_name(name: str) -> str:
 
     Raises ValueError for any other id, such as one with a slash.
     """
-    # `keys/<id>` is a key and `keys/<id>.journal` an anchor, so an id must not end in .journal
+    # `keys/<id>` is the key of a dataset, and `keys/<id>.journal` belongs to its journal, so an id
+    # must not end in .journal
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) or name.endswith(".journal"):
         rule = (
             "1 to 64 letters, digits, dots, underscores or hyphens. It must begin with a letter or "

@@ -156,8 +156,8 @@ def replacing_directory(path: Path, *, private: bool = False) -> Iterator[Path]:
     """Yield an empty directory to write into, which replaces `path` if the block succeeds.
 
     Its content is flushed to disk first. If the block fails, the new directory is removed. If the
-    process is killed between the two renames, the next call restores the old directory. private:
-    whether the directory gets the mode 0700.
+    process is killed when the old directory is renamed but the new one is not yet, the next call
+    restores the old directory. private: whether the directory gets the mode 0700.
     """
     make_folder(path.parent)
     clear_leftovers(path)
@@ -197,7 +197,7 @@ def clear_leftovers(path: Path) -> None:
 
 
 def sweep(path: Path) -> None:
-    """Remove temporary files beside `path` that killed processes left."""
+    """Remove the temporary files that killed processes left beside `path`."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         if is_left_over(leftover):
             if leftover.is_dir():
@@ -262,7 +262,7 @@ def keep_private(directory: Path) -> None:
 
 
 def copy_directory(source: Path, target: Path) -> None:
-    """Replace `target` by a copy of `source`, which is on disk when this returns."""
+    """Replace `target` by a copy of `source`. The copy is on disk when this returns."""
     with replacing_directory(target) as temporary:
         try:
             shutil.copytree(source, temporary, dirs_exist_ok=True)

@@ -57,7 +57,7 @@ class Journal:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the journal: no other process can open a charge until the end."""
+        """Lock the journal: no other process can open a charge until the block ends."""
         for directory in (self.path.parent, self.anchor.parent):
             make_folder(directory, 0o700)
         with holding(self._lock):

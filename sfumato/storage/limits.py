@@ -42,14 +42,15 @@ large_picture = threading.RLock()
 def check_picture(name: str, height: int, width: int, channels: int = 1, itemsize: int = 1) -> int:
     """Return the size in bytes that a picture will have when decoded.
 
-    The other arguments are from its header. itemsize: number of bytes per value. Raises DataError
-    if the size is above LARGEST_PICTURE, or a side is above LONGEST_SIDE.
+    name: its name in messages; height, width, channels: values in its header; itemsize: number of
+    bytes per value. Raises DataError if the size is above LARGEST_PICTURE, or a side is above
+    LONGEST_SIDE.
     """
     size = height * width * channels * itemsize
     if size > LARGEST_PICTURE or max(height, width) > LONGEST_SIDE:
         raise DataError(
-            f"{name} has {height}×{width} pixels, {size:,} bytes when decoded: expected sides of "
-            f"at most {LONGEST_SIDE:,} pixels and {LARGEST_PICTURE:,} bytes. Save it smaller, or "
+            f"{name} has {height}×{width} pixels, {size:,} bytes when decoded: expected at most "
+            f"{LONGEST_SIDE:,} pixels per side, and {LARGEST_PICTURE:,} bytes. Save it smaller, or "
             "remove it."
         )
     return size

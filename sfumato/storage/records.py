@@ -1,4 +1,7 @@
-"""The charges behind a release, with what merged owners declared about their data sets."""
+"""The charges behind a release, and a declaration if several owners merged their data sets.
+
+They then declare that no person is in two of these sets.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ class Records(dict[str, Record]):
     A plain dictionary with the same charges has no declaration, so all its costs are added up.
 
     Attributes:
-        owners: Ids of the data sets of merged owners, who declared that no person is in two of
-            these sets. Empty if there is only one owner.
+        owners: Ids of the merged data sets, if their owners declared that no person is in two of
+            these sets. Empty without this declaration.
     """
 
     def __init__(
@@ -84,7 +87,12 @@ class Records(dict[str, Record]):
         if not self.owners:
             return None
         present = {record["dataset_id"] for record in self.values()}
-        if len({*self.owners}) < 2 or not {*self.owners} <= present:
+        if len({*self.owners}) < 2:
+            return (
+                "it declares that merged data sets share no person, but names only "
+                f"{self.owners[0]}: expected two or more"
+            )
+        if not {*self.owners} <= present:
             return (
                 f"it declares that {', '.join(self.owners)} share no person, but it lacks "
                 "records of some of them"

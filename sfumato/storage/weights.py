@@ -71,7 +71,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 class Room(TorchFunctionMode):
     """A context that limits the size of created tensors.
 
-    It raises ValueError before more than `remaining` numbers are allocated in total.
+    It raises ValueError before the created tensors have more than `remaining` elements in total.
     """
 
     def __init__(self, remaining: int) -> None:
@@ -92,9 +92,9 @@ def load_network(
 ) -> Network:
     """Load the network that `save_network` wrote.
 
-    build: constructor; stage: stage that writes the network. To limit memory use, the network may
-    have at most one number per byte of the files, plus 2²⁷ numbers. Raises DataError if the files
-    do not match.
+    build: constructor; stage: stage that writes the network. Raises DataError if the files do not
+    match. To limit memory use, it is also raised if the tensors of the network would have over 2²⁷
+    more elements than the files have bytes.
     """
     for name in (CONFIG, weights):
         if not (directory / name).is_file():

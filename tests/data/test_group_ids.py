@@ -473,10 +473,10 @@ def test_a_set_that_is_gone_or_was_resized_cannot_be_compared(clinic):
     clinic.prepare(groups=PATIENTS)
     clinic.spend()
     clinic.prepare(groups=PATIENTS)
-    with pytest.raises(ConfigError, match="cannot be checked"):
+    with pytest.raises(ConfigError, match="cannot be compared"):
         clinic.prepare(groups=PATIENTS, size=8)
     shutil.rmtree(clinic.state / "data" / "clinic")
-    with pytest.raises(ConfigError, match="cannot be checked"):
+    with pytest.raises(ConfigError, match="cannot be compared"):
         clinic.prepare(groups=PATIENTS)
 
 

@@ -110,16 +110,21 @@ def test_a_fault_names_the_url_and_not_the_copy(local, tmp_path):
 
 def test_a_missing_shard_of_the_range_is_named(local, tmp_path):
     with pytest.raises(
-        DataError, match=r"^s3://scans/e-4\.tar does not exist: correct the range in data\.path, or"
+        DataError, match=r"^s3://scans/e-4\.tar does not exist: correct data\.path, or upload"
     ):
         prepared(by_url(local, "s3://scans/{a-0,e-4}.tar"), tmp_path / "state")
 
 
 @pytest.mark.parametrize(
-    "url", ["s3://scans/{a-0,a-0}.tar", "s3://scans/{9..8}.tar", "s3://scans/nothing*.tar"]
+    ("url", "message"),
+    [
+        ("s3://scans/{a-0,a-0}.tar", "names a file more than once: correct"),
+        ("s3://scans/{9..8}.tar", "matches no file: correct"),
+        ("s3://scans/nothing*.tar", "matches no file: correct"),
+    ],
 )
-def test_a_range_that_names_a_shard_twice_or_none_is_refused(local, tmp_path, url):
-    with pytest.raises(DataError, match="names no file, or one file twice: correct the range"):
+def test_a_range_that_names_a_shard_twice_or_none_is_refused(local, tmp_path, url, message):
+    with pytest.raises(DataError, match=message):
         prepared(by_url(local, url), tmp_path / "state")
 
 

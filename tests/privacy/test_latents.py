@@ -223,7 +223,7 @@ def test_the_charge_hands_out_no_number_that_is_not_finite():
 
 
 def test_an_interrupted_encoding_leaves_nothing(owner, monkeypatch):
-    monkeypatch.setattr("sfumato.data.store.read_at_once", lambda shape: 64)
+    monkeypatch.setattr("sfumato.data.store.inference_batch_size", lambda shape: 64)
     key = latents_key(owner.card, "some encoder")
     calls = []
 

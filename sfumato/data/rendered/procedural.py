@@ -33,8 +33,9 @@ def procedural_drawer(
 
 
 def dead_leaves(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
-    """Draw overlapping discs until they cover nearly all of the background. The density of their
-    radii is proportional to r⁻³.
+    """Draw 288 overlapping discs, which cover nearly all of the background.
+
+    The density of their radii is proportional to r⁻³.
     """
     y, x = (axis.ravel() for axis in grid(height, width))
     image = np.broadcast_to(random.random(channels), (height * width, channels)).copy()

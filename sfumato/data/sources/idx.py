@@ -129,7 +129,7 @@ def read_idx(path: Path) -> np.ndarray:
     values.
     """
     broken = f"{path} is truncated or corrupt"
-    largest = 2**29  # maximum number of values to read; the supported sets have fewer than 10⁹
+    largest = 2**29  # maximum number of values to read; the supported sets have fewer than 10⁸
     causes = (OSError, EOFError, zlib.error, struct.error)
     with (
         explained(DataError, lambda error: f"{broken} ({error}): fetch it again.", causes=causes),

@@ -107,7 +107,7 @@ def tables_at(path: Path) -> list[Path]:
 
 
 def parquet_in(folder: Path) -> list[Path]:
-    """Return the Parquet files of a folder with the layout of dataset hubs."""
+    """Return the Parquet files of a folder and of its subfolder `data`, where hubs store them."""
     return sorted([*files_in(folder, "*.parquet"), *files_in(folder / "data", "*.parquet")])
 
 

@@ -46,8 +46,8 @@ class RemoteFile:
 def remote_files(pattern: str) -> list[RemoteFile]:
     """List the files of a URL with a range {0000..0999}, alternatives {a,b}, or `*`.
 
-    Raises DataError if a file is missing or named twice, and ConfigError if the server does not
-    answer or refuses access.
+    Raises DataError if there is no file, or if a file is missing or named twice. Raises ConfigError
+    if the server does not answer or refuses access.
     """
     with reaching(pattern):
         system = system_of(pattern)
@@ -56,10 +56,13 @@ def remote_files(pattern: str) -> list[RemoteFile]:
             urls = [
                 system.unstrip_protocol(found) for url in urls for found in sorted(system.glob(url))
             ]
-        if not urls or len({*urls}) < len(urls):
+        if not urls:
+            raise public(DataError(f"data.path={pattern} matches no file: correct data.path"))
+        if len({*urls}) < len(urls):
             raise public(
                 DataError(
-                    f"data.path={pattern} names no file, or one file twice: correct the range"
+                    f"data.path={pattern} names a file more than once: correct data.path, so that "
+                    "it names each file once"
                 )
             )
         with ThreadPoolExecutor(16) as threads:
@@ -101,7 +104,7 @@ def expanded(pattern: str) -> list[str]:
 def local_copy(path: str) -> Iterator[Path]:
     """Yield a local path with the content of a path or URL.
 
-    A URL is copied to a file of mode 600, which is deleted when the block of `unpacking` ends.
+    A URL is copied to a file of mode 600, which is deleted when the context `unpacking` ends.
     """
     if not is_url(path):
         yield Path(path)
@@ -130,7 +133,7 @@ def reaching(url: str) -> Iterator[None]:
             ConfigError(f"{url} needs a package that is not installed ({error}): {known}")
         ) from None
     except FileNotFoundError:
-        fix = "correct the range in data.path, or upload it"
+        fix = "correct data.path, or upload the file"
         raise public(DataError(f"{url} does not exist: {fix}")) from None
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:

@@ -73,7 +73,7 @@ class Source:
     groups: list[str | None] | None = None
     files: Sequence[PictureFile] = ()  # private, because their names may be ids
     labels: Iterable[int | np.ndarray] = ()
-    # Cells of the column `data.compare_by`, in the order of groups; private
+    # Values in the column `data.compare_by`, in the order of groups; private
     compared: Sequence[str] = ()
     held_out: int = 0
     converted: Counter[str] = field(default_factory=Counter)
@@ -135,7 +135,8 @@ class Request(PictureForm):
     volume: Volume | None = None  # slices of volumes and series that become images
     classes: tuple[str, ...] | None = None  # names by label, for files without names
     label_column: str | None = None  # column of a table, or key of samples, with the labels
-    compare_by: str | None = None  # column of the table, see `data.compare_by`
+    # Column of the table, such as sex; the evaluation reports the accuracy for each of its values
+    compare_by: str | None = None
     several: bool = False  # whether an image has any number of labels, instead of exactly one
     mixed: bool = False  # whether images may differ in size and channels
     skip: float = 0.0  # share of the pictures that may be broken

@@ -101,8 +101,8 @@ def files_below(root: Path) -> Iterator[Path]:
 
 
 def pictures_below(root: Path) -> list[Path]:
-    """Return the pictures, DICOM files and volumes below a folder, and links to pictures stored
-    elsewhere.
+    """Return the pictures, DICOM files and volumes below a folder, and links of git-annex or DVC to
+    missing content.
     """
     return [
         file
@@ -134,8 +134,8 @@ def list_labels(request: Request) -> Listing:
             f"{' or '.join(TABLES)}, with the column {FILE} and one column of 0 and 1 per label"
         )
         raise DataError(
-            f"data.labels: several, but data.path={root} is not a folder with {expected}: write "
-            "that table."
+            f"data.labels: several requires a table, but data.path={root} is not a folder with "
+            f"{expected}: write that table."
         )
     files = pictures_below(root)
     named, others = heads_of(table)
@@ -276,7 +276,8 @@ def samples_in(shard: Path) -> Iterable[Sample]:
                 continue
             if entry.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or entry.sparse:
                 raise DataError(
-                    f"{shard}: entry {number} is a link or not a plain file: write the file itself."
+                    f"{shard}: entry {number} is a link, a device or a sparse file: write the file "
+                    "itself."
                 )
             folder, _, last = entry.name.rpartition("/")
             key, _, suffix = last.partition(".")

@@ -129,7 +129,7 @@ def test_several_labels_are_recognised_by_columns_or_lists(folder, table, expect
         (
             "file_name,mass,mass\n"
             + "".join(f"{n},0,1\n" for n in ("a.png", "b/2.png", "b/10.png")),
-            "exactly once",
+            "has 2 columns mass: give each column its own name",
         ),
         (TABLE.replace("1.0", ""), "neither 0 nor 1"),
         (TABLE.replace("1.0", "-1"), "neither 0 nor 1"),

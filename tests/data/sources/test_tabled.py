@@ -157,10 +157,7 @@ SPOILED = {
     ),
     "no label": (lambda t: t.replace("cat,p1", ",p1"), "picture 1, .* has no label"),
     "an unknown label": (lambda t: t.replace("cat,p1", "cow,p1"), r"not in data\.classes"),
-    "no column": (
-        lambda t: t.replace("label", "finding"),
-        "the columns file_name and label exactly",
-    ),
+    "no column": (lambda t: t.replace("label", "finding"), "has no column label: add it"),
     "an open quote": (lambda t: t + '"', "is not a table"),
 }
 
