@@ -3,9 +3,9 @@
 Each step releases the sum of the discriminator's clipped gradients for one draw of *real* images,
 as a step of `finetune` does. The sensitivity of the sum is the clipping bound. The other half of
 the discriminator's loss is on generated images. These depend only on released weights, so their
-gradient is added after the noise, at no cost. Then the generator takes a step, so that the noisy
-discriminator takes generated images for real more often. The generator depends on sensitive images
-only through this discriminator.
+gradient is added after the noise, at no cost. Then the generator takes a step that makes the noisy
+discriminator classify generated images as real more often. The generator depends on sensitive
+images only through this discriminator.
 
 Source: Xie et al. 2018; Torkzadehmahani et al. 2019 for clipping the two halves separately; Bie et
 al. 2023.

@@ -38,10 +38,12 @@ BOUND = 8  # To compute distances, coordinates are clipped to [-BOUND, BOUND]
 class RendererGenerator:
     """A public renderer that draws an image from a candidate's kind and genes (Sim-PE).
 
+    Genes are numbers in [0, 1), which the renderer reads in place of random numbers.
+
     kinds: number of kinds, which are the renderer's own classes and may differ from the sensitive
     classes. Descendants of a candidate have the same kind;
-    length: n, the number of genes of a candidate. It is the largest number of genes that the
-    renderer reads for one image, among 8 trial images of each kind, and at most 8192.
+    length: n, the number of genes of a candidate. As a trial, 8 images of each kind are rendered,
+    and n is the largest number of genes that the renderer read for one image, at most 8192.
     """
 
     def __init__(self, source: str, shape: Shape) -> None:
@@ -200,13 +202,14 @@ def distance_features(
     return embedding
 
 
-def public_random(seed: int, *place: str | int) -> torch.Generator:
-    """Return the public random generator of one purpose and round.
+def public_random(seed: int, *purpose: str | int) -> torch.Generator:
+    """Return the public random generator for one purpose.
 
-    place: names of the purpose, and the round. The numbers depend only on these and the seed, so a
-    resumed run draws the same numbers as a run without interruption.
+    purpose: its name, then a number, such as the round, if there are several generators with this
+    name. The random numbers depend only on these and the seed, so a resumed run draws the same
+    numbers as a run without interruption.
     """
-    return torch.Generator().manual_seed(int(digest_of([seed, *place])[:15], 16))
+    return torch.Generator().manual_seed(int(digest_of([seed, *purpose])[:15], 16))
 
 
 @torch.no_grad()
@@ -221,7 +224,7 @@ def query_evolve(
     report: Progress = no_progress,
     say: Say = discard,
 ) -> tuple[Charge, Population, list[dict]]:
-    """Run all rounds of a charge.
+    """Run all rounds of Private Evolution, under one charge.
 
     A round renders the candidates, releases votes for them, and creates the next candidates. A run
     that was killed is resumed. The data stored between rounds depend on sensitive images only
@@ -230,7 +233,8 @@ def query_evolve(
     open_charge: opens a charge that draws sensitive images, as their vectors by `embedding`;
     priors: (M,), share of each class among the candidates, from public or released numbers.
 
-    Returns the charge (with all its uses on disk), the last population, and the public log.
+    Returns the charge, all of whose releases are recorded on disk, the last population, and the
+    public log.
     """
 
     def classes_of(number: int) -> Tensor:

@@ -64,7 +64,7 @@ class Denoiser(nn.Module):
     # The faster way is chosen on each machine.
     use_products: bool = False
     # Digest of everything that determines the latents: encoder weights and image size.
-    # If the network works on pixels, there is no digest.
+    # None if the network works on pixels.
     encoder: str | None = None
     # Standard deviation of images in the preconditioning; used by `sfumato.diffusion.sampler`
     sigma_data: float

@@ -26,7 +26,8 @@ from sfumato.settings.fields import Size, both_sides, size_of
 from sfumato.settings.training import Architecture
 from sfumato.storage.weights import load_network, save_network
 
-MOST_GROUPS = 65_535  # On CUDA, PyTorch's derivative of group normalisation fails above this number
+# On CUDA, PyTorch's derivative of group normalisation fails if a batch has more groups than this
+MOST_GROUPS = 65_535
 # Maximum numbers of pixels and of images that one process draws at a time, by device.
 # Pixels are counted at the resolution of the network.
 DRAWN_TOGETHER = {"cpu": (2**17, 256), "cuda": (2**19, 512)}
@@ -67,7 +68,7 @@ def normalised(x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> Tensor:
     # In this form, the kernel also computes the scale, the shift and their gradients.
     flat = x.reshape(1, -1, x[0, 0].numel())
     scale, shift = (value.flatten().to(x.dtype) for value in (scale, shift))
-    # autocast would copy to float32, which is unnecessary: the kernel adds up in float32
+    # autocast would copy to float32, which is unnecessary: the kernel sums in float32 anyway
     with torch.autocast("cuda", enabled=False):
         return F.group_norm(flat, len(x) * groups, scale, shift).view(x.shape)
 

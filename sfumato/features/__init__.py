@@ -53,7 +53,7 @@ class FeatureMeans:
     Args:
         table: (K, classes) float32. Each column is the noisy sum of φ over the images of one class,
             divided by N̄, the public size of the whole set. If images have several labels, the
-            table has one more column than there are classes, as in `label_rows`.
+            table has one more column, for images without labels (see `label_rows`).
         features: The feature map φ.
         deviation: Standard deviation of the noise in each entry of the table, or None if the
             release does not state it.

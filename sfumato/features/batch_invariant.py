@@ -29,8 +29,8 @@ def rows_alone(
 
     Images may have any memory format. An image with any non-finite pixel gives a row of NaN.
 
-    place_matters: whether the place of an image in the batch may change its row (see the function
-    `place_matters`). If so, images are processed one at a time.
+    place_matters: whether the position of an image in the batch may change its row (see the
+    function `place_matters`). If so, images are processed one at a time.
 
     Guarantee: row i is a function of image i only, to the last bit. Matrix kernels round
     differently for another batch size, layout, alignment or number of threads, so removing one
@@ -60,7 +60,8 @@ def same_kernels() -> Iterator[None]:
 
 
 def place_matters(function: Callable[[Tensor], Tensor], shape: Shape, device: torch.device) -> bool:
-    """Test whether any bit of an image's row depends on its place in the batch or on other images.
+    """Test whether any bit of an image's row depends on its position in the batch or on other
+    images.
 
     The kernels of this machine are tested with random images, never with sensitive ones.
     """

@@ -1,12 +1,13 @@
-"""Random Fourier features of public maps of an image, or the maps themselves.
+"""Feature map of the query `frequency`: random Fourier features of the outputs of public maps.
 
 Source: FETA-Pro Algorithm 1; DP-MERF.
 
 Public maps are applied to each image, such as its pixels or its wavelet-scattering coefficients.
-Random Fourier features at several length-scales are applied to the output of each map. The full
-vector has norm 1. The frequencies come from a public seed: they are rebuilt, never stored. The
-release consists of sums of these features over images. Because the features are differentiable, a
-generator can later be fitted to the release: the features of its images should have the same sums.
+Random Fourier features at several length-scales are applied to the output of each map. A map can
+also contribute its output itself. The full vector has norm 1. The frequencies come from a public
+seed: they are rebuilt, never stored. The release consists of sums of these features over images.
+Because the features are differentiable, a generator can later be fitted to the release: the
+features of its images should have the same sums.
 """
 
 import math
@@ -22,7 +23,7 @@ from sfumato.features.scattering import block_average
 from sfumato.runtime.compute import device_of
 from sfumato.settings.queries import FeatureMap
 
-EXPLICIT_KERNELS = ("linear", "squared")  # Kernels without random frequencies
+EXPLICIT_KERNELS = ("linear", "squared")  # Kernels of maps that are used without random frequencies
 
 
 class OfBlocks(nn.Module):
@@ -130,7 +131,7 @@ class FourierFeatures(nn.Module):
         }
 
     def vectors(self, images: Tensor) -> Tensor:
-        """Apply the maps to the images, side by side: (B, Σ d).
+        """Concatenate the outputs of all maps for the images: (B, Σ d).
 
         If the images are block means, maps that need finer images return zeros.
         """

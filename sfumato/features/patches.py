@@ -14,7 +14,7 @@ from sfumato.runtime.compute import fast_bfloat16
 
 FILTERS = 256
 SIDE = 6  # Largest side of a filter, in pixels
-POOLED_CELLS = 3  # Cells per side in which responses are averaged
+POOLED_CELLS = 3  # Number of cells per side of an image; the features are means over cells
 
 
 class Patches(nn.Module):
@@ -29,7 +29,7 @@ class Patches(nn.Module):
     Source: Thiry et al. 2021; Coates and Ng 2011 for the threshold.
     """
 
-    places = 32  # approximate number of places per side at which patches are compared
+    positions = 32  # approximate number of positions per side at which patches are compared
     threshold = 0.5  # threshold of responses, in standard deviations of responses to white noise
     half_norm = 1.0  # norm at which the responses of a whitened patch are halved
     batch = 16  # number of images whose tensors fit into a CPU's caches
@@ -37,7 +37,7 @@ class Patches(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.block = block_of(shape)
-        self.stride = max(1, round(min(shape[1:]) / self.block / self.places))
+        self.stride = max(1, round(min(shape[1:]) / self.block / self.positions))
         filters, whiten = whitened_patches(shape[0], min(SIDE, *shape[1:]))
         self.filters = nn.Buffer(filters, persistent=False)
         self.whiten = nn.Buffer(whiten, persistent=False)
@@ -88,7 +88,7 @@ def whitened_patches(channels: int, side: int) -> tuple[Tensor, Tensor]:
     # The floor prevents directions without variance from being amplified
     whiten = (vectors * (values + 1e-3).rsqrt()) @ vectors.T
     whiten = whiten - whiten.mean(1, keepdim=True)  # remove the effect of a patch's mean
-    chosen = patches[patches.std(1) > 0.05]  # without flat patches
+    chosen = patches[patches.std(1) > 0.05]  # leave out patches with little contrast
     chosen = chosen[torch.from_numpy(random.choice(len(chosen), FILTERS, replace=False))]
     filters = F.normalize(chosen @ whiten.T, dim=1) @ whiten
     both = (part.float().view(-1, channels, side, side) for part in (filters, whiten))

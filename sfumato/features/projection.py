@@ -18,17 +18,17 @@ from sfumato.features.public_network import PublicNetwork, arguments_of, build_n
 from sfumato.runtime.compute import device_of, fast_bfloat16
 from sfumato.settings.queries import OwnNetwork, TeacherMap
 
-# Two maps of a trained network: CLASSIFIER is the input of its head, CELLS its last feature map.
-# All other maps are in FEATURES.
+# Two maps of a trained public classifier: CLASSIFIER is its method `features`, and CELLS is its
+# method `feature_map`. All other maps are in FEATURES.
 CLASSIFIER = "classifier"
 CELLS = "cells"
-# A network, or the arguments that rebuild it, or the settings of the owner's network
+# The network of a map, for `map_of`
 Network = PublicNetwork | OwnNetwork | dict[str, Any] | None
 FEATURE_BATCH = 250  # Number of public or released images per batch
 
 
 class ClassifierFeatures(nn.Module):
-    """The input of a public classifier's head, or its last feature map: (B, C, H, W) -> (B, d)."""
+    """Features of a public classifier, or its last feature map: (B, C, H, W) -> (B, d)."""
 
     def __init__(self, network: PublicNetwork, feature_map: bool = False) -> None:
         super().__init__()

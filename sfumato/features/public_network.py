@@ -13,7 +13,7 @@ from sfumato.data.images import Shape
 from sfumato.storage.weights import load_network
 
 SMALLEST_MAP = 4  # Blocks halve the sides of feature maps down to this number of pixels
-WIDTHS = (1, 2, 4, 4)  # Number of channels of each block, divided by `width`
+WIDTHS = (1, 2, 4, 4)  # Number of channels of each block, as a multiple of `width`
 
 
 def shorter_side(shape: Shape, least: int) -> int:
@@ -102,7 +102,7 @@ class ResNet(nn.Module):
         return self.blocks(self.stem(images * 2 - 1))  # type: ignore[no-any-return]
 
     def features(self, images: Tensor) -> Tensor:
-        """Return the input of the head: (B, C, H, W) float32 in [0, 1] -> (B, d)."""
+        """Return the input of the last layer: (B, C, H, W) float32 in [0, 1] -> (B, d)."""
         return self.pool(self.feature_map(images)).flatten(1)
 
     def forward(self, images: Tensor) -> Tensor:

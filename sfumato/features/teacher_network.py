@@ -88,7 +88,8 @@ def fit_features(
     network: network for the features "classifier" and "cells"; images: images to fit to. If there
     are more than FITTED images, `seed` determines which FITTED of them are used.
 
-    Returns ψ, and the (d, d) covariance of ψ on these images, both on the device of this machine.
+    Returns ψ, and the (d, d) covariance of ψ on these images, both on the device that stages use
+    (`runtime.compute.device`).
     """
     through = settings.network and settings.network.arguments()
     about = settings.features or settings.feature, shape, settings.dimension
@@ -122,7 +123,8 @@ def probabilities_of(teacher: ImageClassifier, images: Tensor) -> Tensor:
 def relabelled(teacher: TeacherNetwork, images: ImageSet) -> ImageSet:
     """Return public or released images with the teacher's labels instead of their own.
 
-    The number of images per class stays the same, as far as possible.
+    The teacher's predictions are adjusted so that each class keeps its number of images, as far as
+    possible (see `share_offsets`).
     """
     seen = classify(teacher, images)
     offsets = share_offsets(
@@ -150,7 +152,7 @@ def guide_by(teacher: TeacherNetwork, strength: float) -> Guide:
 
 
 def at_shares(probabilities: Tensor, offsets: Tensor) -> Tensor:
-    """Add offsets to the logarithms of probabilities, and normalise each row to sum 1.
+    """Adjust class probabilities by offsets to their logarithms; each row of the result has sum 1.
 
     probabilities: (N, M); offsets: (M,), from `share_offsets`. Returns (N, M) float64.
     """
@@ -230,7 +232,8 @@ def save_teacher(teacher: TeacherNetwork, directory: Path) -> None:
 def own_networks(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Return the settings of the owner's networks that a teacher uses, by file name.
 
-    There is one network for each map OWN. Its file is stored beside the teacher's weights.
+    Each map with the name OWN has a network. The file of this network is stored beside the
+    teacher's weights.
     """
     parts = config["feature"]
     if isinstance(parts, str):

@@ -34,7 +34,8 @@ GENERATOR_WEIGHTS = "generator.safetensors"  # Beside config.json
 OneStep = Generator | GaussianGenerator  # (z, labels) -> images
 # Number of images drawn at a time. If sides are longer than COARSE pixels, batches are smaller.
 DRAWING_BATCH = 1000
-PATIENCE = 100  # Number of steps without a smaller distance before a class is frozen
+# The fit of a class stops after this many steps without improvement (see `EarlyStopping`)
+PATIENCE = 100
 
 
 def new_generator(
@@ -79,7 +80,8 @@ def fit_generator(
     priors: (classes,) public or released shares of the classes, which add up to 1. With several
     labels per image, the share of images with each label;
     progress: called with (steps done, all steps);
-    row_means: with several labels per image, `PublicCounts.row_means`; otherwise None.
+    row_means: with several labels per image, `row_means` of the counts (see `PublicCounts`);
+    otherwise None.
 
     Returns `generator`, with the moving average of its weights and recomputed batch-norm
     statistics, in eval mode.
@@ -190,12 +192,14 @@ def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor)
 class EarlyStopping:
     """Stops the fit of each class when it begins to fit the noise of the release.
 
-    Some rows of the release, chosen by `held_out`, are left out of the loss. The noise of different
-    rows is independent. So the generator's squared distance to the held-out rows is an unbiased
-    estimate, up to a constant, of its squared distance to these rows without noise. This distance
-    falls while the fit learns the class, and rises when the fit learns the noise of the other rows.
-    After PATIENCE steps without a smaller distance, the class is frozen: its target becomes the
-    generator's own average embedding at the step with the smallest distance.
+    A release has one row per feature. Some rows, chosen by `held_out`, are left out of the loss.
+    The noise of different rows is independent. So the generator's squared distance to the held-out
+    rows is an unbiased estimate, up to a constant, of its squared distance to these rows without
+    noise. This distance falls while the fit learns the class, and rises when the fit learns the
+    noise of the other rows.
+    After PATIENCE steps without a smaller distance, the fit of the class stops: the target of the
+    class becomes the moving average of the generator's embeddings, as it was at the step with the
+    smallest distance.
     """
 
     smooth = 0.98  # decay of the average embedding, which is compared with the held-out rows
@@ -205,7 +209,7 @@ class EarlyStopping:
         self.matches = matches
         self.targets = [match.table.clone() for match in matches]
         # Rows in the loss, and held-out rows: (K, 1) of 0 and 1 for each release.
-        # If a row cannot be computed with this block, both are 0.
+        # If a row cannot be computed from block means of this size, both are 0.
         self.seen = []
         self.unseen = []
         for match in matches:
@@ -235,7 +239,7 @@ class EarlyStopping:
 
     @torch.no_grad()
     def observe(self, embeddings: Sequence[Tensor], weights: Tensor) -> None:
-        """Record the embeddings of a batch, and freeze the classes that no longer improve."""
+        """Record the embeddings of a batch, and stop the fit of classes that no longer improve."""
         shown = weights.sum(0) > 0
         self.batches += shown
         part = torch.where(shown, (9 / (self.batches + 9)).clamp(min=1 - self.smooth), 0.0)

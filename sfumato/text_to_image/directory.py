@@ -159,14 +159,23 @@ def read_model_directory(directory: str) -> ModelDirectory:
     }
     for part in classes:
         part_files(path, part)
-        if (path / part / "adapter_config.json").exists() or names_code(configs[part]):
+        if (path / part / "adapter_config.json").exists():
             raise DataError(
-                f"{path / part} refers to code or adapters: use a model with plain weights only"
+                f"{path / part} contains an adapter (adapter_config.json): use a model with plain "
+                "weights only"
+            )
+        if names_code(configs[part]):
+            raise DataError(
+                f"{path / part} refers to code in its configuration: use a model with plain "
+                "weights only"
             )
     model = ModelDirectory(path=path, classes=classes, configs=configs)
-    lacking = f"{path}: config.json of vae or {model.denoiser} lacks"
-    with explained(DataError, lambda error: f"{lacking} {error}: {AGAIN}"):
-        _ = model.factor, model.multiple, model.image_size
+    vae = f"{path / 'vae' / 'config.json'} has no valid sizes"
+    with explained(DataError, lambda error: f"{vae} ({error!r}): {AGAIN}"):
+        _ = model.factor
+    network = f"{path / model.denoiser / 'config.json'} has no valid sizes"
+    with explained(DataError, lambda error: f"{network} ({error!r}): {AGAIN}"):
+        _ = model.multiple, model.image_size
     if model.prediction not in ("epsilon", "v_prediction"):
         raise DataError(
             f"{path}: prediction_type is {model.prediction!r}, expected epsilon or v_prediction"

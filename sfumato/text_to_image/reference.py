@@ -62,7 +62,10 @@ def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list
             text = "use only {class}, {article} and {number}"
             raise ConfigError(f"model.prompt={template!r} has the field {field}: {text}")
     if re.search(r"[{}]", re.sub(r"\{[^{}]*\}", "", template)):
-        raise ConfigError(f"model.prompt={template!r} is not a template: write it as {TEMPLATE!r}")
+        raise ConfigError(
+            f"model.prompt={template!r} contains a brace without its counterpart: write a template "
+            f"such as {TEMPLATE!r}"
+        )
     prompts = []
     for number, name in enumerate(classes, start=1):
         words = re.sub(r"[_\s]+", " ", name).strip()
@@ -71,7 +74,8 @@ def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list
         prompts.append(model.prompts.get(name) or by_class.get(name) or template.format(**fields))
     if len(classes) > 1 and (same := [prompt for prompt in prompts if prompts.count(prompt) > 1]):
         raise ConfigError(
-            f"two classes share the prompt {same[0]!r}: put {{class}} into model.prompt"
+            f"two classes share the prompt {same[0]!r}: put {{class}} into model.prompt, or give "
+            "them different entries in model.prompts"
         )
     return prompts
 

@@ -78,7 +78,8 @@ def descend(parameters: Sequence[Tensor], losses: Callable[[], Iterable[Tensor]]
 def ascend(perturbation: Sequence[Tensor], gradient: Sequence[Tensor], amp: Amp) -> list[Tensor]:
     """Return Δ + η₁·∇L, projected to ‖Δ‖₂ ≤ γ. The norm is over all tensors together.
 
-    If the norm is not finite, because of a NaN or an overflow, Δ is returned unchanged.
+    η₁ is `amp.rate`, and γ is `amp.radius`. If the norm is not finite, because of a NaN or an
+    overflow, Δ is returned unchanged.
     """
     raised = [delta + amp.rate * slope for delta, slope in zip(perturbation, gradient, strict=True)]
     norm = torch.stack([torch.linalg.vector_norm(delta) for delta in raised]).norm()

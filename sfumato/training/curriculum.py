@@ -89,7 +89,8 @@ def warm_up(
         if device.type == "cuda":
             batches = ahead(batches)
         for step, batch in enumerate(batches, start=1):
-            # With AMP, the gradient is computed at nearby weights with a higher loss.
+            # With adversarial model perturbation (`phase.amp`), the gradient is computed at nearby
+            # weights with a higher loss.
             parts = (
                 to_device(distributed.local_shard(tensor), device).split(most) for tensor in batch
             )
@@ -107,7 +108,9 @@ def warm_up(
 def drawn_batches(
     model: UNet, phase: Phase, sources: Sources, generator: torch.Generator, label_dropout: float
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the batches of a phase, on the CPU. A batch has the arguments of `per_image_loss`."""
+    """Yield the batches of a phase, on the CPU. A batch is a tuple of the arguments of
+    `UNet.per_image_loss`.
+    """
     for _ in range(phase.steps):
         images, labels = mixed_batch(phase, sources, generator)
         if phase.augment:

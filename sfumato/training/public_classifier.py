@@ -37,8 +37,10 @@ def train_public_classifier(
     held = max(1, round(settings.validation * len(images)))
     training = chosen[held:]
     if len(training) < 2:
-        needed = f"but the classifier needs two or more, and {held} more for validation"
-        raise DataError(f"the public set has {len(images)} images, {needed}: add images")
+        raise DataError(
+            f"the public set has {len(images)} images, but the classifier needs at least two for "
+            f"training and {held} for validation: add images"
+        )
     schedule = Schedule(
         steps=settings.steps,
         learning_rate=settings.learning_rate,

@@ -25,7 +25,7 @@ EXAMPLES = 6  # Images per class in the picture
 
 class Kept(NamedTuple):
     public: int  # number of the kept public class, or index of the kept image
-    row: int  # row of the votes that chose it: a sensitive class, or 0 if there is only one row
+    row: int  # sensitive class for which it was chosen; 0 if it was chosen for all classes together
     votes: float  # noisy votes for the class, or the teacher's probability; NaN without votes
 
 
@@ -80,25 +80,31 @@ def read_votes(histogram: Path, public: Sequence[str], classes: int) -> tuple[np
     classes: number of sensitive classes.
 
     Returns the votes, (R, P), and whether they have one row per sensitive class. Raises DataError
-    if the votes are for other public classes, or for another number of sensitive classes.
+    if the votes are not finite, are for other public classes, or are for another number of
+    sensitive classes.
     """
     votes = load_array(histogram / "histogram.npy")
+    file = histogram / "histogram.json"
     with explained(
-        DataError,
-        lambda error: f"{histogram} has no votes ({error!r}): run `stage histogram` again",
+        DataError, lambda error: f"{file} cannot be read ({error!r}): run `stage histogram` again"
     ):
-        about = read_json(histogram / "histogram.json")
+        about = read_json(file)
         per_class = bool(about["per_class"])
         counted = tuple(about["public_classes"])
-    numbers = votes.dtype.kind == "f" and bool(np.isfinite(votes).all())
-    if (
-        not numbers
-        or counted != tuple(public)
-        or votes.shape != (classes if per_class else 1, len(public))
-    ):
-        problem = "has votes for other classes than the public set, or non-numeric values"
+    if votes.dtype.kind != "f" or not np.isfinite(votes).all():
         raise DataError(
-            f"{histogram} {problem}: run `stage classifier` and `stage histogram` again"
+            f"{histogram} contains votes that are not finite numbers: run `stage histogram` again"
+        )
+    if counted != tuple(public):
+        raise DataError(
+            f"{histogram} has votes for other classes than the public set has: run `stage "
+            "classifier` and `stage histogram` again"
+        )
+    expected = (classes if per_class else 1, len(public))
+    if votes.shape != expected:
+        raise DataError(
+            f"{histogram} has votes of shape {votes.shape}, expected {expected}: run `stage "
+            "histogram` again"
         )
     return votes, per_class
 

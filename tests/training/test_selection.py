@@ -393,10 +393,14 @@ def test_every_class_gets_its_number_and_no_image_two(classes, per_class, spare,
         assert (np.diff(own) <= 0).all()
 
 
-def test_votes_that_are_no_numbers_are_refused(tmp_path):
-    np.save(tmp_path / "histogram.npy", np.array([[1.0, np.nan]]))
+@pytest.mark.parametrize(
+    ("votes", "reason"),
+    [([[1.0, math.nan]], "not finite numbers"), ([[1.0], [2.0]], r"shape \(2, 1\)")],
+)
+def test_votes_that_are_no_numbers_or_misshapen_are_refused(tmp_path, votes, reason):
+    np.save(tmp_path / "histogram.npy", np.array(votes))
     (tmp_path / "histogram.json").write_text(
         json.dumps({"per_class": False, "public_classes": ["x", "y"]})
     )
-    with pytest.raises(DataError, match="non-numeric values"):
+    with pytest.raises(DataError, match=reason):
         read_votes(tmp_path, ("x", "y"), 3)
