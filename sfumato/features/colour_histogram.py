@@ -7,7 +7,7 @@ from sfumato.data.images import Shape
 from sfumato.features.scattering import block_average, block_of
 
 LEVELS = 8  # Number of levels per channel: grey images have 8 colours, RGB images have 512
-FAINT = 1e-4  # A colour with a smaller share of the pixels hardly changes the histogram
+FAINT = 1e-4  # A colour with a smaller share of the pixels than this hardly changes the histogram
 
 
 class ColourHistogram(nn.Module):

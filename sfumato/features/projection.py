@@ -96,7 +96,8 @@ class SideBySide(nn.Module):
 class ProjectedFeatures(nn.Module):
     """ψ: (B, C, H, W) images in [0, 1] -> (B, d) rows of norm 1, differentiable.
 
-    feature: a name for `map_of`, or several maps, for `SideBySide`; both also get `network`;
+    feature: name of one map, see `map_of`, or several maps, see `SideBySide`;
+    network: network of these maps, as in `map_of` and `SideBySide`;
     dimension: maximum d. If the map has fewer outputs, d is their number;
     flip: whether to give an image and its mirror image the same row.
 
