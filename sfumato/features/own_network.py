@@ -115,7 +115,7 @@ def of_architecture(
 
 
 def check_rows(features: OwnFeatures, shape: Shape, where: torch.device) -> None:
-    """Raise DataError unless the network computes the same features for the same images twice.
+    """Raise DataError unless the network computes the same finite features for an image twice.
 
     The images are random. For the second time, the network is loaded again, and the order of the
     images is reversed.
@@ -124,6 +124,14 @@ def check_rows(features: OwnFeatures, shape: Shape, where: torch.device) -> None
     again = rows_alone(
         OwnFeatures(features.settings, features.layers).to(where), images.flip(0)
     ).flip(0)
-    if not torch.equal(rows_alone(features, images), again):
-        problem = "returns different features for the same image, or non-finite numbers"
-        raise DataError(f"the network {features.file} {problem}: name another architecture")
+    first = rows_alone(features, images)
+    if not torch.stack([first, again]).isfinite().all():
+        raise DataError(
+            f"the network {features.file} returns features that are not finite numbers: name "
+            "another architecture"
+        )
+    if not torch.equal(first, again):
+        raise DataError(
+            f"the network {features.file} returns different features for the same image: name "
+            "another architecture"
+        )

@@ -177,9 +177,10 @@ class Generator(nn.Module):
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """Possible values of `block` in `forward`: for the coarse image, then after each level.
+        """Possible values of the argument `block` of `forward`.
 
-        If the value is b, each pixel represents b×b pixels of the full image.
+        The first value gives the coarse image, and each further value the image after one more
+        level. With the value b, each pixel represents b×b pixels of the full image.
         """
         return tuple(2**level for level in range(len(self.levels), -1, -1))
 

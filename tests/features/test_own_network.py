@@ -148,6 +148,14 @@ def test_sensitive_rows_need_a_network_without_memory(tmp_path, digits, monkeypa
             encoded(features, digits.batch(range(3))[0])
 
 
+def test_a_network_with_features_that_are_not_finite_is_refused(tmp_path, digits, monkeypatch):
+    kind = nn.Sequential(nn.Flatten(), nn.Threshold(0.5, float("nan")))
+    monkeypatch.setattr(own_network, "of_architecture", lambda *_: kind)
+    features = OwnFeatures(small_file(tmp_path / "weights"))
+    with pytest.raises(DataError, match="not finite numbers"):
+        encoded(features, digits.batch(range(3))[0])
+
+
 # --- nothing of a file is run ---------------------------------------------------------------------
 
 
