@@ -141,7 +141,7 @@ def device_of_parameters(parameters: Mapping[str, Tensor]) -> torch.device:
 
 
 def room_on(device: torch.device, parameters: Mapping[str, Tensor]) -> float:
-    """Return how many bytes per-image gradients may use. Activations may use as many."""
+    """Return how many bytes the per-image gradients may use. Activations may use as many again."""
     if device.type != "cuda":
         return 2**30  # larger microbatches are not faster
     free, _ = torch.cuda.mem_get_info(device)

@@ -195,8 +195,8 @@ class State(Trained, Gradients):
         ):
             named = ", ".join(odd[:5])
             raise ValueError(
-                f"the checkpoint is for a different model: {named} are missing, unknown or of "
-                "another shape"
+                "the checkpoint is for a different model, because the names or shapes of these "
+                f"tensors differ: {named}"
             )
         for name, value in self.parameters.items():
             value.copy_(tensors[f"parameters.{name}"])

@@ -260,7 +260,7 @@ def load_means(
     kind = KIND_OF[stage]
     with explained(
         DataError,
-        lambda error: f"{folder} has no {kind.tensor} ({error!r}): run `stage {stage}` again",
+        lambda error: f"{folder} has no valid {kind.tensor} ({error!r}): run `stage {stage}` again",
     ):
         about = validated(kind, read_json(folder / "features.json"))
         table = load_tensors(folder / f"{kind.tensor}.safetensors")[kind.tensor]

@@ -101,12 +101,11 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
 
 
 def check_folder(folder: Path, project: Path) -> None:
-    """Raise ConfigError if the folder is not empty, or lies in a folder that stages replace."""
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ConfigError(
-            f"{folder} is a file or a folder with files: name a folder that is empty or does not "
-            "exist"
-        )
+    """Raise ConfigError unless a folder is empty or new, outside of folders that stages replace."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file: name a folder")
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty: name a folder that is empty or does not exist")
     for inside in (project / ARTIFACTS, project / PUBLIC):
         if inside.resolve() in (folder, *folder.parents):
             raise ConfigError(

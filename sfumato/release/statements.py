@@ -74,7 +74,7 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> dict[str, 
     files = read_json(artifact.path / PRIVACY)["files"] | {
         PRIVACY: digest_of_file(artifact.path / PRIVACY)
     }
-    base = facts.get("url", f"../{release.name}").rstrip("/")  # default: the pipeline's layout
+    base = facts.get("url", f"../{release.name}").rstrip("/")  # default: path from the report
     other = "application/octet-stream"
     distribution = [
         {

@@ -119,7 +119,7 @@ class Batch(NamedTuple):
         images: (B, C, H, W) float32 in [0, 1].
         labels: (B, classes) float32: probabilities that add up to 1 in each row or, with several
             labels per image, the probability of each label.
-        about: Mark that the images are generated, and their licence.
+        about: Statement that the images are generated, and their licence.
     """
 
     images: Tensor

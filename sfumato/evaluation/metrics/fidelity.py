@@ -114,7 +114,7 @@ METRICS = {
 
 
 def chosen_metrics(config: Evaluate) -> tuple[str, ...]:
-    """Return `evaluate.fidelity`, or its default."""
+    """Return `evaluate.fidelity` or, if it is not set, all metrics that the extractor supports."""
     if config.fidelity is not None:
         return config.fidelity
     return tuple(name for name, metric in METRICS.items() if metric.needs in ("", config.extractor))
