@@ -125,9 +125,7 @@ def main() -> None:
         sys.stdout = None  # type: ignore[assignment]
         sys.exit(1)
     except Exception as error:
-        reason = (
-            error.spelled(flag) if isinstance(error, SfumatoError) else beyond_the_machine(error)
-        )
+        reason = error.spelled(flag) if isinstance(error, SfumatoError) else machine_problem(error)
         public = getattr(error, "public", getattr(error, "errno", None) in FULL)
         if named and not public and not sys.stderr.isatty():
             reason = withheld(reason or traceback.format_exc())
@@ -181,10 +179,10 @@ def printable(text: str) -> str:
     return "\n".join(map(escaped, text.split("\n")))
 
 
-def beyond_the_machine(error: BaseException) -> str | None:
-    """Return a message for an error that is not a bug, otherwise None.
+def machine_problem(error: BaseException) -> str | None:
+    """Return a message if disk, memory or stack are exhausted, or if a file cannot be read.
 
-    Such an error means that disk, memory or stack are exhausted, or that a file cannot be read.
+    Returns None for any other error, which is a bug.
     """
     if isinstance(error, OSError):
         message = str(error.strerror or error)

@@ -50,13 +50,10 @@ def problems(setup: Setup) -> Iterator[str]:
     classes = len(setup.card.classes)
     spread = noise * several_bound(classes)
     if spread > 0.05 * size:
-        numbers = (
-            f"about {spread:.3g} to the count of each of the {classes} labels, but there are only "
-            f"about {size} images"
-        )
         yield (
-            f"count.noise={noise:g} adds noise of {numbers}: lower it, or set a share, such as "
-            "count.noise: 10%"
+            f"count.noise={noise:g} adds noise of about {spread:.3g} to the count of each of the "
+            f"{classes} labels, but there are only about {size} images: lower it, or set a share, "
+            "such as count.noise: 10%"
         )
 
 

@@ -1,4 +1,4 @@
-"""`stage evolve`: let sensitive images vote for the candidates of a public renderer, in several
+"""`stage evolve`: let sensitive images vote for images that a public renderer draws, in several
 rounds.
 """
 
@@ -56,7 +56,7 @@ def problems(setup: Setup) -> Iterator[str]:
 STAGE = Stage(
     "evolve",
     QUERY,
-    "In each round, release noisy votes of the sensitive images for candidates from a public "
+    "In each round, release noisy votes of the sensitive images for candidate images from a public "
     "renderer; keep the candidates of the last round.",
     "sfumato.settings.baselines:Evolve",
     evolve,

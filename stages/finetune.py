@@ -93,7 +93,10 @@ def compare_noise(made: Plan) -> Iterator[str]:
     about = "about " if params.finetune.trainable in SALIENT else ""
     hint = ""
     if length > 1:
-        hint = ", so a step is mostly noise. Raise the share, ε or batch, or train fewer weights"
+        hint = (
+            ", so a step is mostly noise. Raise ε, the share of ε that finetune gets, or its "
+            "batch; or train fewer weights"
+        )
     beside = f"{length:.2g} times its largest possible signal"
     yield (
         f"finetune: the noise of a step is {beside}, with {about}{weights:,} trained weights{hint}"

@@ -4,8 +4,8 @@ the command ends.
     python -IS fork_client.py ADDRESS WORD...
 
 It starts for every command, so it imports only what it needs, and nothing of the project. If no
-server answers, or if the command has other `circumstances` than the server, it becomes the ordinary
-program.
+server answers, or if the command has a different environment or other `circumstances` than the
+server, it becomes the ordinary program.
 """
 
 import json

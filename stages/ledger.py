@@ -176,7 +176,7 @@ def history(
     ] = None,
     actors: Annotated[bool, typer.Option("--actors", help="Show who caused each entry.")] = False,
 ) -> None:
-    """List every charge ever opened on the sensitive images, including aborted ones."""
+    """List every charge ever opened on the sensitive images, including abandoned ones."""
     from rich.table import Table
 
     from sfumato.privacy.accountant import epsilon

@@ -11,7 +11,7 @@ from stages.screen import table_console
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="List and show recipes: methods from the literature, stored as overlays in pipelines/.",
+    help="List and show recipes: methods from the literature, stored as parameters in pipelines/.",
 )
 
 

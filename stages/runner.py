@@ -360,7 +360,7 @@ class QueryRun(StageRun):
     def latents(self, encoder: str | None, purpose: str, load: Callable[[], Encode]) -> str | None:
         """Return the key of the latents that a charge draws instead of pixels.
 
-        Returns None if there is no encoder.
+        Latents are the stored outputs of an encoder. Returns None if there is no encoder.
         """
         if encoder is None:
             return None

@@ -171,28 +171,29 @@ def checked_ids(ids: Sequence[str | None], groups: Groups) -> Ids:
     known: dict[str, str] = {}
     found: Ids = []
     for number, text in enumerate(ids, 1):
-        where = f"data.groups: image {number}, in the order of classes and names, has"
+        picture = f"image {number}, in the order of classes and names,"
         name = None
         if forms[text] not in NO_ID:
             name = text
         if name is None and not groups.alone:
             raise DataError(
-                f"{where} no id: add one, or set data.groups.alone: true to confirm that each such "
-                "image is the only one of its person"
+                f"data.groups: {picture} has no id: add one, or set data.groups.alone: true to "
+                "confirm that each such image is the only one of its person"
             )
         if forms[text] in unclear:
             raise DataError(
-                f"{where} an id that often stands for an unknown person or for several (0, 999, "
-                "anonymized, John Doe, 1900-01-01): leave the id empty if the person is unknown; "
-                "otherwise change it, for example by a letter in front"
+                f"data.groups: {picture} has an id that often stands for an unknown person or for "
+                "several (0, 999, anonymized, John Doe, 1900-01-01): leave the id empty if the "
+                "person is unknown; otherwise change it, for example by a letter in front"
             )
         if name is not None and any(
             known.setdefault(key, name) != name for key in {spelling(name), in_order(name)}
         ):
             raise DataError(
-                f"{where} an id that differs from an earlier one only in case, spaces, accents, "
-                "zeros, dots, the order of names, or look-alike or invisible characters. If both "
-                "mean the same person, use one spelling; otherwise make the ids clearly different"
+                f"data.groups: {picture} has an id that differs from an earlier one only in case, "
+                "spaces, accents, zeros, dots, the order of names, or look-alike or invisible "
+                "characters. If both mean the same person, use one spelling; otherwise make the "
+                "ids clearly different"
             )
         found.append(name)
     for number, name in enumerate(found, 1):

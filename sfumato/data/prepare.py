@@ -509,7 +509,7 @@ def is_below(digest: bytes, fraction: float) -> bool:
 
 
 def kept_fingerprint(state: Path, card: Card) -> str:
-    """Return the fingerprint of the images that charges draw.
+    """Return the `fingerprint`, a keyed hash, of the images that charges draw.
 
     It is computed once per preparation and stored.
     """

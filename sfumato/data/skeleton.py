@@ -1,9 +1,9 @@
-"""Copy the form of a folder without its content, so that its owner can show why `stage init` did
-not understand it.
+"""Write a skeleton of a folder: a copy of its form without its content.
 
-Names are replaced token by token, and pictures by random pixels of the same size. The owner sends
-the copy to people who help. The copy is not differentially private, so the owner should look
-through it before sending it.
+With it, the owner of the folder can show why `stage init` did not understand the folder. Names are
+replaced token by token, and pictures by random pixels of the same size. The owner sends the copy to
+people who help. The copy is not differentially private, so the owner should look through it before
+sending it.
 """
 
 import hashlib
@@ -167,9 +167,9 @@ def numbers_replaced(numbers: set[int], generator: Random) -> dict[int, int]:
     """Return a replacement for each number.
 
     Numbers from 1 to the first gap stay the same, and so do years if all numbers of four digits are
-    years. The other numbers are replaced in groups with equally many digits. The replacements have
-    as many digits, and the same difference between the largest and the smallest. They are shuffled
-    if the average distance between them is above SPARSE.
+    years. The other numbers are replaced in groups of numbers with equally many digits. The
+    replacements have as many digits, and the same difference between the largest and the smallest.
+    They are shuffled if the average distance between them is above SPARSE.
     """
     counted = 1
     while counted in numbers:
@@ -198,7 +198,7 @@ def numbers_replaced(numbers: set[int], generator: Random) -> dict[int, int]:
 
 
 def write_skeleton(folder: Path, path: Path) -> tuple[int, int, list[str]]:
-    """Write the form of a folder as a zip.
+    """Write the skeleton of a folder as a zip.
 
     Returns the number of pictures, the number of files that were not copied, and the words that
     were left unchanged. Raises ConfigError if `folder` is not a folder, or if `path` exists.

@@ -1,9 +1,9 @@
 """Load prepared images, and store latents.
 
 Sensitive images are in the state directory, and public images are in an artifact. Latents are the
-outputs of a public model's frozen encoder for the sensitive images. They are as sensitive as the
-images, so they are stored in the state directory with its modes (0700, 0600). They are never in an
-artifact, and DVC never tracks them.
+outputs of a frozen encoder for the sensitive images: the VAE of a public model, or a feature map.
+They are as sensitive as the images, so they are stored in the state directory with its modes (0700,
+0600). They are never in an artifact, and DVC never tracks them.
 """
 
 import shutil
@@ -42,7 +42,7 @@ from sfumato.storage.locks import file_lock, holding
 SENSITIVE = "sensitive"
 HOLDOUT = "holdout"
 LATENTS = "latents.npy"
-# Raise this by hand if a change of the code gives different latents (by the VAE or a feature map).
+# Raise this by hand if a change in the code of the VAE or of a feature map gives different latents.
 # `tests/test_golden.py` fails if feature maps change.
 ENCODING = 1
 
@@ -129,7 +129,7 @@ class LatentSet:
 def latents_key(card: Card, encoder: str) -> str:
     """Return the name under which latents are stored.
 
-    encoder: text with the sha256 of the VAE and the image size.
+    encoder: text that identifies the encoder, such as the sha256 of a VAE and the image size.
     """
     what = {"encoder": encoder, "version": card.version, "dtype": "float16"}
     return digest_of({**what, "revision": ENCODING, "torch": torch.__version__})[:32]

@@ -120,8 +120,10 @@ def read_table(table: Path, columns: Sequence[str]) -> Rows:
             )
     for number, row in rows:
         if len(row) != len(heads):
-            cells = f"{len(row)} cells, but the table has {len(heads)} columns"
-            raise DataError(f"{table}, row {number}, has {cells}: quote cells that contain commas")
+            raise DataError(
+                f"{table}, row {number}, has {len(row)} cells, but the table has {len(heads)} "
+                "columns: quote cells that contain commas"
+            )
         texts = [cell_text(row[heads.index(name)]) for name in columns]
         if None in texts:
             raise DataError(

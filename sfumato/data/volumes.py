@@ -266,7 +266,7 @@ def shape_of(header: Any, path: Path) -> tuple[int, int, int]:
         )
     if not 0 <= offset <= FARTHEST_OFFSET:
         raise DataError(
-            f"{path} has {offset:,} bytes before its values: save it without extensions."
+            f"{path} has {offset:,} bytes before its values: save it without header extensions."
         )
     wide, deep, high = [*sides, 1, 1, 1][:3]
     check_volume(str(path), (wide, deep, high), kind.itemsize)

@@ -17,7 +17,7 @@ from sfumato.privacy.resolved import Lineage, settings_digest
 from sfumato.settings.params import Params
 from sfumato.settings.stage import ARTIFACTS, LEDGER, PUBLIC
 from sfumato.settings.stages import QUERIES, STAGES
-from sfumato.storage.artifacts import PRIVACY, own_record
+from sfumato.storage.artifacts import PRIVACY, depends_on_charge
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_yaml
 
@@ -80,7 +80,7 @@ class Past:
         if (
             restorable
             and decision.run
-            and own_record(self.artifact(name), decision.run.record["id"])
+            and depends_on_charge(self.artifact(name), decision.run.record["id"])
         ):
             return replace(decision, problem="")
         return decision

@@ -14,7 +14,7 @@ from sfumato.privacy.events import SECRET
 from sfumato.privacy.odometer import CLOSE, Run
 from sfumato.privacy.resolved import Lineage
 from sfumato.settings.stages import STAGES
-from sfumato.storage.artifacts import own_record
+from sfumato.storage.artifacts import depends_on_charge
 from sfumato.storage.digest import digest_of
 
 Outcome = Literal["restore", "go on", "pay"]
@@ -152,7 +152,9 @@ def restoring_problem(state: Path, work: QueryWork, run: Run, same_inputs: bool)
     if not os.path.lexists(kept):
         return f"Restore it (`dvc checkout` or `dvc pull`), or pay for it again: set {work.pay}"
     trained = work.stage in STAGES and STAGES[work.stage].network
-    if same_inputs or (not trained and all(own_record(kept, record) for record in work.rests_on)):
+    if same_inputs or (
+        not trained and all(depends_on_charge(kept, record) for record in work.rests_on)
+    ):
         return ""
     return (
         f"Its inputs have changed: {OTHER_BYTES}, or pay for a release from the new inputs: set "

@@ -128,7 +128,7 @@ def holds_release(path: Path, stage: str, record_id: str, digest: str | None) ->
     return False
 
 
-def own_record(path: Path, record_id: str) -> bool:
+def depends_on_charge(path: Path, record_id: str) -> bool:
     """Return whether an artifact at `path` depends on the charge `record_id`."""
     with passing_over(*UNREADABLE):
         return record_id in read_json(path / PRIVACY)["records"]

@@ -55,7 +55,7 @@ def in_use(state: Path, dataset_id: str = ANY) -> Iterator[None]:
 
 
 def use_until_the_end(state: Path, dataset_id: str = ANY) -> None:
-    """Mark a dataset as `in_use` until the process or the command of `stage` ends."""
+    """Mark a dataset as `in_use` until the command of `stage`, or else the process, ends."""
     until_the_end.enter_context(in_use(state, dataset_id))
 
 

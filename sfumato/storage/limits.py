@@ -60,9 +60,9 @@ def check_picture(name: str, height: int, width: int, channels: int = 1, itemsiz
 def room_for_picture(
     name: str, height: int, width: int, channels: int = 1, itemsize: int = 1
 ) -> Iterator[None]:
-    """Check a picture's header by `check_picture`, and decode the picture in this context.
+    """Return a context in which to decode a picture, after `check_picture` of its header.
 
-    If the picture is large, wait until no other large picture is being decoded.
+    If the picture is large, the context waits until no other large picture is being decoded.
     """
     if check_picture(name, height, width, channels, itemsize) <= LARGE_PICTURE:
         yield

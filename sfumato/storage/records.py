@@ -34,7 +34,7 @@ class Records(dict[str, Record]):
 
     @classmethod
     def of_ledger(cls, ledger: Mapping) -> Records:
-        """Return the records of a ledger, whose form was checked."""
+        """Return the records of a ledger. The caller must have checked the form of the ledger."""
         return cls.of(ledger["records"], ledger.get("apart", ()))
 
     def of_one_person(self) -> dict[str, Records]:

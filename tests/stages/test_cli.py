@@ -22,7 +22,7 @@ from sfumato.errors import DataError
 from sfumato.settings.stages import STAGES
 from sfumato.storage.documents import read_json
 from stages import cli
-from stages.cli import app, beyond_the_machine, main
+from stages.cli import app, machine_problem, main
 from stages.runner import keep_memory_off_disk
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -347,10 +347,10 @@ def test_what_the_machine_cannot_do_is_one_sentence(fails, fault, code, words):
 def test_permission_denied_says_which_command_gives_it(tmp_path):
     denied = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "x"))
     wanted = f"{tmp_path / 'x'}: Permission denied. Give yourself access: chmod u+rwX {tmp_path}"
-    assert beyond_the_machine(denied) == wanted, "of a file that is not there yet, to its folder"
+    assert machine_problem(denied) == wanted, "of a file that is not there yet, to its folder"
     (tmp_path / "x").touch()
-    assert beyond_the_machine(denied) == f"{wanted}/x"
-    assert "chmod" not in beyond_the_machine(OSError(errno.ENOENT, "No such file", "x"))
+    assert machine_problem(denied) == f"{wanted}/x"
+    assert "chmod" not in machine_problem(OSError(errno.ENOENT, "No such file", "x"))
 
 
 def test_a_name_in_an_error_cannot_paint_the_screen(fails):

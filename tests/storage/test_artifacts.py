@@ -9,9 +9,9 @@ from failing_reads import failing_opens
 from sfumato.errors import ConfigError, DataError
 from sfumato.storage.artifacts import (
     check_out,
+    depends_on_charge,
     holds_release,
     merge_records,
-    own_record,
     read_artifact,
     read_kept,
     write_empty,
@@ -125,7 +125,7 @@ def test_the_empty_artifact_has_constant_bytes(tmp_path):
     "ask",
     [
         lambda path: read_artifact(path, "count"),
-        lambda path: own_record(path, "1"),
+        lambda path: depends_on_charge(path, "1"),
         lambda path: check_out(path, "count"),
         lambda path: holds_release(path, "count", "1", None),
         lambda path: read_kept(path, "count", None, "again"),

@@ -140,7 +140,7 @@ def open_source(request: Request, raw: Path) -> Source:
 
 
 def refuse_shared_persons(source: Source, path: str | None) -> None:
-    """Raise DataError if a person is in both parts of a source."""
+    """Raise DataError if a person is both in the training part and in the hold-out of a source."""
     ids = source.groups or []
     trained = source.size - source.held_out
     if shared := {*ids[:trained]} & {*ids[trained:]} - {None}:

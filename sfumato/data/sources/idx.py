@@ -146,9 +146,9 @@ def read_idx(path: Path) -> np.ndarray:
         shape = struct.unpack(f">{magic[3]}i", file.read(4 * magic[3]))
         size = math.prod(shape)
         if min(shape, default=0) < 0 or size > largest:
-            fix = "Fetch it again, or give an .npz."
             raise DataError(
-                f"{broken}: its header states {shape}, expected at most {largest:,} values. {fix}"
+                f"{broken}: its header states {shape}, expected at most {largest:,} values. Fetch "
+                "it again, or give an .npz."
             )
         # One byte more shows whether there is a surplus. A gzip file can expand without limit
         content = file.read(size + 1)

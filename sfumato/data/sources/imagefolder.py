@@ -46,8 +46,8 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
 
     Hidden files are ignored. Folders with the names of parts, such as train, are treated as parts
     (see `split_of`). If labels are in a table or in tar files, the classes come from `request` or,
-    with several labels, from `list_labels`. Raises DataError, now or during decoding, with every
-    file that cannot be used.
+    with several labels, from `list_labels`. Raises DataError, now or during decoding, that
+    lists every file that cannot be used.
     """
     path = request.required_path()
     groups = request.groups
@@ -132,7 +132,7 @@ def list_folder(
     named: Sequence[str] | None = None,
     block: ListedBlock | None = None,
 ) -> Listing:
-    """List the pictures of a folder, or of one block of it, by class and split.
+    """List the pictures of a folder, or of a part of it (`block`), by class and split.
 
     option: name of the setting that contains the path, for messages;
     named: names of the classes if the outer folders belong to persons.
@@ -307,7 +307,7 @@ def leave_out(
 
 
 def without_strays(places: list[Place], request: Request) -> list[Place]:
-    """Leave out each file if neither its name nor its content is a picture's.
+    """Leave out the files that are pictures neither by name nor by content.
 
     Otherwise such a file would need a person's id and a row in a table.
     """
@@ -357,8 +357,12 @@ def problems_of(files: Sequence[Place], request: Request) -> list[DataError]:
         if len(odd) > 1:
             more = f" ({len(odd) - 1} more differ)"
         differing = f"{odd[0]} is {shape_text(shapes[odd[0]])}"
-        wrong = f"{differing} but {first} is {shape_text(shapes[first])}{more}"
-        problems.append(DataError(f"{wrong}: set {wish} to convert all alike."))
+        expected = f"{first} is {shape_text(shapes[first])}"
+        problems.append(
+            DataError(
+                f"{differing} but {expected}{more}: set {wish} to convert all pictures to one form."
+            )
+        )
     return problems
 
 

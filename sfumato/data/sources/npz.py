@@ -35,8 +35,8 @@ def read_npz(request: Request, raw: Path) -> Source:
     groups = request.groups
     if groups is not None and not (groups.array or groups.column):
         raise ConfigError(
-            "data.groups: an archive has no file names, so persons' ids must be an array in it: "
-            "set data.groups: {array: true}"
+            "data.groups: an archive has no file names, so it must contain an array of persons' "
+            "ids: set data.groups: {array: true}"
         )
     arrays = arrays_in(path, AS_PLAIN_ARRAYS)
     parts = [""]  # prefix of the arrays of each part; empty if there is only one part
