@@ -139,7 +139,7 @@ def rows_by_file(
     root: Path,
     others: Iterable[Path] = (),
 ) -> dict[Path, list[str]]:
-    """Map the file that a row names to the cells of the row, in the order of the rows.
+    """Map each file that a row names to the cells of that row, in the order of the rows.
 
     columns: names of columns. The first contains paths below `root`, or unique file names with or
     without their suffix. The cells of the other columns are returned;

@@ -1,4 +1,4 @@
-"""Functions that show the progress of long work. By default, they show nothing."""
+"""Types of functions that show the progress of long work, and defaults that show nothing."""
 
 from collections.abc import Callable
 

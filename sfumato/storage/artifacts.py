@@ -81,12 +81,12 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
 def read_kept(path: Path, stage: str, digest: str | None, pay: str) -> str:
     """Check a run's copy of a release, and return the sha256 of its `privacy.json`.
 
-    digest: expected sha256, None if it is unknown; pay: command that pays for the release again.
+    digest: expected sha256, None if it is unknown; pay: setting that pays for the release again.
     Raises DataError if the copy contains a link or differs from what was released.
     """
     cure = (
-        "restore this copy from a backup, restore the artifact by `dvc checkout`, or pay for the "
-        f"release again by {pay}"
+        "restore this copy from a backup, restore the artifact by `dvc checkout`, or set "
+        f"{pay} to pay for the release again"
     )
     why = f"the kept copy of {stage}"
     causes = (DataError, OSError)

@@ -132,9 +132,9 @@ def validated(kind: type[Form], content: object) -> Form:
 
 
 def dataset_name(name: str) -> str:
-    """Return a dataset id if it may be the name of a file.
+    """Check that a dataset id can be used as the name of a file, and return the id.
 
-    Raises ValueError for any other id, such as one with a slash.
+    Raises ValueError if it cannot, for example because it contains a slash.
     """
     # `keys/<id>` is the key of a dataset, and `keys/<id>.journal` belongs to its journal, so an id
     # must not end in .journal
@@ -148,9 +148,9 @@ def dataset_name(name: str) -> str:
 
 
 def class_name(name: str) -> str:
-    """Return a class name if it can be displayed.
+    """Check that a class name can be displayed, and return the name.
 
-    Raises ValueError for any other name.
+    Raises ValueError if it cannot.
     """
     if not 0 < len(name) <= 255 or HIDDEN.search(name):
         raise ValueError(f"{name[:80]!r} is not a valid class name: use 1–255 printable characters")
