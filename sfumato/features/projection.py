@@ -53,7 +53,8 @@ def map_of(feature: str, shape: Shape, network: Network) -> nn.Module:
         return FEATURES[feature](shape)
     if isinstance(network, dict):
         network = build_network(**network)
-    assert isinstance(network, PublicNetwork)
+    if not isinstance(network, PublicNetwork):  # a configuration may be damaged
+        raise TypeError(f"the map {feature} requires a network, not {type(network).__name__}")
     return ClassifierFeatures(network, feature == CELLS).eval()
 
 

@@ -304,7 +304,7 @@ EDITS: dict[str, tuple[Callable[[], object], str]] = {
         with_text(LEDGER, '"target": 10.0', '"target": 5.0'),
         "its digest does not match",
     ),
-    "epsilon lowered, signed": (resigned(cheaper), "its records come to"),
+    "epsilon lowered, signed": (resigned(cheaper), "its records cost"),
     "record removed, signed": (lambda: rebuild(trim_count), "a different md5"),
     "noise raised, signed": (lambda: rebuild(raise_noise), "a different md5"),
     "accountant swapped, signed": (lambda: rebuild(accountant="exact"), "a different md5"),

@@ -337,7 +337,7 @@ def test_a_kept_copy_that_was_changed_is_not_put_back(desk, plan, killed_at, cha
         return  # nothing records it, and nothing exists
     (kept,) = Path("state/runs").glob("*/released")
     CHANGES[change](kept)
-    desk.run("count", "You can restore it", "spend_again: {count: 1}", code=4)
+    desk.run("count", "You can restore this copy", "spend_again: {count: 1}", code=4)
     assert not Path("artifacts/count").exists() and desk.opened == ["count"]
     assert len(closings(desk)) == journalled  # nothing is closed over a copy that is not whole
 
