@@ -85,7 +85,7 @@ def card_problems(params: Params, card: Card, public: PublicCard | None) -> Iter
         )
     if privacy.group_cap is not None and not params.runs("count"):
         yield (
-            f"privacy.group_cap={privacy.group_cap} gives small groups less weight than "
+            f"privacy.group_cap={privacy.group_cap} gives persons with few images less weight than "
             "privacy.size_hint assumes: add the stage count, which measures the weights, to run"
         )
 

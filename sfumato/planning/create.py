@@ -149,11 +149,16 @@ def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed
             option="epsilon",
         )
     options, seen = look(options, owner, state)
+    if options.groups is not None and options.one_image_each:
+        raise ConfigError(
+            "{option.one_image_each} states that no person has two images, but {option.groups} "
+            "assigns images to persons: use only one of the two",
+            option="one_image_each",
+        )
     if seen.groups is not None and options.one_image_each:
         raise ConfigError(
-            "{option.one_image_each} states that no person has two images, but {option.groups} or "
-            "the folder layout assigns images to persons: leave out {option.one_image_each}, or "
-            "correct the other",
+            "{option.one_image_each} states that no person has two images, but the layout of the "
+            "images assigns them to persons: leave out {option.one_image_each}",
             option="one_image_each",
         )
     check_size(options.size, seen)
@@ -439,8 +444,8 @@ def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOpti
     """Ask how to find each image's person, and return the options with the answer.
 
     Returns None if no person appears in two images, according to the owner. If ids seem to repeat
-    in the file names, the proposed answers are to protect persons, and the pattern that finds these
-    ids. Raises ConfigError if ids seem to repeat and there is no one to answer.
+    in the file names and a pattern finds them, “yes” and this pattern are the default answers.
+    Raises ConfigError if ids seem to repeat and there is no one to answer.
     """
     likely: bool | None = False
     pattern = None
@@ -522,7 +527,7 @@ def understood(seen: Survey) -> Iterator[str]:
         held = round(Data().holdout_fraction * seen.images)
     warning = ""
     if held < 10 * len(seen.classes):
-        warning = ", too few for a verdict"
+        warning = ", too few to judge the release"
     yield f"         └─ hold-out: {way} {held} images{warning}"
 
 

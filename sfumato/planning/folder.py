@@ -113,8 +113,8 @@ def resolve_project(
 def unprepared(folder: Path, params: Params, say: Say) -> Card:
     """List the files of the owner's images, and return the card that the images will have.
 
-    Raises DataError if the images come from a public source or a URL: such images must be prepared
-    first.
+    Raises DataError if the images must be prepared first: their source is public, their path is a
+    URL, or `data.size` or `data.channels` is not set.
     """
     reading_sensitive()
     data = seen_from(folder, params.data)

@@ -50,8 +50,9 @@ class Past:
     It is not checked whether the images have changed, because the answer is private.
 
     folder: folder of the project;
-    runs: runs that released their result, and unfinished runs whose process was killed;
-    terms: fields that a new record would contain.
+    runs: all runs on the images, including unfinished and abandoned ones;
+    terms: fields of a new record. An unfinished run is resumed only if its record has the same
+    values.
     """
 
     state: Path
@@ -92,7 +93,8 @@ class Past:
 def known_past(state: Path, card: Card, folder: Path, *, declared_size: bool) -> Past:
     """Return the charges on the images of a card.
 
-    Charges that only the project's files contain, and not the journal, were released elsewhere.
+    A charge that is in the project's files but not in the journal counts as released by another
+    copy of the project.
 
     An unreadable record is skipped here. The odometer still refuses to spend again on the same
     work.

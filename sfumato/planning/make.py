@@ -30,10 +30,10 @@ class ProjectPlan(Plan):
 
     card: card of the prepared images, or the card that they will have once they are prepared;
     public: card of the public images, if a stage reads them;
-    inherited: records of the public images and of a public model;
+    inherited: charges of earlier releases from which public images or a public model were made;
     past: earlier charges;
-    seen: ids of charges and journal heads in the project's ledgers and artifacts; empty if there is
-    no journal;
+    seen: ids of charges and journal heads (see `sfumato.privacy.odometer`) in the project's ledgers
+    and artifacts; empty if there is no journal;
     unprepared: commands that must prepare images first.
     """
 
@@ -165,8 +165,8 @@ def share_lines(made: Plan, content: Mapping[str, object], file: Path) -> Iterat
 
 
 def spending_lines(made: ProjectPlan, spending: Sequence[Decision]) -> Iterator[str]:
-    """Yield one line per query: that it is released or will be resumed, or what it would spend and
-    why.
+    """Yield one line per query. It states that the query is already released or will be resumed, or
+    what the query would spend and why.
     """
     odometer = made.odometer
     before = {record["stage"] for record in odometer.opened()}
@@ -181,12 +181,25 @@ def spending_lines(made: ProjectPlan, spending: Sequence[Decision]) -> Iterator[
         if not entry.pays:
             yield f"{stage}: {entry.words}{f' ({cost})' if entry.kind == 'go on' else ''}"
             continue
-        why = f"depends on {entry.cause}, which has changed"
-        if made.lineage[stage].again:
-            why = "is named in privacy.spend_again, or depends on a query named there"
-        elif entry.cause == stage:
-            why = "is new or has changed"
-        yield f"{stage}: would {'re-spend' if stage in before else 'spend'} {cost}: it {why}"
+        if stage not in before:
+            yield f"{stage}: would spend {cost}, because it has no charge on this dataset yet"
+            continue
+        yield f"{stage}: would spend again {cost}, because {reason_to_spend_again(made, entry)}"
+
+
+def reason_to_spend_again(made: Plan, entry: Decision) -> str:
+    stage = entry.stage
+    repeated = made.params.privacy.spend_again
+    named = [other for other in stages_before(stage, made.params) if other in repeated]
+    if entry.run is not None:
+        return f"the checkpoint of its unfinished run {entry.run.id[:8]} is lost"
+    if made.lineage[stage].again and stage in repeated:
+        return "privacy.spend_again names it"
+    if made.lineage[stage].again and named:
+        return f"it depends on {named[0]}, which privacy.spend_again names"
+    if entry.cause != stage:
+        return f"it depends on {entry.cause}, which has changed"
+    return "none of its releases was made with these settings and this data.version"
 
 
 def settings_for_ever_lines(params: Params) -> Iterator[str]:

@@ -80,7 +80,7 @@ def merge_projects(
         check_out(out / ARTIFACTS / name, name)
     write_plans(first, "-and-".join(dataset_ids)[:64], size_hint, budget, out / PLAN)
     write_releases(releases_of, out)
-    # Free stages that read only public images, and these images: all owners have the same ones
+    # Results of free stages that read only public images, and these images, which all owners share
     for path in (*(ARTIFACTS / name for name in shared), PUBLIC):
         if (folders[0] / path).is_dir():
             read_artifact(folders[0] / path, path.name)
@@ -98,11 +98,19 @@ def check_folders(folders: Sequence[Path], out: Path) -> None:
     """Raise ConfigError if there are fewer than two projects, if `out` is one of them or already a
     project, or if a project contains links or unreadable plans.
     """
-    own_folder = out.resolve() in [folder.resolve() for folder in folders]
-    if len(folders) < 2 or own_folder or (out / "params.yaml").exists():
+    if len(folders) < 2:
+        raise ConfigError(f"name two or more projects to merge, not {len(folders)}")
+    if out.resolve() in [folder.resolve() for folder in folders]:
         raise ConfigError(
-            "name two or more projects, and as --out a different folder without params.yaml, not "
-            f"{out}"
+            "{option.out} {out} is one of the projects to merge: name another folder",
+            option="out",
+            out=out,
+        )
+    if (out / "params.yaml").exists():
+        raise ConfigError(
+            "{option.out} {out} is already a project, with a params.yaml: name another folder",
+            option="out",
+            out=out,
         )
     for folder in folders:
         refuse_links(folder / ARTIFACTS)

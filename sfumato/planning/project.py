@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from sfumato.errors import LAST_ERROR, UNREADABLE, ConfigError, DataError, SfumatoError, error_from
-from sfumato.planning.running import release_left
+from sfumato.planning.running import remove_unused_lock
 from sfumato.settings.options import InitOptions
 from sfumato.settings.stage import ARTIFACTS, CARD_PATH, LEDGER, PLAN
 from sfumato.settings.stages import STAGES
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sfumato.privacy.check import Verified
     from sfumato.release.loading import Release
 
-NOISE = (
+DVC_HINTS = (  # beginnings of DVC's lines that are not printed
     "Running stage",
     "Updating lock",
     "To track",
@@ -271,7 +271,7 @@ def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> N
     killed or interrupted, everything that DVC started is interrupted too, and killed 2 seconds
     later. Raises the error of the stage that failed.
     """
-    release_left(folder)
+    remove_unused_lock(folder)
     with tempfile.TemporaryDirectory() as place:
         error_file = Path(place) / "error.json"
         watcher = ["sh", "-c", WATCHER, "sh"] if os.name == "posix" else []
@@ -298,7 +298,7 @@ def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> N
                 last.append(line)
                 shown &= not line.startswith("error: ")  # raised below instead
                 off = line.startswith("> ") and is_off(folder, line)
-                if shown and line.strip() and not off and not line.startswith(NOISE):
+                if shown and line.strip() and not off and not line.startswith(DVC_HINTS):
                     print(line, end="", flush=True)
             running.wait()
             running.communicate("\n")  # ends the watcher

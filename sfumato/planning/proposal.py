@@ -49,7 +49,7 @@ class Row(TypedDict):
     params: Layer
     grows: dict[str, tuple[float, float]]  # first and last value by key, such as pretrain.steps
     lighter: NotRequired[list[Layer]]  # changes that save time, in the order in which they apply
-    tuned_at: NotRequired[float]  # images or persons times ε for which the constants were tuned
+    tuned_at: NotRequired[float]  # number of images with which the constants were measured
     on_request: NotRequired[bool]  # whether the row is used only for a size that the owner set
 
 
@@ -59,7 +59,7 @@ class Known:
 
     dataset_id: str
     path: str
-    side: Size  # largest side of the stored images, in pixels; or rows and columns
+    side: Size  # size of the stored images, in pixels: side of a square, or (rows, columns)
     channels: int
     longer: int = 0  # longer side of the original images, in pixels; 0 if unknown
     size_hint: int  # rounded number of sensitive images, or of persons
@@ -88,7 +88,7 @@ class Proposal:
     seconds: float  # expected seconds of a run
     judging: float  # how many of these seconds the evaluation takes
     enough: bool  # whether a run ends within the requested minutes
-    full_minutes: float = math.inf  # minutes of a run with the longest measured fits
+    full_minutes: float = math.inf  # minutes of a run with the last numbers of `grows`
     size_factor: float = 1.0  # result of `forecast.size_factor`
 
     @property
@@ -350,7 +350,8 @@ def small_sample(what: str, product: float) -> float:
 def at_effective_epsilon(recipe: str, epsilon: float) -> Layer:
     """Return the noise of each query of a recipe, and the teacher's constants, at `epsilon`.
 
-    If ε is less than 1, the teacher has a smaller learning rate than the recipe's.
+    epsilon: smaller than privacy.epsilon if there are fewer images than `tuned_at`. If it is less
+    than 1, the teacher has a smaller learning rate than the recipe's.
     """
     content = read_overlay(recipes_at(RECIPES), recipe, "recipe")
     sections: Layer = {}

@@ -84,7 +84,8 @@ def make_plan(
 
     public: card of the public set, if a stage reads it;
     runs: earlier runs on these images (see `Past`);
-    records: records of public images and of a public model, which the budget must include.
+    records: charges of earlier releases from which public images or a public model were made, which
+    the budget must include (see `inherited_events`).
     """
     check_consistent(params, card, public)
     privacy = params.privacy
@@ -160,7 +161,12 @@ def plan_digest(
 def inherited_events(
     records: Sequence[dict], target: float, delta: float, unit: str = IMAGE, accountant: str = "rdp"
 ) -> list[DpEvent]:
-    """Return the mechanisms in the records of public images and of a public model.
+    """Return the mechanisms by which public images and a public model were made, if they were made
+    from sensitive images.
+
+    Public images and models may be earlier releases, or made from them. Their `privacy.json` then
+    lists the charges of these releases. What this project releases depends on these charges too, so
+    its budget must cover them.
 
     Raises BudgetError if a record is invalid or protects another unit, or if the mechanisms
     together use up the `target` ε.
@@ -172,17 +178,15 @@ def inherited_events(
     ]
     if problems:
         raise BudgetError(
-            f"the records of public images or the public model cannot be counted: {problems[0]}"
+            "the charges from which the public images or the public model were made cannot be "
+            f"counted: {problems[0]}"
         )
     events = [event_of(record) for record in records]
     if (spent := epsilon(events, delta, accountant)) >= target:
-        cause = (
-            "the public images or the public model were made from sensitive images, which already "
-            f"cost ε = {spent:.4g}"
-        )
         raise BudgetError(
-            f"privacy.epsilon={target:g} is too small: {cause}. Raise privacy.epsilon, or use "
-            "other public images or another model"
+            f"privacy.epsilon={target:g} is too small: it must also cover the ε = {spent:.4g} that "
+            "was spent when the public images or the public model were made from sensitive images. "
+            "Raise privacy.epsilon, or use other public images or another model"
         )
     return events
 
@@ -245,7 +249,7 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
         content["model"] = params.model.non_default()
     if enabled and stage.owned and (about := params.release.model_dump(exclude_none=True)):
         content["about"] = about
-    # The cards that these stages write state how pictures were prepared
+    # The cards written by these stages describe how pictures were prepared
     if enabled and stage.name in ("teacher", "synthesize", "student"):
         if prepared := params.data.model_dump(
             mode="json", include={"fit", "range"}, exclude_defaults=True

@@ -61,7 +61,7 @@ def holders(folder: Path = Path()) -> list[Holder]:
     ]
 
 
-def release_left(folder: Path) -> None:
+def remove_unused_lock(folder: Path) -> None:
     """Remove DVC's lock if none of the programs that it lists still runs.
 
     DVC itself does not remove the lock if another program now has one of the process numbers.

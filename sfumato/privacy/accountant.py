@@ -197,7 +197,7 @@ def epsilon(
     return epsilon_and_order(rdp_curve(events), delta, accountant == "rdp_classic")[0]
 
 
-@lru_cache(maxsize=1024)  # numbers only: a check of a ledger asks for one several times
+@lru_cache(maxsize=1024)  # small results; a check of a ledger needs the same one several times
 def _pld_epsilon(events: tuple[DpEvent, ...], delta: float, adjacency: str) -> float:
     return float(loss_distribution(events, adjacency).get_epsilon(delta))
 
@@ -205,8 +205,8 @@ def _pld_epsilon(events: tuple[DpEvent, ...], delta: float, adjacency: str) -> f
 def squared_mu(event: DpEvent) -> float:
     """Return μ² if an event is exactly μ-GDP, otherwise infinity.
 
-    One Gaussian over all images, or several of them, is exactly μ-GDP. The μ² of several events add
-    up.
+    A Gaussian sum over all images is exactly μ-GDP, whether it is released once or several times.
+    The μ² of several events add up.
     """
     from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 
@@ -394,7 +394,7 @@ def noise_of_rest(
 ) -> float:
     """Return the smallest noise multiplier with which all stages together meet the target.
 
-    It is enough that they meet it at one of ORDERS.
+    Meeting the target at one of ORDERS is enough.
     """
     spent_rdp = dict(zip(ORDERS, rdp_curve(before), strict=True))
     best_noise = math.inf

@@ -58,8 +58,8 @@ class ChargeRequest(QueryWork):
     revision: revision of the stage;
     latents: if the query draws latents instead of images, their key in `sfumato.data.store`; the
     cost is the same;
-    seen: record ids and journal heads that occur in ledgers and inputs; the journal must contain
-    all of them;
+    seen: record ids and journal heads (see `sfumato.privacy.odometer`) that occur in ledgers and
+    inputs; the journal must contain all of them;
     unit: "image" or "group";
     group_cap: see `Charge`.
     """
@@ -199,11 +199,11 @@ def open_alone(
     The whole charge is journalled before it is returned. Work that was already released on the same
     images is refused.
 
-    If a killed process left a charge for the same work open, that charge is resumed after its last
-    durable use, with fresh noise and at no further cost. This is safe because a release leaves the
-    run's private directory only after its charge is closed, so an open charge has published
-    nothing. The resumed charge gets a new record id. If someone resumes it from two copies of a
-    state directory, there are then two records.
+    If a killed process left a charge for the same work open, that charge is resumed with fresh
+    noise and at no further cost, after the last use whose result is on disk. This is safe because a
+    release leaves the run's private directory only after its charge is closed, so an open charge
+    has published nothing. The resumed charge gets a new record id. If someone resumes it from two
+    copies of a state directory, there are then two records.
 
     If an open charge has the same plan but different inputs, it is not resumed, and no second
     charge is opened. Otherwise, two clones of a project would both pay if their free stages gave
@@ -366,7 +366,7 @@ def new_record(
     if work.unit == GROUP:
         record["sensitivity"] = (
             work.sensitivity
-            + "; of a group the mean over its images, which is no longer than that of one"
+            + "; a group counts as the mean over its images, whose norm is at most one image's"
         )
         record["group_weight"] = (
             "mean" if work.group_cap == 1 else f"capped at {work.group_cap} images"

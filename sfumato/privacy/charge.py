@@ -247,7 +247,8 @@ class Charge:
     def probe(self) -> tuple[Tensor, Tensor]:
         """Return images of public noise, and labels for them. They are equal in all processes.
 
-        The rows of these images show the shape of a sum before any sensitive image is drawn.
+        Public noise is random numbers from a fixed seed. The rows of these images show the shape of
+        a sum before any sensitive image is drawn.
         """
         images, none = self._images.batch(np.zeros(0, dtype=np.int64))
         labels = torch.arange(PROBES) if none.ndim == 1 else none.new_ones(PROBES, *none.shape[1:])
@@ -297,9 +298,9 @@ class Charge:
             )
 
     def end_use(self) -> None:
-        """Spend the use of the current draw, whether it was released or abandoned.
+        """Count the use of the current draw as spent, even if its sum was not released.
 
-        No more of the draw can be read. The next use may start.
+        No more of the draw can be read. The next use may start. Does nothing if nothing was drawn.
         """
         if self._drawn:
             self._drawn = False

@@ -228,14 +228,14 @@ def stated_problems(ledger: Mapping, computed: Mapping) -> list[str]:
         )
     if listed(ledger["stages"]) != listed(computed["stages"]):
         problems.append(
-            "its table of stages does not list the records that it contains: a record "
-            "was added or removed"
+            "its table of stages does not list exactly the ledger's records: a record was added or "
+            "removed"
         )
     for name, line in ledger["stages"].items():
         # An earlier version may have had a stage that no longer exists.
         of_records = computed["stages"].get(name, {"epsilon": 0.0, "share": 0.0})
         problems += [
-            f"its {key} of {name} is {line[key]}, but its records come to {of_records[key]:.6g}"
+            f"its {key} of {name} is {line[key]}, but its records give {of_records[key]:.6g}"
             for key in ("epsilon", "share")
             if differs(line[key], of_records[key])
         ]
@@ -251,7 +251,10 @@ def differs(stated: float, computed: float) -> bool:
 
 
 def odometer_problems(ledger: Mapping) -> list[str]:
-    """Recompute the odometer's line from the charges that the ledger lists, and list all errors."""
+    """Recompute the ledger's entry about the odometer, and list all errors in this entry.
+
+    It is computed from the ledger's records, and from the other charges that the entry lists.
+    """
     stated = ledger["odometer"]
     try:
         others = [{"id": None, "event": event} for event in stated["others"]]
@@ -266,16 +269,18 @@ def odometer_problems(ledger: Mapping) -> list[str]:
     except BudgetError as error:
         return [f"its odometer cannot be read ({error})"]
     problems = [
-        f"its odometer's {key} is {stated[key]}, but its list comes to {line[key]:.6g}"
+        f"its odometer's {key} is {stated[key]}, but the listed charges give {line[key]:.6g}"
         for key in ("charges", "epsilon")
         if differs(stated[key], line[key])
     ]
-    if stated["complete"] is not line["complete"] or not (
-        stated["head"] is None or re.fullmatch("[0-9a-f]{64}", stated["head"])
-    ):
+    head = stated["head"]
+    if stated["complete"] and head is None:
+        problems.append("its odometer is marked as complete, but has no head of a journal")
+    if not stated["complete"] and head is not None:
+        problems.append("its odometer is marked as incomplete, but has a head of a journal")
+    if head is not None and not re.fullmatch("[0-9a-f]{64}", head):
         problems.append(
-            "its odometer contradicts itself: if it is marked as complete, it must have a valid "
-            "head of a journal, and otherwise none"
+            f"its odometer's head is {head!r}: expected 64 hexadecimal digits in lower case"
         )
     if (
         stated["dataset_id"] not in {record["dataset_id"] for record in ledger["records"]}
@@ -289,8 +294,8 @@ def odometer_problems(ledger: Mapping) -> list[str]:
 
 
 def malformed(ledger: Mapping) -> list[str]:
-    """Return one sentence in a list if this does not have the form of a ledger, else an empty
-    list.
+    """Return an empty list if `ledger` has the form of a ledger, otherwise a list of one sentence
+    that states the first problem.
     """
     try:
         validated(Ledger, ledger)

@@ -1,6 +1,6 @@
 """Checkpoints of an iterative query such as DP-SGD.
 
-A checkpoint is on disk before any result of its steps is shown or published.
+A checkpoint is on disk before any result of the steps that it contains is shown or published.
 """
 
 import json

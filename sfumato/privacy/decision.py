@@ -60,7 +60,7 @@ class Decision:
 
     run: the run that released this work, or an unfinished run of this work, or None. An unfinished
     run is present even if its checkpoint is lost and the query must therefore pay;
-    same_inputs: False if the run's inputs were different;
+    same_inputs: False if `run` released its result from different inputs;
     problem: reason for a refusal, or empty;
     cause: in a plan, the stage whose change makes the query run.
     """
@@ -78,7 +78,7 @@ class Decision:
 
     @property
     def words(self) -> str:
-        """Description of what the query does if it does not pay."""
+        """Description of what the query does; "not released yet" if it pays."""
         if self.run is None or self.pays:
             return "not released yet"
         if self.kind == "restore":
@@ -132,7 +132,8 @@ def decide(
 def last_for(work: QueryWork, runs: Sequence[Run]) -> tuple[Run, bool] | None:
     """Find the last run of the same work or, if there is none, the last run of the same plan.
 
-    Returns the run, and whether its inputs match; or None.
+    A run from before the owner asked to pay again is skipped. Returns the run, and whether its
+    inputs match; or None if there is no such run.
     """
     digest = work.digest
     if same := [run for run in runs if run.opened.get("work") == digest]:
@@ -146,7 +147,8 @@ def last_for(work: QueryWork, runs: Sequence[Run]) -> tuple[Run, bool] | None:
 def restoring_problem(state: Path, work: QueryWork, run: Run, same_inputs: bool) -> str:
     """Return why a release cannot be restored, or an empty string.
 
-    A rerun of earlier free stages is no problem, unless the query trained on their results.
+    Different inputs are a problem in two cases: the query trained a network on them, or they depend
+    on a charge that the release does not contain.
     """
     kept = state / "runs" / run.id / RELEASED
     if not os.path.lexists(kept):

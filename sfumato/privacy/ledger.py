@@ -142,14 +142,15 @@ def odometer_line(
     head: str | None,
     accountant: str,
 ) -> dict:
-    """Compute the odometer's line: the cost of all charges ever opened on a dataset.
+    """Compute the ledger's entry about the odometer: the cost of all charges ever opened on a
+    dataset.
 
-    These are the charges in the dataset's journal and in the release's records, including aborted
+    These are the charges in the dataset's journal and in the release's records, including abandoned
     ones. In the result, `others` contains the mechanisms of charges on which the release does not
     depend.
 
-    head: head of the journal; None if the journal lacks a known charge, in which case the line is
-    marked as incomplete.
+    head: hash of the journal's newest entry; None if the journal lacks a known charge, in which
+    case the entry is marked as incomplete.
     """
     released = {
         record["id"]: record["event"] for record in records if record["dataset_id"] == dataset_id
@@ -271,7 +272,9 @@ def records_in(file: Path) -> list[dict]:
 
 
 def seen_of(ledger: Mapping, dataset_id: str) -> set[str]:
-    """Return the journal head and the record ids that a ledger contains for a dataset."""
+    """Return the journal head (see `odometer_line`) and the record ids that a ledger contains for a
+    dataset.
+    """
     seen = {key for key, record in by_id(ledger).items() if record.get("dataset_id") == dataset_id}
     odometer = ledger.get("odometer")
     if (

@@ -42,7 +42,8 @@ class NoiseSource:
     def gaussian(self, shape: tuple[int, ...], std: float) -> torch.Tensor:
         """Draw N(0, std²), float64, on the CPU.
 
-        More than PIECE numbers are drawn in threads, each from a new source.
+        Without a seed, more than PIECE numbers are drawn in threads, in pieces of at most PIECE.
+        Each piece comes from a new source.
         """
         if self._seed is None and (count := math.prod(shape)) > PIECE:
             sizes = [min(PIECE, count - start) for start in range(0, count, PIECE)]

@@ -1,9 +1,13 @@
 """The odometer: the journal of every charge ever opened on a dataset.
 
 It is stored outside the repository and DVC. A charge is journalled completely before its first
-batch is drawn, and no entry ever lowers the total. A run is identified by the id of the record that
-it was opened with. If a killed run resumes, a record with a new id replaces the old one. If the run
-is resumed twice, from two copies of a state directory, the two runs therefore have different ids.
+batch is drawn, and no entry ever lowers the total. A run is one charge with its progress. It is
+identified by the id of the record that it was opened with. If a killed run resumes, it gets a new
+record with a new id. If it is resumed twice, from two copies of a state directory, the two resumed
+runs therefore have different records.
+
+The head of a journal entry is a hash that depends on this entry and all entries before it. The
+head of the newest entry is the head of the journal, which ledgers publish.
 """
 
 from __future__ import annotations
@@ -31,15 +35,19 @@ LOCAL_USE = "local"
 
 @dataclass
 class Run:
-    """A charge and its progress. `checkpoint` and `released` are None if an older version wrote the
-    journal.
+    """A charge and its progress.
+
+    A use is one draw of images and one noisy release. It is durable once a checkpoint with its
+    result is on disk and in the journal: a killed run resumes after its last durable use.
 
     opened: journal entry that opened the charge;
-    record: newest record;
-    uses: number of durable uses;
-    checkpoint: sha256 of the checkpoint after the last durable use;
+    record: newest record of the charge;
+    uses: number of durable uses; always 0 for queries that write no checkpoints;
+    checkpoint: sha256 of the checkpoint after the last durable use, or None before the first one;
     end: CLOSE after a release, ABANDON after the charge was abandoned, None while it is open;
-    released: sha256 of the release's `privacy.json`.
+    released: sha256 of the release's `privacy.json`, or None if there is no such file (yet).
+
+    If an older version wrote the journal, `checkpoint` and `released` are always None.
     """
 
     opened: dict
@@ -55,7 +63,7 @@ class Run:
         return str(self.opened["record"]["id"])
 
     def drew_others(self, images: str) -> bool:
-        """Return whether the charge was opened on images with another fingerprint.
+        """Return whether the charge was opened on images whose fingerprint differs from `images`.
 
         Returns False for a run of an older journal, which has no fingerprints.
         """
@@ -66,9 +74,9 @@ class Odometer(Journal):
     """The journal of one dataset, interpreted as charges."""
 
     def runs(self) -> dict[str, dict]:
-        """Return the record of every charge ever opened, including aborted ones, by run id.
+        """Return the record of every charge ever opened, including abandoned ones, by run id.
 
-        A resumed run has its newest record. Each adopted record counts as a run.
+        A resumed run has its newest record. Each record that `adopt` added counts as a run.
         """
         found: dict[str, dict] = {}
         for entry in self.entries():
@@ -81,14 +89,16 @@ class Odometer(Journal):
         return found
 
     def opened(self) -> list[dict]:
-        """Return one record for each charge ever opened, including aborted ones."""
+        """Return one record for each charge ever opened, including abandoned ones."""
         return list(self.runs().values())
 
     def events(self) -> list[DpEvent]:
         return [event_of(record) for record in self.opened()]
 
     def spent_otherwise(self, unit: str) -> bool:
-        """Return whether anything was spent under another unit or an earlier grouping."""
+        """Return whether anything was spent under a unit other than `unit`, or for groups of images
+        that have been formed anew since.
+        """
         spent: set[str] = set()
         for entry in self.entries():
             if entry["kind"] == REGROUP and UNITS[GROUP] in spent:
@@ -115,8 +125,8 @@ class Odometer(Journal):
         return found
 
     def complete(self) -> bool:
-        """Return whether the journal is one unbroken chain, without adopted records or regrouped
-        images.
+        """Return whether the chain of heads covers the whole journal, no records were adopted, and
+        no images were assigned to other groups.
         """
         kinds = [entry["kind"] for entry in self.entries()]
         return kinds[:1] == [GENESIS] and not {ADOPT, REGROUP} & {*kinds}

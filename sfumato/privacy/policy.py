@@ -45,7 +45,8 @@ class SpendingPolicy(Exact):
             )
         if not 0 < self.delta <= LARGEST_DELTA:
             raise BudgetError(
-                f"delta={self.delta:g} must lie in (0, {LARGEST_DELTA:g}]: choose a smaller one"
+                f"delta={self.delta:g} is not allowed: expected more than 0 and at most "
+                f"{LARGEST_DELTA:g}"
             )
 
     @property
@@ -60,7 +61,8 @@ def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: 
 
     If the images come from a public source, this is checked only if there is a lifetime budget.
 
-    seen: record ids and journal heads that occur in ledgers and releases;
+    seen: record ids and journal heads (see `sfumato.privacy.odometer`) that occur in ledgers and
+    releases;
     bounded: whether there is a lifetime budget.
     """
     missing = {*seen} - odometer.known()

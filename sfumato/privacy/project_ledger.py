@@ -92,7 +92,8 @@ def cached(folder: Path) -> Iterator[Path]:
 def seen_in_project(dataset_id: str, folder: Path, state: Path) -> set[str]:
     """Return the record ids and journal heads of a dataset in ledgers, artifacts and kept releases.
 
-    The journal of the dataset must contain all of them.
+    A journal head is the hash of a journal's newest entry, which a ledger publishes. The journal of
+    the dataset must contain all of these ids and heads.
     """
     records = known_records(folder, state).values()
     return seen_in_ledgers(dataset_id, folder) | seen_of({"records": list(records)}, dataset_id)
@@ -147,7 +148,8 @@ def write_ledger(
 
 
 def gap_in(odometer: Odometer, records: Mapping[str, dict], earlier: set[str]) -> str | None:
-    """Return why the journal lacks a charge, or None if it contains every charge ever opened.
+    """Return why the odometer of the ledger is incomplete, or None if the journal contains every
+    charge ever opened.
 
     earlier: record ids and journal heads that occur in ledgers.
     """
@@ -167,7 +169,7 @@ def gap_in(odometer: Odometer, records: Mapping[str, dict], earlier: set[str]) -
         return f"{odometer.path} contains charges from before the images were regrouped"
     if odometer.head():
         return f"{odometer.path} lacks a charge on dataset {mine!r} that a ledger contains"
-    return f"{odometer.path} does not exist, or has no entries"
+    return f"{odometer.path} does not exist"
 
 
 def save_ledger(
@@ -185,7 +187,8 @@ def save_ledger(
 def adopt_charges(
     folder: Path, state: Path, say: Callable[[str], None]
 ) -> tuple[Odometer, int, int]:
-    """Add all charges in the project's files to the journal. Begin a new journal if it is invalid.
+    """Add all charges in the project's files to the journal. If the journal is invalid, begin a new
+    one.
 
     Returns (odometer, number of added charges, number of unreadable entries of the old journal).
     """

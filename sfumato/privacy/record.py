@@ -67,15 +67,14 @@ def record_problems(place: str, record: object) -> list[str]:
     if record["adjacency"] not in ADJACENCIES:
         problems.append(f"{name} has adjacency {record['adjacency']!r}, which is unknown")
     grouped = record["unit"] == UNITS[GROUP]
-    if (
-        record["unit"] not in UNITS.values()
-        or grouped != ("group_weight" in record)
-        or (grouped and "claim" in record)
-    ):
-        problems.append(
-            f"{name} has the unit {record['unit']!r}, which is unknown or contradicts its other "
-            "fields"
-        )
+    if record["unit"] not in UNITS.values():
+        problems.append(f"{name} has the unit {record['unit']!r}, which is unknown")
+    elif grouped and "group_weight" not in record:
+        problems.append(f"{name} protects groups, but has no group_weight")
+    elif not grouped and "group_weight" in record:
+        problems.append(f"{name} protects single images, but has a group_weight")
+    if grouped and "claim" in record:
+        problems.append(f"{name} protects groups, but has a claim, which is for single images")
     if record["noise_source"] != SECRET:
         seeded = f"a seeded noise source ({record['noise_source']})"
         problems.append(f"{name} ({record['stage']}) used {seeded}: no privacy guarantee")

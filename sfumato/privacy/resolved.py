@@ -99,8 +99,8 @@ class QueryPlan(StagePlan[S]):
 class Lineage:
     """Facts that decide, together with a query's own plan, whether the query spends.
 
-    plan: digest of the settings of the query and of all stages before it, and of the revisions of
-    the queries among them;
+    plan: digest of the settings of the query and of all stages before it. It also covers the
+    revisions of these stages if they are queries;
     again: number of times that the owner asked to pay again.
     """
 

@@ -1,4 +1,7 @@
-"""Resume a charge from its last durable state, and make a state durable."""
+"""Resume a charge from its last durable state, and make a state durable.
+
+The state of a query is durable once its checkpoint is on disk and in the journal.
+"""
 
 from collections.abc import Callable
 

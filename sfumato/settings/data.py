@@ -244,9 +244,12 @@ class Data(Strict):
             )
         tabled = self.label_column is not None or self.source == "webdataset"
         if self.groups is not None and tabled and (self.groups.folder or self.groups.array):
+            way = "folder" if self.groups.folder else "array"
+            cause = "data.source is webdataset"
+            if self.label_column is not None:
+                cause = "data.label_column is set"
             raise ValueError(
-                "data.groups.folder and array do not apply if labels come from a table or from "
-                "webdataset: use column, pattern, csv or dicom"
+                f"data.groups.{way} does not apply if {cause}: use column, pattern, csv or dicom"
             )
         return self
 
@@ -274,5 +277,5 @@ class Public(Strict):
     path: str | None = None  # Folder or file with the images; required for your own files
     per_class: Positive = 300  # Images per class, for sources that the program draws itself
     # Owner's confirmation that the images in `path` were not made from sensitive images. It is
-    # required unless there is a privacy.json beside them
+    # required unless a privacy.json, which lists the charges of a release, is beside the images
     declared_public: bool = False

@@ -55,8 +55,7 @@ def noise_at(epsilon: float, table: Mapping[float, object]) -> str:
         share = parse_noise(value)
         if not isinstance(share, str) or share == REST:
             raise ValueError(
-                f"{key}: {value} is not an entry by ε: expected a positive ε and a share, such as "
-                "1: 30%"
+                f"the noise for ε = {key} is {value}: expected a share of the budget, such as 30%"
             )
         logarithms[key] = math.log(float(share[:-1]))
     return f"{math.exp(at_epsilon(epsilon, logarithms)):.4g}%"
@@ -74,8 +73,8 @@ def weights_at(epsilon: float, sources: Mapping[str, object]) -> dict[str, objec
             for key, value in weight.items():
                 if value != 0 and not is_positive(value):
                     raise ValueError(
-                        f"{key}: {value} is not an entry by ε: expected a positive ε and a weight "
-                        "of at least 0"
+                        f"the weight of {name} for ε = {key} is {value}: expected 0 or a positive "
+                        "number"
                     )
             weight = round(at_epsilon(epsilon, weight), 4)
             if weight == 0:

@@ -73,9 +73,12 @@ def parse_volume(text: str) -> Volume:
     try:
         return Volume.model_validate({key: value for key, _, value in pairs})
     except ValidationError as error:
-        key = error.errors()[0]["loc"][0]
-        reason = "the keys are axis, from, to, step and suffix, as in axis=axial,from=30"
-        raise ValueError(f"{key} is unknown, or its value is not valid: {reason}") from error
+        first = error.errors()[0]
+        key = first["loc"][0]
+        if first["type"] == "extra_forbidden":
+            keys = "axis, from, to, step or suffix, as in axis=axial,from=30"
+            raise ValueError(f"{key!r} is not a key of a volume: expected {keys}") from error
+        raise ValueError(f"{key}={first['input']} is not valid: {first['msg']}") from error
 
 
 SIZES = "expected 8 pixels per side or more, such as 64 or 192x256"

@@ -40,7 +40,8 @@ class FeatureMap(Strict):
     # Length scales of the kernel, each divided by the square root of the map's number of outputs.
     # Example: 28×28 pixels are 784 outputs, so 0.366 stands for the length scale 0.366 · 28 = 10.25
     length_scales: Annotated[tuple[Scale, ...], Field(min_length=1)] = (0.366, 0.183)
-    weight: Scale = 1.0  # Share of the squared norm, relative to the other maps
+    # Share of this map in the squared norm of all features, relative to the other maps
+    weight: Scale = 1.0
     # Side of square blocks, in pixels. The map gets the means of these blocks instead of the pixels
     block: Literal[1, 2, 4, 8] = 1
 
@@ -49,7 +50,7 @@ class Frequency(QuerySettings):
     """Noisy joint random-Fourier embedding of images and labels (FETA-Pro Algorithm 1, DP-MERF)."""
 
     noise: Noise = 7.4
-    # Number K of random features
+    # Number of random features
     size: Annotated[int, Field(ge=2, le=10**7, multiple_of=2)] = 10_000
     # Public maps, whose features are concatenated
     features: Annotated[tuple[FeatureMap, ...], Field(min_length=1)] = (FeatureMap(),)
@@ -141,7 +142,8 @@ class TeacherMap(Strict):
 
     map: str  # Public map, with the same values as teacher.feature
     network: OwnNetwork | None = None  # Network of the map `own`
-    weight: Scale = 1.0  # Share of the squared norm, relative to the other maps
+    # Share of this map in the squared norm of all features, relative to the other maps
+    weight: Scale = 1.0
 
 
 # Defaults of `Teacher`: the first number for ε up to 1, the second for ε from 10 on. In between, a
@@ -230,11 +232,14 @@ class Teacher(QuerySettings):
 
     @model_validator(mode="after")
     def own_feature_has_a_network(self) -> Self:
-        if any((part.map == "own") != (part.network is not None) for part in self.maps):
-            raise ValueError(
-                "teacher: the map `own` requires `network`, and other maps must not have it: set "
-                "both, or neither"
-            )
+        for part in self.maps:
+            if part.map == "own" and part.network is None:
+                raise ValueError("teacher: the map `own` requires `network`: set it")
+            if part.map != "own" and part.network is not None:
+                raise ValueError(
+                    f"teacher: `network` is set, but the map is `{part.map}`: set the map to "
+                    "`own`, or remove `network`"
+                )
         return self
 
     @property
@@ -276,6 +281,6 @@ class Embedding(QuerySettings):
     """
 
     noise: Noise = "2%"
-    # Number K of random features
+    # Number of random features
     size: Annotated[int, Field(ge=8, le=10**7, multiple_of=2)] = 10_000
     learned: Learned = Learned()  # Network trained on the generator's images

@@ -83,13 +83,13 @@ class Synthesize(Settings):
     # teacher. The images are added if the first classifier agrees with the teacher at least as
     # often as the second on public images, and at most 2 percentage points less often on drawn
     # images. If they are added, only every k-th drawn image is kept, so that the numbers of images
-    # have the ratio of the weights
+    # have the ratio of the weights in `sources`
     choose: bool = False
     # Number of images to draw for each image that is kept. The images of a class are chosen so that
     # the mean of their features is as close as possible to the `frequency` release. With `relabel`,
     # the class is the teacher's label; 1: keep all images
     herding: Positive = 1
-    # Let the teacher label the images. Otherwise, the labels are those requested from the models
+    # Let the teacher label the images. Otherwise, an image has the label for which it was drawn
     relabel: bool = False
     # Share of the images to warp, texture and relight; requires `relabel`
     distorted: Fraction = 0.0

@@ -45,8 +45,8 @@ def unknown_name(key: str, name: str, known: Iterable[str]) -> str:
 def one_label_only(what: str) -> str:
     return (
         f"{what} requires one label per image, but data.labels=several: change or remove {what}, "
-        "for example with one of the recipes dp-merf, dp-mepf and feta-pro-f, or prepare the "
-        "images with one label each (data.labels: one)"
+        "for example by choosing the recipe dp-merf, dp-mepf or feta-pro-f; or prepare the images "
+        "with one label each (data.labels: one)"
     )
 
 

@@ -142,7 +142,8 @@ class Model(Architecture):
     prompt: str | None = None
     # Complete text prompts by class name, to be used instead of the template
     prompts: dict[str, str] = Field(default={})
-    # Owner's confirmation that a model without a privacy.json was not made from sensitive images
+    # Owner's confirmation that the model was not made from sensitive images. It is required unless
+    # a privacy.json, which lists the charges of a release, is beside the model
     declared_public: bool = False
 
     def non_default(self) -> dict[str, object]:
@@ -238,5 +239,8 @@ class Pretrain(Settings):
         return {**values, "phases": filled}
 
     def reads(self, name: str) -> bool:
-        """Return whether a phase uses images of this input. `select` is read for `public`."""
+        """Return whether a phase uses images of this input.
+
+        If a phase uses public images, both `public` and `select` are read.
+        """
         return any({"select": "public"}.get(name, name) in phase.sources for phase in self.phases)

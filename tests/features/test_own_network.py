@@ -352,16 +352,19 @@ OWN_NETWORK = {"path": "x", "sha256": "0" * 64, "architecture": ARCHITECTURE}
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "words"),
     [
-        {"feature": "own"},
-        {"network": OWN_NETWORK},
-        {"features": [{"map": "own"}, {"map": "pixels"}]},
-        {"features": [{"map": "patches", "network": OWN_NETWORK}, {"map": "pixels"}]},
+        ({"feature": "own"}, "requires `network`"),
+        ({"network": OWN_NETWORK}, "the map is `classifier`"),
+        ({"features": [{"map": "own"}, {"map": "pixels"}]}, "requires `network`"),
+        (
+            {"features": [{"map": "patches", "network": OWN_NETWORK}, {"map": "pixels"}]},
+            "the map is `patches`",
+        ),
     ],
 )
-def test_a_feature_and_its_network_go_together(given):
-    with pytest.raises(ValidationError, match="set both, or neither"):
+def test_a_feature_and_its_network_go_together(given, words):
+    with pytest.raises(ValidationError, match=words):
         Teacher(**given)
 
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from sfumato.planning.project import repro
-from sfumato.planning.running import RUNNING, holders, release_left
+from sfumato.planning.running import RUNNING, holders, remove_unused_lock
 
 SLEEP = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
 COMMAND = "/opt/sfumato/bin/dvc repro"
@@ -86,16 +86,16 @@ def test_a_killed_program_that_nobody_reaped_is_not_running(tmp_path, started):
 
 
 def test_only_a_lock_of_ended_programs_is_removed(tmp_path, started):
-    release_left(tmp_path)
+    remove_unused_lock(tmp_path)
     assert not (tmp_path / ".dvc").exists()
     lock = write_lock(tmp_path, started("repro"))
-    release_left(tmp_path)
+    remove_unused_lock(tmp_path)
     assert lock.exists()
     lock.write_text("{")
-    release_left(tmp_path)
+    remove_unused_lock(tmp_path)
     assert lock.exists()  # its content is unreadable
     write_lock(tmp_path, started("serve"))
-    release_left(tmp_path)
+    remove_unused_lock(tmp_path)
     assert not lock.exists()
 
 
@@ -134,7 +134,7 @@ def test_the_lock_of_a_dvc_at_work_stays(project, words):
         while not (project / "begun").exists() and time.monotonic() < until:
             time.sleep(0.05)
         assert {*running(project)} == {True}
-        release_left(project)
+        remove_unused_lock(project)
         assert (project / RUNNING).exists()
     finally:
         (project / "go").touch()

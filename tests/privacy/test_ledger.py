@@ -199,14 +199,21 @@ EDITS = {
         lambda x: x["odometer"].update(epsilon=0.1),
         "its odometer's epsilon is 0.1",
     ),
-    "odometer complete": (lambda x: x["odometer"].update(complete=True), "must have a valid head"),
+    "odometer complete": (
+        lambda x: x["odometer"].update(complete=True),
+        "is marked as complete, but has no head",
+    ),
+    "odometer incomplete, with a head": (
+        lambda x: x["odometer"].update(complete=False, head="f" * 64),
+        "is marked as incomplete, but has a head",
+    ),
     "odometer with any head": (
         lambda x: x["odometer"].update(complete=True, head="all"),
-        "must have a valid head",
+        "its odometer's head is 'all'",
     ),
     "odometer with more than a head": (
         lambda x: x["odometer"].update(complete=True, head="f" * 64 + " <p>"),
-        "must have a valid head",
+        "expected 64 hexadecimal digits",
     ),
     "odometer of another": (
         lambda x: x["odometer"].update(dataset_id="other"),
@@ -219,15 +226,15 @@ EDITS = {
     ),
     "unit without a weight": (
         lambda x: record_in(x, COUNT).update(unit=UNITS[GROUP]),
-        "contradicts",
+        "has no group_weight",
     ),
     "a weight without groups": (
         lambda x: record_in(x, COUNT).update(group_weight="mean"),
-        "contradicts",
+        "protects single images, but has a group_weight",
     ),
     "a claim of groups": (
         lambda x: record_in(x, COUNT).update(OF_GROUPS | {"claim": "c"}),
-        "contradicts",
+        "protects groups, but has a claim",
     ),
     "adjacency unknown": (lambda x: record_in(x, COUNT).update(adjacency="none"), "adjacency"),
 }

@@ -56,10 +56,13 @@ def test_a_size_of_another_form_is_refused(size):
             for noise in (0, -1, INFINITY, "0%", "100%", "lots", None)
         ),
         *(
-            ({"frequency": {"noise": table}}, "table by ε|entry by ε|is not a noise")
+            ({"frequency": {"noise": table}}, "table by ε|noise for ε|is not a noise")
             for table in SHARES
         ),
-        *(({"synthesize": {"sources": {"auxiliary": table}}}, "by ε") for table in WEIGHTS),
+        *(
+            ({"synthesize": {"sources": {"auxiliary": table}}}, "by ε|weight of auxiliary for ε")
+            for table in WEIGHTS
+        ),
         *(
             ({"data": {"dataset_id": name}}, "dataset_id")
             for name in ("../up", "", "a/b", ".hidden", "x" * 65)

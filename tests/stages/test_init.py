@@ -482,7 +482,7 @@ def test_a_terminal_shows_pictures_per_class_and_hold_out(desk, init, tmp_path):
             "├─ stripe: 12",
             "├─ 9 persons, by column patient",
         ),
-        "└─ hold-out: chosen by a secret key, about 5 images, too few for a verdict",
+        "└─ hold-out: chosen by a secret key, about 5 images, too few to judge the release",
     ]
     assert [*understood(replace(found, held_out=30))][-1].strip() == "└─ hold-out: test/, 30 images"
     assert "├─ disc" not in init(), "a log"
@@ -549,7 +549,7 @@ def test_a_pattern_that_misses_names_states_how_many(init, tmp_path):
 
 def test_persons_and_one_image_each_do_not_go_together(init, tmp_path):
     write_shapes(tmp_path / "in", each=10)
-    init(r"--one-image-each --groups ^(\d+\.p)", "--one-image-each states", code=4)
+    init(r"--one-image-each --groups ^(\d+\.p)", "--groups assigns images to persons", code=4)
     init("--one-image-each")
     init("--force --groups (a)(b)", "2 groups in parentheses", code=2)
 
@@ -614,7 +614,7 @@ def test_from_a_folder_to_a_release_in_the_time_announced(
     } <= {*tracked}
     assert "??" not in run("git", "status", "--porcelain"), "as printed, it adds all"
 
-    monkeypatch.setattr(project_module, "NOISE", ())
+    monkeypatch.setattr(project_module, "DVC_HINTS", ())
     release = sfumato.Project(project).run()  # the same project from Python: nothing is left to do
     again = re.findall(r"Running stage '(.+)'", capsys.readouterr().out)
     assert again == ["plan"]  # which checks for an upgrade of the package

@@ -114,8 +114,9 @@ def test_what_does_not_add_up_is_refused_with_the_reason(clinics):
 
     shutil.copytree("north", "copy")
     refused("north copy", "have the same dataset id")
-    for out in ("north", "copy"):
-        refused("north south", "a different folder without params.yaml", out)
+    refused("north", "name two or more projects")
+    refused("north south", "is one of the projects to merge", "north")
+    refused("north south", "is already a project", "copy")
     plan = Path("south/artifacts/plan")
     for stage in ("finetune", "teacher"):
         file = plan / f"{stage}.yaml"
