@@ -290,8 +290,8 @@ def check_places(options: InitOptions) -> None:
     there = [name for name in ("params.yaml", "dvc.yaml") if (out / name).exists()]
     if there and not options.force:
         raise ConfigError(
-            "{out} already contains {there}: name another folder with {option.out}, or use "
-            "{option.force}",
+            "{out} already contains {there}: name another folder with {option.out}, or replace its "
+            "files with {option.force}",
             option="out",
             out=out,
             there=" and ".join(there),

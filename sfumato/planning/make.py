@@ -184,7 +184,7 @@ def spending_lines(made: ProjectPlan, spending: Sequence[Decision]) -> Iterator[
         if stage not in before:
             yield f"{stage}: would spend {cost}, because it has no charge on this dataset yet"
             continue
-        yield f"{stage}: would spend again {cost}, because {reason_to_spend_again(made, entry)}"
+        yield f"{stage}: would again spend {cost}, because {reason_to_spend_again(made, entry)}"
 
 
 def reason_to_spend_again(made: Plan, entry: Decision) -> str:

@@ -137,7 +137,7 @@ def params_text(content: Mapping[str, object], notes: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class WorkflowPlace:
-    """Place of the workflow that checks the ledger.
+    """Paths of the GitHub workflow that checks the ledger, and of its project.
 
     path: path of the workflow, relative to the project's folder; directory: path of the project in
     its repository, or "" for the root.
@@ -148,7 +148,7 @@ class WorkflowPlace:
 
 
 def workflow_place(out: Path) -> WorkflowPlace:
-    """Find the place of the workflow for a project in `out`. GitHub reads workflows only in the
+    """Find the path of the workflow for a project in `out`. GitHub reads workflows only in the
     root of a repository.
     """
     there = next(folder for folder in (out, *out.parents) if folder.exists())

@@ -122,10 +122,15 @@ class Charge:
             third tensor, (B,) float64, contains the weight of each image in its group.
 
         Raises:
-            BudgetError: All uses are spent, or the last draw was not released.
+            BudgetError: The charge is closed, all uses are spent, or the last draw is not released.
         """
         self._check_owner()
         if self._closed or self.used >= self.uses:
+            if self._closed:
+                raise BudgetError(
+                    f"{self.record['stage']}: the charge is closed: open a new charge for a "
+                    "further draw"
+                )
             raise BudgetError(
                 f"{self.record['stage']}: the charge has no release left (paid for: {self.uses}): "
                 "open a new charge for a further draw"
@@ -314,8 +319,8 @@ class Charge:
         return rounded(noisy, 1.0 if on_integers else public_grid(std)).to(total)
 
     def agree(self, tensors: Iterable[Tensor], *plain: object) -> None:
-        """Copy `tensors` from the first process to all others, and check that `plain` is equal in
-        all processes.
+        """Copy `tensors` from the first process to all others, and check that the other values,
+        `plain`, are equal in all processes.
 
         This class has one process and does nothing.
         """

@@ -275,9 +275,15 @@ def odometer_problems(ledger: Mapping) -> list[str]:
     ]
     head = stated["head"]
     if stated["complete"] and head is None:
-        problems.append("its odometer is marked as complete, but has no head of a journal")
+        problems.append(
+            "its odometer is marked as complete, but `head`, the hash of the journal's newest "
+            "entry, is missing"
+        )
     if not stated["complete"] and head is not None:
-        problems.append("its odometer is marked as incomplete, but has a head of a journal")
+        problems.append(
+            "its odometer is marked as incomplete, but contains `head`, the hash of a journal's "
+            "newest entry"
+        )
     if head is not None and not re.fullmatch("[0-9a-f]{64}", head):
         problems.append(
             f"its odometer's head is {head!r}: expected 64 hexadecimal digits in lower case"

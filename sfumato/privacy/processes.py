@@ -35,7 +35,9 @@ class SharedCharge(Charge):
         distributed.check_alike(rows)
 
     def _draw(self, draws: int | None) -> Iterator[Drawn]:
-        """Draw blocks, assign their rows to processes in secret, and yield this process's rows."""
+        """Draw rows of image indices, assign each row to a process in secret, and yield the rows of
+        this process.
+        """
         # A separate source, so that a seeded charge draws the same images as in one process.
         secret = NoiseSource().generator
         for chosen, weights in super()._draw(draws):
@@ -77,6 +79,6 @@ class WorkerCharge(SharedCharge):
 
 
 def own_rows(chosen: np.ndarray, weights: np.ndarray | None, places: np.ndarray) -> Drawn:
-    """Return this process's rows of a block. places: rank of the process of each row."""
+    """Return this process's rows of the draw. places: rank of the process of each row."""
     mine = places == distributed.rank()
     return chosen[mine], None if weights is None else weights[mine]

@@ -114,9 +114,9 @@ def best_guess(
 ) -> float:
     """Return the largest probability with which an attacker can guess whether one image was used.
 
-    Before the guess, the image was used with probability 1/2. The result lies in [1/2, 1]. The
-    distribution is coarser than in `privacy_profile`, so computing the result takes only a tenth of
-    a second.
+    Before the guess, the image was used with probability 1/2. The result lies in [1/2, 1]. The grid
+    of privacy losses is coarser than in `privacy_profile`, so computing the result takes only a
+    tenth of a second.
 
     noise: factor applied to all noise multipliers.
 

@@ -14,7 +14,8 @@ class Saliency(QuerySettings):
     """
 
     draws: ClassVar[int] = 1  # Number of noise levels per image
-    label_dropout: ClassVar[float] = Model.label_dropout  # Share of draws without label
+    # Share of the noise levels at which an image is shown without label
+    label_dropout: ClassVar[float] = Model.label_dropout
     noise: Noise = "2%"
     max_norm: Norm = 1.0  # L2 clip C_s of one image's gradient over all candidate matrices
     noise_levels: NoiseLevels = LogNormal()  # Distribution of the noise levels
@@ -33,7 +34,8 @@ class Finetune(QuerySettings):
     # Share c of candidate matrices to train, for salient and salient-lora
     ratio: ClassVar[float] = 0.3
     rank: ClassVar[int] = 4  # Rank r of the adapters
-    label_dropout: ClassVar[float] = Model.label_dropout  # Share of draws without label
+    # Share of the noise levels at which an image is shown without label
+    label_dropout: ClassVar[float] = Model.label_dropout
     noise: Noise = REST
     steps: Positive = 2100  # Training steps; each is one release
     batch: Positive = 4096  # Expected images per step: sample_rate = batch / size_hint

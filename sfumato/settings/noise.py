@@ -18,7 +18,8 @@ def parse_noise(value: object) -> object:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", value)
         if not match or not 0 < float(match[1]) < 100:
             raise ValueError(
-                f"{value!r} is not a noise: expected a multiplier (5.0), a share ('3%') or 'rest'"
+                f"{value!r} is not a noise setting: expected a multiplier (5.0), a share ('3%') or "
+                "'rest'"
             )
         return f"{float(match[1]):g}%"
     if isinstance(value, (int, float)) and not isinstance(value, bool) and not 1e-4 <= value <= 1e7:

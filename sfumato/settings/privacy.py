@@ -69,7 +69,7 @@ class Privacy(Strict):
     def cap_of_groups(self) -> Self:
         if self.group_cap is not None and self.unit != GROUP:
             raise ValueError(
-                f"group_cap={self.group_cap} requires unit: group: set it, or remove group_cap"
+                f"group_cap={self.group_cap} requires `unit: group`: set that, or remove group_cap"
             )
         return self
 

@@ -141,7 +141,7 @@ class TeacherMap(Strict):
     """One of several public maps of an image, whose outputs are concatenated."""
 
     map: str  # Public map, with the same values as teacher.feature
-    network: OwnNetwork | None = None  # Network of the map `own`
+    network: OwnNetwork | None = None  # The owner's network, for the map `own`
     # Share of this map in the squared norm of all features, relative to the other maps
     weight: Scale = 1.0
 
@@ -184,7 +184,7 @@ class Teacher(QuerySettings):
     # teacher.network, or one of FEATURES (sfumato/features). The imagenet maps use a network
     # trained on photographs and require sfumato[imagenet]
     feature: str = "classifier"
-    network: OwnNetwork | None = None  # Network of the feature `own`
+    network: OwnNetwork | None = None  # The owner's network, for the feature `own`
     # Several maps, to be used instead of `feature`. Their outputs are concatenated
     features: tuple[TeacherMap, ...] = ()
     flip: bool = False  # Give an image and its mirror image the same features

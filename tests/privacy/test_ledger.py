@@ -201,11 +201,11 @@ EDITS = {
     ),
     "odometer complete": (
         lambda x: x["odometer"].update(complete=True),
-        "is marked as complete, but has no head",
+        "is marked as complete, but `head`",
     ),
     "odometer incomplete, with a head": (
         lambda x: x["odometer"].update(complete=False, head="f" * 64),
-        "is marked as incomplete, but has a head",
+        "is marked as incomplete, but contains `head`",
     ),
     "odometer with any head": (
         lambda x: x["odometer"].update(complete=True, head="all"),

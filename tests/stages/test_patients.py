@@ -82,7 +82,7 @@ def test_a_release_for_patients_states_so_everywhere(clinic):
         ({}, {"privacy": {"unit": "group"}}, "data.groups is missing"),
         (ARRAY, {}, "prepared for the unit group"),
         (ARRAY, {"privacy": {"unit": "image"}}, "prepared for the unit group"),
-        (ARRAY, {"privacy": {"group_cap": 5}}, "group_cap=5 requires unit: group"),
+        (ARRAY, {"privacy": {"group_cap": 5}}, "group_cap=5 requires `unit: group`"),
     ],
 )
 def test_a_plan_for_another_unit_than_was_prepared_is_refused(prepared, asked, message, clinic):

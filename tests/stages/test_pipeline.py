@@ -203,7 +203,7 @@ def test_changing_the_warm_up_spends_downstream_only(repository):
     for stage, edit in edits.items():
         repository.edit(**{stage: edit})
         text = repository.stage("plan --dry-run", f"depends on {stage}")
-        assert all(f"{query}: would spend again" in text for query in DOWNSTREAM)
+        assert all(f"{query}: would again spend" in text for query in DOWNSTREAM)
         assert all(f"{query}: already released" in text for query in UPSTREAM)
     released = (repository.path / "artifacts/teacher/privacy.json").read_bytes()
     text = repository.repro()

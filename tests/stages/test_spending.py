@@ -134,8 +134,8 @@ def test_a_change_spends_again_with_what_reads_it(desk, released, monkeypatch, c
     )
     assert "central" in text.split("would be exceeded")[1]
     desk.params(**content, privacy={"lifetime_epsilon": "unlimited"})
-    first = "would spend again" if "count" in spent else "already released"
-    desk.run("plan --dry-run", f"count: {first}", "central: would spend again")
+    first = "would again spend" if "count" in spent else "already released"
+    desk.run("plan --dry-run", f"count: {first}", "central: would again spend")
     planned(desk)
     desk.run_all(*spent)
     assert desk.opened == ["count", "central", *spent]
@@ -201,7 +201,7 @@ def test_a_release_that_is_lost_is_refused_and_not_spent_again(desk, released):
 
 def test_a_stage_in_spend_again_and_its_users_run_once(desk, released):
     desk.params(privacy={"spend_again": ["count"], "lifetime_epsilon": 99})
-    desk.run("plan --dry-run", "count: would spend again", "central: would spend again")
+    desk.run("plan --dry-run", "count: would again spend", "central: would again spend")
     anew = planned(desk)
     assert all(anew[f"{s}.yaml"] != released[f"{s}.yaml"] for s in ("count", "central"))
     assert planned(desk) == anew  # the wish is the same until it is granted
