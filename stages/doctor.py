@@ -96,7 +96,7 @@ def show_skeleton(folder: Path, out: Path) -> None:
     typer.echo(
         f"{out}: {pictures:,} pictures with random pixels; {others:,} other files are only listed"
     )
-    typer.echo(f"words in names that were not replaced: {', '.join(kept) or 'none'}")
+    typer.echo(f"words of file names that were kept unchanged: {', '.join(kept) or 'none'}")
     typer.echo(f"Look through {out} before you send it: it is not differentially private.")
 
 

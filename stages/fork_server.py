@@ -222,8 +222,8 @@ def become(request: ForkRequest, streams: list[int], server: int) -> None:
 
 
 def run_and_end(command: Callable[[], object]) -> NoReturn:
-    """Run a command in a forked child, and end the child as Python would, but without freeing what
-    was imported.
+    """In a forked child, run a command, then exit as Python would, but without freeing what was
+    imported.
 
     Freeing would copy the memory shared with the server, page by page, which takes two seconds of
     processor time per command.

@@ -1,4 +1,7 @@
-"""`stage prepare`: copy images from their source into the private state directory."""
+"""`stage prepare`: copy images from their source.
+
+Sensitive images go into the private state directory, public ones into a public folder.
+"""
 
 import os
 from functools import partial

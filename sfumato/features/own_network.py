@@ -25,7 +25,8 @@ OWN = "own"  # Name of this map in the parameters
 
 
 class OwnFeatures(nn.Module):
-    """(B, C, H, W) float32 in [0, 1] -> (B, d) float32: features of a network.
+    """(B, C, H, W) float32 in [0, 1] -> (B, d) float32: features of a network that the owner
+    supplies.
 
     Images are resized and normalised first.
 

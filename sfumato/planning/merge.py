@@ -181,9 +181,9 @@ def write_plans(
 
 
 def write_pipeline(out: Path, free: Sequence[str], say: Say, workflow: str) -> None:
-    """Write `dvc.yaml` with only the free stages, because the owners ran the queries.
+    """Write `dvc.yaml` without queries, because the owners ran them, and the files beside it.
 
-    workflow: the workflow that checks the ledger.
+    workflow: content of the CI workflow that checks the ledger.
     """
     stages = {
         name: entry

@@ -366,7 +366,7 @@ def new_record(
     if work.unit == GROUP:
         record["sensitivity"] = (
             work.sensitivity
-            + "; a group counts as the mean over its images, whose norm is at most one image's"
+            + "; of a group the mean over its images, which is no longer than that of one"
         )
         record["group_weight"] = (
             "mean" if work.group_cap == 1 else f"capped at {work.group_cap} images"

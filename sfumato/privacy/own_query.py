@@ -176,7 +176,7 @@ def open_charge(
         settings=once,
         mechanism=Mechanism(noise_multiplier=sigma, sample_rate=sample_rate, uses=uses),
         max_norm=max_norm,
-        released="sums of a custom query",
+        released="sums of a query of one's own",
         sensitivity=f"{max_norm:g}: rows are scaled to this norm",
         unit=public.unit,
     )

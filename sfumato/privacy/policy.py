@@ -68,11 +68,11 @@ def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: 
     missing = {*seen} - odometer.known()
     if missing and (card.source in OF_THE_OWNER or bounded):
         raise BudgetError(
-            f"{odometer.path} lacks {min(missing)[:8]}, which occurs in a ledger or a release of "
-            f"dataset {card.dataset_id!r}: the journal is an older copy or a different one, so "
-            "past spending is unknown. Restore the newest state directory, or run `stage ledger "
-            "adopt`: it counts the charges in ledger.json and in the releases, and marks the "
-            "odometer permanently as incomplete"
+            f"the journal {odometer.path} lacks the entry {min(missing)[:8]}, but a ledger or a "
+            f"release of dataset {card.dataset_id!r} names it. So the journal is an older copy or "
+            "a different one, and past spending is unknown. Restore the newest state directory, or "
+            "run `stage ledger adopt`. This command counts the charges in ledger.json and in the "
+            "releases, and marks the odometer permanently as incomplete"
         )
 
 

@@ -166,7 +166,10 @@ def gap_in(odometer: Odometer, records: Mapping[str, dict], earlier: set[str]) -
     if odometer.complete() and not named - odometer.known():
         return None
     if REGROUP in {entry["kind"] for entry in odometer.entries()}:
-        return f"{odometer.path} contains charges from before the images were regrouped"
+        return (
+            f"{odometer.path} contains charges that were opened before images were assigned to "
+            "other groups (data.other_groups), so their cost for one present group is unknown"
+        )
     if odometer.head():
         return f"{odometer.path} lacks a charge on dataset {mine!r} that a ledger contains"
     return f"{odometer.path} does not exist"

@@ -114,7 +114,8 @@ def released_score(
             images.append(np.asarray(resized).reshape(height, width, channels))
     if not images:
         raise DataError(
-            f"none of {len(files)} pictures matches the release, which has {width}×{height} pixels "
-            f"and {channels} channel(s): name pictures with the same proportions and channels"
+            f"none of {len(files)} pictures can be compared with the release, whose images have "
+            f"{width}×{height} pixels and {channels} channel(s): use pictures with the same aspect "
+            "ratio and number of channels"
         )
     return len(images), pattern_score(np.stack(images), key)

@@ -108,9 +108,10 @@ def vary(
 
 
 def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, seed: int) -> Varied:
-    """Keep one in `every` of the drawn images, and add public images.
+    """Keep every n-th drawn image, where n is `every`, and add public images.
 
-    All images that are not distorted or blended are shuffled and come first.
+    Undistorted drawn images and public images come first, shuffled together. Distorted and blended
+    images follow.
 
     varied: drawn images, including distorted and blended ones;
     images: (B, C, H, W) uint8, public images;
@@ -186,9 +187,10 @@ def distort(images: Tensor, random: torch.Generator) -> Tensor:
 
 
 def texture(number: int, height: int, width: int, random: torch.Generator) -> Tensor:
-    """Draw stripes or smooth spots for each image: (number, 1, height, width), about −1 to 1.
+    """Draw one texture per image: (number, 1, height, width), about −1 to 1.
 
-    Half of the stripes are upright or level, and half are slanted.
+    A texture has stripes or smooth spots, with equal probability. The stripes of an image are
+    parallel: with probability 1/2 vertical or horizontal, otherwise at a random angle.
     """
     one_each = number, 1, 1, 1
     down, across = torch.meshgrid(

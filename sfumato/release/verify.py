@@ -134,7 +134,7 @@ def check_ledger(folder):
         name = f"mechanism {record['id'][:8]} ({record['stage']})"
         yield secret, f"{name}: {numbers}, noise from {record['noise_source']}"
     units = sorted({record["unit"] for record in ledger["records"]})
-    yield len(units) <= 1, f"ledger.json: it protects {', '.join(units) or 'no one'}"
+    yield len(units) <= 1, f"ledger.json: at most one privacy unit ({'; '.join(units)})"
     delta = ledger["delta"]
     size = ledger["size_hint"]
     yield 0 < delta <= 1 / size, f"delta: {delta:g}, at most 1 / {size}"

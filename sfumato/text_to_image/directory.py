@@ -223,8 +223,8 @@ def weights_of(path: Path, part: str) -> tuple[Path, str]:
                 return directory / name, variant
     wrong = f"{directory} contains no weights: {stem}.safetensors is missing"
     raise DataError(
-        f"{wrong}. Pickles (.bin, .ckpt) may run any program: use safetensors files, or convert "
-        "them"
+        f"{wrong}. Pickles (.bin, .ckpt) are not read, because they may run any program: use the "
+        "model's safetensors files, or convert its pickles to safetensors"
     )
 
 

@@ -354,7 +354,7 @@ def test_a_public_source_that_fails_leaves_what_was_there(tmp_path):
 def test_a_public_set_needs_images_of_two_classes(tmp_path):
     write_public(tmp_path / "in.npz", 3, labels=np.array([2, 2, 2]))
     public = Public(source="npz", path=str(tmp_path / "in.npz"), declared_public=True)
-    with pytest.raises(DataError, match="two or more"):
+    with pytest.raises(DataError, match="add images of another class"):
         prepare_public(public, (3, 8, 8), tmp_path / "public", tmp_path, seed=0)
     assert not (tmp_path / "public").exists()
 

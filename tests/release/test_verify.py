@@ -248,7 +248,7 @@ def test_owners_who_share_no_person_count_apart(folder):
         (lambda ledger: ledger["records"][0]["event"].update(type="Laplace"), "check_ledger"),
         (
             lambda ledger: ledger["records"].append(small_record(7, COUNT, unit="all")),
-            "ledger.json: it protects",
+            "ledger.json: at most one privacy unit",
         ),
         (lambda ledger: ledger.update(delta=0.1), "delta: "),
         (lambda ledger: ledger.update(target=0.1), "epsilon: must not exceed the budget"),

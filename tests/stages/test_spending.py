@@ -472,7 +472,7 @@ def test_a_rolled_back_state_spends_nothing_again(desk, plan, evidence):
     artifacts = {path: path.read_bytes() for path in Path("artifacts").rglob("*") if path.is_file()}
     for command in ("count", "plan --dry-run", "plan"):
         desk.run(command, "digits.jsonl lacks", "stage ledger adopt", code=3)
-    desk.run("doctor", "lacks", "stage ledger adopt")
+    desk.run("doctor", "lacks", "adopt`")
     assert desk.opened == [] and all(
         path.read_bytes() == content for path, content in artifacts.items()
     )

@@ -52,10 +52,15 @@ def read_npz(request: Request, raw: Path) -> Source:
         owners = groups.column or "groups"
         ids_in = [owners] if owners in arrays else [f"{part}{owners}" for part in parts]
     if missing := [name for name in needed + ids_in if name not in arrays]:
-        fix = AS_PLAIN_ARRAYS
-        if parts != [""]:
-            fix += f" Name the classes in their order: {request.section}.classes: [a, b, …]."
-        raise DataError(f"{path} has no array named {', '.join(missing)}: {fix}")
+        if missing == ["classes"] and parts != [""]:
+            raise DataError(
+                f"{path} has no array of class names, like all files of MedMNIST: list them in the "
+                f"order of the labels in {request.section}.classes: [a, b, …]."
+            )
+        raise DataError(
+            f"{path} lacks {', '.join(missing)}: write the file again with np.savez, with each of "
+            "these as a plain array."
+        )
     if request.sensitive and "groups" in arrays and groups is None:
         raise DataError(f"{path}: `groups` {GROUPS_REFUSED}.")
     names = np.asarray(names)

@@ -57,9 +57,9 @@ def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> 
     """Unpack a zip, a tar file, or Parquet.
 
     Returns the folder with the content, or the only file in it. Any other path is returned
-    unchanged. Archives that are read in place are returned unchanged too: a tar file of samples
-    with labels (WebDataset), and Parquet beside a table or beside folders of pictures. Raises
-    DataError if unpacking fails.
+    unchanged. A tar file of labelled samples (WebDataset) is read in place, so it is returned
+    unchanged too. Parquet files are not unpacked if their folder also contains a table or another
+    folder than `data`. Raises DataError if unpacking fails.
 
     allowance: what may still be written to disk for the outermost archive, None if `path` is that
     archive;

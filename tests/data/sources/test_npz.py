@@ -24,8 +24,8 @@ def test_an_npz_gives_its_images_labels_and_classes(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"classes": None}, "no array named classes"),
-        ({"images": None}, "no array named images"),
+        ({"classes": None}, "lacks classes"),
+        ({"images": None}, "lacks images"),
         ({"images": NPZ["images"] / 255}, "expected uint8"),
         ({"images": np.zeros((4, 3, 3, 2), np.uint8)}, "C 1 or 3"),
         ({"labels": np.array([0, 1, 2, 1])}, r"expected 0\.\.1"),
