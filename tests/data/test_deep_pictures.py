@@ -303,7 +303,7 @@ def test_a_file_of_medmnist_brings_its_hold_out(tmp_path, column):
         and len(list(source.test)) == 4
         and source.classes == ("well", "ill")
     )
-    with pytest.raises(DataError, match=r"named classes: .*data\.classes"):
+    with pytest.raises(DataError, match=r"class names, .*data\.classes"):
         read(**ways)
     for wrong, message in (
         (np.zeros((8, 14), np.uint8), r"8, 14\).*labels: several"),
