@@ -349,10 +349,10 @@ def labels_to_fit(
     (count, classes) float32.
 
     With several labels per image, returns labels, (count, classes) uint8, and weights,
-    (count, classes + 1) float32. Each image belongs to one stratum: a label, which all images of
-    the stratum have, or "no label", whose images have none. The other labels of an image are drawn
-    by `several_labels`, independently of the stratum, so the images of a stratum represent all
-    images with its label. In the column of its stratum, the weight of an image is its entry in
+    (count, classes + 1) float32. Each image belongs to one stratum. All images of a stratum have
+    its label; the images of the stratum "no label" have no label. The other labels of an image are
+    drawn by `several_labels`, independently of the stratum, so the images of a stratum represent
+    all images with its label. In the column of its stratum, the weight of an image is its entry in
     `label_rows`. In all other columns, the weight is zero.
     """
     classes = len(priors)

@@ -162,8 +162,8 @@ Part = Annotated[float, Field(gt=0, lt=1)]
 class About(Strict):
     """Form of `features.json`. Each stage has a subclass."""
 
-    # Class of the features, whose arguments are the fields of the subclass except `deviation`.
-    # Subclasses that override `rebuild` have none
+    # Class of the features. It takes the fields of the subclass, except `deviation`, as arguments.
+    # Subclasses that override `rebuild` set no class
     kind: ClassVar[type[FourierFeatures] | type[CosineMoments]]
     tensor: ClassVar[str] = "embedding"  # name of the released tensor and of its file
     deviation: PositiveFloat | None  # standard deviation of the noise (see `FeatureMeans`)
