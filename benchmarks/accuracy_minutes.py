@@ -2,8 +2,8 @@
 
     python benchmarks/accuracy_minutes.py [docs/accuracy-minutes.png]
 
-Rows of one recipe, ε and set are averaged; minutes are for the complete run on two processor cores,
-the smallest.
+Accuracy is averaged over all rows of one recipe, ε and set. Minutes are for a complete run on two
+processor cores, the fastest one among these rows.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ FILES = (
     *("evolution", "fashion-mnist", "fashion-mnist-teacher", "fashion-mnist-diffusion"),
     *("full-teacher", "gaussian", "mixed", "natural", "natural-papers", "recipes"),
 )
-VARIANTS = {  # names of the changes
+VARIANTS = {  # change in a row -> suffix of the recipe's name
     "teacher.feature=patches": ", patches",
     "auxiliary.steps=1800": ", longer fits",
     "classifier.steps=8000": ", longer public training",
     "synthesize.count=120000": ", 120 000 images",
     "synthesize.count=80000": ", 80 000 images",
 }
-# FETA-Pro used four GPUs; others state no time, and are plotted beside it
+# FETA-Pro ran on four GPUs. The other papers state no time, so they are drawn at FETA-Pro's.
 GPU_MINUTES = 4 * 11.7 * 60
 # Colours without grey.
 COLOURS = [plt.get_cmap("tab20")(index) for index in range(20) if index not in (14, 15)]
@@ -57,7 +57,7 @@ def rows() -> pd.DataFrame:
     )
     for changed, name in VARIANTS.items():
         found.loc[found.change.fillna("").str.contains(changed, regex=False), "recipe"] += name
-    # Rows from before the recipe had a teacher.
+    # Rows measured before this recipe had a teacher.
     older = found.recipe.eq("full") & found.profile.eq("digits") & found["version"].isna()
     found = found[found.epsilon.isin([1, 10]) & ~older]
     means = {"accuracy": ("accuracy", "mean"), "minutes": ("minutes", "min")}
@@ -65,7 +65,7 @@ def rows() -> pd.DataFrame:
 
 
 def spread(heights: list[float], least: float) -> list[float]:
-    """Lower heights, from the highest down, until each is at least `least` below the last."""
+    """Lower the heights, given from the highest down, until neighbours are `least` apart."""
     found = list[float]()
     for height in heights:
         found.append(min(height, found[-1] - least) if found else height)
@@ -73,9 +73,9 @@ def spread(heights: list[float], least: float) -> list[float]:
 
 
 def draw(axes: plt.Axes, profile: str, table: pd.DataFrame) -> None:
-    """Draw a line per recipe from ε = 1, hollow, to ε = 10, filled, with names at the right.
+    """Draw one line per recipe, from ε = 1 (hollow) to ε = 10 (filled), with its name at the right.
 
-    Published ones are grey.
+    Published results are grey.
     """
     points = dict[str, list[list[float]]]()
     for name, part in table.groupby("recipe"):
@@ -123,9 +123,9 @@ def main() -> None:
         draw(place, profile, table[table.profile == profile])
     axes[0].set_ylabel("accuracy of a network trained on the release, %")
     figure.suptitle(
-        "ε = 1 hollow, ε = 10 filled. Colours: this project, two processor cores. Grey: published, "
-        "on GPUs (FETA-Pro states 11.7 hours of four; the others are put beside it). * with "
-        "public photographs",
+        "ε = 1 hollow, ε = 10 filled. Colours: this project, on two processor cores. Grey: "
+        "published, on GPUs (FETA-Pro took 11.7 hours on four; the other papers state no time and "
+        "are drawn at FETA-Pro's). * uses public photographs",
         fontsize=9,
     )
     figure.savefig(

@@ -5,13 +5,13 @@ AMP is adversarial model perturbation.
     python benchmarks/amp_robustness.py [--radius 0.2] [--steps 500] [--per-class 60]
         [--seeds 2] [--plot curve.png]
 
-The same small U-Net is trained on drawn glyphs in three ways: plain, with AMP (as many steps, so at
-least twice the work), and plain with the work of AMP. Then its averaged weights are moved by a
-vector of a given norm, and its denoising loss on held-out glyphs is measured: in random directions
-(the mean over several), as the noise of DP-SGD moves them, and in the worst direction that a few
-steps of gradient ascent find, against which AMP trains. Batches, noise and directions are the same
-for all three. All images are public and drawn here, so there is no download. It takes less than
-five minutes on one core.
+The same small U-Net is trained on drawn glyphs in three ways: plain; with AMP, for as many steps
+and so with at least twice the work; and plain, with as much work as AMP. Then its averaged weights
+are moved by a vector of a given norm, and its denoising loss on held-out glyphs is measured. The
+vector has either random directions, like the noise of DP-SGD (the loss is the mean over several),
+or the worst direction that a few steps of gradient ascent find, like the perturbation in AMP.
+Batches, noise and directions are the same for all three networks. All images are public and drawn
+by this program, so nothing is downloaded. It takes less than five minutes on one core.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from sfumato.training.amp import ascend, put
 from sfumato.training.curriculum import mean_loss, warm_up
 
 FACTORS = (0.0, 0.5, 1.0, 2.0, 4.0, 16.0, 64.0)  # norm of the noise, in units of the radius
-WORST = 4.0  # largest factor at which the worst direction is searched
+WORST = 4.0  # largest factor for which the worst direction is searched
 DIRECTIONS = 8
 HELD_OUT = 8  # glyphs of each of the 62 classes
 
 
 def glyphs(per_class: int) -> tuple[Tensor, Tensor]:
-    """Draw glyphs, the held-out ones last. Every prefix is balanced.
+    """Draw glyphs, with the held-out ones last. Every prefix has balanced classes.
 
     Returns ((N, 1, 8, 8) float32 in [0, 1], (N,) int64).
     """
@@ -76,7 +76,7 @@ def held_out_batch(images: Tensor, labels: Tensor) -> list[Tensor]:
 def losses_under_noise(
     model: UNet, batch: Sequence[Tensor], norms: Sequence[float]
 ) -> list[list[float]]:
-    """Measure losses for each norm, with the weights moved that far in DIRECTIONS directions."""
+    """Measure the losses after moving the weights by each norm, in DIRECTIONS random directions."""
     parameters = list(model.parameters())
     weights = [p.detach().clone() for p in parameters]
     rows = []
@@ -95,7 +95,7 @@ def losses_under_noise(
 
 
 def worst_loss(model: UNet, batch: Sequence[Tensor], norm: float, steps: int = 5) -> float:
-    """Measure the loss after gradient ascent, with steps projected to the sphere of `norm`."""
+    """Measure the loss after gradient ascent in the weights, projected to the sphere of `norm`."""
     parameters = list(model.parameters())
     weights = [p.detach().clone() for p in parameters]
     delta = [torch.zeros_like(w) for w in weights]
@@ -118,7 +118,7 @@ def spread(values: Tensor) -> str:
 
 
 def plot(curves: dict[str, Tensor], path: Path) -> None:
-    """Plot the curves: name -> (2, seeds, norms), random and worst."""
+    """Plot the losses. curves: name -> (2, seeds, norms), in random and in the worst direction."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -149,11 +149,9 @@ def plot(curves: dict[str, Tensor], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--radius", type=float, default=0.2, help="γ")
-    parser.add_argument("--steps", type=int, default=500, help="of training")
-    parser.add_argument(
-        "--per-class", type=int, default=60, help="glyphs of each class to train on"
-    )
+    parser.add_argument("--radius", type=float, default=0.2, help="γ, the radius of AMP")
+    parser.add_argument("--steps", type=int, default=500, help="training steps")
+    parser.add_argument("--per-class", type=int, default=60, help="training glyphs of each class")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--plot", type=Path, help="write the curve here, as PNG")
@@ -166,7 +164,7 @@ def main() -> None:
     split = 62 * options.per_class
     batch = held_out_batch(images[split:], labels[split:])
     norms = [options.radius * factor for factor in FACTORS]
-    ways = {"plain": (1, None), "AMP": (1, amp), "plain, work of AMP": (1 + amp.steps, None)}
+    ways = {"plain": (1, None), "AMP": (1, amp), "plain, equal work": (1 + amp.steps, None)}
     random = {name: torch.zeros(options.seeds, len(norms), DIRECTIONS) for name in ways}
     worst = {name: torch.full((options.seeds, len(norms)), torch.nan) for name in ways}
     for seed in range(options.seeds):

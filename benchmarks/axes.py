@@ -1,4 +1,4 @@
-"""The look of the axes in plots of benchmarks."""
+"""The style of the axes in the benchmarks' plots."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ def log_ticks(axes, ticks: Mapping[float, str]) -> None:
 
 
 def on_a_grid(axes, lines: str) -> None:
-    """Draw pale grid lines behind the plot. lines: their axes, "y" or "both"."""
+    """Draw pale grid lines behind the plot. lines: the axes to draw them for, "y" or "both"."""
     axes.grid(axis=lines, color="#e8e8e8", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,6 +1,6 @@
-"""Set up imports on a bare machine: the project, and packages that `gpu_carry.sh` fetched.
+"""Make the project, and the packages that `gpu_carry.sh` fetched, importable on a bare machine.
 
-Import it first.
+Import this module first.
 """
 
 import importlib.util
@@ -14,10 +14,10 @@ ROOT = Path(__file__).resolve().parents[1]
 CARRIED = ROOT / ".gpu"
 
 folders = [str(ROOT), str(ROOT / "benchmarks")]
-if importlib.util.find_spec("pydantic") is None:  # otherwise the machine's own packages stay
+if importlib.util.find_spec("pydantic") is None:  # otherwise, use the machine's own packages
     folders.insert(0, str(CARRIED / "site"))
 sys.path[:0] = folders
-# paths of child processes
+# child processes import from the same folders
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [*folders, *filter(None, [os.environ.get("PYTHONPATH")])]
 )

@@ -1,8 +1,8 @@
-"""Small files that claim, or expand to, far more than a machine has.
+"""Small files that claim to be, or expand to, far more than fits in memory or on disk.
 
-They are pictures, DICOM, archives, tables and releases. Each builder writes real files into a
-folder, with little memory, and returns a function that reads them. `malformed.py` reads each in a
-process of bounded memory.
+They are pictures, DICOM files, archives, tables and releases. Each builder needs little memory,
+writes real files into a folder, and returns a function that reads them. `malformed.py` calls each
+function in a process with bounded memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ MEGABYTE = 2**20
 
 
 def zeros(size: int, wrapped: bool = True) -> bytes:
-    """Compress so many zeros as a zlib or a raw deflate stream: repeated blocks of a megabyte."""
+    """Compress `size` zeros in repeated blocks of a megabyte.
+
+    wrapped: True for a zlib stream, False for a raw deflate stream.
+    """
     deflater = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     block = deflater.compress(bytes(MEGABYTE)) + deflater.flush(zlib.Z_FULL_FLUSH)
     last = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
@@ -46,7 +49,7 @@ def picture() -> bytes:
     return file.getvalue()
 
 
-# --- what is read ---------------------------------------------------------------------------------
+# --- readers --------------------------------------------------------------------------------------
 
 
 def read(path: Path, source: str = "imagefolder", **settings: Any) -> None:
@@ -89,7 +92,7 @@ def bomb(build: Callable[[Path], Read]) -> Callable[[Path], Read]:
 
 
 def in_folder(folder: Path, name: str, content: bytes, **settings: Any) -> Read:
-    """Write a set of two classes, one of which contains the picture."""
+    """Write an image set of two classes, and add the picture to the first."""
     for label in "ab":
         (folder / label).mkdir()
         (folder / label / "0.png").write_bytes(picture())
@@ -126,7 +129,7 @@ def png_chunk(name: bytes, content: bytes) -> bytes:
 def tiff(tags: dict[int, tuple[int, list[int]]], strips: bytes = b"", frames: int = 1) -> bytes:
     """Build a little-endian TIFF.
 
-    tags: number -> type (3: 16 bits, 4: 32) and values; 273 is set to the start of `strips`.
+    tags: number -> type (3: 16-bit, 4: 32-bit) and values. Tag 273 becomes the offset of `strips`.
     """
     tags = {**tags}
     content = bytearray(b"II*\0\0\0\0\0" + strips)
@@ -158,9 +161,10 @@ def tiff_form(
     packing: int = 8,
     strip: int = 0,
 ) -> dict[int, tuple[int, list[int]]]:
-    """Return the tags of a TIFF of one strip.
+    """Return the tags of a TIFF with one strip.
 
-    kind: 1 whole numbers, 3 floating point; packing: 1 none, 8 zlib.
+    kind: 1 for whole numbers, 3 for floating point; packing: 1 for none, 8 for zlib; strip: size of
+    the strip in bytes.
     """
     return {
         256: (4, [width]),
@@ -177,7 +181,7 @@ def tiff_form(
 
 
 def stamped(kind: str, changes: dict[int, bytes], **options: Any) -> bytes:
-    """Write a 16×16 picture with Pillow, and replace bytes at some places."""
+    """Write a 16×16 picture with Pillow, and replace bytes. changes: offset -> new bytes."""
     file = io.BytesIO()
     Image.new(options.pop("mode", "RGB"), (16, 16), 9).save(file, kind, **options)
     content = bytearray(file.getvalue())
@@ -187,7 +191,7 @@ def stamped(kind: str, changes: dict[int, bytes], **options: Any) -> bytes:
 
 
 def after(content: bytes, mark: bytes, step: int, value: bytes) -> bytes:
-    """Put `value` into `content`, so many bytes after the first `mark`."""
+    """Overwrite bytes of `content` by `value`, `step` bytes after the start of the first `mark`."""
     place = content.index(mark) + step
     return content[:place] + value + content[place + len(value) :]
 
@@ -348,7 +352,7 @@ def element(
 ) -> bytes:
     """Build an element of a DICOM file in explicit little-endian form.
 
-    length: claim another length.
+    length: claimed length; default: the true one.
     """
     if isinstance(value, int):
         value = struct.pack("<H", value)
@@ -360,7 +364,7 @@ def element(
 
 
 def fragments(frame: bytes) -> bytes:
-    """Wrap a compressed frame as DICOM does."""
+    """Wrap a compressed frame as DICOM's encapsulated pixel data."""
     frame += bytes(len(frame) % 2)
     item = b"\xfe\xff\x00\xe0"
     return (
@@ -394,7 +398,8 @@ def dicom(
 ) -> bytes:
     """Build a DICOM file.
 
-    pixels: one frame, for a compressed syntax; number of zeros, for DEFLATED; more: elements.
+    pixels: for a compressed syntax, one compressed frame; for DEFLATED, the number of zeros to
+    deflate, as 8 bytes; more: further elements; claimed: claimed length of the pixels.
     """
     body = element(0x0008, 0x0016, "UI", "1.2.840.10008.5.1.4.1.1.7")
     body += more
@@ -433,12 +438,12 @@ def frame_of_jpeg_2000(height: int, width: int) -> bytes:
 
 
 def frame_of_rle(size: int) -> bytes:
-    """Build one segment that expands to so many zeros."""
+    """Build an RLE frame with one segment, which expands to `size` zeros."""
     return struct.pack("<16L", 1, 64, *[0] * 14) + b"\x81\0" * (size // 128)
 
 
 def sequences(depth: int) -> bytes:
-    """Nest sequences of undefined length."""
+    """Nest `depth` sequences of undefined length."""
     item = b"\xfe\xff\x00\xe0" + b"\xff" * 4
     return depth * (element(0x0008, 0x1140, "SQ", b"", 2**32 - 1) + item)
 
@@ -451,13 +456,13 @@ DICOMS: dict[str, Callable[[], bytes]] = {
         DEFLATED, (3 * 2**30).to_bytes(8, "big")
     ),
     "DICOM that claims 65,535 × 65,535": lambda: dicom(PLAIN, bytes(99), 65_535, 65_535, 16),
-    "DICOM of 64 bits": lambda: dicom(PLAIN, bytes(99), 20_000, 20_000, 64),
+    "DICOM of 64 bits per pixel": lambda: dicom(PLAIN, bytes(99), 20_000, 20_000, 64),
     "DICOM of 10⁹ frames": lambda: dicom(PLAIN, bytes(99), 512, 512, frames=10**9),
     "DICOM whose pixels claim 4 GB": lambda: dicom(PLAIN, bytes(99), claimed=2**32 - 2),
     "DICOM with a header field of 4 GB": lambda: dicom(
         PLAIN, bytes(256), more=element(0x0009, 0x1001, "UN", b"x", 2**32 - 2)
     ),
-    "DICOM with sequences in sequences": lambda: dicom(PLAIN, bytes(256), more=sequences(20_000)),
+    "DICOM with nested sequences": lambda: dicom(PLAIN, bytes(256), more=sequences(20_000)),
     "DICOM with a larger JPEG": lambda: dicom(JPEG, frame_of_jpeg(65_500, 65_500)),
     "DICOM with a larger JPEG 2000": lambda: dicom(JPEG_2000, frame_of_jpeg_2000(60_000, 60_000)),
     "DICOM with a larger JPEG-LS": lambda: dicom(
@@ -479,7 +484,7 @@ register(
 
 
 def zipped(path: Path, files: dict[str, bytes | int], how: int = zipfile.ZIP_DEFLATED) -> Path:
-    """Write a zip. files: content of each, or a number of zeros."""
+    """Write a zip. files: name -> content, or the number of zeros to write."""
     with zipfile.ZipFile(path, "w", how) as archive:
         for name, content in files.items():
             if isinstance(content, bytes):
@@ -545,7 +550,7 @@ def a_zip_that_lists_less_than_it_holds(folder: Path) -> Read:
 
 @bomb
 def a_zip_of_a_file_listed_many_times(folder: Path) -> Read:
-    """Build overlapping entries: one body of a megabyte for each of 1,000 names."""
+    """Write a zip with 1,000 entries that all have the same body of a megabyte."""
     content = zipped(folder / "one.zip", {"a/000.png": MEGABYTE}).read_bytes()
     start = content.index(b"PK\1\2")
     end = content.index(b"PK\5\6")
@@ -587,7 +592,7 @@ def a_zip_with_a_picture_of_900_megapixels(folder: Path) -> Read:
 def npz(
     path: Path, shape: tuple[int, ...], size: int, kind: str = "|u1", **arrays: np.ndarray
 ) -> Path:
-    """Write an .npz whose images claim a shape and have so many bytes of zeros."""
+    """Write an .npz with images that claim `shape` but have `size` bytes of zeros."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": kind, "fortran_order": False, "shape": shape}
@@ -613,7 +618,7 @@ NPZ: dict[str, tuple[tuple[int, ...], int, str]] = {
     "npz of half a gigabyte": ((2, 2**14, 2**14), 2**29, "|u1"),
     "npz that claims 2⁶⁰ values": ((2, 2**29, 2**30), MEGABYTE, "|u1"),
     "npz with a side of 10⁵": ((2, 8, 100_000), 2 * MEGABYTE, "|u1"),
-    "npz of texts of 10⁹ letters": ((2,), MEGABYTE, f"<U{10**9}"),
+    "npz of texts of 10⁹ characters": ((2,), MEGABYTE, f"<U{10**9}"),
     "npz of 10¹² images without pixels": ((10**12, 0, 0), 0, "|u1"),
 }
 for title, form in NPZ.items():
@@ -634,9 +639,9 @@ def zip_with_an_npz_of_half_a_gigabyte(folder: Path) -> Read:
 
 
 def idx(folder: Path, images: bytes, suffix: str = ".gz") -> Read:
-    """Write MNIST's four files, with other training images.
+    """Write MNIST's four files, three of them valid. images: bytes of the training images' file.
 
-    images: compressed if `suffix` is ".gz".
+    They must be compressed if `suffix` is ".gz".
     """
     small = b"\0\0\x08\x03" + struct.pack(">3i", 2, 28, 28) + bytes(2 * 28 * 28)
     labels = b"\0\0\x08\x01" + struct.pack(">i", 2) + b"\0\1"
@@ -651,7 +656,7 @@ def idx(folder: Path, images: bytes, suffix: str = ".gz") -> Read:
 
 
 def gzipped(header: bytes, size: int) -> bytes:
-    """Compress a header and so many zeros, in two members."""
+    """Compress a header and `size` zeros, as two gzip members."""
     checksum = struct.pack("<II", 0, size % 2**32)
     return (
         gzip.compress(header)
@@ -669,7 +674,7 @@ register(
     lambda folder: idx(folder, gzipped(IDX + struct.pack(">3i", 2**21, 32, 32), 2**31)),
 )
 register(
-    "idx that holds more than it states",
+    "idx that contains more than it states",
     lambda folder: idx(folder, gzipped(IDX + struct.pack(">3i", 2, 28, 28), 2**31)),
 )
 register(
@@ -683,7 +688,7 @@ register("idx of 255 axes", lambda folder: idx(folder, b"\0\0\x08\xff" + b"\0\0\
 
 
 def parquet(path: Path, rows: int, value: bytes) -> Path:
-    """Write rows that all have the same picture's bytes, stored once."""
+    """Write `rows` rows that all have the same picture, `value`, which is stored once."""
     import pyarrow
     from pyarrow import parquet
 
@@ -711,7 +716,7 @@ def parquet_with_a_picture_of_64_megabytes_10_000_times(folder: Path) -> Read:
 def parquet_with_a_page_that_claims_2_gb(folder: Path) -> Read:
     path = parquet(folder / "set.parquet", 4, bytes(3 * MEGABYTE))
     content = path.read_bytes()
-    size = 3 * MEGABYTE + 4  # size of the page, as a zigzag varint in its header
+    size = 3 * MEGABYTE + 4  # bytes of the page; its header has them as a zigzag varint
     path.write_bytes(content.replace(varint(2 * size), varint(2 * (2**27 - 1)), 1))
     return lambda: read(path, label_column="label", classes=("0", "1"))
 
@@ -745,7 +750,7 @@ def parquet_of_empty_pictures(folder: Path) -> Read:
 
 
 def pictures_with(folder: Path, name: str, content: bytes) -> Read:
-    """Write four pictures and a table of their labels."""
+    """Write four pictures, and the file `name` as the table of their labels."""
     for i in range(4):
         (folder / f"{i}.png").write_bytes(picture())
     (folder / name).write_bytes(content)
@@ -757,7 +762,7 @@ def made_table(name: str, make: Callable[[], bytes], folder: Path) -> Read:
 
 
 def table_of_texts(folder: Path, rows: int, size: int) -> Read:
-    """Write metadata.parquet with a text of so many letters in each cell."""
+    """Write metadata.parquet with a text of `size` characters in each cell."""
     import pyarrow
     from pyarrow import parquet
 
@@ -800,7 +805,7 @@ def shard(folder: Path, content: bytes, size: int = 0) -> Read:
 
 
 def sample(name: str, label: bytes, picture: bytes, kind: str = "cls") -> bytes:
-    """Build a picture and its label."""
+    """Build the tar entries of a picture and its label."""
     parts = []
     for ending, content in ((kind, label), ("png", picture)):
         parts += [tar_header(f"{name}.{ending}", len(content)), content, bytes(-len(content) % 512)]
@@ -824,11 +829,11 @@ register(
     lambda folder: shard(folder, tar_header("x", 2**33 - 1, tarfile.XHDTYPE)),
 )
 register(
-    "a tar whose comment has 8 GB",
+    "a tar with a comment of 8 GB",
     lambda folder: shard(folder, tar_header("x", 2**33, tarfile.XHDTYPE), 2**34),
 )
 register(
-    "a tar of names for names",
+    "a tar of long-name headers only",
     lambda folder: shard(folder, tar_header("x", 0, tarfile.GNUTYPE_LONGNAME) * 20_000),
 )
 register(
@@ -896,9 +901,10 @@ def npy(shape: tuple[int, ...], kind: str = "|u1", content: bytes = b"") -> byte
 
 
 def plain_release(folder: Path, **changes: Any) -> Read:
-    """Write a release of two pictures, with the right hashes.
+    """Write a release of two pictures, with correct hashes.
 
-    changes: changes of its files, and of keys of its card or privacy.json.
+    changes: "files" replaces files; "card" and "privacy" replace keys of card.json and
+    privacy.json; "picture" replaces the picture that the recipient prepares.
     """
     from sfumato.storage.digest import digest_of_file
 
@@ -941,20 +947,20 @@ RELEASES: dict[str, dict[str, Any]] = {
         "files": {"images.npy": npy((2, 0, 8, 1)), "labels.npy": npy((2,), "<i8", bytes(16))},
         "card": {"shape": [1, 0, 8]},
     },
-    "a release whose images are floating point": {
+    "a release with floating-point images": {
         "files": {"images.npy": npy((2, 8, 8, 1), "<f8", bytes(1024))}
     },
-    "a release whose labels are of no class": {
+    "a release with a label of no class": {
         "files": {"labels.npy": npy((2,), "<i8", np.array([0, 2**62]).tobytes())}
     },
     "a release with more labels than images": {
         "files": {"labels.npy": npy((10**6,), "<i8", bytes(8 * 10**6))}
     },
-    "a release whose kinds claim 10⁹ letters": {
+    "a release whose kinds claim 10⁹ characters": {
         "files": {"kinds.npy": npy((2,), f"<U{10**9}", bytes(99))}
     },
     "a release whose array is a pickle": {"files": {"labels.npy": npy((2,), "|O", bytes(99))}},
-    "a release whose header is long": {
+    "a release whose array has a long header": {
         "files": {"labels.npy": b"\x93NUMPY\2\0" + struct.pack("<I", 2**31) + b" " * MEGABYTE}
     },
     "a release whose card has 3 million values": {"card": {"more": [0] * 3_000_000}},
@@ -968,7 +974,7 @@ RELEASES: dict[str, dict[str, Any]] = {
 for title, changes in RELEASES.items():
     register(title, partial(plain_release, **changes))
 register(
-    "a large picture to fit to a release",
+    "a large picture to prepare for a release",
     lambda folder: plain_release(folder, picture=png(20_000, 20_000, 8, 0, wide(20_000))),
 )
 
@@ -992,7 +998,7 @@ def weights(folder: Path, content: bytes) -> Read:
 
 
 def listed_tensors() -> bytes:
-    """Build a list of a million tensors without numbers."""
+    """Build a safetensors header that lists a million empty tensors."""
     tensors = (
         f'"{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(1_000_000)
     )

@@ -1,12 +1,14 @@
-"""Measure what releases of several sizes teach, by units and ε, as `stage init` proposes them.
+"""Measure how well classifiers learn from releases, by image size, number of units and ε.
 
     OMP_NUM_THREADS=1 python benchmarks/by_size.py NAME FOLDER --sizes 8,16,32 [--units 500,1000]
         [--epsilons 1,10] [--minutes 4] [--groups PATTERN] [--work WORK]
 
-FOLDER: public images in class folders, used as the sensitive ones; --units: number of random units
-to use, images, or persons by --groups; NAME: name of the set in the rows. Accuracies are balanced,
-in %, of the best classifier trained on the release, of the teacher, and of the best trained on real
-images, each at its size, on a keyed hold-out. Rows in `results/sizes.csv` are not run again.
+FOLDER: public images in class folders, used as the sensitive ones; --units: how many random units
+to use, which are persons with --groups and images without; NAME: name of the set in the rows.
+Projects have the settings that `stage init` proposes. Rows contain balanced accuracies in %, on a
+hold-out chosen by a key: of the best classifier trained on the release, of the teacher, and of the
+best classifier trained on real images, each at the project's size. Rows that are already in
+`results/sizes.csv` are not measured again.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ COLUMNS = [*KEYS, "classes", "release", "teacher", "real"]
 
 
 def subset(folder: Path, units: int, groups: str | None, seed: int, out: Path) -> int:
-    """Copy all pictures of `units` persons, or so many pictures; 0 for all.
+    """Copy the pictures of `units` random persons or, without `groups`, `units` random pictures.
 
+    0 copies all pictures.
     Returns the number of units.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -49,7 +52,7 @@ def subset(folder: Path, units: int, groups: str | None, seed: int, out: Path) -
 
 
 def run(images: Path, project: Path, about: dict[str, Any]) -> dict[str, float]:
-    """Run one project; return balanced accuracies in %, and its number of classes."""
+    """Run one project. Returns its balanced accuracies in %, and its number of classes."""
     import sfumato
 
     made = sfumato.Project.create(project, images=images, **about)
@@ -70,15 +73,15 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sizes", required=True)
-    parser.add_argument("--units", default="0", help="0: all")
+    parser.add_argument("--units", default="0", help="numbers of units; 0: all")
     parser.add_argument("--epsilons", default="1,10")
     parser.add_argument("--minutes", type=float, default=4)
     parser.add_argument(
         "--groups", help="regular expression for file names; its first group is the person's id"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the subset")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random subset")
     parser.add_argument(
-        "--work", type=Path, help="folder of the projects; without it a temporary one"
+        "--work", type=Path, help="folder of the projects; default: a temporary folder"
     )
     given = parser.parse_args()
     work = (given.work or Path(tempfile.mkdtemp(prefix="sizes-"))).resolve()
@@ -101,7 +104,7 @@ def main() -> None:
         name = "-".join(row.values()).replace(" ", "-")
         os.environ["SFUMATO_STATE"] = str(work / f"state-{name}")
         os.environ["DVC_SITE_CACHE_DIR"] = str(work / f"dvc-{name}")
-        # left by a run that was killed
+        # a killed run may have left these
         for folder in (images, work / name, work / f"state-{name}"):
             shutil.rmtree(folder, ignore_errors=True)
         subset(given.folder, int(units), given.groups, given.seed, images)

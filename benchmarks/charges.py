@@ -2,13 +2,13 @@
 
     python benchmarks/charges.py --charges 2000 --processes 8 --kills 200 --seed 0
 
-All processes spend on one dataset in one state directory, and then in the next. Each takes a share
-of the work items: it opens a charge, draws, releases, closes. Each item is given to two processes,
-so that they race for it. Now and then a process is killed (SIGKILL), finds its disk full, has its
-clock set back, or forks a child that tries to use its charge; a killed one is restarted with the
-same share. In the end there must be one charge per work item, opened once and closed once, in a
-valid journal. The last state directory has a lifetime budget for half of the items, which no race
-may exceed.
+All processes spend on one dataset in one state directory; then the same is done in the next state
+directory. Each process has a share of the work items. For each item it opens a charge, draws,
+releases, and closes the charge. Each item is given to two processes, so that they race for it. Now
+and then a process is killed (SIGKILL), finds its disk full, has its clock set back, or forks a
+child that tries to use its charge; a killed process is restarted with the same share. In the end,
+the journal must be valid and contain one charge per work item, opened once and closed once. The
+last state directory has a lifetime budget for half of the items, which no race may exceed.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def spend(
     permission: SpendingPolicy,
     fault: Callable[[Charge], None],
 ) -> None:
-    """Do one work item as a query does.
+    """Do one work item as a query does. fault: called with the open charge, to disturb it.
 
-    The release counts once it has its name in the run's directory.
+    The item is released once the artifact has its final name in the run's directory.
     """
     charge = open_charge(state, card, work_of(number), permission)
     fault(charge)
@@ -78,7 +78,7 @@ def spend(
 
 
 def worker(state: Path, card: Card, mine: list[int], permission: SpendingPolicy, seed: int) -> None:
-    """Spend on each work item that is not released yet, with an occasional fault of its own."""
+    """Spend on each work item that is not released yet, with a fault now and then."""
     chance, real = random.Random(seed), time.time
     for number in mine:
         kind = chance.choice(["none"] * 17 + ["disk", "clock", "fork"])
@@ -95,7 +95,7 @@ def worker(state: Path, card: Card, mine: list[int], permission: SpendingPolicy,
                 fork_and_go_on if kind == "fork" else lambda _: None,
             )
         except AlreadyReleasedError:
-            continue  # another process, or an earlier life of this one, was faster
+            continue  # another process was faster, or this one released it before it was killed
         except BudgetError as error:
             if "held by another process" not in str(error) and "lifetime_epsilon" not in str(error):
                 raise
@@ -104,8 +104,8 @@ def worker(state: Path, card: Card, mine: list[int], permission: SpendingPolicy,
 
 
 def fill_the_disk(state: Path, card: Card, number: int, permission: SpendingPolicy) -> None:
-    """Try a charge with room for half a line in the journal: it is refused, and none is opened."""
-    # other processes leave less meanwhile
+    """Check that no charge is opened if the journal has room for only half a line."""
+    # other processes can only make the room smaller
     room = Odometer(state, card.dataset_id).path.stat().st_size + 200
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
@@ -115,7 +115,7 @@ def fill_the_disk(state: Path, card: Card, number: int, permission: SpendingPoli
         return
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    raise AssertionError("a charge was opened though the journal had no room for it")
+    raise AssertionError("a charge was opened although the journal had no room for it")
 
 
 def fork_and_go_on(charge: Charge) -> None:
@@ -127,7 +127,7 @@ def fork_and_go_on(charge: Charge) -> None:
         except BudgetError:
             os._exit(0)
         os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0, "a fork drew with the charge of its parent"
+    assert os.waitpid(child, 0)[1] == 0, "a forked child drew images with its parent's charge"
 
 
 def start(state: Path, card: Card, mine: list[int], permission: SpendingPolicy, seed: int) -> int:
@@ -154,7 +154,7 @@ def race(
     permission: SpendingPolicy,
     chance: random.Random,
 ) -> int:
-    """Let the processes work until all is done. Returns the number of kills."""
+    """Run the processes until all items are done, and kill some. Returns the number of kills."""
     shares = [
         [n for n in range(charges) if n % processes in (i, (i + 1) % processes)]
         for i in range(processes)
@@ -178,7 +178,7 @@ def race(
                             share
                         )
                     elif status:
-                        raise AssertionError("a process failed by itself")
+                        raise AssertionError("a process failed without being killed")
     finally:
         for child in running:
             os.kill(child, signal.SIGKILL)
@@ -187,14 +187,17 @@ def race(
 
 
 def check(odometer: Odometer, wanted: int | None) -> int:
-    """Raise AssertionError unless each item was opened and closed once. Returns their number."""
-    entries = odometer.entries()  # checks the chain
+    """Check that each charge was opened and closed once. Returns the number of charges.
+
+    Raises AssertionError if not. wanted: expected number of charges, or None for any.
+    """
+    entries = odometer.entries()  # also verifies the journal's hash chain
     opened = Counter(entry["work"] for entry in entries if entry["kind"] == OPEN)
     closed = Counter(entry["id"] for entry in entries if entry["kind"] == CLOSE)
     runs = {entry["record"]["id"] for entry in entries if entry["kind"] == OPEN}
     assert not opened or max(opened.values()) == 1, f"charged twice: {opened.most_common(3)}"
-    assert set(closed) == runs and set(closed.values()) <= {1}, "a charge was lost, or closed twice"
-    assert wanted is None or len(opened) == wanted, f"{len(opened)} charges of {wanted}"
+    assert set(closed) == runs and set(closed.values()) <= {1}, "a charge was not closed once"
+    assert wanted is None or len(opened) == wanted, f"{len(opened)} charges, expected {wanted}"
     assert len({record["id"] for record in odometer.opened()}) == len(opened)
     return len(opened)
 
@@ -204,9 +207,7 @@ def main() -> None:
     parser.add_argument("--charges", type=int, default=2000)
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument(
-        "--journals", type=int, default=8, help="State directories, one after the other."
-    )
+    parser.add_argument("--journals", type=int, default=8, help="Number of state directories.")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     chance = random.Random(arguments.seed)
@@ -230,8 +231,8 @@ def main() -> None:
             )
             seconds = time.perf_counter() - begun
             print(
-                f"{part}: {opened} charges of {charges} pieces of work from {arguments.processes} "
-                f"processes, {killed} kills, none lost, none twice ({seconds:.0f} s)",
+                f"{part}: {charges} work items, {arguments.processes} processes, {killed} kills: "
+                f"{opened} charges, none lost or made twice ({seconds:.0f} s)",
                 flush=True,
             )
 

@@ -1,14 +1,14 @@
-"""Measure the teacher on CIFAR-10, without any public data: its accuracy by ε, at δ = 1e-5.
+"""Measure the teacher's accuracy on CIFAR-10 by ε, at δ = 1e-5, without any public data.
 
     # the official split, downloaded; the training split, in class folders
     OMP_NUM_THREADS=1 python benchmarks/cifar10_teacher.py
     OMP_NUM_THREADS=1 python benchmarks/cifar10_teacher.py --folder cifar10
 
-The first is the number for a leaderboard: 50 000 training images, and the official test split, read
-once for each ε. With --folder a fifth of the images is held out by a key. Filters and textures are
-drawn by a program, and directions are fitted to images of a generator that the same budget pays for
-(recipe `teacher-gaussian`, without its release). Settings were fixed before the first run. Rows are
-appended to a CSV file; an ε in the file is not run again.
+The first command measures the number for a leaderboard: it trains on 50 000 images, and reads the
+official test split once for each ε. With --folder, a fifth of the images is held out by a key.
+Filters and textures are drawn by a program. Directions are fitted to a generator's images, which
+the same budget pays for (recipe `teacher-gaussian`, without its release). Settings were fixed
+before the first run. Rows are appended to a CSV file; an ε that the file contains is not run again.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def params_of(folder: Path | None, epsilon: float, seed: int) -> dict:
         data = {"dataset_id": "cifar10-train"} | about
     return {
         "recipe": "teacher-gaussian",
-        # the last one is not run
+        # `synthesize` is planned, but not run
         "run": ["count", "covariance", "auxiliary", "teacher", "synthesize"],
         "profile": "cifar10-cpu",
         "seed": seed,
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument(
         "--folder",
         type=Path,
-        help="class folders of the training split, instead of the official one",
+        help="the training split in class folders; default: the official split, downloaded",
     )
     parser.add_argument("--epsilons", default="1,2,4,8")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""Compare runs in one table and one plot of accuracy by ε, with a warning if they differ.
+"""Compare runs in a table and a plot of accuracy by ε. Warn if the runs are not comparable.
 
 The result is local, because accuracies rest on real images. Runs are folders with `metrics.json`
 and `ledger.json`, or the experiments that `dvc exp show` lists in the current folder. ε is computed
@@ -36,7 +36,7 @@ from sfumato.storage.in_use import use_until_the_end
 from stages.screen import show_local
 from stages.state import EVALUATION, check_local, state_dir
 
-IDENTITY_COLUMNS = {  # Columns of an evaluation's identity entries
+IDENTITY_COLUMNS = {  # Entry of an evaluation's identity -> column
     "dataset": "data set",
     "data": "data",
     "holdout": "hold-out",
@@ -44,7 +44,7 @@ IDENTITY_COLUMNS = {  # Columns of an evaluation's identity entries
     "reference": "reference",
     "training": "schedule",
 }
-DVC_COLUMNS = {  # Columns of `dvc exp show --json`
+DVC_COLUMNS = {  # Key in `dvc exp show --json` -> column
     "rev": "revision",
     "name": "name",
     "data|deps|artifacts/synthesize|hash": "release",
@@ -57,9 +57,9 @@ def main(words: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("runs", nargs="*", type=Path, help="folders of runs")
-    parser.add_argument("--dvc", action="store_true", help="add what `dvc exp show` lists here")
-    parser.add_argument("--classifier", help="classifier to plot; default: cnn, or the first one")
-    parser.add_argument("--out", type=Path, default=EVALUATION, help="folder of table and plot")
+    parser.add_argument("--dvc", action="store_true", help="add this folder's experiments")
+    parser.add_argument("--classifier", help="classifier to plot; default: cnn, or else the first")
+    parser.add_argument("--out", type=Path, default=EVALUATION, help="folder for table and plot")
     try:
         compare(**vars(parser.parse_args(words)))
     except SfumatoError as error:
@@ -73,26 +73,26 @@ def compare(runs: Sequence[Path], dvc: bool, classifier: str | None, out: Path) 
             "nothing to compare: name folders with metrics.json and ledger.json, or give --dvc"
         )
     check_local("--out", out / "comparison.csv")
-    use_until_the_end(state_dir())  # before numbers from real images are read
+    use_until_the_end(state_dir())  # must come before reading numbers from real images
     rows = [read_run(folder) for folder in runs]
     if dvc:
         rows += listed_experiments()
     if not rows:
         raise DataError(
-            "no run to compare was found: run `stage evaluate` (`dvc repro`, `dvc exp run`) and "
-            "try again"
+            "found no run to compare: run `stage evaluate` in the project (`dvc repro` and `dvc "
+            "exp run` do so), and try again"
         )
     table, warnings = with_differences(rows)
     names = classifiers_of(table)
     if not names:
         raise DataError(
-            "none of these runs has an accuracy to compare: the verdict in their metrics.json "
-            "states why"
+            "none of these runs has an accuracy to compare: see the verdict in each metrics.json "
+            "for the reason"
         )
     chosen = classifier or ("cnn" if "cnn" in names else names[0])
     if chosen not in names:
         raise ConfigError(
-            f"--classifier {chosen} did not score any of these runs: expected one of "
+            f"--classifier {chosen}: none of these runs has an accuracy of it. Expected one of "
             f"{', '.join(names)}"
         )
     write_local(out / "comparison.csv", csv_of(table, ".6g").encode())
@@ -107,8 +107,9 @@ def compare(runs: Sequence[Path], dvc: bool, classifier: str | None, out: Path) 
 
 
 def listed_experiments() -> list[dict]:
-    """Return the experiments that `dvc exp show` lists, as rows, with local numbers from the state
-    directory.
+    """Return a row for each experiment that `dvc exp show` lists.
+
+    The local numbers come from the state directory.
     """
     listing = "dvc exp show --json"
     # -P: no module in the current folder can replace DVC
@@ -116,15 +117,17 @@ def listed_experiments() -> list[dict]:
         [sys.executable, "-P", "-m", *listing.split()], capture_output=True, text=True, check=False
     )
     if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[0].removeprefix(
+        reason = (done.stderr.strip().splitlines() or ["it gave no reason"])[0].removeprefix(
             "ERROR: "
         )
         raise ConfigError(
-            f"`{listing}` failed ({reason}): run it in the repository of the experiments"
+            f"`{listing}` failed ({reason}): run this program in the repository of the experiments"
         )
-    printed = f"`{listing}` printed no JSON"
     with explained(
-        ConfigError, lambda error: f"{printed} ({error}): another version of dvc may be needed"
+        ConfigError,
+        lambda error: (
+            f"the output of `{listing}` is not JSON ({error}): try another version of dvc"
+        ),
     ):
         shown = json.loads(done.stdout)
     rows, left_out = rows_of_experiments(shown, state_dir())
@@ -142,7 +145,7 @@ def read_run(folder: Path) -> dict:
 
 
 def read_metrics(path: Path) -> dict:
-    missing = f"{path} does not exist: run `stage evaluate` there, or leave the folder out"
+    missing = f"{path} does not exist: run `stage evaluate` in that project, or omit the folder"
     again = "run `stage evaluate` again"
     with explained(
         DataError, lambda error: f"{path} cannot be read ({error}): {again}", missing=missing
@@ -158,30 +161,30 @@ def read_metrics(path: Path) -> dict:
 
 
 def rows_of_experiments(shown: object, state: Path) -> tuple[list[dict], list[str]]:
-    """Read rows from `dvc exp show --json`. Also list each experiment left out, with the reason."""
+    """Build rows from the output of `dvc exp show --json`, and list what was left out, and why."""
     rows: dict[tuple[str, str], dict | None] = {}
     left_out = []
     for name, release, ledger in experiments(shown)[["name", "release", "ledger"]].itertuples(
         index=False
     ):
         if pd.isna(release) or pd.isna(ledger):
-            left_out.append(f"{name}: it has no ledger or no release")
+            left_out.append(f"{name}: the experiment has no ledger or no release")
         elif (release, ledger) not in rows:  # the workspace repeats an experiment or a commit
             kept = find_evaluation(state, release, ledger)
             if kept is None:
                 left_out.append(
-                    f"{name}: no local numbers for its release: run `stage evaluate` there to "
-                    "write them"
+                    f"{name}: its release has no local numbers: run `stage evaluate` in that "
+                    "experiment to write them"
                 )
-            # DVC shows a ledger without the lists in it.
+            # DVC's output omits the lists in the ledger, so the stored ledger is used.
             rows[release, ledger] = kept and row_of(name, kept["ledger"], kept)
     return [row for row in rows.values() if row], left_out
 
 
 def experiments(shown: object) -> pd.DataFrame:
-    """Return the DVC_COLUMNS of `dvc exp show --json`.
+    """Return the DVC_COLUMNS of all commits and experiments in `dvc exp show --json`.
 
-    The workspace comes last, because it repeats one of the others.
+    The workspace comes last, because it repeats a commit or an experiment.
     """
     commits = [row for row in shown if isinstance(row, dict)] if isinstance(shown, list) else []
     groups = [group for row in commits for group in row.get("experiments") or ()]
@@ -195,7 +198,7 @@ def experiments(shown: object) -> pd.DataFrame:
 
 
 def row_of(name: str, ledger: Mapping, metrics: Mapping) -> dict:
-    """Build a run's row: recomputed cost, numbers, IDENTITY_COLUMNS, and ledger "problems"."""
+    """Build a run's row: recomputed ε, results, IDENTITY_COLUMNS, and the ledger's "problems"."""
     spent, problems = check_ledger(ledger, delta=ledger["delta"])
     identity = {key: str(value) for key, value in metrics.get("identity", {}).items()}
     versions = set() if problems else {record["data_version"] for record in ledger["records"]}
@@ -217,7 +220,7 @@ def row_of(name: str, ledger: Mapping, metrics: Mapping) -> dict:
 
 
 def find_evaluation(state: Path, release: str, ledger: str) -> dict | None:
-    """Find the stored numbers of a release's hash and a ledger's digest, or None."""
+    """Find the stored evaluation of a release, given its hash and its ledger's digest, or None."""
     path = state / EVALUATIONS / f"{Path(release).name}.json"
     if not path.is_file():
         return None
@@ -229,21 +232,21 @@ def find_evaluation(state: Path, release: str, ledger: str) -> dict | None:
 
 
 def with_differences(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
-    """Return the runs as a table, by recipe and then ε, and a warning for each kind of difference.
+    """Return a table of the runs, sorted by recipe and ε, and a warning per kind of difference.
 
-    Accuracies are in [0, 1], NaN for a classifier that did not score a run. "differs" lists, for
-    each run, the entries that are missing or differ from the most common value (the first, if
+    Accuracies are in [0, 1], or NaN if a run was not evaluated by the classifier. For each run,
+    "differs" lists the entries that are missing or differ from the most common value (the first, if
     several are equally common), and "ledger" if the ledger is invalid.
     """
     runs = pd.DataFrame(rows)
     warnings = [
-        f"{row['run']}: its ledger is not valid: {problem}"
+        f"{row['run']}: the ledger is not valid: {problem}"
         for row in rows
         for problem in row["problems"]
     ]
     marks = pd.DataFrame(index=runs.index)
     for word in (*IDENTITY_COLUMNS.values(), "delta"):
-        counts = runs[word].value_counts(sort=False)  # recorded values only
+        counts = runs[word].value_counts(sort=False)  # missing values are not counted
         differs = runs[word] != counts.idxmax() if len(counts) else runs[word].notna()
         marks[word] = differs.map({True: word, False: ""})
         names = list(runs["run"][differs])
@@ -285,7 +288,7 @@ def comparison_table(runs: pd.DataFrame, classifiers: list[str]) -> Table:
 
 
 def short_names(names: list[str]) -> list[str]:
-    """Return the names without their common folder."""
+    """Shorten the names by their common folder."""
     if len(names) < 2 or len({Path(name).is_absolute() for name in names}) > 1:
         return names
     folder = Path(os.path.commonpath(names))
@@ -295,7 +298,7 @@ def short_names(names: list[str]) -> list[str]:
 def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:
     """Plot one classifier's accuracy against ε, one line per recipe.
 
-    A point is the mean of the runs at one target, ± their standard deviation. For a single run,
+    A point is the mean of the runs with one target ε, ± their standard deviation. For a single run,
     both are over its seeds. Runs that are not comparable are hollow and not connected.
     """
     runs = runs.dropna(subset=[classifier])
@@ -314,7 +317,7 @@ def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:
         means = targets[classifier].mean()
         axes.errorbar(targets["epsilon"].mean(), 100 * means, yerr=100 * spreads, **line, **style)
     log_ticks(axes, {round(target, 6): f"{target:g}" for target in runs["target"]})
-    axes.set(xlabel="ε, log scale", ylabel=f"accuracy of {classifier} on real hold-out, %")
+    axes.set(xlabel="ε, log scale", ylabel=f"accuracy of {classifier} on the real hold-out, %")
     on_a_grid(axes, "y")
     axes.set_title(f"Accuracy against privacy, by recipe ({CAPTION})", fontsize=10)
     title = "hollow: not comparable" if (runs["differs"] != "").any() else None

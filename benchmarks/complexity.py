@@ -1,10 +1,10 @@
-"""Measure how complex images are: entropy of grey levels and of local patterns.
+"""Measure how complex images are, by the entropy of their grey levels and of their local patterns.
 
     python benchmarks/complexity.py
 
 The paper orders its curriculum by complexity: central images, then auxiliary images, then real
-ones. Local: the last row is computed from real images. Run it in a repository whose stages have
-run. Source: FETA-Pro Table 2, Appendix C.3.
+ones. Run this program in a project that has made a release. The results are local, because the
+last row is computed from real images. Source: FETA-Pro Table 2, Appendix C.3.
 """
 
 from __future__ import annotations
@@ -42,19 +42,21 @@ def entropy(images: np.ndarray) -> np.ndarray:
 def texture_complexity(images: np.ndarray) -> np.ndarray:
     """Compute the entropy of each image's local binary patterns: (N, H, W, C) uint8 -> (N,).
 
-    It is Shannon's, in nats, at most ln 10. A pattern is the set of the eight neighbours at least
-    as bright as a pixel, up to rotation. Patterns with more than two changes around the circle
-    count as one (Ojala et al. 2002: P = 8, R = 1, uniform). The paper gives no formula: compare
-    values within a table only. Raises ValueError for images below three pixels per side.
+    It is the Shannon entropy in nats, at most ln 10. A pattern marks which of the eight neighbours
+    are at least as bright as the pixel, up to rotation. All patterns with more than two changes
+    around the circle count as one (Ojala et al. 2002: P = 8, R = 1, uniform). The paper gives no
+    formula, so compare values only within one table. Raises ValueError for images with fewer than
+    three pixels per side.
     """
     plane = grey(images)
     height, width = plane.shape[1:]
     if min(height, width) < 3:
         raise ValueError(
-            f"images of {height}×{width} have no local patterns: three pixels a side are needed"
+            f"images of {height}×{width} pixels have no local patterns: each side must have at "
+            "least three pixels"
         )
     centre = plane[:, 1:-1, 1:-1]
-    # Bits of the neighbours: (8, N, H-2, W-2).
+    # Whether each neighbour is at least as bright: (8, N, H-2, W-2).
     above = np.stack(
         [plane[:, 1 + i : height - 1 + i, 1 + j : width - 1 + j] >= centre for i, j in CIRCLE]
     )
@@ -64,7 +66,7 @@ def texture_complexity(images: np.ndarray) -> np.ndarray:
 
 
 def entropies(levels: np.ndarray, count: int) -> np.ndarray:
-    """Compute the entropy of frequencies, in nats: (N, …) integers below `count` -> (N,)."""
+    """Compute the entropy of each row's values, in nats: (N, …) integers below `count` -> (N,)."""
     flat = levels.reshape(len(levels), -1)
     return np.asarray(
         stats.entropy(np.stack([np.bincount(row, minlength=count) for row in flat]), axis=1)
@@ -83,7 +85,7 @@ def complexity(images: np.ndarray) -> dict[str, float]:
 def complexity_by_step(
     release: ImageSet, real: ImageSet, central: Artifact, auxiliary: Artifact
 ) -> dict[str, dict[str, float]]:
-    """Measure the images of every step, the simplest first, without steps that are off."""
+    """Measure the images of every enabled step, the simplest first."""
     images = {}
     if central.enabled:
         means = np.load(central.path / "mean.npy")

@@ -1,12 +1,12 @@
-"""Compare a teacher under exact composition and under Rényi bounds, by the same noise draws.
+"""Compare a teacher's accuracy under exact composition and under Rényi bounds.
 
     OMP_NUM_THREADS=1 python benchmarks/composition.py [--sets fashion-mnist,CIFAR]
         [--epsilons 1] [--seeds 0,1,2,3]
 
-CIFAR: a folder of CIFAR-10's training images, with one folder per class. Noise multipliers come
-from the recipe under `privacy.accountant: rdp` and `exact`. The teacher's directions are fitted to
-the hold-out, which no release may do: a bound, the same on both sides. Accuracy is on the hold-out,
-in %.
+CIFAR: a folder of CIFAR-10's training images, with one folder per class. The recipe gives the noise
+multipliers under `privacy.accountant: rdp` and `exact`; both teachers use the same draws of noise.
+Their directions are fitted to the hold-out. No release may do this, so the accuracies are only
+upper bounds, but on both sides alike. Accuracy is on the hold-out, in %.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HELD_OUT = 10_000  # photographs; for clothes, the official test split is held o
 
 
 def photographs(folder: str) -> dict[str, Any]:
-    """Return settings for 40 000 photographs of a folder, as in rows L of the results."""
+    """Return settings for 40 000 photographs in a folder, as in rows L of the results."""
     data = {
         "source": "imagefolder",
         "path": folder,
@@ -50,7 +50,7 @@ def photographs(folder: str) -> dict[str, Any]:
 
 
 def at(content: dict[str, Any], epsilon: float, accountant: str) -> tuple[Params, dict[str, float]]:
-    """Return the parameters at ε, and the noise multiplier of each query."""
+    """Return the parameters with this ε and accountant, and the noise multiplier of each query."""
     privacy = content.get("privacy", {}) | {"epsilon": epsilon, "accountant": accountant}
     params = params_of(content | {"privacy": privacy}, Path("params.yaml"))
     delta = default_delta(params.privacy.size)
@@ -59,7 +59,7 @@ def at(content: dict[str, Any], epsilon: float, accountant: str) -> tuple[Params
 
 
 def pictures(params: Params) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Load images, (N, C, H, W) uint8, and labels, of the training part and of the hold-out."""
+    """Load training images, (N, C, H, W) uint8, and their labels; then those of the hold-out."""
     source = read_source(params.data, Path("data/raw"))
     train = list(source.train)
     test = list(source.test or ())
@@ -117,7 +117,8 @@ def main() -> None:
             means = " → ".join(f"{fmean(found):.2f}" for found in accuracies.values())
             print(f"{name}, ε = {epsilon:g}: noise {shown}; teacher {means}", end="; ")
             print(
-                f"gain {fmean(gains):.2f} ± {stdev(gains):.2f} over {len(gains)} draws", flush=True
+                f"gain {fmean(gains):.2f} ± {stdev(gains):.2f} over {len(gains)} draws of noise",
+                flush=True,
             )
 
 

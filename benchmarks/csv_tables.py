@@ -1,4 +1,4 @@
-"""Tables of benchmarks as CSV files."""
+"""Format the benchmarks' tables as CSV."""
 
 import pandas as pd
 

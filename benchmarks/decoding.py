@@ -1,12 +1,13 @@
-"""Measure pictures per second by threads, and the memory of comparing with another dataset.
+"""Measure how fast pictures are decoded, and how much memory comparing two datasets takes.
 
     OMP_NUM_THREADS=1 python benchmarks/decoding.py FOLDER [--threads 2] [--size 64] [--rounds 5]
     OMP_NUM_THREADS=1 python benchmarks/decoding.py --images 10000 100000 1000000
 
-FOLDER: pictures, in any folders. Every round decodes all of them in one thread and then in several;
-the ratio is per round, so that other programs slow both. Processor seconds are for all threads
-together. With --images: the largest resident anonymous memory that comparing a set of random
-images, 8×8 grey, with another of the same size adds to a process of its own, by bytes and by looks.
+FOLDER: pictures, also in subfolders. Every round decodes all of them in one thread and then in
+several threads. The ratio is computed per round, because other programs slow both parts of a round
+alike. Processor seconds are the sum over all threads. With --images, two sets of that many random
+images (8×8, grey) are compared in a separate process, first by bytes and then by similarity, and
+the increase of its largest resident anonymous memory is printed.
 """
 
 import argparse
@@ -52,7 +53,7 @@ def speed(folder: Path, threads: int, size: int, rounds: int) -> None:
 
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     found: dict[int, list[float]] = {1: [], threads: []}
-    print("| threads | s | pictures a second | s of the processor |\n|---|---|---|---|")
+    print("| threads | s | pictures per second | processor s |\n|---|---|---|---|")
     for _ in range(rounds):
         for decoding.DECODERS in found:
             request = Request(section="data", name="", path=None, size=(size, size), channels=1)
@@ -67,13 +68,13 @@ def speed(folder: Path, threads: int, size: int, rounds: int) -> None:
             )
     ratios = [one / many for one, many in zip(*found.values(), strict=True)]
     print(
-        f"ratio of each round: {', '.join(f'{ratio:.2f}' for ratio in ratios)}; median "
-        f"{median(ratios):.2f}"
+        f"time of one thread over time of {threads}, by round: "
+        f"{', '.join(f'{ratio:.2f}' for ratio in ratios)}; median {median(ratios):.2f}"
     )
 
 
 def memory(images: list[int]) -> None:
-    print("| images of each set | MB | s of the processor |\n|---|---|---|")
+    print("| images in each set | MB | processor s |\n|---|---|---|")
     for count in images:
         with tempfile.TemporaryDirectory() as folder:
             homes = [Path(folder, name) for name in ("fresh", "other")]

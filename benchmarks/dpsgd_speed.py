@@ -4,11 +4,11 @@
         [--only bf16] [--size 28] [--channels 1] [--width 32] [--unshuffle 2] [--blocks 1]
 
 Every variant makes the same number of image passes (forward and backward of one image at one noise
-level) in the same process, in interleaved rounds, so that a busy machine slows all of them. On one
-thread, CPU time is measured, without other processes. `images/s` is the best round. `ratio` is the
-time over the plain step's time at the same precision, the median over rounds. Peak memory is
-measured in one process per variant, above the memory before the first step. The images are random,
-so there is no download.
+level) in the same process, in interleaved rounds, so that a busy machine slows all of them alike.
+On one thread, CPU time is measured, which other processes do not affect. `images/s` is from the
+best round. `ratio` is the median over rounds of the variant's time divided by the plain step's time
+at the same precision. Peak memory is measured in one process per variant, above the memory before
+the first step. The images are random, so nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sfumato.dpsgd.gradients import draw, per_image_gradients
 from sfumato.runtime.compute import keep_freed_memory
 from sfumato.settings.noise_levels import LogNormal
 
-# Name -> (plain step to compare with, maker of the step).
+# Name -> (plain step to compare with, function that builds the step).
 VARIANTS: dict[str, tuple[str, Callable[[Setting], Callable[[], object]]]] = {
     "plain fp32": ("plain fp32", lambda setting: plain(setting, False)),
     "plain bf16": ("plain bf16", lambda setting: plain(setting, True)),
@@ -45,7 +45,7 @@ VARIANTS: dict[str, tuple[str, Callable[[Setting], Callable[[], object]]]] = {
 
 
 def peak_memory(name: str, setting: Setting, threads: int) -> float:
-    """Measure the MiB that the steps add to a process which runs only this variant."""
+    """Measure how many MiB the steps of this variant add to a process that runs nothing else."""
     command = [sys.executable, __file__, "--alone", name, "--threads", str(threads)]
     command += [part for key, value in asdict(setting).items() for part in (flag(key), str(value))]
     return float(
@@ -70,14 +70,14 @@ def run_alone(name: str, setting: Setting) -> None:
 def high_water() -> float:
     """Return the peak resident memory of this process in MiB.
 
-    This needs Linux; getrusage would count the parent's.
+    This needs Linux, because getrusage would include the parent's memory.
     """
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))
 
 
 def precision(setting: Setting, images: int = 32) -> None:
-    """Print how far bfloat16 turns the gradient of each image."""
+    """Print how much bfloat16 changes the direction of each image's gradient."""
     model, (x, y) = setting.network(), setting.data(images)
     for draws in (1, 8):
         drawn = draw(model, x, draws, LogNormal(), torch.Generator().manual_seed(0))
@@ -110,14 +110,14 @@ def main() -> None:
     parser.add_argument(
         "--only",
         default="",
-        help="text that the names of the measured variants hold, besides the plain steps",
+        help="text in the names of the variants to measure; plain steps are always measured",
     )
     parser.add_argument("--alone", choices=VARIANTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     setting = Setting(**{field.name: getattr(options, field.name) for field in fields(Setting)})
     warnings.filterwarnings("ignore")
     torch.set_num_threads(options.threads)
-    keep_freed_memory()  # as the stages do, because it helps every variant
+    keep_freed_memory()  # as in the stages; it speeds up every variant
     if options.alone:
         run_alone(options.alone, setting)
         return

@@ -1,15 +1,16 @@
-"""Kill a command at every file event, and cut the power there: the same command must then end well.
+"""Kill a command, or cut the power, at every file event: running it again must then succeed.
 
     python benchmarks/file_kills.py
     python benchmarks/file_kills.py --commands count forget --every 10
 
 For each command of CASES, a small project is prepared up to that command. The command is then
 killed at every open for writing, write, flush, rename, removal, new folder and change of mode in
-the project and its state directory (`tests/file_faults.py`). Each kill leaves up to three states:
-the current files; the files after a power cut if names reach the disk before contents; and the
-files if only what was flushed reaches it. In each, the command is run again and must end well; no
-charge may be made twice, and forgotten files must be gone. A power cut after the end of the command
-must undo nothing. A state with the same files as the previous one is not tried again.
+the project and its state directory (`tests/file_faults.py`). Each kill leaves up to three states of
+the files: as they are; after a power cut, if names reached the disk before contents; and after a
+power cut, if only flushed contents reached the disk. In each state, the command is run again and
+must succeed. No charge may be made twice, and forgotten files must be gone. A power cut after the
+end of the command must undo nothing. A state with the same files as the previous one is not tried
+again.
 """
 
 from __future__ import annotations
@@ -51,16 +52,18 @@ THE_END = "the end"
 STATES = {"killed": "", "emptied": EMPTIED, "lost": LOST}
 QUERIES = ("count", "frequency")
 RELEASE = [name for name in STAGES if name != "evaluate"]
-# pictures of an archive, by a process that was killed
+# folder of a killed process that was unpacking an archive
 UNPACKED_BEFORE = f".{UNPACKED}.{2**30}-1.tmp"
-CHANGING = re.compile(r"\.\d+-\d+\.tmp|[0-9a-f]{32}|\d{19}")  # parts of names: process, run, time
+# parts of names that differ by process, run or time
+CHANGING = re.compile(r"\.\d+-\d+\.tmp|[0-9a-f]{32}|\d{19}")
 
 
 @dataclass(frozen=True)
 class Case:
     """A command to kill.
 
-    before: prepares a project for it; check: raises AssertionError unless it has ended well.
+    words: the command; before: prepares a project for it; check: raises AssertionError unless the
+    command's results are complete.
     """
 
     words: str
@@ -75,7 +78,7 @@ def run_all(project: Project, *commands: str) -> None:
 
 
 def charged(project: Project) -> list[str]:
-    """Return the stages of all charges, each of which has released."""
+    """Return the stages of all charges. Raises AssertionError unless each charge has released."""
     charges = project.odometer.charges()
     assert all(charge.end == CLOSE for charge in charges), charges
     return sorted(charge.record["stage"] for charge in charges)
@@ -85,7 +88,7 @@ def charged(project: Project) -> list[str]:
 
 
 def nothing_yet(project: Project) -> None:
-    """Start without a state directory; `stage init` wrote the project."""
+    """Prepare nothing: the project is as `stage init` wrote it, without a state directory."""
 
 
 def prepared_first(project: Project) -> None:
@@ -97,7 +100,7 @@ def prepared_first(project: Project) -> None:
 
 
 def with_a_withdrawal(project: Project) -> None:
-    """Prepare a counted project from which a person has withdrawn since."""
+    """Prepare a project from which a person withdraws after the count."""
     run_all(project, "prepare sensitive", "prepare public", "plan", "count")
     key = project.state / "keys" / NAME
     shutil.copy(key, project.folder.with_name(f"{project.folder.name}.key"))
@@ -131,7 +134,7 @@ def counted(project: Project) -> None:
 
 
 def released_twice(project: Project) -> None:
-    """Make a second release, of another plan, which replaces the first in the next ledger."""
+    """Make two releases by different plans. The second must replace the first in the ledger."""
     planned(project)
     run_all(project, *RELEASE, "ledger write")
     params = project.home / "params.yaml"
@@ -140,7 +143,7 @@ def released_twice(project: Project) -> None:
     params.write_text(yaml.safe_dump(own, sort_keys=False), encoding="utf-8")
     run_all(project, "plan")
     for stage in (*QUERIES, "auxiliary", "synthesize"):
-        shutil.rmtree(project.home / "artifacts" / stage)  # removed as DVC does
+        shutil.rmtree(project.home / "artifacts" / stage)  # DVC removes it, too
         run_all(project, stage)
 
 
@@ -158,7 +161,7 @@ def in_the_ledger(project: Project) -> None:
 
 
 def evaluated(project: Project) -> None:
-    """Make a release and an evaluation's files: local numbers here and in the state directory."""
+    """Make a release, and an evaluation's files in the project and in the state directory."""
     planned(project)
     run_all(project, *RELEASE, "ledger write")
     (project.home / "evaluation").mkdir(exist_ok=True)
@@ -184,7 +187,7 @@ def gone(project: Project) -> None:
 
 
 def two_owners(project: Project) -> None:
-    """Create an empty project beside two owners' projects with their own counts and means."""
+    """Create an empty project beside two owners' projects, each with its own counts and means."""
     folder = project.folder
     for name in ("north", "south"):
         owner = make_project(
@@ -234,7 +237,7 @@ CASES = {
 
 
 def begun(name: str, base: Path, programs: Path) -> tuple[Project, Path]:
-    """Prepare a project for a command, and copy it."""
+    """Prepare a project for the command `name`. Returns the project and a copy of it."""
     project = make_project(base / name.replace(" ", "-"), "frequency", "image", programs)
     shutil.rmtree(project.home / ".git", ignore_errors=True)
     shutil.rmtree(project.state, ignore_errors=True)
@@ -243,14 +246,14 @@ def begun(name: str, base: Path, programs: Path) -> tuple[Project, Path]:
 
 
 def events_of(project: Project, kept: Path, case: Case) -> list[str]:
-    """Return the file events of a quiet run."""
+    """Run the command without a fault, and return its file events."""
     start(project, kept, case, 0)
     case.check(project)
     return Path(f"{project.folder}.{EVENTS}").read_text(encoding="utf-8").splitlines()
 
 
 def start(project: Project, kept: Path, case: Case, number: int) -> tuple[int, str]:
-    """Run the command from the state `kept`, until the event of this number."""
+    """Run the command on the copy `kept`, and kill it at event `number`; 0 for never."""
     project.restore(kept)
     for end in (EMPTIED, LOST):
         shutil.rmtree(f"{project.folder}{end}", ignore_errors=True)
@@ -262,7 +265,7 @@ def start(project: Project, kept: Path, case: Case, number: int) -> tuple[int, s
 
 
 def shape_of(folder: Path) -> list[tuple[str, int]]:
-    """Return names and sizes of all files."""
+    """Return the names and sizes of all files, without the parts of names that differ by run."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return [
         (CHANGING.sub("*", str(path.relative_to(folder))), path.stat().st_size) for path in paths
@@ -270,7 +273,7 @@ def shape_of(folder: Path) -> list[tuple[str, int]]:
 
 
 def ended_well(project: Project, case: Case) -> None:
-    """Run the command again, and check. Its result may exist already."""
+    """Run the command again, and check its results, which may exist already."""
     code, said = project.run("stage", *case.words.split())
     assert code == 0 or (code == 3 and "A copy is kept" in said), said
     case.check(project)
@@ -286,9 +289,10 @@ def strike(
     events: list[str],
     before: dict[str, object],
 ) -> Iterable[tuple[str, str]]:
-    """Kill at one event. Yields each state that was tried, and what was wrong, or nothing.
+    """Kill the command at event `number`, and try each state of the files after it.
 
-    before: shape of each state at the previous event, which is replaced.
+    Yields the name of each tried state, and what was wrong, "" for nothing. before: shape of each
+    state at the previous event; it is updated.
     """
     at_end = number > len(events)
     start(project, kept, case, number)
@@ -297,7 +301,7 @@ def strike(
         found = Path(f"{project.folder}{end}")
         if not found.exists():
             continue
-        shape = shape_of(found), flushes * (state == "lost")  # a flush can change contents only
+        shape = shape_of(found), flushes * (state == "lost")  # a flush changes contents, not sizes
         same = shape == before.get(state)
         before[state] = shape
         if same and not at_end:
@@ -320,7 +324,7 @@ def sweep(
 ) -> tuple[Counter, list[str]]:
     """Kill one command at the chosen events, and at its end.
 
-    Returns the tried states, and the problems.
+    Returns how often each state was tried, and the problems.
     """
     case, tried, wrong = CASES[name], Counter[str](), list[str]()
     project, kept = begun(name, base, programs)
@@ -333,13 +337,15 @@ def sweep(
         for state, problem in strike(project, kept, case, number, events, before):
             tried[state] += 1
             if problem:
-                wrong.append(f"{name}, {state} at {number} of {len(events)} ({event}): {problem}")
+                wrong.append(
+                    f"{name}, {state} at event {number} of {len(events)} ({event}): {problem}"
+                )
                 print(wrong[-1], flush=True)
     return tried, wrong
 
 
 def one_in(number: int) -> Callable[[str], bool]:
-    """Return a function that is true for the first of each so many calls."""
+    """Return a function that is true for one in `number` calls, starting with the first."""
     turns = cycle([True, *[False] * (number - 1)])
     return lambda _: next(turns)
 
@@ -348,7 +354,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--commands", nargs="+", choices=CASES, default=[*CASES])
     parser.add_argument(
-        "--every", type=int, default=1, help="only every so many events, and the end"
+        "--every", type=int, default=1, help="kill at one in so many events, and at the end"
     )
     arguments = parser.parse_args()
     failed = 0
@@ -366,7 +372,7 @@ def main() -> None:
                 failed += len(wrong)
                 counts = ", ".join(f"{what} {number}" for what, number in tried.items())
                 print(
-                    f"{name}: {counts}; wrong {len(wrong)}; {time.monotonic() - began:.0f} s",
+                    f"{name}: {counts}; failed {len(wrong)}; {time.monotonic() - began:.0f} s",
                     flush=True,
                 )
         finally:

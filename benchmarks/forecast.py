@@ -1,12 +1,13 @@
-"""Fit the forecast of `stage init` to runs on public sets, draw it, and forecast left-out sets.
+"""Fit the forecast of `stage init` to runs on public sets, plot it, and forecast left-out sets.
 
     # writes sfumato/planning/forecast.yaml and docs/forecast.png, prints a table
     python benchmarks/forecast.py
 
-`results/usefulness.csv` has one row per run: kind of images (`chosen`: photographs chosen among
-public ones), units (sensitive images, or persons), balanced accuracy in % of the best classifier
-trained on the release and on the real images. 100 replaces the latter if it was not run.
-`results/sizes.csv` has the same by size (by_size.py).
+`results/usefulness.csv` has one row per run: the kind of images (`chosen`: photographs chosen among
+public ones), the number of units (sensitive images, or persons), and the balanced accuracy in % of
+the best classifier trained on the release and of the best one trained on real images. If the latter
+was not measured, 100 is used. `results/sizes.csv` has the same columns by image size, from
+`by_size.py`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ NAMES = {
 
 
 def runs() -> pd.DataFrame:
-    """Read the rows, with `product` and `learned`."""
+    """Read the runs, and compute the columns `product` and `learned`."""
     table = pd.read_csv(HERE / "results" / "usefulness.csv")
     chance = 100 / table.classes
     learned = (table.release - chance) / (table.real.fillna(100) - chance)
@@ -47,7 +48,7 @@ def runs() -> pd.DataFrame:
 
 
 def line_of(table: pd.DataFrame) -> dict[str, Any]:
-    """Fit a line by least squares on the logit scale: one offset per kind, and one slope."""
+    """Fit lines by least squares on the logit scale: one offset per kind, and a common slope."""
     kinds = [kind for kind in NAMES if (table.kind == kind).any()]
     columns = np.column_stack(
         [*(table.kind == kind for kind in kinds), np.log10(table["product"])]
@@ -63,7 +64,7 @@ def height_at(line: dict[str, Any], kind: str, product: Any) -> Any:
 
 
 def left_out(table: pd.DataFrame) -> pd.DataFrame:
-    """Forecast each run from the other sets; runs of the only set of a kind are left out."""
+    """Forecast each run from the other sets. Runs of the only set of a kind are omitted."""
     rows = []
     for run in table.itertuples():
         line = line_of(table[table.set != run.set])
@@ -84,7 +85,7 @@ def left_out(table: pd.DataFrame) -> pd.DataFrame:
 def fitted(table: pd.DataFrame) -> dict[str, Any]:
     """Fit the line and its `spread`, and list the runs.
 
-    Two of three forecasts of left-out sets are wrong by less than the spread, as a logit.
+    On the logit scale, two thirds of the forecasts of left-out sets err by at most the spread.
     """
     found = left_out(table)
     wrong = (found.height - logit(found.learned)).abs()
@@ -103,12 +104,13 @@ def fitted(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def power_of_size() -> dict[str, float]:
-    """Fit what is learned as (side / largest)^(offset + slope · log10(units · ε)).
+    """Fit `learned` as (side / largest)^(offset + slope · log10(units · ε)).
 
-    The fit is by least squares of logarithms. Each set, number of units and ε has one more offset,
-    so that not every size has to be run with each. Runs are weighted by what was learned, since the
-    logarithm of little is mostly noise. What can be learned is measured by the best real accuracy
-    of the set. Images larger than the largest of the rows count as those.
+    The fit is by least squares of logarithms. Each combination of set, number of units and ε has a
+    further offset, so that not every size must be measured for each. Runs are weighted by
+    `learned`, because the logarithm of a small value is mostly noise. `learned` is relative to the
+    set's best accuracy on real images, at any size. The forecast treats images larger than
+    `largest` as images of that size.
     """
     table = pd.read_csv(HERE / "results" / "sizes.csv")
     chance = 100 / table.classes
@@ -152,7 +154,7 @@ def draw(table: pd.DataFrame, line: dict[str, Any]) -> None:
         axes.axhline(100 * least, color="0.7", linewidth=0.7)
         axes.text(31, 100 * least + 1, level, color="0.4", fontsize=8)
     axes.set(xscale="log", ylim=(0, 101), xlim=(30, 3e6))
-    axes.set(xlabel="images, or persons, × ε", ylabel="learned, % of what there is to learn")
+    axes.set(xlabel="images (or persons) × ε", ylabel="learned, % of what there is to learn")
     axes.legend(frameon=False, fontsize=8, loc="lower right")
     figure.savefig(HERE.parent / "docs" / "forecast.png", dpi=110)
 

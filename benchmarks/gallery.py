@@ -1,4 +1,4 @@
-"""Write `docs/gallery`: finished releases as their own pages, with ledgers and first images.
+"""Write `docs/gallery`: one page per finished release, with its ledger and its first images.
 
     python benchmarks/gallery.py digits --work WORK
     # the Debian package dataset-fashion-mnist, or a download
@@ -6,8 +6,7 @@
     # and chest, cells: one folder per class
     python benchmarks/gallery.py mri --work WORK --images FOLDER
 
-Results of earlier calls stay in the folder --work: a second call spends nothing and only writes the
-pages again.
+The project stays in the folder --work: a second call spends nothing and only writes the page again.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ from sfumato.release.exports import mark_of, save_parquet
 from sfumato.settings.stage import ARTIFACTS, LEDGER
 
 GALLERY = Path(__file__).resolve().parent.parent / "docs" / "gallery"
-SMALL = 32 * 32  # pixels, up to which a page has the first 1000 images; larger images, 100
+# A page has the first 1000 images if they have at most this many pixels, otherwise the first 100.
+SMALL = 32 * 32
 PARAMS: dict[str, dict[str, Any]] = {
     "digits": {
         "recipe": "full",
@@ -63,7 +63,7 @@ FOLDERS: dict[str, dict[str, Any]] = {
 
 
 def make(name: str, project: Path, images: Path | None) -> None:
-    """Write the project, unless it exists, and run all but the numbers on real images."""
+    """Create the project unless it exists, and run everything but the evaluation on real images."""
     if not (project / "params.yaml").is_file():
         if images is not None:
             sfumato.Project.create(project, images=images, **FOLDERS[name])
@@ -76,7 +76,7 @@ def make(name: str, project: Path, images: Path | None) -> None:
 
 
 def collect(project: Path, out: Path) -> None:
-    """Copy the files for readers, and write the first images as Parquet. All of it was released."""
+    """Copy the released files, and write the first images as Parquet. Nothing local is copied."""
     release, report = project / ARTIFACTS / "synthesize", project / ARTIFACTS / "report"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -87,11 +87,12 @@ def collect(project: Path, out: Path) -> None:
         release / "privacy.json",
     ):
         shutil.copyfile(file, out / file.name)
-    shutil.copyfile(report / "index.html", out / "report.html")  # README.md is the index of a site
+    # not index.html, because a web site makes its index from README.md
+    shutil.copyfile(report / "index.html", out / "report.html")
     shutil.copyfile(project / LEDGER, out / LEDGER)
     found = sfumato.load_release(release)
     shown = 1000 if found.images[0, :, :, 0].size <= SMALL else 100
-    first = min(shown, found.card["kinds"]["plain"])  # distorted and mixed ones follow
+    first = min(shown, found.card["kinds"]["plain"])  # plain images come first
     some = ImageSet(found.images[:first], found.labels[:first], found.classes)
     with tempfile.TemporaryDirectory() as written:
         save_parquet(Path(written), some, found.kinds[:first], mark_of(found.card["sources"]))
@@ -106,14 +107,18 @@ def main() -> None:
     )
     parser.add_argument("name", choices=[*PARAMS, *FOLDERS])
     parser.add_argument(
-        "--work", type=Path, required=True, help="folder of the projects and of their private state"
+        "--work", type=Path, required=True, help="folder for the projects and their private state"
     )
     parser.add_argument(
-        "--images", type=Path, help="of mri, chest and cells: one folder of pictures a class"
+        "--images",
+        type=Path,
+        help="for mri, chest and cells: folder with one folder of pictures per class",
     )
     given = parser.parse_args()
-    if (given.name in FOLDERS) != (given.images is not None):
-        parser.error(f"--images goes with {', '.join(FOLDERS)}, and they with --images")
+    if given.name in FOLDERS and given.images is None:
+        parser.error(f"{given.name}: give the folder of its pictures as --images")
+    if given.name not in FOLDERS and given.images is not None:
+        parser.error(f"{given.name}: remove --images, which is only for {', '.join(FOLDERS)}")
     os.environ.setdefault("SFUMATO_STATE", str(given.work.resolve() / "state"))
     os.environ.setdefault("DVC_SITE_CACHE_DIR", str(given.work.resolve() / "dvc"))
     make(given.name, given.work / given.name, given.images)

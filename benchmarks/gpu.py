@@ -1,15 +1,21 @@
-"""Check in a few minutes that this code is right on a GPU, and measure what it leaves idle.
+"""Check in a few minutes that this code is correct on a GPU, and how much of the GPU it uses.
 
     python benchmarks/gpu.py --out FOLDER [--device cuda] [--only gradients busy ...]
     python benchmarks/gpu.py --out FOLDER --device cpu --small
 
-It compares each image's gradient with a float64 loop, in every place of a chunk and with any other
-images; measures how busy the device is (torch.profiler), whether any part of a step waits for it,
-and the cost of the noise; runs the sampler, the warm-up, the generator, votes and classifiers; and
-kills and resumes twenty steps on digits at one charge. `gpu_session.py` compares steps by speed.
-All checks run, with a summary at the end: a failed check makes the exit code 1. On a CPU, and with
---small, no speed is asserted. It needs no DVC; what is not installed is skipped, with the reason.
-It writes gpu.json and gpu.md into FOLDER. The images are random, or scikit-learn's digits.
+The parts are:
+
+- `gradients`: compares each image's gradient with a float64 loop, and checks that it does not
+  depend on the image's place in a chunk or on the other images;
+- `busy`: measures how busy the device is (torch.profiler), and whether a step waits for it;
+- `noise`: measures the cost of the noise in a full step;
+- `others`: runs the sampler, the warm-up, the generator, votes and classifiers;
+- `killed`: kills and resumes twenty steps on digits, under one charge.
+
+All checks run, and a summary is printed at the end. The exit code is 1 if a check failed. On a CPU,
+and with --small, speed is not checked. DVC is not needed; a part is skipped, with the reason, if a
+package is missing. The results are written to gpu.json and gpu.md in FOLDER. The images are random,
+or scikit-learn's digits. `gpu_session.py` compares the speed of steps.
 """
 
 from __future__ import annotations
@@ -54,13 +60,13 @@ from sfumato.settings.noise_levels import LogNormal
 REFERENCE = Setting(passes=8192)
 PAPER = Setting(passes=4096, width=36, unshuffle=1, blocks=2)  # profile fashion-mnist-paper
 TINY = Setting(passes=32, size=8, width=8, opacus_rows=16)
-BUSY, NOISE = 0.8, 0.05  # least share of the time; largest share of a step
+BUSY, NOISE = 0.8, 0.05  # smallest share of busy time; largest share of noise in a step's time
 STEPS, KILLED_AFTER = 20, 7
 
 
 @dataclass(kw_only=True)
 class Found:
-    """Measurements and checks, printed as they come."""
+    """Collected measurements and checks. Each is printed at once."""
 
     device: str
     small: bool
@@ -70,7 +76,7 @@ class Found:
 
     @property
     def fast(self) -> bool:
-        """True if speed is asserted."""
+        """True if speed is checked."""
         return self.device == "cuda" and not self.small
 
     def row(self, part: str, what: str, value: float, unit: str, **more: Any) -> None:
@@ -87,11 +93,11 @@ class Found:
         print(f"{'skipped':10}{what}: {text}", flush=True)
 
     def seconds(self, work: Callable[[], object], rounds: int) -> float:
-        """Measure the seconds of one call: the median of `rounds` after one that warms up."""
+        """Measure the median seconds of `rounds` calls, after warming up."""
         return statistics.median(self.timed({"work": work}, rounds)["work"])
 
     def timed(self, works: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-        """Measure the seconds of each in interleaved rounds, after two that warm up."""
+        """Measure the seconds of each call in interleaved rounds, after warming up."""
         times: dict[str, list[float]] = {name: [] for name in works}
         for turn in range(rounds + 1 + self.fast):
             for name, work in works.items():
@@ -122,7 +128,7 @@ def matrix(
 
 
 def in_float64(model: UNet, images: Tensor, labels: Tensor, drawn: Draws) -> Tensor:
-    """Compute the same by ordinary backward passes in float64, image by image."""
+    """Compute the gradient of each image by ordinary backward passes in float64, (B, P)."""
     exact = model.double()
     rows = []
     for i, copies in enumerate(per_draw(images.double(), drawn)):
@@ -142,7 +148,7 @@ def in_float64(model: UNet, images: Tensor, labels: Tensor, drawn: Draws) -> Ten
 
 
 class Exact:
-    """A network in float64 for a loss that gives float32."""
+    """Wrap a float64 network for a loss that passes float32 tensors."""
 
     def __init__(self, model: UNet) -> None:
         self.model = model
@@ -195,8 +201,8 @@ def gradients(found: Found) -> None:
             f"median {middle:.5f}",
         )
 
-    # Compare one image in every place of a chunk and with other images.
-    for autocast, rounding in ((False, 1e-4), (True, 1e-5)):  # cuDNN rounds to TF32 in float32
+    # Put one image in every place of a chunk, among other images, and compare its gradients.
+    for autocast, rounding in ((False, 1e-4), (True, 1e-5)):  # cuDNN computes float32 in TF32
         first = matrix(model, images, labels, drawn, autocast)
         apart = 0.0
         for place in range(count):
@@ -209,12 +215,12 @@ def gradients(found: Found) -> None:
         same = "bitwise the same" if apart == 0 else f"largest difference {apart:.2g}"
         found.row(
             "gradients",
-            f"{name}: one image in {count} places, in other company",
+            f"{name}: one image in {count} places, among other images",
             apart,
             "of its norm",
         )
         found.check(
-            f"an image's gradient depends on neither place nor company in {name}",
+            f"an image's gradient depends on neither its place nor other images in {name}",
             apart < rounding,
             same,
         )
@@ -228,7 +234,7 @@ def gradients(found: Found) -> None:
             model, parameters, images[rest], labels[rest], drawn.rows(rest), CLIP, Microbatch(4)
         )
         moved.append(float((whole.double() - without.double()).norm()) / CLIP)
-    found.row("gradients", "one image more or less moves the sum by at most", max(moved), "clips")
+    found.row("gradients", "largest change of the sum by one image", max(moved), "clips")
     found.check(
         "one image moves the sum by at most the clip",
         max(moved) <= 1 + 1e-4,
@@ -237,7 +243,7 @@ def gradients(found: Found) -> None:
     parts = clipped_gradient_sum(model, parameters, images, labels, drawn, CLIP, Microbatch(4, 3))
     apart = float((parts - whole).norm()) / CLIP
     found.check(
-        "the draws of an image in parts give the same sum", apart < 1e-2, f"{apart:.2g} clips away"
+        "draws in several parts give the same sum", apart < 1e-2, f"difference {apart:.2g} clips"
     )
 
 
@@ -245,20 +251,20 @@ def gradients(found: Found) -> None:
 
 
 def chunk_of(setting: Setting, draws: int, model: UNet) -> int:
-    """Return the number of images at a time that the machine chooses."""
+    """Return how many images at a time the program chooses for this machine."""
     images = setting.passes // draws
     chunk, _ = choose_microbatch(model, dict(model.named_parameters()), draws, float(images))
     return min(chunk, images)
 
 
 def busy(found: Found) -> None:
-    """Compare memory with its estimate, and measure whether a step waits, and the device's load."""
+    """Check that memory suffices and that no step waits, and measure how busy the device is."""
     setting = TINY if found.small else PAPER
     for draws in (8, 32):
         model = setting.network(found.device)
         chunk = chunk_of(setting, draws, model)
         products = model.use_products
-        found.row("device", f"K={draws}, chunk {chunk}: the machine takes products", products, "")
+        found.row("device", f"K={draws}, chunk {chunk}: products are chosen", products, "")
         step = ours(setting, draws, True, found.device, chunk, draws, products)
         step()
         if found.device != "cuda":
@@ -269,9 +275,11 @@ def busy(found: Found) -> None:
         with_float32 = ours(setting, draws, False, found.device, chunk, draws, products)
         with_float32()
         peak = torch.cuda.max_memory_allocated() - before
-        found.row("device", f"K={draws}, chunk {chunk}: memory, as measured", peak / 2**30, "GiB")
+        found.row("device", f"K={draws}, chunk {chunk}: measured memory", peak / 2**30, "GiB")
         free, _ = torch.cuda.mem_get_info()
-        found.check(f"memory at K={draws} suffices", peak < free, f"{peak:,} of {free:,}")
+        found.check(
+            f"memory at K={draws} suffices", peak < free, f"{peak:,} of {free:,} free bytes"
+        )
         try:
             torch.cuda.set_sync_debug_mode("error")
             step()
@@ -293,7 +301,7 @@ def busy(found: Found) -> None:
 
 
 def busy_share(step: Callable[[], object]) -> float:
-    """Return the share of time between some steps' first and last kernel with a running kernel."""
+    """Return the share of time with a running kernel, from the first to the last kernel."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
@@ -317,10 +325,7 @@ def busy_share(step: Callable[[], object]) -> float:
 
 
 class OneDraw:
-    """Images drawn completely, and a release as a charge makes it.
-
-    `noisy`: whether noise is drawn.
-    """
+    """A stand-in for a charge: draws all images, and releases sums with noise if `noisy`."""
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         from sfumato.privacy.noise import NoiseSource
@@ -345,7 +350,7 @@ class OneDraw:
 
 
 def noise(found: Found) -> None:
-    """Measure the noise's cost in a full step of 4096 images, K = 8: draw, sum, release, Adam."""
+    """Measure how much of a full step (draw, sum, release, Adam) is noise: 4096 images, K = 8."""
     from sfumato.dpsgd.run import State, step
 
     setting, images = (TINY, 32) if found.small else (PAPER, 4096)
@@ -374,9 +379,7 @@ def noise(found: Found) -> None:
     )
     found.row("step", "noise", share, "of the step")
     alone = found.seconds(lambda: charge.source.gaussian((state.size,), 1.0), 3)
-    found.row(
-        "step", "noise, were it drawn while the device waits", alone / with_noise, "of the step"
-    )
+    found.row("step", "noise, if drawn while the device waits", alone / with_noise, "of the step")
     if found.fast:
         found.check("noise is a small part of a step", share < NOISE, f"{share:.1%}")
 
@@ -413,7 +416,7 @@ def sampler(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None
         rate = count / found.seconds(once, 1 if found.small else 3)
         found.row("others", f"sampler, {'bfloat16' if autocast else 'float32'}", rate, "images/s")
     apart = float((drawn[True] - drawn[False]).abs().mean())
-    found.row("others", "sampler: mean difference of a pixel in bfloat16", apart, "of its range")
+    found.row("others", "sampler: mean difference of pixels in bfloat16", apart, "of their range")
 
 
 def warm_up(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
@@ -466,7 +469,7 @@ def votes(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
     ]
     same = torch.equal(rows_alone(network, images[order], matters), rows[order])
     found.check(
-        "a vote depends on neither place nor company",
+        "a vote depends on neither its image's place nor other images",
         same,
         "one by one" if matters else "in batches",
     )
@@ -495,7 +498,7 @@ def classifiers(found: Found, setting: Setting, shape: tuple[int, int, int]) -> 
 
 
 def killed(found: Found) -> None:
-    """Run twenty steps on digits, in a process that is killed and one that resumes: one charge."""
+    """Check that a killed run of twenty steps on digits resumes, and is charged once."""
     with tempfile.TemporaryDirectory() as name:
         if (first := child(found, Path(name), KILLED_AFTER)) is None:
             return
@@ -505,20 +508,23 @@ def killed(found: Found) -> None:
     started = second["resumed"]
     found.row("killed", "a step of DP-SGD on digits", second["seconds"], "s")
     found.check(
-        "a killed run resumes where it was",
+        "a killed run resumes at its last step",
         KILLED_AFTER <= started < STEPS,
         f"after step {started}",
     )
-    found.check("the run comes to its end", second["steps"] == STEPS, f"{second['steps']} steps")
+    found.check("the resumed run finishes", second["steps"] == STEPS, f"{second['steps']} steps")
     found.check(
-        "it is charged once",
+        "a killed and resumed run is charged once",
         (first["opened"], second["opened"]) == (1, 1),
-        f"{second['opened']} charge",
+        f"charges: {second['opened']}",
     )
 
 
 def child(found: Found, folder: Path, kill_after: int | None) -> dict[str, int] | None:
-    """Run the steps in a process of its own. Returns its output, None if it cannot run here."""
+    """Run the steps in another process. Returns its output, or None if it failed.
+
+    kill_after: step after which the process is killed, or None.
+    """
     command = [sys.executable, __file__, "--out", str(folder), "--device", found.device, "--child"]
     command += ["--small"] * found.small
     with subprocess.Popen(
@@ -540,12 +546,12 @@ def child(found: Found, folder: Path, kill_after: int | None) -> dict[str, int] 
     if "ModuleNotFoundError" in errors:
         found.skip("killed and resumed", errors.splitlines()[-1])
     else:
-        found.check("twenty steps on digits run", False, " ".join(errors.split())[-300:])
+        found.check("twenty steps on digits finish", False, " ".join(errors.split())[-300:])
     return None
 
 
 def run_child(folder: Path, device: str, small: bool) -> None:
-    """Run twenty steps of DP-SGD on digits under a real charge; print each durable step as JSON."""
+    """Run twenty steps of DP-SGD on digits under a real charge; print each saved step as JSON."""
     from sfumato.data.prepare import prepare_sensitive
     from sfumato.data.store import read_card
     from sfumato.dpsgd.run import State, epsilon_by_step, fine_tune
@@ -620,10 +626,10 @@ def markdown(found: Found, about: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder of gpu.json and gpu.md")
+    parser.add_argument("--out", type=Path, required=True, help="folder for gpu.json and gpu.md")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument(
-        "--small", action="store_true", help="small sizes, and no speed is asserted"
+        "--small", action="store_true", help="use small sizes, and do not check speed"
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -631,7 +637,7 @@ def main() -> None:
     os.environ["SFUMATO_DEVICE"] = asked.device
     warnings.filterwarnings("ignore")
     if asked.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("torch finds no GPU here: --device cpu --small runs without one")
+        raise SystemExit("torch finds no GPU: run without one by --device cpu --small")
     if asked.child:
         return run_child(asked.out, asked.device, asked.small)
 
@@ -651,7 +657,7 @@ def main() -> None:
             found.skip(name, error)
         except Exception as error:  # the other parts still run
             found.check(
-                f"{name} runs to its end",
+                f"part {name} finishes",
                 False,
                 f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
             )

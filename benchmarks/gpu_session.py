@@ -5,14 +5,24 @@
         [--resume]
     python benchmarks/gpu_session.py --device cpu --tiny
 
-The parts come in the order of their worth: a full step, other networks, fitting and drawing; each
-stage of `teacher-generator` on Fashion-MNIST (the release is copied into OUT/release and judged
-elsewhere); a chunk as a CUDA graph; the checks of `gpu.py`; passes per second of DP-SGD, beside the
-fastest of some plain steps of the same precision, and beside Opacus; the kernels of a chunk; the
-card's ceilings. Each row becomes a line of OUT/session.jsonl at once. A part that does not fit into
-the seconds is skipped, a part that outlasts them is cut off, and both are reported. With --resume,
-a later session adds to that file and leaves out the parts that ended in it. Exit code 1: a check
-failed, or a part broke. It needs no DVC; on a CPU, no speed is asserted.
+The parts run in this order, the most valuable first:
+
+- `step`: a full step;
+- `more`: the steps of other networks;
+- `fitting` and `drawing`: the generator's fit and the sampler;
+- `stages`: each stage of `teacher-generator` on Fashion-MNIST; the release is copied to
+  OUT/release, to be evaluated elsewhere;
+- `graph`: a chunk as a CUDA graph;
+- `checks`: two parts of `gpu.py`;
+- `steps`: passes per second of DP-SGD, compared with the fastest of several plain steps of the same
+  precision, and with Opacus;
+- `profile`: the kernels of a step;
+- `ceilings`: the limits of the GPU.
+
+Each row is written to OUT/session.jsonl at once. A part is skipped if too few seconds are left for
+it, and stopped when the seconds are over; both are reported. With --resume, a later session appends
+to the same file and omits the parts that finished. The exit code is 1 if a check or a part failed.
+DVC is not needed. On a CPU, speed is not checked.
 """
 
 from __future__ import annotations
@@ -44,7 +54,7 @@ from gradient_variants import Setting, gflop, graphed, norms_in_bfloat16, opacus
 from torch import nn
 from torch.backends import cudnn
 
-ENDING = 3  # Seconds that the program has to end
+ENDING = 3  # Seconds reserved for the program's end
 SMALL_STAGES = """
 frequency: {size: 200}
 auxiliary: {steps: 10, images: 300}
@@ -57,12 +67,12 @@ evaluate: {epochs: 1, bound: false, classifiers: [lr], fidelity: [detector]}
 
 
 class OutOfTime(BaseException):
-    """The seconds are over. No `except Exception` treats it as a part that broke."""
+    """The seconds are over. Not an Exception, so that no handler mistakes it for a failed part."""
 
 
 @dataclass(kw_only=True)
 class Session(Found):
-    """Results, each on disk at once."""
+    """Collected results. Each is also written to the disk at once."""
 
     out: Path
     ends: float  # in time.perf_counter's seconds
@@ -93,7 +103,7 @@ class Session(Found):
 
 
 def networks(found: Found) -> dict[str, Setting]:
-    """Return the networks by name; the one of the papers' Fashion-MNIST comes first."""
+    """Return the networks by name. The first one is the papers' network for Fashion-MNIST."""
     if found.small:
         return {"tiny": TINY, "tiny, in colour": replace(TINY, channels=3)}
     colour = Setting(passes=4096, size=32, channels=3, width=36, deepest=4, unshuffle=1, blocks=2)
@@ -115,7 +125,7 @@ def ceilings(found: Session) -> None:
     took = found.seconds(lambda: [a @ b for _ in range(10)], 3)
     found.row(
         "ceilings",
-        f"product of two matrices of {side}, bfloat16",
+        f"product of two {side}×{side} matrices, bfloat16",
         10 * 2 * side**3 / took / 1e12,
         "TFLOP/s",
     )
@@ -143,10 +153,10 @@ def measure(
     fastest: float = math.inf,
     changed: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> float:
-    """Measure the passes per second of a step, built on its turn.
+    """Build a step, and measure its passes per second.
 
-    fastest: seconds per pass of the plain step to compare with; changed: context of the run.
-    Returns its seconds per pass, infinite if it does not run.
+    fastest: seconds per pass of the plain step to compare with; changed: context manager to build
+    and run the step in. Returns the seconds per pass, or infinity if the step fails.
     """
     more = {}
     try:
@@ -155,7 +165,7 @@ def measure(
             torch.cuda.reset_peak_memory_stats()
         with changed():
             took = found.seconds(make(), 3 if found.fast else 1) / passes
-    except Exception as error:  # such as too large for this card: other steps are still measured
+    except Exception as error:  # such as out of memory: other steps are still measured
         found.skip(what, f"{type(error).__name__}: {error}")
         return math.inf
     if found.device == "cuda":
@@ -167,12 +177,12 @@ def measure(
 
 
 def steps(found: Session) -> None:
-    """Measure plain and private steps of the papers' network."""
+    """Measure plain and private steps of the papers' network for Fashion-MNIST."""
     compare(found, *next(iter(networks(found).items())))
 
 
 def more(found: Session) -> None:
-    """Measure the same steps of the other networks."""
+    """Measure plain and private steps of the other networks."""
     for name, setting in list(networks(found).items())[1:]:
         compare(found, name, setting)
 
@@ -181,15 +191,10 @@ def compare(found: Session, name: str, setting: Setting) -> None:
     device, passes = found.device, setting.passes
     model = setting.network(device)
     weights, operations = sum(value.numel() for value in model.parameters()), gflop(model)
-    found.row("steps", f"{name}: operations of a pass", operations, "GFLOP", weights=weights)
+    found.row("steps", f"{name}: operations per pass", operations, "GFLOP", weights=weights)
     kept = {draws: chunk_of(setting, draws, model) for draws in (1, 8, 32)}
     for draws, images in kept.items():
-        found.row(
-            "steps",
-            f"{name}, K={draws}: images at a time that the machine chooses",
-            images,
-            "images",
-        )
+        found.row("steps", f"{name}, K={draws}: chosen images at a time", images, "images")
     del model
     batch = min(passes, 8 * kept[8])
     for autocast in (True, False):
@@ -216,7 +221,7 @@ def compare(found: Session, name: str, setting: Setting) -> None:
                         norms_in_bfloat16,
                     )
         if not autocast:
-            rows = min(passes, 8 * setting.opacus_rows)  # compared in float32 only
+            rows = min(passes, 8 * setting.opacus_rows)  # Opacus is measured in float32 only
             step = partial(opacus, replace(setting, passes=rows, opacus_rows=rows), 8, device)
             measure(found, f"{title}, K=8, Opacus", step, rows, fastest)
     tried = f"{name}, bfloat16, K=8, products"
@@ -231,7 +236,7 @@ def compare(found: Session, name: str, setting: Setting) -> None:
 
 
 def profile(found: Session) -> None:
-    """Write a step's kernels into profile.txt; measure the device's load and a chunk's waits."""
+    """Write a step's kernels to profile.txt, and run the part `busy` of `gpu.py`."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
 
@@ -243,10 +248,7 @@ def profile(found: Session) -> None:
     start = time.process_time()
     step()
     found.row(
-        "profile",
-        "time of the processor to launch a step",
-        1e3 * (time.process_time() - start),
-        "ms",
+        "profile", "processor time to launch a step", 1e3 * (time.process_time() - start), "ms"
     )
     found.wait()
     cuda = [ProfilerActivity.CUDA] if found.device == "cuda" else []
@@ -269,12 +271,12 @@ def step(found: Session) -> None:
 
 
 def graph(found: Session) -> None:
-    """Measure a chunk as a CUDA graph beside the plain step.
+    """Measure a chunk as a CUDA graph, and the same chunk without one.
 
-    It runs late, because a failed capture may break other parts.
+    This part runs late, because a failed capture may break other parts.
     """
     if found.device != "cuda":
-        return found.skip("graph", "needs a card")
+        return found.skip("graph", "needs a GPU")
     name, setting = next(iter(networks(found).items()))
     for draws in (8, 32):
         images = max(1, min(2048, setting.passes) // draws)
@@ -291,7 +293,7 @@ def graph(found: Session) -> None:
 
 
 def stages(found: Session) -> None:
-    """Run each stage of a recipe in a process of its own, as a user does; then its release's ε."""
+    """Run each stage of a recipe in its own process, as a user does, and report the release's ε."""
     from sfumato.settings.recipes import load_params
 
     pictures = bare.CARRIED / "fashion-mnist"
@@ -321,7 +323,7 @@ def stages(found: Session) -> None:
 
 
 def ran(found: Session, folder: Path, command: str) -> bool:
-    """Run `stage COMMAND`, and record its seconds as a row."""
+    """Run `stage COMMAND`, and record its seconds as a row. Returns whether it succeeded."""
     environment = {**os.environ, "SFUMATO_STATE": str(folder / ".state")}
     words = [sys.executable, "-m", "stages.cli", *command.split()]
     start = time.perf_counter()
@@ -331,7 +333,7 @@ def ran(found: Session, folder: Path, command: str) -> bool:
     if "No module named" in done.stderr:
         found.skip(f"stage {command}", done.stderr.splitlines()[-1])
     elif done.returncode:
-        found.check(f"stage {command} runs", False, " ".join(done.stderr.split())[-300:])
+        found.check(f"stage {command} succeeds", False, " ".join(done.stderr.split())[-300:])
     else:
         found.row("stages", f"stage {command}", time.perf_counter() - start, "s")
     return done.returncode == 0
@@ -343,7 +345,7 @@ def drawing(found: Session) -> None:
 
 
 def fitting(found: Session) -> None:
-    """Measure a generator's fit and a query's features, by Fashion-MNIST's profile, and votes."""
+    """Measure the generator and the features as in Fashion-MNIST's profile, and the votes."""
     from sfumato.features import FeatureMeans
     from sfumato.features.batch_invariant import place_matters, rows_alone
     from sfumato.features.fourier import FourierFeatures
@@ -397,7 +399,7 @@ def fitting(found: Session) -> None:
 
 # --- all of it ------------------------------------------------------------------------------------
 
-# Parts in this order, with the seconds that must be left for each to begin.
+# Name -> (part, seconds that must be left to start it), in the order of running.
 PARTS: dict[str, tuple[Callable[[Session], None], int]] = {
     "step": (step, 15),
     "more": (more, 30),
@@ -413,7 +415,7 @@ PARTS: dict[str, tuple[Callable[[Session], None], int]] = {
 
 
 def run(found: Session, names: list[str]) -> None:
-    """Run the parts one after another. A part that breaks does not stop the others."""
+    """Run the parts one after another. A part that fails does not stop the others."""
 
     def stop(*_: object) -> None:
         raise OutOfTime
@@ -422,19 +424,19 @@ def run(found: Session, names: list[str]) -> None:
     for name in names:
         part, needed = PARTS[name]
         if found.left() < needed:
-            found.skip(name, f"{found.left():.0f} s are left, and it begins only with {needed}")
+            found.skip(name, f"{found.left():.0f} s are left, but it needs {needed} s")
             continue
         signal.setitimer(signal.ITIMER_REAL, max(0.1, found.left()))
         try:
             part(found)
             found.write(ended=name)
         except OutOfTime:
-            found.skip(name, "the seconds are over: what it found before is above")
+            found.skip(name, "stopped when the seconds were over; its earlier rows are kept")
         except ImportError as error:
             found.skip(name, error)
         except Exception as error:
             reason = " ".join(str(error).split())[:300]
-            found.check(f"{name} runs to its end", False, f"{type(error).__name__}: {reason}")
+            found.check(f"part {name} finishes", False, f"{type(error).__name__}: {reason}")
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
         if found.device == "cuda":
@@ -443,9 +445,7 @@ def run(found: Session, names: list[str]) -> None:
 
 
 def ended_parts(file: Path) -> set[str]:
-    """Return the names of parts that ran to their end. A line that was cut off is no reason to
-    stop.
-    """
+    """Return the names of the parts that finished. Incomplete lines of the file are ignored."""
     ended = set()
     for line in file.read_text(encoding="utf-8").splitlines():
         with suppress(json.JSONDecodeError):
@@ -459,20 +459,18 @@ def main(began: float | None = None) -> None:
         "--out",
         type=Path,
         default=Path("build/gpu"),
-        help="folder of session.jsonl and profile.txt",
+        help="folder for session.jsonl and profile.txt",
     )
-    parser.add_argument(
-        "--seconds", type=float, default=440, help="after which the program has ended"
-    )
+    parser.add_argument("--seconds", type=float, default=440, help="time limit of the program")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="small sizes, and no speed is asserted")
+    parser.add_argument("--tiny", action="store_true", help="use small sizes")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--resume", action="store_true", help="leave out parts that have ended")
+    parser.add_argument("--resume", action="store_true", help="omit parts that have finished")
     asked = parser.parse_args()
     os.environ["SFUMATO_DEVICE"] = asked.device
     warnings.filterwarnings("ignore")
     if asked.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("torch finds no GPU here: --device cpu --tiny runs without one")
+        raise SystemExit("torch finds no GPU: run without one by --device cpu --tiny")
 
     asked.out.mkdir(parents=True, exist_ok=True)
     ended = set()

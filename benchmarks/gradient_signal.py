@@ -1,15 +1,15 @@
-"""Measure how much of the first DP-SGD step is signal, noise and chance of the draw.
+"""Measure the signal, the noise and the sampling error in the first step of DP-SGD.
 
-Run it after `pretrain`: it reads the network and the settings of `finetune`, and tries several
-clips C. Local: the gradients are computed on real images, so a setting chosen by them is chosen by
-real data. It is meant for public data sets.
+Run this program after `pretrain`: it reads the pretrained network and the settings of `finetune`,
+and tries several clips C. The results are local, because the gradients are computed on real images.
+A setting chosen by these results would depend on real data, so use public data sets only.
 
     python benchmarks/gradient_signal.py [--folder .] [--images 1024]
 
-Lengths are L2 norms in the space of all weights. Signal is the length of the mean clipped gradient,
-estimated without bias as the square root of the dot product of the means of two halves. Noise is
-σ·C·√P / batch, which `stage plan --dry-run` shows in units of C. Chance is the deviation of the
-mean of one drawn batch.
+Lengths are L2 norms in the space of all P weights. Signal is the length of the mean clipped
+gradient; its square is estimated without bias by the dot product of the means of two halves. Noise
+is σ·C·√P / batch, which `stage plan --dry-run` shows in units of C. Chance is the standard
+deviation of the mean over one drawn batch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.chdir(arguments.folder)
     plan = read_stage_plan(ARTIFACTS / "plan" / "finetune.yaml", "finetune")
-    assert isinstance(plan, QueryPlan), "a recipe with finetune"
+    assert isinstance(plan, QueryPlan), "the recipe has no finetune"
     settings, batch = plan.settings, plan.mechanism.sample_rate * plan.size_hint
     clips = [factor * settings.max_grad_norm for factor in CLIPS]
     norms, halves = gradients(plan, clips, arguments.images)
@@ -52,7 +52,8 @@ def main() -> None:
     quantiles = ", ".join(f"{value:.2f}" for value in np.quantile(norms, (0.05, 0.5, 0.95)))
     print(
         f"{weights} weights, batch {batch:.0f}, {settings.draws} draws, σ = "
-        f"{plan.mechanism.noise_multiplier}; 5, 50, 95 % of images' norms: {quantiles}\n"
+        f"{plan.mechanism.noise_multiplier}; 5th, 50th and 95th percentile of the images' gradient "
+        f"norms: {quantiles}\n"
     )
     print(
         "| C | clipped | signal | noise | signal / noise | chance / signal "
@@ -74,7 +75,7 @@ def main() -> None:
 
 
 def gradients(plan, clips: list[float], count: int) -> tuple[np.ndarray, torch.Tensor]:
-    """Compute gradient norms (n,), and mean clipped gradients by clip and half (clips, 2, P)."""
+    """Compute gradient norms, (n,), and mean clipped gradients, (clips, 2 halves, P)."""
     sensitive, _ = open_local(state_dir(), read_card(CARD_PATH), "gradient signal")
     model = load_model(ARTIFACTS / "pretrain").eval()
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -83,7 +84,7 @@ def gradients(plan, clips: list[float], count: int) -> tuple[np.ndarray, torch.T
         chosen[start : start + PIECE]
         for start in range(0, len(chosen) // (2 * PIECE) * 2 * PIECE, PIECE)
     ]
-    assert pieces, f"needs at least {2 * PIECE} images"
+    assert pieces, f"too few images: at least {2 * PIECE} are needed"
     generator = torch.Generator().manual_seed(0)
     norms, sums = (
         [],

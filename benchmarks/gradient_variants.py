@@ -1,7 +1,7 @@
-"""Variants of a step for comparing speed: a plain step, ours, and Opacus'. The images are random.
+"""Build training steps to compare their speed: a plain step, ours, and one with Opacus.
 
-Each maker takes a setting and returns a step, which makes `passes` image passes (forward and
-backward of one image at one noise level) on the device.
+Each function takes a setting and returns a step. A step makes `passes` image passes (forward and
+backward of one image at one noise level) over random images on the device.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ CLIP = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    passes: int = 256  # image passes of a step
+    passes: int = 256  # image passes per step
     size: int = 28  # pixels
     channels: int = 1  # channels of the images
-    width: int = 32  # channels of the finest level: kernels are fastest at multiples of 32
-    deepest: int = 2  # multiplier of the last level
+    width: int = 32  # channels of the finest level; kernels are fastest at multiples of 32
+    deepest: int = 2  # multiplier of the deepest level's channels
     unshuffle: Literal[1, 2, 4] = 2
     blocks: int = 1
-    opacus_rows: int = 64  # rows whose gradients Opacus has in memory at a time
+    opacus_rows: int = 64  # gradients that Opacus has in memory at a time
 
     def network(self, device: str = "cpu") -> UNet:
         torch.manual_seed(0)
@@ -48,7 +48,7 @@ class Setting:
         )
         model = UNet(self.size, self.channels, 10, architecture)
         with torch.no_grad():
-            # moves off the zero initialisation, where most gradients vanish
+            # at the zero initialisation, most gradients vanish
             for parameter in model.parameters():
                 parameter.add_(0.02 * torch.randn_like(parameter))
         return model.to(device)
@@ -60,7 +60,7 @@ class Setting:
 
 
 def gflop(model: UNet) -> float:
-    """Count the GFLOP of the forward and backward pass of one image."""
+    """Count the GFLOP of one image's forward and backward pass."""
     from torch.utils.flop_counter import FlopCounterMode
 
     meta = build_unet(**model.arguments).to("meta")
@@ -73,7 +73,7 @@ def gflop(model: UNet) -> float:
 
 @contextmanager
 def norms_in_bfloat16() -> Iterator[None]:
-    """Keep group normalisation in its images' type, which CUDA's autocast would make float32."""
+    """Compute group normalisation in its input's type; CUDA's autocast would use float32."""
     honest = unet.normalised
 
     def lean(x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> Tensor:
@@ -94,7 +94,10 @@ def plain(
     batch: int | None = None,
     channels_last: bool = False,
 ) -> Callable[[], object]:
-    """Make an ordinary training step on all passes or, if memory is short, on `batch` at a time."""
+    """Build an ordinary training step, without per-image gradients.
+
+    batch: images at a time, if memory is short; None for all.
+    """
     model = setting.network(device)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -130,10 +133,10 @@ def ours(
     draws_per_pass: int | None = None,
     products: bool = False,
 ) -> Callable[[], object]:
-    """Make a step of draws, per-image gradients, clip and sum, as in DP-SGD.
+    """Build a step of DP-SGD without noise: draws, per-image gradients, clip and sum.
 
-    chunk: images at a time; None for the machine's choice; products: weight gradients of
-    convolutions by matrix products.
+    chunk: images at a time; None to choose it for this machine; products: whether to compute the
+    weight gradients of convolutions by matrix products.
     """
     model, generator = setting.network(device), torch.Generator(device).manual_seed(0)
     images, labels = setting.data(setting.passes // draws, device)
@@ -150,7 +153,10 @@ def ours(
 
 
 def graphed(setting: Setting, draws: int, chunk: int) -> Callable[[], Tensor]:
-    """Capture a chunk as a CUDA graph and replay it for each: no Python between its kernels."""
+    """Build a step that captures one chunk as a CUDA graph, and replays the graph for each chunk.
+
+    So no Python runs between the kernels of a chunk.
+    """
     model, generator = setting.network("cuda"), torch.Generator("cuda").manual_seed(0)
     images, labels = setting.data(setting.passes // draws, "cuda")
     parameters = dict(model.named_parameters())
@@ -192,12 +198,12 @@ def graphed(setting: Setting, draws: int, chunk: int) -> Callable[[], Tensor]:
     total.zero_()
     captured.replay()
     if float((total - expected).norm()) > 1e-2 * float(expected.norm()):
-        raise RuntimeError("the graph gives another sum than the step")
+        raise RuntimeError("the CUDA graph and the ordinary step compute different sums")
     return step
 
 
 class OpacusNorm(nn.Module):
-    """Group normalisation in modules that Opacus has rules for."""
+    """Group normalisation built from modules that Opacus supports."""
 
     def __init__(self, groups: int, channels: int, affine: bool) -> None:
         super().__init__()
@@ -215,10 +221,10 @@ class OpacusNorm(nn.Module):
 
 
 def opacus(setting: Setting, draws: int, device: str = "cpu") -> Callable[[], object]:
-    """Make a step with Opacus: its hooks and its optimiser's clip and sum, without noise.
+    """Build a step with Opacus: its hooks, and its optimiser's clip and sum, without noise.
 
-    Modules are replaced by ones that it supports. K draws are K rows, whose gradients are averaged
-    before the optimiser gets them.
+    Modules that Opacus does not support are replaced. K draws of an image are K rows; their
+    gradients are averaged before the optimiser clips them.
     """
     from opacus.grad_sample import GradSampleModule
     from opacus.optimizers import DPOptimizer

@@ -1,16 +1,16 @@
-"""Kill, interrupt, starve and fill the disk of a project; check that it costs like a quiet run.
+"""Disturb a project by kills and other faults; check that it costs no more than a run without them.
 
     python benchmarks/kills.py --kills 100 --seed 0
 
-Projects as `stage init` writes them (the lifetime budget is ε) are created in a temporary folder:
-images or persons are protected, by one-shot queries or by DP-SGD. Faults are SIGKILL, SIGINT, a
-MemoryError and a full disk of the state directory (`tests/faults.py`): at four moments of every
-entry of the journal, and at random times of a full `dvc repro`. The next `dvc repro` must end well
-by itself. Then each query has one charge, the ledger contains these, ε equals the plan's, every
-artifact is complete, and no temporary file is left. Last, Python processes in `Project.run` are
-killed: DVC and its stage must be gone within five seconds. A process that has imported the
-libraries forks for DVC and for each stage. If a kill damaged one of DVC's own files, the remedy of
-`stage doctor` is applied, and counted.
+Projects are created in a temporary folder, as `stage init` writes them (the lifetime budget is ε).
+They protect images or persons, and use one-shot queries or DP-SGD. Faults are SIGKILL, SIGINT, a
+MemoryError and a full disk of the state directory (`tests/faults.py`). They come at four moments of
+every entry of the journal, and at random times of a full `dvc repro`. The next `dvc repro` must
+succeed without help. Then each query must have one charge, the ledger must contain these charges, ε
+must equal the plan's, every artifact must be complete, and no temporary file may be left. If a kill
+damaged one of DVC's own files, the remedy of `stage doctor` is applied and counted. Last, Python
+processes are killed during `Project.run`: DVC and its stage must end within five seconds. To save
+time, DVC and each stage are forked from a process that has already imported the libraries.
 """
 
 from __future__ import annotations
@@ -50,14 +50,17 @@ from faults import KINDS, MOMENTS, SIGNALS, fault  # noqa: E402
 from stages.fork_server import SOCKET  # noqa: E402
 
 NAME, PERSONS, EACH = "photos", 30, 2
-LONGEST = 600  # Seconds of a run
-IN_A_ROW = 4  # Runs that are hit before one is left alone
-AMID = 1.5  # Seconds from the first entry of a run within which every other fault comes
-GONE = 5  # Seconds until DVC and its stage are gone
-ENTRIES = "faults at the moments of the journal's entries: each kind in turn, or every kind at each"
+LONGEST = 600  # Seconds that a run may take
+IN_A_ROW = 4  # Runs with a fault, before one without
+AMID = 1.5  # Every other fault comes within this many seconds of the run's first journal entry
+GONE = 5  # Seconds within which DVC and its stage must end
+ENTRIES = (
+    "faults at the moments of the journal's entries: none, one kind in turn at each moment (turn), "
+    "or every kind at every moment (every)"
+)
 CURES = ("rm .dvc/tmp/rwlock", "cp .dvc/tmp/whole.lock dvc.lock")
 UNITS = {"image": ["--one-image-each"], "group": ["--groups", r"^(p\d+)_"]}
-RECIPES: dict[str, dict[str, Any]] = {  # additions to params.yaml, by the last query
+RECIPES: dict[str, dict[str, Any]] = {  # last query -> additions to params.yaml
     "frequency": {
         "recipe": "dp-merf",
         "run": ["count", "frequency", "auxiliary", "synthesize"],
@@ -80,9 +83,10 @@ RECIPES: dict[str, dict[str, Any]] = {  # additions to params.yaml, by the last 
 
 @dataclass(frozen=True)
 class Project:
-    """A folder with the project, its state directory, and the faults.
+    """A project under test.
 
-    query: the last query; programs: folder of `stage` and DVC.
+    folder: contains the project, its state directory, and files of the faults; query: the last
+    query; programs: folder with the programs `stage` and DVC.
     """
 
     folder: Path
@@ -129,7 +133,7 @@ class Project:
         return Odometer(self.state, NAME)
 
     def keep(self, name: str) -> Path:
-        """Copy all, as it is now."""
+        """Copy the whole folder in its current state. Returns the copy."""
         return shutil.copytree(
             self.folder, self.folder.with_name(f"{self.folder.name}.{name}"), symlinks=True
         )
@@ -140,7 +144,7 @@ class Project:
 
 
 def make_project(folder: Path, query: str, unit: str, programs: Path) -> Project:
-    """Write a project as `stage init` does, for a few persons' small pictures; small recipe."""
+    """Create a project by `stage init` from a few persons' small pictures, with a small recipe."""
     project, random_numbers = Project(folder, query, programs), np.random.default_rng(0)
     pictures = folder.with_name(f"{folder.name}.pictures") / NAME
     for person in range(PERSONS):
@@ -161,13 +165,13 @@ def make_project(folder: Path, query: str, unit: str, programs: Path) -> Project
     return project
 
 
-# --- what must hold -------------------------------------------------------------------------------
+# --- what must be true ----------------------------------------------------------------------------
 
 
 def check(project: Project, *, whole: bool) -> None:
-    """Raise AssertionError unless all that was planned was charged once, and released.
+    """Check that everything planned was charged exactly once, and released.
 
-    whole: check the ledger too.
+    Raises AssertionError if not. whole: whether to check the ledger, too.
     """
     plan = project.home / "artifacts/plan"
     budget, policy = (
@@ -198,9 +202,9 @@ def check(project: Project, *, whole: bool) -> None:
 
 
 def cure(project: Project) -> bool:
-    """Do what `stage doctor` advises if a kill damaged one of DVC's files.
+    """Run the commands that `stage doctor` advises after a kill damaged one of DVC's files.
 
-    Returns whether it advises.
+    Returns whether it advised any.
     """
     text = " ".join(project.run("stage", "doctor")[1].replace("│", " ").split())
     found = [command for command in CURES if command in text]
@@ -211,16 +215,16 @@ def cure(project: Project) -> bool:
 
 # --- faults at every entry of the journal ---------------------------------------------------------
 
-Run = Callable[..., tuple[int, str]]  # Function of a project, with a fault in its environment
+Run = Callable[..., tuple[int, str]]  # Runs a project; keywords are its environment, with a fault
 
 
 def repro(project: Project, **more: str) -> tuple[int, str]:
-    """Run DVC, up to the last query."""
+    """Run `dvc repro` up to the last query."""
     return project.run(*project.repro(project.query), **more)
 
 
 def moments_of(project: Project, kept: Path, run: Run) -> list[str]:
-    """Return the moments of a quiet run, from the state `kept`."""
+    """Run the copy `kept` without a fault, and return the moments of its journal entries."""
     project.restore(kept)
     code, said = run(project, **fault(project.folder, project.state))
     assert code == 0, said
@@ -231,14 +235,14 @@ def moments_of(project: Project, kept: Path, run: Run) -> list[str]:
 
 
 def strike_at(project: Project, kept: Path, run: Run, kind: str, number: int) -> tuple[int, int]:
-    """Run until the moment of this number, and then run again.
+    """Run the copy `kept` with a fault at moment `number`, and then run it again without one.
 
-    Raises AssertionError if that does not end well. Returns 1, for the fault, and 0, for no cure.
+    Raises AssertionError if the second run fails. Returns 1 fault and 0 cures.
     """
     project.restore(kept)
     failed, said = run(project, **fault(project.folder, project.state, kind, number))
     assert kind == "kill" or "Traceback" not in said, said
-    assert failed or kind == "full", said  # the rest may need no room
+    assert failed or kind == "full", said  # the rest of the run may write nothing
     (project.folder / "full").unlink(missing_ok=True)
     code, said = run(project)
     assert code == 0, said
@@ -247,7 +251,7 @@ def strike_at(project: Project, kept: Path, run: Run, kind: str, number: int) ->
 
 
 def kinds_at(number: int, *, every: bool = False) -> tuple[str, ...]:
-    """Return the faults for a moment, so that each entry, or each moment, meets every kind."""
+    """Return the kinds of fault for moment `number`: one in turn, or all if `every`."""
     entry, moment = divmod(number - 1, len(MOMENTS))
     return KINDS if every else (KINDS[(entry + moment) % len(KINDS)],)
 
@@ -256,10 +260,11 @@ def kinds_at(number: int, *, every: bool = False) -> tuple[str, ...]:
 
 
 def strike_after(project: Project, kind: str, seconds: float, *, amid: bool) -> tuple[bool, int]:
-    """Run `dvc repro`, and hit it after some seconds.
+    """Run `dvc repro`, with a fault of this kind after `seconds`.
 
-    amid: count from its first entry of the journal. Returns whether that stopped it, and how many
-    of DVC's files were cured before. Raises AssertionError if it fails by itself.
+    amid: whether the seconds start at the run's first journal entry. Returns whether the fault
+    stopped the run, and how many times DVC's files had to be cured first. Raises AssertionError if
+    the run fails before the fault and cannot be cured.
     """
     for cured in range(len(CURES) + 1):
         process = project.start(*project.repro(), **fault(project.folder, project.state, kind))
@@ -284,9 +289,9 @@ def strike_after(project: Project, kind: str, seconds: float, *, amid: bool) -> 
 def strike_often(
     project: Project, fresh: Path, kind: str, seconds: Sequence[float]
 ) -> tuple[int, int]:
-    """Hit one run after the other until one finishes, every other one during a query.
+    """Disturb one run after the other until one finishes, every other one during a query.
 
-    Returns how many were hit; and the cures.
+    Returns how many runs were stopped, and how many cures there were.
     """
     project.restore(fresh)
     hit = cured = 0
@@ -303,15 +308,15 @@ def strike_often(
 
 
 def kill_caller(project: Project, pause: float) -> tuple[int, int]:
-    """Kill a Python process during `Project.run`, some seconds after a stage began.
+    """Kill a Python process during `Project.run`, `pause` seconds after a stage began.
 
-    Raises AssertionError unless all that it started is gone soon after.
+    Raises AssertionError unless all processes that it started end soon. Returns 1 fault, 0 cures.
     """
     words = [sys.executable, "-c", "import sfumato; sfumato.Project().run(progress=False)"]
     caller = subprocess.Popen(words, cwd=project.home, env=project.environment)
     started = psutil.Process(caller.pid)
     while not any("stage" in words_of(child) for child in started.children(recursive=True)):
-        assert caller.poll() is None, "the run ended before a stage was seen"
+        assert caller.poll() is None, "the run ended before it started a stage"
         time.sleep(0.05)
     time.sleep(pause)
     left = started.children(recursive=True)
@@ -320,7 +325,7 @@ def kill_caller(project: Project, pause: float) -> tuple[int, int]:
     _, left = psutil.wait_procs(left, timeout=GONE)
     for process in left:
         process.kill()
-    assert not left, f"{len(left)} processes live {GONE} s after the one that started them"
+    assert not left, f"{len(left)} child processes still run {GONE} s after their parent was killed"
     return 1, 0
 
 
@@ -334,7 +339,7 @@ def words_of(process: psutil.Process) -> str:
 
 
 class Figures:
-    """Faults by kind, and the failures. stop: stop at the first failure."""
+    """Number of faults by kind, and the failures. stop: whether to stop at the first failure."""
 
     def __init__(self, stop: bool) -> None:
         self.tried, self.cured, self.failed, self.stop = Counter[str](), 0, list[str](), stop
@@ -342,7 +347,7 @@ class Figures:
     def note(
         self, kind: str, where: str, strike: Callable[..., tuple[int, int]], *given: Any
     ) -> int:
-        """Call `strike`, which returns the numbers of faults and of cured DVC files."""
+        """Call `strike(*given)`, and count its faults and cures. Returns the number of faults."""
         start, wrong = time.monotonic(), ""
         try:
             hit, cured = strike(*given)
@@ -378,11 +383,11 @@ def at_every_entry(project: Project, which: str, figures: Figures, *, every: boo
 def at_random_times(
     project: Project, fresh: Path, which: str, most: int, draws: random.Random, figures: Figures
 ) -> None:
-    """Try `most` faults, each kind in turn, in runs that start afresh once one has finished."""
+    """Try about `most` faults, each kind in turn. After a run has finished, restore the project."""
     start = time.monotonic()
     strike_often(project, fresh, "kill", [])
     quiet = time.monotonic() - start
-    print(f"{which}: a quiet run takes {quiet:.0f} s", flush=True)
+    print(f"{which}: a run without faults takes {quiet:.0f} s", flush=True)
     for kind in cycle(KINDS):
         if most <= 0:
             break
@@ -396,26 +401,26 @@ def at_random_times(
 def kill_callers(
     project: Project, fresh: Path, number: int, draws: random.Random, figures: Figures
 ) -> None:
-    """Kill processes that call `Project.run`, one after the other, and then run quietly."""
+    """Kill `number` processes that call `Project.run`, and then run without faults."""
     project.restore(fresh)
     for turn in range(number):
         figures.note("caller", f"{turn}", kill_caller, project, draws.uniform(0, 3))
-    figures.note("caller", "a quiet run", strike_often, project, project.keep("called"), "kill", [])
+    figures.note(
+        "caller", "a run without faults", strike_often, project, project.keep("called"), "kill", []
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--kills", type=int, default=100, help="faults at random times, in all")
+    parser.add_argument("--kills", type=int, default=100, help="total faults at random times")
     parser.add_argument(
         "--entries", choices=("none", "turn", "every"), default="turn", help=ENTRIES
     )
     parser.add_argument(
-        "--callers", type=int, default=10, help="processes amid Project.run that are killed"
+        "--callers", type=int, default=10, help="processes to kill during Project.run"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--stop", action="store_true", help="at the first fault that does not end well"
-    )
+    parser.add_argument("--stop", action="store_true", help="stop at the first failure")
     arguments = parser.parse_args()
     draws, figures, began = random.Random(arguments.seed), Figures(arguments.stop), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kills-") as name:
@@ -445,7 +450,7 @@ def main() -> None:
     print(
         f"{tried}; cures of DVC's own files: {figures.cured}; in {time.monotonic() - began:.0f} s"
     )
-    print(f"not well ended, or charged twice: {len(figures.failed)}")
+    print(f"failed or charged twice: {len(figures.failed)}")
     sys.exit(bool(figures.failed))
 
 

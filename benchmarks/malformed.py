@@ -2,19 +2,20 @@
 
     python benchmarks/malformed.py --count 500 --seed 0
 
-Each case changes one file (parameters, a recipe, a plan, a card, the ledger, DVC's lock, a journal,
-an artifact, images) in one way (cut, bits turned, emptied, a value of another kind, a key gone,
-twice or new, deep nesting, huge numbers, bytes that are not text, a pipe, a folder, a hole of a
-terabyte), some with a corrected hash of the file. A command of the program then runs in a process
-of its own, with bounded memory and time. It must end with 0, 2, 3 or 4 and without a traceback,
-leave nothing half-written, and accept nothing wrong: no changed ledger, no artifact whose bytes
-changed, no journal that lost a charge.
+Each case changes one file: parameters, a recipe, a plan, a card, the ledger, DVC's lock, a journal,
+an artifact or images. It changes the file in one way: cut short, bits flipped, emptied, a value of
+another type, a key removed, repeated or added, deep nesting, huge numbers, bytes that are not text,
+or a pipe, a folder, or a sparse file of a terabyte in its place. In some cases, the file's recorded
+hash is updated. A command of the program then runs in its own process, with bounded memory and
+time. It must exit with 0, 2, 3 or 4, print no traceback, leave no incomplete file, and accept
+nothing wrong: no changed ledger, no artifact with changed bytes, no journal that lost a charge.
 
-Then each file of `bombs.py` is read, in a process that may take 2 GB more memory than it has once
-PyTorch and all decoders are imported (RLIMIT_DATA: private memory; the addresses that RLIMIT_AS
-counts are 3 GB by then, before anything is read). Each must be refused by one of our own errors,
-not caused by a MemoryError, within 20 seconds; no more may be written than an archive is allowed,
-and no file may stay in the state directory or among temporary ones.
+Then each file of `bombs.py` is read in its own process. That process may use 2 GB more memory than
+PyTorch and all decoders take after their import. (The limit is RLIMIT_DATA, which counts private
+memory. RLIMIT_AS counts addresses, 3 GB of them after the import.) The program must refuse each
+file within 20 seconds by one of its own errors, not caused by a MemoryError. It may not write more
+than an archive is allowed to, and it must leave no file in the state directory or among the
+temporary files.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ from sfumato.errors import SfumatoError
 from sfumato.storage.limits import LARGEST_PICTURE
 
 ROOT = Path(__file__).resolve().parent.parent
-# limits of one command; the memory counts addresses, of which PyTorch needs many
+# limits of one command; the memory is the address space, and PyTorch needs much of it
 SECONDS, MEMORY = 60, 24 * 2**30
-BOMB_SECONDS, BOMB_MEMORY = 20, 2 * 2**30  # the memory is above the imported program's
+BOMB_SECONDS, BOMB_MEMORY = 20, 2 * 2**30  # memory beyond the imported program's
 ALLOWED = {0, 2, 3, 4}
 SMALL = {
     "recipe": "dp-feta",
@@ -71,7 +72,7 @@ SMALL = {
 class Target:
     """A file to damage, and the command that reads it.
 
-    guarded: any changed bytes must be refused.
+    guarded: whether any change of its bytes must be refused.
     """
 
     file: str
@@ -194,7 +195,7 @@ def bomb(content: bytes, chance: random.Random) -> bytes:
 
 
 def spots(content: Any, path: tuple = ()) -> list[tuple]:
-    """List the place of every value in nested lists and mappings."""
+    """List the path of every value in nested lists and mappings."""
     inner = (
         content.items()
         if isinstance(content, dict)
@@ -226,7 +227,7 @@ def odd_value(content: Any, chance: random.Random) -> Any:
 
 
 def of_another_kind(content: bytes, chance: random.Random) -> bytes:
-    """Replace, remove or add one value in JSON or YAML; in safetensors, in the header."""
+    """Replace, remove or add one value of a JSON or YAML file. Flip bits of any other file."""
     try:
         return json.dumps(odd_value(json.loads(content), chance)).encode()
     except ValueError:
@@ -240,7 +241,7 @@ def of_another_kind(content: bytes, chance: random.Random) -> bytes:
 
 
 def one_line(content: bytes, chance: random.Random) -> bytes:
-    """Remove, double, move or edit a line."""
+    """Remove, repeat, swap or edit a line, or cut all lines from it on."""
     lines = content.splitlines(keepends=True)
     i, j = chance.randrange(len(lines)), chance.randrange(len(lines))
     match chance.choice(["out", "twice", "swap", "edit", "cut"]):
@@ -266,7 +267,7 @@ def npy_of(shape: tuple[int, ...], kind: str = "|u1") -> bytes:
 
 
 def false_claims(content: bytes, chance: random.Random) -> bytes:
-    """Make a header claim another shape, number of axes or type than its content has."""
+    """Make a header claim a shape, number of axes or type that its content does not have."""
     shape = chance.choice(
         [(2**36, 28, 28), (-1, 8, 8), (2**62,) * 4, (), (0, 8, 8, 1), (10**18, 8, 8, 1)]
     )
@@ -308,7 +309,7 @@ DAMAGES: list[Callable[[bytes, random.Random], bytes]] = [
 
 
 def replace_kind(path: Path, chance: random.Random) -> str:
-    """Replace the file by a pipe, a folder, a hole, a link or nothing."""
+    """Remove the file, or replace it by a pipe, a folder, a sparse file or a link."""
     kind = chance.choice(["pipe", "folder", "link", "nothing", "hole"])
     path.unlink()
     if kind == "pipe":
@@ -327,7 +328,7 @@ def replace_kind(path: Path, chance: random.Random) -> str:
 
 
 def mend(path: Path) -> None:
-    """Write the sha256 of a damaged file into its privacy.json, as an informed attacker would."""
+    """Update the damaged file's hash in its privacy.json, as an informed attacker would."""
     about = path.parent / "privacy.json"
     content = json.loads(about.read_text())
     content["files"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -335,15 +336,15 @@ def mend(path: Path) -> None:
 
 
 def run(words: tuple[str, ...]) -> tuple[int, str]:
-    """Run a command in a forked process; return its exit code, and all that it printed.
+    """Run a command in a forked process. Returns its exit code and the end of its output.
 
-    The code is 124 if it never ended.
+    The code is 124 if the command ran too long and was killed.
     """
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(read)
-        atexit._clear()  # what the parent does at its end
+        atexit._clear()  # the parent's exit handlers must not run here
         code, out = 1, io.StringIO()
         try:
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
@@ -358,7 +359,7 @@ def run(words: tuple[str, ...]) -> tuple[int, str]:
                     code = end.code if isinstance(end.code, int) else int(end.code is not None)
                 except BaseException:
                     traceback.print_exc()
-                atexit._run_exitfuncs()  # such as the removal of what was unpacked
+                atexit._run_exitfuncs()  # such as the removal of unpacked files
         finally:
             os.write(write, out.getvalue()[-8000:].encode("utf-8", "backslashreplace"))
             os._exit(code)
@@ -378,7 +379,7 @@ def run(words: tuple[str, ...]) -> tuple[int, str]:
 
 
 def accepts_something_wrong(target: Target, text: str, epsilon: float) -> str | None:
-    """Return why an exit code of 0 is wrong, or None."""
+    """Return why the command should not have succeeded, or None if it was right to."""
     if target.guarded:
         return "changed bytes were accepted"
     history = target.command == ("ledger", "history") and target.file.startswith("state")
@@ -392,7 +393,7 @@ def total_of(history: str) -> float:
 
 
 def make_project(folder: Path) -> float:
-    """Create a finished small project in `folder`, which becomes the working directory.
+    """Create a small finished project in `folder`, and make it the working directory.
 
     Returns the ε of its journal.
     """
@@ -437,12 +438,12 @@ def make_project(folder: Path) -> float:
     for words in (("ledger", "check", "--artifacts"), ("ledger", "history")):
         code, text = run(words)
         if code:
-            raise RuntimeError(f"the undamaged project does not hold:\n{text}")
+            raise RuntimeError(f"the undamaged project fails `stage {' '.join(words)}`:\n{text}")
     return total_of(text)
 
 
 def try_one(whole: Path, epsilon: float, chance: random.Random) -> tuple[str, list[str]]:
-    """Try one case in a fresh copy of the project. Returns the case, and what went wrong."""
+    """Try one case in a fresh copy of the project. Returns its description, and what went wrong."""
     here = Path.cwd()
     for entry in here.iterdir():
         shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
@@ -474,7 +475,7 @@ def try_one(whole: Path, epsilon: float, chance: random.Random) -> tuple[str, li
     if "Traceback" in text or "Error:" in text.replace("Usage Error:", ""):
         wrong.append("a traceback")
     if code and not text.strip():
-        wrong.append("no reason given")
+        wrong.append("it failed without a message")
     if (
         code == 0
         and not same
@@ -483,11 +484,11 @@ def try_one(whole: Path, epsilon: float, chance: random.Random) -> tuple[str, li
     ):
         wrong.append(why)
     if left := [str(p.relative_to(here)) for p in here.rglob("*.tmp")]:
-        wrong.append(f"left {left[0]}")
+        wrong.append(f"left behind: {left[0]}")
     if code and any((here / name).exists() for name in ("other", "other.json", "other.html")):
-        wrong.append("something half-written")
+        wrong.append("it failed, but left an output")
     told = (
-        f"{target.file} ({name}{', hash mended' if mended else ''}): stage "
+        f"{target.file} ({name}{', hash updated' if mended else ''}): stage "
         f"{' '.join(target.command)} -> {code}"
     )
     return told, [f"{why}\n{text[-1500:]}" for why in wrong]
@@ -497,7 +498,7 @@ def try_one(whole: Path, epsilon: float, chance: random.Random) -> tuple[str, li
 
 
 def own(file: str, entry: str) -> int:
-    """Read a number of /proc/self: kilobytes of memory, or bytes that were written."""
+    """Read a number from /proc/self/FILE: kilobytes of memory in `status`, bytes in `io`."""
     return int(
         next(
             line for line in Path("/proc/self", file).read_text().splitlines() if entry in line
@@ -506,7 +507,7 @@ def own(file: str, entry: str) -> int:
 
 
 def explode(name: str, folder: Path) -> list[str]:
-    """Build one of BOMBS in an empty folder and read it in a process of its own.
+    """Build the bomb `name` in an empty folder, and read it in a forked process.
 
     Returns what went wrong.
     """
@@ -518,8 +519,8 @@ def explode(name: str, folder: Path) -> list[str]:
     child = os.fork()
     if child == 0:
         os.close(channel)
-        atexit._clear()  # avoids what the parent does at its end
-        wrong = ["the process ended"]
+        atexit._clear()  # the parent's exit handlers must not run here
+        wrong = ["the process exited"]
         try:
             os.environ["SFUMATO_STATE"] = str(folder / "state")
             tempfile.tempdir = str(folder / "tmp")
@@ -533,15 +534,15 @@ def explode(name: str, folder: Path) -> list[str]:
         wrong = json.loads(file.read() or '["the process was killed"]')
     os.waitpid(child, 0)
     if (seconds := time.monotonic() - begun) > BOMB_SECONDS:
-        wrong.append(f"{seconds:.0f} s")
+        wrong.append(f"it took {seconds:.0f} s")
     stayed = [
         path for part in ("state", "tmp") for path in (folder / part).rglob("*") if path.is_file()
     ]
-    return wrong + [f"left {path.relative_to(folder)}" for path in stayed[:1]]
+    return wrong + [f"left behind: {path.relative_to(folder)}" for path in stayed[:1]]
 
 
 def read_bounded(reader: Callable[[], object]) -> list[str]:
-    """Call `reader` with bounded memory. Returns what went wrong."""
+    """Call `reader` with bounded memory and time. Returns what went wrong."""
     memory = 1024 * own("status", "VmData") + BOMB_MEMORY
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     signal.alarm(3 * BOMB_SECONDS)
@@ -558,7 +559,7 @@ def read_bounded(reader: Callable[[], object]) -> list[str]:
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, MemoryError):
-                wrong.append(f"a MemoryError behind: {error}"[:500])
+                wrong.append(f"caused by a MemoryError: {error}"[:500])
             cause = cause.__cause__ or cause.__context__
     written = own("io", "wchar") - before
     if written > LARGEST_PICTURE + 2**20:
@@ -567,14 +568,14 @@ def read_bounded(reader: Callable[[], object]) -> list[str]:
 
 
 def explode_all(names: list[str]) -> int:
-    """Try each of these bombs, and print what went wrong. Returns the number of failures."""
+    """Try the named bombs, and print what went wrong. Returns the number of failures."""
     import imagecodecs
     import tifffile  # noqa: F401
 
     import sfumato.data.survey
     import sfumato.release.loading  # noqa: F401
 
-    imagecodecs.png_check(b"")  # loads its module
+    imagecodecs.png_check(b"")  # loads the codec before the forks
     failures = 0
     for name in names:
         with tempfile.TemporaryDirectory(prefix="bomb-") as folder:
@@ -583,8 +584,8 @@ def explode_all(names: list[str]) -> int:
         for why in wrong:
             print(f"{name}: {why}", flush=True)
     print(
-        f"{len(names)} bombs under {BOMB_MEMORY / 2**30:.0f} GB: {len(names) - failures} refused, "
-        f"{failures} failures"
+        f"{len(names)} bombs, {BOMB_MEMORY / 2**30:.0f} GB of memory for each: "
+        f"{len(names) - failures} refused, {failures} failures"
     )
     return failures
 
@@ -593,7 +594,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, help="The number of one case, to see it alone.")
+    parser.add_argument("--only", type=int, help="Number of a single case to run.")
     arguments = parser.parse_args()
     import torch
 
@@ -606,7 +607,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="malformed-") as name:
         whole, here, begun = Path(name) / "whole", Path(name) / "here", time.perf_counter()
         here.mkdir()
-        # created where it is used, because its state names its own path
+        # created in the folder of the cases, because the state contains absolute paths
         epsilon = make_project(here)
         shutil.copytree(here, whole)
         for number in range(arguments.count) if arguments.only is None else [arguments.only]:
@@ -614,7 +615,7 @@ def main() -> None:
             codes[told.rsplit(" ", 1)[1]] += 1
             failures += bool(wrong)
             for why in wrong:
-                print(f"{number}: {told}: {why}", flush=True)
+                print(f"case {number}: {told}: {why}", flush=True)
         seconds = time.perf_counter() - begun
         os.chdir(ROOT)
     spread = ", ".join(f"{number} × exit {code}" for code, number in sorted(codes.items()))

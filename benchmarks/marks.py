@@ -1,12 +1,14 @@
-"""Measure which marks of released pictures survive what a recipient does, and false alarms.
+"""Measure which marks of released pictures survive common treatments, and how often marks are found
+by mistake.
 
-    OMP_NUM_THREADS=1 python benchmarks/marks.py FOLDER [--side 128] [--marked 200] [--unmarked
-    10000]
+    OMP_NUM_THREADS=1 python benchmarks/marks.py FOLDER [--side 128] [--marked 200]
+        [--unmarked 10000]
 
-FOLDER: pictures without marks, in any folders; they play the release, resized to SIDE pixels. Each
-of the first MARKED gets all marks, with a certificate made for this run, then is treated. The
-signed and unsigned metadata are read in each; the pattern in each, and in sets of 20. False alarms:
-both marks are looked for in UNMARKED pictures, one by one.
+FOLDER: pictures without marks, also in subfolders; resized to SIDE pixels, they replace a release.
+Each of the first MARKED pictures gets all marks, signed by a certificate made for this run, and is
+then treated as a recipient might. The signed and the unsigned metadata are searched for in each
+picture, and the pattern in each picture and in sets of 20. To count false alarms, the signature and
+the pattern are searched for in UNMARKED pictures, one by one.
 """
 
 import argparse
@@ -30,14 +32,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from certificates import write_chain
 
-SET = 20  # pictures together
+SET = 20  # pictures in a set
 KEY = pattern_key("marks", 0)
 
 
 def saved(picture: bytes, form: str, shrink: int = 1, **options: int) -> bytes:
-    """Open a picture, make it smaller and save it again, as programs do that know nothing of
-    marks.
-    """
+    """Open a picture, shrink it and save it again, as a program without support for marks does."""
     content = io.BytesIO()
     with Image.open(io.BytesIO(picture)) as opened:
         size = (opened.width // shrink, opened.height // shrink)
@@ -55,7 +55,7 @@ TREATMENTS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def grey(path: Path, side: int) -> np.ndarray:
-    """Read a picture as (SIDE, SIDE, 1) uint8."""
+    """Read a picture as (side, side, 1) uint8."""
     picture = Image.fromarray(decode(path).squeeze()).convert("L")
     return np.asarray(picture.resize((side, side), Image.Resampling.LANCZOS))[..., None]
 

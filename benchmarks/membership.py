@@ -2,10 +2,10 @@
 
     python benchmarks/membership.py    # in the folder of a project that made a release
 
-Local, for the owner. The test for copies, in every evaluation, uses the nearest images; this uses
-all. Members are the sensitive images. The others are the hold-out, which no released file depends
-on. An attack that finds nothing proves nothing; one that finds more than the guarantee allows would
-refute it.
+The results are local, for the owner. (Every evaluation has a test for copies, but it uses only the
+nearest images; these attacks use all.) Members are the sensitive images. The others are the
+hold-out images, and no released file depends on them. An attack that finds nothing proves nothing;
+an attack that finds more than the guarantee allows would refute the guarantee.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from sfumato.privacy.authorize import open_local
 from sfumato.settings.stage import ARTIFACTS, CARD_PATH
 from stages.state import state_dir
 
-MOST = 5000  # Images of each kind
+MOST = 5000  # Largest number of members, and of others
 TRAINED = 20_000  # Largest number of released images that the attacker's classifier learns from
 
 
@@ -29,8 +29,8 @@ TRAINED = 20_000  # Largest number of released images that the attacker's classi
 class Attack:
     """Result of an attack.
 
-    auc: how often a member scores above another image, 1/2 by chance; low, high: its interval at 95
-    %; hits: share of members found if 1 % of the others are treated as members.
+    auc: probability that a member scores above an image of the others, 1/2 by chance; low, high:
+    95 % confidence interval of `auc`; hits: share of members found at 1 % false alarms.
     """
 
     name: str
@@ -43,20 +43,20 @@ class Attack:
 
     @property
     def outcome(self) -> str:
-        return "tells members from others" if self.low > 0.5 else "finds nothing"
+        return "members are distinguishable" if self.low > 0.5 else "finds nothing"
 
 
 def pixels_of(image_set: ImageSet, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Take at most `count` images, by a fixed public seed: (n, d) pixels, (n,) labels.
+    """Take at most `count` images, by a fixed public seed. Returns (n, d) pixels, (n,) labels.
 
-    Several labels become 0.
+    If images have several labels, all returned labels are 0.
     """
     part = image_set.take(np.sort(np.random.default_rng(0).permutation(len(image_set))[:count]))
     return part.images.reshape(len(part), -1).astype(np.float32) / 255, strata(part.labels)
 
 
 def score(name: str, members: np.ndarray, others: np.ndarray) -> Attack:
-    """Evaluate an attack by its scores, higher for a member.
+    """Evaluate an attack by its scores of members and of others; members should score higher.
 
     The interval is Hanley and McNeil's (1982), for large samples.
     """
@@ -83,9 +83,9 @@ def score(name: str, members: np.ndarray, others: np.ndarray) -> Attack:
 def membership(release: ImageSet, sensitive: ImageSet, holdout: ImageSet) -> list[Attack]:
     """Attack a release by distances to its images, and by a classifier trained on it.
 
-    The first scores an image by its distance to the nearest released image of its class; the second
-    by the probability that the classifier, a logistic regression on pixels, gives to the image's
-    own label.
+    The first attack scores an image by its distance to the nearest released image of its class. The
+    second trains a logistic regression on the pixels of released images, and scores an image by the
+    probability of its own label.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -93,7 +93,7 @@ def membership(release: ImageSet, sensitive: ImageSet, holdout: ImageSet) -> lis
     known, labels = pixels_of(release, TRAINED)
     near = []
     for pixels, own in sets:
-        # as far as possible, for a class that was not released
+        # an image of a class that was not released counts as farthest
         found = np.full(len(pixels), -(pixels.shape[1] ** 0.5))
         for label in np.intersect1d(own, labels):
             found[own == label] = -nearest_rows(pixels[own == label], known[labels == label])[1]
@@ -123,10 +123,9 @@ def main() -> None:
     card = read_card(CARD_PATH)
     release = load_images(ARTIFACTS / "synthesize", card.classes, shape=card.shape)
     for one in membership(release, *open_local(state_dir(), card, "membership attack")):
-        interval = f"{one.low:.3f} to {one.high:.3f} at 95 %"
         print(
-            f"{one.name}: AUC {one.auc:.3f} ({interval}), {100 * one.hits:.1f} % found at 1 % "
-            f"false: {one.outcome}"
+            f"{one.name}: AUC {one.auc:.3f} (95 % interval: {one.low:.3f} to {one.high:.3f}), "
+            f"{100 * one.hits:.1f} % of members found at 1 % false alarms: {one.outcome}"
         )
 
 

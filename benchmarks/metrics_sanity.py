@@ -1,15 +1,19 @@
-"""Check the measures: compare image sets of known quality with real images.
+"""Check the measures of `evaluate` on image sets of known quality.
 
     python benchmarks/metrics_sanity.py [--images 5000] [--folder /usr/share/datasets/fashion-mnist]
-    [--plots DIR] # drawn letters replace real images; time of each measure; the pattern in pixels,
-    by 40 pairs python benchmarks/metrics_sanity.py --drawn
+        [--plots DIR]
+    # drawn letters replace real images
+    python benchmarks/metrics_sanity.py --drawn
+    # time of each measure
     python benchmarks/metrics_sanity.py --seconds 5000,60000
+    # the pattern in pixels, by 40 pairs of students
     python benchmarks/metrics_sanity.py --marks 40
 
-Rows: unseen real images; the same with noise, blurred, of three classes only, without one class;
-copies of training images, all, half, or one in a hundred; blanks; images of another set; uniform
-noise. A linear classifier is trained on each. Above the tables, MIND, p, ε, interval, worst class
-and calibration error are computed in another way.
+Each row of the tables is a set: unseen real images; the same images with noise, blurred, of three
+classes only, or without one class; a set with all, half, or one in a hundred images copied from
+training; blanks; images of another set; uniform noise. A linear classifier is trained on each set.
+Above the tables, MIND, p, ε, interval, worst class and calibration error of some sets are printed
+beside values that were computed in another way.
 """
 
 from __future__ import annotations
@@ -71,7 +75,7 @@ CLASSES = (
     "bag",
     "ankle boot",
 )
-LOST = 3  # The class that one of the sets lacks
+LOST = 3  # The class that is missing from one of the sets
 SHUFFLES = 20_000
 Student = Callable[[ImageSet, ImageSet, int], float]  # Training set, hold-out, seed -> accuracy
 
@@ -79,9 +83,10 @@ Student = Callable[[ImageSet, ImageSet, int], float]  # Training set, hold-out, 
 def sets_of_known_quality(
     train: ImageSet, fresh: ImageSet, other: ImageSet, random: np.random.Generator
 ) -> dict[str, ImageSet]:
-    """Build sets by name, from `train` and as many unseen images of the same kind.
+    """Build sets of known quality, by name.
 
-    other: images of another kind, at least as many.
+    train: training images; fresh: as many unseen images of the same kind; other: at least as many
+    images of another kind.
     """
     unseen, labels = fresh.images, fresh.labels
     height, width = unseen.shape[1:3]
@@ -131,7 +136,7 @@ def shuffled(image_set: ImageSet, count: int) -> ImageSet:
 
 
 def sliced_by_torch(a: np.ndarray, b: np.ndarray) -> float:
-    """Compute MIND again: float32, other directions, quantiles of equally many rows."""
+    """Compute MIND in another way: in float32, in other directions, with equally many rows."""
     random = torch.Generator().manual_seed(99)
     axes = torch.nn.functional.normalize(torch.randn(1000, a.shape[1], generator=random), dim=1)
     count = min(len(a), len(b))
@@ -142,7 +147,11 @@ def sliced_by_torch(a: np.ndarray, b: np.ndarray) -> float:
 def p_by_shuffling(
     near: np.ndarray, strangers: np.ndarray, rank: int, random: np.random.Generator
 ) -> float:
-    """Return how often shuffled distances put as many training images before the k-th stranger."""
+    """Estimate p by shuffling the distances of training images and strangers.
+
+    Returns how often at least as many training images as observed come before the stranger of this
+    rank.
+    """
     distances = np.concatenate([near, strangers])
     seen = (near < np.sort(strangers)[rank - 1]).sum()
     hits = 0
@@ -154,7 +163,7 @@ def p_by_shuffling(
 
 
 def epsilon_by_tails(near: np.ndarray, strangers: np.ndarray) -> float:
-    """Compute the bound on ε again: the binomial tails are inverted by a search, for both ranks."""
+    """Compute the lower bound on ε in another way: invert the binomial tails by root finding."""
     ranks = sorted({1, -(-len(strangers) // 100)})
     units, found = len(near), [0.0]
     usual = brentq(
@@ -174,7 +183,7 @@ def epsilon_by_tails(near: np.ndarray, strangers: np.ndarray) -> float:
 def reliability_by_scikit_learn(
     scores: np.ndarray, labels: np.ndarray
 ) -> tuple[float, float, float, float]:
-    """Compute again Wilson's interval, the lowest class accuracy, and the calibration error."""
+    """Compute Wilson's interval, worst class accuracy and calibration error by other libraries."""
     predicted, sure = (
         scores.argmax(axis=1),
         torch.softmax(torch.from_numpy(scores).double(), dim=1).max(dim=1).values,
@@ -191,7 +200,7 @@ def reliability_by_scikit_learn(
 
 
 def judged(part: ImageSet, holdout: ImageSet) -> tuple[np.ndarray, dict]:
-    """Train a linear classifier on a set; return its hold-out logits, and its `aggregate`."""
+    """Train a linear classifier on a set. Returns its hold-out logits, and its `aggregate`."""
     schedule = schedule_of("lr", len(part), 1)
     scores = logits(
         fit_classifier("lr", part.images, part.labels, len(part.classes), schedule, 0),
@@ -201,10 +210,10 @@ def judged(part: ImageSet, holdout: ImageSet) -> tuple[np.ndarray, dict]:
 
 
 def groups_of_known_accuracy() -> None:
-    """Print `by_column` if 80 % of 400 images, 50 % of 200, and all of 6 and of 5 are right.
+    """Print `by_column` for groups of 400, 200, 6 and 5 images, with 80, 50, 100 and 100 % right.
 
-    The intervals beside it are by the normal law; 6 and 5 are merged, and another 5 would be
-    withheld.
+    Intervals by the normal approximation are printed beside. The groups of 6 and 5 are merged into
+    "others", because groups of fewer than 10 images are too small.
     """
     parts = {"a": (400, 0.8), "b": (200, 0.5), "c": (6, 1.0), "d": (5, 1.0)}
     right = np.concatenate(
@@ -223,11 +232,11 @@ def groups_of_known_accuracy() -> None:
 
 
 def seconds_of_measures(sizes: list[int]) -> None:
-    """Print the CPU seconds of each measure on so many images, training images and strangers.
+    """Print the CPU seconds of each measure, for released, training and hold-out sets of each size.
 
-    The images are noise and their features 128 of their pixels, so that no network is timed. As in
-    `evaluate`, the disclosure test uses a part of many images, and so do the other measures: at
-    most COMPARED of the set and of the hold-out, and SEARCHED of the training images.
+    The images are noise, and their features are 128 of their pixels, so that no network is timed.
+    As in `evaluate`, large sets are subsampled: the disclosure test does so itself, and the other
+    measures use at most COMPARED released and hold-out images, and SEARCHED training images.
     """
     random = np.random.default_rng(0)
     for size in sizes:
@@ -270,7 +279,7 @@ def jobs(own: ImageSet, train: ImageSet, holdout: ImageSet) -> dict[str, Callabl
 
 
 def after_jpeg(images: np.ndarray) -> np.ndarray:
-    """Convert (N, H, W, C) uint8 by PNG → JPEG of quality 90."""
+    """Save (N, H, W, C) uint8 images as PNG and then as JPEG of quality 90, and read them back."""
     pictures = []
     for image in images:
         content = io.BytesIO()
@@ -282,7 +291,7 @@ def after_jpeg(images: np.ndarray) -> np.ndarray:
 
 
 def rates_of_marks(images: np.ndarray, draws: int = 2000) -> None:
-    """Print how often the pattern is found in sets after JPEG, and by chance in unmarked sets."""
+    """Print how often the pattern is found after JPEG, in marked sets and in unmarked sets."""
     key, random = pattern_key("sanity", 0), np.random.default_rng(0)
     for side, sizes in ((28, (1, 4, 10)), (64, (1, 4)), (128, (1,))):
         larger = [
@@ -299,15 +308,15 @@ def rates_of_marks(images: np.ndarray, draws: int = 2000) -> None:
                 for i, rows in enumerate(sets)
             ]
             print(
-                f"{side} pixels, {size} pictures: found {100 * hits:.1f} %, unmarked "
-                f"{100 * np.mean(alarms):.2f} %"
+                f"{side} pixels, sets of {size}: pattern found in {100 * hits:.1f} % of marked and "
+                f"{100 * np.mean(alarms):.2f} % of unmarked sets"
             )
 
 
 def accuracy_of_marks(
     name: str, train: ImageSet, holdout: ImageSet, student: Student, seeds: int
 ) -> None:
-    """Print students' accuracy after training with and without the pattern, in pairs by seed."""
+    """Print the accuracy of students trained with and without the pattern, in pairs by seed."""
     marked = ImageSet(
         add_pattern(train.images, pattern_key("sanity", 0)), train.labels, train.classes
     )
@@ -318,8 +327,8 @@ def accuracy_of_marks(
     error = (having - without).std(ddof=1) / np.sqrt(seeds)
     change = f"{(having - without).mean():+.2f} ± {error:.2f}"
     print(
-        f"{name}, {seeds} pairs: {without.mean():.2f} without, {having.mean():.2f} with: {change} "
-        "points",
+        f"{name}, {seeds} pairs: accuracy {without.mean():.2f} % without the pattern, "
+        f"{having.mean():.2f} % with it: {change} points",
         flush=True,
     )
 
@@ -331,10 +340,11 @@ def from_scratch(train: ImageSet, holdout: ImageSet, seed: int) -> float:
 
 
 def measure_marks(seeds: int, folder: Path, images: int) -> None:
-    """Print how reliably the pattern is found, and its cost for students.
+    """Print how reliably the pattern is found, and how much accuracy it costs students.
 
-    A linear student uses features of letters; the other is a CNN. Training images of Fashion-MNIST
-    are judged by its test split; and half of scikit-learn's digits by the other half.
+    One student is linear on features of drawn letters, the other is a CNN. They are trained on
+    Fashion-MNIST and tested on its test split, and trained on half of scikit-learn's digits and
+    tested on the other half.
     """
     whole, _ = real_images(False, folder, images)
     train = whole.take(np.arange(images))
@@ -369,21 +379,21 @@ def on_public_features(
 
 
 def main(
-    images: Annotated[int, typer.Option(help="Of each of: training, hold-out, synthetic.")] = 5000,
-    folder: Annotated[Path, typer.Option(help="Holds the four .gz files.")] = Path(
+    images: Annotated[int, typer.Option(help="Images in each set.")] = 5000,
+    folder: Annotated[Path, typer.Option(help="Folder of the four .gz files.")] = Path(
         "/usr/share/datasets/fashion-mnist"
     ),
     drawn: Annotated[
-        bool, typer.Option("--drawn", help="Drawn letters stand for real images.")
+        bool, typer.Option("--drawn", help="Use drawn letters as real images.")
     ] = False,
     plots: Annotated[
-        Path | None, typer.Option(help="Also write neighbours.png for the half copies.")
+        Path | None, typer.Option(help="Folder for neighbours.png of the half copies.")
     ] = None,
     seconds: Annotated[
-        str, typer.Option(help="Only time each measure, at these numbers of images.")
+        str, typer.Option(help="Only time each measure, for sets of these sizes.")
     ] = "",
     marks: Annotated[
-        int, typer.Option(help="Only measure the pattern in pixels, by so many pairs of students.")
+        int, typer.Option(help="Only measure the pattern in pixels, by this many pairs.")
     ] = 0,
 ) -> None:
     if marks:
@@ -400,8 +410,8 @@ def main(
         f"{extractor.digest[:8]}"
     )
     train_features, holdout_features = extractor(train.images), extractor(holdout.images)
-    title = f"{images} images a side, against the hold-out, {extractor.name}"
-    numbers: dict[str, dict[str, float]] = {}  # numbers of each set
+    title = f"{images} images in each set, compared with the hold-out, {extractor.name}"
+    numbers: dict[str, dict[str, float]] = {}  # results of each set
     beside = Table(
         *(
             "set",
@@ -448,14 +458,15 @@ def main(
             distances = [nearest_rows(real, features)[1] for real in novel[1:]]
             again = p_by_shuffling(distances[0], distances[1], copies["rank"], random)
             twice = min(1.0, again * (2 if images > 100 else 1))
-            by_rank = f"p of rank {copies['rank']} doubled, by {SHUFFLES} shuffles {twice:.2g}"
+            by_rank = f"by {SHUFFLES} shuffles at rank {copies['rank']} {twice:.2g}"
             print(
                 f"{name}: MIND {found['mind']:.4f}, by torch "
                 f"{sliced_by_torch(features, holdout_features):.4f}"
             )
             print(f"{name}: p {copies['p']:.2g}; {by_rank}")
             print(
-                f"{name}: ε ≥ {copies['epsilon']:.4f}, by tails {epsilon_by_tails(*distances):.4f}"
+                f"{name}: ε ≥ {copies['epsilon']:.4f}, by root finding "
+                f"{epsilon_by_tails(*distances):.4f}"
             )
             once_more = reliability_by_scikit_learn(scores, holdout.labels)
             shown_before = low, high, worst["mean"], row["calibration"]

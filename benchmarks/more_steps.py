@@ -1,14 +1,14 @@
 """Measure whether more steps of the one-step generator ever make its images worse.
 
     OMP_NUM_THREADS=1 python benchmarks/more_steps.py [--epsilons 0.5,1,3,10] [--rare 500,4000]
-    [--factors 1,2,4] \
-        [--seeds 0,1,2]
+        [--factors 1,2,4] [--seeds 0,1,2]
 
-Two classes of Fashion-MNIST (the Debian package dataset-fashion-mnist), T-shirts, 3 900, and
-shirts, at 14×14. The features are released with `SHARE` of the budget, as in recipe
-teacher-generator; class counts are treated as known. A classifier is trained on the generator's
-images and tested on the test images of both classes: balanced accuracy in %, mean and standard
-deviation over seeds of noise, generator and classifier. Public data only, so there is no journal.
+The data are two classes of Fashion-MNIST (the Debian package dataset-fashion-mnist) at 14×14: 3 900
+T-shirts, and as many shirts as --rare states. The features are released with `SHARE` of the budget,
+as in recipe teacher-generator; class counts are treated as known. A classifier is trained on the
+generator's images, and tested on the test images of both classes. The table has its balanced
+accuracy in %: mean and standard deviation over the seeds of noise, generator and classifier. All
+data are public, so there is no journal.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from sfumato.storage.png import save_png, to_grid
 from sfumato.training.supervised import Schedule
 
 CLASSES, COMMON = (0, 6), 3900
-SHARE = 0.3  # Share of the budget
+SHARE = 0.3  # Share of the budget for the features
 FEATURES = (
     FeatureMap(map="deep-scattering", length_scales=(0.837, 0.418), weight=0.5),
     FeatureMap(map="pixels", length_scales=(0.366, 0.183), weight=0.5),
 )
-DRAWN, JUDGED = 3000, 300  # Training images and steps of the judge
+DRAWN, JUDGED = 3000, 300  # Training images and steps of the classifier
 
 
 def read(part: str) -> tuple[Tensor, Tensor]:
-    """Load images of both classes, (N, 1, 14, 14) in [0, 1], and labels, 0 or 1.
+    """Load the images of both classes, (N, 1, 14, 14) in [0, 1], and their labels, 0 or 1.
 
     part: "train" or "t10k".
     """
@@ -71,7 +71,7 @@ def noise_multiplier(epsilon: float, size: int) -> float:
 def balanced_accuracy(
     images: Tensor, labels: Tensor, test: tuple[Tensor, Tensor], seed: int
 ) -> float:
-    """Return the balanced accuracy of the judge `cnn` trained on the images, in %."""
+    """Train a `cnn` on the images, and return its balanced accuracy on `test` in %."""
     schedule = Schedule(steps=JUDGED, learning_rate=3e-3, weight_decay=1e-2)
     judge = fit_classifier("cnn", as_uint8(images), labels.numpy(), 2, schedule, seed=seed)
     with torch.no_grad():
@@ -82,7 +82,7 @@ def balanced_accuracy(
 def drawn_images(
     target: Tensor, features: FourierFeatures, priors: Tensor, steps: int, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Draw images, (N, 1, 14, 14), and labels from a generator fitted to `target`."""
+    """Fit a generator to `target`, and draw images, (N, 1, 14, 14), and labels from it."""
     how = Auxiliary(steps=steps, batch=100, width=16)
     generator = new_generator((1, 14, 14), 2, how.latent, how.width, seed)
     fit_generator(generator, Target([FeatureMeans(target, features)]), how, priors, seed)
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--size", type=int, default=3000)
     parser.add_argument(
-        "--grids", type=Path, help="Folder for a PNG of each fit, one class above the other."
+        "--grids", type=Path, help="Folder for a PNG of each fit's images, by class."
     )
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -112,8 +112,7 @@ def main() -> None:
     seeds = [int(seed) for seed in given.seeds.split(",")]
     embedders = {seed: FourierFeatures((1, 14, 14), FEATURES, given.size, seed) for seed in seeds}
     print(
-        "| class of | ε | steps | balanced accuracy | of each seed | seconds "
-        "|\n|---|---|---|---|---|---|"
+        "| shirts | ε | steps | balanced accuracy | by seed | seconds |\n|---|---|---|---|---|---|"
     )
     for rare in map(int, given.rare.split(",")):
         rows = torch.cat([(train[1] == m).nonzero()[:n, 0] for m, n in ((0, COMMON), (1, rare))])

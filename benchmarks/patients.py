@@ -1,9 +1,10 @@
-"""Measure what it costs to protect persons instead of images: `unit: group` and `image` at equal ε.
+"""Measure what protecting persons instead of images costs: compare `unit: group` and `unit: image`.
 
-Patients are generated: geometric numbers of images, 1 to 30, of one class each or of all. The arm
-`image` has one image of each patient, so both have as many units, the same `size_hint`, and the
-same ε and δ. Both are tested on the same real images, of patients in neither. The recipe is dp-merf
-with pixel features; every run has its own folder and noise. Rows are appended to a CSV file.
+Images are assigned to invented patients. A patient has 1 to 30 images (a geometric number), all of
+one class or of any class. The arm `group` uses all images; the arm `image` uses one image of each
+patient. So both arms have the same number of units, `size_hint`, ε and δ. Both are tested on the
+same real images, of other patients. The recipe is dp-merf with pixel features, and every run has
+its own folder and noise. Rows are appended to a CSV file.
 
     OMP_NUM_THREADS=1 nice python benchmarks/patients.py --sets digits,fashion-mnist
         --epsilons 1,10 --seeds 0,1,2
@@ -37,7 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "patients.csv"
 MEAN, MOST = 5, 30  # mean and largest number of a patient's images
 CLASSES = tuple(str(i) for i in range(10))
-SETS = {  # images of patients, test images, and settings
+SETS = {  # number of patients' images, number of test images, and settings
     "digits": (
         1300,
         497,
@@ -63,13 +64,13 @@ def main() -> None:
     )
     parser.add_argument("--sets", default="digits")
     parser.add_argument(
-        "--classes", default="mixed,one", help="whether a patient's images are of several classes"
+        "--classes", default="mixed,one", help="classes of a patient's images: any (mixed) or one"
     )
     parser.add_argument("--epsilons", default="1,10")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument(
-        "--show", action="store_true", help="print the table of the results so far, and stop"
+        "--show", action="store_true", help="only print the table of the results so far"
     )
     arguments = parser.parse_args()
     if arguments.show:
@@ -86,7 +87,7 @@ def main() -> None:
 
 
 def patients_of(labels: np.ndarray, classes: str, seed: int) -> np.ndarray:
-    """Assign a patient to each image, (N,): neighbours in a random order, over all or one class."""
+    """Assign a patient to each image, (N,), at random. classes: "one" to keep to one class each."""
     random = np.random.default_rng(seed)
     order = random.permutation(len(labels))
     if classes == "one":
@@ -110,7 +111,7 @@ def images_of(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measure(name: str, classes: str, unit: str, epsilon: float, seed: int) -> dict:
-    """Run once, from a set of patients to the accuracies of classifiers trained on its release."""
+    """Make one release of a set of patients, and measure classifiers that are trained on it."""
     size, tests, settings = SETS[name]
     images, labels = images_of(name)
     order = np.random.default_rng(seed).permutation(len(images))
@@ -118,7 +119,7 @@ def measure(name: str, classes: str, unit: str, epsilon: float, seed: int) -> di
     images, labels = images[order[:size]], labels[order[:size]]
     patients = patients_of(labels, classes, seed)
     number = len(np.unique(patients))
-    if unit == "image":  # keeps one image of each patient, in random order
+    if unit == "image":  # keep one image of each patient
         keep = np.unique(patients, return_index=True)[1]
         images, labels = images[keep], labels[keep]
     work = Path(tempfile.mkdtemp(prefix="patients-"))

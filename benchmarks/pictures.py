@@ -1,13 +1,13 @@
-"""Draw released images by recipe and ε, with real ones above: one picture for each public set.
+"""Draw released images by recipe and ε, below real images: one picture for each public set.
 
     OMP_NUM_THREADS=1 python benchmarks/pictures.py digits --work WORK
     OMP_NUM_THREADS=1 python benchmarks/pictures.py fashion-mnist --work WORK
     # one folder per class
     OMP_NUM_THREADS=1 python benchmarks/pictures.py cifar10 --work WORK --path FOLDER
 
-A row is one release: its first plain images of each class, not chosen. The first row has real
-images: hold-out images of a set that may be shown, else images of the recipe's public set. A run
-whose release is in WORK is not repeated.
+Each row shows a release by its first plain images of each class, without any selection. The first
+row shows real images: from the hold-out if the set may be shown, otherwise from the recipe's public
+set. A release that is already in WORK is not made again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sfumato.data.store import load_prepared, load_public, read_card
 GALLERY = Path(__file__).resolve().parent.parent / "docs" / "gallery"
 EPSILONS = 10, 3, 1
 COLUMNS = 20  # Largest number of images in a row
-COUNT = 1000  # Images of a release: a quarter or more are plain
+COUNT = 1000  # Images of a release; at least a quarter are plain
 SETS: dict[str, tuple[list[str], dict[str, Any]]] = {  # recipes, and further settings
     "digits": (["teacher-mixed", "dp-merf"], {"profile": "digits"}),
     "fashion-mnist": (["teacher-generator"], {"profile": "fashion-mnist-cpu"}),
@@ -48,7 +48,7 @@ SETS: dict[str, tuple[list[str], dict[str, Any]]] = {  # recipes, and further se
 
 
 def released(folder: Path, shared: Path, params: dict) -> Path:
-    """Run the recipe up to its release, unless it exists. Returns the folder of the release."""
+    """Run the recipe up to its release, unless that exists. Returns the folder of the release."""
     release = folder / "artifacts" / "synthesize"
     if not (release / "card.json").is_file():
         prepare_folder(folder, shared, params)
@@ -58,9 +58,9 @@ def released(folder: Path, shared: Path, params: dict) -> Path:
 
 
 def row_of(images: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
-    """Join the first images of each class, each with a white column.
+    """Join the first images of each class in one row, with a white column after each.
 
-    (N, H, W, C), (N,) -> (H, columns · (W + 1), C).
+    images: (N, H, W, C); labels: (N,). Returns (H, images in the row · (W + 1), C).
     """
     each = max(1, COLUMNS // classes)
     chosen = np.concatenate([np.flatnonzero(labels == label)[:each] for label in range(classes)])
@@ -70,7 +70,7 @@ def row_of(images: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
 
 
 def draw(rows: dict[str, np.ndarray], file: Path) -> None:
-    """Draw rows of images, each with its name."""
+    """Draw rows of images, each with its name on the left."""
     figure, axes = plt.subplots(len(rows), figsize=(10, 0.62 * len(rows)))
     for place, (name, row) in zip(axes, rows.items(), strict=True):
         place.imshow(row.squeeze(), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
@@ -87,9 +87,9 @@ def main() -> None:
     )
     parser.add_argument("name", choices=SETS)
     parser.add_argument(
-        "--work", type=Path, required=True, help="folder of the runs and of their private state"
+        "--work", type=Path, required=True, help="folder for the runs and their private state"
     )
-    parser.add_argument("--path", help="of cifar10: one folder of pictures a class")
+    parser.add_argument("--path", help="for cifar10: folder of class folders")
     given = parser.parse_args()
     recipes, settings = SETS[given.name]
     work, rows = given.work.resolve(), dict[str, np.ndarray]()
@@ -117,7 +117,7 @@ def main() -> None:
 
 
 def real_images(name: str, folder: Path) -> tuple[str, ImageSet]:
-    """Return real images that may be shown, and their description."""
+    """Return a description of real images that may be shown, and the images."""
     card = read_card(folder / "data" / "sensitive" / "card.json")
     if name == "cifar10":
         return "public photographs", load_public(folder / "data" / "public", card.shape)

@@ -1,7 +1,7 @@
 """The longer utility protocol of DP-Diffusion (§5.6, §6): accuracy by size, ensembles, selection.
 
-All of it is local. Within a part, every training has the same number of gradient steps, so that a
-curve shows the effect of more images, not of more training.
+All results are local. Within a part, every training has the same number of gradient steps, so that
+a curve shows the effect of more images, not of more training.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from sfumato.evaluation.downstream import (
 from sfumato.evaluation.plots import CAPTION, new_figure, save
 from sfumato.training.supervised import Schedule, accuracy, logits
 
-KEPT = 0.1  # Part of the synthetic images by which a third party would rank models
-SCORED = 5000  # Largest number of these images
+KEPT = 0.1  # Share of the synthetic images set aside to rank models, as a third party would
+SCORED = 5000  # Largest number of images to rank models by
 COLOURS = ("#253d5b", "#e07a1f", "#5c9e6b", "#9b59b6", "#9db4c0", "#c0392b")
 Progress = Callable[[str], None]
 
@@ -52,7 +52,7 @@ class Setting:
     def accuracies(
         self, schedule: Schedule, trained: ImageSet, scored: Sequence[ImageSet]
     ) -> list[float]:
-        """Train on `trained` by this choice of `schedule`; return accuracies on `scored`."""
+        """Train on `trained` with this setting; return the accuracies on each set of `scored`."""
         own = self.schedule(schedule)
         model = fit_classifier(
             self.classifier, trained.images, trained.labels, len(trained.classes), own, seed=0
@@ -63,13 +63,13 @@ class Setting:
 def grid(
     classifiers: Sequence[str], rates: Sequence[float], decays: Sequence[float]
 ) -> list[Setting]:
-    """List every combination."""
+    """List every combination of classifier, learning rate and weight decay."""
     every = itertools.product(classifiers, rates, decays)
     return [Setting(classifier=name, rate=rate, weight_decay=decay) for name, rate, decay in every]
 
 
 def subset(image_set: ImageSet, count: int) -> ImageSet:
-    """Take `count` images drawn with a fixed seed; a smaller subset is part of a larger one."""
+    """Draw `count` images with a fixed seed. A smaller subset is part of every larger one."""
     return image_set.take(np.sort(np.random.default_rng(0).permutation(len(image_set))[:count]))
 
 
@@ -82,10 +82,10 @@ def accuracy_by_size(
     seeds: Sequence[int],
     progress: Progress = lambda _: None,
 ) -> list[dict]:
-    """Run `aggregate` for classifier `name`, trained on each number of synthetic images.
+    """Measure the accuracy of classifier `name` after training on each number of synthetic images.
 
-    sizes: rising, none above len(synthetic). Returns one row per size, with "images". Source:
-    DP-Diffusion Figure 3.
+    sizes: in increasing order, at most len(synthetic). Returns one row per size: the result of
+    `aggregate`, and "images". Source: DP-Diffusion Figure 3.
     """
     rows = []
     for size in sizes:
@@ -104,11 +104,11 @@ def ensemble(
     members: int,
     progress: Progress = lambda _: None,
 ) -> dict:
-    """Measure the accuracy of `members` classifiers together, their class probabilities averaged.
+    """Measure the accuracy of an ensemble of `members` classifiers, by averaging probabilities.
 
-    The members differ in their seed: initialisation, order of the images, dropout. Returns
-    {"members", "images", "accuracy", "alone": {"mean", "std"}}. Source: DP-Diffusion §5.6 (five
-    members).
+    The members differ by their seed, which sets the initialisation, the order of the images and
+    dropout. Returns {"members", "images", "accuracy", "alone": {"mean", "std"}}; "alone" is for
+    single members. Source: DP-Diffusion §5.6 (five members).
     """
     whole = np.zeros((len(holdout), len(holdout.classes)))
     alone = []
@@ -139,16 +139,26 @@ def model_selection(
     train: ImageSet | None = None,
     progress: Progress = lambda _: None,
 ) -> dict:
-    """Measure whether the settings rank alike on synthetic and on real images.
+    """Measure whether settings rank alike on synthetic and on real images.
 
-    Each setting is trained on nine tenths of the synthetic images and scored on the rest
-    ("synthetic") and on `holdout` ("real"). With `train` it is also trained on as many real images
-    and scored on `holdout` ("retrained"). schedules: schedules of the settings' classifiers, before
-    `Setting.schedule`. Returns {"settings": one row each, "kept": synthetic images scored,
-    "spearman", "kendall", "chosen": index of the best setting by "synthetic", "rank": rank of the
-    chosen one by "real", 1 for the best, "regret": best "real" less the chosen one's, …_retrained:
-    the same for "retrained"}. A correlation is 0 if all scores are equal. Source: DP-Diffusion §6,
-    Figure 4.
+    Each setting is trained on nine tenths of the synthetic images, and scored on the rest
+    ("synthetic") and on `holdout` ("real"). With `train`, each setting is also trained on as many
+    real images, and scored on `holdout` ("retrained"). Source: DP-Diffusion §6, Figure 4.
+
+    Args:
+        settings: Settings to compare.
+        schedules: One schedule per setting, before `Setting.schedule` changes it.
+        synthetic: Released images.
+        holdout: Real images to score on.
+        train: Real images to train on, or None.
+        progress: Called with a line before each training.
+
+    Returns:
+        "settings": one row per setting; "kept": number of synthetic images scored; "spearman",
+        "kendall": rank correlations of "synthetic" and "real", 0 if all scores are equal; "chosen":
+        index of the best setting by "synthetic"; "rank": its rank by "real", 1 for the best;
+        "regret": its "real", subtracted from the best "real". With `train`, the same values for
+        "retrained" in place of "real", with the suffix "_retrained".
     """
     order = np.random.default_rng(1).permutation(len(synthetic))
     kept = min(max(1, round(KEPT * len(synthetic))), SCORED)
@@ -172,7 +182,7 @@ def model_selection(
 
 
 def agreement(rows: Sequence[dict], measure: str) -> dict:
-    """Measure how far choosing by "synthetic" agrees with choosing by `measure`."""
+    """Compare the ranking of the rows by "synthetic" with their ranking by `measure`."""
     from scipy.stats import kendalltau, spearmanr
 
     synthetic, real = (np.array([row[key] for row in rows]) for key in ("synthetic", measure))
@@ -188,10 +198,10 @@ def agreement(rows: Sequence[dict], measure: str) -> dict:
 
 
 def plot_protocol(found: Mapping, path: Path) -> None:
-    """Draw the results of `benchmarks/utility.py`.
+    """Plot the results of `benchmarks/utility.py`.
 
-    Panels: accuracy against the number of images, with ensembles; real against synthetic scores of
-    a grid of settings.
+    One panel shows accuracy against the number of images, with ensembles. The other shows the real
+    score of each setting against its synthetic score.
     """
     panels = [
         draw
@@ -222,7 +232,7 @@ def draw_sizes(axes, found: Mapping) -> None:
     log_ticks(
         axes, {count: f"{count / 1000:g} K" if count >= 1000 else str(count) for count in every}
     )
-    axes.set(xlabel="synthetic images, log scale", ylabel="accuracy on real hold-out, %")
+    axes.set(xlabel="synthetic images, log scale", ylabel="accuracy on the real hold-out, %")
     axes.set_title("Accuracy against the number of images", fontsize=10)
 
 
@@ -233,7 +243,8 @@ def draw_selection(axes, found: Mapping) -> None:
         synthetic, real = ([100 * row[key] for row in own] for key in ("synthetic", "real"))
         axes.scatter(synthetic, real, color=COLOURS[i % 6], s=28, label=name)
     axes.set(
-        xlabel="accuracy on synthetic images kept apart, %", ylabel="accuracy on real hold-out, %"
+        xlabel="accuracy on synthetic images set aside, %",
+        ylabel="accuracy on the real hold-out, %",
     )
     axes.set_title(
         f"Model selection: rank correlation {found['selection']['spearman']:.2f}", fontsize=10

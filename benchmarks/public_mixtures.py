@@ -1,15 +1,23 @@
-"""Compare mixtures of drawn and public images, by a student's agreement and accuracy.
+"""Compare mixtures of generated and public images, by how well a student learns from each.
 
     python benchmarks/public_mixtures.py label PROJECT ROWS.npz [--source auxiliary]
         [--drawn 1500] [--public 898]
     python benchmarks/public_mixtures.py score ROWS.npz --mixture drawn [--steps 120] [--seed 0]
 
-PROJECT: a folder of `stage init` with public images, run up to the teacher and the generator; its
-sensitive set must really be public, because the hold-out is scored. Mixtures: `drawn` only; `half`,
-as many public images; `quarter`, half of the public ones beside all drawn ones; `public` only.
-Students are compared with the teacher on the last fifth of the drawn images, and on the public ones
-that the teacher did not choose. Balanced accuracy and agreement are in %. The hold-out is shown in
-two halves by unit, so that a setting can be chosen on one and reported on the other.
+PROJECT: a folder of `stage init` with public images, run up to the teacher and the generator. Its
+sensitive set must in fact be public, because the hold-out is scored. ROWS.npz: written by `label`,
+with generated ("drawn") images, and with the public images that the teacher labels with the
+highest confidence. The mixtures are:
+
+- `drawn`: drawn images only;
+- `half`: as many drawn as public images;
+- `quarter`: all drawn images, and half of the public images;
+- `public`: public images only.
+
+A student's agreement with the teacher is measured on the last fifth of the drawn images, and on the
+public images that the teacher did not choose. Agreement and balanced accuracy are in %. The
+accuracy is also shown on two halves of the hold-out, split by unit, so that a setting can be chosen
+on one half and reported on the other.
 """
 
 from __future__ import annotations
@@ -28,7 +36,7 @@ from sfumato.privacy.authorize import open_local
 from sfumato.storage.state_directory import state_dir
 from sfumato.training.selection import surest
 
-JUDGES = 0.2  # Part of the drawn images
+JUDGES = 0.2  # Share of the drawn images to compare students on
 
 
 def main() -> None:
@@ -39,11 +47,9 @@ def main() -> None:
     label = commands.add_parser("label")
     label.add_argument("project", type=Path)
     label.add_argument("rows", type=Path)
-    label.add_argument(
-        "--source", default="auxiliary", help="stage whose images are the drawn ones"
-    )
+    label.add_argument("--source", default="auxiliary", help="stage that made the drawn images")
     label.add_argument("--drawn", type=int, default=1500)
-    label.add_argument("--public", type=int, default=898, help="number that the teacher chooses")
+    label.add_argument("--public", type=int, default=898, help="number of public images to choose")
     score = commands.add_parser("score")
     score.add_argument("rows", type=Path)
     score.add_argument("--mixture", default="drawn", choices=("drawn", "half", "quarter", "public"))
@@ -58,9 +64,9 @@ def main() -> None:
 
 
 def save_rows(file: Path, source: str, drawn: int, number: int) -> None:
-    """Write the project's images and the teacher's labels into one file.
+    """Write the project's images and the teacher's labels to one file.
 
-    This is not a release, because it contains the hold-out.
+    The file is not a release, because it contains the hold-out.
     """
     card = read_card(Path("data/sensitive/card.json"))
     teacher = load_teacher_network(Path("artifacts/teacher"))
@@ -79,7 +85,7 @@ def save_rows(file: Path, source: str, drawn: int, number: int) -> None:
     real = classify(teacher, holdout).numpy().argmax(axis=1)
     print(f"teacher: hold-out {scores(real, holdout.labels, units % 2)}")
     print(
-        "public images that the teacher gives each class: "
+        "number of public images by the teacher's class: "
         f"{np.bincount(shares.argmax(1), minlength=shares.shape[1])}"
     )
     np.savez(
@@ -99,7 +105,7 @@ def save_rows(file: Path, source: str, drawn: int, number: int) -> None:
 def show_student(rows: dict[str, np.ndarray], mixture: str, steps: int, seed: int) -> None:
     kept = int((1 - JUDGES) * len(rows["drawn"]))
     public = len(rows["public"])
-    # Drawn and public images of the mixture.
+    # Which drawn and which public images each mixture has.
     parts = {
         "drawn": (slice(kept), slice(0)),
         "half": (slice(min(kept, public)), slice(None)),
@@ -121,7 +127,7 @@ def show_student(rows: dict[str, np.ndarray], mixture: str, steps: int, seed: in
     rest = balanced(answers(student, rows["rest"]), rows["rest_labels"])
     real = scores(answers(student, rows["real"]), rows["real_labels"], rows["half"])
     about = f"{mixture}, {len(images)} images, {steps} steps, seed {seed}"
-    print(f"{about}: agreement drawn {drawn:.1f}, public {rest:.1f}; hold-out {real}")
+    print(f"{about}: agreement on drawn {drawn:.1f}, on public {rest:.1f}; hold-out {real}")
 
 
 def answers(student, images: np.ndarray) -> np.ndarray:

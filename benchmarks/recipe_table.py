@@ -1,9 +1,9 @@
 """Compare recipes: accuracy, Fréchet distance and time per stage, over budgets and seeds.
 
-Each run has its own folder, noise and history. All runs share the prepared images, their hold-out,
-the public set and its classifier. Stages run in this process, in the order of the pipeline. Rows
-are appended to a CSV file as they come, and runs in the file are skipped, so the script can be
-stopped, continued, and started twice with other recipes.
+Each run has its own folder, noise and journal. All runs share the prepared images, their hold-out,
+the public set and its classifier. Stages run in this process, in the order of the pipeline. A row
+is appended to a CSV file after each run, and runs that are already in the file are skipped. So the
+script can be stopped and started again, also at the same time with other recipes.
 
     OMP_NUM_THREADS=1 python benchmarks/recipe_table.py --recipes dpdm,feta-pro,full
         --epsilons 1,3,10 --seeds 0,1,2
@@ -48,14 +48,12 @@ def main() -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="a parameter of every run, such as finetune.trainable=attention",
+        help="a setting for every run, such as finetune.trainable=attention",
     )
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--keep", type=Path, help="folder to keep the runs in, for compare_runs.py")
     parser.add_argument(
-        "--keep", type=Path, help="keep the folders of the runs here, for compare_runs.py"
-    )
-    parser.add_argument(
-        "--show", action="store_true", help="print the table of the results so far, and stop"
+        "--show", action="store_true", help="only print the table of the results so far"
     )
     arguments = parser.parse_args()
     if arguments.show:
@@ -87,7 +85,7 @@ def main() -> None:
 
 
 def run(key: dict, changes: list[str], work: Path, shared: Path) -> dict:
-    """Run the pipeline once in a folder of its own. Returns the row of the table."""
+    """Run the pipeline once, in its own folder. Returns the row of the table."""
     change = f"-{digest_of_text(key['change'])[:8]}" if key["change"] else ""
     folder = work / f"{key['profile']}-{key['recipe']}-{key['epsilon']:g}-{key['seed']}{change}"
     params: dict = {
@@ -148,9 +146,9 @@ def run(key: dict, changes: list[str], work: Path, shared: Path) -> dict:
 
 
 def reliability(metrics: dict) -> dict:
-    """Return interval, worst class and calibration error of the last classifier, in per cent.
+    """Return interval, worst class and calibration error of the last classifier, in %.
 
-    With several labels there are none.
+    The result is empty if images have several labels.
     """
     rows = [metrics[name] for name in CLASSIFIERS if "interval" in metrics.get(name, ())]
     if not rows:
@@ -164,7 +162,7 @@ def reliability(metrics: dict) -> dict:
 
 
 def prepare_folder(folder: Path, shared: Path, params: dict) -> None:
-    """Create a folder with `params` and the shared images and hold-out, and change to it."""
+    """Create a folder with `params` and the shared images and hold-out; make it the current one."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     os.chdir(folder)
@@ -183,7 +181,7 @@ def prepare_folder(folder: Path, shared: Path, params: dict) -> None:
 
 
 def stage(*arguments: str) -> float:
-    """Run one command of the `stage` program here. Returns the seconds it took."""
+    """Run one command of the `stage` program in this process. Returns the seconds it took."""
     from stages.cli import app
 
     start = time.perf_counter()
@@ -215,7 +213,7 @@ def done(results: Path, key: dict) -> bool:
 
 
 def append(results: Path, row: dict) -> None:
-    """Append the row. An existing file keeps its columns, and only those of the row are written."""
+    """Append a row. If the file exists, only the columns that it has are written."""
     new = not results.exists()
     columns = list(row)
     if not new:
@@ -247,7 +245,7 @@ def show(results: Path) -> None:
 
 
 def spread(values: pd.Series) -> str:
-    """Format mean ± sample standard deviation, 0 for a single value; empty for no values."""
+    """Format mean ± sample standard deviation. A single value has ± 0; no values give ""."""
     return (
         ""
         if values.empty

@@ -1,17 +1,17 @@
-r"""Measure teachers on full non-square pictures, and on their middles.
+r"""Measure teachers on full non-square pictures, and on squares.
 
-A teacher is a linear classifier under DP.
+A teacher is a linear classifier with differential privacy.
 
     OMP_NUM_THREADS=1 python benchmarks/rectangles.py FOLDER [--sizes 96x128,96x96,128x128pad]
-    [--map patches]
-        [--pattern '^(\\d+)_'] [--epsilons 1,10] [--seeds 0,1,2]
+        [--map patches] [--pattern '^(\\d+)_'] [--epsilons 1,10] [--seeds 0,1,2]
 
-FOLDER: public pictures in class folders, used as the sensitive ones; the pattern finds a picture's
-original in file names. Every seed holds out another fifth of these originals with their copies, and
-draws other noise. A square is the middle of a picture; 128x128pad adds black. Drawn textures span
-the features, all of ε goes to the teacher, and one image is protected, by the exact composition of
-full-batch steps, δ = 1/(N ln N). Balanced accuracy on the hold-out, %, and seconds of the processor
-for the map's rows of a thousand pictures.
+FOLDER: public pictures in class folders, used as the sensitive ones; --pattern: finds, in a file
+name, the original that the picture is a copy of. Every seed holds out another fifth of the
+originals, with all copies, and draws other noise. A size like 96x96 is the middle square of a
+picture; 128x128pad is the whole picture with black bars. Drawn textures span the features. All of ε
+goes to the teacher, one image is protected, full-batch steps are composed exactly, and δ is
+1/(N ln N). The table has the balanced accuracy on the hold-out in %, and the processor seconds for
+computing the map's rows of a thousand pictures.
 """
 
 import argparse
@@ -37,7 +37,7 @@ DRAWN = 100  # Textures of each kind
 
 
 def read(folder: str, size: str, pattern: str) -> tuple[Tensor, Tensor, np.ndarray]:
-    """Load images, (N, 3, H, W) float32, their labels, and the pattern's match in each name."""
+    """Load images, (N, 3, H, W) float32, their labels, and the number of each image's original."""
     sides = tuple(map(int, re.findall(r"\d+", size)))
     fit = "pad" if size.endswith("pad") else "crop"
     ways: dict[str, Any] = {"size": sides, "fit": fit}
@@ -59,10 +59,10 @@ def trained(
 ) -> float:
     """Measure the accuracy of one teacher on its hold-out.
 
-    rows: the map's rows of these images and of drawn ones.
+    rows: the map's rows of the images and of drawn textures.
     """
     private, public = (part[:, :, None, None] for part in rows)
-    # Rows exist already, so no image is read
+    # The rows are already computed, so the shape is only a placeholder.
     features = ProjectedFeatures(settings.feature, (3, 8, 8), settings.dimension)
     features.map = Known(slice(0, private.shape[1]))
     spanned = features.fit(public, settings.power, seed).double()
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--epsilons", default="1,10")
     parser.add_argument("--seeds", default="0,1,2")
     arguments = parser.parse_args()
-    print("| size | s a thousand | ε | accuracy by seed |\n|---|---|---|---|", flush=True)
+    print("| size | s per thousand | ε | accuracy by seed |\n|---|---|---|---|", flush=True)
     for size in arguments.sizes.split(","):
         images, labels, originals = read(arguments.folder, size, arguments.pattern)
         shape = (3, images.shape[2], images.shape[3])

@@ -3,11 +3,11 @@
     python benchmarks/release_archive.py PROJECT release.zip
         --source "Brain MRI, M. Nickparvar, Kaggle" --source-licence cc0-1.0
 
-The archive contains `release/`, with a README.md that has Hugging Face's header of a dataset
-card; `check/`, the package of `stage egress` with ledger and `verify.py`; and `zenodo.json`,
-the metadata of a deposit. `release.licence` and the licence of the source must be named: neither
-follows from the images. The same release gives the same bytes; a new run has new noise, and so
-other images.
+The archive contains `release/`, with a README.md that starts with the header of a Hugging Face
+dataset card; `check/`, the package of `stage egress` with ledger and `verify.py`; and
+`zenodo.json`, the metadata of a deposit. You must state the licence of the release (setting
+`release.licence`) and that of the source: the program cannot find them in the images. Packing the
+same release again gives the same bytes.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("project", type=Path, help="folder of a project whose run has finished")
-    parser.add_argument("archive", type=Path, help="file to write")
+    parser.add_argument("project", type=Path, help="folder of a finished project")
+    parser.add_argument("archive", type=Path, help="zip file to write")
     parser.add_argument("--source", required=True, help="name and publisher of the real images")
-    parser.add_argument("--source-licence", required=True, help="their licence, as SPDX names it")
+    parser.add_argument("--source-licence", required=True, help="SPDX id of their licence")
     given = parser.parse_args()
     write_archive(given.project, given.archive, given.source, given.source_licence)
     print(f"{given.archive}: SHA-256 {digest_of_file(given.archive)}")
@@ -48,15 +48,16 @@ def main() -> int:
 def write_archive(project: Path, archive: Path, source: str, source_licence: str) -> None:
     """Verify the release and pack it.
 
-    Raises SystemExit if a licence is missing or if `verify.py` refuses the package, and otherwise
-    as `stage egress` does.
+    Raises SystemExit if release.licence is missing or `verify.py` refuses the package, and the same
+    errors as `stage egress`.
     """
     about = (
         yaml.safe_load((project / "params.yaml").read_text(encoding="utf-8")).get("release") or {}
     )
     if not about.get("licence"):
         sys.exit(
-            f"{project / 'params.yaml'} names no release.licence: set it, and run `stage run` again"
+            f"{project / 'params.yaml'} does not set release.licence: set it, and run `stage run` "
+            "again"
         )
     release = project / ARTIFACTS / "synthesize"
     with tempfile.TemporaryDirectory() as folder:
@@ -78,22 +79,20 @@ def write_archive(project: Path, archive: Path, source: str, source_licence: str
 
 
 def named(folder: Path, prefix: str) -> Iterator[tuple[str, Path]]:
-    """Yield the files below a folder in the order of their names, with their names in the
-    archive.
-    """
+    """Yield name in the archive and path of all files below a folder, sorted by path."""
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         yield f"{prefix}/{file.relative_to(folder).as_posix()}", file
 
 
 def deposit_of(package: Path, about: dict, source: str, source_licence: str) -> dict:
-    """Return the metadata of a deposit, in Zenodo's form."""
+    """Return the metadata of a deposit in Zenodo's format."""
     card = read_json(package / "card.json")
     dataset = read_json(package / LEDGER)["odometer"]["dataset_id"]
     cost = f"ε = {card['epsilon']:.4g} at δ = {card['delta']:.3g}"
     description = (
         f"Labelled synthetic images, differentially private with {cost}. Made with Sfumato "
-        f"{__version__} from: {source} (licence {source_licence}). The folder `check` verifies the "
-        "statement: run `python -I verify.py` in it."
+        f"{__version__} from: {source} (licence {source_licence}). To verify the privacy "
+        "statement, run `python -I verify.py` in the folder `check`."
     )
     return {
         "title": f"{dataset}, synthetic and differentially private",

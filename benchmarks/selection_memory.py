@@ -3,9 +3,9 @@
     python benchmarks/selection_memory.py [--images 1281167] [--classes 1000] [--side 32]
         [--scratch DIR]
 
-The set is a sparse file of blank images with random labels (3.9 GB long, almost nothing on the
-disk), and the histogram is random. The stage runs in its own process, as in a pipeline: it verifies
-the bytes and reads only the images of the picture. Both files are deleted afterwards.
+The set is a sparse file of blank images (3.9 GB long, but almost nothing on the disk) with random
+labels, and the histogram is random. The stage runs in its own process, as in a pipeline: it
+verifies the bytes, and reads only the images in its picture. The files are deleted afterwards.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def main() -> None:
         "--scratch",
         type=Path,
         default=None,
-        help="Where the set is written. Default: the system's temporary directory.",
+        help="Directory to write the set to. Default: the system's temporary directory.",
     )
     chosen = arguments.parse_args()
     with tempfile.TemporaryDirectory(dir=chosen.scratch) as folder:
@@ -102,16 +102,16 @@ def main() -> None:
         kept = json.loads((Path(folder) / "select" / "selection.json").read_text())
     before, peak, own = map(float, done.stdout.split())
     print(
-        f"{chosen.images} images of {chosen.side}×{chosen.side}×3, {kept['images']} kept of "
-        f"{len(kept['kept'])} classes"
+        f"{chosen.images} images of {chosen.side}×{chosen.side}×3; {kept['images']} images of "
+        f"{len(kept['kept'])} classes are kept"
     )
     print(
-        f"peak resident memory {peak:.0f} MiB, of which {before:.0f} MiB after the imports; "
-        f"{seconds:.0f} s in all"
+        f"peak resident memory: {before:.0f} MiB after the imports, {peak:.0f} MiB at the end; "
+        f"{seconds:.0f} s in total"
     )
     print(
-        f"{own:.0f} MiB of it are the process's own, the rest are pages of mapped files, "
-        "which the system takes back when it needs them"
+        f"{own:.0f} MiB at the end are the process's own; the rest are pages of mapped files, "
+        "which the system can reclaim"
     )
 
 

@@ -1,13 +1,14 @@
-"""Measure the preparation of tar shards: time by workers, memory, and bytes after kills.
+"""Measure the preparation of tar shards: time by workers, memory, and whether kills change bytes.
 
     OMP_NUM_THREADS=1 python benchmarks/shards.py --folder FOLDER [--pictures 200000] [--shards 20]
         [--rounds 3] [--kills 5] [--s3]
 
-FOLDER gets the shards, 32×32 in colour, and the state directories; everything in it is removed at
-the end. Each round prepares with one worker and then with two, so that other programs slow both;
-the least time of each counts. Memory is the largest resident anonymous memory of a process. Each
-kill ends the whole process group by SIGKILL at a random time, and the same command then resumes.
-With --s3, the shards are also read through s3://, from a server of moto started here.
+The shards (32×32, in colour) and the state directories are written to FOLDER. FOLDER is removed at
+the end, with everything in it. Each round prepares with one worker and then with two, so that other
+programs slow both alike; the shortest time of each is reported. Memory is the largest resident
+anonymous memory of a process. Each kill ends the whole process group by SIGKILL at a random time,
+and the same command then resumes. With --s3, the shards are also read through s3://, from a moto
+server that this program starts.
 """
 
 import argparse
@@ -65,12 +66,15 @@ def measure(options: argparse.Namespace, tars: Path) -> None:
             digests.add(digest)
             best[workers] = min(best[workers], seconds)
             print(f"| {workers} | {seconds:.1f} | {memory:.0f} |", flush=True)
-    print(f"two workers take {best[2] / best[1]:.2f} of one")
+    print(f"two workers take {best[2] / best[1]:.2f} of the time of one")
     for number in range(options.kills):
         after = random.uniform(0.1, 0.9) * best[2]
         seconds, _, digest = prepare(options.folder, str(tars), 2, key, after)
         digests.add(digest)
-        print(f"kill {number + 1}: after {after:.1f} s, resumed in {seconds:.1f} s", flush=True)
+        print(
+            f"kill {number + 1} after {after:.1f} s: the resumed run took {seconds:.1f} s",
+            flush=True,
+        )
     if options.s3:
         with server(tars):
             url = f"s3://{BUCKET}/{{0000..{options.shards - 1:04d}}}.tar"
@@ -100,9 +104,10 @@ def write_shards(folder: Path, pictures: int, shards: int) -> None:
 def prepare(
     folder: Path, path: str, workers: int, key: bytes, kill_after: float = 0.0
 ) -> tuple[float, float, str]:
-    """Prepare with an empty state directory.
+    """Prepare the shards at `path` with an empty state directory.
 
-    Returns seconds, MiB of the largest process, and a digest of the set.
+    kill_after: seconds after which a first run is killed, or 0 for no such run. Returns seconds,
+    MiB of the largest process, and a digest of the prepared set.
     """
     state = folder / "state"
     shutil.rmtree(state, ignore_errors=True)
@@ -149,7 +154,7 @@ def start(folder: Path, state: Path, workers: int) -> subprocess.Popen:
 
 
 def anonymous(root: int) -> Iterator[float]:
-    """Yield the resident anonymous memory, in MiB, of a process and of those that it started."""
+    """Yield the resident anonymous memory, in MiB, of a process and of each of its descendants."""
     try:
         processes = [psutil.Process(root), *psutil.Process(root).children(recursive=True)]
         for process in processes:
@@ -168,7 +173,7 @@ def anonymous(root: int) -> Iterator[float]:
 
 @contextmanager
 def server(tars: Path) -> Iterator[None]:
-    """Start moto's server, put the shards into a bucket, and set the environment of its clients."""
+    """Run a moto server with the shards in a bucket, and set the environment for its clients."""
     import boto3
 
     os.environ |= {

@@ -1,15 +1,16 @@
-"""Judge releases of several sizes, at the largest of them, by the same networks and hold-out.
+"""Compare releases of several image sizes by the same networks and hold-out, at the largest size.
 
     OMP_NUM_THREADS=1 python benchmarks/sizes.py PROJECT=STATE [PROJECT=STATE ...]
         [--steps 600] [--picture F]
 
-Each project was made by `stage init` from one folder with one key (the same file keys/DATASET in
-each state directory), so that all hold out the same pictures. Smaller releases are enlarged
-(bicubic). It prints the accuracy in % of `cnn` trained on each release, and on real images, for
-equally many steps, and the Fréchet distance of plain images to real ones in a network of drawn
-glyphs; both at the size of the first project. Local: the numbers are measured on real images.
-`--picture` draws plain images, one project per row, three of each class side by side, and measures
-nothing.
+All projects must come from `stage init` on the same folder, with the same key (the file
+keys/DATASET in each state directory), so that all hold out the same pictures. The first project
+must have the largest images; those of the others are enlarged to its size (bicubic). For each
+release, and for real images, the program prints the accuracy in % of a `cnn` trained on them for
+the same number of steps. It also prints the Fréchet distance of plain images to real ones, in the
+features of a network trained on drawn glyphs. The results are local, because they are measured on
+real images. With `--picture`, the program only draws plain images: one project per row, three
+images of each class.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from sfumato.evaluation.scores import subsample
 from sfumato.settings.evaluate import Evaluate
 from sfumato.storage.png import save_png, to_grid
 
-COMPARED = 4000  # Images on each side of a distance
+COMPARED = 4000  # Largest number of images of each set in a distance
 SHOWN = 3  # Images of each class in a picture
 
 
 def enlarged(image_set: ImageSet, side: int) -> ImageSet:
-    """Enlarge the images to `side` pixels, (N, side, side, C) uint8."""
+    """Enlarge the images to (N, side, side, C) uint8."""
     if image_set.shape[2] == side:
         return image_set
     parts = []
@@ -74,7 +75,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seeds", default="0")
     parser.add_argument(
-        "--no-real", action="store_true", help="leave out the network trained on real images"
+        "--no-real", action="store_true", help="do not train a network on real images"
     )
     parser.add_argument("--picture", type=Path, metavar="FILE")
     arguments = parser.parse_args()
@@ -98,7 +99,7 @@ def main() -> None:
     assert extractor is not None
     real = extractor(subsample(train, COMPARED).images)
     print(
-        f"hold-out, real images: Fréchet {frechet_distance(extractor(holdout.images), real):.2f}",
+        f"real hold-out: Fréchet {frechet_distance(extractor(holdout.images), real):.2f}",
         flush=True,
     )
     if not arguments.no_real:

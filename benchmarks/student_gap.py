@@ -1,23 +1,25 @@
-"""Find out why networks learn less from a release than its teacher knows, and what helps.
+"""Find out why networks trained on a release are less accurate than its teacher, and what helps.
 
     OMP_NUM_THREADS=1 python benchmarks/student_gap.py PROJECT STATE {causes,heads,labels,draws}
         [--steps 300] [--seeds 0,1] [--side 32] [--part choosing] [--only "NAME;NAME"]
     python benchmarks/student_gap.py PROJECT STATE picture --file grid.png
 
-PROJECT has a release with `synthesize.stream: true` and one source, and a hold-out in STATE. The
-hold-out is split in two halves at random: `choosing`, on which these tables are made, and `final`,
-which chooses nothing. Every network is `cnn`, trained for the same number of steps of 128 images.
-Printed for each seed: balanced accuracy in % on that half, and on the same images moved by up to
-a sixteenth of their side. Local: the numbers are measured on real images, and `causes` and `heads`
-use real images to explain.
+PROJECT has a release with `synthesize.stream: true` and one source, and its hold-out is in STATE.
+The hold-out is split at random into two halves: use `choosing` to choose among variants, and
+`final` only for final results. Every network is a `cnn`, trained for the same number of steps of
+128 images. For each seed, two balanced accuracies in % are printed: on the images of the half, and
+on the same images moved by up to a sixteenth of their side. The results are local, because they are
+measured on real images; `causes` and `heads` also fit parts of networks to real images.
 
-- `causes`: the release as it is; shifts and scaling in training; batch norms' statistics recomputed
-  on the other half, without labels; the last layer refitted on the release and on real images
-- `heads`: last layers fitted to real images without noise, a bound on DP layers of these features
-- `labels`: rules by which distorted images are labelled; blends and plain images keep theirs. The
-  rule `blends` makes images of its own
-- `draws`: the release's images, its stream, and the student of `stage student`
-- `picture`: the stream's images, ten per class, labelled by the likeliest class
+- `causes`: trains on the release as it is, and with shifts and scaling; then recomputes the batch
+  norms' statistics on the other half, without labels, and refits the last layer on the release and
+  on real images
+- `heads`: fits last layers to real images without noise, which bounds what a last layer with
+  differential privacy could reach on the same features
+- `labels`: labels distorted images by several rules; blends and plain images keep their labels.
+  The rule `blends` makes new images
+- `draws`: trains on the release's images and on its stream, and as `stage student` does
+- `picture`: draws images of the stream, ten per class, by their likeliest class
 """
 
 from __future__ import annotations
@@ -57,18 +59,18 @@ from sfumato.storage.png import named_grid, save_png
 from sfumato.training.supervised import Schedule, apply, logits, to_tensor, train_supervised
 
 JUDGE = "cnn"
-MOVED = 16  # An image moves by at most its shorter side / MOVED
-WHOLE = 10_000  # Side that no image has: images stay as they are
+MOVED = 16  # An image is moved by at most its shorter side / MOVED
+WHOLE = 10_000  # A side larger than any image's, so that images are not shrunk
 SCALED = 0.1  # Largest change of the scale
-REFITTED = 4000  # Largest number of images that a last layer is refitted on
+REFITTED = 4000  # Largest number of images to refit a last layer on
 SHOWN = 10  # Images of each class in a picture
 BLENDS = 25_600
-PART = 512  # Blends that the teacher labels at a time
+PART = 512  # Blends to label at a time
 Batches = Iterator[tuple[Tensor, Tensor]]
 
 
 class Project:
-    """A project folder with a release, its stream, and real images that may not leave the owner."""
+    """A project's release, its stream, and its real images, which must stay with the owner."""
 
     def __init__(self, folder: Path, state: Path, part: str, side: int) -> None:
         self.release: Release = load_release(folder / "artifacts" / "synthesize")
@@ -93,7 +95,7 @@ class Project:
         return sets_by_rule(self)
 
     def scores(self, model: nn.Module, side: int | None = None) -> str:
-        """Write the balanced accuracy of a network in %, and that on moved images."""
+        """Format a network's balanced accuracy in %, on the images and on moved images."""
         return " / ".join(
             f"{balanced(logits(model, part.images), part):.1f}"
             for part in self.judged[side or self.side]
@@ -105,12 +107,12 @@ def balanced(scores: np.ndarray, judged: ImageSet) -> float:
 
 
 def shrunk(images: Tensor, side: int) -> Tensor:
-    """Average blocks of pixels, (B, C, H, W); the shorter side keeps `side` or more."""
+    """Shrink images, (B, C, H, W), by averaging blocks; the shorter side stays at least `side`."""
     return F.avg_pool2d(images, max(1, min(images.shape[2:]) // side))
 
 
 def stored(image_set: ImageSet, side: int, shift: bool = False) -> ImageSet:
-    """Shrink the images of a set; before this, shift them if asked."""
+    """Shrink the images of a set. shift: whether to shift them first."""
     random = torch.Generator().manual_seed(0)
     parts = []
     for rows in np.array_split(np.arange(len(image_set)), -(-len(image_set) // 500)):
@@ -122,7 +124,7 @@ def stored(image_set: ImageSet, side: int, shift: bool = False) -> ImageSet:
 
 
 def moved(images: Tensor, random: torch.Generator | None, scaled: float = SCALED) -> Tensor:
-    """Shift and scale images, (B, C, H, W), with edges repeated."""
+    """Shift and scale images, (B, C, H, W), at random. Pixels at the edges are repeated."""
     count, _, height, width = images.shape
     reach = min(height, width) // MOVED
     shifts = (
@@ -137,9 +139,9 @@ def moved(images: Tensor, random: torch.Generator | None, scaled: float = SCALED
 
 
 def shuffled(images: np.ndarray, targets: Tensor, augment: bool = False) -> Batches:
-    """Yield batches without end, in a new order each pass.
+    """Yield batches without end, in a new order at each pass.
 
-    targets: (N, classes) float32, rows of sum 1.
+    targets: (N, classes) float32; each row sums to 1.
     """
     while True:
         for rows in torch.randperm(len(images)).split(Schedule.batch):
@@ -174,12 +176,12 @@ def one_hot(labels: np.ndarray, classes: int) -> Tensor:
 
 @torch.no_grad()
 def with_statistics_of(model: Classifier, images: np.ndarray) -> Classifier:
-    """Copy a network, and recompute its batch norms' means and variances on images."""
+    """Copy a network, and recompute the means and variances of its batch norms on `images`."""
     model = deepcopy(model).eval()
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm2d):
             layer.reset_running_stats()
-            layer.momentum = None  # the mean over all batches
+            layer.momentum = None  # averages over all batches
             layer.train()
     for part in np.array_split(images, max(1, len(images) // 200)):
         model(to_tensor(part, "cpu"))
@@ -234,7 +236,10 @@ def causes(project: Project, steps: int, seed: int, only: list[str]) -> None:
 
 
 def sets_by_rule(project: Project) -> dict[str, tuple[np.ndarray, Tensor]]:
-    """Label the release by each rule: images, (N, H, W, C) uint8, and targets, (N, classes)."""
+    """Label the release by each rule.
+
+    Returns, by name of the rule, images, (N, H, W, C) uint8, and targets, (N, classes).
+    """
     release, drawing = project.release, project.stream
     teacher, labelling = drawing.teacher, drawing.labelling
     assert teacher is not None and labelling is not None
@@ -244,7 +249,7 @@ def sets_by_rule(project: Project) -> dict[str, tuple[np.ndarray, Tensor]]:
     kinds = release.kinds
     plain, rows = np.flatnonzero(kinds == PLAIN), np.flatnonzero(kinds == "distorted")
     assert np.array_equal(sources[plain].permute(0, 2, 3, 1).numpy(), release.images[plain]), (
-        "another release"
+        "the stream and the release have different plain images"
     )
     before = probabilities_of(teacher, sources[rows])
     images = torch.from_numpy(np.array(release.images)).permute(0, 3, 1, 2)
@@ -270,7 +275,9 @@ def sets_by_rule(project: Project) -> dict[str, tuple[np.ndarray, Tensor]]:
         shares = labels.bincount(minlength=classes).tolist()
         told = [float((labels == other).double().mean()) for other in (requested[rows], by_source)]
         print(
-            f"{name}: {shares}; as requested {told[0]:.2f}, as the source {told[1]:.2f}", flush=True
+            f"rule {name}: images by class {shares}; equal to the requested class {told[0]:.2f}, "
+            f"to the source's class {told[1]:.2f}",
+            flush=True,
         )
 
     def relabelled(labels: Tensor) -> Tensor:
@@ -298,10 +305,10 @@ def sets_by_rule(project: Project) -> dict[str, tuple[np.ndarray, Tensor]]:
 def blends(
     images: Tensor, teacher: TeacherNetwork, labelling: Labelling, project: Project
 ) -> tuple[np.ndarray, Tensor]:
-    """Blend pairs of released images, change each blend, and label it by the teacher afterwards.
+    """Blend pairs of released images, distort each blend, and let the teacher label the result.
 
-    An eighth are images without a blend. images: (N, C, H, W) uint8. Returns the blends,
-    (BLENDS, H, W, C) uint8 of the judge's size, and soft targets, (BLENDS, classes).
+    An eighth of the results are single images, not blended. images: (N, C, H, W) uint8. Returns
+    the results, (BLENDS, H, W, C) uint8 at the judge's size, and soft targets, (BLENDS, classes).
     """
     random = torch.Generator().manual_seed(0)
     shown, targets = [], []
@@ -319,7 +326,7 @@ def blends(
 
 
 def heads(project: Project, steps: int, seed: int, only: list[str]) -> None:
-    """Fit a last layer to real images on features of the teacher, a network, and both."""
+    """Fit a last layer to real images, on features of the teacher, of a network, and of both."""
     teacher = project.stream.teacher
     assert teacher is not None
     hard = one_hot(project.release.labels, len(project.release.classes))
@@ -401,10 +408,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", default="0,1")
     parser.add_argument(
-        "--side", type=int, default=WHOLE, help="pixels that the judge sees, by averages of blocks"
+        "--side", type=int, default=WHOLE, help="shrink images to about this side for the networks"
     )
     parser.add_argument("--part", default="choosing", choices=["choosing", "final"])
-    parser.add_argument("--only", default="", help="rows to measure, separated by ;")
+    parser.add_argument("--only", default="", help="names of rows to measure, separated by ;")
     parser.add_argument("--file", type=Path, default=Path("stream.png"))
     arguments = parser.parse_args()
     project = Project(arguments.project, arguments.state, arguments.part, arguments.side)

@@ -1,16 +1,17 @@
-"""Measure teachers on single maps and on several: a linear classifier under DP, without a project.
+"""Measure teachers (linear classifiers with differential privacy) on one or several feature maps.
 
     OMP_NUM_THREADS=1 python benchmarks/teacher_maps.py FOLDER PUBLIC [--rows FILE]
         [--maps patches,imagenet] [--epsilons 1,10] [--seeds 0,1] [--side 128] [--units 500]
         [--set dimension=128 ...]
 
-FOLDER: public images in class folders, used as the sensitive ones; PUBLIC: a folder of images that
-span the features, or `procedural`, drawn textures; `itself` uses the hold-out, which no release may
-do: a bound on the gain from directions. Every seed holds out another fifth and draws other noise.
-All of ε goes to the teacher, by the exact composition of its full-batch steps, δ = 1/(N ln N).
-Accuracy is balanced, on the hold-out, in %. The maps' rows are computed once and stored in --rows.
-With --units, so many random images are used as the sensitive ones, with the constants that `stage
-init` chooses for them.
+No project is needed. FOLDER: public images in class folders, used as the sensitive ones; PUBLIC: a
+folder of images that span the features, or `procedural` for drawn textures, or `itself` for the
+hold-out. No release may use its hold-out, so `itself` only bounds what better directions can gain.
+Every seed holds out another fifth of the images and draws other noise. All of ε goes to the
+teacher, full-batch steps are composed exactly, and δ is 1/(N ln N). The accuracy is balanced, on
+the hold-out, in %. The maps' rows are computed once and stored in the file --rows. With --units,
+this many random images are the sensitive ones, with the settings that `stage init` chooses for
+them.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from sfumato.queries.teacher import query_teacher
 from sfumato.settings.data import Data, Public
 from sfumato.settings.queries import Teacher, TeacherMap
 
-DRAWN, HELD_OUT = 400, 5  # Textures of each kind; one of so many images is held out
+DRAWN, HELD_OUT = 400, 5  # Textures of each kind; one image in 5 is held out
 
 
 class Known(nn.Module):
-    """A map with known rows.
+    """A map with rows that are already computed.
 
-    "Images" have the rows of all maps, (B, Σ d, 1, 2), and the map returns its part. The second
-    column is for the mirror images, so that a flip brings it to the first.
+    Its "images" are the rows of all maps, (B, Σ d, 1, 2), and it returns its own part of them. The
+    second column has the rows of the mirror images, so that flipping an "image" selects them.
     """
 
     def __init__(self, columns: slice) -> None:
@@ -54,7 +55,7 @@ class Known(nn.Module):
 
 
 class InMemory:
-    """A charge on images in memory, with noise of a public generator: it protects nothing."""
+    """A stand-in for a charge, on rows in memory. Its noise is predictable: it protects nothing."""
 
     def __init__(self, rows: Tensor, labels: Tensor, uses: int, sigma: float, seed: int) -> None:
         self.rows, self.labels, self.uses, self.sigma = rows, labels, uses, sigma
@@ -98,7 +99,7 @@ def read_images(folder: str, public: bool, side: int) -> tuple[Tensor, Tensor]:
 
 
 def made_rows(names: list[str], images: Tensor) -> dict[str, np.ndarray]:
-    """Compute the rows of images and mirror images by map: (N, d, 2) float32."""
+    """Compute the rows of images and of their mirror images, by map: (N, d, 2) float32."""
     shape = (1, *images.shape[2:])
     shown = images.float() / 255
     made = {}
@@ -111,7 +112,10 @@ def made_rows(names: list[str], images: Tensor) -> dict[str, np.ndarray]:
 
 
 def kept_rows(arguments: argparse.Namespace, names: list[str]) -> dict[str, np.ndarray]:
-    """Return stored or new rows by `private.<map>`, `public.<map>` and `labels`."""
+    """Load the stored rows, or compute and store them.
+
+    The keys are `private.<map>`, `public.<map>` and `labels`.
+    """
     file = Path(arguments.rows)
     if file.is_file():
         return dict(np.load(file))
@@ -136,7 +140,7 @@ def trained(
 ) -> float:
     """Measure one teacher's accuracy on its hold-out.
 
-    units: number of other images to train on; 0 for all.
+    units: number of images to train on, from those not held out; 0 for all.
     """
     names, labels = [part.map for part in settings.maps], torch.from_numpy(rows["labels"])
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
@@ -186,7 +190,7 @@ def main() -> None:
     parser.add_argument("--units", type=int, default=0)
     parser.add_argument("--constants", default="auxiliary", choices=["public", "auxiliary"])
     parser.add_argument(
-        "--set", action="append", default=[], help="a number of `teacher`: dimension=128, flip=1"
+        "--set", action="append", default=[], help="a setting of `teacher`, such as dimension=128"
     )
     arguments = parser.parse_args()
     names = arguments.maps.split(",")

@@ -1,17 +1,16 @@
-"""Measure memory and time of all that reads sensitive images; the number must not matter.
+"""Measure memory and time of all stages that read sensitive images. Memory must not grow with them.
 
     nice -n 5 python benchmarks/ten_million.py [--images 100000 1000000 10000000] [--features 64]
     nice -n 5 python benchmarks/ten_million.py --images 10000 100000 --side 128
         --parts prepare frequency synthesize
 
-Random grey images of ten classes are written as an archive of NumPy (640 MB for ten million of
-8×8). Then the parts run on them, each in a process of its own, on one thread: `prepare`, `count`,
-`central`, `frequency`, one step of DP-SGD, and `synthesize`, which draws as many images from a
-generator, distorts and blends them, and writes the release. Memory is the largest resident
-anonymous memory of the process (RssAnon in /proc/PID/status, read every 10 ms), without the pages
-of files that the system caches as long as no other program needs them. Seconds are for the
-processor and the work only, without imports. Needs Linux and three times the space of the images in
---folder.
+Random grey images of ten classes are written as a NumPy archive (640 MB for ten million images of
+8×8). Then each part runs on them in its own process, on one thread: `prepare`, `count`, `central`,
+`frequency`, one step of DP-SGD, and `synthesize`, which draws as many images from a generator,
+distorts and blends them, and writes the release. Memory is the largest resident anonymous memory of
+the process (RssAnon in /proc/PID/status, read every 10 ms). It excludes pages of files, which the
+system caches only while no other program needs the memory. Seconds are processor time of the part,
+without imports. The program needs Linux, and three times the images' space in --folder.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ import numpy as np
 PARTS = ("prepare", "count", "central", "frequency", "dp-sgd step", "synthesize")
 CLASSES, BATCH = 10, 256
 WRITTEN = 2**22  # Bytes at a time
-BOUND = 1.1  # Limit of the largest set's memory over the smallest set's
+BOUND = 1.1  # Largest allowed ratio of the memory for different numbers of images
 POLL = 0.01  # Seconds
 
 
@@ -60,7 +59,7 @@ def write_set(path: Path, images: int, side: int) -> None:
 
 
 def work(part: str, folder: Path, images: int, features: int, side: int) -> Callable[[], object]:
-    """Return the work of one process, with everything imported and built."""
+    """Import and build what a part needs, and return a function that runs it."""
     import torch
 
     from sfumato.data.prepare import prepare_sensitive
@@ -158,7 +157,7 @@ def work(part: str, folder: Path, images: int, features: int, side: int) -> Call
 
 
 def measured(part: str, folder: Path, images: int, features: int, side: int) -> tuple[float, float]:
-    """Run one part in a process; return its peak anonymous memory, in MB, and CPU seconds."""
+    """Run one part in its own process. Returns its peak anonymous memory in MB, and CPU seconds."""
     command = [
         sys.executable,
         __file__,
@@ -180,7 +179,7 @@ def measured(part: str, folder: Path, images: int, features: int, side: int) -> 
     assert child.stdout is not None
     said = child.stdout.read()
     if child.returncode:
-        raise SystemExit(f"{part} with {images:,} images failed")
+        raise SystemExit(f"part {part} failed on {images:,} images")
     return peak / 1024, float(json.loads(said.splitlines()[-1]))
 
 
@@ -206,11 +205,13 @@ def main() -> None:
             for part in asked.parts:
                 found[part].append(measured(part, Path(name), images, asked.features, asked.side))
                 memory, seconds = found[part][-1]
-                print(f"{images:,} {part}: {memory:.0f} MB, {seconds:.2f} s", file=sys.stderr)
+                print(
+                    f"{part}, {images:,} images: {memory:.0f} MB, {seconds:.2f} s", file=sys.stderr
+                )
     print(
         "| | "
         + " | ".join(f"{images:,} images" for images in asked.images)
-        + " | largest / smallest |"
+        + " | largest / smallest memory |"
     )
     print("|---" * (len(asked.images) + 2) + "|")
     ratios = {
@@ -221,7 +222,9 @@ def main() -> None:
         cells = " | ".join(f"{memory:.0f} MB, {seconds:.1f} s" for memory, seconds in row)
         print(f"| {part} | {cells} | {ratios[part]:.2f} |")
     if worst := [part for part, ratio in ratios.items() if ratio > BOUND]:
-        raise SystemExit(f"memory grows with the number of images: {', '.join(worst)}")
+        raise SystemExit(
+            f"the memory of these parts depends on the number of images: {', '.join(worst)}"
+        )
 
 
 if __name__ == "__main__":

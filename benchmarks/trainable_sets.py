@@ -1,9 +1,10 @@
-"""Compare the weights that DP-SGD can train, at equal budgets (DP-SAPF §5).
+"""Compare sets of weights to train by DP-SGD, at equal budgets (DP-SAPF §5).
 
 The table shows accuracy, Fréchet distance, time and memory. For each budget and seed, the recipe
-`sapf-pixel` runs once up to its saliency release; each set then fine-tunes from there. All sets pay
-for the saliency release, used or not, so that all have the same noise. Rows are appended to a CSV
-file; sets in the file are skipped.
+`sapf-pixel` runs once up to its saliency release; then each set of weights is fine-tuned from
+there. The budget of every set includes the saliency release, even if the set does not use it, so
+that all have the same noise. Rows are appended to a CSV file; sets that are already in the file are
+skipped.
 
     OMP_NUM_THREADS=1 python benchmarks/trainable_sets.py --epsilons 1,3,10 --seeds 0,1,2
     python benchmarks/trainable_sets.py --show
@@ -67,11 +68,11 @@ def main() -> None:
     parser.add_argument(
         "--scan",
         action="store_true",
-        help="learning rates of three sets instead of the sets themselves",
+        help="compare learning rates of three sets, instead of the sets",
     )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument(
-        "--show", action="store_true", help="print the table of the results so far, and stop"
+        "--show", action="store_true", help="only print the table of the results so far"
     )
     arguments = parser.parse_args()
     if arguments.show:
@@ -92,7 +93,7 @@ def main() -> None:
 
 
 def compare(epsilon: float, seed: int, sets: dict[str, dict], work: Path, results: Path) -> None:
-    """Run one warm-up and saliency release, then each set from there."""
+    """Run the pipeline once up to the saliency release, and then fine-tune each set from there."""
     params = {
         "recipe": "sapf-pixel",
         "profile": "digits",
@@ -115,7 +116,7 @@ def compare(epsilon: float, seed: int, sets: dict[str, dict], work: Path, result
         stage("plan")
         assert kept == {
             upstream: Path(f"artifacts/plan/{upstream}.yaml").read_text() for upstream in STAGES
-        }, "the sets must share what is before them"
+        }, "a set changed the plan of an earlier stage, which all sets must share"
         reset_peak()
         seconds = stage("finetune") if name != "none" else 0.0
         memory = peak()
@@ -149,7 +150,7 @@ def compare(epsilon: float, seed: int, sets: dict[str, dict], work: Path, result
 
 
 def reset_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")  # Linux: the high-water mark starts again
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, on Linux
 
 
 def peak() -> float:

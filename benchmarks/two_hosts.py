@@ -1,12 +1,13 @@
-"""Run one charge over two hosts: two network namespaces, joined by a virtual cable. Linux, as root.
+"""Run one charge on two simulated hosts, and compare the results with one process.
 
     python benchmarks/two_hosts.py
 
-The work of `tests/privacy/many_processes.py` (count, frequency, DP-SGD on digits, with draws tied
-to image and step) runs once in one process, and once in two that see each other only over the
-cable: `torchrun --nnodes=2`, as on a cluster, with one state directory. It prints the largest
-difference of the releases and of the weights, and how many charges the journals contain. The
-namespaces are removed at the end.
+The program needs Linux, and must be run as root. The hosts are two network namespaces, joined by a
+virtual cable. `tests/privacy/many_processes.py` (count, frequency and DP-SGD on digits, with draws
+that depend only on image and step) runs once in one process, and once in two processes that can
+reach each other only over the cable: `torchrun --nnodes=2`, as on a cluster, with one state
+directory. The program prints the largest differences of the releases and of the weights, and the
+number of charges in each journal. The namespaces are removed at the end.
 """
 
 from __future__ import annotations
@@ -27,9 +28,12 @@ from sfumato.settings.data import Data
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "tests" / "privacy" / "many_processes.py"
 HOSTS = {f"sfumato-{os.getpid()}-{i}": f"10.77.0.{i + 1}" for i in range(2)}
-# Tolerance of weights after five steps, and of releases, over float32 sums in another order
+# Tolerance for releases, and for weights after five steps: float32 sums have another order
 CLOSE = 1e-5
-ALIKE = ("count", "frequency")  # Queries whose noise has a seed here; the others draw their own
+ALIKE = (
+    "count",
+    "frequency",
+)  # Queries with a fixed seed for their noise, so that their releases can be compared
 
 
 def ip(*words: str) -> None:
@@ -37,7 +41,7 @@ def ip(*words: str) -> None:
 
 
 def prepared(folder: Path) -> Path:
-    """Prepare a state directory with the digits, whose split has the same key each time."""
+    """Prepare a state directory with the digits, always with the same hold-out."""
     (folder / "state" / "keys").mkdir(parents=True, mode=0o700)
     (folder / "state" / "keys" / "digits").write_bytes(bytes(range(32)))
     prepare_sensitive(Data(), folder / "state", folder / "card.json", folder / "raw")
@@ -50,7 +54,7 @@ def arguments(folder: Path) -> list[str]:
 
 
 def on_two_hosts(folder: Path) -> None:
-    """Run the work on both hosts. Raises SystemExit if one fails."""
+    """Run the script on both hosts. Raises SystemExit if a host fails."""
     names = list(HOSTS)
     try:
         for name in names:
@@ -83,7 +87,7 @@ def on_two_hosts(folder: Path) -> None:
                 )
             )
         if any([child.wait() for child in running]):
-            raise SystemExit("a host failed")
+            raise SystemExit("the script failed on a host: see its output above")
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], check=False)
@@ -105,23 +109,24 @@ def main() -> None:
         same = all(torch.equal(together[0][key], together[1][key]) for key in compared)
         weights = max(value for key, value in worst.items() if key.startswith("weights."))
         print(
-            f"count {worst['count']:.1e}, frequency {worst['frequency']:.1e}, weights {weights:.1e}"
+            f"largest differences: count {worst['count']:.1e}, frequency "
+            f"{worst['frequency']:.1e}, weights {weights:.1e}"
         )
-        print(f"both hosts hold the same, bit for bit: {same}")
+        print(f"the results on both hosts are identical, bit for bit: {same}")
         drawn = [sum(len(part["mine"]) for part in parts) for parts in ([alone], together)]
-        print(f"images of one draw: {drawn[0]} in one process, {drawn[1]} on two hosts together")
+        print(f"images in one draw: {drawn[0]} in one process, {drawn[1]} on both hosts together")
         charges = [
             len(Odometer(f / "state", read_card(f / "card.json").dataset_id).opened())
             for f in (one, two)
         ]
-        print(f"charges in the journal: {charges[0]} of one process, {charges[1]} of two hosts")
+        print(f"charges in the journal: {charges[0]} by one process, {charges[1]} by two hosts")
         if (
             not same
             or max(worst.values()) > CLOSE
             or charges[0] != charges[1]
             or drawn[0] != drawn[1]
         ):
-            raise SystemExit("two hosts do not do what one process does")
+            raise SystemExit("two hosts and one process give different results: see above")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Run the utility protocol of DP-Diffusion (§5.6, §6) on a release.
 
-It covers accuracy by number of images, ensembles and model ranking.
+The protocol covers accuracy by number of images, ensembles and model selection.
 
     OMP_NUM_THREADS=1 python benchmarks/utility.py --classifiers cnn --sizes 1000,5000
         [--parts sizes,ensemble]
 
-Run it in the folder of a project with a release. Local: the numbers are measured on real images,
-whose opening is journalled. `--parts selection` tests whether a third party who has only the
-release would choose the right model.
+Run this program in the folder of a project with a release. The results are local, because they are
+measured on real images; the journal records that the images were opened. `--parts selection` tests
+whether a third party who has only the release would choose the best model.
 """
 
 from __future__ import annotations
@@ -48,31 +48,33 @@ def main(
     out: Annotated[
         Path, typer.Option(help="Directory for utility.json, two tables and utility.png.")
     ] = EVALUATION,
-    parts: Annotated[str, typer.Option(help="Which of sizes, ensemble, selection.")] = ",".join(
+    parts: Annotated[str, typer.Option(help="Parts to run, separated by commas.")] = ",".join(
         PARTS
     ),
     classifiers: Annotated[
-        str, typer.Option(help="Classifiers of the curve and the ensembles.")
+        str, typer.Option(help="Classifiers for the parts sizes and ensemble.")
     ] = "cnn",
     sizes: Annotated[str, typer.Option(help=SIZES_HELP)] = "",
     members: Annotated[
         int, typer.Option("--ensemble", min=2, help="Classifiers in an ensemble.")
     ] = 5,
-    grid_classifiers: Annotated[str, typer.Option(help="Classifiers of the grid.")] = "lr,mlp,cnn",
+    grid_classifiers: Annotated[
+        str, typer.Option(help="Classifiers to select among.")
+    ] = "lr,mlp,cnn",
     rates: Annotated[
-        str, typer.Option(help="Factors on their learning rates.")
+        str, typer.Option(help="Factors of learning rates to select among.")
     ] = "0.01,0.1,0.3,1,3",
-    decays: Annotated[str, typer.Option("--weight-decays", help="Their weight decays.")] = "0,0.1",
+    decays: Annotated[
+        str, typer.Option("--weight-decays", help="Weight decays to select among.")
+    ] = "0,0.1",
     retrain: Annotated[
-        bool, typer.Option("--retrain", help="Also train the grid on real images.")
+        bool, typer.Option("--retrain", help="In the selection, also train on real images.")
     ] = False,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Gradient steps of every training.")
     ] = None,
 ) -> None:
-    """Local: accuracy by number of images, ensembles, and whether models rank alike on synthetic
-    and real images.
-    """
+    """Measure accuracy by number of images, ensembles and model selection. Results are local."""
     plan, synthesize = load_plan("evaluate"), ARTIFACTS / "synthesize"
     check_local("--out", out / "utility.json")
     keep_freed_memory()

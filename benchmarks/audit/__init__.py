@@ -1,1 +1,1 @@
-"""Lower bounds on privacy by attack: measure noise and clip from releases of generated images."""
+"""Bound privacy loss from below by attacks on releases of generated images."""

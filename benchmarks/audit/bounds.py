@@ -1,6 +1,6 @@
-"""Bound a mechanism by numbers of right and wrong guesses, at a stated confidence.
+"""Bound a mechanism's privacy by counting right and wrong guesses, at a stated confidence.
 
-jax-privacy has such estimators too, but it needs JAX, and dp-accounting has none: these are short.
+jax-privacy has such estimators, but needs JAX; dp-accounting has none. So they are written here.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from scipy.stats import beta, binom, norm
 
 
 def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[float, float]:
-    """Compute the exact interval of a probability.
+    """Compute the exact confidence interval of a probability.
 
-    It is wrong in at most 1 − confidence of all experiments.
+    The interval misses the probability in at most 1 − confidence of all experiments.
     """
     tail = (1 - confidence) / 2
     low = float(beta.ppf(tail, successes, trials - successes + 1)) if successes else 0.0
@@ -28,12 +28,13 @@ def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[flo
 def gaussian_bounds(
     hits: int, false_alarms: int, runs: int, confidence: float
 ) -> tuple[float, float]:
-    """Bound μ of a Gaussian mechanism from below and above by one test fixed beforehand.
+    """Bound μ of a Gaussian mechanism from below and above, using one test fixed beforehand.
 
-    hits, false_alarms: how often the test answered "in" for `runs` releases with the image, and for
-    as many without it. A test of power β at level α exists for a μ-GDP mechanism only if Φ⁻¹(β) −
-    Φ⁻¹(α) ≤ μ. The lower bound exceeds the true μ in at most (1 − confidence) of all audits; the
-    upper one applies to this test only, and is no proof of privacy.
+    hits: how many of `runs` releases with the image the test judged to contain it; false_alarms:
+    the same for `runs` releases without the image. A test of power β at level α exists for a μ-GDP
+    mechanism only if Φ⁻¹(β) − Φ⁻¹(α) ≤ μ. The lower bound exceeds the true μ in at most
+    (1 − confidence) of all audits. The upper bound applies to this test only: it does not prove
+    privacy.
 
     Source: Dong, Roth and Su 2019; Nasr et al. 2023.
     """
@@ -48,9 +49,10 @@ def gaussian_bounds(
 def one_run_p_value(
     canaries: int, guesses: int, correct: int, epsilon: float, delta: float
 ) -> float:
-    """Return the most probability that an (ε, δ)-private mechanism gives to so many hits.
+    """Bound the probability of `correct` or more right guesses, for any (ε, δ)-private mechanism.
 
-    Each of `canaries` images was in the set by a fair coin; `guesses` of them were guessed.
+    Fair coins decided which of the `canaries` images were in the set. The attacker guessed the
+    coins of `guesses` images.
 
     Source: Steinke, Nasr and Jagielski 2023, Theorem 5.2.
     """
@@ -63,7 +65,7 @@ def one_run_p_value(
 def one_run_epsilon(
     canaries: int, guesses: int, correct: int, delta: float, confidence: float
 ) -> float:
-    """Return the largest ε that the guesses rule out at this confidence, or 0 if there is none."""
+    """Return the largest ε that the guesses rule out at this confidence, or 0 for none."""
     low, high = 0.0, 50.0
     if one_run_p_value(canaries, guesses, correct, low, delta) > 1 - confidence:
         return 0.0
@@ -77,10 +79,10 @@ def one_run_epsilon(
 
 
 def least_chance(epsilons: np.ndarray, deltas: np.ndarray) -> Callable[[float], float]:
-    """Return a function from an event's probability with an image to its least without it.
+    """Return a function from an event's probability with an image to its minimum without the image.
 
-    It also covers the reverse direction. The mechanism is (ε, δ)-private for each ε ≥ 0 of
-    `epsilons` with its δ. More of them bound it closer from below.
+    The same function is valid in the reverse direction. The mechanism must be (ε, δ)-private for
+    each ε ≥ 0 in `epsilons` and its δ in `deltas`. More pairs give a tighter minimum.
     """
     up, down = np.exp(epsilons), np.exp(-epsilons)
 
@@ -95,14 +97,17 @@ def least_chance(epsilons: np.ndarray, deltas: np.ndarray) -> Callable[[float], 
 def refutes_f_dp(
     canaries: int, guesses: int, correct: int, least: Callable[[float], float], false_alarms: float
 ) -> bool:
-    """Return whether so many right guesses are rarer than `false_alarms` under this `least_chance`.
+    """Return whether `correct` right guesses have a probability below `false_alarms`.
 
-    p_i is the chance of i right guesses. Over i = j, j + 1, …, `right` sums p_i i / canaries,
-    `wrong` sums p_i (guesses − i) / canaries. Flip the coin of a canary that is guessed right: one
-    guess less is right. So `wrong` at j − 1 is at least `least` of `right` at j. Both grow as j
-    falls; at 0 they sum up to guesses / canaries at most.
+    `least` is the function that `least_chance` returns for the mechanism.
 
-    Source: Mahloujifar, Melis and Chaudhuri 2024 (arXiv 2410.22235), Theorem 8 and Algorithm 3, of
+    Let p_i be the probability of i right guesses. For each j, `right` is the sum of
+    p_i i / canaries over i ≥ j, and `wrong` is the sum of p_i (guesses − i) / canaries. If the coin
+    of a rightly guessed canary is flipped, one guess fewer is right. So `wrong` at j − 1 is at
+    least `least(right)` at j. Both sums grow as j falls, and at j = 0 they add up to at most
+    guesses / canaries.
+
+    Source: Mahloujifar, Melis and Chaudhuri 2024 (arXiv 2410.22235), Theorem 8 and Algorithm 3, for
     two choices.
     """
     right = false_alarms * correct / canaries
@@ -115,7 +120,7 @@ def refutes_f_dp(
 
 
 def guess(scores: np.ndarray, inside: np.ndarray, guesses: int) -> int:
-    """Count right guesses: "in" for the highest scores, "out" for equally many lowest."""
+    """Guess "in" for the highest scores, "out" for as many of the lowest; count right guesses."""
     order = np.argsort(scores)
     out, into = order[: guesses // 2], order[len(order) - (guesses - guesses // 2) :]
     return int((~inside[out]).sum() + inside[into].sum())

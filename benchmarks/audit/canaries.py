@@ -1,12 +1,13 @@
-"""Audit one run: DP-SGD with many canaries at once, each in the set by a fair coin, then guesses.
+"""Audit one run of DP-SGD: include many canaries by fair coins, then guess the coins.
 
-This is white-box: the observer sees every released sum. It costs one run, and at a small ε it
-proves little: if an ideal observer is right in 55 % of all guesses, a thousand guesses cannot prove
-more.
+The audit is white-box: the observer sees every released sum. It needs only one run, and it proves
+little at a small ε: if an ideal observer is right in 55 % of all guesses, a thousand guesses cannot
+prove more.
 
-Two bounds share the allowed failures. One refutes (ε, δ) only, for any mechanism. The other refutes
-DP-SGD of this sample rate and number of steps by its full privacy curve: every noise multiplier of
-a grid for which the guesses would be too good. Its ε belongs to the least refuted noise.
+Two bounds share the allowed failure probability. The first refutes (ε, δ) only, for any mechanism.
+The second uses the full privacy curve of DP-SGD with this sample rate and number of steps. It
+refutes each noise multiplier of a grid under which the guesses would be too good, and returns the ε
+of the smallest one that it refutes.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from sfumato.privacy.events import ADD_OR_REMOVE_ONE, Mechanism
 
 SIDE = 32  # Pixels per side of the images, which gives 1 024 canaries
 DELTA, SAMPLE_RATE = 1e-5, 0.5
-FRACTIONS = (1 / 64, 1 / 16, 1 / 4, 1)  # Parts of the canaries that are guessed, the surest ones
-NOISES = 0.5 * 1.04 ** np.arange(136)  # Multipliers to try, up to 100
+FRACTIONS = (1 / 64, 1 / 16, 1 / 4, 1)  # Fractions of the canaries to guess, the surest ones
+NOISES = 0.5 * 1.04 ** np.arange(136)  # Noise multipliers to try, up to 100
 EPSILONS = np.arange(0, 20, 0.2)  # Points of a mechanism's privacy curve
 
 
@@ -36,10 +37,10 @@ EPSILONS = np.arange(0, 20, 0.2)  # Points of a mechanism's privacy curve
 class OneRun:
     """Result of one audited run.
 
-    epsilon: claimed at DELTA; exact: the same noise by its privacy-loss distribution; low: proven
-    at `confidence`, by (ε, δ) only or by the privacy curve of DP-SGD, whichever is larger;
-    low_pair, low_curve: proven by each, at half of the failures; right: share of right guesses,
-    from 0 to 1.
+    epsilon: ε claimed at DELTA; exact: ε of the same noise by its privacy-loss distribution; low:
+    lower bound on ε at `confidence`, the larger of low_pair and low_curve; low_pair, low_curve:
+    lower bounds by (ε, δ) only and by the privacy curve of DP-SGD, each with half of the allowed
+    failure probability; right: share of right guesses, from 0 to 1.
     """
 
     epsilon: float
@@ -59,7 +60,7 @@ class OneRun:
 
 @lru_cache
 def privacy_curve(steps: int, noise_multiplier: float) -> tuple[float, np.ndarray]:
-    """Compute ε at DELTA, and δ at each of EPSILONS, of DP-SGD by its privacy-loss distribution."""
+    """Compute ε at DELTA, and δ at each of EPSILONS, by the privacy-loss distribution of DP-SGD."""
     mechanism = Mechanism(noise_multiplier=noise_multiplier, sample_rate=SAMPLE_RATE, uses=steps)
     losses = loss_distribution((mechanism.event,), ADD_OR_REMOVE_ONE)
     return float(losses.get_epsilon(DELTA)), np.array(
@@ -68,7 +69,7 @@ def privacy_curve(steps: int, noise_multiplier: float) -> tuple[float, np.ndarra
 
 
 def epsilon_by_curve(steps: int, guesses: int, correct: int, false_alarms: float) -> float:
-    """Return ε of the least noise of NOISES under which the guesses would not be right; else 0."""
+    """Return ε of the smallest of NOISES that the guesses refute, or 0 if they refute none."""
     refuted = len(NOISES)
     low, high = 0, len(NOISES)
     while low < high:
@@ -84,14 +85,15 @@ def epsilon_by_curve(steps: int, guesses: int, correct: int, false_alarms: float
 def one_run(
     target: float, steps: int = 20, confidence: float = 0.95, subject: Subject | None = None
 ) -> OneRun:
-    """Run DP-SGD calibrated to ε = `target`, and attack it. subject: replacement of its noise only.
+    """Run DP-SGD calibrated to ε = `target`, and attack it.
 
-    Each canary is one white pixel, whose gradient is only that pixel, clipped to the bound. Its
-    score is the sum over all steps of the values released in its place. The allowed failures, 1 −
-    confidence, are split evenly over the two bounds and the numbers of guesses tried.
+    Each canary is an image with one white pixel, and its gradient is that pixel only, clipped to
+    the bound. The score of a canary is the sum of the values released at its pixel, over all steps.
+    The allowed failure probability, 1 − confidence, is split evenly over the two bounds and the
+    numbers of guesses tried. subject: another source of noise, to plant a bug.
     """
     count = SIDE**2
-    # the observer's coins, secret only to the guesser
+    # the coins are secret to the guesser only
     inside = np.random.default_rng().random(count) < 0.5
     chosen = torch.from_numpy(np.flatnonzero(inside))
     images = torch.zeros(len(chosen), count)

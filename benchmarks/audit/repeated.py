@@ -30,9 +30,9 @@ from sfumato.settings.data import Data
 class Verdict:
     """Result of a repeated audit.
 
-    mu: claimed; low, high: measured; low_bits: bound from a release's last bit only; off_grid:
-    releases that are not multiples of the public grid. An alarm means that the audit refutes the
-    claim.
+    mu: claimed value; low, high: measured bounds; low_bits: lower bound from a release's last bit
+    only; off_grid: number of releases with values that are not multiples of the public grid. An
+    alarm means that the audit refutes the claim.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Verdict:
 
 
 class Watched:
-    """A charge whose every release is shown to `look`."""
+    """A charge that also passes every release to `look`."""
 
     def __init__(self, charge: Any, look: Callable[[Tensor], None]) -> None:
         self.charge, self.look = charge, look
@@ -70,7 +70,10 @@ class Watched:
 
 
 class Bare:
-    """Draws all images and releases plain sums, as an observer who knows all but one can."""
+    """A charge that draws all images and releases sums without noise.
+
+    An observer who knows all images but the target can compute these sums.
+    """
 
     sample_rate, noise_multiplier, uses = 1.0, 0.0, 1
     sum = Charge.sum
@@ -132,7 +135,7 @@ def opened(
 
 
 def stored(images: Tensor) -> Tensor:
-    """Return images as they are read back from the disk, in 8 bits."""
+    """Round images to 8 bits, as they are stored on disk."""
     return (images * 255).round() / 255
 
 
@@ -143,9 +146,11 @@ def audit(
     confidence: float = 0.999,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Verdict:
-    """Tell `runs` releases with the target from as many without, by half the distance it makes.
+    """Measure how well `runs` releases with the target differ from `runs` releases without it.
 
-    The observer knows everything but the noise: the worst case, which the guarantee covers.
+    The test judges a release to contain the target if it lies more than halfway between the sum
+    without the target and the sum with it. The observer knows everything but the noise, which is
+    the worst case that the guarantee covers.
     """
     images, labels = made_images()
     seen = subject.encode(stored(images)).half().float() if subject.encode else stored(images)

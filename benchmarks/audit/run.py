@@ -3,8 +3,9 @@
     OMP_NUM_THREADS=1 python benchmarks/audit/run.py [--parts repeated,run] [--runs 10000]
         [--only count] [--out DIR]
 
-`repeated` tells releases with one image from releases without it; `run` guesses the canaries of one
-run of DP-SGD. It exits with 3 if a claim is refuted, or a planted mistake is not found.
+`repeated` tries to distinguish releases with one image from releases without it; `run` guesses
+which canaries were in one run of DP-SGD. The exit code is 3 if a claim is refuted or a planted bug
+is not found.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ PARTS = ("repeated", "run")
 CLAIMED = 2.0  # μ of every audited release
 RUN_EPSILONS = (1.0, 3.0, 10.0)
 
-RUNS_HELP = "Releases with the image, and as many without it. Fewer find less."
+RUNS_HELP = (
+    "Number of releases with the image, and of releases without it. Fewer releases find less."
+)
 CONFIDENCE_HELP = (
-    "Of each repeated audit: it raises a false alarm in at most 1 of 1/(1 − confidence)."
+    "Confidence of each repeated audit: a false alarm has a probability of at most 1 − confidence."
 )
 
 
 def main(
-    parts: Annotated[str, typer.Option(help="Which of repeated, run.")] = ",".join(PARTS),
+    parts: Annotated[str, typer.Option(help="Parts to run, with commas.")] = ",".join(PARTS),
     runs: Annotated[int, typer.Option(min=100, help=RUNS_HELP)] = 10_000,
     confidence: Annotated[float, typer.Option(min=0.5, max=0.999999, help=CONFIDENCE_HELP)] = 0.999,
     only: Annotated[
@@ -46,25 +49,28 @@ def main(
         Path, typer.Option(help="Directory for audit.csv, audit-run.csv and audit.png.")
     ] = Path("evaluation/audit"),
 ) -> None:
-    """Lower bounds on privacy by attack."""
+    """Bound privacy loss from below by attacks."""
     wanted = parts.split(",")
     if not set(wanted) <= set(PARTS):
-        raise typer.BadParameter(f"--parts {parts}: expected some of {', '.join(PARTS)}")
+        raise typer.BadParameter(
+            f"--parts {parts}: expected one or more of {', '.join(PARTS)}, separated by commas"
+        )
     keep_freed_memory()
     refuted = repeated(runs, confidence, only, out) if "repeated" in wanted else []
     refuted += one_runs(out) if "run" in wanted else []
     if refuted:
-        print(f"the audit refutes what is claimed: {'; '.join(refuted)}", file=sys.stderr)
+        print(f"The audit failed: {'; '.join(refuted)}", file=sys.stderr)
         raise typer.Exit(3)
 
 
 def repeated(runs: int, confidence: float, only: str, out: Path) -> list[str]:
-    """Audit every query, a step of DP-SGD, and the planted mistakes. Returns the wrong outcomes."""
+    """Audit every query, a step of DP-SGD, and the planted bugs. Returns the wrong outcomes."""
     known = subjects()
     every = [s for s in [*known, *planted({s.name: s for s in known})] if only in s.name]
     if not every:
         raise typer.BadParameter(
-            f"--only {only}: expected a part of one of {', '.join(s.name for s in known)}"
+            f"--only {only} matches no audit: expected part of one of these names: "
+            f"{', '.join(s.name for s in known)}"
         )
     found = []
     for subject in every:
@@ -74,16 +80,23 @@ def repeated(runs: int, confidence: float, only: str, out: Path) -> list[str]:
     plot_verdicts(found, out / "audit.png")
     table_console().print(verdict_table(found, confidence))
     alarms = 1 - confidence ** sum(not row.planted for row in found)
-    print(f"False alarm of any of these audits if all claims hold: at most {100 * alarms:.2g} %.")
+    print(
+        "If all claims are true, the probability of a false alarm in any of these audits is at "
+        f"most {100 * alarms:.2g} %."
+    )
     return [f"{row.name}: {verdict_of(row)}" for row in found if row.alarm != row.planted]
 
 
 def one_runs(out: Path) -> list[str]:
-    """Audit DP-SGD with canaries at some ε. Returns the refuted claims."""
+    """Audit DP-SGD with canaries at each of RUN_EPSILONS. Returns the refuted claims."""
     found = [one_run(target) for target in RUN_EPSILONS]
     replace_file(out / "audit-run.csv", runs_csv(found).encode())
     table_console().print(run_table(found))
-    return [f"DP-SGD at ε = {row.epsilon:g}: at least {row.low:.3g}" for row in found if row.alarm]
+    return [
+        f"DP-SGD at ε = {row.epsilon:g}: the attack proves ε ≥ {row.low:.3g}"
+        for row in found
+        if row.alarm
+    ]
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Attack releases of random halves of the digits: membership, and the class of a person.
+"""Attack releases of random halves of the digits: guess which images are inside, and their classes.
 
     OMP_NUM_THREADS=1 nice python benchmarks/audit/shadows.py [--epsilon 10] [--pairs 32]
         [--keep DIR]
     python benchmarks/audit/shadows.py --show
 
-A fair coin for each image splits the digits; both halves are released (`dp-merf` with a small
-generator). So every image is in exactly one release of each pair, and against one pair the attacker
-has all others as shadows. A release is stored in --keep with its student's predictions for every
-image; stored ones are not repeated. LiRA compares the student's confidence in an image's label with
-the confidence of shadows with and without the image; RMIA compares it with its mean over all
-shadows. The class is guessed by the student and by the nearest released images.
+A fair coin for each image splits the digits into halves, and both halves are released (`dp-merf`
+with a small generator). So every image is in exactly one release of each pair. To attack one pair,
+the attacker uses all other pairs as shadows. Each release is stored in --keep, with its student's
+predictions for every image, and is not repeated. LiRA compares the student's confidence in an
+image's label with the confidence of shadows with and without the image; RMIA compares it with the
+mean over all shadows. The class is guessed by the student and by the nearest released images.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ STAGES = (
 
 
 def coins(pair: int, count: int) -> np.ndarray:
-    """Draw the images of a pair's first release, (count,) bool; the second has the others."""
+    """Draw which images are in the first release of a pair: (count,) bool.
+
+    The second release has the others.
+    """
     return np.random.default_rng(pair).random(count) < 0.5
 
 
@@ -78,9 +81,9 @@ def params_of(epsilon: float) -> dict:
 def make(
     images: np.ndarray, labels: np.ndarray, inside: np.ndarray, epsilon: float, file: Path
 ) -> None:
-    """Release the images inside, and write {"images", "labels", "logits"}.
+    """Release the images that `inside` marks, and write {"images", "labels", "logits"}.
 
-    Logits are the student's, of all images, (N, classes).
+    The logits, (N, classes), are the student's for all images, inside or not.
     """
     home, work = Path.cwd(), Path(tempfile.mkdtemp(prefix="shadow-"))
     os.environ["SFUMATO_STATE"] = str(work / "state")
@@ -115,10 +118,11 @@ def confidences(found: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def lira(scores: np.ndarray, inside: np.ndarray, pair: int) -> np.ndarray:
-    """Score how much likelier each image's score is with it inside than without, (2, N).
+    """Compute (2, N) log ratios: how much likelier a score is if its image is inside than if not.
 
-    scores: (pairs, 2, N); inside: (pairs, 2, N) bool. The other pairs are the shadows: each image
-    has a mean with and without it, and all share one variance, because there are few shadows.
+    scores: (pairs, 2, N); inside: (pairs, 2, N) bool. The other pairs are the shadows. For each
+    image, they give a mean score with it and one without it. All images share one variance, because
+    there are few shadows.
     Source: Carlini et al. 2022.
     """
     rest = np.arange(len(scores)) != pair
@@ -134,7 +138,7 @@ def lira(scores: np.ndarray, inside: np.ndarray, pair: int) -> np.ndarray:
 
 
 def rmia(scores: np.ndarray, pair: int) -> np.ndarray:
-    """Compute the log ratio of each image's probability to its mean over the shadows, (2, N).
+    """Compute the log ratio of each label's probability to its mean over the shadows, (2, N).
 
     The arguments are as in `lira`. At γ = 1, RMIA ranks the images of one release by this ratio.
     Source: Zarifzadeh, Liu and Shokri 2024.
@@ -145,7 +149,7 @@ def rmia(scores: np.ndarray, pair: int) -> np.ndarray:
 
 
 def strength(found: np.ndarray, inside: np.ndarray) -> tuple[float, float]:
-    """Return the AUC of a score, and the share of members it finds at a rate of FALSE_ALARMS."""
+    """Return a score's AUC, and the share of members it finds at FALSE_ALARMS false alarms."""
     from sklearn.metrics import roc_auc_score
 
     limit = np.quantile(found[~inside], 1 - FALSE_ALARMS)
@@ -153,14 +157,14 @@ def strength(found: np.ndarray, inside: np.ndarray) -> tuple[float, float]:
 
 
 def most_hits(false_alarms: np.ndarray, epsilon: float) -> np.ndarray:
-    """Return the largest share of members that (ε, δ) allows an attack to find."""
+    """Return the largest share of members that an attack on an (ε, δ)-private release can find."""
     few = math.exp(epsilon) * false_alarms + DELTA
     many = 1 - math.exp(-epsilon) * (1 - false_alarms - DELTA)
     return np.minimum(np.minimum(few, many), 1.0)
 
 
 def most_advantage(epsilon: float) -> float:
-    """Bound how much likelier any event becomes if a person is in the set: total variation."""
+    """Bound how much one person can change the probability of any event (total variation)."""
     return (math.exp(epsilon) - 1 + 2 * DELTA) / (math.exp(epsilon) + 1)
 
 
@@ -174,14 +178,14 @@ def nearest_class(released: np.ndarray, given: np.ndarray, images: np.ndarray) -
 
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:
-    """Return the mean over pairs and its standard error. The releases of a pair are one value."""
+    """Return the mean over pairs and its standard error. values: one for each pair of releases."""
     return float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
 def attacked(
     folder: Path, epsilon: float, images: np.ndarray, labels: np.ndarray
 ) -> tuple[list[dict], list[dict]]:
-    """Build the rows of both tables from the complete pairs in the folder."""
+    """Attack the complete pairs in the folder. Returns rows of members and rows of classes."""
     kept = [
         pair
         for pair in range(1000)
@@ -247,7 +251,7 @@ def main() -> None:
     parser.add_argument(
         "--show",
         action="store_true",
-        help="attack the releases that are there, and write the tables",
+        help="make no releases: attack the stored ones, and write the tables",
     )
     arguments = parser.parse_args()
     keep_freed_memory()

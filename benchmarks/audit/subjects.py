@@ -1,8 +1,8 @@
 """Subjects of the audit: every query, and a step of DP-SGD.
 
-They run on a few generated images, through the real charge. A subject spends one use of a charge.
-The image that differs between the two sets contributes as much as a bound allows, so that the audit
-meets the noise at its weakest.
+They run on a few generated images, through the real charge. Each spends one use of a charge. The
+image that only one of the two sets contains contributes as much as the bound allows, so that the
+noise hides it as little as possible.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from sfumato.settings.queries import Central, FeatureMap, Teacher
 
 SIDE, CLASSES = 8, 4
 SHAPE = (1, SIDE, SIDE)
-CLIP, DRAWS = 1e-2, 4  # clip and draws of DP-SGD
+CLIP, DRAWS = 1e-2, 4  # clip of DP-SGD, and its draws per image
 
 
 class PixelWeights(Denoiser):
-    """One weight per pixel. The gradient is the negated image; a canary's is its own pixel.
+    """A network with one weight per pixel. The gradient of an image is the negated image.
 
-    So an audit covers the complete engine (draws, mean of K, clip, sum, noise), with a known
-    contribution of each image.
+    So the contribution of each image is known, and an audit covers the complete engine: draws, mean
+    of K, clip, sum and noise.
 
     Source: the Dirac canaries of Steinke, Nasr and Jagielski 2023.
     """
@@ -68,7 +68,7 @@ class PixelWeights(Denoiser):
 
 
 def trainer(side: int = SIDE) -> State:
-    """Build DP-SGD of the pixels' weights."""
+    """Build the state of DP-SGD on a `PixelWeights` network."""
     settings = Finetune(
         draws=DRAWS,
         max_grad_norm=CLIP,
@@ -82,9 +82,10 @@ def trainer(side: int = SIDE) -> State:
 class Subject:
     """A query to audit.
 
-    max_norm: Δ; spend: one use of a charge; encode: function from images to what the charge draws
-    instead, if it does so; noise: a source with a planted bug, or None; planted: whether there is a
-    planted bug.
+    max_norm: Δ, the largest contribution of one image; spend: function that spends one use of a
+    charge; encode: function from images to the vectors that the charge draws instead, or None;
+    noise: builds a source of noise with a planted bug, or None; planted: whether there is a planted
+    bug.
     """
 
     name: str
@@ -116,7 +117,7 @@ def subjects() -> list[Subject]:
     candidates, voted = unit_rows(torch.rand(24, *SHAPE)), torch.arange(24) % CLASSES
 
     def teach(charge: Any) -> object:
-        # Limits the query to one use of the charge
+        # one use of the charge per call
         once: Any = SimpleNamespace(sum=charge.sum, uses=1)
         return query_teacher(
             once, teacher, CLASSES, 4.0, torch.eye(SIDE**2), lambda done, total: None
@@ -169,14 +170,14 @@ class HalfNoise(NoiseSource):
 
 
 class NoiseOfTheFirstProcess(NoiseSource):
-    """The second of two processes, if only the first adds noise after the sums were exchanged."""
+    """No noise, as on the second of two processes if only the first adds noise to their sum."""
 
     def gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
         return super().gaussian(shape, std) * 0
 
 
 def clip_each_draw(state: State, charge: Any) -> Tensor:
-    """Compute a step's sum with each of an image's K draws clipped: it contributes K·C."""
+    """Run a step that clips each of an image's K draws separately, so one image contributes K·C."""
     total = torch.zeros(state.size)
     part = Microbatch(DRAWS * state.microbatch_size)
     for images, labels in charge.batches(size=16):
@@ -190,7 +191,7 @@ def clip_each_draw(state: State, charge: Any) -> Tensor:
 
 
 def planted(known: Mapping[str, Subject]) -> list[Subject]:
-    """List subjects with a planted bug. known: subjects without, by name."""
+    """List subjects with a planted bug. known: the subjects without a bug, by name."""
     count = known["count"].spend
     mean, clips = known["central, mean"].spend, partial(clip_each_draw, trainer())
     return [
@@ -203,7 +204,7 @@ def planted(known: Mapping[str, Subject]) -> list[Subject]:
 
 
 def made_images() -> tuple[Tensor, Tensor]:
-    """Build three images and a fourth, the target, all white and so of the largest norm."""
+    """Build three random images and, last, the target: a white image, so of the largest norm."""
     random = torch.Generator().manual_seed(0)
     images = torch.rand(4, *SHAPE, generator=random) * 0.5
     images[-1] = 1.0

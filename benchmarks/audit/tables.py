@@ -32,15 +32,15 @@ def runs_csv(rows: Sequence[OneRun]) -> str:
 
 def verdict_table(rows: Sequence[Verdict], confidence: float) -> Table:
     title = (
-        f"{rows[0].runs} releases of made images, with and without one of them (confidence "
-        f"{confidence:.1%})"
+        f"{rows[0].runs} releases with one generated image and {rows[0].runs} without it "
+        f"(confidence {confidence:.1%})"
     )
     table = Table(
         "release",
         "claimed μ",
         "at least",
-        "of this test",
-        "last bits",
+        "at most, by this test",
+        "at least, by last bits",
         "off the grid",
         "",
         title=title,
@@ -65,7 +65,7 @@ def run_table(rows: Sequence[OneRun]) -> Table:
         "claimed ε",
         "exact",
         "at least",
-        "by (ε, δ) alone",
+        "by (ε, δ) only",
         "by the curve",
         "guesses right",
         "σ",
@@ -85,7 +85,7 @@ def run_table(rows: Sequence[OneRun]) -> Table:
 
 
 def plot_verdicts(rows: Sequence[Verdict], path: Path) -> None:
-    """Plot the measured bounds of each release, as a bar, against the claimed value."""
+    """Plot the measured bounds of each release as a bar, and the claimed value as a line."""
     figure = new_figure(7.0, 0.6 + 0.32 * len(rows))
     axes = figure.subplots()
     top = 1.15 * max(max(row.low, row.mu) for row in rows)
@@ -100,6 +100,6 @@ def plot_verdicts(rows: Sequence[Verdict], path: Path) -> None:
         )
     axes.axvline(rows[0].mu, color="black", linewidth=1, linestyle=":")
     axes.set_yticks(range(len(rows)), [row.name for row in reversed(rows)])
-    axes.set(xlim=(0, top), xlabel="μ: claimed (dotted), measured (bars); planted bugs orange")
+    axes.set(xlim=(0, top), xlabel="μ: claimed (dotted), measured (bars); orange: planted bugs")
     on_a_grid(axes, "both")
     save(figure, path)
