@@ -46,8 +46,8 @@ def disclosure(
     drawn at random.
 
     generated: released images that were generated, or None if all are public;
-    more: (n, H, W, C) uint8, further images from the released networks, which recipients could draw
-    too.
+    more: (n, H, W, C) uint8, further images drawn from the released networks, as any recipient can
+    draw them.
     """
     if generated is None:
         return {
@@ -110,8 +110,8 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
     """Test whether too many training units are nearer to the release than the k-th nearest
     stranger.
 
-    near: (n,), distances of the training units; strangers: (m,), distances of the strangers; unit:
-    "images" or "persons".
+    near: (n,), distances of the training units to the release; strangers: (m,), distances of the
+    strangers to the release; unit: "images" or "persons".
 
     There are two tests, with k = 1 and k = m/100, so p-values are doubled. At least x training
     units are nearer than the k-th stranger if and only if fewer than k of the x + k − 1 nearest
@@ -152,17 +152,17 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
     reported = tests[-1]
     outcome = (
         f"no sign of copying. Up to {grouped(unseen)} copies could remain undetected; a larger "
-        "hold-out lowers this number"
+        "hold-out would lower this number"
     )
     if rings:
         reported = min(tests, key=lambda test: test["p"])
         outcome = (
-            "A SIGN OF COPYING. Look at neighbours.png, and do not share the release before the "
-            "cause is found"
+            "A SIGN OF COPYING. Look at neighbours.png, and do not share the release until you "
+            "have found the cause"
         )
-    share = f"the nearest 1 % of hold-out {unit}"
+    share = f"99 % of the hold-out {unit}"
     if reported["rank"] <= 1:
-        share = f"all {grouped(m)} hold-out {unit}"
+        share = f"any of the {grouped(m)} hold-out {unit}"
     seen = (
         f"{grouped(reported['near'])} of {grouped(n)} {unit} used for training are nearer to the "
         f"release than {share}"

@@ -29,7 +29,7 @@ RESAMPLES = 1000  # Number of bootstrap resamples of the hold-out, for a confide
 def schedule_of(name: str, count: int, epochs: int, steps: int | None = None) -> Schedule:
     """Return the schedule for `count` images: `steps` gradient steps or, if None, `epochs` passes.
 
-    All passes together have at least MIN_STEPS steps.
+    If `epochs` passes have fewer than MIN_STEPS steps, the schedule has MIN_STEPS steps.
     """
     spec = CLASSIFIERS[name]
     return Schedule(

@@ -48,7 +48,7 @@ LOADERS: dict[str, Callable[[Path], ImageClassifier]] = {
 MOST_DRAWN = 10_000  # Maximum number of images drawn from released networks to search for copies
 NOT_BY_CHANCE = (
     "The hold-out was provided, not drawn at random, so it may differ from the training images for "
-    "other reasons than copying."
+    "reasons other than copying."
 )
 
 
@@ -63,8 +63,8 @@ def evaluate_folder(
 ) -> Metrics | None:
     """Measure the release in a folder on the real images that `card` describes.
 
-    The real images are opened here, which is recorded in the journal. All processes must call this
-    function. It dissolves the group of processes.
+    This function opens the real images, which is recorded in the journal. All processes must call
+    it. It then ends the process group, and only the first process continues.
 
     classifiers: folder of each classifier in LOADERS. A folder may be missing;
     out: folder for pictures.
@@ -73,7 +73,7 @@ def evaluate_folder(
     """
     synthetic = released_sets(release, plan)
     networks = loaded(classifiers)
-    # Real images are opened only after this step, because it fails if a file is missing
+    # This step fails if a file is missing, so it comes before the real images are opened
     extractor = build_extractor(plan.settings, plan.shape, progress)
     limits: list[str] = []
     public = public_extractor(plan.settings, limits)
@@ -109,7 +109,7 @@ def evaluate_folder(
     metrics |= labelling_of(synthetic, release)
     metrics["verdict"] = verdict(metrics, holdout.labels, len(plan.classes))
     keep_private(out)
-    # Remove pictures of an earlier evaluation, because this evaluation may not replace them
+    # Remove old pictures, because this evaluation may not draw new ones in their place
     for picture in ("accuracy.png", "detected.png"):
         (out / picture).unlink(missing_ok=True)
     if "detector" in chosen:
@@ -140,8 +140,10 @@ def card_of(release: Path) -> Mapping[str, object]:
 
 
 def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSet]:
-    """Return all images of the release as RELEASE. If the release records the requested classes,
-    also return the plain images, labelled with these classes, as PLAIN.
+    """Return all images of the release, as RELEASE, and the plain images, as PLAIN.
+
+    The plain images are labelled with the classes that were requested from the models. If the
+    release does not record these classes, PLAIN is left out.
     """
     read_artifact(release, "synthesize")
     released = load_images(release, plan.classes, shape=plan.shape)
@@ -152,9 +154,10 @@ def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSe
 
 
 def labelling_of(synthetic: Mapping[str, ImageSet], release: Path) -> Metrics:
-    """Return "mixture", the card's entry about the decision whether to include public images, and
-    "agreement", the share of plain images that have the label requested from the generator. Either
-    is left out if it is not known.
+    """Return facts about the labels of a release. Unknown entries are left out.
+
+    They are "mixture", the card's entry about the decision whether to include public images, and
+    "agreement", the share of plain images that have the label requested from the generator.
     """
     found: Metrics = {key: value for key, value in card_of(release).items() if key == "mixture"}
     if PLAIN in synthetic:
@@ -165,9 +168,7 @@ def labelling_of(synthetic: Mapping[str, ImageSet], release: Path) -> Metrics:
 def search_copies(
     release: Path, released: ImageSet, train: ImageSet, holdout: ImageSet, extractor: Extractor
 ) -> Metrics:
-    """Test for copies: in the images of a release, and in images that recipients may draw from its
-    networks.
-    """
+    """Test whether a release, and further images drawn from its networks, contain copies."""
     more = None
     if "stream" in card_of(release):
         more = further_images(release, min(MOST_DRAWN, len(released)))
@@ -181,8 +182,9 @@ def measure_detection(
     holdout: ImageSet,
     picture: Path,
 ) -> None:
-    """Add the accuracy of a detector to the fidelity of each set, and plot the images of the
-    release that it classifies with most confidence.
+    """Add a detector's accuracy to the fidelity of each set, and plot its clearest decisions.
+
+    The plot is made for the release only.
     """
     for name, detected in detections(looked_at(synthetic), train, holdout).items():
         metrics[name]["fidelity"]["detector"] = detected.accuracy

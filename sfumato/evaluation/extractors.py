@@ -28,7 +28,7 @@ from sfumato.training.supervised import apply
 
 # Digest of pytorch-fid's weights
 INCEPTION_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
-EPOCHS = 4  # Passes over the drawn images; at least downstream.MIN_STEPS steps
+EPOCHS = 4  # Passes over the drawn images, or more to reach downstream.MIN_STEPS steps
 # Number of images per class that train the embedded feature network, by the source of the images
 DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}
 
@@ -48,7 +48,7 @@ class Extractor:
     device: str = "cpu"
     batch: int = 32
     head: np.ndarray | None = None
-    # Features that were computed, by the digest of their images
+    # Features that were already computed, by the digest of their images
     known: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
@@ -63,14 +63,15 @@ class Extractor:
             features = apply(self.embed, images, self.device, self.batch)
             if not np.isfinite(features).all():
                 raise DataError(
-                    f"{self.name} returned non-finite features: check its weights file."
+                    f"the extractor {self.name} returned features that are not finite: check its "
+                    "weights file."
                 )
             self.known[key] = features
         return self.known[key]
 
 
 def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) -> Extractor | None:
-    """Build the extractor that `config` names; None if no fidelity is requested.
+    """Build the extractor that `config` names. Returns None if no fidelity is requested.
 
     log: called with a message before a network is trained. Raises DataError for wrong weights.
     """
@@ -78,7 +79,7 @@ def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) 
         return None
     if config.extractor == "inception":
         return inception_extractor(Path(config.weights) if config.weights else None)
-    if config.extractor == "pixels":  # finds copies of images of any kind
+    if config.extractor == "pixels":  # detects copies in images of any kind
         rows, columns = (min(side, 16) for side in shape[1:])
         name = f"pixels-{rows}x{columns}"
         pool = nn.Sequential(nn.AdaptiveAvgPool2d((rows, columns)), nn.Flatten())
@@ -122,8 +123,8 @@ def own_extractor(settings: OwnNetwork) -> Extractor:
 def inception_extractor(path: Path | None = None) -> Extractor:
     """Build the extractor `inception`: the pooled features of pytorch-fid's Inception network.
 
-    path: path of its weights, by default the path used by torch.hub. Raises DataError if they are
-    missing or wrong.
+    path: file with the network's weights; None for torch.hub's copy, which is downloaded if it is
+    missing. Raises DataError if the file is missing or has the wrong content.
     """
     from pytorch_fid import inception
 
@@ -133,22 +134,28 @@ def inception_extractor(path: Path | None = None) -> Extractor:
         )
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
-            failed = "the Inception weights could not be downloaded"
-            remedy = (
-                f"fetch {inception.FID_WEIGHTS_URL} elsewhere; set evaluate.weights to its path."
-            )
             with explained(
-                DataError, lambda e: f"{failed} ({e}): {remedy}", causes=(OSError, RuntimeError)
+                DataError,
+                lambda e: (
+                    f"the Inception weights could not be downloaded ({e}). Download "
+                    f"{inception.FID_WEIGHTS_URL} on another computer, copy the file to this one "
+                    "and set evaluate.weights to its path."
+                ),
+                causes=(OSError, RuntimeError),
             ):
                 torch.hub.download_url_to_file(
                     inception.FID_WEIGHTS_URL, str(path), hash_prefix=INCEPTION_SHA256
                 )
     if not path.is_file():
-        raise DataError(f"evaluate.weights={path} does not exist: name a local weights file.")
+        raise DataError(
+            f"evaluate.weights={path} does not exist. Set it to the path of the Inception weights."
+        )
     digest = digest_of_file(path)
     if digest != INCEPTION_SHA256:
-        expected = f"expected {INCEPTION_SHA256}, the weights at {inception.FID_WEIGHTS_URL}"
-        raise DataError(f"{path} has sha256 {digest}, {expected}: it is another file, or damaged.")
+        raise DataError(
+            f"{path} is damaged, or is not the file of the Inception weights: its sha256 is "
+            f"{digest}, expected {INCEPTION_SHA256}. Download {inception.FID_WEIGHTS_URL} again."
+        )
     state = torch.load(path, map_location="cpu", weights_only=True)
     # pytorch-fid loads weights only by its own download function, which is replaced here
     with mock.patch.object(inception, "load_state_dict_from_url", lambda *_, **__: state):
@@ -158,7 +165,7 @@ def inception_extractor(path: Path | None = None) -> Extractor:
     return Extractor(
         name="inception-2015-12-05",
         digest=hashlib.sha256(f"{digest} inception pool3, bilinear 299".encode()).hexdigest(),
-        # The channel of grey images is repeated
+        # Grey images get three equal channels
         embed=lambda images: network(images.expand(-1, 3, -1, -1))[0].flatten(1),
         device=device,
         head=state["fc.weight"].double().numpy(),

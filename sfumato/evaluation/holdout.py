@@ -19,8 +19,8 @@ LOOK_ALIKES = 0.01  # Up to this share of the hold-out may resemble training ima
 def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[str]]:
     """Return the hold-out without copies of training images, and a list of warnings.
 
-    If there are copies, the list contains one warning, with their number. All processes must call
-    this function.
+    If there are copies, the list contains one warning, which states their number. All processes
+    must call this function.
     """
     copied = distributed.broadcast_object(copies(holdout, train))
     if not copied.any():
@@ -29,9 +29,10 @@ def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[s
         name: part[~copied] for name, part in vars(holdout).items() if isinstance(part, np.ndarray)
     }
     return replace(holdout, **arrays), [
-        f"{copied.sum()} of {len(holdout)} hold-out images are copies of training images, possibly "
-        "resized. They are left out of all numbers here. Put other pictures into test/, or move "
-        "all pictures into train/, so that a hold-out is drawn at random"
+        "the hold-out contains copies of training images, perhaps resized: "
+        f"{copied.sum()} of {len(holdout)} images. These copies are left out of all results. Put "
+        "other pictures into test/, or move all pictures into train/, so that a hold-out is drawn "
+        "at random"
     ]
 
 
@@ -71,10 +72,10 @@ def unusable(holdout: ImageSet) -> str | None:
     different = {value for value, image in seen if (image != image[0, 0]).any()}
     if len(different) < 2:
         return (
-            f"the hold-out has {len(holdout)} images, but only {len(different)} are distinct and "
-            "not blank"
+            "the hold-out needs at least 2 images that differ and are not blank, but has only "
+            f"{len(different)} (of {len(holdout)} images)"
         )
     one_class = holdout.labels.ndim == 1 and len(np.unique(holdout.labels)) < 2
     if one_class:
-        return "all images of the hold-out have one class"
+        return "all hold-out images belong to the same class"
     return None

@@ -40,8 +40,8 @@ def judges(teacher: TeacherNetwork, drawn: ImageSet, public: ImageSet, seed: int
 def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict[str, float]:
     """Train a student on the release, and measure how often it agrees with the teacher.
 
-    Returns one share for each set in `judged`. First, the share of images on which student and
-    teacher agree is computed for each of the teacher's labels. Then these shares are averaged.
+    Returns one share for each set in `judged`: the mean over the teacher's labels of the share of
+    images on which student and teacher agree.
     """
     images = released.images.permute(0, 2, 3, 1).numpy()
     student = fit_classifier(
@@ -62,9 +62,9 @@ def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict
 def chosen_mixture(agreements: Mapping[str, Mapping[str, float]]) -> str:
     """Return WITH if public images do not make the student worse, otherwise WITHOUT.
 
-    The student trained with public images is compared with the student trained without them. On
-    drawn images, it may agree with the teacher less often, by at most two percentage points. On
-    public images, it must agree with the teacher at least as often.
+    Public images are included if the student trained with them agrees with the teacher at least as
+    often as the student trained without them. On drawn images, two percentage points less are
+    accepted.
 
     agreements: results of `agreement` for WITH and WITHOUT.
     """

@@ -22,9 +22,7 @@ PAIRS = 6  # Pairs per class
 
 
 def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, path: Path) -> None:
-    """Plot, for each class, released images beside their nearest training images, so that copies
-    become visible.
-    """
+    """Plot released images of each class beside their nearest training images, to show copies."""
     synthetic = subsample(synthetic)
     train = subsample(train, SEARCHED)
     index, distance = nearest_rows(extractor(synthetic.images), extractor(train.images))
@@ -55,8 +53,7 @@ def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, 
         side.tick_params(length=0)
         side.spines[:].set_visible(False)
     figure.suptitle(
-        f"Synthetic images (blue) that come nearest to a training image (orange)\n{CAPTION}",
-        fontsize=10,
+        f"The synthetic images (blue) nearest to a training image (orange)\n{CAPTION}", fontsize=10
     )
     save(figure, path)
 
@@ -80,9 +77,10 @@ def plot_detected(detected: Detected, path: Path) -> None:
         axes.imshow(np.broadcast_to(grid, (*grid.shape[:2], 3)), interpolation="nearest")
         axes.set_title(title, fontsize=9, loc="left")
         axes.set_axis_off()
-    share = f"{100 * detected.accuracy:.1f} % of cases (50 % by guessing)"
     figure.suptitle(
-        f"A small network recognises released and real images in {share}\n{CAPTION}", fontsize=10
+        "A small network distinguishes released images from real ones with an accuracy of "
+        f"{100 * detected.accuracy:.1f} % (guessing: 50 %)\n{CAPTION}",
+        fontsize=10,
     )
     save(figure, path)
 

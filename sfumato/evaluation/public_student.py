@@ -1,7 +1,7 @@
-"""A second student: one more classifier that is trained on a set, to measure the set.
+"""Score sets of images by a second student: a linear classifier on a public network's features.
 
-It is linear in the features of a public network. Compare its scores after training on different
-sets with each other, but not with the scores of other classifiers.
+The student is trained on each set. Its scores can be compared between sets, but not with the scores
+of other classifiers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ from sfumato.training.supervised import Schedule, train_supervised
 
 
 def public_extractor(settings: Evaluate, warnings: list[str]) -> Extractor | None:
-    """Return the extractor that `evaluate.public_student` names; None if it is not set.
+    """Return the extractor that `evaluate.public_student` names, or None if it is not set.
 
-    If its weights are not installed, return None, and add a warning to `warnings`.
+    If the extractor's weights are not installed, add a warning to `warnings` and return None.
     """
     network = settings.public_student
     if network is None:

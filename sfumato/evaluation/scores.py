@@ -31,8 +31,8 @@ from sfumato.runtime.progress import Say, discard
 from sfumato.settings.evaluate import Evaluate
 from sfumato.training.supervised import logits
 
-COMPARED = 10_000  # Maximum number of images of each set when the distance of two sets is measured
-SEARCHED = 30_000  # Maximum number of training images among which copies are searched
+COMPARED = 10_000  # Maximum number of images of each set when two sets are compared
+SEARCHED = 30_000  # Maximum number of training images when copies are searched
 RELEASE = "release"
 # The content of metrics.json, or the part of it about one set
 Metrics = dict[str, Any]
@@ -48,9 +48,10 @@ def evaluate_release(
 ) -> Metrics:
     """Measure downstream accuracy and fidelity of each synthetic set, and of the real set.
 
-    The entry "real" states the values to aim for, which real images reach: the accuracy of
-    classifiers trained on `train` (only with `config.bound`), and the fidelity of `train` to the
-    hold-out. The entry "blurred" states the fidelity of blurred training images.
+    The entry "real" contains the values that real images reach: the accuracy of classifiers trained
+    on `train` (only with `config.bound`), and the fidelity of `train` to the hold-out. A synthetic
+    set should come close to these values. The entry "blurred" contains the fidelity of blurred
+    training images.
 
     All processes must call this function: each trains a part of the classifiers, and only the first
     process measures fidelity.
@@ -82,8 +83,10 @@ def evaluate_release(
     metrics |= {name: {} for name in trained_on}
     why = unusable(holdout)
     if why is not None:
-        remedy = "Put more pictures into test/, or raise data.holdout_fraction"
-        warnings.append(f"nothing is measured, because {why}. {remedy}")
+        warnings.append(
+            f"nothing was measured, because {why}. Put more pictures into test/, or raise "
+            "data.holdout_fraction"
+        )
         return metrics
     for name, classifier, row in accuracies(trained_on, holdout, config, progress):
         metrics[name][classifier] = row
@@ -97,9 +100,9 @@ def evaluate_release(
         if len(absent) > 5:
             others = " and others"
         warnings.append(
-            f"the hold-out has no image of {names}{others}: nothing is measured for these classes"
+            f"nothing was measured for classes without hold-out images: {names}{others}"
         )
-    assert extractor is not None  # `build_extractor` returns one if metrics need it
+    assert extractor is not None  # `build_extractor` returns one if metrics are requested
     add_fidelity(metrics, looked_at(synthetic), train, holdout, chosen, extractor, progress)
     return metrics
 
@@ -215,29 +218,35 @@ def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:
     """
     if len(image_set) < 2:
         raise DataError(
-            f"the {name} set has {len(image_set)} images, but evaluation needs two or more: add "
-            "images."
+            f"the {name} set is too small to evaluate (number of images: {len(image_set)}, "
+            "minimum: 2). Add images."
+        )
+    if image_set.shape != train.shape:
+        raise DataError(
+            f"the images of the {name} set have shape {image_set.shape}, but the real images have "
+            f"shape {train.shape}, so the set was made from other data. Run the stages again."
         )
     same_labels = image_set.labels.shape[1:] == train.labels.shape[1:]
-    if image_set.shape != train.shape or image_set.classes != train.classes or not same_labels:
+    if image_set.classes != train.classes or not same_labels:
         raise DataError(
-            f"the {name} set has shape {image_set.shape} and {len(image_set.classes)} classes, "
-            f"but the real set has shape {train.shape} and {len(train.classes)} classes: "
-            "they were made for different data. Run the stages again."
+            f"the {name} set was made from other data than the real set: the classes differ, or "
+            "only one of the sets has several labels per image. Run the stages again."
         )
 
 
 def absent_classes(name: str, image_set: ImageSet) -> Iterator[str]:
-    """Yield a warning if a synthetic set has no image of a class: no classifier can learn it."""
+    """Yield a warning if a synthetic set lacks classes, because no classifier can learn them."""
     absent = absent_labels(image_set)
-    if len(absent):
-        more = ""
-        if len(absent) > 1:
-            more = f" and of {len(absent) - 1} others"
+    remedy = "Raise synthesize.count or set synthesize.labels: uniform, then run `stage synthesize`"
+    if len(absent) == 1:
         yield (
-            f"the {name} set has no image of class {image_set.classes[absent[0]]!r}{more}: no "
-            "classifier can learn it. Raise synthesize.count, or set synthesize.labels: uniform "
-            "and run `stage synthesize` again"
+            f"the {name} set has no image of class {image_set.classes[absent[0]]!r}, so no "
+            f"classifier can learn this class. {remedy}"
+        )
+    elif len(absent):
+        yield (
+            f"the {name} set has no image of {len(absent)} classes, such as "
+            f"{image_set.classes[absent[0]]!r}, so no classifier can learn them. {remedy}"
         )
 
 

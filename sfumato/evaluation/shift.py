@@ -1,5 +1,6 @@
-"""Distort the images of a hold-out. The distortions are public, the same for all data sets, and
-were not tuned to any result.
+"""Distort the images of a hold-out.
+
+The distortions are public, the same for all data sets, and were not tuned to any result.
 """
 
 import math
@@ -15,8 +16,9 @@ from sfumato.training.supervised import apply
 
 
 def displaced(images: Tensor, angle: float, part: float) -> Tensor:
-    """Rotate images about their middle by `angle` degrees, or move them to the right and down by
-    the share `part` of their sides. Edges are repeated.
+    """Rotate images by `angle` degrees about the centre, and shift them by `part` of their sides.
+
+    They are shifted to the right and down. Pixels at the edges are repeated.
     """
     sine = math.sin(math.radians(angle))
     cosine = math.cos(math.radians(angle))

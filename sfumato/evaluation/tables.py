@@ -29,7 +29,7 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
         if isinstance(values, dict)
     }
     sets = {name: rows for name, rows in by_set.items() if rows}
-    if not sets:  # nothing could be measured with the hold-out
+    if not sets:  # the hold-out was unusable
         return
     measure = metrics.get("measure", "accuracy")  # AUROC with several labels
     yield from accuracy_tables(metrics, sets, measure)
@@ -53,8 +53,8 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
         [name, per_cent(share), per_cent(balanced[name])]
         for name, share in verdict["accuracy"].items()
     )
-    heads = ["what is used", measure, "mean over classes"]
-    yield table_of("What a classifier can do, % (local)", heads, rows)
+    heads = ["classifier, or its training set", measure, "mean over classes"]
+    yield table_of("The best classifier of each kind, % (local)", heads, rows)
 
 
 def reliability_heads(measure: str) -> list[str]:
@@ -90,7 +90,7 @@ def accuracy_tables(metrics: Mapping, sets: Mapping[str, dict], measure: str) ->
 def fidelity_tables(metrics: Mapping) -> Iterator[Table]:
     """Yield a table of the fidelity metrics of each set, such as distances to real images.
 
-    If none was measured, yield nothing.
+    If no fidelity was measured, yield nothing.
     """
     measured = {
         name: values["fidelity"]
@@ -111,7 +111,7 @@ def fidelity_tables(metrics: Mapping) -> Iterator[Table]:
         [key.replace("_", " "), *map(number, compared.loc[key], spreads.loc[f"{key}_std"])]
         for key in keys
     )
-    if keys:  # there are none if only the test for copies was requested
+    if keys:  # the list is empty if only the test for copies was requested
         title = f"Fidelity to the real {first['reference']} images in {first['space']} (local)"
         yield table_of(title, ["metric", *compared.columns], rows)
 
@@ -155,8 +155,10 @@ def detailed_tables(judged: Mapping[str, Mapping], measure: str) -> Iterator[Tab
             for name, column in columns.items()
             for one in column["groups"]
         )
-        note = f"Groups of fewer than {FEWEST_OF_A_GROUP} images are merged into “others”. "
-        note += "If this group has too few images as well, it is not shown."
+        note = (
+            f"Groups of fewer than {FEWEST_OF_A_GROUP} images are merged into “others”. If "
+            "“others” has fewer images too, it is not shown."
+        )
         title = "Group by group, % (local)"
         yield table_of(
             title, ["classifier", "group", "images", measure, INTERVAL, "best to worst"], rows, note
@@ -170,16 +172,17 @@ def table_of(
 
 
 def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
-    """Read the results of `stage evaluate`, and the pictures that the models learned from, for the
-    owner's report, if they exist.
+    """Read the owner's part of the report: the results of `stage evaluate`, and training pictures.
 
-    Raises DataError if they cannot be read.
+    Missing files, and pictures of incomplete artifacts, are left out. Raises DataError if the
+    results cannot be read.
     """
     numbers = Local()
-    again = "run `stage evaluate` again"
     causes = (*UNREADABLE, LookupError, RuntimeError)
     with explained(
-        DataError, lambda error: f"{metrics} cannot be read ({error!r}): {again}", causes=causes
+        DataError,
+        lambda error: f"{metrics} cannot be read ({error!r}). Run `stage evaluate` again",
+        causes=causes,
     ):
         if metrics.is_file():
             content = read_json(metrics)

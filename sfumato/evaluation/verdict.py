@@ -1,6 +1,6 @@
 """The verdict on a release: how much a classifier learns from it, by balanced accuracy.
 
-The verdict is local. It depends on the share that a classifier learns of what there is to learn:
+The verdict is local. It depends on how much a classifier learns of what there is to learn:
 
     learned = (release - chance) / (real - chance)
 
@@ -18,8 +18,8 @@ import numpy as np
 
 from sfumato.data.images import per_class
 
-# For each level: the smallest learned share (a convention), and a sentence.
-# The first level whose share is reached applies.
+# For each level: the smallest share that must be learned (a convention), and a sentence.
+# Levels are listed from best to worst.
 VERDICT_LEVELS = {
     "good": (0.9, "a classifier learns nearly as much from this release as from the real images"),
     "fair": (
@@ -62,9 +62,9 @@ def classifier_rows(values: Mapping) -> dict[str, dict]:
 def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> Verdict:
     """Judge the release by the metrics of an evaluation.
 
-    metrics: result of `evaluate_release`, perhaps with the scores of classifiers in HANDED_OUT, and
-    with the result of `evaluate.labelling_of`. If it has no "real", a perfect accuracy is used
-    instead;
+    metrics: result of `evaluate_release`, with the scores of classifiers in HANDED_OUT and the
+    result of `evaluate.labelling_of`, if known. Without an entry "real", perfect accuracy is
+    assumed for real images;
     labels: labels of the hold-out, (N,). If images have several labels, they are (N, classes), and
     AUROC replaces accuracy and balanced accuracy.
 
@@ -101,14 +101,14 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> Ver
     if present.min() < FEWEST_OF_A_CLASS:
         level = UNJUDGED
         sentence = (
-            f"one class has only {present.min()} hold-out images, but {FEWEST_OF_A_CLASS} per "
-            "class are needed. "
+            f"the hold-out needs at least {FEWEST_OF_A_CLASS} images of each class, but has only "
+            f"{present.min()} of the smallest class. Hold out more images"
         )
-        sentence += "Hold out more images"
     elif above <= clear:
         level = "unknown"
         sentence = (
-            "classifiers learn nothing from the real images either, so the release cannot be judged"
+            "even classifiers trained on the real images learn nothing, so the release cannot be "
+            "judged"
         )
     else:
         learned = (release - chance) / above
@@ -123,8 +123,8 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> Ver
     if metrics.get("mixture"):
         chosen = metrics["mixture"]["chosen"]
         parts.append(
-            f"The release was made {chosen}, after a comparison of classifiers that were trained "
-            "with and without them"
+            f"The release was made {chosen}, after classifiers trained with and without public "
+            "images had been compared"
         )
     text = ". ".join(parts) + "."
     if "disclosure" in metrics:
@@ -140,7 +140,7 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> Ver
 
 
 def remarks(metrics: Mapping[str, Any], balanced: Mapping[str, float]) -> Iterator[str]:
-    """Yield remarks for the owner in addition to the level: sentences without their full stop.
+    """Yield further remarks for the owner: sentences without their full stops.
 
     balanced: balanced accuracies, as in `verdict`.
     """
@@ -149,9 +149,8 @@ def remarks(metrics: Mapping[str, Any], balanced: Mapping[str, float]) -> Iterat
     real = balanced.get("real", 1.0)
     if known > real:
         yield (
-            f"What there is to learn is measured by the {better}, which reaches "
-            f"{100 * known:.0f} %, because the best classifier trained on the real images "
-            f"reaches only {100 * real:.0f} %"
+            f"The {better} ({100 * known:.0f} %) defines what there is to learn, because the best "
+            f"classifier trained on the real images reaches only {100 * real:.0f} %"
         )
     agreed = metrics.get("agreement", 1.0)
     chance = balanced["chance"]
@@ -163,14 +162,14 @@ def remarks(metrics: Mapping[str, Any], balanced: Mapping[str, float]) -> Iterat
         )
     if known > balanced["release"] + 0.02:
         yield (
-            f"The {better} classifies better than classifiers trained on the release: use it if "
-            "you only need a classifier"
+            f"If you only need a classifier, use the {better}: it classifies better than "
+            "classifiers trained on the release"
         )
     for name in HANDED_OUT:
         if metrics.get(name, {}).get("membership", {}).get("rings"):
             yield (
-                f"A SIGN THAT THE {name.upper()} REMEMBERS TRAINING IMAGES: find the cause before "
-                "you share it"
+                f"A SIGN THAT THE {name.upper()} REMEMBERS TRAINING IMAGES: do not share the "
+                f"{name} until you have found the cause"
             )
 
 

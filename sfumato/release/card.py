@@ -35,7 +35,7 @@ UNCHANGED = {
     "plain": "as a model drew it",
     "public": "a public image, privately selected and labelled",
 }
-# If images have several labels, this table has a row per image and a column per label.
+# If images have several labels, this table has one row per image and one column per label.
 LABEL_TABLE = "labels.csv"
 
 

@@ -59,7 +59,7 @@ class ReleaseCard(ClassifierCard):
 def source_type(sources: Collection[str]) -> str | None:
     """Return the address of IPTC's digital source type for images from these sources.
 
-    Returns None if they were not generated.
+    Returns None if no image was generated.
     """
     if {*sources} == {PUBLIC_SOURCE}:
         return None
@@ -74,7 +74,7 @@ def check_card(
 ) -> None:
     """Raise ValueError for the first wrong statement of a card.
 
-    A statement that the card does not contain is not wrong.
+    Statements that the card leaves out are not checked.
     """
     classes = card["classes"]
     if not isinstance(classes, list) or not all(isinstance(name, str) and name for name in classes):

@@ -63,12 +63,12 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
             "write`"
         )
     place = project / ARTIFACTS / "synthesize"
-    report = report_page(place, path)  # refuses a local release
+    report = report_page(place, path)  # raises DataError if the release is local
     release = load_release(place)
     card = release.card.copy()
     mark = mark_of(card["sources"])
     sign: Callable[[bytes], bytes] = bytes  # unsigned
-    if mark.source_type:  # otherwise, all images are public, and none needs a mark
+    if mark.source_type:  # None if all images are public, because these need no mark
         card.setdefault("pattern", pattern_key(dataset, 0))
         if signing:
             sign = png_signer(signing, mark)

@@ -39,7 +39,7 @@ class Mark:
 
     source_type: str | None
     description: str
-    everywhere: bool = False  # whether it is written into all files, not only pictures and Parquet
+    everywhere: bool = False  # whether to write the mark into all files, not only PNG and Parquet
 
     @property
     def xmp(self) -> str:

@@ -215,9 +215,10 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
     if not file.is_file():
         inside = folder / "artifacts/synthesize"
         if inside.is_dir():
-            raise DataError(f"{folder} is a project: name its release, {inside}")
+            raise DataError(f"{folder} is a project folder: name {inside}, its release")
         raise DataError(
-            f"{folder} is not a release: {file.name} is missing. Name the folder that contains it"
+            f"{folder} is not a release, because it has no {file.name}: name a folder that has "
+            "this file"
         )
     fetch = "fetch the release again"
     with explained(DataError, lambda error: f"{file} cannot be read ({error!r}): {fetch}"):
@@ -225,7 +226,7 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
         files = dict(content["files"])
         records = Records(content["records"], content.get("apart", ()))
         if odd := [key for key, record in records.items() if record["id"] != key]:
-            raise ValueError(f"the record listed as {odd[0][:32]!r} states another id")
+            raise ValueError(f"the record listed as {odd[0][:32]!r} states a different id")
         stage = content["stage"]
         released = stage == "synthesize" and content["enabled"] and not content["local"]
     if not released:
@@ -264,7 +265,8 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
         card.setdefault("kinds", {"plain": len(images)})
     if missing := {*(kinds or ())} - {*card["kinds"]}:
         raise DataError(
-            f"{folder} contains no images of kind {min(missing)}, only {', '.join(card['kinds'])}"
+            f"{folder} contains no images of kind {min(missing)!r}. Its kinds are "
+            f"{', '.join(card['kinds'])}"
         )
     if kinds is not None:
         images, labels, kind = (array[np.isin(kind, [*kinds])] for array in (images, labels, kind))

@@ -42,13 +42,14 @@ def blocks_of(images: np.ndarray) -> np.ndarray:
 
 
 def coefficients(images: np.ndarray, key: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return each block's coefficient and the index of its cell, both (N, h, w), and each cell's
-    sign.
+    """Compute the coefficient and the cell of each block, and the sign of each cell.
 
-    A cell stands for one place in the picture and one range of a block's mean. Its sign is 1 for
-    even multiples of STEP, and −1 for odd ones.
+    The cell of a block is determined by the block's place in the picture and by the range of its
+    mean. The sign of a cell is 1 for even multiples of STEP, and −1 for odd ones.
 
     images: (N, H, W, C) uint8.
+
+    Returns coefficients, (N, h, w), cell indices, (N, h, w), and signs, (cells,).
     """
     weights = {1: [1.0], 3: [0.299, 0.587, 0.114]}  # JPEG's conversion of colours to grey
     grey = blocks_of(images @ np.array(weights[images.shape[3]]))
@@ -114,8 +115,8 @@ def released_score(
             images.append(np.asarray(resized).reshape(height, width, channels))
     if not images:
         raise DataError(
-            f"none of {len(files)} pictures can be compared with the release, whose images have "
-            f"{width}×{height} pixels and {channels} channel(s): use pictures with the same aspect "
-            "ratio and number of channels"
+            f"no picture can be compared with the release: its images have {width}×{height} pixels "
+            f"and {channels} channel(s). Name pictures with the same aspect ratio and number of "
+            "channels"
         )
     return len(images), pattern_score(np.stack(images), key)

@@ -87,11 +87,16 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
     artifact, content, spent = checked_release(release, ledger)
     released = what_was_released(artifact)
     # `check_ledger` does not read all fields of a record, so some faults are only found here
-    shown = f"{ledger} has a record that cannot be shown"
-    again = "run `stage ledger write`, or restore the ledger from git"
     causes = (*UNREADABLE, OverflowError, TemplateError)
     page = template("report.html", autoescape=True, grouped=grouped, bound=bound_text)
-    with explained(BudgetError, lambda error: f"{shown} ({error!r}): {again}", causes=causes):
+    with explained(
+        BudgetError,
+        lambda error: (
+            f"{ledger} contains a record that cannot be shown ({error!r}): run `stage ledger "
+            "write`, or restore the ledger from git"
+        ),
+        causes=causes,
+    ):
         cost = what_it_cost(content, spent)
         return page.render(
             local=local,
@@ -115,7 +120,7 @@ def not_covered(grouped: bool) -> list[str]:
 
 
 def checked_release(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
-    """Check a release and its ledger, and return both, with ε recomputed from the ledger's records.
+    """Check a release and its ledger. Return both, and ε recomputed from the ledger's records.
 
     Raises BudgetError if the ledger is invalid or lacks a charge of the release, and DataError if
     the release is invalid.
@@ -132,11 +137,13 @@ def checked_release(release: Path, ledger: Path) -> tuple[Artifact, dict, float]
 
 
 def what_was_released(artifact: Artifact) -> Facts:
-    """Collect what the report shows of a release, such as the number, shape, classes, sources and
-    kinds of its images, and the grid.
-    """
-    shown = f"{artifact.path} is not a release that can be shown"
-    with explained(DataError, lambda error: f"{shown} ({error!r}): run `stage synthesize` again"):
+    """Collect what the report shows of a release, such as the number of images and the grid."""
+    with explained(
+        DataError,
+        lambda error: (
+            f"the release {artifact.path} cannot be shown ({error!r}): run `stage synthesize` again"
+        ),
+    ):
         card = read_json(artifact.path / "card.json")
         labels = read_array(artifact.path / "labels.npy")
         counted = zip(

@@ -90,8 +90,8 @@ def png_signer(signing: Signing, mark: Mark) -> Callable[[bytes], bytes]:
     def cannot(error: Exception) -> str:
         return (
             f"{signing.certificate} and {signing.key} cannot sign pictures ({error}): expected a "
-            "certificate chain for C2PA claims and its private key, both in PEM. If a time service "
-            "is named, it must answer"
+            "certificate chain for C2PA claims and its private key, both in PEM. If you named a "
+            "time service, check that it can be reached"
         )
 
     def sign(picture: bytes) -> bytes:
@@ -111,9 +111,7 @@ def png_signer(signing: Signing, mark: Mark) -> Callable[[bytes], bytes]:
 
 
 def signature_in(picture: Path) -> str:
-    """Describe the signed metadata of a picture: who signed it and when, or why there is no valid
-    signature.
-    """
+    """State who signed a picture and when, or why it has no valid signature."""
     try:
         library = c2pa()
     except ConfigError as error:

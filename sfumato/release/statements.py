@@ -1,7 +1,7 @@
 """Machine-readable statements about a release, written beside the public report.
 
-They depend only on the release and the ledger. Their forms are in `statements.yaml`. This file is
-parsed before facts are filled in, so that no text of the owner can change the structure.
+The statements depend only on the release and the ledger. Their forms are in `statements.yaml`. This
+file is parsed before facts are filled in, so that no text of the owner can change the structure.
 """
 
 import re
@@ -60,8 +60,8 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> dict[str, 
     """Write records for data catalogues and an entry for the deployments registry into `directory`.
 
     If the ledger contains no charge, nothing is written. Returns the settings that the owner has
-    not provided yet, by the file that needs them. Those for the health catalogue are returned only
-    if `release.health_category` is set. Raises the errors of
+    not provided yet, by the file that needs them. Settings for the health catalogue are returned
+    only if `release.health_category` is set. Raises the errors of
     `sfumato.release.report.checked_release`.
 
     Guarantee: the statements depend only on the files of `release` and `ledger`, which are already
@@ -90,7 +90,7 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> dict[str, 
         FORMS["croissant"],
         facts | {"distribution": [filled(FORMS["file"], one) for one in distribution]},
     )
-    if PARQUET in files and LABEL_TABLE not in files:  # the record describes one column of labels
+    if PARQUET in files and LABEL_TABLE not in files:  # the form has one column of labels
         record["recordSet"].append(filled(FORMS["table"], {"parquet": PARQUET}))
     write_json(directory / CROISSANT, record, ensure_ascii=False)
     missing = {
@@ -228,7 +228,7 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> Facts:
         "all charges known": ledger["odometer"]["complete"],
         "several owners": bool(cost["owners"]),
     }
-    for case, holds in cases.items():  # a later case may use facts of an earlier one
+    for case, holds in cases.items():  # a case may use facts of earlier cases
         facts |= filled(FORMS["cases"][case][holds], facts)
     return facts | filled(FORMS["texts"], facts)
 

@@ -171,7 +171,7 @@ class Stream(IterableDataset[Batch]):
         }
         if numbers != {len(self.classes)} or networks != {(self.shape, len(self.classes))}:
             raise ValueError(
-                f"its networks do not all have {len(self.classes)} classes and images of "
+                f"not all networks have {len(self.classes)} classes and images of shape "
                 f"{self.shape}"
             )
 
@@ -236,7 +236,7 @@ class Stream(IterableDataset[Batch]):
         return self.labelling.soft(seen, PLAIN)
 
     def blend(self, images: Tensor, labels: Tensor, random: torch.Generator) -> None:
-        """Blend the same share of images as in the release, and label the blends, in place."""
+        """Blend the same share of images as in the release, in place, and label the blends."""
         plain = self.batch - int(self.batch * self.settings.mixed)
         if self.labelling is None or self.teacher is None or plain == self.batch:
             return
@@ -318,8 +318,8 @@ def stream(
     folder = release.path
     if "stream" not in release.card:
         raise DataError(
-            f"{folder} has no networks to draw from, only its {len(release)} images: "
-            "use load_release, or ask its owner for a release with synthesize.stream: true"
+            f"the release {folder} has no networks to draw more images: use its {len(release)} "
+            "images (load_release), or ask the owner for a release with synthesize.stream: true"
         )
     fetch = "fetch the release again"
     below = f"{SHIPPED}/"

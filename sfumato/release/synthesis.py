@@ -74,10 +74,10 @@ def kept_images(
 def chosen_images(
     paths: Mapping[str, Path], count: int, priors: Tensor | None, seed: int, shape: Shape
 ) -> Parts:
-    """Take `count` of the public images that `select` kept: in each class, those that the teacher
-    labelled with the most confidence.
+    """Choose `count` of the public images that `select` kept.
 
-    Raises DataError if a class has too few images.
+    In each class, the images with the most confident labels of the teacher are chosen. Raises
+    DataError if a class has too few images.
     """
     public = load_public(paths["public"], shape)
     images, labels, _ = public_training_set(public, paths["select"], None)
@@ -197,7 +197,10 @@ def mixed(
         labels.append(of_source)
         for part in parts:
             if not part.isfinite().all():
-                raise DataError(f"the model of {name} drew non-finite pixels: run {name} again")
+                raise DataError(
+                    f"the model of `{name}` drew pixels that are not finite numbers: run `stage "
+                    f"{name}` again"
+                )
             if images is None:
                 images = room(settings.count, part.shape[1:], folder)
             images[places[done : done + len(part)]] = as_bytes(part)

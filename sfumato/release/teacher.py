@@ -102,7 +102,12 @@ def load_released(
     artifact = read_artifact(folder, stage)
     if not artifact.enabled:
         raise DataError(f"{folder} contains no {stage}, because the recipe does not use this stage")
-    with explained(DataError, lambda error: f"{folder / 'card.json'} cannot be read ({error!r})"):
+    with explained(
+        DataError,
+        lambda error: (
+            f"{folder / 'card.json'} cannot be used ({error!r}): fetch the folder {folder} again"
+        ),
+    ):
         card: ClassifierCard = read_json(folder / "card.json")
         network = load(folder)
         classes = tuple(card["classes"])

@@ -38,8 +38,8 @@ class Varied:
     have several labels, or if they were selected by herding;
     mixture: entry of the card about the decision whether to include public images. "chosen" names
     the chosen mixture, and "agreement" contains the numbers that were compared for each mixture;
-    labelling: rule by which the teacher labelled the images; None if it did not, or if images have
-    several labels.
+    labelling: rule by which the teacher labelled the images; None if the teacher did not label
+    them, or if images have several labels.
     """
 
     images: Tensor
@@ -141,8 +141,10 @@ def vary_parts(
     probabilities: Tensor | None,
     random: torch.Generator,
 ) -> None:
-    """Vary images in place: keep the first `plain`, distort the next `distorted`, and blend the
-    others with earlier images.
+    """Distort and blend images in place.
+
+    The first `plain` images stay unchanged, the next `distorted` images are distorted, and all
+    others are blended with earlier images.
 
     probabilities: (N, classes) by the teacher; None to blend no images.
     """

@@ -69,7 +69,7 @@ def test_tables_call_it_auroc():
 
 def test_a_set_of_one_label_is_not_scored_on_images_with_several():
     single = ImageSet(made(9).images, made(9).labels[:, 0].astype(np.int64), NAMES)
-    with pytest.raises(DataError, match="made for different data"):
+    with pytest.raises(DataError, match="made from other data"):
         check_fits("release", single, made(9))
     bare = made(9)
     bare.labels[:, 1] = 0

@@ -87,7 +87,7 @@ def test_a_file_with_the_same_first_digits_is_not_unpickled(tmp_path, monkeypatc
     other.write_bytes(b"no weights: who unpickles it finds that out in another way")
     begins = hashlib.sha256(other.read_bytes()).hexdigest()[:8]
     monkeypatch.setattr(extractors, "INCEPTION_SHA256", begins + extractors.INCEPTION_SHA256[8:])
-    with pytest.raises(DataError, match="it is another file, or damaged"):
+    with pytest.raises(DataError, match="is not the file of the Inception weights"):
         inception_extractor(other)
     assert len(extractors.INCEPTION_SHA256) == 64
 
@@ -124,7 +124,7 @@ def test_the_embedded_space_puts_images_of_a_class_together(embedded, digits):
 
 def test_features_that_are_not_finite_are_refused():
     broken = Extractor(name="broken", digest="", embed=lambda images: images.flatten(1) / 0.0)
-    with pytest.raises(DataError, match="non-finite features"):
+    with pytest.raises(DataError, match="features that are not finite"):
         broken(COLOUR)
 
 

@@ -183,7 +183,7 @@ def test_a_hold_out_without_a_class_is_warned_of(sets):
     train, holdout, good, _ = sets
     part = holdout.take(np.flatnonzero(holdout.labels != 4))
     found = evaluate_release({"release": good}, train, part, quick(fidelity=("frechet",)), PIXELS)
-    assert any("no image of '4'" in line for line in found["warnings"])
+    assert any("without hold-out images: '4'" in line for line in found["warnings"])
 
 
 def test_a_large_set_is_thinned_for_the_distance(sets):
@@ -201,15 +201,15 @@ def test_a_large_set_is_thinned_for_the_distance(sets):
 
 def test_sets_that_do_not_fit_are_refused_before_any_training(sets):
     train, holdout, good, _ = sets
-    with pytest.raises(DataError, match="release set has 0 images"):
+    with pytest.raises(DataError, match="release set is too small to evaluate"):
         evaluate_release(
             {"release": good.take(np.arange(0))}, train, holdout, CONFIG, PIXELS, pytest.fail
         )
-    for other in (
-        ImageSet(good.images[:, :7], good.labels, good.classes),
-        ImageSet(good.images, good.labels, good.classes[::-1]),
+    for other, problem in (
+        (ImageSet(good.images[:, :7], good.labels, good.classes), "release set have shape"),
+        (ImageSet(good.images, good.labels, good.classes[::-1]), "the classes differ"),
     ):
-        with pytest.raises(DataError, match="release set has shape"):
+        with pytest.raises(DataError, match=problem):
             evaluate_release({"release": other}, train, holdout, CONFIG, PIXELS, pytest.fail)
     (warning,) = absent_classes("release", good.take(np.flatnonzero(~np.isin(good.labels, (3, 7)))))
-    assert "no image of class '3' and of 1 others" in warning
+    assert "no image of 2 classes, such as '3'" in warning

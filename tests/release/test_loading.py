@@ -178,7 +178,7 @@ def test_each_image_is_of_a_kind_and_a_kind_can_be_loaded_alone(digits, tmp_path
         row["kind"] for row in sorted(rows, key=lambda row: row["file_name"][-10:])
     ] == kinds.tolist()
     with pytest.raises(
-        DataError, match="no images of kind mixed, only plain, distorted, blend, public"
+        DataError, match="no images of kind 'mixed'. Its kinds are plain, distorted, blend, public"
     ):
         sfumato.load_release(path, kinds=["mixed"])
     with Image.open(path / "grid.png") as grid:
@@ -332,7 +332,7 @@ def test_a_release_says_what_it_is_in_three_lines(release):
 
 def test_a_project_says_where_its_release_is(digits, tmp_path):
     write_release(tmp_path / "artifacts" / "synthesize", digits)
-    with pytest.raises(DataError, match="is a project: name its release, .*artifacts/synthesize"):
+    with pytest.raises(DataError, match="is a project folder: name .*artifacts/synthesize, its"):
         sfumato.load_release(tmp_path)
 
 

@@ -79,7 +79,7 @@ def test_the_time_service_that_is_named_stamps_the_signature(tmp_path, picture):
         sign = png_signer(Signing(*write_chain(tmp_path, "Data office"), service), MARK)
         assert "; 20" in read(tmp_path, sign(picture))
         server.shutdown()
-    with pytest.raises(ConfigError, match="a time service is named, it must answer"):
+    with pytest.raises(ConfigError, match="a time service, check that it can be reached"):
         sign(picture)
 
 

@@ -214,10 +214,10 @@ def test_a_release_that_lacks_a_class_is_judged_as_it_is(evaluate, digits, termi
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("blank", "only 0 are distinct and not blank"),
-        ("one picture", "the hold-out has 1 images"),
-        ("one class", "all images of the hold-out have one class"),
-        ("the training images", "the hold-out has 0 images"),
+        ("blank", "has only 0 (of "),
+        ("one picture", "has only 1 (of 1 images)"),
+        ("one class", "all hold-out images belong to the same class"),
+        ("the training images", "has only 0 (of 0 images)"),
     ],
 )
 def test_a_hold_out_that_cannot_judge_is_explained(desk, evaluate, kind, why):

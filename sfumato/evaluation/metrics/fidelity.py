@@ -22,12 +22,12 @@ from sfumato.settings.evaluate import Evaluate
 
 
 class Metric(NamedTuple):
-    """One metric.
+    """A fidelity metric.
 
     meaning: description for docs/reference.md;
     measure: function that computes the metric's numbers from some arguments of `fidelity`; if None,
     `evaluate_folder` computes them from images;
-    needs: name of the extractor that the metric requires, empty if any extractor will do;
+    needs: name of the extractor that the metric requires, or "" if it works with any extractor;
     yardstick: whether to measure the metric for blurred images too, for comparison.
     """
 
@@ -75,8 +75,8 @@ METRICS = {
         yardstick=True,
     ),
     "mind": Metric(
-        "sliced distance between the whole distributions; as good as real images if no higher than "
-        "`mind_real`",
+        "sliced distance between the whole distributions; images are as good as real ones if the "
+        "value is at most `mind_real`",
         mind,
         yardstick=True,
     ),
@@ -95,14 +95,14 @@ METRICS = {
         yardstick=True,
     ),
     "fld": Metric(
-        "negative log-likelihood of the hold-out under Gaussians centred on the images, minus the "
-        "same for Gaussians centred on training images; lower is better, 0 is as good as real "
+        "negative log-likelihood of the hold-out under Gaussians centred on the images, minus its "
+        "value for Gaussians centred on training images; lower is better, and 0 is as good as real "
         "images",
         lambda novel, **_: feature_likelihood(*novel) if min(map(len, novel)) >= 4 else {},
     ),
     "authenticity": Metric(
-        "share of images whose nearest training image is farther away than that training image's "
-        "own nearest neighbour; best if equal to the value of `real`",
+        "share of images that are farther from their nearest training image than this training "
+        "image is from its own nearest neighbour; best if equal to the value of `real`",
         lambda novel, **_: authenticity(*novel),
     ),
     "detector": Metric(
@@ -149,9 +149,9 @@ def fidelity(
     fewest = min(len(compared), len(reference))
     if "frechet" in numbers and fewest <= compared.shape[1]:
         warn(
-            f"{name}: {fewest} images in a space of {compared.shape[1]} dimensions: "
-            "their covariance is rank-deficient, so the Fréchet distance is too large. "
-            "Compare it only with distances of equally many images; mmd (kid) has no such bias"
+            f"{name}: the Fréchet distance is too large, because the covariance of {fewest} images "
+            f"in {compared.shape[1]} dimensions is rank-deficient. Compare it only with distances "
+            "of equally many images, or use mmd (kid), which has no such bias"
         )
     k = numbers.get("neighbours", NEIGHBOURS)
     if k < NEIGHBOURS:
@@ -167,8 +167,8 @@ def fidelity(
     gap = numbers.get("generalisation_gap", 0.0)
     if gap < -20:
         warn(
-            f"{name}: training images are likelier than hold-out images by {-gap:.0f} "
-            "hundredths of a nat per dimension, a sign that images were copied. Look at "
+            f"{name}: training images are likelier than hold-out images (by {-gap:.0f} hundredths "
+            "of a nat per dimension), which is a sign that images were copied. Look at "
             "neighbours.png"
         )
     about = {

@@ -17,7 +17,7 @@ from torch import Tensor
 ROUNDS = 40  # Maximum number of rounds of expectation-maximisation
 # The fit stops after a round in which the mean log-likelihood per dimension rises by less than this
 SETTLED = 1e-5
-MIN_VARIANCE = 1e-4  # Minimum variance of a Gaussian; features have variance 1
+MIN_VARIANCE = 1e-4  # Minimum variance of a Gaussian, for features of variance 1
 ROWS_AT_ONCE = 256
 
 
@@ -26,12 +26,14 @@ def feature_likelihood(
 ) -> dict[str, float]:
     """Compute `fld` and `generalisation_gap`, in hundredths of a nat per dimension.
 
-    `fld` is the negative log-likelihood of the hold-out, minus the same number for a baseline. The
-    baseline has one half of the training features as centres, and its widths are fitted to the
-    other half. At 0, the set is as good as real images; copies of training images reach thousands.
-    `generalisation_gap` is the negative log-likelihood of the training set, minus the same number
-    for the hold-out. It is far below 0 if images were memorised. Widths are fitted by
-    expectation-maximisation, unlike the authors' 50 steps of Adam.
+    `fld` is the negative log-likelihood of the hold-out under the synthetic set, minus its negative
+    log-likelihood under a baseline. The baseline's centres are one half of the training features,
+    and its widths are fitted to the other half. A set with `fld` 0 is as good as real images;
+    copies of training images give values in the thousands.
+
+    `generalisation_gap` is the negative log-likelihood of the training set, minus the negative
+    log-likelihood of the hold-out. It is far below 0 if images were memorised. Widths are fitted by
+    expectation-maximisation, not by 50 steps of Adam as in the paper.
 
     synthetic, train, holdout: (N, D), finite, each with 4 rows or more. Each feature is shifted and
     scaled so that it has mean 0 and variance 1 on the hold-out. If a feature is constant on the

@@ -82,11 +82,12 @@ def precision_recall(
 def authenticity(synthetic: np.ndarray, train: np.ndarray, holdout: np.ndarray) -> dict[str, float]:
     """Measure whether a set is nearer to the training images than new real images are.
 
-    `authenticity` is the share of synthetic images whose nearest training image is farther away
-    than that training image's own nearest neighbour among the training images (Alaa et al. 2022).
-    It is near one half for new real images, and 0 for copies. `distance_ratio` is the median
-    distance of synthetic images to their nearest training image, divided by the same median for
-    hold-out images. It is near 1 for new real images, and 0 for copies.
+    `authenticity` is the share of synthetic images that are farther from their nearest training
+    image than this training image is from its own nearest neighbour among the training images (Alaa
+    et al. 2022). It is near one half for new real images, and 0 for copies. `distance_ratio` is the
+    median distance of synthetic images to their nearest training image, divided by the median
+    distance of hold-out images to their nearest training image. It is near 1 for new real images,
+    and 0 for copies.
     """
     index, distance = nearest_rows(synthetic, train)
     fresh = float(np.median(nearest_rows(holdout, train)[1]))
