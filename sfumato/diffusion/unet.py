@@ -102,8 +102,10 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = max(1, channels // 32)
         if channels % self.heads:
-            wish = "choose a multiple of 32 for model.width"
-            raise ConfigError(f"{channels} channels do not split into {self.heads} heads: {wish}")
+            raise ConfigError(
+                f"{channels} channels cannot be divided among {self.heads} attention heads: choose "
+                "a multiple of 32 for model.width"
+            )
         self.norm = GroupNorm(channels)
         self.q, self.k, self.v, self.out = (nn.Linear(channels, channels) for _ in range(4))
         zero(self.out)
@@ -149,7 +151,7 @@ class UNet(Denoiser):
     extra_classes: number of additional labels for public classes. Label classes+1+j means the j-th
     public class (see `drop_extra_classes`);
     several: see `Denoiser`. The embeddings of an image's labels are added up and divided by the
-    square root of their number. An image that has none of the labels has an embedding of its own.
+    square root of their number. All images that have none of the labels share another embedding.
     """
 
     supports_ghost_layers = True
@@ -181,7 +183,8 @@ class UNet(Denoiser):
             )
         if architecture.blocks * len(multipliers) > 1000:
             raise ConfigError(
-                f"model.blocks={architecture.blocks}: expected at most 1000 over all levels"
+                f"model.blocks={architecture.blocks} is too large: all {len(multipliers)} levels "
+                "together may have at most 1000 blocks"
             )
         self.resolution = size_of(resolution)
         self.channels = channels

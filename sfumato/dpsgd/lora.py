@@ -73,9 +73,9 @@ def add_lora(
             )
         rows, columns = layer.weight.shape
         if rank > min(rows, columns):
-            fix = "raise model.width, or change finetune.trainable"
             raise ConfigError(
-                f"adapter rank {rank} exceeds a side of {name}, which has {rows}×{columns}: {fix}"
+                f"adapter rank {rank} exceeds a side of {name}, which is a {rows}×{columns} "
+                "matrix: raise model.width, or change finetune.trainable"
             )
         layers[path] = layer
     public = torch.Generator().manual_seed(seed)
@@ -128,21 +128,21 @@ def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
         matrices = [str(name) for name in content["matrices"]]
         tensors = load_tensors(directory / ADAPTER)
     if (digest := digest_of_file(base)) != expected:
-        wrong = (
-            f"were trained on a base with sha256 {expected[:12]}…, not on {base} ({digest[:12]}…)"
-        )
         raise DataError(
-            f"the adapters of {directory} {wrong}: restore that base (`dvc checkout`), or "
-            f"{TUNE_AGAIN}"
+            f"the adapters in {directory} were trained on other weights (sha256 {expected[:12]}…) "
+            f"than {base} contains (sha256 {digest[:12]}…): restore the former weights (`dvc "
+            f"checkout`), or {TUNE_AGAIN}"
         )
     if tensors.keys() != {f"{name}.{part}" for name in matrices for part in ("A", "B")}:
         raise DataError(
             f"{directory}: {ADAPTER} does not contain what {ADAPTER_CONFIG} lists: {TUNE_AGAIN}"
         )
-    misfit = f"{directory} does not fit the model of {base.parent}"
     with explained(
         DataError,
-        lambda error: f"{misfit} ({error}): {TUNE_AGAIN}",
+        lambda error: (
+            f"the adapters in {directory} do not fit the model in {base.parent} ({error}): "
+            f"{TUNE_AGAIN}"
+        ),
         causes=(AttributeError, RuntimeError),
     ):
         for name in dict.fromkeys(matrices):

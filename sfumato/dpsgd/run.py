@@ -278,11 +278,11 @@ def update(state: State, noised: Tensor, public: Tensor | None = None) -> dict[s
     # Both norms are transferred together, to wait for the GPU only once.
     norm, length = torch.stack([torch.linalg.vector_norm(gradient), weights]).cpu().tolist()
     if not math.isfinite(length):
-        fix = (
-            "lower learning_rate or max_grad_norm of this stage in params.yaml and run `stage plan`"
+        raise ConfigError(
+            f"the weights are not finite numbers after step {state.steps}, and every run with "
+            "these settings would fail in the same way: lower learning_rate or max_grad_norm of "
+            "this stage in params.yaml, and run `stage plan`"
         )
-        same = "With the same settings, every run would fail like this"
-        raise ConfigError(f"weights are not finite after step {state.steps}: {fix}. {same}")
     return {
         "step": state.steps,
         "learning_rate": state.config.learning_rate,

@@ -29,7 +29,9 @@ def candidates(model: nn.Module) -> list[str]:
     """
     matrices = [name for name, _ in model.named_parameters() if re.fullmatch(QKV, name)]
     if not matrices:
-        raise ConfigError("this model has no attention layers to rank: add some (model.attention)")
+        raise ConfigError(
+            "this model has no attention layers to rank: add attention layers (model.attention)"
+        )
     return matrices
 
 
@@ -84,8 +86,10 @@ def choose_trainable(
             model.get_parameter(name).requires_grad_(True)
     trained = [name for name, value in model.named_parameters() if value.requires_grad]
     if not trained:
-        fix = "Add attention layers (model.attention), or use trainable: all"
-        raise ConfigError(f"finetune.trainable={kind}: this model has nothing to train. {fix}")
+        raise ConfigError(
+            f"finetune.trainable={kind} selects no weights of this model. Add attention layers "
+            "(model.attention), or set finetune.trainable: all"
+        )
     return trained
 
 
@@ -112,7 +116,7 @@ def check_trained(before: Mapping[str, Tensor], model: nn.Module, names: Sequenc
     before: copy of `model.state_dict()` from just before training. Raises SfumatoError if the check
     fails. A failure is a bug: a run must not report weights as trained if they were not.
     """
-    internal = "internal error (nothing is written: please report it)"
+    internal = "internal error, please report it (nothing was written)"
     after = model.state_dict()
     if before.keys() != after.keys() or not set(names) <= after.keys():
         odd = (before.keys() ^ after.keys()) | (set(names) - after.keys())
@@ -126,11 +130,11 @@ def check_trained(before: Mapping[str, Tensor], model: nn.Module, names: Sequenc
     }
     if idle := [name for name in names if name in same]:
         raise SfumatoError(
-            f"{internal}: {len(idle)} trained parameters did not change, such as {idle[0]}"
+            f"{internal}: trained parameters did not change, such as {idle[0]} ({len(idle)} in all)"
         )
     if moved := sorted(after.keys() - same - set(names)):
         raise SfumatoError(
-            f"{internal}: {len(moved)} frozen parameters changed, such as {moved[0]}"
+            f"{internal}: frozen parameters changed, such as {moved[0]} ({len(moved)} in all)"
         )
 
 

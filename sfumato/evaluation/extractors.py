@@ -63,8 +63,8 @@ class Extractor:
             features = apply(self.embed, images, self.device, self.batch)
             if not np.isfinite(features).all():
                 raise DataError(
-                    f"the extractor {self.name} returned features that are not finite: check its "
-                    "weights file."
+                    f"the extractor {self.name} returned non-finite features: check its weights "
+                    "file."
                 )
             self.known[key] = features
         return self.known[key]

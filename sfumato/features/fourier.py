@@ -80,8 +80,10 @@ class FourierFeatures(nn.Module):
             if feature.kernel not in EXPLICIT_KERNELS
         )
         if size % 2 or size < 2 * banks:
-            expected = f"an even number, at least two for each of the {banks} length-scales"
-            raise ValueError(f"frequency.size={size}: expected {expected}")
+            raise ValueError(
+                f"frequency.size={size}: expected an even number of {2 * banks} or more, which is "
+                "two for each length-scale"
+            )
         self.shape = shape
         self.seed = seed
         self.features = tuple(features)

@@ -25,8 +25,7 @@ OWN = "own"  # Name of this map in the parameters
 
 
 class OwnFeatures(nn.Module):
-    """(B, C, H, W) float32 in [0, 1] -> (B, d) float32: features of a network that the owner
-    supplies.
+    """Features of a network that the owner supplies: (B, C, H, W) in [0, 1] -> (B, d) float32.
 
     Images are resized and normalised first.
 
@@ -44,7 +43,7 @@ class OwnFeatures(nn.Module):
         self.settings = settings
         self.layers = layers
         self.file = Path(settings.path).expanduser()
-        fix = "restore the file, or name another file with its sha256"
+        fix = "restore the file, or name another file and its sha256"
         if not self.file.is_file():
             raise DataError(f"the network {self.file} is missing: {fix}")
         if (digest := digest_of_file(self.file)) != settings.sha256:

@@ -61,15 +61,16 @@ class ConvBlock(PooledBlock):
 
 
 class ResNet(nn.Module):
-    """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits. In eval mode, an image's logits do not
-    depend on the batch.
+    """Residual network: (B, C, H, W) float32 in [0, 1] -> (B, classes) logits.
+
+    In eval mode, an image's logits do not depend on the batch.
 
     shape: (C, H, W), with sides of 4 pixels or more;
     width: number of channels of the first stage. Stage i has width · WIDTHS[i] channels.
 
-    The first layer halves the resolution of grey images whose shorter side has 16 pixels or more.
-    For colour images, it does so from 64 pixels. So the network has 2 stages for 8×8 pixels, 3
-    stages for 28×28 pixels in grey, and 4 stages for 32×32 pixels in colour.
+    The first layer halves the resolution if the shorter side has 16 pixels or more (grey images) or
+    64 pixels or more (colour images). So the network has 2 stages for 8×8 pixels, 3 stages for
+    28×28 pixels in grey, and 4 stages for 32×32 pixels in colour.
     """
 
     def __init__(self, shape: Shape, classes: int, width: int = 32) -> None:
@@ -117,7 +118,7 @@ class MaxAndMean(nn.Module):
 
 
 class WhitenedCNN(nn.Module):
-    """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits: a shallow network on whitened patches.
+    """Shallow network on whitened patches: (B, C, H, W) float32 in [0, 1] -> (B, classes) logits.
 
     It trains faster than a residual network of equal accuracy. Before training, `whiten` sets the
     first layer from public images; training does not change this layer. In eval mode, an image's
@@ -151,7 +152,7 @@ class WhitenedCNN(nn.Module):
     def whiten(self, images: Tensor) -> None:
         """Set the first layer from patches of public images.
 
-        Its filters are the principal directions of the patches, and the negatives of these.
+        The layer's filters are the principal directions of the patches, and their negatives.
         """
         # (n, C·size²)
         patches = F.unfold(images * 2 - 1, self.patch).transpose(1, 2).flatten(0, 1).double()

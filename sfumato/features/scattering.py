@@ -15,10 +15,11 @@ LARGEST = 64  # Maximum shorter side, in pixels; larger images are replaced by t
 class Filtered(torch.autograd.Function):
     """Convolve planes with fixed filters of odd size, with zeros around the planes.
 
-    (N, 1, H, W), (F, 1, size, size) -> (N, F, H, W). There is a gradient only for the planes. For a
-    single channel on a CPU, PyTorch's own backward pass takes four times as long as this one, which
-    convolves along the rows with each row of the filters, shifts the `size` results and adds them
-    up.
+    (N, 1, H, W), (F, 1, size, size) -> (N, F, H, W). Only the planes have a gradient.
+
+    The backward pass convolves along the rows with each row of the filters, shifts the `size`
+    results and adds them up. On a CPU, PyTorch's own backward pass for a single channel would take
+    four times as long.
     """
 
     @staticmethod

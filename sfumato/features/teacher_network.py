@@ -41,7 +41,7 @@ class ImageClassifier(nn.Module):
 
 
 class TeacherNetwork(ImageClassifier):
-    """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits: a linear layer on features ψ.
+    """Linear layer on features ψ: (B, C, H, W) float32 in [0, 1] -> (B, classes) logits.
 
     The features are public and have norm 1. several: whether images have several labels, each with
     an offset and a sigmoid; features: arguments of `ProjectedFeatures`.
@@ -197,8 +197,8 @@ def best_temperature(shares: Tensor, labels: Tensor) -> float:
 
 
 def share_offsets(probabilities: Tensor, target_counts: Tensor) -> Tensor:
-    """Find offsets to add to log p, so that each class m is the likeliest one for
-    `target_counts[m]` images.
+    """Find offsets to add to log p, so that class m is the likeliest class of `target_counts[m]`
+    images.
 
     A noisy teacher predicts some classes too often and others hardly ever, but ranks the images of
     a class reliably. The search takes shorter and shorter steps, because the number of images per

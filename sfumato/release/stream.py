@@ -318,8 +318,9 @@ def stream(
     folder = release.path
     if "stream" not in release.card:
         raise DataError(
-            f"the release {folder} has no networks to draw more images: use its {len(release)} "
-            "images (load_release), or ask the owner for a release with synthesize.stream: true"
+            f"the release {folder} contains images, but no networks to draw more: use its "
+            f"{len(release)} images (load_release), or ask the owner for a release with "
+            "synthesize.stream: true"
         )
     fetch = "fetch the release again"
     below = f"{SHIPPED}/"

@@ -198,8 +198,7 @@ def mixed(
         for part in parts:
             if not part.isfinite().all():
                 raise DataError(
-                    f"the model of `{name}` drew pixels that are not finite numbers: run `stage "
-                    f"{name}` again"
+                    f"the model of `{name}` drew non-finite pixels: run `stage {name}` again"
                 )
             if images is None:
                 images = room(settings.count, part.shape[1:], folder)

@@ -68,7 +68,7 @@ class ModelDirectory:
 
     @property
     def multiple(self) -> int:
-        """The VAE and the network accept images whose sides are multiples of this many pixels."""
+        """Number of pixels that must divide both sides of an image, for the VAE and the network."""
         config = self.configs[self.denoiser]
         if self.denoiser == "unet":
             return self.factor * 2 ** (len(config["block_out_channels"]) - 1)
@@ -87,8 +87,10 @@ def require_library() -> None:
     """
     for name in ("diffusers", "transformers"):
         if find_spec(name) is None:
-            needs = f"model.directory names a public text-to-image model, which needs {name}"
-            raise ConfigError(f"{needs}: pip install 'sfumato[diffusers]'")
+            raise ConfigError(
+                f"model.directory names a public text-to-image model, which requires {name}: "
+                "pip install 'sfumato[diffusers]'"
+            )
 
 
 def locate(directory: str) -> Path:
@@ -99,10 +101,16 @@ def locate(directory: str) -> Path:
     """
     if not directory.startswith(HUB):
         path = Path(directory).expanduser()
+        if path.is_file():
+            raise ConfigError(
+                f"model.directory={directory} is a single file: {LAYOUT}. Convert the file with "
+                "diffusers (docs/public-models.md)"
+            )
         if not path.is_dir():
-            wrong = "is a single file" if path.is_file() else "does not exist"
-            fix = "Download a model (docs/public-models.md), or convert the file with diffusers"
-            raise ConfigError(f"model.directory={directory} {wrong}: {LAYOUT}. {fix}")
+            raise ConfigError(
+                f"model.directory={directory} does not exist: {LAYOUT}. Download a model "
+                "(docs/public-models.md)"
+            )
         return path
     require_library()
     match = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", directory)
@@ -115,11 +123,14 @@ def locate(directory: str) -> Path:
     parts = [INDEX, "tokenizer/*.txt", "tokenizer/*.model"]
     parts += [f"{part}/*.json" for part in MODEL_PARTS]
     parts += [f"{part}/*.safetensors" for part in WEIGHTS_OF]
-    failed = f"model.directory={directory} cannot be downloaded from the hub"
-    fix = "download the model elsewhere, and set model.directory to its folder"
     # The type of the error depends on what fails: network, name, permission.
     with explained(
-        ConfigError, lambda error: f"{failed} ({first_line(error)}): {fix}", causes=(Exception,)
+        ConfigError,
+        lambda error: (
+            f"model.directory={directory} cannot be downloaded from the hub ({first_line(error)}): "
+            "download the model on another computer, and set model.directory to its folder"
+        ),
+        causes=(Exception,),
     ):
         return Path(snapshot_download(match[1], revision=match[2], allow_patterns=parts))
 
@@ -178,7 +189,8 @@ def read_model_directory(directory: str) -> ModelDirectory:
         _ = model.multiple, model.image_size
     if model.prediction not in ("epsilon", "v_prediction"):
         raise DataError(
-            f"{path}: prediction_type is {model.prediction!r}, expected epsilon or v_prediction"
+            f"{path}: prediction_type is {model.prediction!r}, expected epsilon or v_prediction. "
+            "Use another model"
         )
     return model
 
@@ -221,10 +233,10 @@ def weights_of(path: Path, part: str) -> tuple[Path, str]:
         for name in (f"{stem}{variant}.safetensors", f"{stem}.safetensors.index{variant}.json"):
             if (directory / name).is_file():
                 return directory / name, variant
-    wrong = f"{directory} contains no weights: {stem}.safetensors is missing"
     raise DataError(
-        f"{wrong}. Pickles (.bin, .ckpt) are not read, because they may run any program: use the "
-        "model's safetensors files, or convert its pickles to safetensors"
+        f"{directory} contains no {stem}.safetensors. Pickles (.bin, .ckpt) are not read, because "
+        "they may run any program: use the model's safetensors files, or convert its pickles to "
+        "safetensors"
     )
 
 
@@ -248,7 +260,8 @@ def part_files(path: Path, part: str) -> list[Path]:
         for name in map(str, shards.values()) if isinstance(shards, dict) else ():
             if not re.fullmatch(r"[\w.-]+\.safetensors", name):
                 raise DataError(
-                    f"{weights} names {name!r}, which is not a safetensors file beside it: {AGAIN}"
+                    f"{weights} names {name!r}, expected a safetensors file in the same folder: "
+                    f"{AGAIN}"
                 )
             files.add(directory / name)
     for file in sorted(files):
@@ -271,9 +284,8 @@ def choose_image_size(model: ModelDirectory, settings: Model) -> int:
     multiple = model.multiple
     if size % multiple:
         lower = max(multiple, size // multiple * multiple)
-        fits = f"take multiples of {multiple}, such as {lower} or {lower + multiple}"
         raise ConfigError(
-            f"model.image_size={size} does not fit {model.path}: its VAE and {model.denoiser} "
-            f"{fits}"
+            f"model.image_size={size} does not fit {model.path}, which accepts only multiples of "
+            f"{multiple}: use {lower} or {lower + multiple}"
         )
     return size

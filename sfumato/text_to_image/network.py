@@ -81,12 +81,11 @@ class LatentDiffusion(Denoiser):
             else network.config.cross_attention_dim
         )
         if isinstance(expected, int) and prompts.embeddings.shape[2] != expected:
-            given = (
-                f"its text encoder returns {prompts.embeddings.shape[2]} numbers per token, its "
-                f"{model.denoiser} expects"
+            raise DataError(
+                f"{model.path} contains parts of different models: its text encoder returns "
+                f"{prompts.embeddings.shape[2]} numbers per token, but its {model.denoiser} "
+                f"expects {expected}. Download the model again"
             )
-            wrong = "the parts are of different models. Download the model again"
-            raise DataError(f"{model.path}: {given} {expected}: {wrong}")
         make_differentiable(network)
         self.network = network
         self.prediction = model.prediction
@@ -147,8 +146,8 @@ class LatentDiffusion(Denoiser):
     def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
         """Draw n independent timesteps, (n,) int64, on the generator's device.
 
-        If the noise levels have a log-normal law, a level σ is drawn first. The timestep is then
-        the first one with √((1 − ᾱ)/ᾱ) ≥ σ.
+        If the noise levels have a log-normal law, a level σ is drawn first. The result is then the
+        smallest timestep with √((1 − ᾱ)/ᾱ) ≥ σ, or the last timestep.
         """
         steps = len(self.alphas_cumprod)
         if isinstance(law, TimestepMixture):
@@ -290,10 +289,13 @@ def load_trained(directory: Path) -> LatentDiffusion:
     """
     model = load_latent(directory)
     file = directory / TRAINED
-    what = f"{file} cannot be read, or does not fit the model"
-    again = "run `stage finetune` again"
     with explained(
-        DataError, lambda error: f"{what} ({error}): {again}", causes=(*UNREADABLE, RuntimeError)
+        DataError,
+        lambda error: (
+            f"{file} cannot be read, or does not fit the model ({error}): run `stage finetune` "
+            "again"
+        ),
+        causes=(*UNREADABLE, RuntimeError),
     ):
         tensors = load_tensors(file)
         model.load_state_dict(tensors, strict=False)

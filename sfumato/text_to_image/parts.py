@@ -39,8 +39,8 @@ def class_named(name: str) -> Any:
     kind = getattr(diffusers, name, None) or getattr(transformers, name, None)
     if kind is None:
         raise DataError(
-            f"the installed diffusers and transformers have no {name}, which the model needs: "
-            "update them"
+            f"the installed diffusers and transformers have no {name}, which the model requires: "
+            "update both packages"
         )
     return kind
 
@@ -195,9 +195,9 @@ def make_differentiable(network: Any) -> None:
     for path, module in network.named_modules():
         odd = [name for name in unsupported if getattr(module, name, None)]
         if odd and hasattr(module, "to_q") and hasattr(module, "processor"):
-            fix = "use Stable Diffusion 1.x, 2.x or PixArt"
             raise DataError(
-                f"the attention layer {path} has {odd[0]}, which is not supported: {fix}"
+                f"the attention layer {path} has {odd[0]}, which is not supported: use Stable "
+                "Diffusion 1.x, 2.x or PixArt"
             )
         if getattr(module, "affine", True):
             module.__class__ = kinds.get(type(module), type(module))
@@ -224,10 +224,9 @@ def embed_prompts(
     for prompt in [*prompts, ""]:
         text = prompt.lower().strip() if masked else prompt
         if len(tokenizer(text).input_ids) > length:
-            fix = "shorten it (model.prompt, model.prompts)"
             raise DataError(
                 f"the prompt {prompt[:60]!r}… has more than {length} tokens, the limit of this "
-                f"model: {fix}"
+                "model: shorten the prompt in model.prompt or model.prompts"
             )
         tokens = tokenizer(
             text, padding="max_length", max_length=length, truncation=True, return_tensors="pt"
@@ -305,9 +304,9 @@ def make_scheduler(model: ModelDirectory) -> Any:
     scheduler = load_part(model, "scheduler")
     alphas_cumprod = getattr(scheduler, "alphas_cumprod", None)
     if not isinstance(alphas_cumprod, Tensor) or alphas_cumprod.ndim != 1:
-        wrong = f"{type(scheduler).__name__} has no discrete noise schedule (alphas_cumprod)"
         raise DataError(
-            f"{model.path / 'scheduler'}: {wrong}, as in flow-matching models, which are not "
-            "supported: use Stable Diffusion 1.x, 2.x or PixArt"
+            f"{model.path / 'scheduler'}: {type(scheduler).__name__} has no discrete noise "
+            "schedule (alphas_cumprod). Flow-matching models are not supported: use Stable "
+            "Diffusion 1.x, 2.x or PixArt"
         )
     return scheduler

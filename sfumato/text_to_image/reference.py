@@ -59,8 +59,10 @@ def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list
         template = TEMPLATE
     for field in re.findall(r"\{[^{}]*\}", template):
         if field not in ("{class}", "{article}", "{number}"):
-            text = "use only {class}, {article} and {number}"
-            raise ConfigError(f"model.prompt={template!r} has the field {field}: {text}")
+            raise ConfigError(
+                f"model.prompt={template!r} has the unknown field {field}: use only {{class}}, "
+                "{article} and {number}"
+            )
     if re.search(r"[{}]", re.sub(r"\{[^{}]*\}", "", template)):
         raise ConfigError(
             f"model.prompt={template!r} contains a brace without its counterpart: write a template "
@@ -96,9 +98,11 @@ def save_reference(
     parts = {part: part_digest(model.path, part) for part in sorted(model.classes)}
     digest = digest_of(parts)
     if settings.sha256 is not None and digest != settings.sha256.lower():
-        problem = f"has sha256 {digest}, but model.sha256 is {settings.sha256.lower()}"
-        fix = "Download it again, or correct model.sha256"
-        raise DataError(f"{model.path} {problem}: this is another model, or a damaged one. {fix}")
+        raise DataError(
+            f"{model.path} is damaged, or is a different model: its sha256 is {digest}, but "
+            f"model.sha256 is {settings.sha256.lower()}. Download the model again, or correct "
+            "model.sha256"
+        )
     make_scheduler(model)
     embeddings, mask = embed_prompts(model, texts, device)
     content = {
@@ -146,9 +150,9 @@ def referred(reference: Mapping[str, Any], *parts: str) -> ModelDirectory:
         if part == "denoiser":
             part = model.denoiser
         if part_digest(model.path, part) != reference["parts"].get(part, {}).get("sha256"):
-            fix = "restore the former files, or run `stage pretrain` again"
             raise DataError(
-                f"{model.path / part} no longer has the bytes that `stage pretrain` read: {fix}"
+                f"{model.path / part} no longer has the bytes that `stage pretrain` read: restore "
+                "the former files, or run `stage pretrain` again"
             )
     return model
 

@@ -38,8 +38,9 @@ def train_public_classifier(
     training = chosen[held:]
     if len(training) < 2:
         raise DataError(
-            f"the public set has {len(images)} images, but the classifier needs at least two for "
-            f"training and {held} for validation: add images"
+            f"the public set is too small to train the classifier: its number of images is "
+            f"{len(images)}, but at least 2 are needed for training and {held} for validation. Add "
+            "public images"
         )
     schedule = Schedule(
         steps=settings.steps,

@@ -97,8 +97,8 @@ def read_votes(histogram: Path, public: Sequence[str], classes: int) -> tuple[np
         )
     if counted != tuple(public):
         raise DataError(
-            f"{histogram} has votes for other classes than the public set has: run `stage "
-            "classifier` and `stage histogram` again"
+            f"{histogram} contains votes for classes that differ from those in the public set: run "
+            "`stage classifier` and `stage histogram` again"
         )
     expected = (classes if per_class else 1, len(public))
     if votes.shape != expected:

@@ -56,7 +56,8 @@ def load_central(directory: Path, shape: Shape) -> tuple[Tensor, Tensor]:
     released = torch.from_numpy(np.array(load_array(file)))
     if released.dtype != torch.float32 or not released.isfinite().all():
         raise DataError(
-            f"{file} contains other values than finite float32: run `stage central` again"
+            f"{file} may contain only finite float32 values, but does not: run `stage central` "
+            "again"
         )
     if (
         released.ndim != (6 if file.stem == "mode" else 5)
@@ -108,13 +109,14 @@ def public_training_set(
         if len(array) and not (array.min() >= 0 and array.max() < end):
             raise DataError(
                 f"{selection / name} contains values {array.min()} to {array.max()}, expected 0 to "
-                f"{end - 1}: it is damaged or was made from another public set; {SELECT_AGAIN}"
+                f"{end - 1}. The file is damaged, or was made from another public set: "
+                f"{SELECT_AGAIN}"
             )
         arrays.append(array)
     rows, labels = arrays
     if not len(rows):
         raise DataError(
-            f"{selection} keeps no image: raise select.ratio, or prepare more public images"
+            f"{selection} contains no image: raise select.ratio, or prepare more public images"
         )
     if len(rows) != len(labels):
         raise DataError(

@@ -244,7 +244,7 @@ def test_adapters_survive_the_disk(saved):
 def test_adapters_on_another_base_are_refused(saved):
     finetune, pretrain, _ = saved
     network(seed=1).save(pretrain)
-    with pytest.raises(DataError, match=r"trained on a base with sha256 .*restore that base"):
+    with pytest.raises(DataError, match=r"trained on other weights \(sha256 .*restore the former"):
         load_synthesizer(finetune, pretrain)
 
 

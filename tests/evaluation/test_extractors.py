@@ -124,7 +124,7 @@ def test_the_embedded_space_puts_images_of_a_class_together(embedded, digits):
 
 def test_features_that_are_not_finite_are_refused():
     broken = Extractor(name="broken", digest="", embed=lambda images: images.flatten(1) / 0.0)
-    with pytest.raises(DataError, match="features that are not finite"):
+    with pytest.raises(DataError, match="non-finite features"):
         broken(COLOUR)
 
 

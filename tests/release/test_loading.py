@@ -146,7 +146,7 @@ def test_files_added_by_a_hub_do_no_harm(release):
 
 
 def test_what_is_no_release_is_refused(digits, tmp_path):
-    with pytest.raises(DataError, match=r"privacy\.json is missing"):
+    with pytest.raises(DataError, match=r"it has no privacy\.json"):
         sfumato.load_release(tmp_path)
     write_empty(tmp_path / "off", "synthesize")
     for name, stage in (("local", "synthesize"), ("other", "auxiliary")):
@@ -480,7 +480,7 @@ def test_a_record_under_another_id_is_refused(release):
     rewrite(
         release.path, lambda card, privacy: privacy["records"][RECORD["id"]].update(id="b" * 32)
     )
-    with pytest.raises(DataError, match="states another id"):
+    with pytest.raises(DataError, match="states a different id"):
         sfumato.load_release(release.path)
 
 

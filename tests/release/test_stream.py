@@ -238,7 +238,7 @@ def test_a_release_without_networks_names_what_to_do(digits, tmp_path):
     from small_release import write_release
 
     folder = write_release(tmp_path / "release", digits)
-    with pytest.raises(DataError, match=r"only its 40 images: .* with synthesize\.stream: true"):
+    with pytest.raises(DataError, match=r"use its 40 images .* with synthesize\.stream: true"):
         sfumato.stream(folder)
     with pytest.raises(ConfigError, match="batch=0: expected 1 or more"):
         sfumato.stream(folder, batch=0)

@@ -78,7 +78,7 @@ def test_reserved_room_leaves_no_file_and_refuses_misfits(tmp_path):
 def test_a_model_that_draws_what_is_not_finite_is_named(models, monkeypatch):
     broken = iter([torch.full((4, 1, 8, 8), float("nan"))]), torch.zeros(4, dtype=torch.int64)
     monkeypatch.setattr("sfumato.release.synthesis.drawing", lambda *given: broken)
-    with pytest.raises(DataError, match="the model of `auxiliary` drew pixels that are not finite"):
+    with pytest.raises(DataError, match="the model of `auxiliary` drew non-finite pixels"):
         draw_mixture(models, Synthesize(count=4, sources={"auxiliary": 1}), None, 0)
 
 

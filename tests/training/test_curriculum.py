@@ -169,7 +169,7 @@ def test_public_classes_get_rows_unless_relabelled(tmp_path):
         ([3, 4], [0], "public", "2 indices, but 1 labels"),
         ([3.0, 4.0], [0, 1], "public", "float64"),
         ([3, 4], [0, 1], "private", "selection\\.json"),
-        (np.empty(0, np.int64), np.empty(0, np.int64), "public", "keeps no image"),
+        (np.empty(0, np.int64), np.empty(0, np.int64), "public", "contains no image"),
     ],
 )
 def test_a_selection_that_does_not_fit_is_refused(tmp_path, rows, labels, kind, named):

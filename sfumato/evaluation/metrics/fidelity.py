@@ -101,8 +101,8 @@ METRICS = {
         lambda novel, **_: feature_likelihood(*novel) if min(map(len, novel)) >= 4 else {},
     ),
     "authenticity": Metric(
-        "share of images that are farther from their nearest training image than this training "
-        "image is from its own nearest neighbour; best if equal to the value of `real`",
+        "share of images farther from their nearest training image than this training image is "
+        "from its own nearest neighbour; best if equal to the value of `real`",
         lambda novel, **_: authenticity(*novel),
     ),
     "detector": Metric(

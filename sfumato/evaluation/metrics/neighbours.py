@@ -82,9 +82,9 @@ def precision_recall(
 def authenticity(synthetic: np.ndarray, train: np.ndarray, holdout: np.ndarray) -> dict[str, float]:
     """Measure whether a set is nearer to the training images than new real images are.
 
-    `authenticity` is the share of synthetic images that are farther from their nearest training
-    image than this training image is from its own nearest neighbour among the training images (Alaa
-    et al. 2022). It is near one half for new real images, and 0 for copies. `distance_ratio` is the
+    `authenticity` is the share of synthetic images farther from their nearest training image than
+    this training image is from its own nearest neighbour among the training images (Alaa et al.
+    2022). It is near one half for new real images, and 0 for copies. `distance_ratio` is the
     median distance of synthetic images to their nearest training image, divided by the median
     distance of hold-out images to their nearest training image. It is near 1 for new real images,
     and 0 for copies.
