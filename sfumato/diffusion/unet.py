@@ -81,7 +81,7 @@ class Block(nn.Module):
         self.norm1 = GroupNorm(inputs)
         self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1)
         self.modulation = nn.Linear(embedding, 2 * outputs)
-        # This has no learned scale and offset, because the modulation has a bias
+        # No learned scale and offset are needed, because the modulation has a bias
         self.norm2 = GroupNorm(outputs, affine=False)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
         self.shortcut = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
@@ -225,7 +225,7 @@ class UNet(Denoiser):
         self.norm_out = GroupNorm(current)
         self.conv_out = nn.Conv2d(current, folded, 3, padding=1)
         zero(self.conv_out)
-        if extra_classes:  # created last, so that all other weights have the same initial values
+        if extra_classes:  # created last, so that the initial values of other weights do not change
             self.label = label_table(
                 [self.label.weight, 0.5 * torch.randn(extra_classes, embedding)]
             )
@@ -283,7 +283,7 @@ class UNet(Denoiser):
 
     @property
     def at_a_time(self) -> int:  # type: ignore[override]
-        """Number of images to draw at a time. Larger batches take more memory, but no less time."""
+        """Number of images to draw at a time. Larger batches take more memory, but save no time."""
         pixels, most = DRAWN_TOGETHER.get(self.conv_in.weight.device.type, DRAWN_TOGETHER["cpu"])
         seen = math.prod(side // self.architecture.unshuffle for side in self.shape[1:])
         return distributed.world_size() * max(1, min(most, pixels // seen))

@@ -85,7 +85,7 @@ class PerImage(TorchFunctionMode):
 def computed(weight: Tensor) -> Tensor:
     """Return the weight in autocast's precision.
 
-    It is detached, because gradients are taken with respect to the weight's rows.
+    The weight is detached, because gradients are taken with respect to its rows.
     """
     weight, device = weight.detach(), weight.device.type
     if weight.is_meta or not torch.is_autocast_enabled(device):

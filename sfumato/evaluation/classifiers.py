@@ -1,8 +1,8 @@
 """Classifiers that score synthetic images.
 
-They are a linear classifier, a perceptron, two small CNNs and three deep networks. Each takes
-images, (B, C, H, W) float32 in [0, 1], and returns logits, (B, classes). The deep networks are
-small versions of the architectures that DPImageBench uses.
+The module contains a linear classifier, a perceptron, two small CNNs and three deep networks. Each
+takes images, (B, C, H, W) float32 in [0, 1], and returns logits, (B, classes). The deep networks
+are small versions of the architectures that DPImageBench uses.
 
 Source: Zagoruyko and Komodakis 2016 (wide), He et al. 2016 (plain), Xie et al. 2017 (ResNeXt).
 """
@@ -69,7 +69,7 @@ def build_classifier(name: str, shape: tuple[int, int, int], classes: int) -> Cl
 
 
 def stem_stride(height: int, width: int) -> int:
-    """Return the stride of a deep network's stem: 2 if both sides have 16 pixels or more, or 1."""
+    """Return the stride of a deep network's stem: 2 if both sides have 16 or more pixels, else 1."""
     return 2 if min(height, width) >= 16 else 1
 
 

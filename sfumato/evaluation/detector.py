@@ -36,8 +36,8 @@ class Detected:
 def detect(drawn: ImageSet, real: ImageSet) -> Detected | None:
     """Measure how well a network distinguishes two sets of images.
 
-    Of each class, equally many images of both sets are used. Returns None if fewer than 4 images of
-    each set can be used.
+    Both sets contribute the same number of images of each class. Returns None if this leaves fewer
+    than 4 images per set.
     """
     random = np.random.default_rng(0)
     classes = len(real.classes) if real.labels.ndim == 1 else 1
@@ -69,8 +69,8 @@ def detections(
 ) -> dict[str, Detected]:
     """Measure how well a detector distinguishes each set from the hold-out.
 
-    Returns the results by name of the set. For comparison, the training images are measured too, as
-    "real", and blurred training images, as "blurred". Sets with too few images are left out.
+    Returns the results by name of the set. For comparison, the training images are measured as
+    "real", and blurred training images as "blurred". Sets with too few images are left out.
     """
     some = train.take(np.sort(np.random.default_rng(0).permutation(len(train))[: 2 * COMPARED]))
     blurred = ImageSet(shifted("blurred", some.images), some.labels, some.classes)

@@ -92,7 +92,10 @@ def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) 
 
 
 def embedded_extractor(public: ImageSet, name: str) -> Extractor:
-    """Build `cnn-<name>-128`: the input of the last layer of a CNN that is trained on `public`."""
+    """Build the extractor `cnn-<name>-128`, and train its CNN on `public`.
+
+    The features are the input of the CNN's last layer.
+    """
     schedule = schedule_of("cnn", len(public), EPOCHS)
     network = fit_classifier(
         "cnn", public.images, public.labels, len(public.classes), schedule, seed=0
@@ -115,7 +118,7 @@ def embedded_extractor(public: ImageSet, name: str) -> Extractor:
 
 
 def own_extractor(settings: OwnNetwork) -> Extractor:
-    """Build `own-<start of the sha256>`: the features of the owner's own network."""
+    """Build the extractor `own-<start of the sha256>`, which uses the owner's own network."""
     digest = digest_of({**settings.arguments(), "path": ""})
     return Extractor(name=f"own-{settings.sha256[:8]}", digest=digest, embed=OwnFeatures(settings))
 

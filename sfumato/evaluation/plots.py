@@ -1,7 +1,7 @@
 """Pictures of an evaluation.
 
-They show real images, or numbers computed from real images, so they are local and never part of a
-release.
+The pictures show real images, or numbers computed from real images, so they are local and never
+part of a release.
 """
 
 import io
@@ -66,9 +66,9 @@ def plot_detected(detected: Detected, path: Path) -> None:
     real = np.flatnonzero(~detected.drawn)
     ranked = drawn[np.argsort(-detected.scores[drawn], kind="stable")]
     parts = {
-        "released images, recognised": ranked,
+        "released images, recognised as released": ranked,
         "released images, mistaken for real": ranked[::-1],
-        "real images, recognised": real[np.argsort(detected.scores[real], kind="stable")],
+        "real images, recognised as real": real[np.argsort(detected.scores[real], kind="stable")],
     }
     columns = 16
     figure = new_figure(columns * 0.5 + 0.4, len(parts) * 1.85 + 0.5)

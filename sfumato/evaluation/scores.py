@@ -116,7 +116,7 @@ def add_fidelity(
     extractor: Extractor,
     progress: Say,
 ) -> None:
-    """Add to `metrics` the fidelity of each synthetic set, and of "real" and "blurred"."""
+    """Add the fidelity of each synthetic set, of "real" and of "blurred" to `metrics`."""
     progress(f"real: features in {extractor.name}")
     searched = extractor(subsample(train, SEARCHED).images)
     fresh = extractor(subsample(holdout).images)

@@ -117,7 +117,9 @@ def fidelity_tables(metrics: Mapping) -> Iterator[Table]:
 
 
 def public_student_table(student: Mapping, measure: str) -> Table:
-    title = f"A second student: linear, on the public network {student['network']}, % (local)"
+    title = (
+        f"Second student: a linear classifier on the public network {student['network']}, % (local)"
+    )
     heads = ["trained on", measure, *reliability_heads(measure)]
     rows = ([name, percent(row), *reliability(row)] for name, row in student["trained_on"].items())
     note = "The network was trained on public pictures. Compare these rows only with each other."

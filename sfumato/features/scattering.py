@@ -154,7 +154,8 @@ class Pixels(nn.Module):
 def block_of(shape: Shape) -> int:
     """Return the side of the blocks, in pixels, over which images of this shape are averaged.
 
-    It is the smallest power of two for which the shorter side has at most LARGEST blocks.
+    This side is the smallest power of two that gives at most LARGEST blocks on the shorter side of
+    an image.
     """
     return 2 ** max(0, math.ceil(math.log2(min(shape[1:]) / LARGEST)))
 

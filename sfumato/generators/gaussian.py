@@ -26,7 +26,7 @@ class GaussianGenerator(nn.Module):
     details: number of public images. The finer coefficients are taken from one of these images,
     which is chosen at random and recoloured. If there are none (0), the finer coefficients are
     independent normal numbers with the variances `fine`;
-    latent: size of z, which has one number per coefficient, and one that chooses the public image.
+    latent: size of z, with one number per coefficient, and one more to choose the public image.
     """
 
     def __init__(self, features: dict[str, Any], classes: int, details: int) -> None:

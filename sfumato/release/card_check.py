@@ -112,8 +112,8 @@ def check_card(
     sources = card.get("sources", {})
     if sources and sum(sources.values()) != len(images):
         raise ValueError(
-            f"its sources drew {sum(sources.values())} images, but images.npy contains "
-            f"{len(images)}"
+            f"it lists sources of {sum(sources.values())} images, but images.npy contains "
+            f"{len(images)} images"
         )
     if sources and public > sources.get(PUBLIC_SOURCE, 0):
         raise ValueError(

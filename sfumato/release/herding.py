@@ -1,4 +1,6 @@
-"""Kernel herding: keep the drawn images whose mean is nearest to the released means. This is free.
+"""Kernel herding: keep the drawn images with a mean nearest to the released means.
+
+Herding costs no privacy.
 
 Further fitting of a generator cannot remove faults that change the mean by less than the noise.
 Herding leaves out images with such faults. One example is a generator that draws a plain coloured

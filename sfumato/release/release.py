@@ -123,7 +123,7 @@ def save_preview(path: Path, drawn: ImageSet, source: str) -> None:
     """
     names = drawn.classes[:MOST_PREVIEWED]
     columns = max(1, 8 // len(drawn.classes))
-    first = drawn.take(np.arange(min(len(drawn), 1000)))  # enough to contain each class
+    first = drawn.take(np.arange(min(len(drawn), 1000)))  # enough images to contain each class
     images = torch.from_numpy(first.images).permute(0, 3, 1, 2)
     shown = sorted_examples(images, torch.from_numpy(first.labels), len(names), columns)
     save_png(path, named_grid(shown, names, columns, ENLARGED), mark_of([source]).xmp)
@@ -134,7 +134,7 @@ def mark_pixels(
 ) -> dict[str, str]:
     """Add a pattern that marks generated images (see `sfumato.release.pattern`), in place.
 
-    It is added to all images except public ones, and only if `plan` requests it. Returns the entry
+    The pattern is added to all images except public ones if `plan` requests it. Returns the entry
     `pattern` for the card, or an empty dict if no pattern was requested.
     """
     if plan.settings.mark != "pixels":
@@ -150,7 +150,7 @@ def mark_pixels(
 def plain_images(released: ImageSet, directory: Path) -> ImageSet | None:
     """Return the plain images of a release, labelled with the classes requested from the models.
 
-    Returns None if the release does not contain the requested classes in a file of their own.
+    Returns None if the release has no file of requested classes.
     """
     if not (directory / REQUESTED_LABELS).exists():
         return None

@@ -187,7 +187,7 @@ class Stream(IterableDataset[Batch]):
 
     @torch.no_grad()
     def draw(self, number: int) -> Batch:
-        """Draw the batch with this number. It depends only on the number and the seed."""
+        """Draw the batch with this number. The batch depends only on the number and the seed."""
         seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1, np.uint64)[0] >> 1)
         random = torch.Generator().manual_seed(seed)
         low, high = SPREAD
@@ -223,8 +223,8 @@ class Stream(IterableDataset[Batch]):
     def labels_of(self, images: Tensor, requested: Tensor) -> Tensor:
         """Return labels of drawn images, (B, classes).
 
-        They are the teacher's probabilities or, if the teacher does not label the release, the
-        requested labels.
+        The labels are the teacher's probabilities or, if the teacher does not label the release,
+        the requested labels.
         """
         if self.teacher is None or not self.settings.relabel:
             if requested.ndim == 1:
@@ -288,10 +288,10 @@ def stream(
     """Draw an endless sequence of batches of labelled images from the networks of a release.
 
     No batch repeats. If the teacher labelled the release, labels are the teacher's probabilities.
-    They are computed after images are blended, but before images are shifted, mirrored, blurred and
-    changed in brightness. If the teacher gave each image one label, the fifth of each class with
-    the least certain labels is left out. The spread of latent numbers grows with the number of
-    images drawn.
+    These labels are computed after images are blended, but before images are shifted, mirrored,
+    blurred and changed in brightness. If the teacher gave each image one label, the fifth of each
+    class with the least certain labels is left out. The spread of latent numbers grows with the
+    number of images drawn.
 
     On the same kind of processor and version of PyTorch, the same seed gives the same batches, for
     any number of threads and workers. On a GPU, use no workers.

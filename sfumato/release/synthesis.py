@@ -1,4 +1,4 @@
-"""Draw labelled images from one trained model or from a weighted mixture. This spends nothing."""
+"""Draw labelled images from one trained model or a weighted mixture, at no privacy cost."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Distort and blend released images, and let the teacher label them. This costs no privacy."""
+"""Distort and blend released images, and let the teacher label them, at no privacy cost."""
 
 import math
 from collections.abc import Mapping
@@ -108,7 +108,7 @@ def vary(
 
 
 def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, seed: int) -> Varied:
-    """Keep every n-th drawn image, where n is `every`, and add public images.
+    """Keep one in `every` drawn images, and add public images.
 
     Undistorted drawn images and public images come first, shuffled together. Distorted and blended
     images follow.

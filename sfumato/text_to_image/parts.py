@@ -177,7 +177,7 @@ def build_denoiser(model: ModelDirectory) -> nn.Module:
 def make_differentiable(network: Any) -> None:
     """Change the network in place so that it works under `vmap(grad)`.
 
-    Its weights, their names, and its outputs stay the same. Raises DataError if the network has an
+    The weights, their names, and the outputs stay the same. Raises DataError if the network has an
     attention layer for which this is impossible.
     """
     # Unsupported attributes of attention layers

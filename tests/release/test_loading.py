@@ -408,7 +408,7 @@ LIES = {
     "a class twice": (stating(classes=["0"] * 10), "names a class twice"),
     "classes no names": (stating(classes=list(range(10))), "not a list of names"),
     "other kinds": (stating(kinds={"plain": 30, "public": 10}), "states kinds="),
-    "other sources": (stating(sources={"finetune": 30}), "its sources drew 30 images"),
+    "other sources": (stating(sources={"finetune": 30}), "it lists sources of 30 images"),
     "public images as drawn": (
         replace_array("kinds.npy", np.array(["plain", "public"] * 20)),
         "kinds.npy marks 20 images as public, but the card states only 0 public",

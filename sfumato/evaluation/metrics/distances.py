@@ -112,8 +112,8 @@ def inception_score(probabilities: np.ndarray, splits: int = 10) -> tuple[float,
     The score is between 1 and the number of classes. It is higher if each image is clear, and if
     the images together are varied. No real image is used.
 
-    probabilities: (N, classes), with rows that add up to 1. They are shuffled first, because sets
-    may be sorted by class. If a part would have fewer than two images, there are fewer parts.
+    probabilities: (N, classes), with rows that add up to 1. The rows are shuffled first, because
+    sets may be sorted by class. If a part would have fewer than two images, there are fewer parts.
 
     Returns mean and standard deviation over the parts. Source: Salimans et al. 2016.
     """

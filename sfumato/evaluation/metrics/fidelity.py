@@ -46,7 +46,7 @@ def mind(
 ) -> dict[str, float]:
     """Compute MIND between the set and the hold-out, and between training images and the hold-out.
 
-    Equally many images are drawn for both, because MIND is lower for more images.
+    Both distances use the same number of images, because MIND is lower for more images.
     """
     count = min(map(len, (compared, reference, novel[1])))
     real = {"mind_real": sliced_distance(novel[1], reference, count)[0]}

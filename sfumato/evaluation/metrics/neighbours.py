@@ -1,7 +1,7 @@
 """Metrics from nearest neighbours in a feature space.
 
-They are precision, recall, density, coverage and authenticity. scikit-learn is imported only when a
-metric is computed, because `stage plan` needs only the names of the metrics.
+The metrics are precision, recall, density, coverage and authenticity. scikit-learn is imported only
+when a metric is computed, because `stage plan` needs only the names of the metrics.
 """
 
 import numpy as np
