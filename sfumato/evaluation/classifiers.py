@@ -69,7 +69,7 @@ def build_classifier(name: str, shape: tuple[int, int, int], classes: int) -> Cl
 
 
 def stem_stride(height: int, width: int) -> int:
-    """Return the stride of a deep network's stem: 2 if both sides have 16 or more pixels, else 1."""
+    """Return the stride of a deep network's stem: 2 for sides of 16 pixels or more, else 1."""
     return 2 if min(height, width) >= 16 else 1
 
 

@@ -25,7 +25,7 @@ class CosineMoments(nn.Module):
     image − ½, divided by R = bound · √(C·H·W). If its norm then exceeds 1, z is scaled to norm 1.
 
     A row has two parts. The first is √(1 − s) · z. The second is √s times the upper triangle of
-    z zᵀ, where entries off the diagonal are multiplied by √2. So the squared norm of a row is
+    z zᵀ, with entries off the diagonal multiplied by √2. So the squared norm of a row is
     (1 − s)‖z‖² + s‖z‖⁴.
 
     frequencies: number of coefficients of brightness;

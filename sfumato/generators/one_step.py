@@ -195,11 +195,11 @@ class EarlyStopping:
     A release has one row per feature. Some rows, chosen by `held_out`, are left out of the loss.
     The noise of different rows is independent. So the generator's squared distance to the held-out
     rows is an unbiased estimate, up to a constant, of its squared distance to these rows without
-    noise. This distance falls while the fit learns the class, and rises when the fit learns the
+    noise. The estimate falls while the fit learns the class, and rises when the fit learns the
     noise of the other rows.
-    After PATIENCE steps without a smaller distance, the fit of the class stops: the target of the
+    After PATIENCE steps without a smaller estimate, the fit of the class stops: the target of the
     class becomes the moving average of the generator's embeddings, as it was at the step with the
-    smallest distance.
+    smallest estimate.
     """
 
     smooth = 0.98  # decay of the average embedding, which is compared with the held-out rows
@@ -260,7 +260,7 @@ class EarlyStopping:
 
 
 def held_out(features: FourierFeatures, random: torch.Generator) -> Tensor:
-    """Choose a fifth of the rows of a release, (K,) bool, to leave out of the loss.
+    """Choose about a fifth of the rows of a release, (K,) bool, to leave out of the loss.
 
     A row belongs to one feature. The cosine and the sine of a frequency are left out together.
     """

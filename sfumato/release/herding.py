@@ -107,6 +107,8 @@ def feature_cells(features: FourierFeatures, images: Tensor, cells: Tensor) -> T
 def nearest_mean(rows: Tensor, target: Tensor, number: int) -> Tensor:
     """Choose rows one by one, so that their mean approaches the target.
 
+    The rows with the smallest products with the target, a tenth of all rows at most, are left out.
+
     rows: (N, d), all of the same norm;
     target: (d,).
 
