@@ -273,7 +273,7 @@ def attack_bounds(profiles: Sequence[Profile]) -> dict[str, str]:
     profiles: privacy profiles, δ as a function of ε. Each bound is the largest over the profiles.
 
     Returns "guess", the share of right guesses about whether one unit was used; "hits", the share
-    of used units that are recognised if 1 in 100 unused units may be accused; "advantage", the
+    of used units that are recognised if 1 in 100 unused units are wrongly accused; "advantage", the
     membership advantage; and "strength", a word that rates the protection.
     """
     advantage = max(map(membership_advantage, profiles))
@@ -285,9 +285,7 @@ def attack_bounds(profiles: Sequence[Profile]) -> dict[str, str]:
 
 
 def what_to_check(artifact: Artifact, ledger: Mapping, path: Path) -> Facts:
-    """Collect the facts that a reader needs to check the release: hashes of its files, versions of
-    the software, and the stage, day and settings of each charge.
-    """
+    """Collect facts for checking a release: hashes of its files, software versions, and charges."""
     listed = read_json(artifact.path / PRIVACY)["files"]
     top = [(name, sha) for name, sha in sorted(listed.items()) if "/" not in name]
     folders = sorted({name.split("/")[0] for name in listed if "/" in name})
