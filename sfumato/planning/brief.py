@@ -84,7 +84,10 @@ def released(made: ProjectPlan) -> Facts:
     elif PUBLIC_SOURCE in synthesize.sources:
         kind = "synthetic and privately selected public images"
         if synthesize.choose:
-            kind = "synthetic images (and privately selected public images, if they do no harm)"
+            kind = (
+                "synthetic images (and privately selected public images, unless they make the "
+                "release less useful)"
+            )
     _, height, width = made.card.shape
     return {
         "images": grouped(synthesize.count),
@@ -108,8 +111,8 @@ def spent_so_far(made: ProjectPlan) -> str:
     if not charges:
         return "nothing, according to the journal on this machine"
     return (
-        f"{charges} measurements, according to the journal on this machine; `stage ledger history` "
-        "lists them"
+        f"{charges} measurement{'s' * (charges > 1)}, according to the journal on this machine "
+        "(listed by `stage ledger history`)"
     )
 
 
@@ -121,7 +124,8 @@ def usefulness(made: ProjectPlan) -> str:
         return "Unknown: no public set with several labels per image was measured."
     expected = forecast(kind, params.privacy.size, params.privacy.epsilon, 1.0)
     return (
-        f"{expected.capitalize()} of what a classifier learns from the real images. The forecast "
-        "was fitted to results on public sets, and is valid if models are trained as long as for "
-        "these results. Two of three results lay within the range."
+        f"{expected.capitalize()}. 100 % means that a classifier learns as much from the release "
+        "as from the real images. The forecast was fitted to results on public sets, and is valid "
+        "if models are trained as long as for these results. Two thirds of these results lay "
+        "within the range of the forecast."
     )

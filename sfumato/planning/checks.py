@@ -68,12 +68,15 @@ def card_problems(params: Params, card: Card, public: PublicCard | None) -> Iter
     groups = data.groups
     if groups is not None and privacy.unit != GROUP:
         remedy = (
-            "set privacy.unit: group (and the number of persons as privacy.size_hint), or remove "
+            "set privacy.unit: group and privacy.size_hint to the number of persons, or remove "
             "data.groups"
         )
         yield f"data.groups is set, but privacy.unit={privacy.unit or 'null'}: {remedy}"
     if groups is None and privacy.unit == GROUP:
-        remedy = "set it, for example to {pattern: '^(P\\d+)_'}, and run `stage prepare sensitive`"
+        remedy = (
+            "set data.groups, for example to {pattern: '^(P\\d+)_'}, and run `stage prepare "
+            "sensitive`"
+        )
         yield (
             "privacy.unit=group protects all images of a person, but data.groups is missing: "
             f"{remedy}"
@@ -86,7 +89,7 @@ def card_problems(params: Params, card: Card, public: PublicCard | None) -> Iter
     if privacy.group_cap is not None and not params.runs("count"):
         yield (
             f"privacy.group_cap={privacy.group_cap} gives persons with few images less weight than "
-            "privacy.size_hint assumes: add the stage count, which measures the weights, to run"
+            "privacy.size_hint assumes: add the stage count to run, because it measures the weights"
         )
 
 
@@ -102,7 +105,7 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
     if not params.runs("count"):
         yield (
             "data.labels=several requires the stage count, which measures how many images have "
-            "each label: add count to run"
+            "each label: add it to run"
         )
 
 
@@ -112,7 +115,7 @@ def missing_stages(params: Params) -> Iterator[str]:
     if not params.runs("synthesize"):
         yield (
             f"{recipe}: run={list(params.run)} does not contain synthesize, so nothing would be "
-            "released: add it"
+            "released: add synthesize"
         )
     for name in params.run:
         stage = STAGES[name]
@@ -137,8 +140,8 @@ def source_problems(params: Params) -> Iterator[str]:
 
 
 def public_model_problems(params: Params, card: Card) -> Iterator[str]:
-    """Yield settings that require a public text-to-image model, and settings that such a model
-    cannot use.
+    """Yield problems with a public text-to-image model: it is required but not set, or it does not
+    fit the images.
     """
     model = params.model
     _, height, width = card.shape

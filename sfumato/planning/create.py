@@ -1,5 +1,5 @@
-"""Create a project from a folder of images: survey it, ask the owner, propose parameters, write the
-files.
+"""Create a project from a folder of images: survey the images, ask the owner, propose parameters,
+and write the files.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ class Proposed:
 
 
 def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed:
-    """Survey a folder of images, and choose parameters for these images, ε and the minutes allowed.
+    """Survey a folder of images, and choose parameters that suit the images, ε and the allowed
+    minutes.
 
     Writes and spends nothing.
 
@@ -144,8 +145,8 @@ def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed
     check_places(options)
     if options.epsilon is None and owner.ask is None:
         raise ConfigError(
-            "{option.epsilon} is missing, and has no default: choose it yourself (“Choose ε” in "
-            "the documentation helps)",
+            "{option.epsilon} is missing, and has no default: choose a value (see “Choose ε” in "
+            "the documentation)",
             option="epsilon",
         )
     options, seen = look(options, owner, state)
@@ -246,7 +247,7 @@ def count_public(folder: Path | None, owner: Owner) -> int:
 
 
 def check_places(options: InitOptions) -> None:
-    """Raise ConfigError unless images and project folder are usable.
+    """Raise ConfigError unless the images and the project folder are usable.
 
     The images must exist, git must not track them, DVC must accept the path of the project, and no
     file may be overwritten.
@@ -254,8 +255,8 @@ def check_places(options: InitOptions) -> None:
     out = options.out
     if {*"{}"} & {*str(out)}:
         raise ConfigError(
-            "the path of the project folder, {out}, has braces, which DVC cannot use: run from "
-            "another folder, or name one with {option.out}",
+            "the path of the project folder, {out}, contains braces, which DVC cannot use: run "
+            "from another folder, or name one with {option.out}",
             option="out",
             out=out,
         )
@@ -282,8 +283,8 @@ def check_places(options: InitOptions) -> None:
             )
     if options.public == options.images:
         raise ConfigError(
-            "{option.public} {public} contains the sensitive images: name a folder of public ones, "
-            "or leave it out",
+            "{option.public} {public} contains the sensitive images: name a folder of public "
+            "images, or leave out {option.public}",
             option="public",
             public=options.public,
         )
@@ -353,7 +354,7 @@ def ask_about(unclear: SfumatoError, options: InitOptions, owner: Owner) -> Init
         "classes": "What are the class names? (a,b,c; or `all` to use all names that were found)",
         "label_column": "Which column contains the labels?",
         "range": "Which pixel values are black and white? (such as 0,4095)",
-        "volume": "Which volumes are used? (such as suffix=T1w)",
+        "volume": "Which volumes should be used? (such as suffix=T1w)",
     }
     option = str(unclear.option)
     owner.see(unclear.spelled(owner.spelling))
@@ -376,11 +377,10 @@ def confirm_companions(seen: Survey, owner: Owner) -> None:
     every = seen.images + (seen.held_out or 0)
     text = (
         f"{seen.companions.count} of {every} pictures look like masks, annotations or thumbnails "
-        "of other pictures, such as "
+        f"of other pictures, such as {name} of {other}"
     )
-    text += f"{name} of {other}"
     owner.see(text)
-    question = "Are they separate pictures, to train on?"
+    question = "Are they separate pictures that should be used for training?"
     if owner.ask is None or not owner.answer(question, False, None):
         raise ConfigError(
             f"{text}. Move them out of the folder, or rename them if they are separate pictures"
@@ -502,7 +502,7 @@ def ask_for_size(seen: Survey, owner: Owner) -> int:
 
 
 def understood(seen: Survey) -> Iterator[str]:
-    """Describe how the folder was understood, as a small tree with counts. It is private."""
+    """Yield a small tree that shows how the folder was understood. Its counts are private."""
     by = ""
     if "label_column" in seen.data:
         by = f", by column {seen.data['label_column']}"
@@ -519,7 +519,7 @@ def understood(seen: Survey) -> Iterator[str]:
             "is burned into them"
         )
     for person, count in seen.largest:
-        yield f"         ├─ person {person}: {count} images, one of the largest numbers per person"
+        yield f"         ├─ person {person}: {count} images, one of the persons with the most"
     way = "test/,"
     held = seen.held_out
     if held is None:
@@ -562,7 +562,7 @@ def summary(made: Proposed) -> Iterator[str]:
         option = made.spelling("size_hint")
         yield (
             f"         size_hint is the number of {what}, rounded to one digit. To publish "
-            f"another, use {option}"
+            f"another number, use {option}"
         )
 
 

@@ -132,8 +132,8 @@ def expected_seconds(
 def corrected(name: str, work: Work, machine: Machine) -> float | None:
     """Estimate a stage's seconds, and correct the estimate by the stage's last run.
 
-    The estimate is multiplied by the duration of that run, and divided by the estimate for it. If
-    the stage's work is unknown, the duration of that run is returned, or None if there is none.
+    The correction is the ratio of that run's real duration to its estimated duration. If the
+    stage's work is unknown, the duration of that run is returned, or None if there was no such run.
     """
     run = machine.content["runs"].get(name, {})
     same_model = run.get("model") in (None, work.params.model.non_default())

@@ -1,7 +1,7 @@
 """Plan a project from its folder: read its parameters, its cards, the listing of its images, and
 the journal.
 
-All paths are relative to the project's folder, so threads may plan several projects at once.
+The functions do not change the current folder, so threads may plan several projects at once.
 """
 
 from dataclasses import replace
@@ -39,10 +39,12 @@ def resolve_project(
     say: Say = discard,
     see: Say | None = None,
 ) -> ProjectPlan:
-    """Compute the plan of a project. Writes nothing.
+    """Compute the plan of a project.
+
+    Writes nothing, except that an outdated `dvc.yaml` is updated if `dry_run` is False.
 
     params: path of the parameters, relative to the folder;
-    dry_run: allow a project with unprepared images;
+    dry_run: allow a project with unprepared images or an outdated `dvc.yaml`;
     say: function that shows a note;
     see: function that shows a note to the owner only, or None.
 
@@ -51,9 +53,7 @@ def resolve_project(
     """
     loaded = load_params(folder / params, folder / RECIPES)
     if not dry_run and renew(folder / "dvc.yaml", loaded.run):
-        raise ConfigError(
-            "dvc.yaml was written by an older version and has been updated: run `dvc repro` again"
-        )
+        raise ConfigError("dvc.yaml was outdated and has been updated: run `dvc repro` again")
     if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
         check_parquet()  # checked before anything is spent
     prepared = (folder / CARD_PATH).exists()
@@ -82,8 +82,8 @@ def resolve_project(
         say(
             "warning: privacy.unit is not set, so each image is protected separately, and the "
             "costs of several images of one person add up. If a person can have several images, "
-            "set privacy.unit: group and data.groups. If not, set privacy.unit: image; reports "
-            "then state that you confirmed this"
+            "set privacy.unit: group and data.groups. If not, set privacy.unit: image. Reports "
+            "then state that, as you confirmed, no two images show the same person"
         )
     public = folder / PUBLIC
     public_card = None
@@ -128,9 +128,9 @@ def unprepared(folder: Path, params: Params, say: Say) -> Card:
 
 
 def seen_from(folder: Path, data: Data) -> Data:
-    """Return the settings with a `path` that is relative to the current folder.
+    """Return the settings with `path` relative to the current folder.
 
-    In the settings of the project, it is relative to the project's folder.
+    In `data`, `path` is relative to the project's folder.
     """
     if data.path is None or is_url(data.path):
         return data

@@ -23,7 +23,8 @@ from sfumato.settings.params import Params
 from sfumato.storage.documents import read_yaml
 
 MOST_EPSILON = 10.0  # Largest recommended ε. The guarantee of a larger ε is weak
-FEW_UNITS = 500  # Images or persons; below this number, the range is wider by √(FEW_UNITS / number)
+# With fewer images or persons than this, the range is wider by the factor √(FEW_UNITS / number)
+FEW_UNITS = 500
 LINE: dict[str, Any] = dict(read_yaml(Path(__file__).with_name("forecast.yaml")))
 
 
@@ -40,10 +41,10 @@ def kind_of(params: Params, channels: int | None) -> str | None:
 
 def size_factor(fit_length: float, side: int, largest: int, product: float) -> float:
     """Return the factor by which a forecast changes with the length of the fits and the size of the
-    images. It is above 1 if images of this size are more useful than images of the largest size.
+    images. It is 1 for the longest fits and the largest size.
 
     fit_length: how long networks are fitted, from 0 for the shortest fits that are proposed to 1
-    for the longest, which were measured;
+    for the longest. The public results were measured with the longest fits;
     side: longer side of the images, in pixels;
     largest: longer side of the largest size to which the images could be resized, in pixels;
     product: units · ε; if it is small, noise hides the detail of large images.

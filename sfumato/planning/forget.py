@@ -24,8 +24,8 @@ from sfumato.storage.in_use import unused
 from sfumato.storage.locks import file_lock, holding
 
 FORGOTTEN = "forget"  # purpose of the entry in the journal
-# These files are kept. They reveal a second name for the same folder, or a second version of the
-# same images
+# These files are kept, to detect a second name for the same folder or a second version of the same
+# images
 STAYS = (ORIGIN, UNNAMED)
 # These files are deleted with any dataset, because commands for any dataset may have written them.
 # Versions before 0.4 wrote looked.json
@@ -104,7 +104,7 @@ def forgotten_on(state: Path, dataset_id: str) -> str | None:
 
 
 def forget_dataset(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> str | None:
-    """Delete `private_files`, then the files `here` in a project.
+    """Delete the `private_files` of a dataset, then the project's files `here`.
 
     The journal is kept. It records the deletion, and its charges still count.
 
@@ -121,7 +121,7 @@ def forget_dataset(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> s
         for lock in locks:
             held = (
                 f"{lock} is locked by another process that works with {dataset_id!r}: wait until "
-                "it ends, or stop it"
+                "that process ends, or stop it"
             )
             with explained(BudgetError, held, causes=(Timeout,)):
                 if lock.parent.exists():

@@ -47,7 +47,7 @@ def stages_before(name: str, params: Params) -> tuple[str, ...]:
 class Past:
     """The charges on prepared images, from the journal, the ledger and the artifacts.
 
-    It is not checked whether the images have changed, because the answer is private.
+    Changes of the images are ignored, because it is private whether the images have changed.
 
     folder: folder of the project;
     runs: all runs on the images, including unfinished and abandoned ones;
@@ -118,7 +118,7 @@ def repeat_count(name: str, params: Params, plan: str, runs: Sequence[Run]) -> i
 
     The owner requests payments by a number in privacy.spend_again. The number is compared with the
     number of the last release, or of the last open run if there is no release, so that each request
-    is granted once. It also applies to queries that depend on a query named there, because their
+    is granted once. A request also applies to all queries that depend on the query, because their
     inputs will change.
     """
     mine = [run for run in runs if run.opened.get("plan") == plan and run.end != ABANDON]

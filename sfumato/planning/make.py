@@ -57,8 +57,8 @@ class ProjectPlan(Plan):
             number = len(self.inherited)
             charges = "1 charge" if number == 1 else f"{number} charges"
             yield (
-                f"the budget includes {charges} of an earlier release (datasets {ids}), because "
-                "public inputs were made from it"
+                f"the budget includes {charges} of earlier releases (dataset ids: {ids}), because "
+                "public inputs were made from these releases"
             )
         for warning in warnings_of(self.params, self.budget["delta"], len(self.card.classes)):
             yield f"warning: {warning}"
@@ -102,7 +102,9 @@ def write_texts(out: Path, texts: Mapping[str, str]) -> None:
     """Replace the files that have changed, and remove files of an older plan."""
     ours = (".yaml", ".json", ".csv", ".tmp")
     if any(path.name not in texts and path.suffix not in ours for path in out.glob("*")):
-        raise ConfigError(f"{out} contains other files than a plan: move them elsewhere")
+        raise ConfigError(
+            f"{out} contains files that do not belong to a plan: move these files elsewhere"
+        )
     make_folder(out)
     for name, text in texts.items():
         if not (out / name).is_file() or (out / name).read_bytes() != text.encode():
@@ -113,9 +115,9 @@ def write_texts(out: Path, texts: Mapping[str, str]) -> None:
 
 
 def risk_line(made: Plan) -> str:
-    """State how often an attacker can be right at most, and a smaller ε.
+    """State how often an attacker's guess can be right: with this plan, and at a smaller ε.
 
-    At this smaller ε, the attacker's advantage over a coin toss is half as large.
+    At the smaller ε, the attacker's advantage over a coin toss is half as large.
     """
     mechanisms = tuple(made.mechanisms.values())
     adjacency = made.budget["adjacency"]
@@ -147,8 +149,8 @@ def share_lines(made: Plan, content: Mapping[str, object], file: Path) -> Iterat
         section = content.get(name)
         if noise == REST and isinstance(section, dict) and str(section.get("noise", REST)) != REST:
             yield (
-                f"{file} requests {section['noise']} of the budget for {name}. It is not used: "
-                f"recipe {made.params.recipe} gives {name} the rest of the budget"
+                f"{file} requests {section['noise']} of the budget for {name}. This request is not "
+                f"used, because recipe {made.params.recipe} gives {name} the rest of the budget"
             )
         elif (
             isinstance(noise, str)
@@ -157,11 +159,11 @@ def share_lines(made: Plan, content: Mapping[str, object], file: Path) -> Iterat
         ):
             differences.append(f"{name} {noise}")
     if differences:
-        why = (
-            "The table shows slightly different shares: the noise follows from the requested "
-            "shares at one Rényi order per query, and the table uses one order for all queries"
+        yield (
+            f"requested shares: {', '.join(differences)}. The table shows slightly different "
+            "shares, because it uses one Rényi order for all queries, and the noise of each query "
+            "was computed at a separate order"
         )
-        yield f"requested shares: {', '.join(differences)}. {why}"
 
 
 def spending_lines(made: ProjectPlan, spending: Sequence[Decision]) -> Iterator[str]:
@@ -228,7 +230,7 @@ def next_lines(made: Plan, spending: Sequence[Decision]) -> Iterator[str]:
     if granted:
         more = ", ".join(f"{name}: {made.lineage[name].again + 1}" for name in granted)
         yield (
-            f"{', '.join(granted)} has been paid for again; to pay once more, set "
+            f"already paid for again: {', '.join(granted)}. To pay once more, set "
             f"privacy.spend_again: {{{more}}}"
         )
     yield (

@@ -80,7 +80,7 @@ def merge_projects(
         check_out(out / ARTIFACTS / name, name)
     write_plans(first, "-and-".join(dataset_ids)[:64], size_hint, budget, out / PLAN)
     write_releases(releases_of, out)
-    # Results of free stages that read only public images, and these images, which all owners share
+    # All owners share the public images, and the results of free stages that read only these images
     for path in (*(ARTIFACTS / name for name in shared), PUBLIC):
         if (folders[0] / path).is_dir():
             read_artifact(folders[0] / path, path.name)
@@ -99,7 +99,7 @@ def check_folders(folders: Sequence[Path], out: Path) -> None:
     project, or if a project contains links or unreadable plans.
     """
     if len(folders) < 2:
-        raise ConfigError(f"name two or more projects to merge, not {len(folders)}")
+        raise ConfigError(f"expected two or more projects to merge, got {len(folders)}")
     if out.resolve() in [folder.resolve() for folder in folders]:
         raise ConfigError(
             "{option.out} {out} is one of the projects to merge: name another folder",
@@ -132,8 +132,9 @@ def check_owners(records: Records, different_people: bool) -> None:
         )
     if not different_people:
         raise ConfigError(
-            f"if a person has images in two of {', '.join(records.owners)}, their costs add up: "
-            "confirm with --different-people that no such person exists, or make separate releases"
+            f"if a person has images in two of the datasets {', '.join(records.owners)}, the costs "
+            "for this person add up: confirm with --different-people that no such person exists, "
+            "or make separate releases"
         )
     if len(records.units) > 1:
         raise ConfigError(
@@ -181,7 +182,7 @@ def write_plans(
 
 
 def write_pipeline(out: Path, free: Sequence[str], say: Say, workflow: str) -> None:
-    """Write `dvc.yaml` without queries, because the owners ran them, and the files beside it.
+    """Write `dvc.yaml` and the files beside it. It lists no queries, because the owners ran them.
 
     workflow: content of the CI workflow that checks the ledger.
     """

@@ -165,7 +165,7 @@ class Project:
         )
 
     def run(self, *, progress: bool = True) -> Release:
-        """Run all stages that changed since the last run, and return the release.
+        """Run all stages that have changed since the last run, and return the release.
 
         Charges are journalled as on the command line.
 
@@ -267,7 +267,7 @@ def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> N
     shown: print DVC's lines, except lines about disabled stages; terminal: let DVC and its stages
     use the terminal.
 
-    First, a lock of DVC is removed if the programs that took it no longer run. If this process is
+    A lock of DVC is removed first if the programs that took it no longer run. If this process is
     killed or interrupted, everything that DVC started is interrupted too, and killed 2 seconds
     later. Raises the error of the stage that failed.
     """

@@ -126,7 +126,7 @@ def params_text(content: Mapping[str, object], notes: Mapping[str, str]) -> str:
     """Return the text of `params.yaml`, one paragraph per section. notes: comments by section."""
     lines = [
         "# Written by `stage init`. Missing keys come from the recipe, then from the defaults:",
-        "# `stage recipe show` prints every parameter, `stage recipe list` the recipes.",
+        "# `stage recipe show` prints every parameter, and `stage recipe list` lists the recipes.",
     ]
     for key, value in content.items():
         if key in notes:

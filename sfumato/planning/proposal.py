@@ -33,12 +33,12 @@ Seconds = Callable[[Params], Mapping[str, float]]  # expected seconds of each st
 
 
 class When(TypedDict):
-    """Images for which a row of the table is meant."""
+    """Properties of the images to which a row of the table applies."""
 
     side: tuple[int, int]  # bounds of the longer side, in pixels
     channels: list[int]
     several: NotRequired[bool]  # whether images have several labels
-    public: NotRequired[bool | str]  # whether there are public images; "beside": either
+    public: NotRequired[bool | str]  # whether there are public images; "beside" allows both cases
 
 
 class Row(TypedDict):
@@ -292,7 +292,8 @@ def with_images_of_the_release(
     """Set the number of released images and their file formats. beside: whether public images are
     released in addition to drawn ones.
     """
-    # Only a new project may set `mark: files`: in an existing one, it would change the release
+    # Only a new project may set `mark: files`. In an existing project, this would change the
+    # release
     drawn: Layer = {"mark": "files"}
     if beside:
         images = max(2, int(known.public_images * PROPOSALS["beside_part"]))

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def noise_requests(params: Params) -> dict[str, NoiseRequest]:
-    """Return which part of the budget each query in `run` requests.
+    """Return the part of the budget that each query in `run` requests.
 
     Raises ConfigError unless exactly one query requests the rest of the budget.
     """
@@ -64,9 +64,9 @@ def noise_requests(params: Params) -> dict[str, NoiseRequest]:
             sample_rate=rate, uses=uses, noise_multiplier=multiplier, share=share
         )
     if len(rests) != 1:
-        named = f"found {', '.join(rests) or 'none'}. Queries in run: {', '.join(asks) or 'none'}"
         raise ConfigError(
-            f"recipe={params.recipe!r}: exactly one query must have noise: rest, {named}"
+            f"recipe={params.recipe!r}: exactly one query must have `noise: rest`. Queries that "
+            f"have it: {', '.join(rests) or 'none'}. Queries in run: {', '.join(asks) or 'none'}"
         )
     return asks
 
@@ -164,15 +164,15 @@ def inherited_events(
     """Return the mechanisms by which public images and a public model were made, if they were made
     from sensitive images.
 
-    Public images and models may be earlier releases, or made from them. Their `privacy.json` then
-    lists the charges of these releases. What this project releases depends on these charges too, so
-    its budget must cover them.
+    Public images and models may be earlier releases, or made from earlier releases. Their
+    `privacy.json` then lists the charges of these releases. The releases of this project depend on
+    these charges too, so the project's budget must cover the charges.
 
     Raises BudgetError if a record is invalid or protects another unit, or if the mechanisms
     together use up the `target` ε.
     """
     problems = [problem for record in records for problem in record_problems("record", record)] or [
-        f"{record['id'][:8]} protects the unit {record['unit']!r}, not {UNITS[unit]!r}"
+        f"record {record['id'][:8]} protects the unit {record['unit']!r}, not {UNITS[unit]!r}"
         for record in records
         if record["unit"] != UNITS[unit]
     ]

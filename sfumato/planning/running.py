@@ -27,7 +27,7 @@ class Holder:
 
     @property
     def runs(self) -> bool:
-        """Return whether the program still runs, as far as the system shows.
+        """Return whether the program still runs, according to the operating system.
 
         After a reboot or in another container, the process number in the lock may belong to a
         different program. Such a program is recognised because it started after the lock was

@@ -1,5 +1,5 @@
-"""Estimate the work of each stage: the number of operations that its networks do. The operations of
-a network are counted once, on one blank image.
+"""Estimate the work of each stage: the number of operations of its networks. The operations of a
+network are counted once, on one blank image.
 """
 
 from __future__ import annotations

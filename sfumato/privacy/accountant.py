@@ -110,12 +110,13 @@ def checked_delta(delta: float | None, size_hint: int, section: str = "") -> flo
         raise ConfigError(f"{named} must be a probability above 0. Raise it, or leave it out")
     if chosen > 1 / size_hint:
         above = (
-            f"1/{section}size_hint = {1 / size_hint:.3g}: δ would allow one image to be published"
+            f"1/{section}size_hint = {1 / size_hint:.3g}: such a δ would allow one image to be "
+            "published"
         )
-        raise ConfigError(f"{named} is above {above}. Lower it, or leave it out")
+        raise ConfigError(f"{named} is above {above}. Lower δ, or leave it out")
     if chosen > LARGEST_DELTA:
         above = f"{LARGEST_DELTA:g}: δ is the probability that there is no guarantee"
-        raise ConfigError(f"{named} is above {above}. Lower it, or leave it out")
+        raise ConfigError(f"{named} is above {above}. Lower δ, or leave it out")
     return chosen
 
 
@@ -174,7 +175,9 @@ def epsilon(
     if not events:
         return 0.0
     if adjacency not in ADJACENCIES:
-        raise BudgetError(f"adjacency={adjacency!r} is unknown: one of {', '.join(ADJACENCIES)}")
+        raise BudgetError(
+            f"adjacency={adjacency!r} is unknown: expected one of {', '.join(ADJACENCIES)}"
+        )
     if not 0 < delta < 1:
         raise BudgetError(f"delta={delta} must lie in (0, 1)")
     if accountant in ("pld", EXACT):
@@ -197,7 +200,7 @@ def epsilon(
     return epsilon_and_order(rdp_curve(events), delta, accountant == "rdp_classic")[0]
 
 
-@lru_cache(maxsize=1024)  # small results; a check of a ledger needs the same one several times
+@lru_cache(maxsize=1024)  # small results, and a ledger check needs each of them several times
 def _pld_epsilon(events: tuple[DpEvent, ...], delta: float, adjacency: str) -> float:
     return float(loss_distribution(events, adjacency).get_epsilon(delta))
 
@@ -236,10 +239,13 @@ def round_up(value: float, digits: int = 4) -> float:
 def smallest_noise(
     fits, low: float = 0.05, high: float = MOST_NOISE, tolerance: float = 1e-5
 ) -> float:
-    """Find the smallest noise multiplier for which `fits` returns True, within `tolerance`.
+    """Find the smallest noise multiplier for which `fits` returns True.
 
-    fits: function of a noise multiplier. If it returns True, it also does so for all larger ones.
-    Returns infinity if not even `high` fits.
+    fits: function of a noise multiplier. If it returns True for a multiplier, it must return True
+    for all larger multipliers;
+    tolerance: relative error of the result.
+
+    Returns infinity if `fits` returns False even for `high`.
     """
     if not fits(high):
         return math.inf
@@ -302,13 +308,13 @@ def calibrate(
 ) -> dict[str, Mechanism]:
     """Compute mechanisms whose composition with `before` costs at most `target` at `delta`.
 
-    At each order, the allowed RDP is `target` minus the conversion term and the RDP of `before`. A
-    share is a fraction of (`target` minus the conversion term) at `reference_order`, which depends
-    only on the stage's sampling, the target and delta. The stage with neither a multiplier nor a
-    share takes the rest, at the order that needs the least noise. Multipliers are rounded up to 4
-    digits. With the accountant `exact`, two of these rules are different. A share is a fraction of
-    the RDP of one Gaussian that uses the whole budget. The stage that takes the rest gets the least
-    noise at which the exact ε is at most `target`.
+    At each order, the allowed RDP is `target`, minus the conversion term, minus the RDP of
+    `before`. A share is a fraction of (`target` minus the conversion term) at `reference_order`,
+    which depends only on the stage's sampling, the target and delta. The stage with neither a
+    multiplier nor a share takes the rest, at the order that needs the least noise. Multipliers are
+    rounded up to 4 digits. With the accountant `exact`, two of these rules are different. A share
+    is a fraction of the RDP of one Gaussian that uses the whole budget. The stage that takes the
+    rest gets the least noise at which the exact ε is at most `target`.
 
     Args:
         asks: Request of each stage, by its name; exactly one has neither a multiplier nor a share.
@@ -329,14 +335,14 @@ def calibrate(
     rests = [name for name in asks if name not in fixed and name not in shares]
     if len(rests) != 1:
         raise BudgetError(
-            f"exactly one stage must have noise: rest, not {len(rests)} "
-            f"({', '.join(rests) or 'none'})"
+            "exactly one stage must have `noise: rest`; stages that have it: "
+            f"{', '.join(rests) or 'none'}"
         )
     rest = rests[0]
     if (shared := sum(shares.values())) >= 1:
         raise BudgetError(
             f"the shares of {', '.join(shares)} add up to {shared:.0%}, so nothing is left for "
-            f"{rest}: lower them"
+            f"{rest}: lower the shares"
         )
 
     def with_found(name: str, noise: float) -> Mechanism:
@@ -357,7 +363,7 @@ def calibrate(
         return epsilon([*others, asks[rest].with_noise(noise).event], delta, accountant, adjacency)
 
     if accountant == EXACT:
-        # By Rényi's bound, more noise is needed than by the exact ε, so the search can end there
+        # Rényi's bound requires more noise than the exact ε, so the search need not go beyond it
         enough = min(1.1 * best_noise, MOST_NOISE)
         best_noise = smallest_noise(
             lambda noise: total(round_up(noise)) <= target, high=enough, tolerance=1e-4
@@ -426,8 +432,8 @@ def _infeasible(
     excess = ""
     if together > target:
         excess = (
-            f"; the stages with a fixed noise multiplier cost {together:.4g} together, which is "
-            f"{together - target:.3g} too much"
+            f"; all stages with a fixed noise multiplier together cost {together:.4g}, which "
+            f"exceeds privacy.epsilon by {together - target:.3g}"
         )
     return (
         f"privacy.epsilon={target:g} cannot be met: {most} alone costs {alone[most]:.4g} "

@@ -43,8 +43,8 @@ from sfumato.storage.files import make_folder
 from sfumato.storage.in_use import in_use, use_until_the_end
 from sfumato.storage.locks import file_lock, holding
 
-# In seconds. Records contain only the day: an exact time would reveal how long a query took, and
-# its duration depends on how many images it read.
+# One day in seconds. Records contain only the day, because an exact time would reveal how long a
+# query took, which depends on how many images it read.
 DAY = 86_400
 
 
@@ -58,8 +58,8 @@ class ChargeRequest(QueryWork):
     revision: revision of the stage;
     latents: if the query draws latents instead of images, their key in `sfumato.data.store`; the
     cost is the same;
-    seen: record ids and journal heads (see `sfumato.privacy.odometer`) that occur in ledgers and
-    inputs; the journal must contain all of them;
+    seen: record ids and journal heads (see `sfumato.privacy.odometer`) that occur in ledgers and in
+    the query's inputs; the journal must contain all of these ids and heads;
     unit: "image" or "group";
     group_cap: see `Charge`.
     """
@@ -83,7 +83,7 @@ class AlreadyReleasedError(BudgetError):
 
     digest: digest of the release's `privacy.json`, if the journal contains it;
     problem: reason why the kept copy of the release cannot be restored, or empty;
-    pay: setting by which the owner pays for the work again;
+    pay: setting with which the owner pays for the work again;
     note: private sentence, if the images have changed since the release; otherwise empty.
     """
 
@@ -120,22 +120,25 @@ def open_charge(
     permission: SpendingPolicy,
     noise: NoiseSource | None = None,
 ) -> Charge:
-    """Open a charge for `work` in the first process, with `open_alone`, and share it with the
-    others.
+    """Open a charge for `work` with `open_alone` in the first process, and share the charge with
+    all other processes.
 
     The other processes get their share after the charge is journalled. If there are several
     processes, all of them must call this function. If the first process raises an error, the others
     raise RefusedElsewhereError.
     """
     if work.stage in STAGES and STAGES[work.stage].one_process and distributed.world_size() > 1:
-        raise ConfigError(f"{work.stage} runs in one process, not in {distributed.world_size()}")
+        raise ConfigError(
+            f"{work.stage} runs in one process, not in {distributed.world_size()}: unset "
+            "SFUMATO_LAUNCH for this stage"
+        )
     if not distributed.is_main():
         share = distributed.broadcast_object(None)
         with in_use(state, card.dataset_id):
             return open_share(state, card, work, share)
     share = None
     try:
-        with in_use(state, card.dataset_id):  # Later, the run's lock keeps `stage forget` out
+        with in_use(state, card.dataset_id):  # Afterwards, the run's lock blocks `stage forget`
             charge = open_alone(state, card, work, permission, noise)
         share = {"record": charge.record, "used": charge.used, "run": str(charge.run)}
         return charge
@@ -151,7 +154,9 @@ def open_share(state: Path, card: Card, work: ChargeRequest, share: dict | None)
     reads does not contain the charge.
     """
     if share is None:
-        raise RefusedElsewhereError(f"{work.stage}: the first process opened no charge")
+        raise RefusedElsewhereError(
+            f"{work.stage}: the first process opened no charge: see its message"
+        )
     record = share["record"]
     odometer = Odometer(state, card.dataset_id)
     if record["id"] not in odometer.known():
@@ -176,8 +181,8 @@ def images_of(state: Path, card: Card, work: ChargeRequest) -> ImageSet | Latent
         or not (work.group_cap == 1 or work.unit == GROUP)
     ):
         raise BudgetError(
-            f"{work.stage}: the plan protects one {work.unit} (privacy.unit), and dataset "
-            f"{card.dataset_id!r} was prepared for one {card.unit} (data.groups): make the "
+            f"{work.stage}: the plan protects one {work.unit} (privacy.unit), but dataset "
+            f"{card.dataset_id!r} was prepared to protect one {card.unit} (data.groups): make the "
             "two settings agree, and run `stage prepare sensitive` and `stage plan`"
         )
     return (
@@ -202,8 +207,8 @@ def open_alone(
     If a killed process left a charge for the same work open, that charge is resumed with fresh
     noise and at no further cost, after the last use whose result is on disk. This is safe because a
     release leaves the run's private directory only after its charge is closed, so an open charge
-    has published nothing. The resumed charge gets a new record id. If someone resumes it from two
-    copies of a state directory, there are then two records.
+    has published nothing. The resumed charge gets a new record id. A charge that is resumed from
+    two copies of a state directory therefore has two records.
 
     If an open charge has the same plan but different inputs, it is not resumed, and no second
     charge is opened. Otherwise, two clones of a project would both pay if their free stages gave
@@ -236,8 +241,8 @@ def open_alone(
         for folder in (run.parent, run):
             make_folder(folder, 0o700)
         held = (
-            f"{work.stage}: run {run.name} is locked by another process: wait until it ends, or "
-            "stop it"
+            f"{work.stage}: run {run.name} is locked by another process: wait until that process "
+            "ends, or stop it"
         )
         with explained(BudgetError, lambda _: held, causes=(Timeout,)):
             stack.enter_context(holding(file_lock(run / "lock", blocking=False)))
@@ -281,10 +286,10 @@ def refuse_released(decision: Decision, work: ChargeRequest, prepared: str) -> N
 
 
 def refuse_kept(odometer: Odometer, kept: Path, run: Run, work: ChargeRequest) -> None:
-    """Raise AlreadyReleasedError if the run's release is complete, and journal the release first.
+    """Journal the run's release and raise AlreadyReleasedError, if the release is complete.
 
-    This happens if a process was killed after it had completed the release and before it had
-    journalled it. Does nothing if there is no complete release. kept: folder of the release.
+    An open run has a complete release if a process was killed before it journalled the release. If
+    there is no complete release, this function does nothing. kept: folder of the release.
     """
     if kept.exists():
         digest = read_kept(kept, work.stage, None, work.pay)
@@ -301,9 +306,9 @@ def open_local(
     refuses to run, because the process may still write results.
 
     everywhere: True if all processes call this function, to open the images in each of them. The
-    first process journals the use before any other process reads the images.
+    first process journals the use before the function returns in any process.
     """
-    # This must come first: until then, `stage forget` may still delete the images
+    # First, because `stage forget` may delete the images until this call
     use_until_the_end(state, card.dataset_id)
     sensitive = load_prepared(state, card, SENSITIVE)
     holdout = load_prepared(state, card, "holdout")
@@ -327,9 +332,10 @@ def ensure_latents(
     Encoding is local work: it is journalled, and its results stay private. Progress is
     reported in whole per cent only, because the number of images is private.
 
-    encoder: digest of everything in the encoder that changes a latent;
+    encoder: digest of everything in the encoder that affects a latent;
     purpose: purpose of the encoding, for the journal;
-    load: function that loads the encoder.
+    load: function that loads the encoder;
+    progress: function that opens a display of the progress.
     """
     key = latents_key(card, encoder)
     if distributed.is_main() and not have_latents(state, card, key):

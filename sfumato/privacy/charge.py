@@ -38,7 +38,7 @@ def check_norm(stage: str, max_norm: float) -> None:
     if not is_positive(max_norm) or not SMALLEST_NORM <= max_norm <= LARGEST_NORM:
         raise BudgetError(
             f"{stage}: max_norm={max_norm!r} must be a number from {SMALLEST_NORM:g} to "
-            f"{LARGEST_NORM:g}, because rounding could hide the noise outside this range"
+            f"{LARGEST_NORM:g}. Outside this range, rounding could hide the noise"
         )
 
 
@@ -132,8 +132,8 @@ class Charge:
                     "further draw"
                 )
             raise BudgetError(
-                f"{self.record['stage']}: the charge has no release left (paid for: {self.uses}): "
-                "open a new charge for a further draw"
+                f"{self.record['stage']}: all uses of the charge are spent (paid for: "
+                f"{self.uses}): open a new charge for a further draw"
             )
         if self._drawn:
             raise BudgetError(
@@ -154,7 +154,8 @@ class Charge:
             for piece in (slice(start, start + size) for start in range(0, len(chosen), size)):
                 if not self._drawn or self.used != use:
                     raise BudgetError(
-                        f"{self.record['stage']}: this draw was released: no more of it can be read"
+                        f"{self.record['stage']}: this draw has ended, so the rest of it cannot be "
+                        "read: read all batches before the release"
                     )
                 yield self._read(
                     chosen[piece], None if weights is None else weights[piece], labels_only
@@ -220,7 +221,7 @@ class Charge:
         Args:
             rows_of: Function from the images and labels of a batch of at most `size` to one row per
                 image. A row must depend on its own image only. Rows with infinite or NaN entries
-                are left out, and rows longer than `max_norm` are scaled to it.
+                are left out, and longer rows are scaled to the norm `max_norm`.
             max_norm: See `release`.
             size: See `batches`.
             integer: See `release`.
@@ -298,8 +299,8 @@ class Charge:
         check_norm(self.record["stage"], max_norm)
         if max_norm != self.record["max_norm"]:
             raise BudgetError(
-                f"{self.record['stage']}: max_norm={max_norm:g}, but the noise of the charge is "
-                f"for max_norm={self.record['max_norm']:g}: use the same bound"
+                f"{self.record['stage']}: max_norm={max_norm:g}, but the charge was opened for "
+                f"max_norm={self.record['max_norm']:g}: use the bound of the charge"
             )
 
     def end_use(self) -> None:
@@ -312,7 +313,7 @@ class Charge:
             self.used += 1
 
     def _noised(self, total: Tensor, std: float, integer: bool) -> Tensor:
-        """Add the noise. No other code adds it."""
+        """Add the noise to `total`, and round the result. No other code adds noise."""
         # The noise is drawn first, because a GPU may still be computing the sum.
         noisy = self._noise.gaussian(tuple(total.shape), std) + total.cpu().double()
         on_integers = integer and self._groups is None
@@ -322,13 +323,13 @@ class Charge:
         """Copy `tensors` from the first process to all others, and check that the other values,
         `plain`, are equal in all processes.
 
-        This class has one process and does nothing.
+        With one process, as in this class, there is nothing to do.
         """
 
     def check_alike(self, rows: Sequence[Tensor]) -> None:
         """Raise ConfigError unless the rows of public noise are equal in all processes.
 
-        This class has one process and does nothing.
+        With one process, as in this class, there is nothing to do.
         """
 
     def _check_owner(self) -> None:
@@ -338,7 +339,8 @@ class Charge:
         """
         if os.getpid() != self._process:
             raise BudgetError(
-                f"{self.record['stage']}: the charge was opened by another process: open one here"
+                f"{self.record['stage']}: the charge was opened by another process: open a new "
+                "charge in this process"
             )
 
     def __reduce__(self):  # also called by `copy`
@@ -350,8 +352,8 @@ class Charge:
     def durable(self, checkpoint: str | None = None) -> None:
         """Journal that the state after all uses so far is on disk.
 
-        A later process can resume from this point only. checkpoint: sha256 of the file that
-        contains the state.
+        If this process is killed, the charge is resumed from the newest such state. checkpoint:
+        sha256 of the file that contains the state.
         """
         self._journal(PROGRESS, uses=self.used, checkpoint=checkpoint)
 

@@ -37,7 +37,7 @@ PROJECT_FILES = (str(LOCK), "dvc.yaml", "params.yaml", ".dvc")
 
 
 class LedgerError(BudgetError):
-    """An invalid ledger. problems: every reason, one sentence each."""
+    """Raised for an invalid ledger. problems: all reasons why it is invalid, one sentence each."""
 
     def __init__(self, path: Path, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -50,8 +50,8 @@ class Verified:
 
     epsilon: ε at `delta`;
     opinions: results of the accountants, by name;
-    epsilon_by_set: mapping from each data set to ε for a person in this data set. Empty unless the
-    owners declared that no person is in two data sets.
+    epsilon_by_set: mapping from each dataset to ε for a person in this dataset. Empty unless the
+    owners declared that no person is in two datasets.
     """
 
     ledger: dict
@@ -94,7 +94,7 @@ def verify(
     """Verify a ledger and, on request, the artifacts of its project. Needs no images.
 
     artifacts: also check the files of all artifacts;
-    ledger_only: check only the ledger, because its project is not here;
+    ledger_only: check only the ledger, which must not lie in a project;
     all_opinions: also compute ε by Opacus' two accountants, which takes seconds;
     state: state directory, in which results of Opacus are cached.
 
@@ -103,8 +103,8 @@ def verify(
     beside = [path.parent / name for name in PROJECT_FILES if os.path.lexists(path.parent / name)]
     if ledger_only and artifacts:
         raise ConfigError(
-            "{option.ledger_only} checks the ledger by itself, and {option.artifacts} the files of "
-            "its project: use only one of the two",
+            "{option.ledger_only} checks only the ledger, but {option.artifacts} also checks the "
+            "files of its project: use only one of the two options",
             option="ledger_only",
         )
     if ledger_only and beside:
@@ -117,8 +117,8 @@ def verify(
         )
     if all_opinions and find_spec("opacus") is None:
         raise ConfigError(
-            "{option.opinions} all needs Opacus, which is not installed: pip install opacus, or "
-            "leave the option out",
+            "{option.opinions} all requires Opacus, which is not installed: run `pip install "
+            "opacus`, or leave out the option",
             option="opinions",
         )
     ledger = read_ledger(path)
@@ -136,7 +136,7 @@ def verify(
     dearest = max(parts.values(), key=lambda part: compose(part, at)["epsilon"]["rdp"])
     charges = [*dearest.values()]
     if all_opinions:
-        # Takes seconds, so only for a valid ledger
+        # Computed only for a valid ledger, because this takes seconds
         opinions = kept_opinions(charges, at, by, state)
     else:
         opinions = own_opinions(charges, at, by)
@@ -199,7 +199,7 @@ def check_ledger(
     problems += odometer_problems(ledger)
     spent = spent_on_one(records, delta, accountant, stored["adjacency"])
     for what, bound, cost, at in (
-        ("its own target", ledger["target"], stored["epsilon"][accountant], ledger["delta"]),
+        ("the ledger's target", ledger["target"], stored["epsilon"][accountant], ledger["delta"]),
         ("the limit", limit, spent, delta),
     ):
         if bound is not None and not cost <= bound:
@@ -235,7 +235,7 @@ def stated_problems(ledger: Mapping, computed: Mapping) -> list[str]:
         # An earlier version may have had a stage that no longer exists.
         of_records = computed["stages"].get(name, {"epsilon": 0.0, "share": 0.0})
         problems += [
-            f"its {key} of {name} is {line[key]}, but its records give {of_records[key]:.6g}"
+            f"it states {key}={line[key]} for {name}, but its records give {of_records[key]:.6g}"
             for key in ("epsilon", "share")
             if differs(line[key], of_records[key])
         ]
@@ -269,7 +269,7 @@ def odometer_problems(ledger: Mapping) -> list[str]:
     except BudgetError as error:
         return [f"its odometer cannot be read ({error})"]
     problems = [
-        f"its odometer's {key} is {stated[key]}, but the listed charges give {line[key]:.6g}"
+        f"its odometer states {key}={stated[key]}, but the listed charges give {line[key]:.6g}"
         for key in ("charges", "epsilon")
         if differs(stated[key], line[key])
     ]
@@ -300,8 +300,8 @@ def odometer_problems(ledger: Mapping) -> list[str]:
 
 
 def malformed(ledger: Mapping) -> list[str]:
-    """Return an empty list if `ledger` has the form of a ledger, otherwise a list of one sentence
-    that states the first problem.
+    """List the first error in the form of a ledger, as one sentence. The list is empty if the form
+    is correct.
     """
     try:
         validated(Ledger, ledger)
@@ -356,19 +356,19 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
     """
     for path in (ledger_path, lock):
         if path.is_symlink():
-            return [f"{path} is a link: commit the file itself, which is what reviewers see"]
+            return [f"{path} is a link: commit the file itself, so that reviewers see its content"]
     try:
         stages = read_lock(lock)
     except FileNotFoundError:
         return [
-            f"{lock} does not exist: restore it from git, or run `dvc repro`; to check a ledger "
+            f"{lock} does not exist: restore it from git, or run `dvc repro`. To check a ledger "
             "without its project, use `stage ledger check --ledger-only`"
         ]
     except MergeConflict:
-        take = f"`git checkout HEAD -- {ledger_path} {lock}` takes your side of both files"
         return [
-            f"{lock} cannot be read: it contains both sides of a merge conflict. {take}; then run "
-            "`dvc repro`"
+            f"{lock} contains both sides of a merge conflict: take one side of this file and of "
+            f"{ledger_path} (`git checkout HEAD -- {ledger_path} {lock}` takes yours), and then "
+            "run `dvc repro`"
         ]
     except (OSError, ValueError) as error:
         return [f"{lock} cannot be read ({error})"]
@@ -427,7 +427,7 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
             project / path for path in outs if path.parent == ARTIFACTS and path.name in STAGES
         }
     if (project / PUBLIC / "privacy.json").is_file():
-        paths.add(project / PUBLIC)  # an earlier release may be among the public images
+        paths.add(project / PUBLIC)  # the public images come from an earlier release
     problems = []
     artifacts = dict[str, Artifact]()
     listed_records = by_id(ledger)

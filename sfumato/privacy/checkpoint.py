@@ -1,6 +1,6 @@
 """Checkpoints of an iterative query such as DP-SGD.
 
-A checkpoint is on disk before any result of the steps that it contains is shown or published.
+A checkpoint is written to disk before any result of its steps is shown or published.
 """
 
 import json
@@ -35,7 +35,7 @@ def load_checkpoint(
 ) -> tuple[dict[str, Tensor], list[dict]] | None:
     """Load the state and the log after `uses` releases of this run.
 
-    Returns None if the file is missing or damaged, or if it belongs to another run or step or has a
+    Returns None if the file is missing or damaged, belongs to another run or step, or has a
     different sha256.
     """
     path = checkpoint_path(run, uses)

@@ -43,7 +43,7 @@ class QueryWork(Lineage):
 
     @property
     def pay(self) -> str:
-        """Setting by which the owner pays for this work again."""
+        """Setting with which the owner pays for this work again."""
         return f"privacy.spend_again: {{{self.stage}: {self.again + 1}}}"
 
     @property
@@ -88,7 +88,7 @@ class Decision:
             return f"{released}; it is not charged again"
         return (
             self.problem
-            or f"resumes at no further cost, if the images are the same (run {self.run.id[:8]})"
+            or f"resumes run {self.run.id[:8]} at no further cost, if the images have not changed"
         )
 
 
@@ -103,7 +103,7 @@ def decide(
     """Decide what a query will do, from the journal and the kept copies of releases.
 
     runs: earlier runs on the images;
-    prepared: fingerprint of the images, or None to not compare the images;
+    prepared: fingerprint of the images, or None to skip the comparison of the images;
     terms: fields of a new record. A run is resumed only if its record has the same values.
     """
     if last := last_for(work, [run for run in runs if run.end == CLOSE]):
@@ -147,12 +147,15 @@ def last_for(work: QueryWork, runs: Sequence[Run]) -> tuple[Run, bool] | None:
 def restoring_problem(state: Path, work: QueryWork, run: Run, same_inputs: bool) -> str:
     """Return why a release cannot be restored, or an empty string.
 
-    Different inputs are a problem in two cases: the query trained a network on them, or they depend
-    on a charge that the release does not contain.
+    If the inputs have changed, the release cannot be restored in two cases: the query trains a
+    network, or the new inputs depend on a charge that the release does not contain.
     """
     kept = state / "runs" / run.id / RELEASED
     if not os.path.lexists(kept):
-        return f"Restore it (`dvc checkout` or `dvc pull`), or pay for it again: set {work.pay}"
+        return (
+            "No copy of the release is kept here. Restore the artifact (`dvc checkout` or `dvc "
+            f"pull`), or pay for a new release: set {work.pay}"
+        )
     trained = work.stage in STAGES and STAGES[work.stage].network
     if same_inputs or (
         not trained and all(depends_on_charge(kept, record) for record in work.rests_on)
@@ -180,8 +183,8 @@ def resuming_problem(
         why = "under this plan with different inputs"
         cure = OTHER_BYTES
     elif prepared is not None and run.drew_others(prepared):
-        why = "on other images than the prepared ones"
-        cure = "prepare the earlier images again, or set another data.version"
+        why = "on images that differ from the prepared ones"
+        cure = "prepare the earlier images again, set another data.version"
     elif other:
         why = f"with another mechanism ({', '.join(other)})"
         cure = "restore the settings of that run"

@@ -78,8 +78,8 @@ def read_budget(path: Path) -> BudgetFile:
 def spent_on_one(records: Records, delta: float, accountant: str, adjacency: str) -> float:
     """Return epsilon for one person.
 
-    If the owners declared that no person is in two of their sets, it is the largest epsilon of any
-    owner's set.
+    If the owners declared that no person is in two of their sets, this is the largest epsilon among
+    the owners' sets.
     """
     parts = [part.values() for part in records.of_one_person().values()]
     return max(epsilon(map(event_of, part), delta, accountant, adjacency) for part in parts)
@@ -100,13 +100,13 @@ def compose(records: Records, delta: float, accountant: str = "rdp") -> dict:
 
     In the result, `epsilon` contains the total by every accountant, and `stages` contains the
     epsilon of each stage by itself and its share of the RDP. If the owners declared that no person
-    is in two of their sets, each epsilon is the largest of any owner's set, and the shares are
+    is in two of their sets, each epsilon is the largest among the owners' sets, and the shares are
     computed for the set that costs most. Raises BudgetError if the records have different privacy
     units, because such records cannot be composed.
     """
     if len(records.units) > 1:
         raise BudgetError(
-            f"records of different units ({', '.join(records.units)}) cannot be composed"
+            f"records with different units ({', '.join(records.units)}) cannot be composed"
         )
     # A Gaussian sum costs the same under both adjacencies
     adjacency = common_adjacency(records.values())
@@ -150,7 +150,7 @@ def odometer_line(
     depend.
 
     head: hash of the journal's newest entry; None if the journal lacks a known charge, in which
-    case the entry is marked as incomplete.
+    case the odometer is marked as incomplete.
     """
     released = {
         record["id"]: record["event"] for record in records if record["dataset_id"] == dataset_id
@@ -214,13 +214,14 @@ def read_ledger(path: Path) -> dict:
     keys = {*ledger, "apart"} if isinstance(ledger, dict) else set()
     if keys != KEYS:
         raise BudgetError(
-            f"{path} is not a ledger: missing {sorted(KEYS - keys)}, unknown {sorted(keys - KEYS)}"
+            f"{path} is not a ledger: missing keys {sorted(KEYS - keys)}, unknown keys "
+            f"{sorted(keys - KEYS)}"
         )
     if ledger["schema"] == 4:
         raise BudgetError(
-            f"{path} has schema 4, of version 0.2. Commit {LAST_OF_SCHEMA_4} is the last commit "
-            "that can read it: run `dvc repro` once with that commit, then upgrade. This keeps "
-            "all releases and spends nothing."
+            f"{path} has schema 4, which version 0.2 wrote. Commit {LAST_OF_SCHEMA_4} of Sfumato "
+            "is the last one that can read it: run `dvc repro` once with that commit, then "
+            "upgrade. This keeps all releases and spends nothing."
         )
     if ledger["schema"] != 5 or not isinstance(ledger["records"], list):
         raise BudgetError(

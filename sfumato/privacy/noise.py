@@ -32,7 +32,7 @@ class NoiseSource:
 
     @property
     def generator(self) -> np.random.Generator:
-        """Generator of this process: a fork must not repeat its parent's noise."""
+        """Generator of this process. A fork gets a new one, so it never repeats earlier noise."""
         if os.getpid() != self._process:
             self._process = os.getpid()
             key = int.from_bytes(os.urandom(16), "little") if self._seed is None else self._seed
@@ -40,7 +40,7 @@ class NoiseSource:
         return self._generator
 
     def gaussian(self, shape: tuple[int, ...], std: float) -> torch.Tensor:
-        """Draw N(0, std²), float64, on the CPU.
+        """Draw a tensor of N(0, std²) noise, float64, on the CPU.
 
         Without a seed, more than PIECE numbers are drawn in threads, in pieces of at most PIECE.
         Each piece comes from a new source.

@@ -96,8 +96,8 @@ class Odometer(Journal):
         return [event_of(record) for record in self.opened()]
 
     def spent_otherwise(self, unit: str) -> bool:
-        """Return whether anything was spent under a unit other than `unit`, or for groups of images
-        that have been formed anew since.
+        """Return whether anything was spent under a unit other than `unit`, or on groups before
+        images were assigned to other groups.
         """
         spent: set[str] = set()
         for entry in self.entries():
@@ -114,8 +114,8 @@ class Odometer(Journal):
         return bool(spent - {UNITS[unit]})
 
     def known(self) -> set[str]:
-        """Return all journal heads and record ids that a ledger can contain, if its charges are in
-        this journal.
+        """Return the journal heads and record ids that a ledger can contain if all its charges are
+        in this journal.
         """
         found: set[str] = set()
         for entry in self.entries():
@@ -134,8 +134,8 @@ class Odometer(Journal):
     def adopt(self, records: Iterable[dict], seen: Iterable[str]) -> tuple[int, int]:
         """Add records that the journal lacks; start a new journal if the old one is invalid.
 
-        The readable entries of an invalid journal are added too, and its file is set aside. From
-        then on, `complete()` returns False.
+        The readable entries of an invalid journal are added too, and the invalid file is set aside.
+        From then on, `complete()` returns False.
 
         seen: heads and ids to treat as known from now on.
 
@@ -167,7 +167,7 @@ class Odometer(Journal):
             return len(new), lost
 
     def charges(self, version: str | None = None) -> list[Run]:
-        """Return the charges opened here, by default for all versions of the images.
+        """Return the charges opened in this journal, by default for all versions of the images.
 
         They are sorted by the time when they ended or, if they are still open, were opened.
         """

@@ -46,7 +46,7 @@ class Opinion:
     """One accountant's result for a composition.
 
     epsilon: result, or None if the accountant cannot express the composition;
-    kind: our accountant to compare with;
+    kind: name of our accountant with which the result is compared;
     ours: ε by that accountant;
     error: largest amount by which `epsilon` can exceed the true value.
     """
@@ -132,13 +132,13 @@ def kept_opinions(
 
 
 def disagreements(opinions: Mapping[str, Opinion], accountant: str) -> list[str]:
-    """List the computations that contradict the declared accountant, one sentence each.
+    """List the opinions that contradict the ledger's accountant, one sentence each.
 
     `rdp_classic` is checked through `rdp`, whose curve it uses.
     """
     kinds = {"pld": ("pld",), EXACT: (EXACT, "rdp")}.get(accountant, ("rdp",))
     return [
-        f"{name} comes to epsilon={opinion}, but {opinion.kind} comes to {opinion.ours:.4f}: one "
+        f"{name} computes epsilon={opinion}, but {opinion.kind} computes {opinion.ours:.4f}: one "
         "of the two is wrong"
         for name, opinion in opinions.items()
         if opinion.kind in kinds and opinion.disagrees

@@ -18,7 +18,7 @@ from sfumato.privacy.rows import Rows, form_of
 from sfumato.settings.stages import STAGES
 
 FAILED = (
-    "the function `rows` failed on drawn images: this use is spent and releases nothing; the next "
+    "the function `rows` failed on drawn images. This use is spent and releases nothing; the next "
     "use may start. The reason is not shown, because it could identify people in the set: "
     "reproduce the failure with public images"
 )
@@ -109,7 +109,7 @@ def check_repeats(
     ):
         raise ConfigError(
             f"{name}: the function `rows` returned two different rows for one image of public "
-            "noise; no use is lost. The function remembers earlier images or draws random "
+            "noise. No use is lost. The function remembers earlier images or draws random "
             "numbers, so one image could change the rows of others, which the noise does not "
             "cover: compute each row from its own image only"
         )
@@ -162,14 +162,15 @@ def open_charge(
     """
     if not isinstance(name, str) or name in STAGES or not name.isidentifier() or len(name) > 64:
         raise ConfigError(
-            f"name={name!r}: give a word that is not the name of a stage, such as 'edges'"
+            f"name={name!r}: give a name of at most 64 letters, digits and underscores, such as "
+            "'edges'. It must not start with a digit or be the name of a stage"
         )
     policy = authorize.SpendingPolicy(
         delta=checked_delta(delta, size_hint), lifetime_epsilon=lifetime_epsilon
     )
     check_norm(name, max_norm)
     public = read_card(Path(card))
-    once = secrets.token_hex(16)  # makes each call different work
+    once = secrets.token_hex(16)  # each call counts as different work
     work = authorize.ChargeRequest(
         stage=name,
         plan=once,

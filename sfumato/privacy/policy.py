@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class SpendingPolicy(Exact):
     """Permissions and declarations of the owner.
 
-    They are stored apart from the plans of the stages, so a change does not rerun any stage.
+    They are stored apart from the plans of the stages, so changing them does not rerun any stage.
     """
 
     delta: Annotated[float, Field(gt=0, lt=1)]
@@ -41,7 +41,8 @@ class SpendingPolicy(Exact):
         limit = self.lifetime_epsilon
         if limit != UNLIMITED and not is_positive(limit):
             raise BudgetError(
-                f"lifetime_epsilon={limit!r} is not a budget: expected a number or {UNLIMITED!r}"
+                f"lifetime_epsilon={limit!r} is not a budget: expected a positive number or "
+                f"{UNLIMITED!r}"
             )
         if not 0 < self.delta <= LARGEST_DELTA:
             raise BudgetError(
@@ -69,10 +70,10 @@ def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: 
     if missing and (card.source in OF_THE_OWNER or bounded):
         raise BudgetError(
             f"the journal {odometer.path} lacks the entry {min(missing)[:8]}, but a ledger or a "
-            f"release of dataset {card.dataset_id!r} names it. So the journal is an older copy or "
-            "a different one, and past spending is unknown. Restore the newest state directory, or "
-            "run `stage ledger adopt`. This command counts the charges in ledger.json and in the "
-            "releases, and marks the odometer permanently as incomplete"
+            f"release of dataset {card.dataset_id!r} refers to it. The journal is therefore an "
+            "older copy or a different journal, and past spending is unknown. Restore the newest "
+            "state directory, or run `stage ledger adopt`. This command counts the charges in "
+            "ledger.json and in the releases, and marks the odometer permanently as incomplete"
         )
 
 
@@ -109,7 +110,7 @@ def check_lifetime(
     lower = ""
     if cost(spent) < 0.99 * limit:  # some budget is left
         lower = (
-            "; or set a smaller privacy.epsilon for this plan, and privacy.lifetime_epsilon: "
+            ", or set a smaller privacy.epsilon for this plan and privacy.lifetime_epsilon: "
             f"{limit:g}"
         )
     past = ", ".join(
@@ -120,11 +121,10 @@ def check_lifetime(
     )
     raise BudgetError(
         f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} would be exceeded: ε = "
-        f"{cost(spent):.4g} is spent{f' on {past}' if past else ''}; the next run ({future}) "
-        f"would bring it to {total:.4g} (the ε of each stage is computed by itself, at δ = "
-        f"{bound_text(permission.delta, 3)}; "
-        "`stage ledger history` lists all charges). You can keep the old release (undo the edit, "
-        "or `git checkout` the params.yaml and dvc.lock of that release); or raise "
-        f"privacy.lifetime_epsilon to {math.ceil(total * 100) / 100:g}, if the owner of the "
-        "images agrees" + lower
+        f"{cost(spent):.4g} is already spent{f' on {past}' if past else ''}, and the next run "
+        f"({future}) would raise the total to {total:.4g}. The ε of each stage is computed by "
+        f"itself, at δ = {bound_text(permission.delta, 3)}; `stage ledger history` lists all "
+        "charges. Keep the old release (undo the edit, or `git checkout` the params.yaml and "
+        "dvc.lock of that release), or raise privacy.lifetime_epsilon to "
+        f"{math.ceil(total * 100) / 100:g} if the owner of the images agrees{lower}"
     )

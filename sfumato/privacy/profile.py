@@ -1,8 +1,8 @@
 """Bound how well any attacker can detect whether one image was used.
 
-All bounds are computed from the privacy profile: delta as a function of epsilon. For every test of
-an attacker, the profile limits the hits at a given rate of false alarms, regardless of what else
-the attacker knows.
+All bounds are computed from the privacy profile: delta as a function of epsilon. The profile bounds
+the hit rate of any attacker at a given false-alarm rate, regardless of the attacker's other
+knowledge.
 
 Source: Wasserman & Zhou 2010; Dong, Roth & Su 2022.
 """
@@ -56,8 +56,10 @@ def privacy_profile(events: Iterable[DpEvent], adjacency: str = ADD_OR_REMOVE_ON
     finite bound is known, delta is 1.
     """
     if adjacency not in ADJACENCIES:
-        raise BudgetError(f"adjacency={adjacency!r} is unknown: one of {', '.join(ADJACENCIES)}")
-    # Sorted as in `epsilon`, so that both share one cached distribution.
+        raise BudgetError(
+            f"adjacency={adjacency!r} is unknown: expected one of {', '.join(ADJACENCIES)}"
+        )
+    # Sorted as in `epsilon`, so that both functions share one cached distribution.
     events = sorted(events, key=repr)
     if not events:
         return Profile(EPSILONS, np.zeros(len(EPSILONS)), 0.0)
@@ -101,7 +103,7 @@ def membership_advantage(profile: Profile) -> float:
     (e^epsilon − 1 + 2 delta) / (e^epsilon + 1) at every other point of the profile; this bound is
     the smaller one if only the Rényi curve is known.
 
-    Guarantee: no test of "was this image used?" does better, with any other knowledge.
+    Guarantee: no test of "was this image used?" does better, regardless of any other knowledge.
     """
     ratio = np.tanh(profile.epsilons / 2)  # (e^epsilon − 1) / (e^epsilon + 1)
     allowed = ratio + (1 - ratio) * profile.deltas
@@ -112,15 +114,16 @@ def membership_advantage(profile: Profile) -> float:
 def best_guess(
     mechanisms: tuple[Mechanism, ...], adjacency: str = ADD_OR_REMOVE_ONE, noise: float = 1.0
 ) -> float:
-    """Return the largest probability with which an attacker can guess whether one image was used.
+    """Return the largest probability with which an attacker guesses correctly whether one image was
+    used.
 
-    Before the guess, the image was used with probability 1/2. The result lies in [1/2, 1]. The grid
-    of privacy losses is coarser than in `privacy_profile`, so computing the result takes only a
-    tenth of a second.
+    The image is used with probability 1/2, so the result lies in [1/2, 1]. The grid of privacy
+    losses is coarser than in `privacy_profile`, so computing the result takes only a tenth of a
+    second.
 
     noise: factor applied to all noise multipliers.
 
-    Guarantee: no test does better, with any other knowledge.
+    Guarantee: no test does better, regardless of any other knowledge.
     """
     events = [
         replace(one, noise_multiplier=one.noise_multiplier * noise).event for one in mechanisms

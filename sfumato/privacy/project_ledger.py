@@ -40,9 +40,10 @@ def ledgers(folder: Path) -> list[dict]:
     if code == REFUSED and (folder / ".git").exists():
         place = folder.resolve()
         raise BudgetError(
-            f"git refuses the repository {place}, because another account owns it, so the last "
-            f"committed {LEDGER} is unknown: work as its owner or, if you trust everyone who can "
-            f"write there, run `git config --global --add safe.directory {place}`"
+            f"git refuses to read the repository {place}, because another account owns it. The "
+            f"last committed {LEDGER} is therefore unknown. Work as the owner of the repository "
+            "or, if you trust everyone who can write to it, run `git config --global --add "
+            f"safe.directory {place}`"
         )
     with explained(BudgetError, lambda error: unreadable(file, error)):
         texts = []
@@ -113,8 +114,8 @@ def write_ledger(
     records = merge_records(artifacts)
     if records.owners and not (folder / CARD_PATH).exists():  # a project made by `stage merge`
         say(
-            f"note: {', '.join(records.owners)} have their own journals. Charges that only these "
-            "journals contain are not included here"
+            f"note: the datasets {', '.join(records.owners)} have separate journals. Charges that "
+            "only these journals contain are not included in this ledger"
         )
         ledger = build_ledger(budget, records, [])
         return ledger, save_ledger(ledger, artifacts, folder, state, out)
@@ -136,9 +137,9 @@ def write_ledger(
     ledger = build_ledger(budget, records, journal, dataset_id=odometer.dataset_id, head=head)
     spent = save_ledger(ledger, artifacts, folder, state, out)
     # Remove the private copies of releases that the previous ledger contained and this one does
-    # not. Keep all other copies. A release in this ledger can then be restored at no cost. A
-    # release that no ledger has contained yet is also needed: it is paid for, and the pipeline may
-    # have been killed before it used the release.
+    # not. Keep all other copies: a release in this ledger can then be restored at no cost, and a
+    # release that no ledger has contained yet is paid for and still needed, because the pipeline
+    # may have been killed before it used the release.
     replaced = earlier - records.keys()
     if replaced:
         for run, record in odometer.runs().items():
@@ -168,7 +169,8 @@ def gap_in(odometer: Odometer, records: Mapping[str, dict], earlier: set[str]) -
     if REGROUP in {entry["kind"] for entry in odometer.entries()}:
         return (
             f"{odometer.path} contains charges that were opened before images were assigned to "
-            "other groups (data.other_groups), so their cost for one present group is unknown"
+            "other groups (data.other_groups). The cost of these charges for one of the present "
+            "groups is unknown"
         )
     if odometer.head():
         return f"{odometer.path} lacks a charge on dataset {mine!r} that a ledger contains"

@@ -74,10 +74,13 @@ def record_problems(place: str, record: object) -> list[str]:
     elif not grouped and "group_weight" in record:
         problems.append(f"{name} protects single images, but has a group_weight")
     if grouped and "claim" in record:
-        problems.append(f"{name} protects groups, but has a claim, which is for single images")
+        problems.append(
+            f"{name} protects groups, but has a claim, which only records for single images may "
+            "have"
+        )
     if record["noise_source"] != SECRET:
         seeded = f"a seeded noise source ({record['noise_source']})"
-        problems.append(f"{name} ({record['stage']}) used {seeded}: no privacy guarantee")
+        problems.append(f"{name} ({record['stage']}) used {seeded}, so it has no privacy guarantee")
     try:
         Mechanism.from_json(record["event"])
     except BudgetError as error:

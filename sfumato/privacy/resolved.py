@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound=Settings, covariant=True)
 PlanFile = dict[str, Any]  # content of the resolved file of a stage
-LINEAGE = "lineage.json"  # File that decides whether a query spends
+LINEAGE = "lineage.json"  # File with the `Lineage` of each query
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +156,11 @@ def read_stage_plan(
     Raises ConfigError if the file is missing or is not a plan of this stage.
     """
     missing = f"{path} is missing: run `stage plan` first"
-    with explained(ConfigError, lambda error: f"{path} cannot be read: {error}", missing=missing):
+    with explained(
+        ConfigError,
+        lambda error: f"{path} cannot be read ({error}): run `stage plan` again",
+        missing=missing,
+    ):
         content = read_yaml(path)
     if not isinstance(content, dict) or content.get("stage") != stage:
         raise ConfigError(f"{path} is not a resolved configuration of `{stage}`: run `stage plan`")

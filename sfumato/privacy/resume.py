@@ -29,10 +29,12 @@ def resume(
             else None
         )
         if saved := distributed.broadcast_object(saved):
-            say(f"{stage}: resuming run {short} after {unit} {charge.used}, at no further charge")
+            say(f"{stage}: resuming run {short} after {unit} {charge.used}, at no further cost")
             return charge, *saved
-        lost = f"{stage}: run {short} has lost its checkpoint of {unit} {charge.used}"
-        say(f"{lost}. Its charge stays spent, and a new charge starts")
+        say(
+            f"{stage}: the checkpoint of run {short} after {unit} {charge.used} is lost. The "
+            "charge of this run stays spent, and a new charge is opened"
+        )
         charge.abandon()
     return charge, None, []
 

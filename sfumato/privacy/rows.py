@@ -16,7 +16,8 @@ FLOAT64_SLACK = 1e-12  # Relative error that float64 rounding may add to the nor
 class Rows(NamedTuple):
     """One row per image, computed from that image only.
 
-    The row is left_i ⊗ right_i, or left_i without `right`. Its norm is the product of both norms.
+    The row of image i is left_i ⊗ right_i, or left_i if `right` is None. The norm of left_i ⊗
+    right_i is the product of the two norms.
 
     Attributes:
         left: (B, a).
@@ -59,14 +60,16 @@ Form = tuple[tuple[int, torch.dtype, torch.device], ...]
 def form_of(rows: Rows, count: int) -> Form:
     """Return the form of the rows of `count` images.
 
-    Raises ConfigError unless each part is a real matrix with one row per image. Otherwise one image
-    could add several rows, each within the bound: there could be more rows than images, or a part
-    could broadcast.
+    Raises ConfigError unless each part is a real matrix with one row per image. With more rows than
+    images, or with a part that broadcasts, one image could add several rows that are each within
+    the bound.
     """
     parts = [rows.left] if rows.right is None else [rows.left, rows.right]
     for part in parts:
         if not isinstance(part, Tensor):
-            raise ConfigError(f"rows are of type {type(part).__name__}: return a tensor, (B, K)")
+            raise ConfigError(
+                f"rows are of type {type(part).__name__}: return a tensor of shape (B, K)"
+            )
         if (
             part.layout != torch.strided
             or part.is_nested
@@ -80,8 +83,8 @@ def form_of(rows: Rows, count: int) -> Form:
             )
         if part.ndim != 2 or len(part) != count or part.shape[1] == 0:
             raise ConfigError(
-                f"rows of {count} images are {tuple(part.shape)}: return ({count}, K), one row per "
-                "image"
+                f"the rows of a batch of size {count} have the shape {tuple(part.shape)}: return "
+                f"the shape ({count}, K), one row per image"
             )
     return tuple((part.shape[1], part.dtype, part.device) for part in parts)
 

@@ -16,8 +16,8 @@ def poisson_draw(generator: np.random.Generator, size: int, sample_rate: float) 
     """Draw one Poisson sample from `size` units.
 
     Draws a binomial number of units, then a uniform subset of that size. This has the same
-    distribution as one coin toss per unit, but memory use grows with the draw instead of the set. A
-    rate of 1 takes every unit.
+    distribution as one coin toss per unit, but memory use grows with the size of the draw, not of
+    the set. A rate of 1 takes every unit.
 
     Returns ascending indices, (n,) int64; n can be 0.
     """

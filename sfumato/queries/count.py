@@ -35,7 +35,7 @@ class Counts:
 class PublicCounts(NamedTuple):
     total: float  # N̄, the public number of images
     # N̄_m, the public number of images of each class m: (classes,) float64.
-    # Each is at least 1, because they are denominators.
+    # Each number is at least 1, because it is used as a denominator.
     per_class: Tensor
     # (classes,) float64, non-negative, with sum 1.
     # If images have several labels, they are the shares of images with each label instead.
@@ -61,7 +61,7 @@ def query_count(charge: Charge, classes: int) -> Tensor:
 def several_bound(classes: int) -> float:
     """Return √(classes + 2), the norm of the longest row of `several_rows`.
 
-    An image with all labels reaches it.
+    An image with all labels has a row of this norm.
     """
     return math.sqrt(classes + 2)
 
@@ -131,7 +131,7 @@ def save_counts(counts: PublicCounts, noisy: Tensor, directory: Path) -> None:
 
 
 def read_counts(count: Artifact, size_hint: int, classes: int) -> PublicCounts:
-    """Read the noisy counts. If counting is off, divide the size hint equally among the classes."""
+    """Read the noisy counts. If `count` is off, divide the size hint equally among the classes."""
     if not count.enabled:
         even = torch.full((classes,), 1 / classes).double()
         return PublicCounts(

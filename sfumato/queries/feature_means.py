@@ -73,10 +73,10 @@ def query_feature_means(
     cached: whether the charge draws `features.vectors` of the images instead of the images.
 
     Returns (K, classes) float32 on the CPU, for `fit_generator`; with several labels,
-    (K, classes + 1), by `label_rows`.
+    (K, classes + 1), because of the extra column of `label_rows`.
 
-    Guarantee: one image more or less moves the sum by at most 1 in L2, because φ has norm at most
-    1, and so does the row of the image's labels. A row is a function of its image only, to the last
+    Guarantee: one image more or less moves the sum by at most 1 in L2, because both φ and the row
+    of the image's labels have norm at most 1. A row is a function of its image only, to the last
     bit.
 
     Source: FETA-Pro Eq. 5.
@@ -98,7 +98,7 @@ def query_feature_means(
 def cosine_moments(shape: Shape, flip: bool) -> CosineMoments:
     """Build the map of an image's low frequencies and their products.
 
-    flip: give an image and its mirror image the same row.
+    flip: whether an image and its mirror image get the same row.
     """
     return CosineMoments(shape, **COSINE, flip=flip)  # type: ignore[arg-type]
 
@@ -275,12 +275,15 @@ def load_means(
         features = about.rebuild(folder, teacher)
         expected = (features.size, len(plan.classes) + plan.several)
         if table.shape != expected or table.dtype != torch.float32 or features.shape != plan.shape:
-            raise ValueError(f"the release is {table.dtype} {(*table.shape,)}, expected {expected}")
+            raise ValueError(
+                f"the release is {table.dtype} of shape {(*table.shape,)}, expected torch.float32 "
+                f"of shape {expected}"
+            )
         return FeatureMeans(table, features, about.deviation)
 
 
 def encoder_of(map: nn.Module, arguments: Mapping[str, object]) -> str:
-    """Identify a map as an encoder of images: return a digest of its arguments and its state."""
+    """Return a digest of a map's arguments and state, which identifies the map as an encoder."""
     digest = hashlib.sha256(json.dumps(arguments, sort_keys=True).encode())
     for name, tensor in sorted(map.state_dict().items()):
         digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
@@ -290,7 +293,8 @@ def encoder_of(map: nn.Module, arguments: Mapping[str, object]) -> str:
 def encoding_alone(
     function: Callable[[Tensor], Tensor], shape: Shape, where: torch.device
 ) -> Encode:
-    """Build the encoder of a map on device `where`, from images (B, C, H, W) to rows (B, d).
+    """Turn a map into an encoder that runs on device `where`, from images (B, C, H, W) to rows
+    (B, d).
 
     Guarantee: a row is a function of its image only.
     """

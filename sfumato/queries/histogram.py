@@ -1,7 +1,7 @@
 """Noisy class histogram: how many sensitive images a classifier assigns to each class.
 
 The classifier and its classes are public. Counts are never divided by the number of images that
-voted, because that number is private, and not needed to choose classes.
+voted, because this number is private and is not needed to choose classes.
 
 Source: RPGen stage 1; PrivImage.
 """
@@ -49,9 +49,10 @@ def query_histogram(
 ) -> Tensor:
     """Release noisy votes for every public class.
 
-    The charge covers one Gaussian mechanism, possibly over a Poisson draw. The logits of an image
-    depend on that image only. Otherwise, rounding could make them depend on the number of drawn
-    images. If two classes nearly tie, removing one image could then change the votes of others.
+    The charge covers one Gaussian mechanism, possibly over a Poisson draw. `rows_alone` computes
+    the logits of an image from that image only. Otherwise, rounding could make logits depend on the
+    number of drawn images, and removing one image could change the votes of other images for which
+    two classes nearly tie.
 
     model: classifier in eval mode;
     votes: see `vote_rows`;

@@ -39,13 +39,15 @@ def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, PlanFile
     """
     queries = [name for name in QUERIES if any(plan[name]["enabled"] for plan in plans)]
     if name := next((name for name in queries if name not in MERGED), None):
-        way = f"use a recipe with only {', '.join(MERGED)}, such as dp-merf, dp-mepf or dp-kernel"
-        why = "its steps, draws or features depend on earlier releases of one owner"
-        raise ConfigError(f"releases of {name} cannot be added up, because {why}: {way}")
+        raise ConfigError(
+            f"releases of {name} cannot be added up, because the steps, draws or features of this "
+            "query depend on earlier releases of one owner: use a recipe with no queries other "
+            f"than {', '.join(MERGED)}, such as dp-merf, dp-mepf or dp-kernel"
+        )
     if "count" not in queries:
         raise ConfigError(
-            "count is not in `run`, but the weights of the owners' means come from its noisy "
-            "counts: use a recipe with count"
+            "count is not in `run`, but its noisy counts determine the weights of the owners' "
+            "means: use a recipe with count"
         )
     # Fields in which the plans may differ
     theirs = {"dataset_id", "size_hint", "mechanism", "delta", "about", "again"}
@@ -55,19 +57,18 @@ def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, PlanFile
             other = plan[name]
             for key in sorted((first.keys() | other.keys()) - theirs):
                 if first.get(key) != other.get(key):
-                    both = (
+                    raise ConfigError(
                         f"{folder} and {folders[0]} differ in {name}.{key}: {other.get(key)} and "
-                        f"{first.get(key)}"
+                        f"{first.get(key)}. Owners must agree on all settings except "
+                        "data.dataset_id, privacy.size_hint and ε before they spend"
                     )
-                    what = "all settings except data.dataset_id, privacy.size_hint and ε"
-                    raise ConfigError(f"{both}. Owners must agree on {what} before they spend")
     return queries
 
 
 def check_owner(
     folder: Path, plans: Mapping[str, PlanFile], budget: BudgetFile, queries: Sequence[Artifact]
 ) -> tuple[str, ...]:
-    """Check one owner's releases, and return the ids of the data sets from which they were made.
+    """Check one owner's releases, and return the ids of the datasets from which they were made.
 
     There are several ids if these releases were merged before. Raises DataError, ConfigError or
     BudgetError if the plan and the releases do not match.
@@ -89,7 +90,7 @@ def check_owner(
             "dataset_id"
         ):
             problems.append(
-                f"its plans of {name} and count are for different data sets: run `stage plan`"
+                f"its plans of {name} and count are for different datasets: run `stage plan`"
             )
     declared = queries[0].records.owners
     owners = declared or (plans["count"].get("dataset_id", ""),)
@@ -98,18 +99,19 @@ def check_owner(
         planned = Mechanism(**plans[query.stage]["mechanism"]).to_json()
         if query.records.owners != declared or len(declared) == 1:
             problem = (
-                f"{query.path} and {queries[0].path} contain different declarations of data sets "
-                "without common persons"
+                f"{query.path} and {queries[0].path} do not declare the same datasets as having "
+                "no person in common"
             )
             if query.records.owners == declared:
                 problem = (
-                    f"{query.path} declares only one data set, {declared[0]}, without common "
-                    "persons: expected two or more"
+                    f"{query.path} declares that datasets have no person in common, but names only "
+                    f"one of them, {declared[0]}: expected two or more"
                 )
             problems.append(problem)
         elif not query.enabled or {record["dataset_id"] for record in released} != {*owners}:
             problems.append(
-                f"{query.path} contains no release of this owner: run `stage {query.stage}` there"
+                f"{query.path} contains no release of this owner: run `stage {query.stage}` in the "
+                "owner's project"
             )
         elif not declared and any(record["event"] != planned for record in released):
             problems.append(
@@ -136,7 +138,8 @@ def merged_budget(budgets: Sequence[BudgetFile], size_hint: int, records: Record
     recipe, *others = {budget["recipe"] for budget in budgets}
     if others:
         raise ConfigError(
-            "the owners have different recipes: they must agree on one before they spend"
+            f"the owners have different recipes ({', '.join(sorted([recipe, *others]))}): they "
+            "must agree on one recipe before they spend"
         )
     accountant = min((budget["accountant"] for budget in budgets), key=ACCOUNTANTS.index)
     delta = checked_delta(min(budget["delta"] for budget in budgets), size_hint)

@@ -1,7 +1,7 @@
 """Noisy gradients of weight matrices over all sensitive images, and a ranking of the matrices.
 
-One Gaussian covers all these matrices, the candidates, because their gradients are clipped jointly.
-Norms and ranks are post-processing, so they are free.
+The matrices are called candidates. One Gaussian covers all of them, because their gradients are
+clipped jointly. Norms and ranks are post-processing, so they are free.
 
 Source: DP-SAPF Algorithm 1.
 """
@@ -52,7 +52,7 @@ def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> pd.Data
     of a candidate, because the norm of a gradient does. "rank" sorts by "debiased", and "raw_rank"
     by "raw_norm". Rank 1 is the most salient.
 
-    noise_std: public standard deviation of each entry's noise, σ·C_s/N̄.
+    noise_std: public standard deviation of each entry's noise, σ·max_norm/N̄.
 
     Source: DP-SAPF Eq. 8 and Algorithm 1 for the raw norm.
     """

@@ -65,7 +65,7 @@ def test_a_checkpoint_with_a_flipped_bit_is_not_gone_on_from(owner, place):
         resumed, state, _ = resume(lambda: owner.open(mechanism), "count", said.append)
         assert (resumed.used, state is None) == ((1, False), (0, True))[flipped]
         resumed.abandon()
-    assert len(owner.odometer.opened()) == 3 and "lost its checkpoint" in said[-1]
+    assert len(owner.odometer.opened()) == 3 and "is lost" in said[-1]
 
 
 def test_a_checkpoint_on_a_failing_disk_is_not_paid_again(owner):

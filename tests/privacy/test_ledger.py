@@ -135,15 +135,15 @@ EDITS = {
     ),
     "epsilon of a stage lowered": (
         lambda x: x["stages"]["count"].update(epsilon=0.0),
-        "its epsilon of count is 0",
+        "states epsilon=0.0 for count",
     ),
     "share of a stage lowered": (
         lambda x: x["stages"]["count"].update(share=0.0),
-        "its share of count is 0",
+        "states share=0.0 for count",
     ),
     "cost of a stage without records": (
         lambda x: x["stages"]["central"].update(epsilon=-1.0),
-        "epsilon of central",
+        "epsilon=-1.0 for central",
     ),
     "neighbours of another kind": (
         lambda x: x.update(adjacency=ZERO_OUT_ONE),
@@ -193,11 +193,11 @@ EDITS = {
     "field missing": (lambda x: record_in(x, COUNT).pop("adjacency"), "not a complete record"),
     "odometer emptied": (
         lambda x: x["odometer"].update(charges=0, epsilon=0.0),
-        "its odometer's charges is 0",
+        "its odometer states charges=0",
     ),
     "odometer lowered": (
         lambda x: x["odometer"].update(epsilon=0.1),
-        "its odometer's epsilon is 0.1",
+        "its odometer states epsilon=0.1",
     ),
     "odometer complete": (
         lambda x: x["odometer"].update(complete=True),
@@ -264,7 +264,9 @@ def test_a_check_at_another_delta_excuses_no_delta_of_a_ledger(delta, hint, reas
 
 
 def test_the_target_is_held_to_the_ledgers_own_delta():
-    assert any("its own target" in p for p in check_ledger(ledger_of(COUNT, STEPS, target=1.0))[1])
+    assert any(
+        "the ledger's target" in p for p in check_ledger(ledger_of(COUNT, STEPS, target=1.0))[1]
+    )
     ledger = ledger_of(COUNT, STEPS)
     tight = ledger | {"target": ledger["epsilon"]["rdp"] + 1e-3}
     assert check_ledger(sealed(tight))[1] == []
@@ -279,7 +281,7 @@ UNREADABLE = {
     ledger_text(ledger_of(COUNT) | {"schema": 1}): "schema 1.*stage ledger write",
     ledger_text(
         ledger_of(COUNT) | {"schema": 4}
-    ): "schema 4, of version 0.2. Commit 7569af49 is the last",
+    ): "schema 4, which version 0.2 wrote. Commit 7569af49 of",
     **{
         WRITTEN.replace(' "target": 10.0', f' "target": {no}'): no
         for no in ("NaN", "Infinity", "-Infinity")
@@ -438,7 +440,7 @@ def test_an_exact_bound_that_is_edited_or_left_out_is_found(change):
 def test_only_an_exact_ledger_meets_a_target_by_its_bound():
     between = ledger_of(LOUD)["epsilon"]["rdp"] - 0.05
     assert check_ledger(ledger_of(LOUD, target=between, accountant="exact"))[1] == []
-    assert "exceeds its own target" in check_ledger(ledger_of(LOUD, target=between))[1][0]
+    assert "exceeds the ledger's target" in check_ledger(ledger_of(LOUD, target=between))[1][0]
 
 
 GALLERY = Path(__file__).resolve().parents[2] / "docs" / "gallery"

@@ -147,15 +147,15 @@ def test_too_small_an_exact_bound_is_refuted(mistaken):
     refuted = disagreements(all_opinions(GAUSSIANS, 1e-5, "exact"), "exact")
     assert (
         len(refuted) == 2
-        and refuted[0].startswith("pld comes")
-        and refuted[1].startswith("Opacus PRV comes")
+        and refuted[0].startswith("pld computes")
+        and refuted[1].startswith("Opacus PRV computes")
     )
     refuted = disagreements(all_opinions(DRAWN, 1e-5, "exact"), "exact")
-    assert any(sentence.startswith("Opacus PRV comes") for sentence in refuted)
+    assert any(sentence.startswith("Opacus PRV computes") for sentence in refuted)
 
 
 def test_an_exact_bound_above_renyis_refutes_only_exact(mistaken):
     mistaken("rdp", 0.8)
     found = all_opinions(GAUSSIANS, 1e-5, "exact")
-    assert "exact comes to epsilon=" in disagreements(found, "exact")[0]
+    assert "exact computes epsilon=" in disagreements(found, "exact")[0]
     assert disagreements(all_opinions(GAUSSIANS, 1e-5), "rdp") == []

@@ -48,7 +48,7 @@ def test_a_sum_is_of_bounded_rows_made_of_one_image_each(owner):
 def test_nothing_is_drawn_beyond_uses_or_lifetime(owner):
     with opened(owner) as charge:
         charge.sum(brightness)
-        with pytest.raises(BudgetError, match="no release left"):
+        with pytest.raises(BudgetError, match="all uses of the charge are spent"):
             charge.sum(brightness)
     with opened(owner) as charge:
         pass
@@ -208,7 +208,7 @@ class Remembering:
 def test_a_function_that_remembers_is_refused_with_no_use_lost(owner, name, size):
     with hidden(owner) as charge:
         with pytest.raises(
-            ConfigError, match="two different rows for one image of public noise; no use is lost"
+            ConfigError, match="two different rows for one image of public noise. No use is lost"
         ):
             charge.sum(getattr(Remembering(), name), size=size)
         assert charge.sum(brightness, size=size).shape == (1,)
@@ -253,7 +253,7 @@ def test_a_failing_function_spends_one_use_in_silence(owner, kind):
         assert len(seen) == 20
         for _ in range(2):
             assert charge.sum(brightness).item() > 100
-        with pytest.raises(BudgetError, match="no release left"):
+        with pytest.raises(BudgetError, match="all uses of the charge are spent"):
             charge.sum(brightness)
     (opened_once,) = owner.odometer.opened()
     assert Mechanism.from_json(opened_once["event"]).uses == 3
@@ -264,7 +264,7 @@ def test_what_is_left_of_a_draw_that_was_given_up_cannot_be_seen(owner):
         left = charge._charge.batches(size=4)
         next(left)
         charge._charge.end_use()
-        with pytest.raises(BudgetError, match="no more of it"):
+        with pytest.raises(BudgetError, match="this draw has ended"):
             next(left)
         assert charge._charge.used == 1
         charge._charge.end_use()

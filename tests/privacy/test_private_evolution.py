@@ -159,8 +159,6 @@ def test_a_stopped_run_resumes_after_its_last_round(owner, generator):
     first._lock.close()
     charge, population, log = evolved(owner, generator, settings, charges, say=said.append)
     assert charge.run == first.run and charge.used == charge.uses == 4
-    assert said == [
-        f"evolve: resuming run {charge.run.name[:8]} after round 2, at no further charge"
-    ]
+    assert said == [f"evolve: resuming run {charge.run.name[:8]} after round 2, at no further cost"]
     assert len(owner.odometer.opened()) == 1
     assert len(population.labels) == 50 and [row["round"] for row in log] == [1, 2, 3, 4]

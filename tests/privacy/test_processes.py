@@ -95,5 +95,5 @@ def test_a_run_resumes_under_its_charge_with_fewer_processes(folders):
     assert [record["stage"] for record in odometer.opened()] == ["finetune"]
     found = run(folder, 3, kill=-1)
     assert len(odometer.opened()) == 1 and len(found) == 3
-    assert any("no further charge" in line for line in found[0]["said"])
+    assert any("no further cost" in line for line in found[0]["said"])
     assert [row["step"] for row in found[0]["log"]] == [1, 2, 3, 4, 5]

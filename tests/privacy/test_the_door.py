@@ -380,7 +380,7 @@ def test_every_option_of_the_check_is_read(ledger, capsys):
 def test_the_check_fails_if_another_accountant_refutes_it(ledger, monkeypatch):
     wrong = {"Opacus RDP": Opinion(2.0, "rdp", 1.0), "Opacus PRV": Opinion(None, "pld", 1.0)}
     monkeypatch.setattr("sfumato.privacy.opinions.all_opinions", lambda *_: wrong)
-    with pytest.raises(BudgetError, match="Opacus RDP comes to epsilon=2"):
+    with pytest.raises(BudgetError, match="Opacus RDP computes epsilon=2"):
         check(ledger, opinions="all")
     check(ledger)
 

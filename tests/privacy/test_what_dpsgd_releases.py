@@ -142,7 +142,7 @@ def test_a_killed_run_resumes_and_is_charged_once(name, durable, owner):
         4,
     ]
     assert told == [
-        f"{name}: resuming run {charge.run.name[:8]} after step {n}, at no further charge"
+        f"{name}: resuming run {charge.run.name[:8]} after step {n}, at no further cost"
         for n in (1, 3)
     ]
     assert len({charge.record["id"] for charge in durable.opened}) == 3

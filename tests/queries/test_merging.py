@@ -373,8 +373,8 @@ def test_an_owner_whose_delta_gives_no_guarantee_is_refused():
         ("synthesize", "delta", 1e-4, "differs from its budget in size_hint or δ"),
         ("count", "size_hint", 3000, "differs from its budget in size_hint or δ"),
         ("frequency", "size_hint", 30, "differs from its budget in size_hint or δ"),
-        ("frequency", "dataset_id", "b", "are for different data sets"),
-        ("synthesize", "dataset_id", "b", "are for different data sets"),
+        ("frequency", "dataset_id", "b", "are for different datasets"),
+        ("synthesize", "dataset_id", "b", "are for different datasets"),
     ],
 )
 def test_an_owner_whose_plans_contradict_each_other_is_refused(stage, key, value, problem):
@@ -404,11 +404,11 @@ def test_an_owner_whose_noise_can_be_replayed_is_refused():
 
 
 def test_an_owner_whose_releases_disagree_on_apart_is_refused():
-    different = "contain different declarations"
+    different = "do not declare the same datasets"
     for owner, apart, message in (
         (Owner(), ("a", "b"), different),
         (Owner(apart=("a", "b")), (), different),
-        (Owner(apart=("a",)), ("a",), "declares only one data set"),
+        (Owner(apart=("a",)), ("a",), "names only one of them"),
     ):
         with pytest.raises(DataError, match=message):
             owner.check(frequency={"apart": apart})

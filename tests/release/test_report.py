@@ -443,7 +443,7 @@ def test_numbers_are_recomputed_and_hashes_match_the_files(tmp_path, pages):
     ledger = write_ledger(
         tmp_path / "ledger.json", change=lambda x: x["stages"]["count"].update(lie)
     )
-    with pytest.raises(BudgetError, match="its epsilon of count is 0.001"):
+    with pytest.raises(BudgetError, match="it states epsilon=0.001 for count"):
         report_page(release, ledger)
     page = report_page(release, write_ledger(tmp_path / "ledger.json"))
     true = build_ledger(BUDGET, Records.of(RECORDS), [])

@@ -68,7 +68,7 @@ def test_the_plan_counts_an_open_charge_once(desk, killed_at, moment):
     desk.run_all("prepare sensitive", "prepare public", "plan")
     killed_at("count", name)
     closed = becomes == "restored, nothing" and not moment.endswith("journalled")
-    word = "already released as" if becomes == "restored, nothing" else "resumes at no further cost"
+    word = "already released as" if becomes == "restored, nothing" else "at no further cost"
     text = desk.run("plan --dry-run", f"count: {word}", "next: `stage run` will spend: central")
     assert "would spend" not in next(
         line for line in text.splitlines() if line.startswith("count:")
@@ -152,9 +152,7 @@ def test_dp_sgd_resumes_after_kills_under_the_lifetime(trained, killed_at):
     for name, times in DP_SGD.values():
         killed_at("finetune", name, times)
         trained.run(
-            "plan --dry-run",
-            "finetune: resumes at no further cost",
-            "next: `stage run`, which spends nothing",
+            "plan --dry-run", "finetune: resumes run", "next: `stage run`, which spends nothing"
         )
         trained.run("plan")
     trained.run("finetune")
@@ -197,9 +195,9 @@ def test_the_dry_run_announces_a_refusal_for_other_weights(trained):
 
 def test_a_lost_checkpoint_is_charged_after_a_warning(trained, killed_at):
     killed_at("finetune", "sfumato.dpsgd.run.step", 3)
-    trained.run("plan --dry-run", "finetune: resumes at no further cost")
+    trained.run("plan --dry-run", "finetune: resumes run")
     (checkpoint,) = Path("state/runs").glob("*/checkpoint-*")
     replace_file(checkpoint, checkpoint.read_bytes()[:-1] + b"?")
     trained.run("plan", "would be exceeded", code=3)
-    trained.run("finetune", "has lost its checkpoint", "would be exceeded", code=3)
+    trained.run("finetune", "is lost", "would be exceeded", code=3)
     assert trained.opened == ["count", "central", "finetune"]

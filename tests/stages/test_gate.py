@@ -312,7 +312,7 @@ EDITS: dict[str, tuple[Callable[[], object], str]] = {
     "odometer lowered, signed": (lambda: rebuild(others=False), "a different md5"),
     "odometer's total lowered": (
         resigned(lambda x: x["odometer"].update(epsilon=1.0)),
-        "its odometer's epsilon",
+        "its odometer states epsilon=",
     ),
     "record listed twice": (
         resigned(lambda x: x["records"].append(x["records"][0])),

@@ -41,7 +41,7 @@ def test_a_kill_in_round_three_of_five_costs_nothing(tmp_path):
     assert all(sorted(population) == ["genes", "kinds", "labels"] for population in left)
 
     # It resumes, and is charged once for all rounds
-    repository.stage("evolve", "resuming run", "no further charge")
+    repository.stage("evolve", "resuming run", "no further cost")
     assert repository.opened() == ["count", "evolve"]
     assert not list(run.glob("checkpoint-*"))
     records = json.loads((repository.path / "artifacts/evolve/privacy.json").read_text())["records"]

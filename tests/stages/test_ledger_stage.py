@@ -146,7 +146,7 @@ def test_a_plan_with_a_removed_setting_can_be_checked(desk):
 
 def test_a_ledger_that_does_not_hold_is_not_written(desk):
     release(charged("p", noise=0.5))  # ε = 10 is far below what it cost
-    desk.run("ledger write", "exceeds its own target", code=3)
+    desk.run("ledger write", "exceeds the ledger's target", code=3)
     assert not Path("ledger.json").exists()
 
 
@@ -230,7 +230,7 @@ def test_a_release_taken_as_public_images_brings_its_records(desk):
     release(record)
     assert public_records(desk, "artifacts/synthesize/images.npz") == {record["id"]: record}
     # Results made from it have these records too, and the budget includes them
-    desk.run("plan", "1 charge of an earlier release", "clinic")
+    desk.run("plan", "1 charge of earlier releases", "clinic")
     with_them = json.loads(Path("artifacts/plan/budget.json").read_text())
     assert 9.5 < with_them["epsilon"] <= 10
     desk.params(**as_public("artifacts/synthesize/images.npz"), privacy={"epsilon": 0.3})

@@ -114,7 +114,7 @@ def test_what_does_not_add_up_is_refused_with_the_reason(clinics):
 
     shutil.copytree("north", "copy")
     refused("north copy", "have the same dataset id")
-    refused("north", "name two or more projects")
+    refused("north", "expected two or more projects")
     refused("north south", "is one of the projects to merge", "north")
     refused("north south", "is already a project", "copy")
     plan = Path("south/artifacts/plan")
@@ -125,7 +125,7 @@ def test_what_does_not_add_up_is_refused_with_the_reason(clinics):
         file.write_text(
             yaml.safe_dump(yaml.safe_load(was) | {"enabled": True, "mechanism": mechanism})
         )
-        refused("north south", f"releases of {stage} cannot be added up, because its steps")
+        refused("north south", f"releases of {stage} cannot be added up, because the steps")
         file.write_text(was)
     file = plan / "frequency.yaml"
     file.write_text(file.read_text().replace("seed: 0", "seed: 1"))

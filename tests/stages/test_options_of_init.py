@@ -91,7 +91,7 @@ def test_an_error_names_a_folder_as_it_is(desk, quick, tmp_path, name):
         (pictures, there): ("out", f"{there} already contains params.yaml"),
     }
     if "{" in name:
-        cases[pictures, there] = "out", f"the path of the project folder, {there}, has braces"
+        cases[pictures, there] = "out", f"the path of the project folder, {there}, contains braces"
     for (images, out), (option, start) in cases.items():
         with pytest.raises(SfumatoError) as caught:
             sfumato.Project.create(out, images=images, epsilon=5)
@@ -187,5 +187,5 @@ def test_a_project_folder_with_braces_is_refused_early(name, desk, tmp_path):
     text = desk.run(
         f"init {tmp_path / 'missing'} --epsilon 5 --yes --out {tmp_path / name}", code=2
     )
-    assert "has braces, which DVC cannot use" in " ".join(text.split()) and "--out" in text
+    assert "contains braces, which DVC cannot use" in " ".join(text.split()) and "--out" in text
     assert not (tmp_path / name).exists()

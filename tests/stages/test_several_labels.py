@@ -263,7 +263,7 @@ def test_a_diffusion_model_learns_several_labels_by_dp_sgd(archive):
             {"run": ["count", "central", "frequency", "auxiliary", "synthesize"]},
             "central requires one label per image",
         ),
-        ({"run": ["frequency", "auxiliary", "synthesize"]}, "add count to run"),
+        ({"run": ["frequency", "auxiliary", "synthesize"]}, "requires the stage count"),
         ({"count": {"noise": 50.0}}, "such as count.noise: 10%"),
         ({"synthesize": {"labels": "uniform"}}, "synthesize.labels: uniform"),
         ({"data": {"labels": "one"}}, "data.labels=one, but several was prepared"),

@@ -130,7 +130,7 @@ def test_a_change_spends_again_with_what_reads_it(desk, released, monkeypatch, c
         )
     over = "privacy.lifetime_epsilon=10 of dataset 'digits' would be exceeded"
     text = desk.run(
-        "plan --dry-run", over, "keep the old release", "raise privacy.lifetime_epsilon to", code=3
+        "plan --dry-run", over, "Keep the old release", "raise privacy.lifetime_epsilon to", code=3
     )
     assert "central" in text.split("would be exceeded")[1]
     desk.params(**content, privacy={"lifetime_epsilon": "unlimited"})
@@ -210,7 +210,7 @@ def test_a_stage_in_spend_again_and_its_users_run_once(desk, released):
     assert planned(desk) == anew  # granted: the key may stay
     desk.run(
         "plan --dry-run",
-        "count has been paid for again; to pay once more, set privacy.spend_again: {count: 2}",
+        "already paid for again: count. To pay once more, set privacy.spend_again: {count: 2}",
     )
     # The wish is compared with the odometer, not with the last plan
     lost = Path("artifacts/plan").rename("elsewhere")

@@ -177,7 +177,7 @@ def test_a_model_made_from_sensitive_images_brings_records(models, repository):
     stage(repository, "prepare", "public")
     assert "model.declared_public: true" in stage(repository, "plan", code=2)
     set_up(repository, repository / "tuned" / "model", "dp-finetune", **own)
-    assert "1 charge of an earlier release" in stage(repository, "plan")
+    assert "1 charge of earlier releases" in stage(repository, "plan")
     stage(repository, "pretrain")
     assert read_artifact(repository / "artifacts/pretrain").records == {record["id"]: record}
 
