@@ -167,8 +167,8 @@ def share_lines(made: Plan, content: Mapping[str, object], file: Path) -> Iterat
 
 
 def spending_lines(made: ProjectPlan, spending: Sequence[Decision]) -> Iterator[str]:
-    """Yield one line per query. It states that the query is already released or will be resumed, or
-    what the query would spend and why.
+    """Yield one line per query, which states that the query is already released or will be resumed,
+    or what the query would spend and why.
     """
     odometer = made.odometer
     before = {record["stage"] for record in odometer.opened()}

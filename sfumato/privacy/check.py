@@ -405,8 +405,10 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
     recorded = {record.get("stage") for record in ledger["records"]}
     for place, stage in query_of.items():
         if stage not in recorded and found[place] - {empty_artifact_md5(stage)}:
-            ran = f"stage {stage} ran (it is in {lock})"
-            problems.append(f"{ran}, but the ledger contains no record of it: a record was removed")
+            problems.append(
+                f"stage {stage} ran, according to {lock}, but the ledger contains no record of "
+                "this stage: a record was removed"
+            )
     return problems
 
 

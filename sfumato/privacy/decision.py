@@ -179,18 +179,20 @@ def resuming_problem(
         for key, value in terms.items()
         if run.record.get(key) != value
     ]
+    unfinished = f"{work.stage}: run {run.id[:8]} is not finished"
     if not same_inputs:
-        why = "under this plan with different inputs"
-        cure = OTHER_BYTES
-    elif prepared is not None and run.drew_others(prepared):
-        why = "on images that differ from the prepared ones"
-        cure = "prepare the earlier images again, set another data.version"
-    elif other:
-        why = f"with another mechanism ({', '.join(other)})"
-        cure = "restore the settings of that run"
-    else:
-        return ""
-    return (
-        f"{work.stage}: run {run.id[:8]} was started {why} and never finished: {cure}, or pay "
-        f"again: set {work.pay}"
-    )
+        return (
+            f"{unfinished}, and was started under this plan with different inputs: {OTHER_BYTES}, "
+            f"or pay again: set {work.pay}"
+        )
+    if prepared is not None and run.drew_others(prepared):
+        return (
+            f"{unfinished}, and was started on images that differ from the prepared ones. Prepare "
+            f"the earlier images again, set another data.version, or pay again: set {work.pay}"
+        )
+    if other:
+        return (
+            f"{unfinished}, and was started with another mechanism ({', '.join(other)}). "
+            f"Restore the settings of that run, or pay again: set {work.pay}"
+        )
+    return ""

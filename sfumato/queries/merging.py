@@ -168,7 +168,9 @@ def merge_counts(
         with explained(DataError, wrong):
             one = validated(Counts, read_json(count.path / "counts.json"))
             if len(one.noisy) != len(one.per_class) * (1 + several) + 2 * several:
-                raise ValueError(f"{len(one.noisy)} noisy numbers for {len(one.per_class)} classes")
+                raise ValueError(
+                    f"{len(one.noisy)} noisy numbers do not fit {len(one.per_class)} classes"
+                )
             noisy = noisy + torch.tensor(one.noisy, dtype=torch.float64)
     charges = [
         r["event"] for count in counts for r in count.records.values() if r["stage"] == "count"
