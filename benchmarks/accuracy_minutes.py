@@ -2,8 +2,8 @@
 
     python benchmarks/accuracy_minutes.py [docs/accuracy-minutes.png]
 
-Accuracy is averaged over all rows of one recipe, ε and set. Minutes are for a complete run on two
-processor cores, the fastest one among these rows.
+Accuracy is averaged over all rows of one recipe, ε and set. Minutes are from the fastest of these
+rows, and are for a complete run on two processor cores.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ VARIANTS = {  # change in a row -> suffix of the recipe's name
     "synthesize.count=120000": ", 120 000 images",
     "synthesize.count=80000": ", 80 000 images",
 }
-# FETA-Pro ran on four GPUs. The other papers state no time, so they are drawn at FETA-Pro's.
+# FETA-Pro took 11.7 hours on four GPUs. Papers that state no time are drawn at the same minutes.
 GPU_MINUTES = 4 * 11.7 * 60
-# Colours without grey.
+# the colours of tab20 without its two greys
 COLOURS = [plt.get_cmap("tab20")(index) for index in range(20) if index not in (14, 15)]
 PUBLISHED = {  # accuracy at ε = 1 and 10, as in docs/papers.md
     "fashion-mnist-cpu": {
@@ -124,8 +124,8 @@ def main() -> None:
     axes[0].set_ylabel("accuracy of a network trained on the release, %")
     figure.suptitle(
         "ε = 1 hollow, ε = 10 filled. Colours: this project, on two processor cores. Grey: "
-        "published, on GPUs (FETA-Pro took 11.7 hours on four; the other papers state no time and "
-        "are drawn at FETA-Pro's). * uses public photographs",
+        "published, on GPUs (FETA-Pro took 11.7 hours on four; papers that state no time are drawn "
+        "at the same minutes). * uses public photographs",
         fontsize=9,
     )
     figure.savefig(

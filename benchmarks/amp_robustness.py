@@ -37,7 +37,7 @@ from sfumato.training.curriculum import mean_loss, warm_up
 FACTORS = (0.0, 0.5, 1.0, 2.0, 4.0, 16.0, 64.0)  # norm of the noise, in units of the radius
 WORST = 4.0  # largest factor for which the worst direction is searched
 DIRECTIONS = 8
-HELD_OUT = 8  # glyphs of each of the 62 classes
+HELD_OUT = 8  # held-out glyphs of each of the 62 classes
 
 
 def glyphs(per_class: int) -> tuple[Tensor, Tensor]:
@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--per-class", type=int, default=60, help="training glyphs of each class")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--plot", type=Path, help="write the curve here, as PNG")
+    parser.add_argument("--plot", type=Path, help="PNG file for the curves")
     options = parser.parse_args()
     torch.set_num_threads(1)
 

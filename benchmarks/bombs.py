@@ -70,7 +70,7 @@ def look(path: Path, **settings: Any) -> None:
 
 
 def receive(folder: Path) -> None:
-    """Read a release as its recipient does, and fit a picture to it."""
+    """Read a release as its recipient does, and prepare a picture like its images."""
     from sfumato.release.loading import load_release
 
     release = load_release(folder)
@@ -191,7 +191,7 @@ def stamped(kind: str, changes: dict[int, bytes], **options: Any) -> bytes:
 
 
 def after(content: bytes, mark: bytes, step: int, value: bytes) -> bytes:
-    """Overwrite bytes of `content` by `value`, `step` bytes after the start of the first `mark`."""
+    """Overwrite bytes of `content` with `value`, `step` bytes after the first `mark` begins."""
     place = content.index(mark) + step
     return content[:place] + value + content[place + len(value) :]
 
@@ -224,9 +224,9 @@ def wide(side: int, channels: int = 1) -> bytes:
 PICTURES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "PNG of 20,000 × 20,000": ("x.png", lambda: png(20_000, 20_000, 8, 0, wide(20_000))),
     "PNG that claims 2³¹ × 2³¹": ("x.png", lambda: png(2**31 - 1, 2**31 - 1, 8, 2, zeros(100))),
-    "PNG with a row of 10⁷": ("x.png", lambda: png(10**7, 1, 8, 0, zeros(10**7 + 1))),
+    "PNG with a row of 10⁷ pixels": ("x.png", lambda: png(10**7, 1, 8, 0, zeros(10**7 + 1))),
     "PNG in 16 bits": ("x.png", lambda: png(12_000, 12_000, 16, 0, wide(12_000, 2))),
-    "PNG in 16 bits and colour": ("x.png", lambda: png(7_000, 7_000, 16, 2, wide(7_000, 6))),
+    "PNG in colour and 16 bits": ("x.png", lambda: png(7_000, 7_000, 16, 2, wide(7_000, 6))),
     "PNG with a palette": (
         "x.png",
         lambda: png(
@@ -463,9 +463,11 @@ DICOMS: dict[str, Callable[[], bytes]] = {
         PLAIN, bytes(256), more=element(0x0009, 0x1001, "UN", b"x", 2**32 - 2)
     ),
     "DICOM with nested sequences": lambda: dicom(PLAIN, bytes(256), more=sequences(20_000)),
-    "DICOM with a larger JPEG": lambda: dicom(JPEG, frame_of_jpeg(65_500, 65_500)),
-    "DICOM with a larger JPEG 2000": lambda: dicom(JPEG_2000, frame_of_jpeg_2000(60_000, 60_000)),
-    "DICOM with a larger JPEG-LS": lambda: dicom(
+    "DICOM with a JPEG larger than stated": lambda: dicom(JPEG, frame_of_jpeg(65_500, 65_500)),
+    "DICOM with a JPEG 2000 larger than stated": lambda: dicom(
+        JPEG_2000, frame_of_jpeg_2000(60_000, 60_000)
+    ),
+    "DICOM with a JPEG-LS larger than stated": lambda: dicom(
         JPEG_LS,
         b"\xff\xd8\xff\xf7\0\x0b\x08\xff\xdc\xff\xdc\1\1\x11\0\xff\xda\0\x08\1\1\0\0\0\0"
         + bytes(99),

@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/by_size.py NAME FOLDER --sizes 8,16,32 [--units 500,1000]
         [--epsilons 1,10] [--minutes 4] [--groups PATTERN] [--work WORK]
 
-FOLDER: public images in class folders, used as the sensitive ones; --units: how many random units
-to use, which are persons with --groups and images without; NAME: name of the set in the rows.
+FOLDER: public images in class folders, used as the sensitive ones; --units: numbers of random units
+to use (persons with --groups, otherwise images); NAME: name of the set in the rows.
 Projects have the settings that `stage init` proposes. Rows contain balanced accuracies in %, on a
 hold-out chosen by a key: of the best classifier trained on the release, of the teacher, and of the
 best classifier trained on real images, each at the project's size. Rows that are already in

@@ -196,7 +196,9 @@ def check(odometer: Odometer, wanted: int | None) -> int:
     closed = Counter(entry["id"] for entry in entries if entry["kind"] == CLOSE)
     runs = {entry["record"]["id"] for entry in entries if entry["kind"] == OPEN}
     assert not opened or max(opened.values()) == 1, f"charged twice: {opened.most_common(3)}"
-    assert set(closed) == runs and set(closed.values()) <= {1}, "a charge was not closed once"
+    assert set(closed) == runs and set(closed.values()) <= {1}, (
+        "some charge was not closed exactly once"
+    )
     assert wanted is None or len(opened) == wanted, f"{len(opened)} charges, expected {wanted}"
     assert len({record["id"] for record in odometer.opened()}) == len(opened)
     return len(opened)

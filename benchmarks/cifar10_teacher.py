@@ -1,7 +1,8 @@
 """Measure the teacher's accuracy on CIFAR-10 by ε, at δ = 1e-5, without any public data.
 
-    # the official split, downloaded; the training split, in class folders
+    # the official split, which is downloaded
     OMP_NUM_THREADS=1 python benchmarks/cifar10_teacher.py
+    # the training split, in class folders
     OMP_NUM_THREADS=1 python benchmarks/cifar10_teacher.py --folder cifar10
 
 The first command measures the number for a leaderboard: it trains on 50 000 images, and reads the

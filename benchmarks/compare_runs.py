@@ -1,8 +1,8 @@
 """Compare runs in a table and a plot of accuracy by ε. Warn if the runs are not comparable.
 
-The result is local, because accuracies rest on real images. Runs are folders with `metrics.json`
-and `ledger.json`, or the experiments that `dvc exp show` lists in the current folder. ε is computed
-again from each ledger.
+The result is local, because accuracies are measured on real images. Runs are folders with
+`metrics.json` and `ledger.json`, or the experiments that `dvc exp show` lists in the current
+folder. ε is computed again from each ledger.
 
     python benchmarks/compare_runs.py runs/*
     python benchmarks/compare_runs.py --dvc
@@ -57,7 +57,9 @@ def main(words: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("runs", nargs="*", type=Path, help="folders of runs")
-    parser.add_argument("--dvc", action="store_true", help="add this folder's experiments")
+    parser.add_argument(
+        "--dvc", action="store_true", help="also compare the experiments of `dvc exp show`"
+    )
     parser.add_argument("--classifier", help="classifier to plot; default: cnn, or else the first")
     parser.add_argument("--out", type=Path, default=EVALUATION, help="folder for table and plot")
     try:
@@ -92,8 +94,8 @@ def compare(runs: Sequence[Path], dvc: bool, classifier: str | None, out: Path) 
     chosen = classifier or ("cnn" if "cnn" in names else names[0])
     if chosen not in names:
         raise ConfigError(
-            f"--classifier {chosen}: none of these runs has an accuracy of it. Expected one of "
-            f"{', '.join(names)}"
+            f"--classifier {chosen}: none of these runs has an accuracy for this classifier. "
+            f"Expected one of {', '.join(names)}"
         )
     write_local(out / "comparison.csv", csv_of(table, ".6g").encode())
     plot_comparison(table, chosen, out / "comparison.png")
@@ -203,7 +205,7 @@ def row_of(name: str, ledger: Mapping, metrics: Mapping) -> dict:
     identity = {key: str(value) for key, value in metrics.get("identity", {}).items()}
     versions = set() if problems else {record["data_version"] for record in ledger["records"]}
     if identity and versions - {"", identity.get("version")}:
-        problems = [*problems, "its ledger and its evaluation are for different data"]
+        problems = [*problems, "ledger and evaluation are for different data"]
     row: dict = {"run": name, "recipe": str(ledger["recipe"]), "target": float(ledger["target"])}
     row |= {"epsilon": spent, "delta": float(ledger["delta"])}
     for classifier, scored in classifier_rows(metrics["release"]).items():
@@ -240,7 +242,7 @@ def with_differences(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
     """
     runs = pd.DataFrame(rows)
     warnings = [
-        f"{row['run']}: the ledger is not valid: {problem}"
+        f"{row['run']}: the ledger has a problem: {problem}"
         for row in rows
         for problem in row["problems"]
     ]
@@ -288,7 +290,7 @@ def comparison_table(runs: pd.DataFrame, classifiers: list[str]) -> Table:
 
 
 def short_names(names: list[str]) -> list[str]:
-    """Shorten the names by their common folder."""
+    """Remove the common folder from the names."""
     if len(names) < 2 or len({Path(name).is_absolute() for name in names}) > 1:
         return names
     folder = Path(os.path.commonpath(names))

@@ -74,7 +74,7 @@ def entropies(levels: np.ndarray, count: int) -> np.ndarray:
 
 
 def complexity(images: np.ndarray) -> dict[str, float]:
-    """Average over the images: {"entropy", "texture_complexity", "images"}."""
+    """Return means over the images, and their number: entropy, texture_complexity, images."""
     return {
         "entropy": float(entropy(images).mean()),
         "texture_complexity": float(texture_complexity(images).mean()),

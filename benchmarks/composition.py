@@ -32,7 +32,7 @@ from sfumato.settings.recipes import params_of
 
 FASHION = {"recipe": "teacher-generator", "profile": "fashion-mnist-cpu"}
 PATCHES = {"feature": "patches", "flip": True, "dimension": 2048}
-HELD_OUT = 10_000  # photographs; for clothes, the official test split is held out
+HELD_OUT = 10_000  # held-out photographs; Fashion-MNIST has its official test split instead
 
 
 def photographs(folder: str) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def main() -> None:
                 f"{key} {noise['rdp'][key]:g} → {noise['exact'][key]:g}" for key in noise["rdp"]
             )
             means = " → ".join(f"{fmean(found):.2f}" for found in accuracies.values())
-            print(f"{name}, ε = {epsilon:g}: noise {shown}; teacher {means}", end="; ")
+            print(f"{name}, ε = {epsilon:g}, rdp → exact: noise {shown}; teacher {means}", end="; ")
             print(
                 f"gain {fmean(gains):.2f} ± {stdev(gains):.2f} over {len(gains)} draws of noise",
                 flush=True,

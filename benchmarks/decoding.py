@@ -68,7 +68,7 @@ def speed(folder: Path, threads: int, size: int, rounds: int) -> None:
             )
     ratios = [one / many for one, many in zip(*found.values(), strict=True)]
     print(
-        f"time of one thread over time of {threads}, by round: "
+        f"time with 1 thread / time with {threads} threads, by round: "
         f"{', '.join(f'{ratio:.2f}' for ratio in ratios)}; median {median(ratios):.2f}"
     )
 

@@ -143,7 +143,7 @@ def released_twice(project: Project) -> None:
     params.write_text(yaml.safe_dump(own, sort_keys=False), encoding="utf-8")
     run_all(project, "plan")
     for stage in (*QUERIES, "auxiliary", "synthesize"):
-        shutil.rmtree(project.home / "artifacts" / stage)  # DVC removes it, too
+        shutil.rmtree(project.home / "artifacts" / stage)  # as DVC does before a stage
         run_all(project, stage)
 
 
@@ -354,7 +354,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--commands", nargs="+", choices=CASES, default=[*CASES])
     parser.add_argument(
-        "--every", type=int, default=1, help="kill at one in so many events, and at the end"
+        "--every", type=int, default=1, help="kill at every N-th event, and at the end"
     )
     arguments = parser.parse_args()
     failed = 0

@@ -1,9 +1,9 @@
 """Write `docs/gallery`: one page per finished release, with its ledger and its first images.
 
     python benchmarks/gallery.py digits --work WORK
-    # the Debian package dataset-fashion-mnist, or a download
+    # uses the Debian package dataset-fashion-mnist, or downloads the set
     python benchmarks/gallery.py clothes --work WORK
-    # and chest, cells: one folder per class
+    # also for chest and cells; FOLDER has one folder per class
     python benchmarks/gallery.py mri --work WORK --images FOLDER
 
 The project stays in the folder --work: a second call spends nothing and only writes the page again.

@@ -1,6 +1,7 @@
 """Measure in eight minutes on a borrowed GPU how fast this code is, compared with what is possible.
 
-    sh benchmarks/gpu_carry.sh    # with a network: what a bare machine lacks, into .gpu/
+    # on a machine with a network: fetch what a bare machine lacks, into .gpu/
+    sh benchmarks/gpu_carry.sh
     python3 benchmarks/gpu_session.py [--out build/gpu] [--seconds 440] [--only step more ...]
         [--resume]
     python benchmarks/gpu_session.py --device cpu --tiny
@@ -461,7 +462,9 @@ def main(began: float | None = None) -> None:
         default=Path("build/gpu"),
         help="folder for session.jsonl and profile.txt",
     )
-    parser.add_argument("--seconds", type=float, default=440, help="time limit of the program")
+    parser.add_argument(
+        "--seconds", type=float, default=440, help="time limit of the program, in seconds"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="use small sizes")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))

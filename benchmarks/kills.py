@@ -358,7 +358,7 @@ class Figures:
             self.failed.append(f"{kind}, {where}")
         self.tried[kind] += hit
         self.cured += cured
-        print(f"{kind}, {where}: {hit} in {time.monotonic() - start:.0f} s{wrong}", flush=True)
+        print(f"{kind}, {where}: faults {hit}; {time.monotonic() - start:.0f} s{wrong}", flush=True)
         return hit
 
 

@@ -379,7 +379,7 @@ def run(words: tuple[str, ...]) -> tuple[int, str]:
 
 
 def accepts_something_wrong(target: Target, text: str, epsilon: float) -> str | None:
-    """Return why the command should not have succeeded, or None if it was right to."""
+    """Return why the command must not succeed after this damage, or None if it may."""
     if target.guarded:
         return "changed bytes were accepted"
     history = target.command == ("ledger", "history") and target.file.startswith("state")

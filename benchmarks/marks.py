@@ -1,5 +1,4 @@
-"""Measure which marks of released pictures survive common treatments, and how often marks are found
-by mistake.
+"""Measure which marks survive what recipients do to pictures, and how often marks are false alarms.
 
     OMP_NUM_THREADS=1 python benchmarks/marks.py FOLDER [--side 128] [--marked 200]
         [--unmarked 10000]

@@ -212,7 +212,7 @@ def judged(part: ImageSet, holdout: ImageSet) -> tuple[np.ndarray, dict]:
 def groups_of_known_accuracy() -> None:
     """Print `by_column` for groups of 400, 200, 6 and 5 images, with 80, 50, 100 and 100 % right.
 
-    Intervals by the normal approximation are printed beside. The groups of 6 and 5 are merged into
+    The output also has intervals by the normal approximation. The groups of 6 and 5 are merged into
     "others", because groups of fewer than 10 images are too small.
     """
     parts = {"a": (400, 0.8), "b": (200, 0.5), "c": (6, 1.0), "d": (5, 1.0)}
@@ -228,7 +228,7 @@ def groups_of_known_accuracy() -> None:
             f"{row['group']}: {row['images']} images, {row['mean']:.3f}, {low:.3f} to {high:.3f} "
             f"(normal: {normal})"
         )
-    print(f"best to worst {column['gap']:.3f}, withheld {column['withheld']}")
+    print(f"best minus worst group {column['gap']:.3f}, images withheld {column['withheld']}")
 
 
 def seconds_of_measures(sizes: list[int]) -> None:
@@ -458,7 +458,7 @@ def main(
             distances = [nearest_rows(real, features)[1] for real in novel[1:]]
             again = p_by_shuffling(distances[0], distances[1], copies["rank"], random)
             twice = min(1.0, again * (2 if images > 100 else 1))
-            by_rank = f"by {SHUFFLES} shuffles at rank {copies['rank']} {twice:.2g}"
+            by_rank = f"by {SHUFFLES} shuffles at rank {copies['rank']}: {twice:.2g}"
             print(
                 f"{name}: MIND {found['mind']:.4f}, by torch "
                 f"{sliced_by_torch(features, holdout_features):.4f}"
@@ -471,7 +471,10 @@ def main(
             once_more = reliability_by_scikit_learn(scores, holdout.labels)
             shown_before = low, high, worst["mean"], row["calibration"]
             for what, *values in zip(
-                ("from", "to", "worst class", "ECE"), shown_before, once_more, strict=True
+                ("lower end", "upper end", "worst class", "ECE"),
+                shown_before,
+                once_more,
+                strict=True,
             ):
                 print(
                     f"{name}: {what} {100 * values[0]:.2f}, by Wilson or scikit-learn "

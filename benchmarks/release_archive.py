@@ -79,7 +79,7 @@ def write_archive(project: Path, archive: Path, source: str, source_licence: str
 
 
 def named(folder: Path, prefix: str) -> Iterator[tuple[str, Path]]:
-    """Yield name in the archive and path of all files below a folder, sorted by path."""
+    """Yield the name in the archive and the path of each file below a folder, sorted by path."""
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         yield f"{prefix}/{file.relative_to(folder).as_posix()}", file
 

@@ -4,13 +4,13 @@
         [--steps 600] [--picture F]
 
 All projects must come from `stage init` on the same folder, with the same key (the file
-keys/DATASET in each state directory), so that all hold out the same pictures. The first project
-must have the largest images; those of the others are enlarged to its size (bicubic). For each
-release, and for real images, the program prints the accuracy in % of a `cnn` trained on them for
-the same number of steps. It also prints the Fréchet distance of plain images to real ones, in the
-features of a network trained on drawn glyphs. The results are local, because they are measured on
-real images. With `--picture`, the program only draws plain images: one project per row, three
-images of each class.
+keys/DATASET in each state directory), so that all have the same hold-out. The first project must
+have the largest images; smaller images are enlarged to its size (bicubic). The program trains a
+`cnn` on each release, and on real images, always for the same number of steps, and prints its
+accuracy in %. It also prints the Fréchet distance of plain images to real ones, in the features of
+a network trained on drawn glyphs. The results are local, because they are measured on real images.
+With `--picture`, the program only draws plain images: one project per row, three images of each
+class.
 """
 
 from __future__ import annotations

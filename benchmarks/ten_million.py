@@ -1,11 +1,13 @@
-"""Measure memory and time of all stages that read sensitive images. Memory must not grow with them.
+"""Measure memory and time of the stages that read sensitive images, by the number of images.
 
     nice -n 5 python benchmarks/ten_million.py [--images 100000 1000000 10000000] [--features 64]
     nice -n 5 python benchmarks/ten_million.py --images 10000 100000 --side 128
         --parts prepare frequency synthesize
 
 Random grey images of ten classes are written as a NumPy archive (640 MB for ten million images of
-8×8). Then each part runs on them in its own process, on one thread: `prepare`, `count`, `central`,
+8×8). The memory must not depend on the number of images.
+
+Each part runs on the images in its own process, on one thread: `prepare`, `count`, `central`,
 `frequency`, one step of DP-SGD, and `synthesize`, which draws as many images from a generator,
 distorts and blends them, and writes the release. Memory is the largest resident anonymous memory of
 the process (RssAnon in /proc/PID/status, read every 10 ms). It excludes pages of files, which the

@@ -38,7 +38,7 @@ def gaussian_bounds(
 
     Source: Dong, Roth and Su 2019; Nasr et al. 2023.
     """
-    each = (1 + confidence) / 2  # both intervals may be wrong
+    each = (1 + confidence) / 2  # splits the failure probability over two intervals
     low_hits, high_hits = clopper_pearson(hits, runs, each)
     low_false, high_false = clopper_pearson(false_alarms, runs, each)
     return float(norm.ppf(low_hits) - norm.ppf(high_false)), float(

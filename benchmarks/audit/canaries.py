@@ -93,7 +93,7 @@ def one_run(
     numbers of guesses tried. subject: another source of noise, to plant a bug.
     """
     count = SIDE**2
-    # the coins are secret to the guesser only
+    # the attacker's code does not use these coins
     inside = np.random.default_rng().random(count) < 0.5
     chosen = torch.from_numpy(np.flatnonzero(inside))
     images = torch.zeros(len(chosen), count)

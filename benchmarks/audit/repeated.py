@@ -112,7 +112,7 @@ def opened(
         classes = np.array([f"made {i}" for i in range(max(2, int(labels.max()) + 1))])
         np.savez(source, images=pixels, labels=labels.numpy(), classes=classes)
         data = Data(dataset_id="made", source="npz", path=str(source), holdout_fraction=0.0)
-        with redirect_stderr(StringIO()):  # hides its progress
+        with redirect_stderr(StringIO()):  # hides the progress of the preparation
             prepare_sensitive(data, state, card, Path(folder) / "raw")
         public, key = read_card(card), None
         if subject.encode is not None:
@@ -146,11 +146,11 @@ def audit(
     confidence: float = 0.999,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Verdict:
-    """Measure how well `runs` releases with the target differ from `runs` releases without it.
+    """Measure how well releases with the target can be distinguished from releases without it.
 
-    The test judges a release to contain the target if it lies more than halfway between the sum
-    without the target and the sum with it. The observer knows everything but the noise, which is
-    the worst case that the guarantee covers.
+    There are `runs` releases of each. The test judges a release to contain the target if it lies
+    more than halfway between the sum without the target and the sum with it. The observer knows
+    everything but the noise, which is the worst case that the guarantee covers.
     """
     images, labels = made_images()
     seen = subject.encode(stored(images)).half().float() if subject.encode else stored(images)

@@ -30,6 +30,7 @@ PARTS = ("repeated", "run")
 CLAIMED = 2.0  # μ of every audited release
 RUN_EPSILONS = (1.0, 3.0, 10.0)
 
+PARTS_HELP = "Parts to run, separated by commas."
 RUNS_HELP = (
     "Number of releases with the image, and of releases without it. Fewer releases find less."
 )
@@ -39,11 +40,11 @@ CONFIDENCE_HELP = (
 
 
 def main(
-    parts: Annotated[str, typer.Option(help="Parts to run, with commas.")] = ",".join(PARTS),
+    parts: Annotated[str, typer.Option(help=PARTS_HELP)] = ",".join(PARTS),
     runs: Annotated[int, typer.Option(min=100, help=RUNS_HELP)] = 10_000,
     confidence: Annotated[float, typer.Option(min=0.5, max=0.999999, help=CONFIDENCE_HELP)] = 0.999,
     only: Annotated[
-        str, typer.Option(help="Only the repeated audits with this in their name.")
+        str, typer.Option(help="Run only repeated audits with this in their name.")
     ] = "",
     out: Annotated[
         Path, typer.Option(help="Directory for audit.csv, audit-run.csv and audit.png.")

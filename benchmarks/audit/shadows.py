@@ -149,7 +149,7 @@ def rmia(scores: np.ndarray, pair: int) -> np.ndarray:
 
 
 def strength(found: np.ndarray, inside: np.ndarray) -> tuple[float, float]:
-    """Return a score's AUC, and the share of members it finds at FALSE_ALARMS false alarms."""
+    """Return a score's AUC, and the share of members found at the false-alarm rate FALSE_ALARMS."""
     from sklearn.metrics import roc_auc_score
 
     limit = np.quantile(found[~inside], 1 - FALSE_ALARMS)

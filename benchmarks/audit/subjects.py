@@ -170,14 +170,14 @@ class HalfNoise(NoiseSource):
 
 
 class NoiseOfTheFirstProcess(NoiseSource):
-    """No noise, as on the second of two processes if only the first adds noise to their sum."""
+    """A source without noise: the second of two processes, if only the first adds noise."""
 
     def gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
         return super().gaussian(shape, std) * 0
 
 
 def clip_each_draw(state: State, charge: Any) -> Tensor:
-    """Run a step that clips each of an image's K draws separately, so one image contributes K·C."""
+    """Run a step that clips each of an image's K draws, so that one image contributes up to K·C."""
     total = torch.zeros(state.size)
     part = Microbatch(DRAWS * state.microbatch_size)
     for images, labels in charge.batches(size=16):
