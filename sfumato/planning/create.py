@@ -605,7 +605,7 @@ def size_rows(made: Proposed) -> Iterator[list[str]]:
         privacy = one.params.privacy
         mark = "proposed " if one is made.chosen else ""
         pixels = f"{size}" if isinstance(size, int) else by(size)
-        minutes = f"{one.seconds / 60:.0f}{'' if one.enough else ' at least'}"
+        minutes = f"{'' if one.enough else 'at least '}{one.seconds / 60:.0f}"
         useful = "unknown"
         if one.kind:
             useful = forecast(one.kind, privacy.size, privacy.epsilon, one.size_factor)

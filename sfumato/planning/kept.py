@@ -118,8 +118,8 @@ def repeat_count(name: str, params: Params, plan: str, runs: Sequence[Run]) -> i
 
     The owner requests payments by a number in privacy.spend_again. The number is compared with the
     number of the last release, or of the last open run if there is no release, so that each request
-    is granted once. A request also applies to all queries that depend on the query, because their
-    inputs will change.
+    is granted once. A request also applies to all queries that depend on the named query, because
+    their inputs will change.
     """
     mine = [run for run in runs if run.opened.get("plan") == plan and run.end != ABANDON]
     done = [run.record.get("again", 0) for run in [run for run in mine if run.end == CLOSE] or mine]

@@ -42,7 +42,7 @@ def resume(
 def make_durable(charge: Charge, state: dict[str, Tensor], log: list[dict]) -> None:
     """Write the state, then the journal, then remove the previous checkpoint.
 
-    Only the first process does so.
+    Processes other than the first do nothing.
     """
     if not distributed.is_main():
         return
