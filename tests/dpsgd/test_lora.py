@@ -255,8 +255,8 @@ def test_adapters_on_another_base_are_refused(saved):
         (lambda content: content["matrices"].pop(), "does not contain what"),
         (lambda content: content.update(scale=float("nan")), "NaN and infinity"),
         (lambda content: content.update(matrices="middle"), "does not contain what"),
-        (lambda content: content.update(rank=2), "does not fit the model"),
-        (lambda content: content.update(rank=99), "does not fit the model"),
+        (lambda content: content.update(rank=2), "do not fit the model"),
+        (lambda content: content.update(rank=99), "do not fit the model"),
         (lambda content: content.update(rank=-1), "cannot be read"),
     ],
 )

@@ -90,7 +90,7 @@ def test_augmentation_shifts_and_mirrors_only_on_request():
 
 def test_a_set_too_small_to_split_is_refused(digits):
     few = ImageSet(digits.images[:2], digits.labels[:2], digits.classes)
-    with pytest.raises(DataError, match="2 images"):
+    with pytest.raises(DataError, match="number of images is 2"):
         train_public_classifier(few, SETTINGS, seed=0)
 
 

@@ -369,7 +369,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_spent(desk, tmp_path):
         (directory / "histogram.json").write_text(
             json.dumps(about | {"public_classes": about["public_classes"][::-1]})
         )
-    with pytest.raises(DataError, match="other classes"):
+    with pytest.raises(DataError, match="votes for classes that differ"):
         desk("select", ratio=0.1)
 
 
