@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-RUN = 64  # Number of squares to add up in float32 at a time; float64 adds up the results
+RUN = 64  # Number of squares to add up in float32; the results are added up in float64
 # Relative margin of a clipped norm.
 # It exceeds the error of a float32 sum of RUN squares, and of the square root of this sum.
 FLOAT32_SLACK = 2.0**-18

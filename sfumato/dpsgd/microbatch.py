@@ -182,7 +182,7 @@ def fits(model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws: 
         clipped_sum(
             per_image_gradients(model, parameters, *blanks(model, parameters, images, draws)), 1.0
         )
-    except RuntimeError as error:  # cuDNN and cuBLAS errors have no type of their own
+    except RuntimeError as error:  # cuDNN and cuBLAS errors have no specific type
         if isinstance(error, torch.cuda.OutOfMemoryError) or any(
             words in str(error) for words in DOES_NOT_FIT
         ):

@@ -22,7 +22,7 @@ MIN_STEPS = 600  # Minimum number of gradient steps; a small set gets more passe
 Cells = np.ndarray | None  # One value per image, or None
 FEWEST_OF_A_GROUP = 10  # Groups with fewer images are merged into "others"
 BINS = 15  # Number of bins of confidence, for the calibration error
-SPECIFICITY = 0.9  # Specificity at which the sensitivity to each of two classes is stated
+SPECIFICITY = 0.9  # Specificity at which the sensitivity to each of two classes is measured
 RESAMPLES = 1000  # Number of bootstrap resamples of the hold-out, for a confidence interval
 
 

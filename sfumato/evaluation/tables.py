@@ -174,10 +174,11 @@ def table_of(
 
 
 def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
-    """Read the owner's part of the report: the results of `stage evaluate`, and training pictures.
+    """Read the local content of the owner's report.
 
-    Missing files, and pictures of incomplete artifacts, are left out. Raises DataError if the
-    results cannot be read.
+    The content consists of the results of `stage evaluate` and of the noisy pictures that the
+    models learned from. Missing files, and pictures of incomplete artifacts, are left out. Raises
+    DataError if the results cannot be read.
     """
     numbers = Local()
     causes = (*UNREADABLE, LookupError, RuntimeError)

@@ -48,7 +48,7 @@ class ConvBlock(PooledBlock):
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__(inputs, outputs, stride)
-        nn.init.zeros_(self.second_norm.weight)  # the block starts as its shortcut
+        nn.init.zeros_(self.second_norm.weight)  # initially, the block equals its shortcut
         self.shortcut = nn.Sequential()
         if stride == 2:
             self.shortcut.append(nn.AvgPool2d(2, ceil_mode=True))
