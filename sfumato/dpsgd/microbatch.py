@@ -119,8 +119,8 @@ def needed(
     each = 4 * trained + some * activation_bytes(model, parameters)
     size = (network + 4 * COPIES * trained + images * each) / 2**30
     return (
-        f"about {size:.2f} GiB at float32: {images} images at a time, {some} of {draws} draws "
-        "per image"
+        f"about {size:.2f} GiB at float32 (images at a time: {images}; draws per image at a time: "
+        f"{some} of {draws})"
     )
 
 

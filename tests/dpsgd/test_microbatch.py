@@ -288,7 +288,10 @@ def test_a_line_tells_the_memory_of_an_outline_as_of_the_network(model):
         shapes = UNet(8, 1, 4, Architecture(width=8, multipliers=(1, 2), attention=(1,)))
     line = needed(shapes, dict(shapes.named_parameters()), 8, 64.0)
     assert line == needed(model, dict(model.named_parameters()), 8, 64.0)
-    assert line.startswith("about 0.") and "32 images at a time, 8 of 8 draws" in line
+    assert (
+        line.startswith("about 0.")
+        and "images at a time: 32; draws per image at a time: 8 of 8" in line
+    )
 
 
 def test_a_run_goes_on_with_another_microbatch(model):
