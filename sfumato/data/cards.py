@@ -1,6 +1,6 @@
 """The public cards of prepared images: facts that stages read without opening the images.
 
-Imports no array library.
+This module imports no array library.
 """
 
 import json
@@ -27,9 +27,9 @@ Side = Annotated[int, Field(gt=0, lt=2**16)]  # number of pixels, or of channels
 class Card(Exact):
     """The public facts of a dataset.
 
-    version: the owner's name for this state of the images, or a random name. It does not depend on
-    the images. Otherwise, a version that stays the same when a person withdraws would reveal that
-    the person was not in the set.
+    version: name of this state of the images, chosen by the owner or at random. It does not depend
+    on the images. If it did, and did not change when a person withdraws, it would reveal that this
+    person was not in the set.
     """
 
     dataset_id: DatasetId
@@ -66,10 +66,10 @@ class PublicCard(Exact):
 
 
 def card_at(path: Path, what: str, fix: str) -> AbstractContextManager[None]:
-    """Return a context that raises DataError if the file in `path` is missing or invalid.
+    """Return a context that raises DataError if the file `path` is missing or invalid.
 
     what: expected content of the file, such as "a data card";
-    fix: instruction that writes the file, such as "run `stage prepare public`".
+    fix: how to write the file, such as "run `stage prepare public`".
     """
     missing = f"{path} is missing: {fix} first"
     return explained(
@@ -78,7 +78,7 @@ def card_at(path: Path, what: str, fix: str) -> AbstractContextManager[None]:
 
 
 def read_card(path: Path) -> Card:
-    """Read a public card. Raises DataError if the file is missing or is not such a card."""
+    """Read the public card of a dataset. Raises DataError if the file is missing or invalid."""
     with card_at(path, "a data card", TO_PREPARE):
         return validated(Card, read_json(path))
 
@@ -86,7 +86,7 @@ def read_card(path: Path) -> Card:
 def read_public_card(path: Path) -> PublicCard:
     """Read the card of a public set.
 
-    Raises DataError if the file is missing or is not such a card.
+    Raises DataError if the file is missing or invalid.
     """
     with card_at(path, "the card of a public set", AGAIN_PUBLIC):
         card = validated(PublicCard, read_json(path))

@@ -112,8 +112,8 @@ def check_deflated(file: BinaryIO, name: str) -> None:
             size += len(inflater.decompress(content, 2**20))
             if size > LARGEST_PICTURE:
                 raise DataError(
-                    f"{name} inflates to more than {LARGEST_PICTURE:,} bytes: save it smaller, or "
-                    "remove it."
+                    f"{name} inflates to more than {LARGEST_PICTURE:,} bytes: reduce its size, "
+                    "or remove it."
                 )
             content = inflater.unconsumed_tail or file.read(2**16)
     file.seek(0)

@@ -61,7 +61,7 @@ class Member:
             file.seek(self.start)
             content = file.read(self.size)
             if len(content) < self.size:
-                raise OSError(errno.EIO, "It became shorter while it was read", str(self.shard))
+                raise OSError(errno.EIO, "File became shorter while it was read", str(self.shard))
             return io.BytesIO(content)
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ def open_picture(file: Path | Member) -> io.BytesIO:
 
 
 def format_at(file: Path | Member) -> Format | None:
-    """Return the unsupported format of a file or of a link, or None.
+    """Return the unsupported format of a file or of a link; None if none is recognised.
 
     A file is recognised by its first bytes, and a link by its target.
     """
@@ -167,9 +167,9 @@ def decode(path: PictureFile, span: Span | None = None) -> np.ndarray:
         return decode_slice(path, span)
     if isinstance(path, Path) and is_dicom(path):
         return decode_dicom(path, span)
-    # Three kinds are left out: formats that contain programs, such as PostScript; formats from
-    # which Pillow silently drops the low bits; and ICO, because Pillow decodes it before its size
-    # can be checked.
+    # The list leaves out formats that contain programs, such as PostScript; formats from which
+    # Pillow silently drops the low bits; and ICO, because Pillow decodes it before its size can be
+    # checked.
     formats = "AVIF BMP DIB GIF JPEG JPEG2000 PCX PNG PPM QOI TGA TIFF WEBP"
     Image.init()
     # Formats that the installed Pillow supports
@@ -183,19 +183,19 @@ def decode(path: PictureFile, span: Span | None = None) -> np.ndarray:
             opened = Image.open(file, formats=known)
         except Image.DecompressionBombError as error:
             raise DataError(
-                f"{path} is too large ({error}): save it smaller, or remove it."
+                f"{path} is too large ({error}): reduce its size, or remove it."
             ) from error
         except UnidentifiedImageError:
             file.seek(0)
             # Replaces Pillow's message, which would show the memory address of the stream
             if file.read(4) not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
                 raise ValueError(
-                    "its bytes do not belong to a supported format, such as PNG or DICOM"
+                    "its content is not in a supported format, such as PNG or DICOM"
                 ) from None
             return decode_tiff(file, span, str(path))
         if getattr(opened, "is_animated", False):  # counting many frames would take long
             raise DataError(
-                f"{path} contains several frames: choose one frame, and save it in its own file."
+                f"{path} contains several frames: choose one of them, and save it in its own file."
             )
         with room_for_picture(str(path), opened.height, opened.width, *pixel_form(opened)):
             if (shown := decode_deep(opened, file, span, str(path))) is not None:
@@ -208,7 +208,7 @@ def pixel_form(opened: Image.Image) -> tuple[int, int]:
     if opened.has_transparency_data or opened.mode == "P":
         return 4, 1
     channels = len(opened.getbands())
-    # A file with 16 bits per value; `decode_deep` keeps all of them, although Pillow keeps only 8
+    # The file has 16 bits per value. Pillow would keep only 8 of them; `decode_deep` keeps all.
     if any(str(tile.args).endswith("16B") for tile in getattr(opened, "tile", ())):
         return channels, 2
     return channels, np.dtype(ImageMode.getmode(opened.mode).typestr).itemsize
@@ -274,9 +274,10 @@ def with_progress(items: Iterable, total: int, what: str = "preparing") -> Itera
 
 
 def picture_of(file: PictureFile, form: PictureForm) -> tuple[np.ndarray | DataError, Counter[str]]:
-    """Return a converted picture, or an error that concerns only this picture.
+    """Decode and convert a picture.
 
-    The second value counts the conversions of the picture by kind.
+    Returns the picture, or an error that concerns only this picture, and the number of conversions
+    by kind.
     """
     form = replace(form, converted=Counter())
     try:

@@ -66,9 +66,9 @@ def eight_bits(
     """
     if span is None:
         error = DataError(
-            "{name} has {kind} values: set the values of black and white, such as range: [0, 4095] "
-            "in `data` for 12 bits ({option.range}=0,4095 for a new project). They are public: "
-            "choose them for the kind of device, not from these images.",
+            "{name} has {kind} values: set the values of black and white, such as data.range: [0, "
+            "4095] for 12 bits ({option.range}=0,4095 for a new project). These two values are "
+            "public, so choose them to suit the type of device, and not from these images.",
             option="range",
             name=name,
             kind=values.dtype,
@@ -318,7 +318,7 @@ def decode_dicom(path: Path, span: Span | None, frame: int | None = None) -> np.
     if frames > 1:
         fix = (
             "set data.volume, such as {step: 1}, to use its frames, or choose one frame and save "
-            "it in a file of its own"
+            "it in its own file"
         )
         raise DataError(f"{path} contains {frames} frames: {fix}.")
     check_picture_file(str(path), path.stat().st_size)
@@ -381,12 +381,16 @@ def decode_pixels(data: Dataset, span: Span | None, path: Path) -> np.ndarray:
     syntax = data.file_meta.get("TransferSyntaxUID", "")
     fix = "repair or remove it"
     if syntax not in ("", *UncompressedTransferSyntaxes):
-        fix = f"it is in {syntax}, so write it uncompressed, for example with `gdcmconv --raw`"
+        fix = (
+            "write it uncompressed, for example with `gdcmconv --raw` (its transfer syntax is now "
+            f"{syntax})"
+        )
     with readable(f"{path} has no readable pixels", fix):
         if syntax and not (decoder := get_decoder(syntax)).is_available:
             others = "; ".join(decoder.missing_dependencies)
             raise ConfigError(
-                f"{path} is in {syntax.name} ({syntax}): pip install 'sfumato[dicom]' ({others})"
+                f"{path} is compressed as {syntax.name} ({syntax}), and no installed package can "
+                f"decompress it ({others}): pip install 'sfumato[dicom]'"
             )
         if syntax not in ("", *UncompressedTransferSyntaxes):
             check_compressed(data, syntax, data.Rows * data.Columns, str(path))
@@ -397,7 +401,9 @@ def decode_pixels(data: Dataset, span: Span | None, path: Path) -> np.ndarray:
     if values.dtype == np.uint8 and values.shape[2:] == (3,):
         return np.ascontiguousarray(values)
     if values.shape[2:] != (3,) and (values.ndim != 2 or not kind.startswith("MONOCHROME")):
-        raise DataError(f"{path} is {values.dtype} {kind}: convert it to MONOCHROME2 or RGB.")
+        raise DataError(
+            f"{path} has {values.dtype} values in {kind}: convert it to MONOCHROME2 or RGB."
+        )
     rescale = None
     if values.ndim == 2:
         rescale = partial(apply_modality_lut, ds=data)

@@ -1,4 +1,4 @@
-"""Refuse images whose cost is already counted under another dataset id or in other groups.
+"""Refuse images already counted under another dataset id, or already charged in other groups.
 
 Otherwise, no odometer would contain the whole cost of these images.
 """
@@ -21,7 +21,7 @@ from sfumato.settings.data import Data
 from sfumato.storage.documents import read_json
 from sfumato.storage.journal import REGROUP, Journal
 
-ORIGIN = "origin.json"  # source and path of prepared images, which are private
+ORIGIN = "origin.json"  # private file with the source and the path of prepared images
 LOOKS_AT_ONCE = 4096  # number of thumbnails compared at once
 
 
@@ -34,15 +34,19 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
     shape: stored shape of the new images, (C, H, W);
     origin: source and path of the new images.
 
-    The images count as the same if their origin is the same, or if an image of the other dataset
-    has the same bytes in the same stored shape. If neither is the case, grey thumbnails are
-    compared, which detect resized copies.
+    Two datasets count as the same if their origins are equal, or if an image with the same bytes
+    and the same stored shape is in both. Otherwise, their grey thumbnails are compared, to detect
+    resized copies.
     """
     folders = home.parent.iterdir()
     there = {folder for folder in folders if (folder / CARD).exists() or (folder / ORIGIN).exists()}
     for other in sorted(there - {home}):
         file = other / ORIGIN
-        wrong = partial("{} cannot be read ({}): prepare these images again".format, file)
+        wrong = partial(
+            "{file} cannot be read ({}): prepare the images of data.dataset_id={name} again".format,
+            file=file,
+            name=other.name,
+        )
         with explained(DataError, wrong):
             same = file.is_file() and read_json(file) == origin
         if not same and not (other / CARD).is_file():
@@ -52,9 +56,9 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
         if same or resized_copies(fresh, other):
             raise ConfigError(
                 f"data.dataset_id={home.name}: some of these images, or their folder, are already "
-                f"counted as {other.name!r}. Under a second name, no odometer would count their "
-                "whole cost: keep the first name. If these images show different people, set "
-                "data.different_people: true"
+                f"counted under the dataset id {other.name!r}. Set data.dataset_id: {other.name}, "
+                "so that one odometer counts their whole cost. If these images show no person of "
+                f"{other.name!r}, set data.different_people: true"
             )
 
 
@@ -69,7 +73,7 @@ def by_content(home: Path) -> np.ndarray:
 def resized_copies(fresh: Path, other: Path) -> bool:
     """Return whether more than a third of the images in `fresh` resemble images in `other`.
 
-    Copies in another size or in other colours are found too. A sample of `fresh` is compared.
+    Copies with another size or other colours are found too. Only a sample of `fresh` is compared.
     """
     sample = np.concatenate([*looks(fresh, 500)])
     nearest = np.zeros(len(sample))
@@ -102,19 +106,19 @@ def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
 
 
 def refuse_regrouping(data: Data, home: Path, fresh: Path, journal: Journal) -> None:
-    """Journal a change of the groups of charged images.
+    """Write into the journal that charged images change their groups, if they do.
 
-    Raises ConfigError unless the owner confirmed it.
+    Raises ConfigError unless the owner confirmed the change.
     """
     if not regrouped(home, fresh, journal.records()):
         return
     if not data.other_groups:
         raise ConfigError(
-            f"data.dataset_id={data.name}: some images that were already charged would be assigned "
-            "to other groups. If data.size changed, or `stage forget` deleted the images, the "
-            "groups cannot be compared, so this is assumed. Prepare the images as before. If the "
-            "earlier groups were wrong, set data.other_groups: true. The journal is then kept, and "
-            "ledgers and reports are marked incomplete"
+            f"data.dataset_id={data.name}: images that were already charged would be assigned to "
+            "other groups than before, or the groups cannot be compared, because data.size changed "
+            "or `stage forget` deleted the images. Prepare the images with the earlier settings. "
+            "If the earlier groups were wrong or the images were deleted, set data.other_groups: "
+            "true. The journal is then kept, but ledgers and reports are marked incomplete"
         )
     journal.append(REGROUP)
 

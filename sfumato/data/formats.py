@@ -12,11 +12,11 @@ from pathlib import Path
 from sfumato.errors import DataError
 
 HEAD = 512  # number of bytes that identify a format
-PICTURES = "convert to PNG or JPEG"
-VOLUME = "save its slices as PNG, with the id of the person in each name"
-FRAMES = "choose frames and save them as PNG, with the id of the person in each name"
+PICTURES = "convert it to PNG or JPEG"
+VOLUME = "save its slices as PNG, with the id of the person in each file name"
+FRAMES = "choose frames and save them as PNG, with the id of the person in each file name"
 ARRAYS = (
-    "save each image as PNG, or all in one .npz with the arrays images, labels and classes "
+    "save each image as PNG, or all images in one .npz with the arrays images, labels and classes "
     "(np.savez)"
 )
 UNPACK = "unpack it, and give the path of the folder with its pictures"
@@ -45,8 +45,8 @@ CAMERA = Format("a raw photograph", PICTURES)
 VIDEO = Format("a video", FRAMES)
 NIFTI = Format(
     "NIfTI",
-    "rename it to .nii or .nii.gz, and set data.volume and data.groups as `stage init` does. If "
-    "it is public, save its slices as PNG instead",
+    "rename it, so that its name ends in .nii or .nii.gz, and set data.volume and data.groups as "
+    "`stage init` does. If it is a public volume, save its slices as PNG instead",
 )
 ZIP = Format("a zip", UNPACK)
 NPZ = Format("an .npz", "give the path of this file instead of its folder")
@@ -54,7 +54,7 @@ TAR = Format("a tar file", UNPACK)  # supported only if the given path is the ta
 COMPRESSED_TAR = Format(
     "a compressed tar file", "unpack it, or give the path of this file instead of its folder"
 )
-IDX = Format("an array of MNIST's format", ARRAYS)
+IDX = Format("an array in the idx format of MNIST", ARRAYS)
 ARROW = Format(
     "a set that Hugging Face's `datasets` saved to disk",
     "write it as Parquet, one file per split, for example with "
@@ -89,8 +89,8 @@ SIGNATURES: Sequence[tuple[int, bytes, Format]] = (
     (0, b"<svg", Format("SVG", PICTURES)),
     (0, b"\0\0\1\0", Format("an icon", PICTURES)),
     (0, b"8BPS", Format("a Photoshop document", PICTURES)),
-    (0, b"\xff\x0a", Format("JPEG XL", f"{PICTURES}, as with `djxl`")),
-    (0, b"\0\0\0\x0cJXL \r\n\x87\n", Format("JPEG XL", f"{PICTURES}, as with `djxl`")),
+    (0, b"\xff\x0a", Format("JPEG XL", f"{PICTURES}, for example with `djxl`")),
+    (0, b"\0\0\0\x0cJXL \r\n\x87\n", Format("JPEG XL", f"{PICTURES}, for example with `djxl`")),
     (0, b"II\xbc", Format("JPEG XR", PICTURES)),
     (0, b"FUJIFILMCCD-RAW", CAMERA),
     (0, b"IIRO", CAMERA),
@@ -181,7 +181,7 @@ def sentences(problems: Sequence[DataError]) -> list[str]:
         first, *more = alike
         if more:
             lines.append(
-                f"{1 + len(more)} files are {form.name}, such as {first.file}: {form.way}."
+                f"each of {1 + len(more)} files, such as {first.file}, is {form.name}: {form.way}."
             )
         else:
             lines.append(str(first))

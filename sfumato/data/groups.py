@@ -16,7 +16,7 @@ from sfumato.errors import DataError, explained
 from sfumato.settings.data import OUTER, Groups
 from sfumato.storage.documents import read_yaml
 
-# Words that are no real ids, in the form that `plain_id` returns
+# Words that are not real ids, in the form that `plain_id` returns
 ID_WORDS: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))
 NO_ID = {"", *ID_WORDS["unknown"].split()}
 UNCLEAR = {*ID_WORDS["unclear"].split()}
@@ -24,14 +24,14 @@ STANDS_IN = re.compile(rf"({'|'.join(ID_WORDS['stands_in'].split())})\d{{0,4}}")
 NO_DATE = re.compile(
     r"(19(00|01|70)-1-1|1-1-19(00|01|70)|1111-11-11|11-11-1111|9999-12-31|31-12-9999)[-t0]*"
 )
-# Numbers that rarely identify a person: a date without separators, consecutive digits, or one
-# repeated digit
+# Numbers that rarely identify a person: a placeholder date without separators, consecutive
+# digits, or one repeated digit
 NO_NUMBER = re.compile(
     r"19(00|01|70)0101|10?119(00|01|70)|123456(7(8(90?)?)?)?|9{2,}|(?P<digit>\d)(?P=digit){5,}"
 )
 # Invisible characters outside Unicode's categories Cc, Cf, Cs, Co and Cn (control, format, …)
 UNSEEN = re.compile("[\\s\u034f\u115f\u1160\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]")
-# Maps letters that look like a digit or a Latin letter, small or capital, to what they look like
+# Maps letters that look like a digit or a Latin letter, small or capital, to that digit or letter
 LOOK_ALIKE = str.maketrans(
     "авекмнорстухіјѕαβεηικμνορτυχζoilıøłđ", "abekmh0pctyx1jsabeh1kmn0ptyxz011101d"
 )
@@ -65,10 +65,10 @@ class GroupIndex:
 def ids_of_files(
     groups: Groups, files: Sequence[Any], root: Path, given: Sequence[str] | None = None
 ) -> Ids:
-    """Find the id of each picture by its name, its folder, a table or groups.npy.
+    """Find the id of the person of each picture, by the rule `groups`.
 
-    files: pictures below `root`, in their order;
-    given: ids from a column of a table, if there is one.
+    files: pictures below `root`. The ids are returned in the same order;
+    given: ids from the column of a table, if the rule names one.
 
     Raises DataError if a table cannot be read or does not match the files, and the errors of
     `ids_of_persons` and `checked_ids`.
@@ -93,10 +93,10 @@ def ids_of_files(
 
 
 def persons_of(groups: Groups, files: Sequence[Any], given: Sequence[str]) -> list[str]:
-    """Return, for each picture, the text that contains its id.
+    """Return, for each picture, the text that contains the id of its person.
 
     With a pattern, this is the file name. With `groups.dicom`, it is the PatientID. Otherwise it is
-    the cell in the column of ids. given: these cells, in the order of `files`.
+    the cell in the column of ids. given: the cells of this column, in the order of `files`.
     """
     if groups.pattern is not None:
         return [file.name for file in files]
@@ -106,8 +106,9 @@ def persons_of(groups: Groups, files: Sequence[Any], given: Sequence[str]) -> li
 
 
 def ids_of_persons(groups: Groups, persons: Sequence[str]) -> Ids:
-    """Return the ids in the texts of `persons_of`. Raises the errors of `ids_in_names` and
-    `checked_ids`.
+    """Return the ids in `persons`, the texts that `persons_of` returns.
+
+    Raises the errors of `ids_in_names` and `checked_ids`.
     """
     if groups.pattern is None:
         return checked_ids(persons, groups)
@@ -125,8 +126,8 @@ def ids_in_names(pattern: str, names: Sequence[str], alone: bool) -> Ids:
     if missed and (not alone or len(missed) == len(names)):
         error = DataError(
             "data.groups.pattern={pattern} finds no id in {missed} of {files} file names, such as "
-            "{example}: change the pattern, or set data.groups.alone: true ({option.alone}) to "
-            "confirm that each such image is the only one of its person",
+            "{example}: change the pattern. If each image without an id is the only image of its "
+            "person, set data.groups.alone: true ({option.alone})",
             option="groups",
             pattern=pattern,
             missed=len(missed),
@@ -140,17 +141,19 @@ def ids_in_names(pattern: str, names: Sequence[str], alone: bool) -> Ids:
 
 def ids_of_array(array: np.ndarray, count: int, what: str) -> Ids:
     """Return the ids in an array of whole numbers or text, one for each of `count` images, in their
-    order.
+    order. Raises DataError for any other array.
+
+    what: name of the array, for messages.
     """
     if array.dtype.kind not in "iuU" or array.ndim != 1:
         raise DataError(
-            f"{what} is {array.dtype} in {array.ndim} dimensions, expected one dimension of whole "
-            "numbers or text"
+            f"{what} is an array of type {array.dtype} with {array.ndim} dimension(s): expected "
+            "one dimension of whole numbers or text"
         )
     if len(array) != count:
         raise DataError(
-            f"{what} has a different length than the images: expected one id per image, in their "
-            "order"
+            f"{what} has more or fewer ids than there are images: expected one id per image, in "
+            "the order of the images"
         )
     return [str(value) for value in array]
 
@@ -159,8 +162,9 @@ def checked_ids(ids: Sequence[str | None], groups: Groups) -> Ids:
     """Check the ids, and return them with None for images without an id.
 
     With `groups.alone`, an image without an id is a group by itself. Otherwise a missing id raises
-    DataError, because the image may show anyone. DataError is also raised if two different ids may
-    belong to one person, or if all images have one id.
+    DataError, because the image may show anyone. DataError is also raised for an id that may mean
+    several persons, for two different ids that may mean one person, and if all images have the
+    same id.
     """
     forms = {text: plain_id(text or "") for text in {*ids}}
     unclear = {
@@ -171,38 +175,39 @@ def checked_ids(ids: Sequence[str | None], groups: Groups) -> Ids:
     known: dict[str, str] = {}
     found: Ids = []
     for number, text in enumerate(ids, 1):
-        picture = f"image {number}, in the order of classes and names,"
+        picture = f"image {number} (in the order of classes and names)"
         name = None
         if forms[text] not in NO_ID:
             name = text
         if name is None and not groups.alone:
             raise DataError(
-                f"data.groups: {picture} has no id: add one, or set data.groups.alone: true to "
-                "confirm that each such image is the only one of its person"
+                f"data.groups: {picture} has no id: add one. If each image without an id is the "
+                "only image of its person, set data.groups.alone: true"
             )
         if forms[text] in unclear:
             raise DataError(
-                f"data.groups: {picture} has an id that often stands for an unknown person or for "
-                "several (0, 999, anonymized, John Doe, 1900-01-01): leave the id empty if the "
-                "person is unknown; otherwise change it, for example by a letter in front"
+                f"data.groups: {picture} has an id that often means an unknown person or several "
+                "persons, such as 0, 999, anonymized, John Doe or 1900-01-01. If the person is "
+                "unknown, leave the id empty. Otherwise change the id, for example by adding a "
+                "letter in front"
             )
         if name is not None and any(
             known.setdefault(key, name) != name for key in {spelling(name), in_order(name)}
         ):
             raise DataError(
-                f"data.groups: {picture} has an id that differs from an earlier one only in case, "
+                f"data.groups: {picture} has an id that differs from an earlier id only in case, "
                 "spaces, accents, zeros, dots, the order of names, or look-alike or invisible "
-                "characters. If both mean the same person, use one spelling; otherwise make the "
-                "ids clearly different"
+                "characters. If both ids mean the same person, use one spelling. Otherwise make "
+                "the ids clearly different"
             )
         found.append(name)
     for number, name in enumerate(found, 1):
         person = name and without_part(name)
         if person and known.get(spelling(person), name) != name:
             raise DataError(
-                f"data.groups: image {number}, in the order of classes and names, has an id such "
-                "as P12/1 while another image has P12, or the reverse. If both mean the same "
-                "person, use one id; otherwise make the ids clearly different"
+                f"data.groups: image {number} (in the order of classes and names) has an id such "
+                "as P12/1, and another image has an id such as P12, or the reverse. If both ids "
+                "mean the same person, use one id. Otherwise make the ids clearly different"
             )
     if len({*found}) == 1 and None not in found:
         raise DataError(
@@ -217,7 +222,8 @@ def is_unclear(form: str, forms: Collection[str], in_names: bool) -> bool:
     form: the id, as `plain_id` returns it; forms: all ids in this form; in_names: whether the ids
     are parts of file names.
 
-    A number such as 999 is taken as one person's id if the number before or after it is an id too.
+    A number such as 999 is treated as one person's id if the next lower or the next higher number
+    is an id too.
     In file names, the same applies to 0 if 1 and 2 are ids too, because persons may be counted
     from 0.
     """
@@ -288,7 +294,7 @@ def refuse_crowd(sizes: np.ndarray, groups: Groups) -> None:
     most = sizes.max()
     if most > max(10 * usual, groups.largest or 30):
         raise DataError(
-            f"data.groups assigns {most} images to one id, but at most {usual:g} to nine in ten "
-            "ids. If the id means unknown, leave it empty; if it is one person, set "
-            f"data.groups.largest: {most}"
+            f"data.groups assigns {most} images to one id, although 90 % of the ids have at most "
+            f"{usual:g} images. If this id means that the person is unknown, leave it empty. If it "
+            f"means one person, set data.groups.largest: {most}"
         )

@@ -31,9 +31,9 @@ GROUPS = "groups.npy"
 # such as the person's sex. The evaluation reports the accuracy for each value
 COMPARED_FILE = "compared.npy"
 GROUPS_REFUSED = (
-    "contains one id per image (such as a patient), but data.groups does not use it: set "
-    "data.groups: {array: true} and privacy.unit: group. Remove the ids only if no person has two "
-    "images"
+    "contains one id per image, such as a patient's, but data.groups does not use these ids: set "
+    "data.groups: {array: true} and privacy.unit: group. Remove the ids only if no person has "
+    "several images"
 )
 
 
@@ -62,7 +62,7 @@ class ImageSet:
 
     @property
     def shape(self) -> Shape:
-        """(C, H, W) of every image."""
+        """Return the shape (C, H, W) that every image has."""
         height, width, channels = self.images.shape[1:]
         return channels, height, width
 
@@ -160,7 +160,7 @@ class ImageWriter:
 
 
 def write_header(file: BinaryIO, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    """Write the header of a .npy file, to be followed by the values row by row."""
+    """Write the header of a .npy file. The caller then writes the values, row by row."""
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
 
@@ -188,14 +188,14 @@ def load_images(
     height, width, channels = images.shape[1:]
     if shape is not None and (channels, height, width) != tuple(shape):
         raise DataError(
-            f"{directory / IMAGES} has the shape {images.shape}, as (N, H, W, C), but one image "
-            f"must have the shape {shape}, as (C, H, W): run the stage that writes this file again"
+            f"{directory / IMAGES} has the shape (N, H, W, C) = {images.shape}, but each image "
+            f"must have the shape (C, H, W) = {shape}: run the stage that writes this file again"
         )
     groups = load_array(directory / GROUPS) if grouped else None
     if groups is not None and (groups.dtype != np.int64 or groups.shape != labels.shape[:1]):
         raise DataError(
-            f"{directory / GROUPS} is {groups.dtype}, expected int64 with one number per label: "
-            "write the whole set again."
+            f"{directory / GROUPS} is {groups.dtype} {groups.shape}, expected int64 "
+            f"{labels.shape[:1]}: write the whole set again."
         )
     return ImageSet(images, labels, names, groups)
 
@@ -241,7 +241,8 @@ def check_labels(labels: np.ndarray, classes: tuple[str, ...], path: Path) -> No
     if labels.ndim == 2:
         if labels.size and not (labels.min() >= 0 and labels.max() <= 1):
             raise DataError(
-                f"{path} has labels other than 0 and 1: write 1 for each label that an image has."
+                f"{path} has labels other than 0 and 1: for each image, write 1 for a label that "
+                "it has, and 0 for any other label."
             )
     elif len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
         known = f"0..{len(classes) - 1} for {len(classes)} classes"

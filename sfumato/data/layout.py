@@ -134,8 +134,8 @@ def layout_of(
         return folder_layout(path, groups, classes)
     if not columns:
         raise ConfigError(
-            f"{table} has only persons' ids and no labels: add a column of labels, or one folder "
-            "per class"
+            f"{table} has only persons' ids and no labels: add a column of labels, or move the "
+            "pictures into one folder per class"
         )
     if label is None and tabled.LABEL in meant:
         label = tabled.LABEL
@@ -143,8 +143,8 @@ def layout_of(
         label = meant[0]
     if label is None:
         raise Unclear(
-            "{table} has the columns {heads}: choose the one with the labels by "
-            "{option.label_column}. The labels are published",
+            "{table} has the columns {heads}: set {option.label_column} to the column that "
+            "contains the labels. The labels become class names, which are published",
             option="label_column",
             proposed=columns[0] if len(columns) == 1 else None,
             table=table,
@@ -163,8 +163,8 @@ def bids_layout(
     persons = Groups(column=PARTICIPANT)
     if groups not in (None, persons):
         raise ConfigError(
-            "{path} is laid out as BIDS, so each subject is a person: leave {option.groups} out, "
-            "or give {persons}",
+            "{path} is laid out as BIDS, so each subject is a person: leave out {option.groups}, "
+            "or set it to {persons}",
             option="groups",
             path=path,
             persons=PARTICIPANT,
@@ -173,13 +173,17 @@ def bids_layout(
     likely = [label]
     if label is None:
         likely = [*possible_labels(path)]
+    if not heads and label is None:
+        raise ConfigError(
+            f"{participants_of(path)} has no column besides {PARTICIPANT}: add a column of labels"
+        )
     if len(likely) != 1:
         raise Unclear(
-            "{table} has the columns {heads}: choose the one with the labels by "
-            "{option.label_column}. The labels are published",
+            "{table} has the columns {heads}: set {option.label_column} to the column that "
+            "contains the labels. The labels become class names, which are published",
             option="label_column",
             table=participants_of(path),
-            heads=", ".join(heads) or "no other columns",
+            heads=", ".join(heads),
         )
     return FOLDERS | {"label_column": likely[0]} | classes_named(classes), persons
 
@@ -213,7 +217,8 @@ def check_column(label: str | None) -> None:
     if label is not None and PERSONS.fullmatch(meaning(label)):
         raise ConfigError(
             "{option.label_column}={label} looks like a column of persons' ids, which would be "
-            "published as class names: choose the column with the labels, or rename this column",
+            "published as class names: choose the column with the labels. If it is this column, "
+            "rename it",
             option="label_column",
             label=label,
         )
@@ -319,9 +324,9 @@ def groups_in(names: Iterable[str]) -> Groups | None:
     found = [name for name in names if PERSONS.fullmatch(meaning(name))]
     if len(found) > 1:
         raise Unclear(
-            "{found} could all be persons' ids: choose one with {option.groups}",
+            "persons' ids could be in {found}: choose one of them with {option.groups}",
             option="groups",
-            found=" and ".join(found),
+            found=" or ".join(found),
         )
     if not found:
         return None
@@ -367,9 +372,9 @@ def folder_layout(path: Path, groups: Groups | None, classes: Classes | None) ->
             check_names(sorted(names | held_out))
         if classes is None and len(held_out - names) > len(held_out) / 2:
             raise Unclear(
-                "training and test folders in {path} have different names, so they look like "
-                "persons, not classes: name the classes with {option.classes} a,b,c, or use "
-                "{option.groups}",
+                "in {path}, the folders for training and the folders for testing have different "
+                "names, so they look like persons, not classes: name the classes with "
+                "{option.classes} a,b,c, or state with {option.groups} how to find the persons",
                 option="classes",
                 path=path,
             )
@@ -421,14 +426,14 @@ def check_beside(
     if len(readable) > 1 and (no_classes or nested or persons):
         names = " and ".join(file.name for file in readable[:3])
         unread.append(
-            f"{path} contains {names}, but only one table is read: join them in metadata.csv, or "
-            "move the others to another folder"
+            f"{path} contains {names}, but only one table is read: join the tables in one "
+            "metadata.csv, or move all tables except one to another folder"
         )
     if unread and no_classes:
         raise ConfigError(unread[0])
     if unread and not decided:
         raise Unclear(
-            "{why}. Or use the folders as classes with {option.classes} a,b,c or "
+            "{why}. To use the folders as classes instead, give {option.classes} a,b,c or "
             "{option.classes} all",
             option="classes",
             why=unread[0],
@@ -459,7 +464,7 @@ def why_unread(file: Path, no_classes: bool) -> str | None:
             "column of labels"
         )
     if no_classes and suffix in (".zip", ".7z", ".rar", ".gz", ".tgz"):
-        return f"{file} is not read beside other files: unpack it in this folder"
+        return f"{file} is not read, because its folder has other files: unpack it in this folder"
     return None
 
 
@@ -480,8 +485,8 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> C
         forms = {1: "class/person", -1: "person/class"}
         proposed = forms.get(int(np.sign(likeness(second) - likeness(first))))
     text = (
-        "{path} has two levels of folders, such as {one}/{other}. State which level is the class "
-        "with {option.groups} class/person or {option.groups} person/class. Class names are "
+        "{path} has two levels of folders, such as {one}/{other}. Use {option.groups} class/person "
+        "or {option.groups} person/class, according to the order of the levels. Class names are "
         "published"
     )
     if len(first) > 1 and any(entry.is_dir() for entry in visible(inner[0])):
@@ -514,7 +519,7 @@ def likeness(names: Collection[str]) -> int:
 def like_people(names: Sequence[str]) -> bool:
     """Return whether names look like names of persons.
 
-    There must be at least three names. Either all are initials such as TB. Or all look like
+    There must be at least three names. Either all are initials such as TB, or all look like
     Tony_Blair or Smith-John, and fewer than half of the words occur in several names.
     """
     if len(names) > 2 and all(re.fullmatch("[A-Z][A-Z]", name) for name in names):
@@ -549,14 +554,15 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
         ),
     }
     if why := [reason for reason, holds in reasons.items() if holds]:
+        shown = [*names[:3], "…"] if len(names) > 3 else names
         raise Unclear(
-            "the class names found would be published, but {why}. Name the classes with "
+            "the class names that were found would be published, but {why}. Name the classes with "
             "{option.classes} a,b,c, or use {option.classes} all to confirm that none of them "
-            "identifies a person. Found {number}: {first}, …",
+            "identifies a person. Names found ({number} in total): {first}",
             option="classes",
             why=why[0],
             number=len(names),
-            first=", ".join(names[:3]),
+            first=", ".join(shown),
         )
 
 

@@ -17,11 +17,11 @@ from sfumato.storage.documents import read_json
 
 # Private files beside the set
 LEFT_OUT = "left_out.txt"  # pictures that were left out, with reasons
-LEFT_OUT_FILES = "left_out.json"  # their paths, to try them again
+LEFT_OUT_FILES = "left_out.json"  # paths of these pictures, so that they can be tried again
 
 
 def reasons_left_out(source: Source) -> str:
-    """List why pictures of a source were left out, one per line, for LEFT_OUT."""
+    """Return the content of LEFT_OUT: why each picture was left out, one reason per line."""
     return in_archives("\n".join(left.reason for left in source.left_out.values()))
 
 
@@ -31,7 +31,9 @@ def places_left_out(source: Source) -> str:
 
 
 def place_of(file: PictureFile) -> list[str | int | None]:
-    """Encode a picture for JSON: the path of its file and, for one of several, its position."""
+    """Encode a picture for JSON: the path of its file and, if the file contains several pictures,
+    its position.
+    """
     if isinstance(file, Path):
         return [str(file)]
     if isinstance(file, Slice):
@@ -56,7 +58,8 @@ def still_broken(home: Path, data: Data) -> bool:
     """
     if not (home / LEFT_OUT).exists():
         return True
-    # An older version wrote no list; it may have left out pictures because of a failing disk
+    # An older version of the program wrote no list, and may have left out pictures because of a
+    # failing disk
     if not (home / LEFT_OUT_FILES).exists():
         return False
     files = [file_at(*place) for place in read_json(home / LEFT_OUT_FILES)]

@@ -4,9 +4,9 @@ Public images and models cost nothing, unless they were made from sensitive imag
 `privacy.json` then contains the records. If that file is missing, files that were released from
 this state directory are recognised by their bytes.
 
-A public image that is also a sensitive or hold-out image has no guarantee. Only exact duplicates in
-the stored shape are found, because copies that were recoloured or compressed with loss have
-different bytes.
+The guarantee does not cover public images, so no sensitive or hold-out image may be among them.
+Only exact duplicates in the stored shape are found, because copies that were recoloured or
+compressed with loss have different bytes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -62,24 +62,24 @@ def lineage(path: Path, section: str, declared_public: bool, state: Path | None)
 
 
 def refuse_private_network(network: OwnNetwork, state: Path) -> None:
-    """Raise ConfigError if the owner's network is not declared public, or was released from
-    sensitive images.
+    """Raise ConfigError if the owner's network was, or may have been, made from sensitive
+    images.
     """
     if any(
         found.records
         for found in lineage(Path(network.path), "network", network.declared_public, state)
     ):
         raise ConfigError(
-            f"the network {network.path} was released from sensitive images: choose a public "
-            "network"
+            f"the network {network.path} was released from sensitive images, so it is not public: "
+            "choose a public network"
         )
 
 
 def remember(state: Path, artifacts: Iterable[Artifact], public: Path) -> None:
     """Store the hashes of the files and images of released artifacts, with their records.
 
-    public: folder of the prepared public set. If a release contains some of its images unchanged,
-    their hashes are not stored, because these images stay public.
+    public: folder of the prepared public set. If a release contains unchanged images of this set,
+    the hashes of these images are not stored, because the images stay public.
     """
     for artifact in artifacts:
         if artifact.records:
@@ -103,13 +103,13 @@ def recognised(state: Path | None, found: Iterable[str]) -> list[Artifact]:
     """Return the releases of this state directory that contain any of the hashes `found`."""
     files = [] if state is None else files_in(state / RELEASED, "*.json")
     if not files:
-        return []  # `found` is a generator, so nothing has been hashed
+        return []  # before anything is hashed, because `found` is a generator
     hashes = {*found}
     releases = []
     for file in files:
         why = (
-            f"{file} cannot be read ({{}}): restore it, because without it earlier releases are "
-            "unknown"
+            f"{file} cannot be read ({{}}): restore this file from a backup, because without it "
+            "earlier releases are not recognised"
         )
         with explained(DataError, why.format, causes=(OSError, ValueError)):
             content = validated(Remembered, read_json(file))
@@ -135,9 +135,10 @@ def refuse_overlap(public: ImageSet, private: Iterable[ImageSet]) -> None:
     if len(found):
         shown = ", ".join(map(str, found[:10])) + (", …" if len(found) > 10 else "")
         raise DataError(
-            f"local, not to be shared: {len(found)} of the {len(public)} public images have the "
-            f"same bytes as sensitive or hold-out images (public images {shown}). Public images "
-            "have no guarantee: remove these from the public source, or choose another source"
+            "local, not to be shared: sensitive or hold-out images are also in the public set, "
+            f"byte for byte ({len(found)} of its {len(public)} images; their indices, from 0, are "
+            f"{shown}). The guarantee does not cover public images: remove these images from the "
+            "public source, or choose another source"
         )
 
 

@@ -1,10 +1,10 @@
 """Find the part of file names that repeats, as if one person had several images.
 
 Each name is split into columns: its words and numbers or, if letters and digits are mixed, the
-chunks between separators. If the columns from the left up to one column make the names in a folder
-unique, this last column is taken as a counter of images. A person's id must be in a column before
-the counter, and repeat there. Among such columns, one that follows a word such as patient is
-proposed. If there is none, the leftmost column is proposed.
+chunks between separators. From the left, the first column that makes the names in a folder unique,
+together with the columns before it, is treated as a counter of images. A person's id must be in a
+column before the counter, and repeat there. Among such columns, one that follows a word such as
+patient is proposed. If there is none, the leftmost column is proposed.
 """
 
 import math
@@ -113,10 +113,10 @@ class Column:
 
     @property
     def repeated_hex(self) -> bool:
-        """Return whether more images share a value than random hexadecimal values would.
+        """Return whether more images share a value than expected for random hexadecimal ids.
 
-        One digit is not counted, because one digit of a hexadecimal id may be fixed. Returns True
-        if the column is not of the kind "mixed".
+        One digit is not counted, because one digit of such an id may be fixed. Returns True if the
+        column is not of the kind "mixed".
         """
         return self.kind != "mixed" or self.pairs > self.by_chance(
             16 ** (min(map(len, self.counts)) - 1)
@@ -143,7 +143,7 @@ class Column:
 
     @property
     def restarts(self) -> bool:
-        """Return whether the values may be a counter, which restarts and therefore repeats.
+        """Return whether the values may be a counter that restarts, and therefore repeats.
 
         Such a counter starts at 0, or at its own step, as in 1, 2, 3 or in 10, 20, 30.
         """
@@ -169,7 +169,7 @@ class Column:
 
     @property
     def bare(self) -> bool:
-        """Return whether the values are numbers without a sign of what they count."""
+        """Return whether the values are numbers with no sign of what they mean."""
         return self.kind == "number" and not (self.personal or self.named or self.sparse)
 
     @property
@@ -233,7 +233,7 @@ def repeats_in(
             c for c in others if not c.neutral and c.proposable and c.repeated and c.repeated_hex
         ]
         candidates += [column for column in ids if column.personal and column not in candidates]
-    why = "File names repeat, as if one person had several images"
+    why = "Parts of the file names repeat, as if one person had several images"
     if not candidates:
         numbers = [column for column in columns if column.kind == "number"]
         glued = None
@@ -262,10 +262,13 @@ def repeats_in(
 def rivalled(best: Column, others: Sequence[Column]) -> bool:
     """Return whether another part of the names may be the person's id instead of `best`.
 
-    Then only the owner can decide. There are four cases. `best` may be a year, a hospital or a
-    frame number. It may be an age, because a time or an id follows. The names consist of two
-    counters without words, such as 3_14. Or `best` does not look like an id, and one value of
-    another id occurs with several of its values.
+    If so, only the owner can decide. There are four cases:
+
+    - `best` may be a year, a hospital or a frame number;
+    - `best` may be an age, because a time or an id follows;
+    - the names consist of two counters without words, such as 3_14;
+    - `best` does not look like an id, another column does, and one of its values occurs with
+      several values of `best`.
     """
     if best.personal:
         return False
@@ -294,12 +297,12 @@ def crossed(column: Column, other: Column) -> bool:
 
 
 def tells_apart(column: Column, stems: Sequence[str], labels: Sequence[Hashable]) -> bool:
-    """Return whether the numbers may be persons' ids, and not a counter that restarts per class.
+    """Return whether numbers may be persons' ids, instead of a counter that restarts per class.
 
-    They may be ids if three conditions are met: names with the same number always differ in their
-    words, such as left and right; there are few different words; and each class has several of
-    them. With a counter, names with the same number would be equal apart from the word for the
-    class.
+    They may be ids under three conditions: names with the same number always differ in their words,
+    such as left and right; there are few different words; and each class has several of these
+    words. With a counter that restarts, names with the same number would differ only in the word
+    for the class.
     """
     words = [re.sub(r"\d+", "", stem) for stem in stems]
     of_class = Counter(label for _, label in {*zip(words, labels, strict=True)})
@@ -360,8 +363,8 @@ def any_with_few_values(columns: Sequence[Column]) -> bool:
 def repeated_folders(folders: Sequence[str], labels: Sequence[Hashable]) -> bool:
     """Return whether images are in folders that may belong to persons.
 
-    These are at least FEWEST folders, and some of them contain several images. Folders of classes
-    and of parts of a set do not count.
+    There must be at least FEWEST such folders, and some of them must contain several images.
+    Folders of classes and of parts of a set do not count.
     """
     names = [PurePath(folder).name for folder in folders]
     column = Column(values=names, pattern="", kind="words")
@@ -372,7 +375,7 @@ def repeated_folders(folders: Sequence[str], labels: Sequence[Hashable]) -> bool
 def proposed(pattern: str, names: Sequence[str], why: str) -> Repeats:
     """Return `pattern` as a proposal, with the number of ids that it finds in `names`.
 
-    Two names with different ids are its examples.
+    The examples in the proposal are two names with different ids.
     """
     found = {name: match[1] for name in names if (match := re.search(pattern, name))}
     examples: dict[str, str] = {}
@@ -421,7 +424,8 @@ def word_column(stems: Sequence[str], named: Sequence[str]) -> Column | None:
         own = f"(?!{skipped})"
         skip = rf"[\W\d_]*(?:{skipped}[\W\d_]*)*"
     between = (
-        rf"[-_ ,^'\u0300-\u036f]|(?<=\b{LETTER})\."  # within names, a dot only follows an initial
+        # within a person's name, a dot only follows an initial
+        rf"[-_ ,^'\u0300-\u036f]|(?<=\b{LETTER})\."
     )
     pattern = rf"{skip}({own}{WORD}(?:(?:{between})+{own}{WORD})*)(?=.*\.)"
     found = [re.match(pattern, f"{stem}.") for stem in stems]
@@ -538,8 +542,8 @@ def at_first_unique(
 ) -> tuple[list[Column], list[Column]]:
     """Split the columns at the first one that makes the names in each folder unique.
 
-    That column is the first one of the second list. keys: one value per name, such as its folder.
-    Only names with the same value need to be unique.
+    That column comes first in the second list. keys: one value per name, such as its folder; only
+    names with the same value need to differ.
     """
     for place, column in enumerate(columns):
         numbers: dict[Hashable, int] = {}

@@ -18,8 +18,8 @@ from sfumato.data.decoding import Member, open_picture
 from sfumato.data.names import DATED
 from sfumato.errors import DataError
 
-SECONDS = 10  # maximum time between two pictures in a row
-SHARE = 0.1  # largest share of pictures in a row that may be a coincidence
+SECONDS = 10  # maximum time between two photographs that count as taken in a row
+SHARE = 0.1  # largest share of photographs taken in a row that may be a coincidence
 
 
 class Taken(NamedTuple):
@@ -49,7 +49,7 @@ def taken_in_a_row(files: Sequence[Path | Member]) -> bool:
 
 
 def near(times: Sequence[float], most: float) -> int:
-    """Count the times that have another time at most `most` seconds away. times: sorted."""
+    """Count the times at most `most` seconds away from another time. times: sorted."""
     close = [after - before <= most for before, after in pairwise(times)]
     return sum(before or after for before, after in pairwise([False, *close, False]))
 
@@ -77,7 +77,10 @@ def taken_at(file: Path | Member) -> Taken:
 
 
 def exif_in(stream: BinaryIO) -> dict[int, object]:
-    """Return the EXIF tags of a picture; none if it is damaged, which decoding reports later."""
+    """Return the EXIF tags of a picture.
+
+    Returns no tags for a damaged picture, because decoding will report the damage.
+    """
     with (
         suppress(Exception),
         Image.open(stream, formats=["JPEG", "MPO", "PNG", "TIFF", "WEBP"]) as picture,

@@ -178,10 +178,10 @@ def say_converted(source: Source, listed: Path) -> None:
     pictures that were left out.
     """
     if source.left_out:
-        source.converted[f"left out, as {listed} lists"] = len(source.left_out)
+        source.converted[f"left out (listed in {listed})"] = len(source.left_out)
     if source.converted and sys.stderr.isatty():
         print(
-            ", ".join(f"{count} {what}" for what, count in source.converted.items()),
+            ", ".join(f"{what}: {count}" for what, count in source.converted.items()),
             file=sys.stderr,
         )
 
@@ -196,20 +196,20 @@ def make_private(directory: Path) -> None:
         directory.chmod(0o700)
     except OSError as error:
         raise ConfigError(
-            f"{directory} may be read by others, and this account cannot change that "
-            f"({error.strerror}): run `chmod 700 {directory}` as its owner, or set SFUMATO_STATE "
-            "to a folder of your own"
+            f"{directory} may be readable by other accounts, and this account cannot change its "
+            f"permissions ({error.strerror}): run `chmod 700 {directory}` as its owner, or set "
+            "SFUMATO_STATE to a folder of your own"
         ) from error
 
 
 def listing_of(data: Data, key: bytes) -> str | None:
     """Compute a keyed digest of everything that determines a prepared set.
 
-    This is the settings, PREPARE_REVISION and all files. A file is identified by its name, mode,
-    size, inode, and the times when its content and its status last changed. Programs cannot reset
-    the time of a status change. Returns None if the digest could miss a change: if there is no
-    path, if a file changed just now, if a file is a link, or if a server does not state when its
-    files change.
+    The digest covers the settings, PREPARE_REVISION and all files. A file is identified by its
+    name, mode, size, inode, and the times when its content and its status last changed. Programs
+    cannot reset the time of a status change. Returns None if the digest could miss a change: if
+    there is no path, if a file changed just now, if a file is a link, or if a server does not state
+    when its files change.
     """
     mac = hmac.new(key, canonical(decisive(data)), "sha256")
     if data.path is not None and is_url(data.path):
@@ -249,14 +249,14 @@ def decisive(data: Data) -> dict[str, object]:
 
 
 def resolved(path: str) -> str:
-    """Return the absolute form of a path; a URL unchanged."""
+    """Return the absolute form of a path. A URL is returned unchanged."""
     if is_url(path):
         return path
     return str(Path(path).expanduser().resolve())
 
 
 def statuses(path: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield every file, folder and link at and below `path`, sorted by name."""
+    """Yield the path and the status of `path` and of every file, folder and link below it."""
     yield str(path), path.stat()
     for file in entries_below(path):
         yield file, os.lstat(file)
@@ -331,8 +331,8 @@ def prepare_public(
         images = write_public(source, shape, directory)
         if (filled := len(np.unique(images.labels))) < 2:
             raise DataError(
-                f"public.source={public.source} has images of {filled} class(es): add images of "
-                "another class."
+                f"public.source={public.source} has images of {filled} class(es), expected two or "
+                "more: add images of another class."
             )
         if public.source not in DRAWN:
             refuse_overlap(images, private())
@@ -349,7 +349,7 @@ def prepare_public(
 
 
 def write_public(source: Source, shape: tuple[int, int, int], directory: Path) -> ImageSet:
-    """Write images, labels and a picture of the first few into `directory`.
+    """Write images and labels into `directory`, and a grid of the first images of each class.
 
     Returns the set, memory-mapped.
     """
@@ -372,15 +372,22 @@ def write_public(source: Source, shape: tuple[int, int, int], directory: Path) -
 def refuse_sensitive_as_public(data: Data, public: Public) -> None:
     """Raise ConfigError if the settings name the sensitive images as the public set.
 
-    Public images have no guarantee.
+    The guarantee does not cover public images.
     """
     paths = {
         Path(path).expanduser().resolve() for path in (data.path, public.path) if path is not None
     }
     same_files = len(paths) == 1 and None not in (data.path, public.path)
-    if same_files or (public.source == data.source and data.source not in OF_THE_OWNER):
-        names = f"public.source={public.source}, public.path={public.path}"
-        raise ConfigError(f"{names} names the sensitive images themselves: choose other images.")
+    if same_files:
+        raise ConfigError(
+            f"public.path={public.path} is the path of the sensitive images themselves: choose "
+            "other images."
+        )
+    if public.source == data.source and data.source not in OF_THE_OWNER:
+        raise ConfigError(
+            f"public.source={public.source} is the source of the sensitive images themselves: "
+            "choose another source."
+        )
 
 
 def secret_key(state: Path, dataset_id: str) -> bytes:
@@ -453,9 +460,9 @@ def split(
     expected_parts = (SENSITIVE, HOLDOUT) if holdout_fraction else (SENSITIVE,)
     if empty := [part for part in expected_parts if not writers or not writers[part].count]:
         raise DataError(
-            f"the split leaves no {empty[0]} image, because identical images, and all images of a "
-            "person, stay in one part. Add more distinct images, or put your own hold-out into "
-            "test/."
+            f"the split leaves no image for the part {empty[0]!r}, because identical images, and "
+            "all images of a person, stay in one part: add more distinct images, or put your own "
+            "hold-out into test/."
         )
     if source.compared:
         cells = (cell for i, cell in enumerate(source.compared) if i not in source.left_out)

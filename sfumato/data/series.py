@@ -91,8 +91,9 @@ def position_of(data: Dataset) -> float | None:
 
 
 def holds_series(files: Sequence[Path]) -> bool:
-    """Return whether files are DICOM series: two of them are in one series, or one of them has
-    several frames or is a localizer.
+    """Return whether files are parts of a DICOM series.
+
+    This is so if two files belong to one series, or if a file has several frames or is a localizer.
     """
     headers = [header for file in files if (header := dicom_header(file)) is not None]
     largest = max(Counter(header.series for header in headers if header.series).values(), default=0)
@@ -115,12 +116,13 @@ def burned_in(files: Iterable[PictureFile]) -> int:
 def in_slices(
     files: Sequence[PictureFile], volume: Volume, converted: Counter[str]
 ) -> Iterator[tuple[int, PictureFile]]:
-    """Yield (index of the file in `files`, picture) for the pictures in some files.
+    """Yield (index of the file in `files`, picture) for each picture in the files.
 
     Pictures of one series follow each other, in the order of the series. A file that cannot be read
-    is yielded too, because decoding it raises the error that states the reason.
+    is yielded as one picture, because decoding it later raises an error that states the reason.
 
-    volume: slices to use; converted: counts the localizers, which are left out.
+    volume: slices to use; converted: counter to which the number of localizers is added, because
+    these are left out.
 
     Raises DataError if `volume` selects no slice of one of the series or volumes.
     """
@@ -161,12 +163,13 @@ def of_series(
     """Yield (index of the file, picture) for the pictures of one series.
 
     They are sorted by position or, if any position is missing, by number. members: index and header
-    of each file in the series.
+    of each file in the series. Raises DataError if `volume` has an axis or selects no picture.
     """
     first = members[0][1].path
     if volume.axis is not None:
         raise DataError(
-            f"{first} is DICOM, which is shown as it was acquired: remove data.volume.axis."
+            f"{first} is a DICOM file, and DICOM images are used in the plane in which they were "
+            "acquired: remove data.volume.axis."
         )
     ordered = sorted(members, key=lambda member: member[1].number)
     if all(header.position is not None for _, header in members):
@@ -175,8 +178,8 @@ def of_series(
     chosen = pictures[volume.selection]
     if not chosen:
         raise DataError(
-            f"{first} is in a series of {len(pictures)} images, and data.volume uses none of them: "
-            "lower data.volume.from, or move the series out of the folder."
+            f"data.volume selects none of the images in the series of {first} (number of images: "
+            f"{len(pictures)}): lower data.volume.from, or move the series out of the folder."
         )
     yield from chosen
 

@@ -3,7 +3,7 @@
 A shard is a tar file, a Parquet file, or a block: up to BLOCK_SIZE pictures of a large folder. Each
 shard is converted on its own. Finished shards are kept in the folder
 `<state>/data/.<dataset_id>.shards`, mode 0700, until the set is complete, so that a killed command
-continues with the next shard.
+resumes with the next shard.
 
 Guarantee: the set is the same, byte for byte, as if one process had read the whole source at once.
 """
@@ -120,7 +120,7 @@ def shards_of_files(files: dict[str, tuple[str | int, ...] | None], data: Data) 
     """
     tested = {file for file in files if len(files) > 1 and is_test(file.rpartition("/")[2])}
     if data.source == "imagefolder" and len(tested) == len(files):
-        tested = set()  # as for Parquet that is read as a whole: some files must be for training
+        tested = set()  # some files must be for training, as in Parquet that is read as a whole
     ordered = sorted(files, key=tested.__contains__)
     return [Shard(path=file, held_out=file in tested, state=files[file]) for file in ordered]
 
@@ -206,7 +206,9 @@ def read_shards(data: Data, tasks: Sequence[Task], workers: int | None) -> Sourc
 
 
 def in_processes(data: Data, tasks: list[Task], workers: int | None) -> list[Exception | None]:
-    """Call `convert` for each task, in several processes. Returns their errors."""
+    """Call `convert` for each task, in several processes. Returns the error of each task, or None
+    for a task without error.
+    """
     work = partial(convert, data)
     if world_size() > 1:
         return map_sharded(broadcast_object(tasks), work)
@@ -217,15 +219,15 @@ def in_processes(data: Data, tasks: list[Task], workers: int | None) -> list[Exc
     context: Any = get_context("spawn")
     if os.name != "nt":
         context = get_context("forkserver")
-        context.set_forkserver_preload([__name__])  # one process imports for all
+        context.set_forkserver_preload([__name__])  # import once for all workers
     with ProcessPoolExecutor(count, context, begin_worker, (dict(os.environ),)) as pool:
         try:
             return [*decoding.with_progress(pool.map(work, tasks), len(tasks), "converting shards")]
         except BrokenProcessPool:
             raise ConfigError(
-                "a process that converted shards was ended from outside, perhaps because "
-                f"memory ran out with {count} "
-                "workers: run the command again with fewer workers. Finished shards are kept"
+                "a process that converted shards was killed, perhaps because memory ran out "
+                f"(number of workers: {count}): run the command again with fewer workers. Finished "
+                "shards are kept"
             ) from None
         except BaseException:
             for process in {*active_children()} - before:
@@ -262,7 +264,7 @@ def help_first(data: Data) -> None:
 def convert(data: Data, task: Task) -> Exception | None:
     """Write the pictures of a shard to a folder.
 
-    Returns the error, so that other shards are still converted.
+    Returns an error instead of raising it, so that other shards are still converted.
     """
     shard, folder = task
     try:

@@ -1,9 +1,8 @@
 """Write a skeleton of a folder: a copy of its form without its content.
 
-With it, the owner of the folder can show why `stage init` did not understand the folder. Names are
-replaced token by token, and pictures by random pixels of the same size. The owner sends the copy to
-people who help. The copy is not differentially private, so the owner should look through it before
-sending it.
+An owner can send the skeleton to people who find out why `stage init` does not understand the
+folder. Names are replaced token by token, and pictures by random pixels of the same size. The
+skeleton is not differentially private, so the owner should look through it before sending it.
 """
 
 import hashlib
@@ -62,7 +61,8 @@ TOKEN = re.compile(
     re.IGNORECASE,
 )
 YEARS = range(1900, 2050)
-# These words are replaced, although they mean an annotation or a patient in some names
+# KEPT matches these words, which mean an annotation or a patient in some names. In other names they
+# are names of persons, so they are replaced.
 FIRST_NAMES = {"ann", "pat"}
 SPARSE = 20  # numbers with a larger average distance are ids, not a counter
 TIMES = (Base.DateTime, Base.DateTimeOriginal, Base.DateTimeDigitized)
@@ -70,11 +70,13 @@ ABOUT = """\
 The form of a folder, made by `stage doctor --skeleton`. Look through it before you send it.
 
 Each word in a name or table is replaced by other letters. A word has the same replacement
-everywhere, and the replacements of words that begin alike begin alike. Numbers that count from 1
-without a gap are unchanged, and so are years. Other numbers are replaced. All dates are moved by
-the same secret number of days. Pictures have random pixels and the size of the original. {kept}
+everywhere, and words that begin alike are replaced by words that begin alike. Numbers that count
+from 1 without a gap are unchanged, and so are years. Other numbers are replaced. All dates are
+moved by the same secret number of days. Pictures have random pixels and the size of the original.
+{kept}
 
-Number of other files: {count}. They were not copied. Their replaced names and their sizes:
+Number of other files: {count}. They were not copied. Their names, replaced in the same way, and
+their sizes:
 """
 
 
@@ -205,10 +207,15 @@ def write_skeleton(folder: Path, path: Path) -> tuple[int, int, list[str]]:
     """
     if not folder.is_dir():
         raise ConfigError(
-            f"{folder} is not a folder: give the path of a folder. Unpack an archive first"
+            f"{folder} is not a folder: give the path of a folder. If it is an archive, unpack it "
+            "first"
         )
     if path.exists():
-        raise ConfigError(f"{path} exists: remove it, or name another file with --out")
+        raise ConfigError(
+            "{path} exists: remove it, or name another file with {option.out}",
+            option="out",
+            path=path,
+        )
     reading_sensitive()
     files = [*files_below(folder)]
     names = {file: file.relative_to(folder).as_posix() for file in files}
@@ -243,7 +250,7 @@ def write_skeleton(folder: Path, path: Path) -> tuple[int, int, list[str]]:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder in their order, without hidden files and system files."""
+    """Yield the files below a folder, sorted by name, without hidden files and system files."""
     for entry in visible(folder):
         if entry.is_dir() and not entry.is_symlink():
             yield from files_below(entry)

@@ -59,7 +59,7 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
     if not (home / CARD).is_file():
         raise DataError(
             f"no prepared images of {card.dataset_id!r} under {state}: {TO_PREPARE}, or set "
-            "SFUMATO_STATE"
+            "SFUMATO_STATE to the state directory that contains them"
         )
     if read_card(home / CARD) != card:
         raise DataError(
@@ -69,7 +69,7 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
     images = load_images(home / part, card.classes, grouped=card.unit == GROUP, shape=card.shape)
     if (images.labels.ndim == 2) != (card.labels == SEVERAL):
         raise DataError(
-            f"{home / part} does not match the data card, which states labels: {card.labels}: "
+            f"{home / part} does not match the data card, which states `labels: {card.labels}`: "
             f"{TO_PREPARE} again"
         )
     if (home / part / COMPARED_FILE).exists():
@@ -87,12 +87,14 @@ def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:
     card = read_public_card(directory / CARD)
     if not card.enabled:
         raise DataError(
-            f"{directory} contains no public images: add a stage that uses them (classifier or "
-            f"select) to `run`, then {AGAIN_PUBLIC}"
+            f"{directory} contains no public images: add a stage that uses public images "
+            f"(classifier or select) to the setting `run`, then {AGAIN_PUBLIC}"
         )
     if card.shape != tuple(shape):
-        shapes = f"{card.shape}, but sensitive images have the shape {tuple(shape)}"
-        raise DataError(f"{directory} has images of shape {shapes}: {AGAIN_PUBLIC} again")
+        raise DataError(
+            f"{directory} has images of shape {card.shape}, but sensitive images have the shape "
+            f"{tuple(shape)}: {AGAIN_PUBLIC} again"
+        )
     return load_images(directory, card.classes)
 
 
@@ -114,7 +116,7 @@ class LatentSet:
     def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         """Copy the latents at `indices` as (B, c, h, w) float32, and their labels.
 
-        The interface equals `ImageSet.batch`.
+        This method has the same interface as `ImageSet.batch`.
 
         Non-finite numbers become zero, because otherwise kernels may spread them over the rows of
         other images.

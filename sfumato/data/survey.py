@@ -47,8 +47,8 @@ class Survey:
     images: number of images without the hold-out;
     held_out: number of images in the hold-out, None if there is none;
     side, longer: medians of the shorter and of the longer sides, in pixels;
-    proportion: median of height divided by width; 1 if at least a quarter of the pictures are
-    upright and at least a quarter are not;
+    proportion: median of height divided by width; 1 if at least a quarter of the pictures are in
+    portrait format and at least a quarter are not;
     colour: whether most pictures are in colour;
     groups: rule for finding persons' ids;
     persons: number of persons, without the hold-out; None if no rule finds them;
@@ -82,7 +82,10 @@ class Survey:
 
 
 class PictureFacts(NamedTuple):
-    """Facts from pictures and their headers: see `Survey`. in_a_row: see `taken_in_a_row`."""
+    """Facts from pictures and their headers, as in `Survey`.
+
+    in_a_row: the result of `taken_in_a_row`.
+    """
 
     side: int
     longer: int
@@ -209,8 +212,8 @@ def check_not_empty(source: Source, path: Path) -> None:
         )
     if source.test is not None and not source.held_out:
         raise DataError(
-            f"{path} has no pictures in its hold-out: add some, or remove {TEST}/, so that a "
-            "hold-out is drawn."
+            f"{path} has no pictures in its hold-out: add pictures, or remove {TEST}/, so that a "
+            "hold-out is drawn from the other pictures."
         )
 
 
@@ -224,8 +227,8 @@ def whole_file(file: PictureFile) -> Path | Member:
 def picture_facts(source: Source, path: Path, options: tuple, state: Path | None) -> PictureFacts:
     """Return the facts from the pictures and their headers.
 
-    If no file and no option has changed since the last survey, its cache in `state` is read
-    instead. options: options that affect decoding. Raises the errors of decoding.
+    If no file and no option has changed since the last survey, its results are read from the cache
+    in `state`. options: options that affect decoding. Raises the errors of decoding.
     """
     about = [
         str(path),

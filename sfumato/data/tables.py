@@ -1,6 +1,6 @@
 """Read tables of images: CSV, JSON lines or Parquet.
 
-Messages contain the number of a row, but no cell.
+Messages contain the number of a row, but not the content of its cells.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def table_in(folder: Path) -> Path | None:
     found = [folder / name for name in METADATA if (folder / name).is_file()]
     if len(found) > 1:
         raise DataError(
-            f"{folder} contains {' and '.join(file.name for file in found)}: keep one of them."
+            f"{folder} contains {' and '.join(file.name for file in found)}: keep only one of "
+            "these tables."
         )
     found = found or [file for file in files_in(folder, "[!.]*.csv") if names_pictures(file)]
     if len(found) != 1:
@@ -76,9 +77,9 @@ def meaning(name: str) -> str:
 def heads_of(table: Path) -> tuple[str, list[str]]:
     """Return the name of the column with the pictures' names, and the names of the other columns.
 
-    The pictures' names are in the column FILE. If there is no FILE, they are in the only column
-    whose name means names of pictures. Raises the errors of `cells_of`, and DataError if no column
-    or several columns could contain the names.
+    The pictures' names are in the column FILE. If there is no such column, they are in the only
+    column with a title such as image, image_id or path. Raises the errors of `cells_of`, and
+    DataError if no column or several columns could contain the names.
     """
     heads = heads_in(table)  # private: the first line may be a person's row
     naming = (
@@ -95,8 +96,8 @@ def heads_of(table: Path) -> tuple[str, list[str]]:
         )
     if len(found) > 1:
         raise DataError(
-            f"{table} has several columns that may contain the names of the pictures: name exactly "
-            f"one of them {FILE}"
+            f"{table} has several columns that may contain the names of the pictures: rename the "
+            f"column that contains them to {FILE}"
         )
     return found[0], [name for name in heads if name != found[0]]
 
@@ -116,18 +117,20 @@ def read_table(table: Path, columns: Sequence[str]) -> Rows:
             )
         if heads.count(name) > 1:
             raise DataError(
-                f"{table} has {heads.count(name)} columns {name}: give each column its own name"
+                f"{table} has {heads.count(name)} columns named {name}: give each column its own "
+                "name"
             )
     for number, row in rows:
         if len(row) != len(heads):
             raise DataError(
-                f"{table}, row {number}, has {len(row)} cells, but the table has {len(heads)} "
-                "columns: quote cells that contain commas"
+                f"{table}, row {number}, has {len(row)} cell(s), but the table has {len(heads)} "
+                "column(s): put cells that contain commas in quotation marks"
             )
         texts = [cell_text(row[heads.index(name)]) for name in columns]
         if None in texts:
             raise DataError(
-                f"{table}, row {number}: a cell is neither text nor a whole number: correct it"
+                f"{table}, row {number}, has a cell that is neither text nor a whole number: "
+                "correct this cell"
             )
         yield number, texts
 
@@ -164,8 +167,10 @@ def rows_by_file(
             found |= dict.fromkeys(within, cells)
             continue
         if (file := known.get(plain_path(name))) is None:
-            fix = "remove it, or correct the path (such as class/picture.png)"
-            raise DataError(f"{table}, row {number}, names a file that is not below {root}: {fix}")
+            raise DataError(
+                f"{table}, row {number}, names a file that is not below {root}: remove the row, or "
+                "correct its path relative to this folder, such as class/picture.png"
+            )
         if file in found:
             raise DataError(
                 f"{table}, row {number}, names a file a second time: keep one row per file"
@@ -175,20 +180,21 @@ def rows_by_file(
         if not file.is_file():
             raise DataError(
                 f"{table}, row {number}, names a pipe, a device or a broken link: copy the picture "
-                f"into {root}"
+                f"itself into {root}"
             )
         if not file.resolve().is_relative_to(root.resolve()):
             raise DataError(
-                f"{table}, row {number}, names a link out of {root}: copy the picture into {root}"
+                f"{table}, row {number}, names a link out of {root}: copy the picture itself into "
+                "this folder"
             )
         found[file] = cells
     if missing := next((path for path in files if path not in found), None):
-        raise DataError(f"{table} has no row for {missing}: add one row per file")
+        raise DataError(f"{table} has no row for {missing}: add a row for each file")
     return found
 
 
 def series_in(folder: Path, files: Sequence[Path]) -> list[Path]:
-    """Return the DICOM files below `folder`, if a row names a folder instead of a file.
+    """Return the DICOM files below a folder, which a row may name instead of a file.
 
     Returns an empty list if `folder` is not a folder, or if one of `files` below it is not DICOM.
     """
@@ -237,14 +243,17 @@ def checked_rows(table: Path) -> Rows:
 
     Raises DataError if the file is not a table, or if it has more than MOST_CELLS cells.
     """
-    forms = {".parquet": "a Parquet table", ".csv": "a regular file of UTF-8 text with commas"}
-    form = forms.get(table.suffix, "a regular file of UTF-8 text")
+    forms = {
+        ".parquet": "as a Parquet table",
+        ".csv": "as a regular file of UTF-8 text, with commas between the cells",
+    }
+    form = forms.get(table.suffix, "as a regular file of UTF-8 text")
     readers = {".parquet": parquet_rows, ".jsonl": json_rows}
     cells = 0
     with explained(
         DataError,
-        lambda error: f"{table} is not a table ({type(error).__name__}): write {form}",
-        missing=f"{table} is missing: correct the path, or write that table",
+        lambda error: f"{table} is not a table ({type(error).__name__}): save it {form}",
+        missing=f"{table} is missing: correct the path, or write this table",
         causes=(*UNREADABLE, RuntimeError, csv.Error),  # pyarrow raises RuntimeError
     ):
         for number, row in readers.get(table.suffix, csv_rows)(table):
@@ -337,8 +346,8 @@ def records_of(
     """Yield the rows of an open Parquet file, a few at a time, after checking its metadata against
     the limits.
 
-    columns: columns of cells to read; picture: column of pictures to read too, a single row at a
-    time. Raises DataError if the table is too large.
+    columns: columns of cells to read; picture: column of pictures to read too. With such a column,
+    rows are read one at a time. Raises DataError if the table is too large.
     """
     about = file.metadata
     groups = [about.row_group(i) for i in range(about.num_row_groups)]
@@ -361,8 +370,8 @@ def records_of(
             remaining -= sum(batch.column(column).nbytes for column in columns)
             if remaining < 0:
                 raise DataError(
-                    f"{name} has more than {LARGEST_TEXT:,} bytes beside its pictures: leave out "
-                    "columns."
+                    f"{name} has more than {LARGEST_TEXT:,} bytes in addition to its pictures: "
+                    "remove columns."
                 )
             yield from batch.to_pylist()
     except MemoryError:  # the header of a page can state any size, so the file is at fault
@@ -375,7 +384,8 @@ def check_parquet() -> None:
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            "Parquet needs pyarrow: pip install 'sfumato[parquet]', or use another format"
+            "Parquet files cannot be read without pyarrow: pip install 'sfumato[parquet]', or use "
+            "another format"
         ) from error
 
 

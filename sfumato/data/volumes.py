@@ -1,7 +1,7 @@
 """Read NIfTI volumes.
 
-Each slice becomes an upright picture. If no range is set, percentiles of a volume's values become
-black and white in its slices.
+Each slice becomes an upright picture. If no range is set, percentiles of the values of a volume
+are shown as black and white.
 
 Guarantee: a slice depends only on its own volume. All slices of a volume belong to one person.
 """
@@ -28,14 +28,16 @@ if TYPE_CHECKING:
     from sfumato.settings.data import Volume
 
 SUFFIXES = (".nii.gz", ".nii")
-# Axis along which the slices follow each other, in an array whose axes lead to the right, to the
-# front and up. Of the two other axes, the first gives the columns of a slice.
+# Axis along which the slices follow each other. The axes of the array point to the right, to the
+# front and to the top of the body. The first of the two other axes is the horizontal axis of a
+# slice.
 AXES = {"sagittal": 0, "coronal": 1, "axial": 2}
 AXIAL = "axial"
-PERCENTILES = (1, 99)  # percentiles of a volume that are black and white if no range is set
+# Percentiles of a volume's values, shown as black and as white if no range is set
+PERCENTILES = (1, 99)
 FARTHEST_OFFSET = 2**24  # maximum number of bytes before the values
 LARGEST_VALUE = 8  # maximum number of bytes per value
-MAGIC = (b"n+1", b"n+2")  # how the magic number begins if a file has both header and values
+MAGIC = (b"n+1", b"n+2")  # first bytes of the magic number of files with header and values
 only_reader = threading.Lock()
 # The volume that was read last, because its slices are requested one after the other
 last_read: dict[object, Values | DataError] = {}
@@ -65,7 +67,8 @@ class Slice:
 class Values:
     """The values of a volume.
 
-    stored: values as stored, (X, Y, Z). The axes lead to the right, to the front and up;
+    stored: values as stored, (X, Y, Z). The axes point to the right, to the front and to the top of
+    the body;
     slope, intercept: factor and offset that convert stored values to the file's units;
     span: values in the file's units to show as black and as white.
     """
@@ -99,8 +102,8 @@ def slices_of(path: Path, volume: Volume) -> list[Slice]:
     numbers = range(count)[volume.selection]
     if not numbers:
         raise DataError(
-            f"{path} has {count} {axis} slices, and data.volume uses none of them: lower "
-            "data.volume.from"
+            f"data.volume selects none of the {axis} slices of {path} (number of slices: {count}): "
+            "lower data.volume.from"
         )
     return [Slice(path, number, axis) for number in numbers]
 
@@ -109,7 +112,8 @@ def decode_slice(place: Slice, span: Span | None) -> np.ndarray:
     """Show a slice of a volume as (H, W, 1) uint8; non-finite values are black.
 
     The top of the picture is the front of the body in axial slices, and the top of the body in
-    other slices. The left of the picture is the left of the body, and in sagittal slices its back.
+    other slices. The left of the picture is the back of the body in sagittal slices, and the left
+    of the body in other slices.
 
     span: values in the file's units to show as black and as white; None for PERCENTILES of the
     volume.
@@ -132,7 +136,7 @@ def volume_at(path: Path, span: Span | None) -> Values:
     status = path.stat()
     key = path, status.st_mtime_ns, status.st_size, span
     if key not in last_read:
-        last_read.clear()  # before reading, so that two volumes are never in memory
+        last_read.clear()  # before reading, so that at most one volume is in memory
         try:
             last_read[key] = read_volume(path, span)
         except DataError as error:
@@ -170,7 +174,7 @@ def read_volume(path: Path, span: Span | None) -> Values:
 def fill(flat: np.ndarray, file: BinaryIO) -> None:
     """Fill an array with values from a file.
 
-    Raises EOFError if the file has too few values. Bytes after the values are not inflated.
+    Raises EOFError if the file has too few values. Bytes after the values are not decompressed.
     """
     room = memoryview(flat.view(np.uint8))  # type: ignore[arg-type]
     place = 0
@@ -214,7 +218,7 @@ def damaged(path: Path) -> Iterator[None]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a volume; gzip is inflated as it is read."""
+    """Open a volume. If it is gzipped, its content is decompressed while it is read."""
     with reading(path) as file:
         packed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
@@ -229,7 +233,7 @@ def volume_header(file: BinaryIO, path: Path) -> Any:
     """Read a header of NIfTI-1 or NIfTI-2.
 
     Its extensions are not read, because they may state any size. Raises DataError if the file is
-    only the header in a pair of .hdr and .img.
+    only the header of a pair of .hdr and .img.
     """
     from nibabel import Nifti1Header, Nifti2Header
 
@@ -240,7 +244,8 @@ def volume_header(file: BinaryIO, path: Path) -> Any:
     header = kind(start[: kind.sizeof_hdr])
     if not header["magic"].item().startswith(MAGIC):
         raise DataError(
-            f"{path} is only the header in a pair of .hdr and .img: convert the pair to .nii.gz."
+            f"{path} is only the header of a pair of files, .hdr and .img: convert the pair to "
+            ".nii.gz."
         )
     return header
 
@@ -257,7 +262,7 @@ def shape_of(header: Any, path: Path) -> tuple[int, int, int]:
         many = math.prod(sides[3:])
         raise DataError(
             f"{path} contains {many} volumes (4-D): choose one volume, or compute their mean, and "
-            "save it in a file of its own."
+            "save the result in its own file."
         )
     if kind.kind not in "iuf" or kind.itemsize > LARGEST_VALUE:
         raise DataError(
@@ -276,7 +281,8 @@ def shape_of(header: Any, path: Path) -> tuple[int, int, int]:
 def canonical_axes(values: np.ndarray, header: Any) -> np.ndarray:
     """Return a view of the values, with reordered and flipped axes.
 
-    The new axes lead as nearly as possible to the right, to the front and up (RAS+).
+    The new axes point as nearly as possible to the right, to the front and to the top of the body
+    (RAS+).
     """
     from nibabel import as_closest_canonical
     from nibabel.spatialimages import SpatialImage

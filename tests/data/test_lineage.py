@@ -40,7 +40,7 @@ def test_what_is_remembered_of_a_release_is_held_to_its_form(tmp_path):
     (tmp_path / "model/a.png").write_bytes(b"x")
     for wrong in ("[]", "{", '{"records": [], "hashes": []}', '{"records": {}, "hashes": 5}'):
         (tmp_path / "state/released/a.json").write_text(wrong)
-        with pytest.raises(DataError, match="without it earlier releases are unknown"):
+        with pytest.raises(DataError, match="without it earlier releases are not recognised"):
             lineage(tmp_path / "model", "model", True, tmp_path / "state")
 
 

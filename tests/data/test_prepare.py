@@ -579,11 +579,11 @@ def test_images_counted_under_one_id_are_not_counted_again(owner, images):
     )
     # All, one of them, the same file resized
     for changed, more in ((images, {}), (some, {}), (images, {"size": 4})):
-        with pytest.raises(ConfigError, match=r"already counted as 'set'.*data\.different_people"):
+        with pytest.raises(ConfigError, match=r"dataset id 'set'.*data\.different_people"):
             owner.prepare(changed, dataset_id="again", **more)
         assert owner.card.read_text() == card and not (owner.state / "data" / "again").exists()
     assert owner.prepare(images, dataset_id="again", different_people=True).dataset_id == "again"
-    with pytest.raises(ConfigError, match="already counted as 'again'"):
+    with pytest.raises(ConfigError, match="already counted under the dataset id 'again'"):
         owner.prepare(images)  # both names are recognised
     owner.prepare(images, different_people=True)
 
@@ -594,10 +594,10 @@ def test_resized_copies_under_another_id_are_found(owner, tmp_path, digits):
     owner.prepare(large[:400], size=20)
     owner.file = tmp_path / "copies.npz"
     for changes in ({"size": 12}, {"size": 16, "channels": 3}):
-        with pytest.raises(ConfigError, match=r"already counted as 'set'"):
+        with pytest.raises(ConfigError, match=r"already counted under the dataset id 'set'"):
             owner.prepare(large[100:300], dataset_id="again", **changes)
     # Stored alike, and no byte is the same
-    with pytest.raises(ConfigError, match=r"already counted as 'set'"):
+    with pytest.raises(ConfigError, match=r"already counted under the dataset id 'set'"):
         owner.prepare(
             np.kron(large[100:300], np.ones((1, 2, 2), dtype=np.uint8)), dataset_id="again", size=20
         )
@@ -615,7 +615,7 @@ def test_equal_images_are_found_whatever_stands_around_them(owner):
     homes = [owner.state / "data" / name for name in ("set", "other")]
     every = [*map(duplicates.by_content, homes)]
     assert [len(one) for one in every] == [300, 200] and len(np.intersect1d(*every)) == 100
-    with pytest.raises(ConfigError, match="already counted as 'other'"):
+    with pytest.raises(ConfigError, match="already counted under the dataset id 'other'"):
         owner.prepare(images[:300])
 
 

@@ -149,7 +149,7 @@ def test_slices_that_no_series_has_and_an_axis_are_refused(tmp_path):
     root = write_clinic(tmp_path / "in")
     with pytest.raises(DataError, match=r"a series of 6 images.*lower data\.volume\.from"):
         read_source(settings(root, volume=Volume.model_validate({"from": 6})), tmp_path)
-    with pytest.raises(DataError, match=r"shown as it was acquired: remove data\.volume\.axis"):
+    with pytest.raises(DataError, match=r"in which they were acquired: remove data\.volume\.axis"):
         read_source(settings(root, volume=Volume(axis="coronal")), tmp_path)
 
 

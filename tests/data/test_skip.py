@@ -155,9 +155,9 @@ def test_conversions_are_counted_once_on_a_terminal_only(tmp_path):
             for line in screen.getvalue().splitlines()
             if " made grey" in line or "left out" in line
         ]
-        way = "1 cropped to the middle" if fit == "crop" else "1 padded with black"
+        way = "cropped to the middle: 1" if fit == "crop" else "padded with black: 1"
         listed = tmp_path / f"{terminal}{fit}" / "data/pets/left_out.txt"
-        expected = f"3 colour pictures made grey, {way}, 3 left out, as {listed} lists"
+        expected = f"colour pictures made grey: 3, {way}, left out (listed in {listed}): 3"
         assert len(said) == terminal and all(line.endswith(expected) for line in said)
 
 

@@ -136,7 +136,7 @@ def test_volumes_without_persons_are_refused(tmp_path):
 
 def test_volumes_are_not_read_unless_the_settings_say_so(tmp_path):
     root = write_classes(tmp_path / "in")
-    with pytest.raises(DataError, match=r"4 files are NIfTI.*data\.volume"):
+    with pytest.raises(DataError, match=r"each of 4 files.* is NIfTI.*data\.volume"):
         read_all(Data(dataset_id="scans", source="imagefolder", path=str(root)), tmp_path)
 
 
@@ -340,7 +340,7 @@ def test_the_only_column_named_like_a_label_is_taken(head, tmp_path):
 def test_another_column_is_asked_about(tmp_path):
     root = write_bids(tmp_path / "in", head="handed")  # a second column beside sex
     with pytest.raises(
-        Unclear, match="age, sex, handed: choose the one with the labels by label_column"
+        Unclear, match="age, sex, handed: set label_column to the column that contains the labels"
     ):
         survey(root)
     assert survey(root, label="handed").classes == ("one", "zero")

@@ -120,7 +120,7 @@ def test_no_byte_of_a_picture_remains_after_forget(desk):
 def test_a_forgotten_file_under_another_name_is_refused(desk):
     desk.run("forget --yes")
     desk.params(data={"dataset_id": "other"})
-    desk.run("prepare sensitive", "already counted as 'clinic'", code=4)
+    desk.run("prepare sensitive", "already counted under the dataset id 'clinic'", code=4)
 
 
 @pytest.mark.parametrize("times", range(1, 7))

@@ -191,7 +191,7 @@ def test_test_is_the_hold_out_and_grey_files_are_grey(init, tmp_path):
     assert own()["data"]["channels"] == 1 and own()["privacy"]["size_hint"] == 50
     for file in (root / "test").rglob("*.png"):
         file.unlink()
-    init("--force", "no pictures in its hold-out: add some, or remove test/", code=4)
+    init("--force", "no pictures in its hold-out: add pictures, or remove test/", code=4)
 
 
 ANSWERS = {  # answers, whether names look like persons -> privacy, data.groups
@@ -250,7 +250,7 @@ def test_enter_never_confirms_that_names_show_one_image_each(desk, quick, projec
     for number, file in enumerate(sorted(root.rglob("*.png"))):  # the first number may be an age
         file.rename(file.with_name(f"{number // 4}_{100_000 + 7919 * number}.png"))
     desk.answers = "clinic\n2\n" + "\n" * 9
-    said = desk.run(f"init {root}", "File names repeat", "[y/n]", code=2)
+    said = desk.run(f"init {root}", "file names repeat", "[y/n]", code=2)
     assert said.count("Can the same person appear") > 1 and not Path("params.yaml").exists()
 
 

@@ -84,14 +84,14 @@ ROWS = {
     "a table": images(tabled("label=kind")),
     "a table, by meaning": images(tabled("Diagnosis=kind, age=age")),
     "a table, one column": images(
-        tabled("what=kind"), "choose the one with the labels", "- " + WHOLE
+        tabled("what=kind"), "the column that contains the labels", "- " + WHOLE
     ),
     "a table, two columns": images(
         tabled("what=kind, age=age"), "choose the one with", "what " + WHOLE
     ),
-    "a table, sole id": refused(tabled("code=id"), "choose the one with the labels", "- -"),
-    "a table, sole name": refused(tabled("who=name"), "choose the one with the labels", "- -"),
-    "a table, sole age": refused(tabled("age=age"), "choose the one with the labels", "- -"),
+    "a table, sole id": refused(tabled("code=id"), "the column that contains the labels", "- -"),
+    "a table, sole name": refused(tabled("who=name"), "the column that contains the labels", "- -"),
+    "a table, sole age": refused(tabled("age=age"), "the column that contains the labels", "- -"),
     "a table, label of ids": refused(tabled("label=id"), ASKED),
     "a table, label of names": images(
         tabled("label=name"), ASKED, "all " + WHOLE, classes=tuple(sorted(NAMES))
@@ -105,7 +105,10 @@ ROWS = {
         for head in ("MRN", "Patient ID")
     },
     "a table, two of persons": persons(
-        "column", tabled("label=kind, PID=id, subject=id"), "could all be", "subject " + PERSONS
+        "column",
+        tabled("label=kind, PID=id, subject=id"),
+        "persons' ids could be in",
+        "subject " + PERSONS,
     ),
     "a table without heads": refused(
         lambda root: table(root, {f"{IDS[0]}.png": draw(root, ["a.png"])}), "no column"
@@ -154,7 +157,7 @@ ROWS = {
     ),
     "a table, one column, beside train": images(
         listed("image", "level=kind", "train/{i}_left.png", lambda path: path.stem),
-        "choose the one with the labels",
+        "the column that contains the labels",
         "- " + WHOLE,
     ),
     "two tables": refused(

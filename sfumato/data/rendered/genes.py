@@ -1,7 +1,7 @@
-"""Genes, vectors in [0, 1)^n, which replace the random stream of a drawing.
+"""Genes: vectors in [0, 1)^n that replace the random stream of a drawing.
 
-This makes an image a function of its genes. If a gene, such as an angle or the noise of a texture,
-changes a little, the image changes a little.
+With genes, a drawn image is a function of its genes. A gene may be an angle, or the noise of a
+texture. If a gene changes a little, so does the image.
 Sources: the primary sample space (Kelemen et al. 2002), and its use in Private Evolution (Sim-PE,
 Lin et al. 2025).
 """
@@ -15,7 +15,7 @@ from scipy.special import ndtri
 class Genes:
     """A substitute for the random stream of drawing functions.
 
-    It returns the numbers in `values`, (n,) in [0, 1), and after them numbers from a fixed stream.
+    It returns the numbers in `values`, (n,) in [0, 1), and then numbers from a fixed random stream.
     `read` counts the numbers that it has returned.
     """
 
@@ -29,7 +29,7 @@ class Genes:
         genes = self.values[self.read : self.read + number]
         self.read += number
         drawn = np.concatenate([genes, self.beyond.random(number - len(genes))])
-        # With the size (), the result is a number
+        # `[()]` turns an array of shape () into a number
         return drawn.reshape(size)[()]  # type: ignore[no-any-return]
 
     def uniform(self, low=0.0, high=1.0, size: int | Sequence[int] | None = None) -> np.ndarray:

@@ -15,7 +15,7 @@ PHOTOGRAPHS = ("china", "flower")
 def photo_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
     """Return a function (random stream, label) -> patch, (H, W, C) uint8.
 
-    The place and the scale of a patch are random, and it may be mirrored.
+    A patch has a random place and scale, and may be mirrored.
     """
     from sklearn.datasets import load_sample_image
 

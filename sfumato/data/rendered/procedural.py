@@ -1,4 +1,4 @@
-"""Textures of six classical generators, grey or in colour; the generator is the class.
+"""Draw textures with six classical generators, in grey or in colour. Each generator is a class.
 
 Sources: dead leaves (Lee, Mumford, Huang 2001; as public images: Baradad et al. 2021), 1/f noise
 (Field 1987), gradient noise (Perlin 1985), cellular noise (Worley 1996). Lengths are in units of
@@ -179,7 +179,7 @@ def cells(random: np.random.Generator, height: int, width: int, channels: int) -
     return low + (value / value.max())[..., None] * (high - low)
 
 
-# Functions from (random stream, H, W, C) to (H, W, C) float in [0, 1]
+# Functions from (random stream, H, W, C) to (H, W, C) float. Values are clipped to [0, 1] later
 FAMILIES = {
     "dead-leaves": dead_leaves,
     "fractal-noise": fractal_noise,

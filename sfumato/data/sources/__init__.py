@@ -145,7 +145,7 @@ def refuse_shared_persons(source: Source, path: str | None) -> None:
     trained = source.size - source.held_out
     if shared := {*ids[:trained]} & {*ids[trained:]} - {None}:
         raise DataError(
-            f"data.groups: {len(shared)} person(s) have pictures in both train and test of {path}, "
-            "and no guarantee covers the hold-out: move all pictures of a person into one part, "
-            "or merge the two parts"
+            f"data.groups: {len(shared)} person(s) have pictures in both train and test of {path}. "
+            "The guarantee does not cover the hold-out (test): move all pictures of a person into "
+            "one part, or merge the two parts"
         )

@@ -1,4 +1,5 @@
-"""BIDS: volumes in `sub-*/[ses-*/]anat/`, and one row per subject in `participants.tsv`.
+"""Read folders that follow BIDS: `sub-*/[ses-*/]anat/` contains the volumes of a subject, and
+`participants.tsv` has one row per subject.
 
 A subject is a person.
 """
@@ -93,8 +94,8 @@ def rows_of_volumes(
     found = sorted({suffix_of(file) for _, file in volumes})
     if suffix is None and len(found) > 1:
         error = ConfigError(
-            "{root} has volumes of several kinds ({found}): choose one with data.volume.suffix "
-            "({option.volume} suffix={first})",
+            "{root} has volumes of several kinds ({found}): choose one kind with "
+            "data.volume.suffix ({option.volume} suffix={first})",
             option="volume",
             root=root,
             found=", ".join(found),

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, read by torchvision, which verifies each file by its checksum."""
+"""Read CIFAR-10 and CIFAR-100 with torchvision, which verifies the checksum of each file."""
 
 from pathlib import Path
 

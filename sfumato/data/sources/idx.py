@@ -1,4 +1,4 @@
-"""MNIST and the sets in its file format: Fashion-MNIST, KMNIST and EMNIST."""
+"""Read MNIST and the sets in its file format: Fashion-MNIST, KMNIST and EMNIST."""
 
 import gzip
 import math
@@ -22,9 +22,9 @@ DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
 
 class IdxSet(NamedTuple):
-    """The names and files of a set.
+    """The name of a set in torchvision, its classes and its files.
 
-    `splits`: prefixes of the names of its training and test files.
+    `splits`: prefixes of the names of the training files and of the test files.
     """
 
     torchvision: str
@@ -87,7 +87,7 @@ def read_idx_set(request: Request, raw: Path) -> Source:
     if files is None:
         raise DataError(
             f"no folder contains all of the files {', '.join(f'{stem}[.gz]' for stem in stems)}: "
-            f"put them into one of {', '.join(map(str, places))}."
+            f"put all of them into one of these folders: {', '.join(map(str, places))}."
         )
     parts = []
     size = 0
@@ -95,10 +95,9 @@ def read_idx_set(request: Request, raw: Path) -> Source:
         images = read_idx(images_file)
         labels = read_idx(labels_file)
         if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
-            shapes = f"{images.shape} and its labels {labels.shape}"
             raise DataError(
-                f"{images_file} has shape {shapes}, so the two files do not belong together: fetch "
-                "both again."
+                f"{images_file} has the shape {images.shape}, and {labels_file.name} has the shape "
+                f"{labels.shape}, so these files do not belong together: fetch both again."
             )
         check_labels(labels, chosen.classes, labels_file)
         size += len(images)
@@ -150,9 +149,10 @@ def read_idx(path: Path) -> np.ndarray:
                 f"{broken}: its header states {shape}, expected at most {largest:,} values. Fetch "
                 "it again, or give an .npz."
             )
-        # One byte more shows whether there is a surplus. A gzip file can expand without limit
+        # One byte more than expected shows a surplus. The rest is not read, because a gzip file can
+        # expand without limit
         content = file.read(size + 1)
     if len(content) != size:
         held = len(content) if len(content) < size else f"more than {size}"
-        raise DataError(f"{broken}: {held} values for shape {shape}. Fetch it again.")
+        raise DataError(f"{broken}: it has {held} values for the shape {shape}. Fetch it again.")
     return np.frombuffer(content, np.uint8).reshape(shape)

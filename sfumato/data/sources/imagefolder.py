@@ -46,8 +46,9 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
 
     Hidden files are ignored. Folders with the names of parts, such as train, are treated as parts
     (see `split_of`). If labels are in a table or in tar files, the classes come from `request` or,
-    with several labels, from `list_labels`. Raises DataError, now or during decoding, that
-    lists every file that cannot be used.
+    with several labels, from `list_labels`.
+
+    If files cannot be used, raises DataError that lists all of them, now or during decoding.
     """
     path = request.required_path()
     groups = request.groups
@@ -93,7 +94,7 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
 def list_pictures(request: Request) -> Listing:
     """List the pictures of a request without decoding them.
 
-    This calls the function that fits the place of the labels: folder names, a table or tar files.
+    The labels are in folder names, in a table or in tar files.
     """
     if request.several:
         return list_labels(request)
@@ -161,16 +162,19 @@ def list_folder(
     places = [found for found in every if isinstance(found, Place)]
     problems = [found for found in every if isinstance(found, DataError)]
     if not classes:
-        held = "no pictures: expected one folder of pictures per class, or a table of labels"
+        message = (
+            f"{option}={path} contains no pictures: expected one folder of pictures per class, or "
+            "a table of labels."
+        )
         if problems:
-            held = (
-                "pictures, but no class folder: move each into a folder named after its class, or "
-                "write "
+            message = (
+                f"{option}={path} contains pictures, but no class folder: move each picture into a "
+                f"folder named after its class, or write {METADATA[0]} with the columns {FILE} and "
+                "label."
             )
-            held += f"{METADATA[0]} with the columns {FILE} and label"
         if (path / TABLES[0]).is_file():
-            held += ". For labels.csv, set data.labels: several"
-        raise DataError(f"{option}={path} contains {held}.")
+            message += f" If the labels are in {TABLES[0]}, set data.labels: several."
+        raise DataError(message)
     if groups is not None and groups.column is not None and not problems:
         persons = column_of(path, groups.column, [place.file for place in places])
         places = [
@@ -207,7 +211,8 @@ def list_part(
                 "data.classes" if groups is not None and groups.folder == OUTER else root / TRAIN
             )
             wrong = DataError(
-                f"{folder} is a class that {known} does not have: add it there, or remove it."
+                f"{folder} is a class folder, but {known} has no such class: add the class there, "
+                "or remove the folder."
             )
         if wrong is not None:
             yield wrong
@@ -222,10 +227,10 @@ def list_part(
         inner = (entries_of(folder / entry, nested, deep) for entry in entries)
         for picture in chain.from_iterable(inner):
             if picture.is_dir():
-                fix = "move its pictures directly into the folder of their class"
+                fix = "move its pictures directly into the class folder"
                 if groups is None:
                     fix += ". If the folder belongs to one person, set data.groups: {folder: true}"
-                yield DataError(f"{picture} is a folder inside a class: {fix}.")
+                yield DataError(f"{picture} is a folder inside a class folder: {fix}.")
             else:
                 yield misplaced(picture, root) or Place(
                     picture, classes.index(folder.name), held_out=held_out
@@ -325,9 +330,9 @@ def without_strays(places: list[Place], request: Request) -> list[Place]:
 
 
 def has_slices(file: Path, request: Request) -> bool:
-    """Return whether the images are slices of the file, which is a volume or a DICOM file.
+    """Return whether a file is a volume or a DICOM file with slices that become images.
 
-    If such a file is damaged, decoding its slices raises the error.
+    A damaged file counts too, because decoding its slices raises the error.
     """
     return request.volume is not None and (is_volume(file) or is_dicom(file))
 
@@ -355,12 +360,13 @@ def problems_of(files: Sequence[Place], request: Request) -> list[DataError]:
         wish = " and ".join(f"{request.section}.{name}" for name in differ)
         more = ""
         if len(odd) > 1:
-            more = f" ({len(odd) - 1} more differ)"
+            more = f" ({len(odd) - 1} more picture(s) differ)"
         differing = f"{odd[0]} is {shape_text(shapes[odd[0]])}"
         expected = f"{first} is {shape_text(shapes[first])}"
         problems.append(
             DataError(
-                f"{differing} but {expected}{more}: set {wish} to convert all pictures to one form."
+                f"{differing}, but {expected}{more}: set {wish} to convert all pictures to one "
+                "form."
             )
         )
     return problems

@@ -35,8 +35,8 @@ def read_npz(request: Request, raw: Path) -> Source:
     groups = request.groups
     if groups is not None and not (groups.array or groups.column):
         raise ConfigError(
-            "data.groups: an archive has no file names, so it must contain an array of persons' "
-            "ids: set data.groups: {array: true}"
+            "data.groups: an archive has no file names, so the ids of persons must be in an array "
+            "of the archive: add this array, and set data.groups: {array: true}"
         )
     arrays = arrays_in(path, AS_PLAIN_ARRAYS)
     parts = [""]  # prefix of the arrays of each part; empty if there is only one part
@@ -54,19 +54,20 @@ def read_npz(request: Request, raw: Path) -> Source:
     if missing := [name for name in needed + ids_in if name not in arrays]:
         if missing == ["classes"] and parts != [""]:
             raise DataError(
-                f"{path} has no array of class names, like all files of MedMNIST: list them in the "
-                f"order of the labels in {request.section}.classes: [a, b, …]."
+                f"{path} has no array of class names, like all files of MedMNIST: list the names, "
+                f"in the order of the labels, in {request.section}.classes: [a, b, …]."
             )
         raise DataError(
-            f"{path} lacks {', '.join(missing)}: write the file again with np.savez, with each of "
-            "these as a plain array."
+            f"{path} lacks the array(s) {', '.join(missing)}: write the file again with np.savez, "
+            "with each of these as a plain array."
         )
     if request.sensitive and "groups" in arrays and groups is None:
         raise DataError(f"{path}: `groups` {GROUPS_REFUSED}.")
     names = np.asarray(names)
     if names.dtype.kind != "U" or names.ndim != 1 or not len(names) or len({*names}) != len(names):
         raise DataError(
-            f"{path}: classes are {names.dtype} {names.shape}, expected distinct names as strings."
+            f"{path}: the array of class names is {names.dtype} {names.shape}, expected one "
+            "dimension of distinct strings."
         )
     classes = tuple(map(str, names))
     labels = {part: labels_of(path, arrays, part, classes, request.several) for part in parts}
@@ -124,7 +125,7 @@ def archive_layout(path: Path) -> tuple[Form, list[str]]:
     """Return the keys of a Request for an archive, and the names of its arrays without the prefixes
     of parts.
 
-    If the archive does not name its classes, as in MedMNIST, numbers are their names.
+    If the archive does not name its classes, as in MedMNIST, each class is named by its number.
     """
     arrays = arrays_in(path, AS_PLAIN_ARRAYS)
     labels = [array for name, array in arrays.items() if name.endswith("labels") and array.size]

@@ -46,8 +46,8 @@ COMPRESSED: dict[str, Callable[..., Any]] = {
 CHUNK = 2**20  # bytes to inflate at a time
 DAMAGED = (*UNREADABLE, tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OverflowError)
 UNPACKED = "unpacked"  # folder in the state directory for unpacked archives
-# Private folders with unpacked archives, and private copies of URLs. A key has the path or the URL,
-# the time of the last change (0 for a URL), and the thread.
+# Private folders with unpacked archives, and private copies of URLs. A key consists of the path or
+# the URL, the time of the last change (0 for a URL), and the thread.
 MADE_HERE: dict[tuple[Path | str, int, int], Path] = {}
 # Locks by (thread, folder). A lock shows other processes that this process still runs.
 HELD: dict[tuple[int, Path], ExitStack] = {}
@@ -136,7 +136,7 @@ def remove_locked(folder: Path) -> None:
 
 
 def remove_left(state: Path) -> None:
-    """Delete the folders of killed programs: their locks are free."""
+    """Delete the folders that killed programs have left. The locks of these folders are free."""
     for folder in state.glob(f".{UNPACKED}.*.tmp"):
         with suppress(Timeout), holding(file_lock(folder.with_suffix(".lock"), blocking=False)):
             remove_locked(folder)
@@ -173,8 +173,8 @@ def remove_held(keys: Iterable[tuple[int, Path]]) -> None:
 def kept(path: Path, fill: Callable[[Path], None]) -> Path:
     """Return a private folder with the content of `path`, which `fill` writes.
 
-    `fill` is called only on the first call, or if `path` has changed or the private folder is gone
-    since then. If `fill` fails, the folder is deleted.
+    `fill` is called on the first call, and again if `path` has changed or the private folder has
+    disappeared. If `fill` fails, the folder is deleted.
     """
     changed = max(part.stat().st_mtime_ns for part in [path, *parquet_in(path)])
     key = path, changed, threading.get_native_id()
@@ -207,7 +207,7 @@ def extract(path: Path, folder: Path, allowance: Allowance) -> None:
             raise ValueError("two of its files have the same name")
         for entry in entries:
             if entry.filename.count("/") > DEEPEST_FOLDER:
-                raise ValueError(f"its folders are more than {DEEPEST_FOLDER} deep")
+                raise ValueError(f"its folders are more than {DEEPEST_FOLDER} levels deep")
             allowance.take(entry.file_size)
         for entry in entries:
             archive.extract(entry, folder)
@@ -259,7 +259,7 @@ def extract_tar(path: Path, folder: Path, allowance: Allowance) -> None:
     ):
         for entry in archive:
             if entry.name.count("/") > DEEPEST_FOLDER:
-                raise ValueError(f"its folders are more than {DEEPEST_FOLDER} deep")
+                raise ValueError(f"its folders are more than {DEEPEST_FOLDER} levels deep")
             allowance.take(entry.size)
             archive.extract(entry, folder, set_attrs=False, filter="data")
 
@@ -267,7 +267,7 @@ def extract_tar(path: Path, folder: Path, allowance: Allowance) -> None:
 def readable_archive(path: Path) -> AbstractContextManager[None]:
     wrong = f"{path} cannot be read as a tar file"
     return explained(
-        DataError, lambda error: f"{wrong} ({error}): write it again, or as a zip", causes=DAMAGED
+        DataError, lambda error: f"{wrong} ({error}): write it again, or use a zip", causes=DAMAGED
     )
 
 
@@ -343,7 +343,7 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
     """
     from pyarrow import parquet
 
-    wrong = f"{file} cannot be read as Parquet with pictures inside"
+    wrong = f"{file} cannot be read as a Parquet file with pictures inside"
     causes = (*UNREADABLE, IndexError)
     with (
         explained(DataError, lambda error: f"{wrong} ({error!r}): write it again", causes=causes),
@@ -367,8 +367,8 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
         ]
         if not binary:
             raise DataError(
-                f"{file} has no column of pictures: write their bytes, as Hugging Face's "
-                "`datasets` does"
+                f"{file} has no column of pictures: write the bytes of the pictures into a column, "
+                "as Hugging Face's `datasets` does"
             )
         column = binary[0]  # other columns of pictures, such as masks, are left out
         about = parse_json(
@@ -384,8 +384,8 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
             pixels, called = picture.values() if isinstance(picture, dict) else (picture, "")
             if pixels is None:
                 raise DataError(
-                    f"{file}, row {number + 1}: the picture is missing: write its bytes, or remove "
-                    "the row"
+                    f"{file}, row {number + 1}, has no picture: write the picture's bytes, or "
+                    "remove the row"
                 )
             name = Path(called or "").name
             if not name.strip(".") or (place / name).exists():

@@ -128,9 +128,11 @@ def reaching(url: str) -> Iterator[None]:
     except SfumatoError:
         raise
     except ImportError as error:
-        known = "for s3://, pip install 'sfumato[s3]'"
         raise public(
-            ConfigError(f"{url} needs a package that is not installed ({error}): {known}")
+            ConfigError(
+                f"{url} cannot be read without a package that is not installed ({error}): install "
+                "this package (for s3://, pip install 'sfumato[s3]')"
+            )
         ) from None
     except FileNotFoundError:
         fix = "correct data.path, or upload the file"

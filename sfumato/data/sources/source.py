@@ -62,8 +62,8 @@ class Source:
     `train` and then `test`. Only sources that read the owner's files have these;
     held_out: number of images in `test`;
     converted: number of images by kind of conversion. Private;
-    left_out: pictures and other files that are left out. The key of a picture is its index in the
-    order above, and the key of another file is the file itself. Private.
+    left_out: pictures and other files that are left out. The key of a picture is its index in
+    `files`, and the key of another file is the file itself. Private.
     """
 
     classes: tuple[str, ...]
@@ -97,7 +97,7 @@ class Place(NamedTuple):
 class Listing:
     """The content of a source before decoding: its pictures, and problems with other files.
 
-    The pictures of the hold-out are the last ones.
+    The pictures of the hold-out come last.
     """
 
     classes: tuple[str, ...]
@@ -141,7 +141,8 @@ class Request(PictureForm):
     mixed: bool = False  # whether images may differ in size and channels
     skip: float = 0.0  # share of the pictures that may be broken
     left_out: dict[object, LeftOut] = field(default_factory=dict)
-    shard: Shard | None = None  # a part of the source; ids of all parts are checked later
+    # The part of the source to read; None: all. Ids are checked when all parts have been read
+    shard: Shard | None = None
 
     @property
     def sensitive(self) -> bool:
@@ -158,7 +159,8 @@ class Request(PictureForm):
         if self.path is None:
             raise public(
                 ConfigError(
-                    f"{self.section}.path is missing: {self.section}.source={self.name} needs it."
+                    f"{self.section}.path is missing: set it to the path of the files, because "
+                    f"{self.section}.source={self.name} reads files."
                 )
             )
         return Path(self.path).expanduser()
@@ -198,8 +200,8 @@ def download(name: str, raw: Path, fix: str, *, test: bool, **options: Any) -> t
             with suppress(OSError):  # rmdir removes empty folders only
                 empty.rmdir()
         raise DataError(
-            f"{raw} does not contain a complete {name}, and it could not be downloaded ({error}). "
-            f"{fix}."
+            f"{raw} does not contain all files of {name}, and they could not be downloaded "
+            f"({error}). {fix}."
         ) from error
     finally:
         socket.setdefaulttimeout(before)

@@ -63,8 +63,8 @@ def words_in(name: str) -> list[str]:
 
 
 def is_filing(name: str) -> bool:
-    """Return whether a name only describes how files are stored: images_001, Train, masks,
-    HAM10000_images_part_1.
+    """Return whether a name only describes how files are stored, such as images_001, Train, masks
+    or HAM10000_images_part_1.
     """
     filed = (
         "(image|img|picture|photo|scan|file|mask|label|annotation|segmentation|part|fold)s?|"

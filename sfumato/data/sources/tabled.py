@@ -46,7 +46,9 @@ def list_metadata(request: Request, label: str) -> Listing:
     """
     path = request.required_path()
     if not path.is_dir():
-        raise DataError(f"data.path={path} is not a folder: expected pictures and {METADATA[0]}.")
+        raise DataError(
+            f"data.path={path} is not a folder: expected a folder with pictures and {METADATA[0]}."
+        )
     held_out = split_of(path)[1]
     rows = [
         Place(file, text, person, any(map(file.is_relative_to, held_out)))
@@ -71,7 +73,7 @@ def column_of(
 def table_cells(
     path: Path, columns: Sequence[str], volume: Volume | None = None
 ) -> dict[Path, list[str]]:
-    """Return the cells of each picture of a folder, from the tables of the folder.
+    """Map each picture of a folder to its cells in `columns`, from the tables of the folder.
 
     Raises the errors of `rows_by_file`.
     """
@@ -83,8 +85,8 @@ def table_cells(
         if (table := table_in(part)) is None:
             expected = ", ".join([FILE, *columns])
             raise DataError(
-                f"{part} contains none of {', '.join(METADATA)}: write one, with the columns "
-                f"{expected}."
+                f"{part} contains none of {', '.join(METADATA)}: write one of them, with the "
+                f"columns {expected}."
             )
         named = [heads_of(table)[0], *columns]
         rows |= rows_by_file(table, named, pictures_below(part), part, files_below(part))
@@ -92,7 +94,7 @@ def table_cells(
 
 
 def files_below(root: Path) -> Iterator[Path]:
-    """Yield every visible file in a folder and below, sorted by name."""
+    """Yield every visible file in a folder and its subfolders, sorted by name."""
     entries = visible(root)
     yield from (entry for entry in entries if not entry.is_dir())
     for entry in entries:
@@ -130,12 +132,10 @@ def list_labels(request: Request) -> Listing:
     column = request.label_column
     person = request.id_column
     if table is None:
-        expected = (
-            f"{' or '.join(TABLES)}, with the column {FILE} and one column of 0 and 1 per label"
-        )
         raise DataError(
-            f"data.labels: several requires a table, but data.path={root} is not a folder with "
-            f"{expected}: write that table."
+            f"data.labels: several requires a table, but data.path={root} contains none of "
+            f"{', '.join(TABLES)}: write one of them, with the column {FILE} and one column of 0 "
+            "and 1 per label."
         )
     files = pictures_below(root)
     named, others = heads_of(table)
@@ -150,16 +150,17 @@ def list_labels(request: Request) -> Listing:
             listed = {*labels_listed(cells[0])}
             if not listed <= {*classes}:
                 raise DataError(
-                    f"{table} lists a label that is not in data.classes: name all labels there"
+                    f"{table} lists a label that is not in data.classes: add all labels to "
+                    "data.classes"
                 )
             row = [int(name in listed) for name in classes]
         elif {*cells} <= {*VALUES}:
             row = [VALUES[cell] for cell in cells]
         else:
             raise DataError(
-                f"{table} has a cell that is neither 0 nor 1 in a label column: write 0 or 1 for "
-                "each picture, also for uncertain ones, and name the label columns in "
-                "data.classes: [a, b, …]"
+                f"{table} has a cell that is neither 0 nor 1 in a label column: write 0 or 1 in "
+                "each cell, even if the label is uncertain. If the table also has other columns, "
+                "name the label columns in data.classes: [a, b, …]"
             )
         places.append(Place(file, np.array(row, dtype=np.uint8), who))
     return Listing(classes, places)
@@ -182,8 +183,10 @@ def numbered(rows: list[Place], official: bool, request: Request) -> Listing:
     rows = sorted(rows, key=lambda row: row.held_out)
     labels = [row.label for row in rows]
     if "" in labels:
-        where = f"picture {labels.index('') + 1}, in the order of the table,"
-        raise DataError(f"{request.path}: {where} has no label: add one")
+        raise DataError(
+            f"{request.path}: picture {labels.index('') + 1} (in the order of the table or the tar "
+            "files, the hold-out last) has no label: add one"
+        )
     classes = classes_in(labels) if request.classes is None else request.classes
     numbers = {text: i for i, text in enumerate(classes)}
     if not any(name.isdecimal() for name in classes):
@@ -192,7 +195,7 @@ def numbered(rows: list[Place], official: bool, request: Request) -> Listing:
     if unknown := next((text for text in labels if text not in numbers), None):
         raise DataError(
             f"{request.path} contains the label {unknown[:40]!r}, which is not in data.classes: "
-            "name all labels."
+            "add all labels to data.classes."
         )
     return Listing(classes, [row._replace(label=numbers[row.label]) for row in rows], official)
 
@@ -213,7 +216,10 @@ def shards_of(path: Path) -> list[Path]:
         return [path]
     shards = files_in(path, "*.tar")
     if not shards:
-        raise DataError(f"data.path={path} is neither a tar file nor a folder of them (*.tar).")
+        raise DataError(
+            f"data.path={path} is neither a tar file nor a folder with tar files (*.tar): correct "
+            "the path."
+        )
     for file in shards:
         if not file.is_file() or not file.resolve().is_relative_to(path.resolve()):
             raise DataError(
@@ -227,9 +233,10 @@ def list_shards(request: Request) -> Listing:
 
     The label is the name or the number of a class. If `request.label_column` is set, the label is
     the value of this key in the .json. Otherwise it is the content of the .cls or, if there is no
-    .cls, the value of `label` in the .json. A person's id is a value in the .json too. If there are
-    several tar files, the files that `is_test` recognises by name are the hold-out. Raises
-    DataError with the position of a faulty sample.
+    .cls, the value of `label` in the .json. A person's id is also a value in the .json.
+
+    If there are several tar files, the files that `is_test` recognises by name are the hold-out.
+    Raises DataError with the position of a faulty sample.
 
     Guarantee: nothing is unpacked, and links within an archive are refused.
     """
@@ -246,8 +253,8 @@ def list_shards(request: Request) -> Listing:
             ]
             if len(pictures) != 1:
                 raise DataError(
-                    f"{what} has {len(pictures)} pictures: expected one. Its files end in "
-                    f"{', '.join(sorted(sample))}."
+                    f"{what} has {len(pictures)} pictures: expected exactly one. The suffixes of "
+                    f"its files are {', '.join(sorted(sample))}."
                 )
             words = sample_words(sample, request.label_column, request.id_column, what)
             rows.append(Place(pictures[0], *words, held_out))
@@ -255,9 +262,9 @@ def list_shards(request: Request) -> Listing:
 
 
 def samples_in(shard: Path) -> Iterable[Sample]:
-    """Yield the samples of a tar file: files with the same name up to the first dot.
+    """Return the samples of a tar file.
 
-    Hidden files are skipped.
+    A sample consists of files with the same name up to the first dot. Hidden files are skipped.
     """
     samples: dict[str, Sample] = {}
     wrong = (
@@ -276,8 +283,8 @@ def samples_in(shard: Path) -> Iterable[Sample]:
                 continue
             if entry.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or entry.sparse:
                 raise DataError(
-                    f"{shard}: entry {number} is a link, a device or a sparse file: write the file "
-                    "itself."
+                    f"{shard}: entry {number} is a link, a device or a sparse file: store the file "
+                    "itself instead."
                 )
             folder, _, last = entry.name.rpartition("/")
             key, _, suffix = last.partition(".")
@@ -288,8 +295,8 @@ def samples_in(shard: Path) -> Iterable[Sample]:
                 is not member
             ):
                 raise DataError(
-                    f"{shard}: entry {number} is a second file of the same kind in its sample: "
-                    "remove one."
+                    f"{shard}: entry {number} is a second file with the same suffix in its sample: "
+                    "remove one of the two files."
                 )
         file.seek(archive.offset)
         if any(file.read(tarfile.BLOCKSIZE)) or archive.offset > shard.stat().st_size:

@@ -124,9 +124,7 @@ def test_an_empty_picture_in_parquet_is_named_by_its_row(cell, folder, tmp_path)
     rows = rows_of(folder)
     rows[3]["image"] = cell
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "in.parquet")
-    with pytest.raises(
-        DataError, match=r"in\.parquet, row 4: the picture is missing: .*remove the row"
-    ):
+    with pytest.raises(DataError, match=r"in\.parquet, row 4, has no picture: .*remove the row"):
         survey(tmp_path / "in.parquet")
     parquet.write_table(
         pyarrow.Table.from_pylist([row for row in rows if row["image"] != cell]),
@@ -140,7 +138,7 @@ def test_an_empty_label_and_a_table_without_pictures_are_named(folder, tmp_path)
     rows[3]["label"] = None
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "in.parquet")
     with pytest.raises(
-        DataError, match=r"in\.parquet: picture 4, in the order of the table, has no label: add one"
+        DataError, match=r"in\.parquet: picture 4 \(in the order .*\) has no label: add one"
     ):
         survey(tmp_path / "in.parquet")
     parquet.write_table(pyarrow.Table.from_pylist([{"label": "cat"}]), tmp_path / "other.parquet")
@@ -173,8 +171,7 @@ def test_files_of_mnist_are_named_with_a_way_that_works(suffix, tmp_path):
     write_idx(tmp_path / f"in/train-images-idx3-ubyte{suffix}", images)
     write_idx(tmp_path / f"in/train-labels-idx1-ubyte{suffix}", np.arange(40) % 2)
     with pytest.raises(
-        DataError,
-        match=r"an array of MNIST's format: .*one \.npz with the arrays images, labels and",
+        DataError, match=r"an array in the idx format of MNIST: .*one \.npz with the arrays images"
     ):
         survey(tmp_path / "in")
     np.savez(

@@ -41,7 +41,7 @@ REFUSED = {
     "DICOM with a JPEG-LS larger than stated": "65500×65500 pixels",
     "a zip of a file listed many times": "expands to more than 268,435,456 bytes",
     "zips 20 deep": "is nested in 3 archives",
-    "folders 400 deep in a zip": "folders are more than 50 deep",
+    "folders 400 deep in a zip": "folders are more than 50 levels deep",
     "npz with a side of 10⁵": "8×100000 pixels",
     "idx that claims 4 GB": "expected at most 536,870,912 values",
     "parquet of 10 8 rows": "expands to more than",

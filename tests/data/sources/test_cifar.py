@@ -56,12 +56,12 @@ def test_cifar_comes_out_as_rows_of_rgb(written, tmp_path):
         and found.tolist() == labels[:-2]
         and source.classes == tuple(NAMES)
     )
-    with pytest.raises(DataError, match="not contain a complete CIFAR"):
+    with pytest.raises(DataError, match="not contain all files of CIFAR"):
         read_public(Public(source=name, path=str(tmp_path / "elsewhere")), (3, 32, 32), tmp_path, 0)
     if name == "cifar10":
         source, read, found = read_all(Data(source=name, path=str(tmp_path)), tmp_path / "raw")
         assert np.array_equal(read, images[:-2]) and found == labels[:-2]
         assert [label for _, label in source.test] == labels[-2:]
         (tmp_path / FOLDERS[name] / "test_batch").write_bytes(b"short")
-        with pytest.raises(DataError, match="not contain a complete CIFAR10"):
+        with pytest.raises(DataError, match="not contain all files of CIFAR10"):
             read_source(Data(source=name, path=str(tmp_path)), tmp_path)

@@ -40,7 +40,7 @@ def tar_gz() -> bytes:
 
 WHOLE = {  # file: its content, what it is called, and how to proceed
     "x.jpg": (heic(), "HEIC", "heif-convert"),
-    "x.heic": (heic(), "HEIC", "convert to PNG or JPEG"),
+    "x.heic": (heic(), "HEIC", "convert it to PNG or JPEG"),
     "x.mp4": (b"\0\0\0\x18ftypisom\0\0\2\0isomiso2" + bytes(40), "a video", "choose frames"),
     "x.gz": (gzip.compress(nifti()), "NIfTI", "rename it to .nii"),
     "x.hdr": (nifti(), "NIfTI", "rename it to .nii"),
@@ -72,7 +72,8 @@ def test_a_whole_file_is_named_once_with_the_way_to_proceed(name, tmp_path):
     with pytest.raises(DataError) as error:
         survey(root, classes=ALL)
     text = str(error.value)
-    assert text.startswith(f"3 files are {form}, such as {root}/cat/8{name}: ") and way in text
+    assert text.startswith(f"each of 3 files, such as {root}/cat/8{name}, is {form}: ")
+    assert way in text
     assert "\n" not in text and "repair" not in text
 
 
@@ -99,7 +100,9 @@ def test_links_that_were_not_fetched_are_named_once(tmp_path):
     root = write_folder(tmp_path / "in")
     for place in ("cat/8.png", "cat/9.png", "dog/9.png"):
         (root / place).symlink_to(f"../.git/annex/objects/Xx/9/SHA256E-s1--0/{place[-5:]}")
-    with pytest.raises(DataError, match=r"^3 files are a link of DataLad.*datalad get \.") as error:
+    with pytest.raises(
+        DataError, match=r"^each of 3 files.* is a link of DataLad.*datalad get \."
+    ) as error:
         read_source(Data(source="imagefolder", path=str(root), skip="50%"), tmp_path)
     assert "remove it" not in str(error.value)
     (root / "metadata.csv").write_text("file_name,label\n8.png,cat\n")

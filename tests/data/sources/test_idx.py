@@ -47,8 +47,8 @@ def header(*shape):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (lambda whole: whole[:-1], "truncated or corrupt: 199 values"),
-        (lambda whole: whole + b"x", "truncated or corrupt: more than 200 values"),
+        (lambda whole: whole[:-1], "truncated or corrupt: it has 199 values"),
+        (lambda whole: whole + b"x", "truncated or corrupt: it has more than 200 values"),
         (lambda whole: whole[:9], "truncated or corrupt"),
         (lambda whole: b"\0\0\x0d\x03" + whole[4:], "not an idx file of unsigned bytes"),
         (lambda whole: b"", "starts with nothing"),

@@ -69,7 +69,7 @@ SPOILED = {  # how a folder of cats and dogs is spoiled, what is named, and the 
     "sizes": (
         lambda root: resize_three(root / "dog"),
         "0.png is 6×7 colour",
-        r"\(2 more differ\): set data.size to",
+        r"\(2 more picture\(s\) differ\): set data.size to",
     ),
     "channels": (
         lambda root: Image.new("L", (6, 6)).save(root / "dog/1.png"),

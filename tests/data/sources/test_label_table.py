@@ -110,7 +110,7 @@ def test_several_labels_are_recognised_by_columns_or_lists(folder, table, expect
     (folder / "metadata.csv").write_text(table)
     if expected is None and "label" not in table:
         # A sole column may be anything
-        with pytest.raises(Unclear, match="choose the one with the labels"):
+        with pytest.raises(Unclear, match="the column that contains the labels"):
             layout_of(folder, None)
     form, groups = layout_of(folder, None if "label" in table or expected else "mass")
     assert form.get("classes") == expected and form.get("several", False) == (expected is not None)
@@ -125,16 +125,16 @@ def test_several_labels_are_recognised_by_columns_or_lists(folder, table, expect
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (None, "write that table"),
+        (None, "requires a table"),
         (
             "file_name,mass,mass\n"
             + "".join(f"{n},0,1\n" for n in ("a.png", "b/2.png", "b/10.png")),
-            "has 2 columns mass: give each column its own name",
+            "has 2 columns named mass: give each column its own name",
         ),
         (TABLE.replace("1.0", ""), "neither 0 nor 1"),
         (TABLE.replace("1.0", "-1"), "neither 0 nor 1"),
         (TABLE.replace("1.0", "0.5"), "neither 0 nor 1"),
-        (TABLE.replace("0, a.png ,1.0\n", ""), r"has no row for .*a\.png: add one row"),
+        (TABLE.replace("0, a.png ,1.0\n", ""), r"has no row for .*a\.png: add a row"),
         (TABLE + "1,c.png,1\n", "row 5, names a file that is not below"),
     ],
 )
@@ -165,7 +165,7 @@ def test_persons_are_found_by_file_names_not_class_folders(folder):
 
 def test_a_folder_with_only_a_table_states_how_to_read_it(folder):
     shutil.rmtree(folder / "b")
-    with pytest.raises(DataError, match="For labels.csv, set data.labels: several"):
+    with pytest.raises(DataError, match=r"in labels\.csv, set data\.labels: several"):
         read(folder, labels="one")
 
 

@@ -24,8 +24,8 @@ def test_an_npz_gives_its_images_labels_and_classes(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"classes": None}, "lacks classes"),
-        ({"images": None}, "lacks images"),
+        ({"classes": None}, r"lacks the array\(s\) classes"),
+        ({"images": None}, r"lacks the array\(s\) images"),
         ({"images": NPZ["images"] / 255}, "expected uint8"),
         ({"images": np.zeros((4, 3, 3, 2), np.uint8)}, "C 1 or 3"),
         ({"labels": np.array([0, 1, 2, 1])}, r"expected 0\.\.1"),
@@ -33,8 +33,8 @@ def test_an_npz_gives_its_images_labels_and_classes(tmp_path):
         ({"labels": np.zeros(4)}, "expected integers"),
         ({"labels": np.zeros(5, np.int64)}, "expected integers"),
         ({"classes": np.array(["a"]), "labels": np.zeros(4, np.int64)}, "only one class"),
-        ({"classes": np.array(["a", "a"])}, "distinct names"),
-        ({"classes": np.array([0, 1])}, "distinct names"),
+        ({"classes": np.array(["a", "a"])}, "distinct strings"),
+        ({"classes": np.array([0, 1])}, "distinct strings"),
         ({"classes": np.array(["a", ""])}, "not a valid class name"),
         ({"classes": np.array(["a", "\x1b[2J"])}, "not a valid class name"),
         ({"classes": np.array(["a", None], object)}, "Python objects in dtype.*plain arrays"),

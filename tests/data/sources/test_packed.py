@@ -211,7 +211,7 @@ def test_what_cannot_be_unpacked_is_one_sentence(tmp_path, state):
     said["c.parquet"] = "has no column of pictures"
     for name in ("a.zip", "b.zip", "c.parquet", "d.parquet", "e.parquet"):
         with pytest.raises(
-            DataError, match=said.get(name, "cannot be read as Parquet with pictures inside")
+            DataError, match=said.get(name, "cannot be read as a Parquet file with pictures inside")
         ):
             read_source(data(tmp_path / name, classes=NAMES, label_column="label"), tmp_path)
 
