@@ -78,7 +78,8 @@ def ids_of_files(
         ids = [file.parents[1].name for file in files]
     elif groups.folder:
         ids = [None if file.parents[1] == root else file.parent.name for file in files]
-    elif groups.volume:  # not checked, because two paths may differ only in case or spaces
+    elif groups.volume:
+        # Returned unchecked, because the paths of two volumes may differ only in case or spaces
         return [str(file.relative_to(root)) for file in files]
     elif groups.array:
         ids = ids_of_array(load_array(root / "groups.npy"), len(files), str(root / "groups.npy"))

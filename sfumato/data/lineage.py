@@ -136,7 +136,7 @@ def refuse_overlap(public: ImageSet, private: Iterable[ImageSet]) -> None:
         shown = ", ".join(map(str, found[:10])) + (", …" if len(found) > 10 else "")
         raise DataError(
             "local, not to be shared: sensitive or hold-out images are also in the public set, "
-            f"byte for byte ({len(found)} of its {len(public)} images; their indices, from 0, are "
+            f"byte for byte ({len(found)} of the {len(public)} public images; indices from 0: "
             f"{shown}). The guarantee does not cover public images: remove these images from the "
             "public source, or choose another source"
         )

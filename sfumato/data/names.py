@@ -21,7 +21,7 @@ import numpy as np
 from sfumato.data.sources.splits import is_filing
 
 FEWEST = 5  # smallest number of groups for which a pattern is proposed
-LARGE = 30  # largest mean number of images per group; FEWEST is doubled above it
+LARGE = 30  # mean number of images per group above which FEWEST is doubled
 # Words other than names of persons. They may become part of a pattern, which is published.
 SIDE_WORDS = (
     "left|right|l|r|lt|rt|od|os|ou|links|rechts|gauche|droite?|izquierd[ao]|derech[ao]"

@@ -460,8 +460,8 @@ def split(
     expected_parts = (SENSITIVE, HOLDOUT) if holdout_fraction else (SENSITIVE,)
     if empty := [part for part in expected_parts if not writers or not writers[part].count]:
         raise DataError(
-            f"the split leaves no image for the part {empty[0]!r}, because identical images, and "
-            "all images of a person, stay in one part: add more distinct images, or put your own "
+            f"the split leaves the part {empty[0]!r} without images, because identical images, and "
+            "all images of a person, stay together. Add more distinct images, or put your own "
             "hold-out into test/."
         )
     if source.compared:

@@ -33,7 +33,7 @@ TABLES = ("labels.csv", *METADATA)
 BETWEEN = "|"  # separator of labels in a cell
 FILE = "file_name"  # column with the picture's path, relative to the table's folder
 
-Rows = Iterator[tuple[int, list]]  # each row's number in messages, and its cells
+Rows = Iterator[tuple[int, list]]  # for each row, its number in messages and its cells
 
 
 def table_in(folder: Path) -> Path | None:

@@ -290,7 +290,7 @@ def test_a_kill_between_the_two_renames_is_mended(owner, images):
 
 @pytest.mark.parametrize(("part", "fraction"), [("sensitive", 0.9999999999), ("holdout", 1e-10)])
 def test_a_set_with_an_empty_part_is_refused_before_spending(owner, images, part, fraction):
-    with pytest.raises(DataError, match=f"no {part} image"):
+    with pytest.raises(DataError, match=f"leaves the part '{part}' without images"):
         owner.prepare(images[:1], labels=np.array([0]), holdout_fraction=fraction)
 
 
@@ -326,7 +326,7 @@ def test_a_public_set_that_no_stage_reads_is_its_card_alone(tmp_path):
     assert set(contents(tmp_path / "a")) == {"card.json", "privacy.json"}
     assert read_public_card(tmp_path / "a" / "card.json") == PublicCard(enabled=False)
     read_artifact(tmp_path / "a", "public")
-    with pytest.raises(DataError, match="to `run`, then run `stage prepare public`"):
+    with pytest.raises(DataError, match="to the setting `run`, then run `stage prepare public`"):
         load_public(tmp_path / "a", (1, 8, 8))
 
 
@@ -644,7 +644,7 @@ def test_equal_images_that_are_all_held_out_are_called_that(tmp_path):
     image = np.zeros((4, 4, 1), np.uint8)
     source = Source(("a", "b"), [(image, i % 2) for i in range(100)], None, 100)
     with pytest.raises(
-        DataError, match="no sensitive image, because identical images, .* stay in one part"
+        DataError, match="'sensitive' without images, because identical images, .* stay together"
     ):
         split(source, bytes(32), 1.0, tmp_path)
 

@@ -147,7 +147,7 @@ def test_damaged_frames_are_refused(name, tmp_path):
 
 def test_slices_that_no_series_has_and_an_axis_are_refused(tmp_path):
     root = write_clinic(tmp_path / "in")
-    with pytest.raises(DataError, match=r"a series of 6 images.*lower data\.volume\.from"):
+    with pytest.raises(DataError, match=r"number of images: 6.*lower data\.volume\.from"):
         read_source(settings(root, volume=Volume.model_validate({"from": 6})), tmp_path)
     with pytest.raises(DataError, match=r"in which they were acquired: remove data\.volume\.axis"):
         read_source(settings(root, volume=Volume(axis="coronal")), tmp_path)

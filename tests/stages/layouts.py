@@ -233,8 +233,8 @@ def littered(write):
 WHOLE = "- n - - y"  # name, no two of one person, minutes, size, write
 PERSONS = "- - - y"
 REPEATED = "- - - - - y"  # the beginnings of names, or the ids in a column, are persons
-ASKED = "the class names found would be published"
-ORDER = "which level is the class"
+ASKED = "the class names that were found would be published"
+ORDER = "according to the order of the levels"
 
 
 @dataclass(frozen=True)

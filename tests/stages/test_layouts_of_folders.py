@@ -42,7 +42,7 @@ ROWS = {
     ),
     "class folders": images(folders()),
     "<class>/train, test": refused(
-        folders("{kind}/{person}/{i}.png", people=["train", "test"]), "which level is"
+        folders("{kind}/{person}/{i}.png", people=["train", "test"]), "the order of the levels"
     ),
     "grades": images(folders(kinds=("grade 1", "grade 2")), classes=("grade 1", "grade 2")),
     "masks in class folders": refused(masked, "20 of 40 pictures look like masks"),

@@ -87,7 +87,7 @@ ROWS = {
         tabled("what=kind"), "the column that contains the labels", "- " + WHOLE
     ),
     "a table, two columns": images(
-        tabled("what=kind, age=age"), "choose the one with", "what " + WHOLE
+        tabled("what=kind, age=age"), "contains the labels", "what " + WHOLE
     ),
     "a table, sole id": refused(tabled("code=id"), "the column that contains the labels", "- -"),
     "a table, sole name": refused(tabled("who=name"), "the column that contains the labels", "- -"),
@@ -229,11 +229,11 @@ ROWS = {
             "labels.json": (b"{}", "save it as metadata.csv"),
             "cp1252.csv": (
                 "Datei,Patient\nbenign0.png,Müller".encode("cp1252"),
-                "write a regular file of UTF-8",
+                "save it as a regular file of UTF-8",
             ),
             "UTF-16.csv": (
                 "Datei,Diagnose\nbenign0.png,x".encode("utf-16"),
-                "write a regular file of UTF-8",
+                "save it as a regular file of UTF-8",
             ),
             "rows.csv": (b"patientId,Target\nSmith,1", "has no column file_name"),
             "more.zip": (b"PK", "unpack it in this folder"),
@@ -244,7 +244,7 @@ ROWS = {
     ),
     "cp1252.csv beside class folders": images(
         beside_folders("cp1252.csv", "Datei,Patient\nbenign/0.png,Müller".encode("cp1252")),
-        "write a regular file of UTF-8",
+        "save it as a regular file of UTF-8",
         "all " + WHOLE,
     ),
     "notes beside class folders": images(beside_folders("README.txt")),

@@ -1,5 +1,6 @@
-"""Digits and letters of fonts, rotated, sheared, shifted, thinned and thickened: 62 classes, as in
-EMNIST's full split.
+"""Draw digits and letters in many fonts, rotated, sheared, shifted, thinned or thickened.
+
+There are 62 classes, as in EMNIST's full split.
 
 Grey images are white on black, like sets of handwriting. Colour images have a random foreground and
 background.

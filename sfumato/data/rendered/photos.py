@@ -1,4 +1,4 @@
-"""Random patches of two photographs in scikit-learn, a Chinese palace and a flower.
+"""Draw random patches of two photographs from scikit-learn, a Chinese palace and a flower.
 
 Each photograph is a class.
 """

@@ -93,7 +93,7 @@ def read_npz(request: Request, raw: Path) -> Source:
 def labels_of(
     path: Path, arrays: dict[str, np.ndarray], part: str, classes: tuple[str, ...], several: bool
 ) -> np.ndarray:
-    """Return the labels of a part, (N,) or, if several, (N, classes).
+    """Return the labels of a part, (N,) or, with several labels per image, (N, classes).
 
     Raises DataError if images or labels have the wrong type, or do not fit together.
     """
