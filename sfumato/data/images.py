@@ -82,7 +82,10 @@ class ImageSet:
         return images.permute(0, 3, 1, 2).contiguous().float().div_(255), labels
 
     def some(self, most: int, seed: int) -> Tensor:
-        """Choose at most `most` images by `seed`: (n, C, H, W) uint8, in the order of the set."""
+        """Choose at most `most` images at random, by `seed`.
+
+        Returns (n, C, H, W) uint8, in the order of the set.
+        """
         rows = np.sort(np.random.default_rng(seed).permutation(len(self))[:most])
         return torch.from_numpy(self.images[rows]).permute(0, 3, 1, 2).contiguous()
 
@@ -140,9 +143,9 @@ class ImageWriter:
         dtype, shape = self.label
         label = np.asarray(label, dtype)
         if image.dtype != np.uint8 or (image.shape, label.shape) != (self.row, shape):
-            held = f"{image.dtype} {image.shape} with a label of shape {label.shape}"
             raise DataError(
-                f"an image is {held}, expected uint8 {self.row} with a label of shape {shape}"
+                f"an image is {image.dtype} {image.shape} with a label of shape {label.shape}, "
+                f"expected uint8 {self.row} with a label of shape {shape}"
             )
         self.images.write(image.tobytes())
         self.labels.write(label.tobytes())

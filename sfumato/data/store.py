@@ -58,8 +58,8 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
     home = dataset_directory(state, card.dataset_id)
     if not (home / CARD).is_file():
         raise DataError(
-            f"no prepared images of {card.dataset_id!r} under {state}: {TO_PREPARE}, or set "
-            "SFUMATO_STATE to the state directory that contains them"
+            f"there are no prepared images of {card.dataset_id!r} under {state}: {TO_PREPARE}, or "
+            "set SFUMATO_STATE to the state directory that contains them"
         )
     if read_card(home / CARD) != card:
         raise DataError(
@@ -190,8 +190,8 @@ def load_latents(state: Path, card: Card, key: str) -> LatentSet:
     home = latents_directory(state, card, key)
     latents = load_array(home / LATENTS)
     if latents.dtype != np.float16 or len(latents) != len(images):
-        again = "remove this directory and run the stage again"
         raise DataError(
-            f"{home} contains latents of other images than the data card describes: {again}"
+            f"{home} contains latents of other images than the data card describes: remove this "
+            "directory and run the stage again"
         )
     return LatentSet(latents, images.labels, images.groups)

@@ -47,8 +47,12 @@ def read_source(data: Data, raw: Path, shard: Shard | None = None) -> Source:
         data.label_column is not None or data.source == "webdataset" or outer
     ):
         # A list collected from the labels would depend on the images.
-        fix = "list the classes, such as [a, b]. `stage init` lists the classes that occur"
-        raise public(ConfigError(f"data.classes is missing: {fix}"))
+        raise public(
+            ConfigError(
+                "data.classes is missing: list the classes, such as [a, b]. `stage init` lists the "
+                "classes that occur"
+            )
+        )
     request = Request(
         section="data",
         name=data.source,

@@ -124,8 +124,8 @@ def first_with_all(places: list[Path], stems: list[str]) -> list[Path] | None:
 def read_idx(path: Path) -> np.ndarray:
     """Read an idx file of unsigned bytes.
 
-    It consists of the bytes 0, 0, 8 and the number of axes, one big-endian int32 per axis, and the
-    values.
+    The file consists of the bytes 0, 0 and 8, one byte with the number of axes, one big-endian
+    int32 per axis, and the values.
     """
     broken = f"{path} is truncated or corrupt"
     largest = 2**29  # maximum number of values to read; the supported sets have fewer than 10⁸
@@ -147,7 +147,7 @@ def read_idx(path: Path) -> np.ndarray:
         if min(shape, default=0) < 0 or size > largest:
             raise DataError(
                 f"{broken}: its header states {shape}, expected at most {largest:,} values. Fetch "
-                "it again, or give an .npz."
+                "it again, or use an .npz instead."
             )
         # One byte more than expected shows a surplus. The rest is not read, because a gzip file can
         # expand without limit

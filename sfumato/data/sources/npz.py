@@ -30,8 +30,10 @@ def read_npz(request: Request, raw: Path) -> Source:
     """
     path = request.required_path()
     if not path.is_file():
-        expected = "an .npz with images, labels and classes, or a file of MedMNIST"
-        raise DataError(f"{request.section}.path={path} is not a file: expected {expected}.")
+        raise DataError(
+            f"{request.section}.path={path} is not a file: expected an .npz with images, labels "
+            "and classes, or a file of MedMNIST."
+        )
     groups = request.groups
     if groups is not None and not (groups.array or groups.column):
         raise ConfigError(

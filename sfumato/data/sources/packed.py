@@ -249,7 +249,7 @@ def holds_folders(path: Path) -> bool:
 def extract_tar(path: Path, folder: Path, allowance: Allowance) -> None:
     """Write the files of a tar file into a folder.
 
-    Links and devices were refused by `samples_in`.
+    `samples_in` has already refused links and devices.
     """
     with (
         readable_archive(path),

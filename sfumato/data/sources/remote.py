@@ -135,8 +135,9 @@ def reaching(url: str) -> Iterator[None]:
             )
         ) from None
     except FileNotFoundError:
-        fix = "correct data.path, or upload the file"
-        raise public(DataError(f"{url} does not exist: {fix}")) from None
+        raise public(
+            DataError(f"{url} does not exist: correct data.path, or upload the file")
+        ) from None
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:
             raise
