@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from sfumato.release.variation import Varied
     from sfumato.settings.release import Synthesize
     from stages.runner import StageRun
+LABELS_KEPT = (
+    "The teacher's labels of drawn images agree less with the requested classes than "
+    "synthesize.least_agreement states. So the images keep the requested classes, and none is "
+    "distorted or blended."
+)
 
 
 def synthesize(run: StageRun, settings: Synthesize) -> None:
@@ -30,13 +35,14 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
     from sfumato.queries.feature_means import load_means
     from sfumato.release.exports import PUBLIC_SOURCE
     from sfumato.release.herding import draw_herded
+    from sfumato.release.label_agreement import labels_fit
     from sfumato.release.release import save_release
     from sfumato.release.stream import save_networks
     from sfumato.release.synthesis import draw_mixture
     from sfumato.release.variation import vary
     from sfumato.runtime.compute import device
     from sfumato.storage.artifacts import merge_records
-    from stages.screen import progress
+    from stages.screen import progress, say
 
     plan = run.plan
     if "parquet" in settings.export:
@@ -62,6 +68,13 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
             sampling=sampling,
             folder=run.out.parent,
         )
+        if teacher and not labels_fit(drawn, settings, teacher, plan.seed):
+            say(LABELS_KEPT)
+            kept = {"relabel": False, "distorted": 0.0, "mixed": 0.0}
+            settings = settings.model_copy(update=kept)
+            plan = replace(plan, settings=settings)
+        if not settings.reads("teacher"):
+            teacher = None
         if settings.herding > 1:
             means = load_means("frequency", run.path("frequency"), plan=plan)
             drawn = partial(draw_herded, drawn, means, run.counts.priors, teacher)

@@ -91,6 +91,10 @@ class Synthesize(Settings):
     herding: Positive = 1
     # Let the teacher label the images. Otherwise, an image has the label for which it was drawn
     relabel: bool = False
+    # Smallest agreement of the teacher's labels of drawn images with the classes for which these
+    # were drawn, beyond chance (Cohen's kappa). If they agree less, the images keep these classes,
+    # and none is distorted or blended; 0: the teacher labels in any case
+    least_agreement: Fraction = 0.0
     # Share of the images to warp, texture and relight; requires `relabel`
     distorted: Fraction = 0.0
     # Share of the images to blend, each with an image of another class. This is a class that the

@@ -1,0 +1,56 @@
+"""Decide whether the teacher's labels fit drawn images. This costs no privacy.
+
+A teacher that was trained on few real images may classify these well, but drawn images no better
+than by chance. Classifiers then learn more from the classes that were requested from the models.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from sfumato.features.teacher_network import (
+    TeacherNetwork,
+    at_shares,
+    probabilities_of,
+    share_offsets,
+)
+from sfumato.release.exports import PUBLIC_SOURCE
+from sfumato.release.synthesis import Drawn
+from sfumato.settings.release import Synthesize
+
+LABELS_COMPARED = 1000  # Largest number of drawn images whose two labels are compared
+
+
+def labels_fit(
+    drawn: Callable[..., Drawn], settings: Synthesize, teacher: TeacherNetwork, seed: int
+) -> bool:
+    """Return whether the teacher should label the release, by `settings.least_agreement`.
+
+    drawn: function that draws images, such as `draw_mixture`. Public images are not compared.
+    """
+    weights = {name: one for name, one in settings.sources.items() if name != PUBLIC_SOURCE}
+    checked = settings.relabel and settings.least_agreement > 0
+    if not checked or not weights or teacher.several:
+        return True
+    count = min(settings.count, LABELS_COMPARED)
+    sample = settings.model_copy(update={"count": count, "sources": weights})
+    images, requested, _ = drawn(settings=sample, seed=seed + 2, progress=None)
+    return agreement_beyond_chance(teacher, images, requested) >= settings.least_agreement
+
+
+def agreement_beyond_chance(teacher: TeacherNetwork, images: Tensor, requested: Tensor) -> float:
+    """Compare the teacher's labels of drawn images with the requested classes.
+
+    images: (N, C, H, W) uint8; requested: (N,) int64.
+
+    Returns Cohen's kappa: 0 if they agree as often as by chance, 1 if they always agree.
+    """
+    seen = probabilities_of(teacher, images)
+    offsets = share_offsets(seen, requested.bincount(minlength=teacher.classes))
+    labels = at_shares(seen, offsets).argmax(dim=1)
+    agreed = float((labels == requested).double().mean())
+    shares = [each.bincount(minlength=teacher.classes).double() for each in (labels, requested)]
+    chance = float(shares[0] @ shares[1]) / len(requested) ** 2
+    if chance == 1:  # one class
+        return 1.0
+    return (agreed - chance) / (1 - chance)
