@@ -9,8 +9,8 @@ from sfumato.settings.stage import QUERY, Stage
 from stages.pretrain import denoiser_work
 
 if TYPE_CHECKING:
+    from sfumato.baselines.settings import Adversarial
     from sfumato.planning.work import Work
-    from sfumato.settings.baselines import Adversarial
     from stages.runner import QueryRun
 
 
@@ -61,7 +61,7 @@ STAGE = Stage(
     "adversarial",
     QUERY,
     "Train a discriminator on the sensitive images by DP-SGD, and a generator against it.",
-    "sfumato.settings.baselines:Adversarial",
+    "sfumato.baselines.settings:Adversarial",
     adversarial,
     inputs=("count",),
     seeded=True,

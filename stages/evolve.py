@@ -12,8 +12,8 @@ from sfumato.settings.stage import QUERY, Stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sfumato.baselines.settings import Evolve
     from sfumato.planning.checks import Setup
-    from sfumato.settings.baselines import Evolve
     from stages.runner import QueryRun
 
 
@@ -58,7 +58,7 @@ STAGE = Stage(
     QUERY,
     "In each round, release noisy votes of the sensitive images for candidate images from a public "
     "renderer; keep the candidates of the last round.",
-    "sfumato.settings.baselines:Evolve",
+    "sfumato.baselines.settings:Evolve",
     evolve,
     inputs=("count",),
     seeded=True,

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +33,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from parts import of_baselines
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from small_release import release_plan
@@ -64,8 +65,8 @@ from sfumato.release.release import save_release
 from sfumato.release.stream import save_networks
 from sfumato.release.synthesis import draw_mixture
 from sfumato.release.variation import vary
-from sfumato.settings.baselines import Adversarial
 from sfumato.settings.data import GROUP, IMAGE
+from sfumato.settings.fields import Settings
 from sfumato.settings.queries import FeatureMap
 from sfumato.settings.release import Synthesize
 from sfumato.settings.stage import Kind
@@ -300,7 +301,8 @@ MADE: dict[str, Maker] = {
     "public": made_public,
     **{
         name: functools.partial(made_drawing, kind=name)
-        for name in ("auxiliary", "refine", "adversarial", "evolve")
+        for name, stage in STAGES.items()
+        if stage.gives
     },
     "histogram": made_histogram,
     "teacher": made_teacher,
@@ -363,7 +365,6 @@ DESCENT = {
     "microbatch_size": 8,
     "learning_rate": 1e-3,
 }
-MATCHED = {key: value for key, value in DESCENT.items() if key != "learning_rate"}
 SHORT = {"tolerance": GRADIENT, "steps": 2, "width": 8}
 FITTED = SHORT | {"batch": 16}
 GENERATOR = FITTED | {"images": 10, "latent": 4}
@@ -371,7 +372,6 @@ REFIT = {key: value for key, value in FITTED.items() if key != "width"}
 WARM_UP = {"tolerance": GRADIENT, "steps": 3, "batch": 12, "learning_rate": 1e-3}
 TIMESTEPS = {"law": "timesteps"}
 CLIPPED = DESCENT | {"max_grad_norm": 0.5}
-EVOLVE = {"rounds": 2, "population": 24, "images": 12}
 AUXILIARY = {
     "fitted_on": "auxiliary",
     "max_norm": 0.3,
@@ -388,7 +388,6 @@ AUXILIARY |= {
 GAUSSIANS = {"target": "covariance", "images": 10, "tolerance": FEATURE}
 CENTRAL = {"sources": {"central": 1.0}}
 FITTED_IMAGES = {"sources": {"auxiliary": 1.0, "refine": 2.0}}
-EVOLVED = {"sources": {"evolve": 1.0}, "part": 2}
 DRAWN = {"count": 8, "tolerance": GRADIENT}
 VARIED = {"relabel": True, "distorted": 0.3, "tolerance": GRADIENT}
 EVERY_MAP = maps(
@@ -437,12 +436,6 @@ CASES: dict[str, Case] = {
     "moments of groups": case("moments", grouped=True, tolerance=FEATURE),
     "covariance": case("covariance"),
     "covariance, mirrored": case("covariance", flip=True, colour=True),
-    "evolve": case("evolve", **EVOLVE),
-    "evolve in colour": case("evolve", **EVOLVE, colour=True),
-    "adversarial": case("adversarial", **MATCHED),
-    "adversarial of groups": case(
-        "adversarial", **MATCHED | {"steps": 2}, colour=True, grouped=True
-    ),
     "histogram": case("histogram"),
     "histogram by class": case("histogram", per_class=True, votes=2, colour=True),
     "histogram of groups": case("histogram", votes=2, grouped=True),
@@ -513,9 +506,6 @@ CASES: dict[str, Case] = {
     "pretrain on modes": case(
         "pretrain", **WARM_UP, phases=[CENTRAL], given={"central": made_mode}
     ),
-    "pretrain on drawn images": case(
-        "pretrain", **WARM_UP, phases=[FITTED_IMAGES, EVOLVED], colour=True
-    ),
     "pretrain on public images": case(
         "pretrain", **WARM_UP, phases=[{"sources": {"public": 1.0}, "augment": 2}]
     ),
@@ -536,15 +526,7 @@ CASES: dict[str, Case] = {
     ),
     **{
         f"synthesize from {name}": case("synthesize", **DRAWN, steps=3, sources={name: 1.0})
-        for name in (
-            "finetune",
-            "pretrain",
-            "refine",
-            "auxiliary",
-            "evolve",
-            "adversarial",
-            "select",
-        )
+        for name in ("finetune", "pretrain", "refine", "auxiliary", "select")
     },
     "synthesize from adapters": case(
         "synthesize", **DRAWN, steps=3, given={"finetune": made_adapters}
@@ -563,14 +545,15 @@ CASES: dict[str, Case] = {
         mixed=0.2,
         colour=True,
     ),
-    "synthesize variants in grey": case(
-        "synthesize", **VARIED, count=20, sources={"evolve": 1.0}, mixed=0.3
-    ),
     "student": case("student", **SHORT),
     "synthesize herded": case("synthesize", **DRAWN, herding=3, sources={"auxiliary": 1.0}),
     "synthesize herded in colour": case(
         "synthesize", **DRAWN, herding=4, relabel=True, sources={"refine": 1.0}, colour=True
     ),
+    **{
+        name: case(stage, **given)
+        for name, (stage, given) in of_baselines("baseline_settings", "GOLDEN").items()
+    },
 }
 # a stage without settings uses its defaults
 PINNED = {case.stage for case in CASES.values()}
@@ -740,6 +723,13 @@ def inputs_of(case: Case, settings: Any, folder: Path) -> dict[str, Artifact]:
     return found
 
 
+def fewer_images(kind: type[Settings]) -> AbstractContextManager[object]:
+    """Let a stage with a fixed number of images draw 10 of them."""
+    if "images" in kind.__class_vars__:
+        return mock.patch.object(kind, "images", 10)
+    return nullcontext()
+
+
 def computed(case: Case) -> dict[str, Tensor]:
     """Return the stage's releases, draws and files, by name."""
     work = getattr(import_module(f"stages.{case.stage}"), case.stage)
@@ -765,7 +755,7 @@ def computed(case: Case) -> dict[str, Tensor]:
     mechanism = Mechanism(noise_multiplier=NOISE, sample_rate=rate, uses=uses)
     groups = {"unit": GROUP if case.grouped else IMAGE, "group_cap": case.group_cap}
     plan = QueryPlan(**public_facts, **asked, **groups, mechanism=mechanism, digest="")
-    with mock.patch.object(Adversarial, "images", 10), tempfile.TemporaryDirectory() as name:
+    with fewer_images(kind), tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run = SilentRun(plan=plan, inputs={}, images=images, out=folder / "out")
         with settled(run):

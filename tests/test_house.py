@@ -47,6 +47,7 @@ ORDER = [
     "__init__",  # the package itself, whose names are in rooms before it
     "stages",
 ]
+DELETABLE = {"text_to_image", "baselines"}  # rooms that may be deleted, see `test_rooms.py`
 
 
 def imported(nodes: Iterable[ast.AST]) -> set[str]:
@@ -123,7 +124,8 @@ MODULES = sorted(path for folder in ("sfumato", "stages") for path in (ROOT / fo
 
 
 def test_every_room_has_its_place():
-    assert {room_of(path) for path in MODULES} == set(ORDER)
+    found = {room_of(path) for path in MODULES}
+    assert found <= set(ORDER) and set(ORDER) - found <= DELETABLE
 
 
 def test_imports_point_one_way():
@@ -352,7 +354,10 @@ def code_tokens(node: ast.AST) -> int:
     return sum(tokenize.tok_name[found.type] not in layout for found in generate_tokens(text))
 
 
-@pytest.mark.parametrize("name", ["init", "plan", "ledger", "merge"])
+COMMANDS = {"init", "plan", "ledger", "merge"} & {path.stem for path in MODULES}
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_commands_are_thin(name):
     """They parse options, ask and print: the library does the work, for `Project` too."""
     text = (ROOT / "stages" / f"{name}.py").read_text()

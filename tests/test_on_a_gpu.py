@@ -17,8 +17,6 @@ from pretended_gpu import pretended_gpu
 from small_network import draw_images
 from torch import Tensor
 
-from sfumato.baselines.dp_gan import AdversarialState, Discriminator
-from sfumato.baselines.private_evolution import RendererGenerator, distance_features, query_votes
 from sfumato.data.images import ImageSet, Shape
 from sfumato.data.store import LatentSet
 from sfumato.diffusion.sampler import sample
@@ -57,7 +55,6 @@ from sfumato.queries.histogram import query_histogram
 from sfumato.queries.saliency import query_saliency
 from sfumato.queries.teacher import query_teacher
 from sfumato.release.variation import vary
-from sfumato.settings.baselines import Adversarial, Evolve
 from sfumato.settings.dpsgd import Finetune, Saliency
 from sfumato.settings.noise_levels import LogNormal, TimestepMixture
 from sfumato.settings.queries import FeatureMap, Teacher
@@ -364,36 +361,6 @@ def test_features_learned_on_a_gpu_are_queried_there():
         query_feature_means(charge(images()), features.to(CUDA), CLASSES, 40.0)
     fitted_there = {LABELLED, "training/supervised.py apply"}
     assert card.waiting == SUMMED | {TRIED} | fitted_there
-
-
-@part(TRIED)
-def query_of_evolution() -> None:
-    generator = RendererGenerator("glyphs", SHAPE)
-    embedding = distance_features(Evolve(population=40, images=40), SHAPE, generator, 0).to(CUDA)
-    rows = latents(embedding, embedding)
-    query_votes(
-        charge(rows), torch.rand(40, rows.latents.shape[1]), torch.arange(40) % CLASSES, CLASSES
-    )
-
-
-@part(
-    *(DRAWN, SETTLED, "dpsgd/run.py State.tensors"),
-    *(f"baselines/dp_gan.py AdversarialState.{name}" for name in ("generated", "tensors")),
-    "dpsgd/run.py update",
-)
-def dp_gan() -> None:
-    settings = Adversarial(steps=2, max_grad_norm=1.0)
-    judge = Discriminator(28, 1, CLASSES, 8).to(CUDA)
-    generator = small_generator((1, 28, 28))
-    shape = (1, 28, 28)
-    run = AdversarialState(
-        State(judge, settings, 40.0, autocast=True), generator, settings, EVEN, 0
-    )
-    drawn = charge(images(shape=shape))
-    run.step(drawn)
-    run.load(run.tensors())
-    run.step(drawn)
-    run.result()
 
 
 def test_under_autocast_a_norm_keeps_the_type_of_its_images():

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sfumato.baselines.private_evolution import query_votes
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.dpsgd.gradients import Draws, Microbatch, clipped_gradient_sum
 from sfumato.dpsgd.run import Gradients, State, step
@@ -33,6 +32,7 @@ from sfumato.queries.teacher import query_teacher
 from sfumato.settings.dpsgd import Finetune, Saliency
 from sfumato.settings.noise_levels import NoiseLevels
 from sfumato.settings.queries import Central, FeatureMap, Teacher
+from sfumato.settings.stages import BASELINES
 
 SIDE, CLASSES = 8, 4
 SHAPE = (1, SIDE, SIDE)
@@ -113,8 +113,6 @@ def subjects() -> list[Subject]:
     state, random = trainer(), torch.Generator().manual_seed(0)
     moments = moment_features(network)
     encode_moments = torch.no_grad()(moments.vectors)
-    # six of each class
-    candidates, voted = unit_rows(torch.rand(24, *SHAPE)), torch.arange(24) % CLASSES
 
     def teach(charge: Any) -> object:
         # one use of the charge per call
@@ -150,14 +148,27 @@ def subjects() -> list[Subject]:
         Subject("teacher", 0.5, teach, unit_rows),
         Subject("embedding", 1.0, lambda charge: mapped(charge, fourier), fourier.vectors),
         Subject("moments", 1.0, lambda charge: mapped(charge, moments), encode_moments),
+        *votes(),
+        Subject("saliency", CLIP, salient),
+        Subject("step of DP-SGD", CLIP, lambda charge: step(state, charge)),
+    ]
+
+
+def votes() -> list[Subject]:
+    """The query of Private Evolution, unless the baselines were deleted."""
+    if not BASELINES:
+        return []
+    from sfumato.baselines.private_evolution import query_votes
+
+    candidates = unit_rows(torch.rand(24, *SHAPE))
+    labels = torch.arange(24) % CLASSES  # six of each class
+    return [
         Subject(
             "votes (evolve)",
             1.0,
-            lambda charge: query_votes(charge, candidates, voted, CLASSES),
+            lambda charge: query_votes(charge, candidates, labels, CLASSES),
             unit_rows,
-        ),
-        Subject("saliency", CLIP, salient),
-        Subject("step of DP-SGD", CLIP, lambda charge: step(state, charge)),
+        )
     ]
 
 

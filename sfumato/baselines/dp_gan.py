@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
+from sfumato.baselines.settings import Adversarial
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.objective import to_model_range
@@ -28,7 +29,6 @@ from sfumato.dpsgd.run import State, Trained, gradient_sum, update
 from sfumato.generators.network import Generator, half
 from sfumato.generators.one_step import balanced_labels, recompute_batch_norm
 from sfumato.privacy.charge import Charge
-from sfumato.settings.baselines import Adversarial
 from sfumato.settings.fields import Size, both_sides, size_of
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sfumato.baselines.settings import Evolve
 from sfumato.data.images import ImageSet, Shape, as_uint8, save_images
 from sfumato.data.rendered import DRAWN
 from sfumato.data.rendered.genes import Genes
@@ -24,7 +25,6 @@ from sfumato.privacy.charge import Charge
 from sfumato.privacy.resume import make_durable, resume
 from sfumato.privacy.rows import Rows, one_hot
 from sfumato.runtime.progress import Progress, Say, discard, no_progress
-from sfumato.settings.baselines import Evolve
 from sfumato.storage.digest import digest_of
 from sfumato.storage.files import csv_text
 

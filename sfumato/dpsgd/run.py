@@ -32,12 +32,11 @@ from sfumato.privacy.resume import make_durable, resume
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import fast_bfloat16
 from sfumato.runtime.progress import Progress, Say, discard, no_progress
-from sfumato.settings.dpsgd import Finetune, Saliency
+from sfumato.settings.dpsgd import Saliency, StepSettings
 from sfumato.storage.files import csv_text
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
-    from sfumato.settings.baselines import Adversarial
 
 ADAM_STATE = ("exp_avg", "exp_avg_sq", "step")  # torch's names, which checkpoints use too
 
@@ -112,7 +111,7 @@ class Gradients:
         self,
         model: Denoiser,
         parameters: Mapping[str, Tensor],
-        config: Finetune | Saliency | Adversarial,
+        config: StepSettings | Saliency,
         public_batch: float,
         autocast: bool | None = None,
         generator: torch.Generator | None = None,
@@ -155,12 +154,12 @@ class State(Trained, Gradients):
     autocast, generator: see `Gradients`.
     """
 
-    config: Finetune | Adversarial
+    config: StepSettings
 
     def __init__(
         self,
         model: Denoiser,
-        config: Finetune | Adversarial,
+        config: StepSettings,
         public_batch: float,
         autocast: bool | None = None,
         generator: torch.Generator | None = None,

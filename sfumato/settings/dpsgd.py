@@ -1,6 +1,6 @@
 """Settings of DP-SGD, and of the query that chooses the weights to train."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 from sfumato.settings.fields import REST, Draws, LearningRate, Norm, Positive, machine
 from sfumato.settings.noise import Noise, QuerySettings
@@ -21,6 +21,23 @@ class Saliency(QuerySettings):
     noise_levels: NoiseLevels = LogNormal()  # Distribution of the noise levels
     # Number of images whose gradients are computed at once; None: as many as fit into memory
     microbatch_size: Positive | None = machine(None)
+
+
+class StepSettings(Protocol):
+    """Settings of a stage that trains a network by DP-SGD, such as `Finetune`."""
+
+    @property
+    def draws(self) -> int: ...
+    @property
+    def label_dropout(self) -> float: ...
+    @property
+    def noise_levels(self) -> NoiseLevels: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def max_grad_norm(self) -> float: ...
+    @property
+    def microbatch_size(self) -> int | None: ...
 
 
 SALIENT = ("salient", "salient-lora")  # values of `trainable` that need the saliency query

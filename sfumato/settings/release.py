@@ -2,11 +2,10 @@
 content.
 """
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sfumato.settings import baselines
 from sfumato.settings.fields import Fraction, Positive, Scale, Settings, Strict
 from sfumato.settings.stages import STAGES
 
@@ -58,7 +57,15 @@ class Release(Strict):
 
 
 # Stages with models that draw images, and `select`, which chooses public images
-Drawable = Literal["finetune", "pretrain", "refine", "auxiliary", baselines.Drawable, "select"]
+if TYPE_CHECKING:
+    Drawable = str
+else:
+    Drawable = Literal[
+        "finetune",
+        "pretrain",
+        *(name for name in STAGES["synthesize"].upstream if STAGES[name].gives),
+        "select",
+    ]
 
 
 class Synthesize(Settings):

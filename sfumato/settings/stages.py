@@ -25,7 +25,7 @@ from sfumato.settings.stage import (
 
 # Methods of papers, for comparison: their modules, recipes and `sfumato/baselines` may be deleted
 # together
-BASELINES = ("evolve", "adversarial")
+BASELINES: tuple[str, ...] = ("evolve", "adversarial")
 NAMES = (
     *("count", "central", "frequency", "classifier", "moments", "covariance", "auxiliary"),
     *BASELINES,

@@ -1,10 +1,9 @@
 """Settings of the free stages that train networks, generators and the diffusion model."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sfumato.settings.baselines import Warming
 from sfumato.settings.fields import (
     LearningRate,
     Positive,
@@ -14,6 +13,7 @@ from sfumato.settings.fields import (
     Strict,
     is_positive,
 )
+from sfumato.settings.stages import STAGES
 
 
 class Classifier(Settings):
@@ -169,14 +169,20 @@ class Amp(Strict):
     radius: Annotated[float, Field(ge=0, le=1e5)] = 0.2
 
 
+# Releases and sets of images on which the warm-up can train
+if TYPE_CHECKING:
+    TrainingSource = str
+else:
+    TrainingSource = Literal[
+        "central", *(name for name in STAGES["pretrain"].upstream if STAGES[name].gives), "public"
+    ]
+
+
 class Phase(Strict):
     """One phase of the warm-up: denoising training on released or public images."""
 
     # Sources of the training images, each with its sampling weight
-    sources: Annotated[
-        dict[Literal["central", "auxiliary", "refine", Warming, "public"], Scale],
-        Field(min_length=1),
-    ]
+    sources: Annotated[dict[TrainingSource, Scale], Field(min_length=1)]
     # Gradient steps of Adam. A recipe may give `part` instead, the phase's share of
     # `pretrain.steps`
     steps: Positive

@@ -12,6 +12,7 @@ from functools import partial
 
 import pytest
 import torch
+from parts import of_baselines
 from small_plan import params as params_of
 from torch import nn
 
@@ -74,11 +75,10 @@ def test_operations_count_products_and_what_takes_as_long():
 
 
 LABELLED = ["teacher-generator", "teacher-public", "teacher-gaussian", "full"]
+OTHERS = ["sapf-pixel", "privimage", "dp-mepf", *of_baselines("baseline_settings", "RECIPES")]
 
 
-@pytest.mark.parametrize(
-    "recipe", [*LABELLED, "sapf-pixel", "privimage", "dp-mepf", "dp-gan", "pe"]
-)
+@pytest.mark.parametrize("recipe", [*LABELLED, *OTHERS])
 def test_every_stage_has_a_time_and_disabled_ones_hardly_any(recipe, tmp_path):
     params, found = expected(tmp_path, recipe=recipe, profile="digits", frequency={}, auxiliary={})
     assert set(found) == {*STAGES, *FRAME}
@@ -195,7 +195,7 @@ def test_a_damaged_file_or_one_of_another_machine_is_not_used(tmp_path):
 
 def test_a_stage_without_an_estimate_has_that_of_its_last_run(tmp_path):
     changes = {
-        "recipe": "dp-lora",
+        "recipe": "dpdm",
         "model": {"directory": "models/none"},
         "embedding": {},
         "teacher": {},

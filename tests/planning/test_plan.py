@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import yaml
+from parts import of_baselines
 from small_plan import NAMES, PROFILES, RECIPES, ROOT, card, params, public_card
 
 from sfumato.diffusion.unet import UNet
@@ -107,7 +108,7 @@ def test_profiles_of_the_papers_have_their_sizes(profile, weights, drawn):
 
 def test_the_resolved_files_read_back(tmp_path):
     # So that all queries fit in
-    spent = {"frequency": {"noise": "50%"}, "adversarial": {"noise": 1000.0}}
+    spent = {"frequency": {"noise": "50%"}, **of_baselines("baseline_settings", "SPENT")}
     streaming = {"synthesize": {"stream": True}}
     made = make_plan(params(recipe="full", run=list(STAGES), **spent, **streaming), card())
     for name, text in plan_texts(made).items():
@@ -372,10 +373,6 @@ def test_phases_share_the_steps_by_their_parts():
         ({"profile": None, "recipe": "dpdm"}, "size_hint is missing"),
         ({"central": {"statistic": "mode", "max_norm": 3}}, "max_norm"),
         ({"frequency": {"size": 2}}, "frequency.size"),
-        (
-            {"adversarial": {"images": 40}},
-            r"adversarial\.images was removed: delete it; .*is 10000",
-        ),
         ({"central": {"pool": 2}}, r"central\.pool was removed: delete it; .*is 1"),
         (
             {"saliency": {"candidates": "layers"}},
@@ -455,7 +452,7 @@ def test_a_network_beside_a_map_may_move_without_spending_again():
     assert digest() != digest(sha256="1" * 64)
 
 
-def test_a_public_model_refuses_rectangles_before_spending():
+def test_a_network_refuses_sides_that_its_blocks_do_not_divide():
     oblong = card(shape=(1, 8, 12))
     made = make_plan(params(), oblong)
     assert all(file["shape"] == [1, 8, 12] for file in made.files.values())
@@ -463,8 +460,6 @@ def test_a_public_model_refuses_rectangles_before_spending():
         ConfigError, match=r"unshuffle=4 does not divide the resolution \(8, 10\): use 1"
     ):
         make_plan(params(model={"unshuffle": 4}), card(shape=(1, 8, 10)))
-    with pytest.raises(ConfigError, match="draws only square images, not 8×12"):
-        make_plan(params(recipe="dp-lora", model={"directory": "model"}), oblong)
 
 
 @pytest.mark.parametrize(
@@ -650,10 +645,9 @@ def test_cards_state_epsilon_by_the_projects_accountant():
         assert not any("accountant" in file for file in others.values())
 
 
-@pytest.mark.parametrize("recipe", ["teacher-public", "pe", "dp-lora"])
-def test_a_stream_without_a_network_of_its_own_is_refused(recipe):
+def test_a_stream_without_a_network_of_its_own_is_refused():
     for stream in (True, False):
-        loaded = params(recipe=recipe, profile=None, synthesize={"stream": stream})
+        loaded = params(recipe="teacher-public", profile=None, synthesize={"stream": stream})
         problems = STAGES["synthesize"].problems(Setup(loaded, card(), None))
         found = [
             problem for problem in problems if "synthesize.stream requires a network" in problem

@@ -1,8 +1,8 @@
 """Every query as the privacy tests see it: how it is run on a few 8×8 images, its bound, and what
 its charge draws.
 
-`test_queries.py` fails for a query without a case. The cases run with a `Recorder` and with real
-charges, on images and groups, in one process and in several.
+`test_queries.py` fails for a query without a case; `tests/baselines` has the baselines' cases. They
+run with a `Recorder` and with real charges, on images and groups, in one process and in several.
 """
 
 import functools
@@ -19,8 +19,6 @@ from sklearn.datasets import load_digits
 from small_own_network import small_file
 from torch import Tensor
 
-from sfumato.baselines.dp_gan import AdversarialState, Discriminator
-from sfumato.baselines.private_evolution import query_votes
 from sfumato.data.images import ImageSet, Shape
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.gradients import Draws
@@ -31,7 +29,6 @@ from sfumato.features.batch_invariant import rows_alone
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.own_network import OWN
 from sfumato.features.projection import ProjectedFeatures
-from sfumato.generators.one_step import new_generator
 from sfumato.privacy.charge import Charge
 from sfumato.queries.central import query_central
 from sfumato.queries.count import query_count
@@ -39,9 +36,8 @@ from sfumato.queries.feature_means import cosine_moments, moment_features, query
 from sfumato.queries.histogram import query_histogram
 from sfumato.queries.saliency import query_saliency
 from sfumato.queries.teacher import query_teacher
-from sfumato.settings.baselines import Adversarial
 from sfumato.settings.dpsgd import Finetune, Saliency
-from sfumato.settings.fields import Size, size_of
+from sfumato.settings.fields import Size
 from sfumato.settings.queries import Central, FeatureMap, Teacher
 from sfumato.settings.training import Architecture, Classifier
 from sfumato.training.public_classifier import train_public_classifier
@@ -304,29 +300,6 @@ def finetune(charge: Any, draws: int = 1, model: UNet | None = None) -> dict[str
     }
 
 
-def discriminator(resolution: Size = 8, channels: int = 1) -> Discriminator:
-    torch.manual_seed(0)
-    model = Discriminator(resolution, channels, CLASSES, 4)
-    torch.nn.init.normal_(model.by_label.weight, std=0.1)
-    return model
-
-
-def adversarial(charge: Any, shape: Shape = SHAPE) -> dict[str, Tensor]:
-    chosen = Adversarial(max_grad_norm=C, microbatch_size=16)
-    generator = new_generator(shape, CLASSES, 4, 8, 0)
-    even = torch.full((CLASSES,), 1 / CLASSES)
-    judge = State(discriminator(size_of(shape[1:])), chosen, PUBLIC, autocast=False)
-    state = AdversarialState(judge, generator, chosen, even, 0)
-    state.judge.draw = functools.partial(seeded_draws, None, draws=1)  # type: ignore[method-assign]
-    state.step(charge)
-    return state.tensors()
-
-
-def evolve(charge: Any) -> Tensor:
-    places = torch.rand(40, 64, generator=torch.Generator().manual_seed(0))
-    return query_votes(charge, places, torch.arange(40) % CLASSES, CLASSES)
-
-
 @functools.cache
 @torch.enable_grad()
 def own_map() -> ProjectedFeatures:
@@ -404,13 +377,9 @@ CASES = {
         bound=1.4142,
         uses=3,
     ),
-    "evolve": Case(
-        stage="evolve", query=evolve, encode=lambda x: x.flatten(1), bound=1, integer=True, axis=0
-    ),
     "saliency": Case(stage="saliency", query=saliency, **GRADIENTS),
     "finetune": Case(stage="finetune", query=finetune, **GRADIENTS),
     "finetune of 8 draws": Case(
         stage="finetune", query=functools.partial(finetune, draws=8), **GRADIENTS
     ),
-    "adversarial": Case(stage="adversarial", query=adversarial, **GRADIENTS),
 }

@@ -1,24 +1,20 @@
-"""Small runs of DP-SGD and of DP-GAN, and checks for any network whose gradients are clipped image
+"""Small runs of DP-SGD, and checks for any network whose gradients are clipped image
 by image.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
-from cases import CLASSES, GivenCharge, discriminator, drawn_images
+from cases import CLASSES, GivenCharge, drawn_images
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from sfumato.baselines.dp_gan import AdversarialState
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.gradients import Draws, Microbatch, clipped_gradient_sum, per_image_gradients
 from sfumato.dpsgd.run import State, fine_tune, step
-from sfumato.generators.one_step import new_generator
-from sfumato.settings.baselines import Adversarial
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.training import Architecture
 
@@ -80,15 +76,6 @@ def check_clip(
         assert 0.95 * clip < moved <= clip
 
 
-def adversary(seed: int = 0, **options: Any) -> AdversarialState:
-    settings = Adversarial(**{"max_grad_norm": CLIP, "microbatch_size": 4, **options})
-    network = new_generator((1, 8, 8), CLASSES, settings.latent, settings.width, 0)
-    even = torch.full((CLASSES,), 1 / CLASSES)
-    random = torch.Generator().manual_seed(seed)
-    judge = State(discriminator(), settings, 16.0, autocast=False, generator=random)
-    return AdversarialState(judge, network, settings, even, 0)
-
-
 def trainer(seed: int = 0, **options: Any) -> State:
     torch.manual_seed(seed)
     model = UNet(8, 1, CLASSES, Architecture(width=8, multipliers=(1,), attention=(0,)))
@@ -120,11 +107,7 @@ class Run:
         return rows
 
 
-train_dp_gan = partial(fine_tune, stage="adversarial", one_step=AdversarialState.step)
-RUNS = {
-    "finetune": Run(trainer, step, fine_tune, lambda state: state),
-    "adversarial": Run(adversary, AdversarialState.step, train_dp_gan, lambda state: state.judge),
-}
+RUNS = {"finetune": Run(trainer, step, fine_tune, lambda state: state)}
 
 
 def draws_of(*sizes: int) -> list[tuple[Tensor, Tensor]]:

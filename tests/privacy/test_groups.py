@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cases import CASES, Case
+from cases import CASES as OWN
+from cases import Case
+from parts import of_baselines
 from torch import Tensor
 
 from sfumato.data.groups import GroupIndex
@@ -35,6 +37,7 @@ from sfumato.settings.queries import FeatureMap
 SIZES = (1, 7, 200)  # sizes of the groups to leave out; 30 more have 3 images
 CLASSES = tuple(str(i) for i in range(10))
 HIDDEN = 1e-9  # noise multiplier
+CASES = OWN | of_baselines("baseline_cases", "CASES")
 
 
 def opened(

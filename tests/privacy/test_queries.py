@@ -6,11 +6,13 @@ import math
 
 import pytest
 import torch
-from cases import CASES
+from cases import CASES as OWN
+from parts import of_baselines
 from torch import Tensor
 
 from sfumato.settings.stages import QUERIES
 
+CASES = OWN | of_baselines("baseline_cases", "CASES")
 BY_CLASS = [name for name, case in CASES.items() if case.axis is not None]
 BY_PIXELS = [name for name in CASES if name != "count"]
 Drawn = tuple[Tensor, Tensor]

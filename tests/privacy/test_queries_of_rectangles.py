@@ -12,9 +12,7 @@ from cases import (
     MAPS,
     VOTES,
     Case,
-    adversarial,
     central,
-    evolve,
     finetune,
     means,
     modes,
@@ -23,6 +21,7 @@ from cases import (
     unet,
     unit_rows,
 )
+from parts import of_baselines
 
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.public_network import build_network
@@ -64,25 +63,14 @@ OF_RECTANGLES = {
     ),
     "histogram": Case(stage="histogram", query=lambda c: query_histogram(c, NETWORK, 2), **VOTES),
     "teacher": Case(stage="teacher", query=teacher, encode=unit_rows, bound=1.4142, uses=3),
-    "evolve": Case(
-        stage="evolve",
-        query=evolve,
-        encode=lambda x: x.flatten(1)[:, :64],
-        bound=1,
-        integer=True,
-        axis=0,
-    ),
     "saliency": Case(
         stage="saliency", query=lambda c: saliency(c, model=unet(resolution=SHAPE[1:])), **GRADIENTS
     ),
     "finetune": Case(
         stage="finetune", query=lambda c: finetune(c, 1, unet(resolution=SHAPE[1:])), **GRADIENTS
     ),
-    "adversarial": Case(
-        stage="adversarial", query=functools.partial(adversarial, shape=SHAPE), **GRADIENTS
-    ),
+    **of_baselines("baseline_cases", "OF_RECTANGLES"),
 }
-
 
 OWN = {case.stage for case in OF_RECTANGLES.values()}
 # a query whose case of squares depends on no shape needs none of its own

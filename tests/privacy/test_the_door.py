@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from filelock import FileLock, Timeout
+from parts import of_baselines
 from program import Terminal
 from small_lock import write_lock
 from small_record import small_record
@@ -132,11 +133,8 @@ DOORS = {
         *(f"stages/{name}.py" for name in (*QUERIES, "feature_means", "runner")),
         *("sfumato/__init__.py", "sfumato/privacy/own_query.py"),  # for custom queries
         *("sfumato/privacy/authorize.py", "sfumato/privacy/resume.py"),
-        *(
-            "sfumato/dpsgd/run.py",
-            "sfumato/baselines/dp_gan.py",
-            "sfumato/baselines/private_evolution.py",
-        ),
+        "sfumato/dpsgd/run.py",
+        *of_baselines("baseline_settings", "OPENING"),
     },
     "open_local": {
         *("sfumato/privacy/authorize.py", "sfumato/evaluation/evaluate.py"),
@@ -168,7 +166,7 @@ def test_free_stages_have_no_door_to_real_images():
     for stage in STAGES.values():
         if stage.kind is Kind.FREE:
             assert not doors_of(ROOT / "stages" / f"{stage.name}.py"), stage.name
-    for folder in ("release", "generators", "training", "features", "diffusion", "text_to_image"):
+    for folder in ("release", "generators", "training", "features", "diffusion"):
         paths = list((ROOT / "sfumato" / folder).rglob("*.py"))
         assert paths, folder
         for path in paths:

@@ -3,61 +3,27 @@ change them.
 """
 
 import functools
-import tempfile
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from cases import (
-    CASES,
-    CLASSES,
-    SHAPE,
-    Case,
-    Recorder,
-    central,
-    classifier,
-    drawn_images,
-    saliency,
-    teacher,
-    unet,
-)
+from cases import CASES, Case, Recorder, central, classifier, drawn_images, saliency, teacher, unet
+from parts import of_baselines
 from torch import Tensor
 
-from sfumato.baselines.private_evolution import RendererGenerator, distance_features, query_evolve
 from sfumato.dpsgd.run import State, step
 from sfumato.features.batch_invariant import BATCH_SIZE
 from sfumato.features.cosine import CosineMoments
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.public_network import WhitenedCNN
-from sfumato.settings.baselines import Evolve
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import LogNormal
 
 Images = tuple[Tensor, Tensor]
 
 
-@functools.cache
-def renderer() -> RendererGenerator:
-    return RendererGenerator("photos", SHAPE)
-
-
-def evolve(charge: Recorder) -> dict[str, Tensor]:
-    """All rounds, with what they draw between them."""
-    settings = Evolve(rounds=3, population=40, images=30)
-    embedding = distance_features(settings, SHAPE, renderer(), seed=0)
-    priors = torch.full((CLASSES,), 1 / CLASSES)
-    charge.run, charge.durable = Path(tempfile.mkdtemp()), lambda *digest: None
-    _, population, _ = query_evolve(
-        lambda: charge, settings, renderer(), embedding, priors, 0, say=print
-    )
-    return population._asdict()
-
-
-ROUNDS = replace(
-    CASES["evolve"], query=evolve, uses=3, encode=lambda images: images.flatten(1)[:, :64]
+QUERIES = (
+    CASES | of_baselines("baseline_cases", "CASES") | of_baselines("baseline_cases", "QUERIES")
 )
-QUERIES = CASES | {"evolve, all rounds": ROUNDS}
 
 
 def given(case: Case, drawn: Images) -> Recorder:

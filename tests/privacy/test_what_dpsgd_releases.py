@@ -5,21 +5,20 @@ sum. This includes a generator that learns from the network trained by DP-SGD (D
 import pytest
 import torch
 from cases import GivenCharge, drawn_images
-from dpsgd_runs import CLIP, RUNS, draws_of, trainer
+from dpsgd_runs import CLIP, draws_of, trainer
+from dpsgd_runs import RUNS as OF_DPSGD
+from parts import of_baselines
 
 from sfumato.dpsgd import gradients
 from sfumato.dpsgd.run import gradient_sum, step
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import PROGRESS
 
+RUNS = OF_DPSGD | of_baselines("baseline_cases", "RUNS")
 KINDS = {
     "finetune": {"step", "parameters", "ema", "exp_avg", "exp_avg_sq"},
-    "adversarial": {
-        "generator",
-        *(f"generator_{key}" for key in ("ema", "exp_avg", "exp_avg_sq", "step", "steps")),
-    },
+    **of_baselines("baseline_cases", "KINDS"),
 }
-KINDS["adversarial"] |= KINDS["finetune"]
 
 
 @pytest.mark.parametrize("draws", [1, 8])

@@ -250,9 +250,8 @@ def test_a_release_without_networks_names_what_to_do(digits, tmp_path):
     ("sources", "public_model", "networks"),
     [
         ({"select": 1}, False, set()),
-        ({"evolve": 1}, False, set()),
         ({"finetune": 1}, True, set()),
-        ({"finetune": 1, "adversarial": 1}, False, {"finetune", "adversarial"}),
+        ({"finetune": 1, "auxiliary": 1}, False, {"finetune", "auxiliary"}),
         ({"refine": 3, "select": 1}, True, {"refine"}),
     ],
 )

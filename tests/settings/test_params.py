@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from parts import of_baselines
 from pydantic import ValidationError
 
 from sfumato.errors import ConfigError
@@ -138,7 +139,10 @@ def test_every_float_of_a_stage_has_two_limits():
 
 
 EXTREME = (1e-38, 1e38, 1e8, 0.0, -1.0, NAN, INFINITY)
-RATES = {"finetune": ("learning_rate", "max_grad_norm"), "adversarial": ("max_grad_norm",)}
+RATES = {
+    "finetune": ("learning_rate", "max_grad_norm"),
+    **of_baselines("baseline_settings", "RATES"),
+}
 RATES |= {
     "teacher": ("learning_rate", "max_norm", "average"),
     "saliency": ("max_norm",),

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from parts import of_baselines
 from PIL import Image
 
 import sfumato
@@ -28,8 +29,6 @@ SMALL = {
     "frequency": {"size": 100},
     "embedding": {"size": 100, "learned": {"steps": 2}},
     "classifier": {"steps": 4, "width": 8},
-    "evolve": {"rounds": 2, "population": 40, "images": 40},
-    "adversarial": {"steps": 2, "batch": 60},
     # Of each class as many as the release has: noisy counts may ask for all
     "select": {"images": 240},
     "auxiliary": {"steps": 4, "batch": 40, "images": 40},
@@ -38,13 +37,14 @@ SMALL = {
     "finetune": {"steps": 4, "batch": 60, "draws": 1},
     "synthesize": {"count": 24, "steps": 3},
     "student": {"steps": 2, "width": 4},
+    **of_baselines("baseline_settings", "SMALL"),
 }
 
 
 # a recipe of each family, which together have every query and every kind of generator: they run at
 # 8×12
-OBLONG = ["dp-gan", "dp-mepf", "feta-pro", "pe-dpsgd", "sapf-pixel"]
-OBLONG += ["teacher-diffusion", "teacher-gaussian"]
+OBLONG = ["dp-mepf", "feta-pro", "sapf-pixel", "teacher-diffusion", "teacher-gaussian"]
+OBLONG += of_baselines("baseline_settings", "OBLONG")
 
 
 @pytest.mark.parametrize("name", OF_IMAGES)
@@ -66,10 +66,8 @@ def test_a_recipe_runs_as_shipped_to_a_valid_ledger(desk, digits, name):
         if size == 8
         else {"source": "imagefolder", "path": "pictures", "size": [*size], "channels": 1}
     )
-    streams = not {*RECIPES[name]["synthesize"].get("sources", ["finetune"])} <= {
-        "select",
-        "evolve",
-    }
+    images = {"select", *of_baselines("baseline_settings", "IMAGES")}
+    streams = not {*RECIPES[name]["synthesize"].get("sources", ["finetune"])} <= images
     synthesize = {"stream": streams, "mark": "pixels"}
     run += ["student"] * streams
     few = {"ratio": 0.2} if "histogram" in run else {}  # 10 of 62

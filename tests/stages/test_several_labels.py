@@ -240,7 +240,6 @@ def test_a_diffusion_model_learns_several_labels_by_dp_sgd(archive):
         "auxiliary",
         "teacher",
         "select",
-        "evolve",
     )
     desk.run_all("prepare sensitive", *free, "pretrain", "saliency", "finetune", "synthesize")
     release = sfumato.load_release("artifacts/synthesize")

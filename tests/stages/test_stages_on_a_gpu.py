@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from parts import of_baselines
 from pretended_gpu import pretended_gpu
 
 from sfumato.settings.stages import QUERIES, STAGES
@@ -16,7 +17,9 @@ from sfumato.settings.stages import QUERIES, STAGES
 PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"
 EVALUATED = ["teacher-generator", "full", "teacher-public"]
 ADDED = ("student",)  # a stage that no recipe runs: `teacher-generator` with a stream
-OTHERS = ["dp-mepf", "teacher-gaussian", "sapf-pixel", "pe", "dp-gan"]  # the other stages
+# The other stages
+OTHERS = ["dp-mepf", "teacher-gaussian", "sapf-pixel"]
+OTHERS += of_baselines("baseline_settings", "RECIPES")
 # Each kind of stage with a network of its own, in one run
 PLANTED = ("histogram", "select", "pretrain", "saliency", "finetune", "synthesize")
 # stages that need no card: they count labels, sum pixels, or choose images by number
@@ -24,12 +27,11 @@ IDLE = {"count", "central"}
 IDLE_IN = {
     "teacher-public": {"synthesize"},
     "sapf-pixel": {"select"},
-    "pe": {"synthesize"},
     "teacher-gaussian": {"auxiliary"},
+    **of_baselines("baseline_settings", "IDLE_IN"),
 }
 # Places, by recipe, where products of real tensors run on the CPU beside the card: features that
-# are rebuilt with one image, a layer that whitens patches once, the first fit of `evolve`, and
-# Gaussians
+# are rebuilt with one image, a layer that whitens patches once, and Gaussians
 ON_CPU = {
     "teacher-generator": {
         "features/public_network.py WhitenedCNN.whiten",
@@ -37,11 +39,11 @@ ON_CPU = {
         "features/projection.py ProjectedFeatures.projected",
         "features/public_network.py PooledBlock.forward",
     },
-    "pe": {"features/projection.py ProjectedFeatures.projected"},
     "teacher-gaussian": {
         "generators/gaussian.py beyond",
         "generators/gaussian.py GaussianGenerator.forward",
     },
+    **of_baselines("baseline_settings", "ON_CPU"),
 }
 SMALL = {
     "profile": None,
@@ -53,8 +55,7 @@ SMALL = {
     "frequency": {"size": 100},
     "teacher": {"steps": 2},
     "classifier": {"steps": 2, "width": 8},
-    "evolve": {"rounds": 1, "population": 40, "images": 40},
-    "adversarial": {"steps": 2, "batch": 20},
+    **of_baselines("baseline_settings", "SMALLER"),
     "auxiliary": {"steps": 2, "batch": 40, "images": 40},
     "embedding": {"size": 100, "learned": {"steps": 2}},
     "refine": {"steps": 2, "batch": 40, "images": 40},

@@ -46,9 +46,9 @@ def test_each_stage_states_its_place_minutes_and_epsilon(desk):
     desk.terminal = True
     said = {
         name: desk.run(name)
-        for name in ("count", "central", "frequency", "auxiliary", "evolve", "synthesize")
+        for name in ("count", "central", "frequency", "auxiliary", "refine", "synthesize")
     }
-    assert ERASED.sub("", said["central"]) == ERASED.sub("", said["evolve"]) == ""
+    assert ERASED.sub("", said["central"]) == ERASED.sub("", said["refine"]) == ""
     place = (
         r"stage (\d of \d), .*: (takes about \d min, later stages about \d min), "
         r"ε = ([\d.]+) of 1 so far"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from parts import of_baselines
 from PIL import Image
 from small_lock import write_lock
 from test_recipes import RECIPES, SMALL
@@ -29,10 +30,9 @@ TOGETHER = [
     "full",
     "teacher-generator",
     "sapf-pixel",
-    "pe",
     "dp-mepf",
     "teacher-gaussian",
-    "dp-gan",
+    *of_baselines("baseline_settings", "RECIPES"),
 ]
 AFTER = (
     "ledger write",
@@ -113,7 +113,7 @@ def test_every_stage_prints_the_same_without_one_image(world, desk, name):
     """
     logs = []
     used = run_of(name)
-    local = ("evaluate", *AFTER) if name == "pe" else ()
+    local = ("evaluate", *AFTER) if name == "dp-mepf" else ()
     stages = [stage for stage in (STAGES if local else used) if stage != "evaluate"]
     for whole in (True, False):
         run = world(whole)

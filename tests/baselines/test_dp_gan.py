@@ -1,17 +1,18 @@
 """DP-GAN: one image moves the discriminator's sum by the clip.
 
-`test_what_dpsgd_releases.py` tests what a run shows.
+`tests/privacy/test_what_dpsgd_releases.py` tests what a run shows.
 """
 
 import pytest
 import torch
-from cases import CLASSES, GivenCharge, discriminator, drawn_images
-from dpsgd_runs import CLIP, adversary, check_clip, check_rows
+from baseline_cases import adversary, discriminator
+from cases import CLASSES, GivenCharge, drawn_images
+from dpsgd_runs import CLIP, check_clip, check_rows
 from small_network import draw_images
 
+from sfumato.baselines.settings import Adversarial
 from sfumato.diffusion.ema import EMA
 from sfumato.dpsgd.gradients import draw
-from sfumato.settings.baselines import Adversarial
 
 B = 6
 

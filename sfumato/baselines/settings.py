@@ -1,13 +1,10 @@
 """Settings of Private Evolution and DP-GAN."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from sfumato.settings.fields import Norm, Positive, machine
 from sfumato.settings.noise import Noise, QuerySettings
 from sfumato.settings.noise_levels import LogNormal
-
-Warming = Literal["evolve"]  # Baselines that can provide images for the warm-up
-Drawable = Literal["evolve", "adversarial"]  # Baselines that can provide images for the release
 
 
 class Evolve(QuerySettings):

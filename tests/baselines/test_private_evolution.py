@@ -15,13 +15,13 @@ from sfumato.baselines.private_evolution import (
     on_grid,
     query_evolve,
 )
+from sfumato.baselines.settings import Evolve
 from sfumato.data.store import LatentSet
 from sfumato.features.batch_invariant import rows_alone
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.checkpoint import checkpoint_path
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.rows import bounded_sum
-from sfumato.settings.baselines import Evolve
 
 CLASSES = 10
 SHAPE = (1, 8, 8)

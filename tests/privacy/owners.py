@@ -1,0 +1,62 @@
+"""An owner's prepared set in a private state directory, and charges on it."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sfumato.data.prepare import prepare_sensitive
+from sfumato.data.store import Card, read_card
+from sfumato.privacy.authorize import ChargeRequest, open_charge
+from sfumato.privacy.charge import Charge
+from sfumato.privacy.events import Mechanism
+from sfumato.privacy.odometer import Odometer
+from sfumato.privacy.policy import SpendingPolicy
+from sfumato.settings.data import Data
+
+
+@dataclass
+class Owner:
+    """A data owner's machine: state directory and card."""
+
+    state: Path
+    card: Card
+
+    @property
+    def odometer(self) -> Odometer:
+        return Odometer(self.state, self.card.dataset_id)
+
+    def open(
+        self,
+        mechanism: Mechanism = Mechanism(noise_multiplier=2.0),
+        plan: str = "plan",
+        permission: SpendingPolicy = SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited"),
+        **more,
+    ) -> Charge:
+        noise = more.pop("noise", None)
+        words = {
+            "stage": "count",
+            "released": "counts",
+            "sensitivity": "1",
+            "settings": plan,
+            "max_norm": 1.0,
+        } | more
+        return open_charge(
+            self.state,
+            self.card,
+            ChargeRequest(plan=plan, mechanism=mechanism, **words),
+            permission,
+            noise,
+        )
+
+
+@pytest.fixture
+def owner(tmp_path, tmp_path_factory) -> Owner:
+    """In a folder of its own: a copy of the digits, which are prepared once."""
+    prepared = tmp_path_factory.getbasetemp() / "prepared-digits"
+    if not (prepared / "card.json").exists():
+        prepare_sensitive(Data(), prepared / "state", prepared / "card.json", prepared / "raw")
+    shutil.copytree(prepared / "state", tmp_path / "state")
+    shutil.copy(prepared / "card.json", tmp_path)
+    return Owner(tmp_path / "state", read_card(tmp_path / "card.json"))
