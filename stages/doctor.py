@@ -52,17 +52,7 @@ def doctor(skeleton: SkeletonOption = None, out: OutOption = Path("skeleton.zip"
             name,
             version(name) if importlib.util.find_spec(name.replace("-", "_")) else "not installed",
         )
-    extra = ("diffusers", "transformers")
-    missing = [name for name in extra if not importlib.util.find_spec(name)]
-    recipes = "dp-sapf, dp-lora, dp-ldm, dp-finetune"
-    would = (
-        f"no {', '.join(missing)}: pip install 'sfumato[diffusers]', for public text-to-image "
-        f"models ({recipes})"
-    )
-    table.add_row(
-        "extra diffusers",
-        would if missing else ", ".join(f"{name} {version(name)}" for name in extra),
-    )
+    table.add_row("extra diffusers", extra_in_words())
     state = state_dir()
     table.add_row(
         "state directory", f"{state} ({'exists' if state.exists() else 'does not exist yet'})"
@@ -86,6 +76,18 @@ def doctor(skeleton: SkeletonOption = None, out: OutOption = Path("skeleton.zip"
     )
     table.add_row("DVC's index", index_of_dvc() or shared)
     table_console().print(table)
+
+
+def extra_in_words() -> str:
+    """Describe the libraries of the extra `diffusers`."""
+    extra = ("diffusers", "transformers")
+    missing = [name for name in extra if not importlib.util.find_spec(name)]
+    if missing:
+        return (
+            f"no {', '.join(missing)}: pip install 'sfumato[diffusers]', for public text-to-image "
+            "models (dp-sapf, dp-lora, dp-ldm, dp-finetune)"
+        )
+    return ", ".join(f"{name} {version(name)}" for name in extra)
 
 
 def show_skeleton(folder: Path, out: Path) -> None:

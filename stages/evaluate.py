@@ -22,7 +22,7 @@ from stages.screen import say, show_local
 from stages.state import EVALUATION, check_local, state_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from sfumato.planning.checks import Setup
     from sfumato.planning.work import Work
@@ -43,10 +43,7 @@ def evaluate(
     synthesize = ARTIFACTS / "synthesize"
     classifiers = {name: ARTIFACTS / name for name in ("teacher", "student")}
     if dry_run:
-        reads = {"card": CARD_PATH, "synthesize": synthesize}
-        reads |= {name: folder for name, folder in classifiers.items() if folder.exists()}
-        real = {"real images": state_dir() / "data" / plan.dataset_id, "ledger": LEDGER}
-        show_files(plan, reads | real, metrics)
+        show_files(plan, read_places(plan.dataset_id, synthesize, classifiers), metrics)
         return typer.echo(f"and the folder {out}: local, not to be shared")
     show_standing("evaluate", plan.enabled)
     if not plan.enabled:
@@ -85,6 +82,15 @@ def evaluate(
         # images
         print(f"warning: {warning}", file=sys.stderr)
     show_local(tables_of(numbers), metrics, f"Verdict: {numbers['verdict']['sentence']}")
+
+
+def read_places(
+    dataset_id: str, synthesize: Path, classifiers: Mapping[str, Path]
+) -> dict[str, Path]:
+    """Return the files and folders that the stage reads, by name."""
+    reads = {"card": CARD_PATH, "synthesize": synthesize}
+    reads |= {name: folder for name, folder in classifiers.items() if folder.exists()}
+    return reads | {"real images": state_dir() / "data" / dataset_id, "ledger": LEDGER}
 
 
 def work(about: Work) -> float:

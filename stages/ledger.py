@@ -192,14 +192,7 @@ def history(
     entries = odometer.entries()
     unknown = seen_in_project(odometer.dataset_id, Path(), state_dir()) - odometer.known()
     if unknown:
-        say(
-            f"{odometer.path} is an older copy or a different journal: it lacks "
-            f"{min(unknown)[:8]}, which is in this project's files"
-        )
-        say(
-            "more was spent than this journal lists: restore the newest state directory, or run "
-            "`stage ledger adopt`"
-        )
+        warn_of_older_copy(odometer, min(unknown))
     if not entries or entries[-1]["kind"] == GENESIS:
         tell(f"dataset {odometer.dataset_id!r}: no history")
         return
@@ -224,6 +217,18 @@ def history(
     if unknown or not odometer.complete():
         total += " (incomplete: entries of the journal were lost)"
     tell(total)
+
+
+def warn_of_older_copy(odometer: Odometer, charge: str) -> None:
+    """Warn that the journal lacks a charge that is in the project's files."""
+    say(
+        f"{odometer.path} is an older copy or a different journal: it lacks {charge[:8]}, which is "
+        "in this project's files"
+    )
+    say(
+        "more was spent than this journal lists: restore the newest state directory, or run "
+        "`stage ledger adopt`"
+    )
 
 
 def history_rows(

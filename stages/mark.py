@@ -13,8 +13,8 @@ from stages.screen import tell
 app = typer.Typer(no_args_is_help=True, help="Inspect the marks in pictures.")
 
 
-@app.command()
-def check(
+@app.command("check")
+def check_marks(
     pictures: Annotated[
         Path, typer.Argument(help="Picture, or folder of pictures of one release.")
     ],

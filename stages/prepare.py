@@ -72,8 +72,8 @@ def sensitive(
     tell(f"{card}: dataset {content['dataset_id']!r}, {shape}")
 
 
-@app.command()
-def public(
+@app.command("public")
+def public_set(
     params: ParamsPath = Path("params.yaml"),
     card: CardPath = CARD_PATH,
     out: Annotated[Path, typer.Option(help="Directory to write.")] = PUBLIC,

@@ -31,8 +31,8 @@ def list_recipes() -> None:
     table_console().print(table)
 
 
-@app.command()
-def show(
+@app.command("show")
+def show_recipe(
     name: Annotated[
         str | None, typer.Argument(help="Recipe. Default: the one in params.yaml.")
     ] = None,

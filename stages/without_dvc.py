@@ -201,24 +201,25 @@ def outputs_of(folder: Path, step: Step) -> dict[str, object]:
 
 def lock_entry(folder: Path, path: str) -> dict[str, object]:
     """Describe a file or folder as `dvc.lock` does: path, hash and size."""
+    from sfumato.privacy.check import folder_md5
+
     place = folder / path
     if place.is_file():
-        return {"path": path, "hash": "md5", "md5": md5_of(place), "size": place.stat().st_size}
+        return {
+            "path": path,
+            "hash": "md5",
+            "md5": md5_of_file(place),
+            "size": place.stat().st_size,
+        }
     files = sorted(
         file for file in place.rglob("*") if file.is_file() and not str(file).endswith(UNTRACKED)
     )
     files = [file for file in files if UNTRACKED[0] not in file.parts]
-    listed = [
-        {"md5": md5_of(file), "relpath": file.relative_to(place).as_posix()} for file in files
-    ]
-    listed.sort(key=lambda one: one["relpath"])
-    digest = hashlib.md5(
-        json.dumps(listed, sort_keys=True).encode(), usedforsecurity=False
-    ).hexdigest()
+    digest = folder_md5({file.relative_to(place).as_posix(): md5_of_file(file) for file in files})
     size = sum(file.stat().st_size for file in files)
-    return {"path": path, "hash": "md5", "md5": f"{digest}.dir", "size": size, "nfiles": len(files)}
+    return {"path": path, "hash": "md5", "md5": digest, "size": size, "nfiles": len(files)}
 
 
-def md5_of(file: Path) -> str:
+def md5_of_file(file: Path) -> str:
     with file.open("rb") as content:
         return hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

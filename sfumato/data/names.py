@@ -220,19 +220,7 @@ def repeats_in(
     days = [re.match(f"(?:{DATE})?", stem)[0] for stem in stems]  # type: ignore[index]
     series = [series_of(stem, named) for stem in bare]
     before, after = at_first_unique(columns, list(zip(folders, days, series, strict=True)))
-    candidates = [column for column in before if not column.neutral and column.repeated]
-    ids = [column for column in after if not column.neutral and column.sparse and column.repeated]
-    if candidates:
-        candidates += ids
-    elif after:
-        counter, *others = after
-        distinct = not counter.restarts or tells_apart(counter, stems, labels)
-        if distinct and not counter.neutral and counter.repeated:
-            candidates.append(counter)
-        candidates += [
-            c for c in others if not c.neutral and c.proposable and c.repeated and c.repeated_hex
-        ]
-        candidates += [column for column in ids if column.personal and column not in candidates]
+    candidates = candidates_in(before, after, stems, labels)
     why = "Parts of the file names repeat, as if one person had several images"
     if not candidates:
         numbers = [column for column in columns if column.kind == "number"]
@@ -257,6 +245,32 @@ def repeats_in(
     if rivalled(best, [column for column in columns if column is not best]):
         return Repeats(why=why)
     return proposed(f"^{start}{best.pattern}", names, why)
+
+
+def candidates_in(
+    before: Sequence[Column],
+    after: Sequence[Column],
+    stems: Sequence[str],
+    labels: Sequence[Hashable],
+) -> list[Column]:
+    """Return the columns that may name persons.
+
+    before, after: columns up to the first unique one, and from it on, which starts with a counter.
+    """
+    candidates = [column for column in before if not column.neutral and column.repeated]
+    ids = [column for column in after if not column.neutral and column.sparse and column.repeated]
+    if candidates:
+        candidates += ids
+    elif after:
+        counter, *others = after
+        distinct = not counter.restarts or tells_apart(counter, stems, labels)
+        if distinct and not counter.neutral and counter.repeated:
+            candidates.append(counter)
+        candidates += [
+            c for c in others if not c.neutral and c.proposable and c.repeated and c.repeated_hex
+        ]
+        candidates += [column for column in ids if column.personal and column not in candidates]
+    return candidates
 
 
 def rivalled(best: Column, others: Sequence[Column]) -> bool:

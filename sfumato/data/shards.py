@@ -343,18 +343,8 @@ def one_source(data: Data, shards: Sequence[Shard], folders: Sequence[Path]) -> 
         }
     )
     refuse_other_shapes({shard.path: folder for shard, folder in zip(shards, folders, strict=True)})
-    left_out: dict[object, LeftOut] = {}
-    conversions = Counter[str]()
-    before = 0
-    for one in every:
-        conversions.update(one.conversions)
-        for number, place, reason in one.left_out:
-            file = file_at(*place)
-            key: object = file
-            if number >= 0:
-                key = before + number
-            left_out[key] = LeftOut(file, reason)
-        before += one.size
+    left_out = left_out_of(every)
+    before = sum(one.size for one in every)
     if left_out and len(left_out) > data.skip * (
         before + sum(isinstance(key, Path) for key in left_out)
     ):
@@ -379,11 +369,28 @@ def one_source(data: Data, shards: Sequence[Shard], folders: Sequence[Path]) -> 
         groups=ids,
         compared=texts_of(folders, COMPARED_FILE),
         held_out=held_out,
-        converted=conversions,
+        converted=sum((Counter(one.conversions) for one in every), Counter[str]()),
         left_out=left_out,
     )
     refuse_shared_persons(source, data.path)
     return source
+
+
+def left_out_of(every: Iterable[Converted]) -> dict[object, LeftOut]:
+    """Return the pictures that were left out, by their number in the whole source or, if they have
+    no number, by their file.
+    """
+    found: dict[object, LeftOut] = {}
+    before = 0
+    for one in every:
+        for number, place, reason in one.left_out:
+            file = file_at(*place)
+            key: object = file
+            if number >= 0:
+                key = before + number
+            found[key] = LeftOut(file, reason)
+        before += one.size
+    return found
 
 
 def stored(folders: Iterable[Path]) -> Iterator[Example]:

@@ -11,7 +11,7 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, timedelta
@@ -36,7 +36,8 @@ from sfumato.data.names import (
     TIME,
     WORD,
 )
-from sfumato.data.sources.splits import PARTS, visible
+from sfumato.data.sources.splits import PARTS
+from sfumato.data.sources.tabled import files_below
 from sfumato.errors import ConfigError, DataError, reading_sensitive
 from sfumato.storage.files import open_private, replacing
 from sfumato.storage.limits import room_for_picture
@@ -217,7 +218,7 @@ def write_skeleton(folder: Path, path: Path) -> tuple[int, int, list[str]]:
             path=path,
         )
     reading_sensitive()
-    files = [*files_below(folder)]
+    files = [file for file in files_below(folder) if file.is_file()]
     names = {file: file.relative_to(folder).as_posix() for file in files}
     texts = {file: text for file in files if (text := table_text(file)) is not None}
     disguise = Disguise([*names.values(), *texts.values()])
@@ -247,15 +248,6 @@ def write_skeleton(folder: Path, path: Path) -> tuple[int, int, list[str]]:
         about = ABOUT.format(kept=words, count=len(others))
         archive.writestr("README.txt", about + "".join(others))
     return pictures, len(others), kept
-
-
-def files_below(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder, sorted by name, without hidden files and system files."""
-    for entry in visible(folder):
-        if entry.is_dir() and not entry.is_symlink():
-            yield from files_below(entry)
-        elif entry.is_file():
-            yield entry
 
 
 def table_text(file: Path) -> str | None:

@@ -270,7 +270,7 @@ def convolution_backward(
     )
 
 
-class Embedding(torch.autograd.Function):
+class EmbeddingRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, index: Tensor, weight: Tensor, weights: Tensor) -> Tensor:
         ctx.save_for_backward(index)
@@ -339,7 +339,7 @@ def embedding_rows(
         raise NoRuleError("no per-image gradient for an embedding of several indices per image")
     if padding_idx is not None or max_norm is not None:
         raise NoRuleError("no per-image gradient for an embedding with padding_idx or max_norm")
-    return Embedding.apply(index, weight.detach(), mode.rows_of(weight))
+    return EmbeddingRows.apply(index, weight.detach(), mode.rows_of(weight))
 
 
 def expand(mode: PerImage, weight: Tensor, rows: int, *sizes: int) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sfumato.errors import BudgetError, ConfigError, DataError
-from sfumato.privacy.check import Bound, verify
+from sfumato.privacy.check import Bound, Verified, verify
 from sfumato.privacy.ledger import read_budget
 from sfumato.release.card import WORDS, data_dictionary, page, plain, template
 from sfumato.release.card_check import PUBLIC_KIND, ReleaseCard
@@ -52,16 +52,9 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
     """
     folder = folder.resolve()
     check_folder(folder, project.resolve())
-    budget = read_budget(project / PLAN / "budget.json")
     path = project / LEDGER
-    verified = verify(path, Bound(limit=budget["target"]), artifacts=True)
+    verified = verified_ledger(project)
     dataset = verified.ledger["odometer"]["dataset_id"]
-    if not verified.ledger["odometer"]["complete"]:
-        raise BudgetError(
-            f"{path} has an incomplete odometer: more may have been spent on dataset {dataset!r} "
-            "than the odometer lists. Restore the newest state directory and run `stage ledger "
-            "write`"
-        )
     place = project / ARTIFACTS / "synthesize"
     report = report_page(place, path)  # raises DataError if the release is local
     release = load_release(place)
@@ -87,17 +80,39 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
         )
         (directory / "README.md").write_text(about, encoding="utf-8")
         (directory / FORM).write_text(page(form, f"Risk form: {dataset}"), encoding="utf-8")
-        files = sorted(directory.iterdir())
-        listed = {
-            file.name: {"bytes": file.stat().st_size, "sha256": digest_of_file(file)}
-            for file in files
-        }
-        write_json(directory / MANIFEST, listed, sort_keys=True)
+        write_manifest(directory)
         if failed := [text for passed, text in results_of(directory) if passed is False]:
             raise DataError(
                 f"{folder} was not written, because {VERIFY.name} would refuse it: {failed[0]}"
             )
         return digest_of_file(directory / MANIFEST)
+
+
+def verified_ledger(project: Path) -> Verified:
+    """Verify the ledger of a project and the releases in it.
+
+    Raises BudgetError if the ledger is invalid, or if entries of the journal may be missing.
+    """
+    path = project / LEDGER
+    budget = read_budget(project / PLAN / "budget.json")
+    verified = verify(path, Bound(limit=budget["target"]), artifacts=True)
+    if not verified.ledger["odometer"]["complete"]:
+        dataset = verified.ledger["odometer"]["dataset_id"]
+        raise BudgetError(
+            f"{path} has an incomplete odometer: more may have been spent on dataset {dataset!r} "
+            "than the odometer lists. Restore the newest state directory and run `stage ledger "
+            "write`"
+        )
+    return verified
+
+
+def write_manifest(directory: Path) -> None:
+    """List the size and the SHA-256 of each file."""
+    listed = {
+        file.name: {"bytes": file.stat().st_size, "sha256": digest_of_file(file)}
+        for file in sorted(directory.iterdir())
+    }
+    write_json(directory / MANIFEST, listed, sort_keys=True)
 
 
 def check_folder(folder: Path, project: Path) -> None:

@@ -201,24 +201,6 @@ def what_it_cost(ledger: Mapping, spent: float) -> Facts:
 
     composed = compose(behind, delta, ledger["accountant"])
     spending = {name: stage for name in QUERIES if (stage := composed["stages"][name])["records"]}
-    rows = []
-    start = 0.0
-    for stage, entry in spending.items():
-        charges = []
-        for record in map(behind.__getitem__, entry["records"]):
-            one = Mechanism.from_json(record["event"])
-            sums = {
-                "sigma": f"{one.noise_multiplier:g}",
-                "rate": f"{one.sample_rate:.4g}",
-                "uses": grouped(one.uses),
-            }
-            charges.append({"released": record["released"], **sums})
-        share = 100 * entry["share"]
-        tint = 1 + sum(other["share"] > entry["share"] for other in spending.values())
-        place = {"start": f"{start:.2f}", "width": f"{share:.2f}", "tint": min(tint, 6)}
-        cost = {"epsilon": bound_text(entry["epsilon"]), "share": f"{share:.1f}"}
-        rows.append({"stage": stage, "charges": charges, **cost, **place})
-        start += share
     first: dict = next(iter(records), {})
     unit = first.get("unit", UNITS[IMAGE])
     claims = {record.get("claim") for record in records}
@@ -245,7 +227,7 @@ def what_it_cost(ledger: Mapping, spent: float) -> Facts:
         "accountants": [
             (name, bound_text(value)) for name, value in sorted(composed["epsilon"].items())
         ],
-        "stages": rows,
+        "stages": cost_rows(spending, behind),
         "public_images": any(record["stage"] == "histogram" for record in records),
         "owners": [
             (owner, cost_of(part))
@@ -254,6 +236,32 @@ def what_it_cost(ledger: Mapping, spent: float) -> Facts:
         ],
         "together": cost_of(Records(behind)),  # bound for persons in the sets of all owners
     }
+
+
+def cost_rows(spending: Mapping[str, Mapping], behind: Records) -> list[Facts]:
+    """Return a row for each stage: its charges, and its part of the bar of costs.
+
+    spending: composed cost of each stage; behind: the records of all stages.
+    """
+    rows = []
+    start = 0.0
+    for stage, entry in spending.items():
+        charges = []
+        for record in map(behind.__getitem__, entry["records"]):
+            one = Mechanism.from_json(record["event"])
+            sums = {
+                "sigma": f"{one.noise_multiplier:g}",
+                "rate": f"{one.sample_rate:.4g}",
+                "uses": grouped(one.uses),
+            }
+            charges.append({"released": record["released"], **sums})
+        share = 100 * entry["share"]
+        tint = 1 + sum(other["share"] > entry["share"] for other in spending.values())
+        place = {"start": f"{start:.2f}", "width": f"{share:.2f}", "tint": min(tint, 6)}
+        cost = {"epsilon": bound_text(entry["epsilon"]), "share": f"{share:.1f}"}
+        rows.append({"stage": stage, "charges": charges, **cost, **place})
+        start += share
+    return rows
 
 
 def what_it_means(ledger: Mapping) -> dict[str, str]:

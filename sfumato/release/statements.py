@@ -74,7 +74,30 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> dict[str, 
     files = read_json(artifact.path / PRIVACY)["files"] | {
         PRIVACY: digest_of_file(artifact.path / PRIVACY)
     }
-    base = facts.get("url", f"../{release.name}").rstrip("/")  # default: path from the report
+    record = croissant_record(facts, files, release.name)
+    write_json(directory / CROISSANT, record, ensure_ascii=False)
+    missing = {
+        name: [f"release.{key}" for key in keys if key not in facts] for name, keys in NEEDS.items()
+    }
+    if not missing[REGISTRY]:
+        (directory / REGISTRY).write_text(
+            as_yaml(filled(FORMS["registry"], facts)), encoding="utf-8"
+        )
+    if not missing[TURTLE]:
+        write_catalogue(
+            directory, facts | catalogue_facts(facts, read_json(artifact.path / "card.json"), files)
+        )
+    if "health_category" not in facts:  # no entry for a health catalogue was requested
+        missing[TURTLE] = []
+    return {name: keys for name, keys in missing.items() if keys}
+
+
+def croissant_record(facts: Facts, files: Mapping[str, str], folder: str) -> dict[str, Any]:
+    """Return the Croissant record of a release.
+
+    files: SHA-256 of each file; folder: name of the release's folder.
+    """
+    base = facts.get("url", f"../{folder}").rstrip("/")  # default: path from the report
     other = "application/octet-stream"
     distribution = [
         {
@@ -92,21 +115,7 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> dict[str, 
     )
     if PARQUET in files and LABEL_TABLE not in files:  # the form has one column of labels
         record["recordSet"].append(filled(FORMS["table"], {"parquet": PARQUET}))
-    write_json(directory / CROISSANT, record, ensure_ascii=False)
-    missing = {
-        name: [f"release.{key}" for key in keys if key not in facts] for name, keys in NEEDS.items()
-    }
-    if not missing[REGISTRY]:
-        (directory / REGISTRY).write_text(
-            as_yaml(filled(FORMS["registry"], facts)), encoding="utf-8"
-        )
-    if not missing[TURTLE]:
-        write_catalogue(
-            directory, facts | catalogue_facts(facts, read_json(artifact.path / "card.json"), files)
-        )
-    if "health_category" not in facts:  # no entry for a health catalogue was requested
-        missing[TURTLE] = []
-    return {name: keys for name, keys in missing.items() if keys}
+    return record
 
 
 def write_catalogue(directory: Path, facts: Facts) -> None:

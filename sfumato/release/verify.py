@@ -45,7 +45,7 @@ RENYI_ORDERS = [
 
 def check_files(folder, sent=None):
     """Check the manifest and each file. Yield (passed, text); passed is None for a note."""
-    listed = read_json(folder / MANIFEST)
+    listed = content_of(folder / MANIFEST)
     sha256 = sha256_of(folder / MANIFEST)
     if sent is None:
         yield None, f"{MANIFEST}: SHA-256 {sha256}. Compare it with the hash that you were sent"
@@ -77,13 +77,13 @@ def sha256_of(path):
     return digest.hexdigest()
 
 
-def read_json(path):
+def content_of(path):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def check_pictures(folder):
     """Compare the pictures in the archives, and their labels and kinds, with card.json."""
-    card = read_json(folder / "card.json")
+    card = content_of(folder / "card.json")
     height, width = card["shape"][1:]
     names = []
     odd = []
@@ -120,9 +120,9 @@ def has_valid_label(row, classes):
     return row["class"] in (name, f"'{name}")  # ' begins a name that looks like a formula
 
 
-def check_ledger(folder):
+def check_mechanisms(folder):
     """Check the ledger, and compare its epsilon with the recomputed value."""
-    ledger = read_json(folder / "ledger.json")
+    ledger = content_of(folder / "ledger.json")
     content = {key: value for key, value in ledger.items() if key != "digest"}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     same = hashlib.sha256(text.encode()).hexdigest() == ledger["digest"]
@@ -138,7 +138,7 @@ def check_ledger(folder):
     delta = ledger["delta"]
     size = ledger["size_hint"]
     yield 0 < delta <= 1 / size, f"delta: {delta:g}, at most 1 / {size}"
-    yield from check_epsilon(ledger, read_json(folder / "card.json"))
+    yield from check_epsilon(ledger, content_of(folder / "card.json"))
     odometer = ledger["odometer"]
     text = f"{odometer['charges']} charge(s) on {odometer['dataset_id']!r}; none may be missing"
     yield odometer["complete"], f"odometer: {text}"
@@ -273,7 +273,7 @@ def log_sum(logarithms):
 
 def results_of(folder, sent=None):
     results = []
-    checks = [check_files(folder, sent), check_pictures(folder), check_ledger(folder)]
+    checks = [check_files(folder, sent), check_pictures(folder), check_mechanisms(folder)]
     for check in checks:
         try:
             results.extend(check)

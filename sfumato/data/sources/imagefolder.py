@@ -205,16 +205,7 @@ def list_part(
                     "class."
                 )
             continue
-        wrong = misplaced(folder, root)
-        if wrong is None and folder.name not in classes:
-            known = (
-                "data.classes" if groups is not None and groups.folder == OUTER else root / TRAIN
-            )
-            wrong = DataError(
-                f"{folder} is a class folder, but {known} has no such class: add the class there, "
-                "or remove the folder."
-            )
-        if wrong is not None:
+        if wrong := misplaced(folder, root) or unknown_class(folder, root, classes, groups):
             yield wrong
             continue
         # A folder without pictures is still a class. If it were refused, the error would reveal
@@ -235,6 +226,21 @@ def list_part(
                 yield misplaced(picture, root) or Place(
                     picture, classes.index(folder.name), held_out=held_out
                 )
+
+
+def unknown_class(
+    folder: Path, root: Path, classes: Sequence[str], groups: Groups | None
+) -> DataError | None:
+    """Return an error if a folder is not named after one of the classes."""
+    if folder.name in classes:
+        return None
+    known: object = root / TRAIN
+    if groups is not None and groups.folder == OUTER:
+        known = "data.classes"
+    return DataError(
+        f"{folder} is a class folder, but {known} has no such class: add the class there, or "
+        "remove the folder."
+    )
 
 
 def entries_of(entry: Path, nested: bool, deep: bool) -> Iterable[Path]:
