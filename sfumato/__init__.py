@@ -1,8 +1,8 @@
 """Sfumato: labelled synthetic images from sensitive ones, with a ledger of the privacy they cost.
 
 `sfumato.Project` creates a release from a folder of images. `sfumato.load_release(folder)` loads a
-release as arrays, which requires only NumPy. `sfumato.stream(folder)` draws more images without
-end. `sfumato.load_teacher(folder)` and `sfumato.load_student(folder)` load the classifiers of
+release as arrays, which requires only NumPy. `sfumato.stream(folder)` draws any number of further
+images. `sfumato.load_teacher(folder)` and `sfumato.load_student(folder)` load the classifiers of
 recipes that have them. `sfumato.open_charge` charges a custom query. Each name is imported on first
 use.
 """

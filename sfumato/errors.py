@@ -8,8 +8,7 @@ from typing import Any
 
 # Exceptions raised when a file is missing, damaged or of the wrong kind
 UNREADABLE: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, TypeError, AttributeError)
-# Numbers of an OSError that concerns a path or a request. With any other number, the machine
-# failed.
+# `errno` of an OSError that concerns a path or a request. With any other number, the machine failed
 ABOUT_A_PATH = {
     *(
         errno.ENOENT,
@@ -24,7 +23,8 @@ ABOUT_A_PATH = {
     *(errno.EADDRINUSE, errno.EADDRNOTAVAIL),
 }
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# Messages for too little memory, for which PyTorch, Pillow and pydicom have no exception type
+# Parts of error messages about too little memory. PyTorch, Pillow and pydicom raise no specific
+# exception type for it
 NO_MEMORY = (
     "not enough memory",
     "can't allocate",
@@ -52,7 +52,7 @@ class SfumatoError(Exception):
     # Whether the text depends only on public facts, so that a log may show it even after sensitive
     # files were opened
     public = False
-    # Whether only the owner can choose the option's value, so that a front end may ask for it
+    # Whether only the owner can choose the option's value, so that a front end may prompt for it
     undecided = False
 
     def __init__(
@@ -119,7 +119,7 @@ LAST_ERROR = "SFUMATO_LAST_ERROR"
 
 
 def error_from(content: Mapping[str, Any]) -> SfumatoError:
-    """Rebuild the error that a stage wrote. content: `exit_code` and `message` of the error."""
+    """Rebuild the error that a stage wrote. content: mapping with `exit_code` and `message`."""
     kinds = {kind.exit_code: kind for kind in (ConfigError, BudgetError, DataError)}
     return kinds.get(content["exit_code"], SfumatoError)(content["message"])
 
@@ -136,7 +136,7 @@ watchers: list[Callable[[], None]] = []
 def reading_sensitive() -> None:
     """Notify the watchers that files of sensitive images are about to be opened.
 
-    Call this before you open such files, both the owner's files and the private copy.
+    Call this before opening such files, whether they are the owner's files or the private copy.
     """
     for watch in watchers:
         watch()
@@ -209,7 +209,8 @@ PACKAGES = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn", "c2pa"
 def requiring(what: str) -> Iterator[None]:
     """Return a context that raises ConfigError if an import fails because a package is missing.
 
-    The message contains the command that installs the package. what: what needs the package.
+    The message contains the command that installs the package. what: feature that requires the
+    package.
     """
     try:
         yield
@@ -217,17 +218,17 @@ def requiring(what: str) -> Iterator[None]:
         module = str(error.name).split(".")[0]
         package = PACKAGES.get(module, module)
         raise ConfigError(
-            f"{what} needs {package}, which is not installed: pip install {package}"
+            f"{what} requires {package}, which is not installed: run `pip install {package}`"
         ) from error
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
     """Return a hint for an unknown name: the closest known name, if one is similar.
 
-    Otherwise, return `otherwise` or, if that is not given, a list of all known names.
+    If no name is similar, return `otherwise` or, without `otherwise`, a list of all known names.
     """
     known = list(known)
     near = difflib.get_close_matches(name, known, 1)
     if near:
         return f"did you mean {near[0]!r}?"
-    return otherwise or f"known are {', '.join(known)}"
+    return otherwise or f"expected one of {', '.join(known)}"

@@ -25,8 +25,10 @@ def classifier(run: StageRun, settings: Classifier) -> None:
     images = load_public(public, run.plan.shape)
     with progress("classifier") as report:
         model, accuracy = train_public_classifier(images, settings, run.plan.seed, report)
-    named = f"{100 * accuracy:.1f} % accuracy on the public images kept for validation"
-    say(f"classifier: {named}, in {len(images.classes)} classes")
+    say(
+        f"classifier: {100 * accuracy:.1f} % accuracy on the public images kept for validation, "
+        f"which have {len(images.classes)} classes"
+    )
     with run.writing() as directory:
         save_network(model, arguments_of(model), directory)
         content = {

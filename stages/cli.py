@@ -46,16 +46,16 @@ from stages.screen import hold_back, named, say, wrapped
 from stages.serve import serve
 from stages.state import state_dir
 
-MORE_FILES = ". Raise the limit of open files (`ulimit -n 4096`), and run the command again"
+MORE_FILES = ". Raise the limit on open files (`ulimit -n 4096`), and run the command again"
 MORE_MEMORY = ". Free memory, or use a machine with more memory, and run the command again"
-CHECK_DISK = ". Check the disk, its mount, or the network behind it, and run the command again"
+CHECK_DISK = ". Check the disk, its mount or its network connection, and run the command again"
 REMEDIES = {errno.EMFILE: MORE_FILES, errno.ENFILE: MORE_FILES, errno.ENOMEM: MORE_MEMORY}
 
 app = typer.Typer(
     name="stage",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,  # plain help, which saves imports of a quarter of a second
+    rich_markup_mode=None,  # plain help, because importing rich takes a quarter of a second
     pretty_exceptions_show_locals=False,  # locals may contain sensitive pixels
     help=(
         "Sfumato: labelled synthetic images from sensitive ones, with a ledger of the privacy they "
@@ -95,8 +95,8 @@ for name, group in {"prepare": prepare, "ledger": ledger, "recipe": recipe, "mar
 def main() -> None:
     """Run the program.
 
-    An error that the user can correct prints one sentence and ends the program with exit code 2
-    (configuration), 3 (budget) or 4 (data).
+    For an error that the user can correct, print one message and exit with code 2 (configuration),
+    3 (budget) or 4 (data).
     """
     open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -117,7 +117,7 @@ def main() -> None:
         if code == 130:
             say(
                 "interrupted. Run the same command again: a query resumes without a second charge, "
-                "other stages restart"
+                "and any other stage restarts"
             )
         leave(code)
     except BrokenPipeError:  # the reader has closed the pipe, as in `stage … | head`
@@ -169,8 +169,8 @@ def withheld(reason: str) -> str:
     with suppress(OSError):  # raised, for example, if the disk is full
         replace_private(file, f"{reason}\n".encode(errors="backslashreplace"))
     return (
-        "failed after opening sensitive images. The reason, which could reveal who is in the set, "
-        f"is in {file}"
+        "the command failed after it had opened sensitive images. The reason could reveal who is "
+        f"in the set, so it was written to {file} only"
     )
 
 
@@ -180,7 +180,7 @@ def printable(text: str) -> str:
 
 
 def machine_problem(error: BaseException) -> str | None:
-    """Return a message if disk, memory or stack are exhausted, or if a file cannot be read.
+    """Return a message if disk, memory or stack is exhausted, or if a file cannot be read.
 
     Returns None for any other error, which is a bug.
     """
@@ -197,7 +197,7 @@ def machine_problem(error: BaseException) -> str | None:
             message += f". Give yourself access: chmod u+rwX {place}"
         return f"{error.filename}: {message}"
     if isinstance(error, RecursionError):
-        return "an input is nested too deeply to be read"
+        return "an input file is nested too deeply to be read"
     if "home directory" in str(error):  # Path.expanduser raises a plain RuntimeError
         return "a path begins with ~ and the name of an unknown user: write the full path"
     if lacks_memory(error):
@@ -206,7 +206,7 @@ def machine_problem(error: BaseException) -> str | None:
             about = f"{error}: "
         return (
             f"{about}this machine has too little memory. Use fewer or smaller images, a smaller "
-            "model or batch, SFUMATO_MICROBATCH=1, or a larger machine"
+            "model or batch, or a machine with more memory, or set SFUMATO_MICROBATCH=1"
         )
     return None
 

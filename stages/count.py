@@ -52,8 +52,8 @@ def problems(setup: Setup) -> Iterator[str]:
     if spread > 0.05 * size:
         yield (
             f"count.noise={noise:g} adds noise of about {spread:.3g} to the count of each of the "
-            f"{classes} labels, but there are only about {size} images: lower it, or set a share, "
-            "such as count.noise: 10%"
+            f"{classes} labels, but there are only about {size} images: lower count.noise, or set "
+            "it to a share of the budget, such as count.noise: 10%"
         )
 
 

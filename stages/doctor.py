@@ -84,8 +84,8 @@ def extra_in_words() -> str:
     missing = [name for name in extra if not importlib.util.find_spec(name)]
     if missing:
         return (
-            f"no {', '.join(missing)}: pip install 'sfumato[diffusers]', for public text-to-image "
-            "models (dp-sapf, dp-lora, dp-ldm, dp-finetune)"
+            f"{' and '.join(missing)} not installed. To use public text-to-image models (recipes "
+            "dp-sapf, dp-lora, dp-ldm, dp-finetune), run `pip install 'sfumato[diffusers]'`"
         )
     return ", ".join(f"{name} {version(name)}" for name in extra)
 
@@ -96,14 +96,15 @@ def show_skeleton(folder: Path, out: Path) -> None:
 
     pictures, others, kept = write_skeleton(folder, out)
     typer.echo(
-        f"{out}: {pictures:,} pictures with random pixels; {others:,} other files are only listed"
+        f"{out} was written. Pictures with random pixels: {pictures:,}. Files that are only "
+        f"listed: {others:,}."
     )
-    typer.echo(f"words of file names that were kept unchanged: {', '.join(kept) or 'none'}")
+    typer.echo(f"Words of file names that were kept unchanged: {', '.join(kept) or 'none'}.")
     typer.echo(f"Look through {out} before you send it: it is not differentially private.")
 
 
 def index_of_dvc() -> str | None:
-    """Return the folder of DVC's index, if the environment or DVC's settings name one."""
+    """Return the folder of DVC's index, if the environment or DVC's settings set it."""
     from dvc.config import Config, ConfigError
 
     named = os.environ.get("DVC_SITE_CACHE_DIR")
@@ -113,7 +114,7 @@ def index_of_dvc() -> str | None:
 
 
 def queries_in_words() -> dict[str, str]:
-    """Describe what each query of the plan will do, if there are a plan and prepared images."""
+    """Describe what each query of the plan will do, if images are prepared and a plan exists."""
     from sfumato.data.cards import read_card
     from sfumato.planning.kept import known_past
     from sfumato.privacy.odometer import Odometer

@@ -1,6 +1,7 @@
-"""Check the two files that DVC damages if it is killed while it writes them.
+"""Check `dvc.lock`, and DVC's lock on running commands.
 
-They are `dvc.lock` and DVC's lock on running commands. The project keeps a copy of `dvc.lock`.
+DVC damages these files if it is killed while it writes them. The project keeps a copy of
+`dvc.lock`.
 """
 
 from pathlib import Path
@@ -57,7 +58,10 @@ def lock_in_words() -> str:
     if wrong is None:
         return "intact"
     cure = f"cp {COPY} {LOCK}" if COPY.is_file() else f"git checkout HEAD -- {LOCK}"
-    return f"damaged ({wrong}), so every `dvc repro` fails. When no dvc runs here, run `{cure}`"
+    return (
+        f"damaged ({wrong}), so every `dvc repro` fails. When no `dvc` command is running here, "
+        f"run `{cure}`"
+    )
 
 
 def rwlock_in_words() -> str:
@@ -71,13 +75,13 @@ def rwlock_in_words() -> str:
         return "free"
     except UNREADABLE as error:
         return (
-            f"damaged ({error}), so every `dvc repro` fails. When no dvc runs here, run `rm "
-            f"{RUNNING}`"
+            f"damaged ({error}), so every `dvc repro` fails. When no `dvc` command is running "
+            f"here, run `rm {RUNNING}`"
         )
     if ended:
         named = f"PID {ended[0].process} ({ended[0].command})"
         return (
-            f"names {named}, which has ended. If `dvc repro` waits and no dvc runs here, run `rm "
-            f"{RUNNING}`"
+            f"names {named}, which has ended. If `dvc repro` waits and no other `dvc` command is "
+            f"running here, run `rm {RUNNING}`"
         )
     return "intact"

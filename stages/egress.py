@@ -8,8 +8,8 @@ import typer
 from sfumato.errors import ConfigError
 
 CERTIFICATE_HELP = (
-    "PEM file with the certificate for signing the pictures' metadata (C2PA), and with the "
-    "certificate's issuers. Default: no signature."
+    "PEM file with the certificate that signs the pictures' metadata (C2PA), and with the "
+    "certificates of its issuers. Default: no signature."
 )
 CertificateOption = Annotated[Path | None, typer.Option(help=CERTIFICATE_HELP)]
 KeyOption = Annotated[
@@ -41,8 +41,8 @@ def egress(
         signing = Signing(certificate, key, time_service)
     elif certificate or key or time_service:
         raise ConfigError(
-            "signing pictures requires both --certificate and --key: give both, or leave out all "
-            "options of signatures"
+            "signing pictures requires both --certificate and --key: give both, or leave out "
+            "--certificate, --key and --time-service"
         )
     sha256 = write_package(folder, signing=signing)
     typer.echo(

@@ -44,7 +44,7 @@ def evaluate(
     classifiers = {name: ARTIFACTS / name for name in ("teacher", "student")}
     if dry_run:
         show_files(plan, read_places(plan.dataset_id, synthesize, classifiers), metrics)
-        return typer.echo(f"and the folder {out}: local, not to be shared")
+        return typer.echo(f"also writes the folder {out}, which is local and must not be shared")
     show_standing("evaluate", plan.enabled)
     if not plan.enabled:
         return metrics.unlink(missing_ok=True)
@@ -94,7 +94,7 @@ def read_places(
 
 
 def work(about: Work) -> float:
-    """Estimate the operations of all trainings."""
+    """Estimate the number of operations of all training runs."""
     from functools import partial
 
     from sfumato.evaluation.classifiers import build_classifier
@@ -136,15 +136,17 @@ def problems(setup: Setup) -> Iterator[str]:
         if name not in METRICS:
             yield unknown_name("evaluate.fidelity", name, METRICS)
     needs = {
-        f"fidelity: {key}": METRICS[key].needs for key in chosen.fidelity or () if key in METRICS
+        f"{key} in evaluate.fidelity": METRICS[key].needs
+        for key in chosen.fidelity or ()
+        if key in METRICS
     }
     if chosen.weights:
-        needs["weights"] = "inception"
-    for key, extractor in needs.items():
+        needs["evaluate.weights"] = "inception"
+    for what, extractor in needs.items():
         if extractor not in ("", chosen.extractor):
             yield (
-                f"evaluate.{key} requires evaluate.extractor: {extractor}, but it is "
-                f"{chosen.extractor}: change one of them"
+                f"{what} requires evaluate.extractor={extractor}, but evaluate.extractor is "
+                f"{chosen.extractor}: set it to {extractor}, or remove {what}"
             )
 
 

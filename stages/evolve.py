@@ -50,7 +50,7 @@ def problems(setup: Setup) -> Iterator[str]:
     population = setup.params.evolve.population
     classes = len(setup.card.classes)
     if population < classes:
-        yield f"evolve.population={population} is below the {classes} classes: raise it"
+        yield f"evolve.population={population} is below the number of classes, {classes}: raise it"
 
 
 STAGE = Stage(

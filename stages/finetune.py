@@ -1,6 +1,6 @@
 """`stage finetune`: run DP-SGD on the sensitive images.
 
-After a kill it resumes at no further cost.
+After a kill, the stage resumes at no further cost.
 """
 
 from __future__ import annotations
@@ -91,16 +91,15 @@ def compare_noise(made: Plan) -> Iterator[str]:
         mechanism.noise_multiplier, weights, mechanism.sample_rate * file["size_hint"]
     )
     about = "about " if params.finetune.trainable in SALIENT else ""
-    hint = ""
+    ratio = f"{length:.2g} times the step's largest possible signal"
     if length > 1:
-        hint = (
-            ", so a step is mostly noise. Raise ε, the share of ε that finetune gets, or its "
-            "batch; or train fewer weights"
+        yield (
+            f"finetune: with {about}{weights:,} trained weights, the noise of a step is {ratio}, "
+            "so a step is mostly noise. Raise privacy.epsilon, the share of it that finetune gets, "
+            "or finetune.batch, or train fewer weights"
         )
-    beside = f"{length:.2g} times its largest possible signal"
-    yield (
-        f"finetune: the noise of a step is {beside}, with {about}{weights:,} trained weights{hint}"
-    )
+    else:
+        yield (f"finetune: with {about}{weights:,} trained weights, the noise of a step is {ratio}")
 
 
 STAGE = Stage(

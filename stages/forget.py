@@ -31,16 +31,16 @@ def forget(
     mine = dataset_of_project()
     name = dataset or mine
     known = library.datasets(state)
-    others = f"Datasets there: {', '.join(known) or 'none'}"
+    others = f"Datasets in {state}: {', '.join(known) or 'none'}"
     if name is None:
         raise ConfigError(
-            f"this folder contains no project: name a dataset of {state} with --dataset. {others}"
+            f"this folder contains no project: name a dataset with --dataset. {others}"
         )
     here = local_files() if name == mine else []
     if name not in known and not here:
         raise ConfigError(
             f"dataset {name!r} has no files here or in {state}: correct --dataset, or set "
-            f"SFUMATO_STATE to its state directory. {others}"
+            f"SFUMATO_STATE to the state directory that contains them. {others}"
         )
     kept = library.private_files(state, name) | {"in this project": here}
     any_files = any(paths for kind, paths in kept.items() if kind != library.OF_ANY)
@@ -57,9 +57,9 @@ def forget(
     if name not in known:
         library.delete(here)
         return tell(
-            f"deleted the files in this project. {state} has no files of dataset {name!r}: if its "
-            "images are in another state directory, set SFUMATO_STATE to it and run `stage "
-            "forget` again"
+            f"deleted the files in this project. {state} has no files of dataset {name!r}. If its "
+            "images are in another state directory, set SFUMATO_STATE to that directory, and run "
+            "`stage forget` again"
         )
     problem = None
     if any_files or library.forgotten_on(state, name) is None:

@@ -68,7 +68,7 @@ def hand_over(server: socket.socket, words: list[str]) -> bool:
 
 
 def become_ordinary(address: str, words: list[str]) -> None:
-    """Replace this process by the `stage` that follows in PATH."""
+    """Replace this process with the next program `stage` in PATH."""
     own = os.path.join(os.path.dirname(address), "bin")
     places = os.environ.get("PATH", os.defpath).split(os.pathsep)
     os.environ["PATH"] = os.pathsep.join(place for place in places if place != own)

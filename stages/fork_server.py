@@ -3,12 +3,12 @@ run.
 
     python -P -m stages.fork_server FOLDER
 
-Starting Python with its libraries takes seconds of processor time, a fork a hundredth of a second.
-FOLDER is private to the user; the server creates a socket in it, and a folder `bin` to put first
-into PATH. The server reads no images. Each command runs in a separate child with its own streams,
-folder, environment, signals and exit code, as if a process had been started for it. The server ends
-when the process that started it ends. It notices because its standard input is a pipe from that
-process.
+Starting Python with its libraries takes seconds of processor time, but a fork takes a hundredth of
+a second. FOLDER is private to the user. The server creates two entries in it: a socket, and a
+folder `bin`, which the caller puts first in PATH. The server reads no images. Each command runs in
+a separate child with its own streams, folder, environment, signals and exit code, as if a process
+had been started for it. The server ends when the process that started it ends, which it notices
+because its standard input is a pipe from that process.
 
 Guarantee: only the user can hand over a command, because of FOLDER's mode. A child does not inherit
 the randomness of the noise: each process draws a new key.
@@ -54,7 +54,7 @@ IMPORTED_LATE = (
     "queries",
     "release",
 )
-TIME_TO_END = 3.0  # seconds for commands to end after the starter has ended
+TIME_TO_END = 3.0  # seconds that commands have to end once the starter has ended
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
@@ -98,7 +98,7 @@ class Running:
 
 
 class ForkServer:
-    """Waits for commands, and forks.
+    """A server that waits for commands, and forks a child for each.
 
     prepare: function that imports what a command needs; accepts: function that returns whether a
     command may run in a fork.
@@ -271,7 +271,7 @@ def import_libraries(request: ForkRequest) -> None:
 
 
 def write_program(folder: Path) -> None:
-    """Write the program `stage`, which hands its command over."""
+    """Write the program `stage`, which hands each command over to the server."""
     program = folder / "bin" / "stage"
     program.parent.mkdir()
     words = [sys.executable, "-IS", fork_client.__file__, str(folder / SOCKET)]
@@ -284,8 +284,8 @@ def main() -> None:
     found = folder.stat()
     if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
         sys.exit(
-            f"error: {folder} must belong to you, with mode 700: other accounts could run commands "
-            "as you"
+            f"error: {folder} must belong to you and have mode 700. Otherwise, other accounts "
+            "could run commands as you"
         )
     try:
         os.close(os.pidfd_open(os.getpid()))

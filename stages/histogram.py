@@ -32,12 +32,13 @@ def histogram(run: QueryRun, settings: Histogram) -> None:
     names = read_json(trained / "card.json")["classes"]
     if model.shape != shape:
         raise DataError(
-            f"{trained} was trained on shape {model.shape}, not {shape}: run `stage classifier` "
-            "again"
+            f"{trained} was trained on images of shape {model.shape}, not {shape}: run `stage "
+            "classifier` again"
         )
     if votes > model.classes:
         raise ConfigError(
-            f"histogram.votes={votes} exceeds the {model.classes} public classes: lower it"
+            f"histogram.votes={votes} exceeds the number of public classes, {model.classes}: lower "
+            "it"
         )
     released = f"votes of each image for {votes} of {model.classes} public classes"
     rows = None

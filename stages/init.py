@@ -71,7 +71,7 @@ def init(
     following = "stage run"
     if made.out != Path.cwd():
         following = f"cd {made.out} && stage run"
-    say(f"\nwritten to {made.out}. Next: {following}")
+    say(f"\nproject written to {made.out}. Next: {following}")
     say("If someone must permit the release first, `stage brief` writes the request.")
 
 
@@ -89,7 +89,8 @@ def ask(lacking: str, question: str, default: Any, kind: type | None) -> Any:
     except typer.Abort as abort:
         if isinstance(abort.__context__, EOFError):
             text = (
-                f"cannot ask without a terminal: give {lacking}, or accept the defaults with --yes"
+                f"there is no terminal for questions: give {lacking}, or accept the defaults with "
+                "--yes"
             )
             raise errors.public(ConfigError(text)) from abort
         raise
@@ -104,7 +105,10 @@ def officers_words(owner: Owner) -> dict[str, object]:
 
     keys = ("controller", "purpose", "legal_basis", "recipients", "retention")
     statements = ", ".join(WORDS["about"][key] for key in keys)
-    question = f"Enter these statements for the report now, not later in params.yaml: {statements}?"
+    question = (
+        f"The report quotes these statements: {statements}. Enter them now, instead of later in "
+        "params.yaml?"
+    )
     if owner.ask is None or not sys.stdin.isatty() or not owner.answer(question, False, None):
         return {}
     texts = {
@@ -128,7 +132,7 @@ def show_sizes(made: Proposed) -> None:
         "expected usefulness (range)",
     )
     show_numbers(
-        "sizes, to choose from with --size",
+        "proposed sizes (choose one with --size)",
         columns,
         size_rows(made),
         words=columns[3:],

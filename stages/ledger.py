@@ -37,7 +37,7 @@ LEDGER_ONLY_HELP = (
 
 @app.command()
 def write(out: Annotated[Path, typer.Option(help="File to write.")] = LEDGER) -> None:
-    """Compose the records of the release and of every query into the ledger, and check it."""
+    """Write the ledger from the records of the release and of every query, and check it."""
     from sfumato.privacy.project_ledger import write_ledger
 
     ledger, spent = write_ledger(Path(), state_dir(), out, say)
@@ -51,7 +51,7 @@ def check(
     ledger: LedgerPath = LEDGER,
     epsilon: Annotated[float | None, typer.Option(help="Fail above this epsilon.")] = None,
     delta: Annotated[
-        float | None, typer.Option(help="Compute at this delta instead of the ledger's.")
+        float | None, typer.Option(help="Compute epsilon at this delta instead of the ledger's.")
     ] = None,
     unit: Annotated[
         str | None, typer.Option(help="Fail unless this unit is protected: image or group.")
@@ -62,7 +62,7 @@ def check(
     ledger_only: Annotated[bool, typer.Option("--ledger-only", help=LEDGER_ONLY_HELP)] = False,
     opinions: Annotated[str, typer.Option(help=OPINIONS_HELP, metavar="own|all")] = "own",
 ) -> None:
-    """Recompute epsilon from the records.
+    """Check the ledger: recompute epsilon from the records.
 
     Exits with code 3 if a check fails. Needs no data and no GPU.
     """
@@ -95,19 +95,19 @@ def check(
     by = ", ".join(f"{name} {opinion}" for name, opinion in checked.opinions.items())
     compared = ""
     if opinions == "own":
-        compared = " (not compared with Opacus: --opinions all)"
+        compared = " (not compared with Opacus; to compare, use --opinions all)"
     tell(f"ε by accountant: {by}{compared}")
     for name, spent in checked.epsilon_by_set.items():
         tell(
-            f"ε = {spent:.4f} for a person in {name!r} only (the owners declare that they share no "
-            "person)"
+            f"ε = {spent:.4f} for a person in {name!r} only (the owners declare that no person is "
+            "in two of their data sets)"
         )
     if ledger_only:
         tell(f"not compared with a run: {ledger} was checked without its project")
     else:
         tell(
-            f"compared with {ledger.parent / LOCK}: this is the ledger of that run, and includes "
-            "every query that ran"
+            f"compared with {ledger.parent / LOCK}: the ledger belongs to the same run, and "
+            "includes every query of it"
         )
 
 
@@ -155,13 +155,13 @@ def show(ledger: LedgerPath = LEDGER) -> None:
 
 @app.command()
 def adopt() -> None:
-    """Replace a lost journal with the charges found in its remains, in ledgers and in artifacts."""
+    """Rebuild a lost or invalid journal from its remains, from ledgers and from artifacts."""
     from sfumato.privacy.project_ledger import adopt_charges
 
     odometer, new, lost = adopt_charges(Path(), state_dir(), say)
     if lost:
         say(
-            f"{lost} entries of the old journal cannot be read and are not counted. The old "
+            f"unreadable entries of the old journal, which are not counted: {lost}. The old "
             "journal is kept beside the new one"
         )
     tell(f"{odometer.path}: {charges(new)} adopted, {len(odometer.opened())} counted in total")
@@ -211,7 +211,7 @@ def history(
     table_console().print(table)
     opened = odometer.events()
     total = (
-        f"{charges(len(opened))}, ε = {epsilon(opened, delta, accountant):.4f} together at δ = "
+        f"{charges(len(opened))}, together ε = {epsilon(opened, delta, accountant):.4f} at δ = "
         f"{delta_text(delta)}"
     )
     if unknown or not odometer.complete():
@@ -220,10 +220,10 @@ def history(
 
 
 def warn_of_older_copy(odometer: Odometer, charge: str) -> None:
-    """Warn that the journal lacks a charge that is in the project's files."""
+    """Warn that the journal lacks a charge or head that the project's files contain."""
     say(
-        f"{odometer.path} is an older copy or a different journal: it lacks {charge[:8]}, which is "
-        "in this project's files"
+        f"{odometer.path} is an older copy or a different journal: it lacks the entry "
+        f"{charge[:8]}, which this project's files contain"
     )
     say(
         "more was spent than this journal lists: restore the newest state directory, or run "
@@ -254,8 +254,8 @@ def history_rows(
         if entry["kind"] == OPEN:
             # A resumed run is shown with its newest record, as in ledgers
             run = runs[entry["record"]["id"]]
-            charged = [(run.record, ends.get(run.end or "", f"open, {run.uses} uses journalled"))]
-        # Private, because it reveals when the images changed
+            charged = [(run.record, ends.get(run.end or "", f"open, journalled uses: {run.uses}"))]
+        # Shown on a terminal only, because it reveals when the images changed
         elif entry["kind"] == LOCAL_USE and sys.stdout.isatty():
             yield when, "local", "", entry["purpose"], f"outside the guarantee{who}"
         elif entry["kind"] == ADOPT:
@@ -268,5 +268,5 @@ def history_rows(
 def utc(seconds: int) -> str:
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
-    except (ValueError, OverflowError, OSError):  # a wrong clock wrote it
+    except (ValueError, OverflowError, OSError):  # the clock was wrong when the entry was written
         return f"{seconds} s after 1970"

@@ -32,7 +32,10 @@ def check_marks(
 
     with explained(
         DataError,
-        lambda error: f"{card} is not the card of a release ({error!r}): give one with --card",
+        lambda error: (
+            f"{card} is not the card of a release ({error!r}): give the release's card.json with "
+            "--card"
+        ),
     ):
         content = read_json(card)
         key = content.get("pattern")
@@ -42,18 +45,18 @@ def check_marks(
         files = pictures_below(pictures)
     signatures = Counter(signature_in(file) for file in files)
     for signature, number in signatures.items():
-        tell(f"signed metadata: {number} of {len(files)} pictures: {signature}")
+        tell(f"signed metadata ({number} of {len(files)} pictures): {signature}")
     found = any(signature.startswith(SIGNED_BY) for signature in signatures)
     if key is None:
-        tell("pattern: the release has none")
+        tell("pattern: the pictures of this release have none")
     else:
         compared, score = released_score(files, shape, key)
         words = "not found, or too few pictures"
         if score >= FOUND:
             words = "found"
         tell(
-            f"pattern: {words}. Compared {compared} of {len(files)} pictures together: score "
-            f"{score:.1f}, and {FOUND} or more means found"
+            f"pattern: {words}. Compared {compared} of {len(files)} pictures, which have a joint "
+            f"score of {score:.1f}. The pattern counts as found from a score of {FOUND} on"
         )
         found = found or score >= FOUND
     raise typer.Exit(int(not found))

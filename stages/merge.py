@@ -9,7 +9,7 @@ from sfumato.settings.stage import ARTIFACTS
 from stages.screen import say, tell
 
 PEOPLE_HELP = (
-    "Confirm that no person is among the images of two owners. Ledger, card and report quote this "
+    "Confirm that no person has images at two of the owners. Ledger, card and report quote this "
     "confirmation."
 )
 
@@ -19,7 +19,7 @@ def merge(
         list[Path],
         typer.Argument(
             help="Project folders of the owners, or folders with copies of the projects' "
-            "artifacts/ and data/public/ (if there is one)."
+            "artifacts/ and, if it exists, data/public/."
         ),
     ],
     different_people: Annotated[bool, typer.Option("--different-people", help=PEOPLE_HELP)] = False,
@@ -33,7 +33,7 @@ def merge(
 
     queries, owners = merge_projects(folders, out, say, different_people=different_people)
     tell(
-        f"{out / ARTIFACTS}: merged {', '.join(queries)} of {', '.join(owners)}; "
-        "nothing was charged"
+        f"{out / ARTIFACTS}: merged the releases of {', '.join(queries)} from the datasets "
+        f"{', '.join(owners)}; nothing was charged"
     )
     tell(f"next: cd {out} && stage run")

@@ -80,7 +80,7 @@ def show_run(made: ProjectPlan, spending: Sequence[Decision], coming: set[str]) 
 
 
 def show_budget(made: Plan) -> None:
-    """Show the mechanism of each stage, its epsilon and its share, then the total against the
+    """Show each query with its mechanism, epsilon and share of the budget, then the total and the
     target.
     """
     budget = made.budget
@@ -118,6 +118,6 @@ def show_minutes(params: Params, seconds: Mapping[str, float | None]) -> None:
     processors = os.cpu_count() or 1
     if load > 0.5 * processors:
         tell(
-            f"other programs are running (load {load:.1f} on {processors} processors): expect "
-            "longer"
+            f"other programs are running (load {load:.1f} on {processors} processors), so the run "
+            "may take longer"
         )

@@ -24,9 +24,9 @@ Workers = Annotated[
     typer.Option(
         min=1,
         help="Number of processes that convert shards, which are tar or Parquet files, or parts of "
-        "a large folder. Each process uses one thread. Images from volumes, with several labels, "
-        "or with a table of persons are converted in one process. Without this option, one process "
-        "uses several threads.",
+        "a large folder. Each process uses one thread. Three kinds of image are always converted "
+        "in one process: slices of volumes, images with several labels, and images with a table of "
+        "persons. Without this option, one process uses several threads.",
     ),
 ]
 
@@ -65,10 +65,10 @@ def sensitive(
     finally:
         distributed.broadcast_object(None)  # ends `help_first`
         distributed.leave_group()
-    shape = (
-        f"shape {list(content['shape'])}, {len(content['classes'])} classes, {content['split']} "
-        "hold-out"
-    )
+    holdout = "from the test split of the source"
+    if content["split"] == "keyed":
+        holdout = "chosen at random"
+    shape = f"shape {list(content['shape'])}, {len(content['classes'])} classes, hold-out {holdout}"
     tell(f"{card}: dataset {content['dataset_id']!r}, {shape}")
 
 
@@ -99,4 +99,4 @@ def public_set(
         loaded.public, sensitive_card.shape, out, RAW, loaded.seed, private=private, state=state
     )
     shape = f"shape {list(content['shape'])}, {len(content['classes'])} classes"
-    tell(f"{out}: {content['images']} images of {content['source']}, {shape}")
+    tell(f"{out}: {content['images']} images from the source {content['source']!r}, {shape}")

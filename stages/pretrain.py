@@ -104,13 +104,10 @@ def problems(setup: Setup) -> Iterator[str]:
     if setup.card.labels == SEVERAL:
         yield one_label_only("model.directory")
     if setup.params.pretrain.phases:
-        remedy = (
-            "Set pretrain.phases: [], or use one of the recipes dp-sapf, dp-lora, dp-ldm, "
-            "dp-finetune"
-        )
         yield (
-            f"model.directory={model.directory}: a public model is not trained before DP-SGD. "
-            f"{remedy}"
+            f"model.directory={model.directory} sets a public model, which is not trained before "
+            "DP-SGD, but pretrain.phases contains training phases. Set pretrain.phases: [], or use "
+            "one of the recipes dp-sapf, dp-lora, dp-ldm and dp-finetune"
         )
     class_prompts(model, setup.card.dataset_id, setup.card.classes)
 

@@ -10,7 +10,9 @@ from sfumato.errors import SfumatoError
 
 Targets = Annotated[
     list[str] | None,
-    typer.Argument(help="Stages of dvc.yaml to run. Words after `--` are options of `dvc repro`."),
+    typer.Argument(
+        help="Stages of dvc.yaml to run. Default: all. Words after `--` are passed to `dvc repro`."
+    ),
 ]
 
 

@@ -1,6 +1,4 @@
-"""Run a stage: call its function with a `StageRun`, or with a `QueryRun` for a query, and with its
-settings.
-"""
+"""Run a stage: call its function with the settings and a `StageRun` (a `QueryRun` for a query)."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ if TYPE_CHECKING:
     from sfumato.settings.fields import Settings
     from sfumato.settings.training import Model
 
-# Lock in the directory of a run. It is locked while the run's release is copied to `artifacts/`
+# Lock file in the directory of a run, locked while the run's release is copied to `artifacts/`
 COPYING = "copying.lock"
 
 
@@ -87,9 +85,11 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
     inputs = {name: read_artifact(path, name) for name, path in used.items()}
     for name, artifact in inputs.items():
         if not artifact.enabled and name not in stage.optional:
-            remedy = f"add {name} to run, and run `stage plan` and `stage {name}`"
-            what = f"{artifact.path} is the empty artifact of a stage that is not in `run`"
-            raise ConfigError(f"{stage.name} needs {name}, but {what}: {remedy}")
+            raise ConfigError(
+                f"{stage.name} requires {name}, but {artifact.path} is an empty artifact, because "
+                f"{name} was not in `run`: add {name} to `run`, then run `stage plan` and `stage "
+                f"{name}`"
+            )
     if stage.spread and not distributed.launched() and launch.is_configured():
         raise SystemExit(launch.again())
     ready_processor()
@@ -142,7 +142,7 @@ def show_standing(name: str, enabled: bool = True) -> None:
 def standing(name: str) -> str:
     """Describe the progress when a stage begins: the expected minutes and the ε spent so far.
 
-    All of it is public.
+    The text contains only public numbers.
     """
     from sfumato.data.cards import read_card
     from sfumato.planning.estimate import expected_seconds
@@ -162,14 +162,14 @@ def standing(name: str) -> str:
     own = (seconds[name] or 0.0) / 60
     rest = sum(seconds[one] or 0.0 for one in names[len(before) + 1 :]) / 60
     where = (
-        f"stage {len(before) + 1} of {len(names)}, {name}: takes about {own:.0f} min, later stages "
-        f"about {rest:.0f} min"
+        f"stage {len(before) + 1} of {len(names)}, {name}: about {own:.0f} min, then about "
+        f"{rest:.0f} min for later stages"
     )
     pictures = [PREVIEW for one in before if STAGES[one].gives == "generator"][:1]
     if "synthesize" in before:
         pictures = [ARTIFACTS / "synthesize" / "grid.png"]
     look = "".join(f"; look at {picture}" for picture in pictures if picture.exists())
-    return f"{where}, ε = {spent:.2f} of {budget['target']:g} so far{look}"
+    return f"{where}; ε = {spent:.2f} of {budget['target']:g} spent so far{look}"
 
 
 def ready_processor() -> None:
@@ -313,8 +313,8 @@ class QueryRun(StageRun):
         images = attrgetter("dataset_id", "shape", "classes", "labels")
         if images(card) != images(plan):
             raise ConfigError(
-                f"the plan of {plan.stage} was made for another card than {CARD_PATH}: run `stage "
-                "plan` again"
+                f"the plan of {plan.stage} was made for a different card than {CARD_PATH}: run "
+                "`stage plan` again"
             )
         request = authorize.ChargeRequest(
             stage=plan.stage,
@@ -367,7 +367,7 @@ class QueryRun(StageRun):
         from sfumato.data.cards import read_card
         from sfumato.privacy.authorize import ensure_latents
 
-        bar = partial(progress, f"{purpose} of the images, once", clock=False, log=False)
+        bar = partial(progress, f"computing {purpose} of the images", clock=False, log=False)
         return ensure_latents(state_dir(), read_card(CARD_PATH), encoder, purpose, load, bar)
 
     def seen(self) -> set[str]:
@@ -394,9 +394,9 @@ class QueryRun(StageRun):
         the charge.
 
         The release is written to the private directory of the run and journalled before it is
-        copied to `out`. While a charge is open, no release of it is therefore in `out`, so it is
-        safe to resume the charge. The private copy is kept, to restore the release at no cost. It
-        is removed when a new ledger lacks this release, although the previous ledger contained it.
+        copied to `out`. Therefore, while a charge is open, `out` contains no release of it, and
+        the charge can be resumed safely. The private copy is kept, to restore the release at no
+        cost. It is removed once the release is in the previous ledger, but not in the new one.
         """
         from sfumato.privacy.checkpoint import drop_checkpoints
         from sfumato.privacy.decision import RELEASED

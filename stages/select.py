@@ -58,8 +58,10 @@ def problems(setup: Setup) -> Iterator[str]:
 
     chosen = setup.params.select
     if chosen.by == "votes" and chosen.ratio < 1 and not setup.params.runs("histogram"):
-        remedy = "Add histogram to run, or set select.ratio: 1"
-        yield f"recipe={setup.params.recipe!r}: select.ratio below 1 requires histogram. {remedy}"
+        yield (
+            f"select.ratio={chosen.ratio:g} is below 1, which requires the votes of histogram, but "
+            "histogram is not in run: add it, or set select.ratio: 1"
+        )
     if setup.public is None:
         return
     sensitive = len(setup.card.classes)
@@ -72,13 +74,13 @@ def problems(setup: Setup) -> Iterator[str]:
             )
     elif setup.params.runs("histogram") and setup.params.histogram.per_class:
         kept = number_to_keep(chosen, classes)
-        remedy = f"select.ratio must be at least {sensitive / classes:.4g}"
+        remedy = f"raise select.ratio to at least {sensitive / classes:.4g}"
         if classes < sensitive:
-            remedy = "use another public set, or histogram.per_class: false"
+            remedy = "use another public set, or set histogram.per_class: false"
         if kept < sensitive:
-            needs = f"but each of the {sensitive} sensitive classes needs its own: {remedy}"
             yield (
-                f"select.ratio={chosen.ratio:g} keeps {kept} of {classes} public classes, {needs}"
+                f"select.ratio={chosen.ratio:g} keeps {kept} of {classes} public classes, but each "
+                f"of the {sensitive} sensitive classes needs a public class of its own: {remedy}"
             )
 
 

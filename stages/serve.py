@@ -55,7 +55,9 @@ def serve(
 
     with explained(
         ConfigError,
-        lambda error: f"--port {port} cannot be opened ({error}): leave it out for a free port",
+        lambda error: (
+            f"--port {port} cannot be opened ({error}): leave out --port to use a free port"
+        ),
     ):
         server = Server(port, Project())
     tell(
@@ -66,13 +68,13 @@ def serve(
         server.serve_forever()
     except KeyboardInterrupt:
         tell(
-            "stopped. A run that this server started has ended too. The next run resumes it, and "
-            "nothing is charged twice"
+            "stopped. If this server had started a run, the run has stopped too. To resume it, use "
+            "`stage run`: nothing is charged twice"
         )
 
 
 class Server(ThreadingHTTPServer):
-    """Serve this machine only, and run one `dvc repro` at a time.
+    """Serve browsers on this machine only, and run one `dvc repro` at a time.
 
     base: prefix of all paths, which contains the token.
     """
@@ -115,7 +117,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request.
+    """Handle one request.
 
     Guarantee: a request without the token, or under another host name, reads and starts nothing.
     """

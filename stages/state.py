@@ -1,4 +1,6 @@
-"""Paths of the pipeline and the state directory, and checks of what git would track."""
+"""Paths in a project, its dataset id and spending policy, and a check that numbers from real images
+stay local.
+"""
 
 from __future__ import annotations
 
@@ -59,5 +61,5 @@ def check_local(option: str, file: Path) -> None:
     if in_git(file):
         raise ConfigError(
             f"{option} {file} would contain numbers from real images, and git would track it: "
-            "choose a path that git ignores, such as evaluation/, or add it to .gitignore"
+            "choose a path that git ignores, such as evaluation/, or add this path to .gitignore"
         )

@@ -105,8 +105,8 @@ def choose(
 ) -> tuple[Varied, np.ndarray]:
     """Choose whether to release the drawn images with or without the selected public images.
 
-    Returns the chosen mixture, and the sources of its images, which need not be in the order of the
-    images.
+    Returns the chosen mixture, and the sources of its images. The sources need not be in the order
+    of the images.
     """
     import numpy as np
     import torch
@@ -175,15 +175,15 @@ def problems(setup: Setup) -> Iterator[str]:
     from sfumato.settings.data import SEVERAL
 
     made = setup.params.synthesize
-    varied = (
-        made.labels == "uniform"
-        or made.distorted + made.mixed + made.teacher_guidance > 0
-        or made.herding > 1
-    )
-    if setup.card.labels == SEVERAL and varied:
-        yield one_label_only(
-            "synthesize.labels: uniform, distorted, mixed, herding or teacher_guidance"
-        )
+    if setup.card.labels == SEVERAL:
+        of_one_label = {
+            "synthesize.labels: uniform": made.labels == "uniform",
+            "synthesize.distorted": made.distorted > 0,
+            "synthesize.mixed": made.mixed > 0,
+            "synthesize.herding": made.herding > 1,
+            "synthesize.teacher_guidance": made.teacher_guidance > 0,
+        }
+        yield from (one_label_only(name) for name, is_set in of_one_label.items() if is_set)
     if made.teacher_guidance > 0:
         if not {"pretrain", "finetune"} & set(made.sources):
             yield (
@@ -193,14 +193,14 @@ def problems(setup: Setup) -> Iterator[str]:
         elif setup.params.model.directory is not None:
             yield (
                 "synthesize.teacher_guidance does not apply to a public model, which draws "
-                "latents: remove it"
+                "latents: remove teacher_guidance"
             )
     if made.choose and not (
         "select" in made.sources and len(made.sources) > 1 and made.labels == "uniform"
     ):
         yield (
             "synthesize.choose requires select and another stage in synthesize.sources, and "
-            "labels: uniform: set them"
+            "synthesize.labels: uniform. Set both, or remove choose"
         )
     if made.herding > 1 and "select" in made.sources and not made.choose:
         yield (
@@ -209,9 +209,10 @@ def problems(setup: Setup) -> Iterator[str]:
         )
     if made.stream and not made.networks(setup.params.model.directory is not None):
         yield (
-            "synthesize.stream requires a network of this recipe in "
-            f"synthesize.sources={[*made.sources]}: recipients cannot draw more images from public "
-            "images, from a kept population or from a public model. Set synthesize.stream: false"
+            "synthesize.stream requires a network that this recipe trains, but synthesize.sources "
+            f"contains only {', '.join(made.sources)}. Recipients cannot draw more images from "
+            "public images, from the images of `evolve`, or from a public model. Set "
+            "synthesize.stream: false"
         )
     labelled = setup.params.select.by == "teacher" or (
         setup.params.runs("histogram") and setup.params.histogram.per_class

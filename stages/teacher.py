@@ -103,8 +103,8 @@ def problems(setup: Setup) -> Iterator[str]:
     for part in maps:
         if part.network is not None and not part.network.declared_public:
             yield (
-                f"teacher: the network {part.network.path} is not declared public: set its "
-                "declared_public: true if it was trained without sensitive images"
+                f"teacher: the network {part.network.path} is not declared public. If it was "
+                "trained without sensitive images, set declared_public: true in the network's entry"
             )
 
 

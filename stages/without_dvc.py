@@ -64,7 +64,7 @@ def run_in_order(folder: Path, targets: Sequence[str]) -> None:
     steps = chosen(read_steps(folder / "dvc.yaml"), targets)
     (folder / ARTIFACTS).mkdir(exist_ok=True)
     lock = file_lock(folder / ARTIFACTS / "running.lock", blocking=False)
-    busy = f"another `stage run` works in {folder}: wait until it ends"
+    busy = f"another `stage run` is running in {folder}: wait until it ends"
     with (
         explained(ConfigError, busy, causes=(Timeout,)),
         holding(lock),
@@ -133,7 +133,9 @@ def chosen(steps: Mapping[str, Step], targets: Sequence[str]) -> list[Step]:
     }
     with explained(
         ConfigError,
-        lambda error: f"dvc.yaml: stages read each other's outputs ({error}): remove an input",
+        lambda error: (
+            f"dvc.yaml: stages read each other's outputs ({error}): remove one of these inputs"
+        ),
         causes=(CycleError,),
     ):
         order = [*TopologicalSorter(writers).static_order()]
@@ -164,7 +166,8 @@ def run_if_changed(folder: Path, step: Step, environment: Mapping[str, str]) -> 
             raise SystemExit(code % 256)
     if missing := [path for path in step.outs if not (folder / path).exists()]:
         raise SfumatoError(
-            f"the stage {step.name} ended, but did not write {missing[0]}: correct its command"
+            f"the stage {step.name} ended without writing {missing[0]}: correct the stage's "
+            "command in dvc.yaml"
         )
     lock["stages"][step.name] = entry | outputs_of(folder, step)
     replace_file(folder / LOCK, as_yaml(lock, blocks=True).encode())

@@ -35,12 +35,12 @@ class Adversarial(QuerySettings):
 
     releases: ClassVar[str] = "steps"
     draws: ClassVar[int] = 1  # Number of noise levels per image
-    # Noise added to every image before the discriminator
+    # Noise added to every image before the discriminator reads the image
     noise_levels: ClassVar[LogNormal] = LogNormal(mean=-2.0, std=0.5)
     label_dropout: ClassVar[float] = 0.0  # Share of images shown to the discriminator without label
     learning_rate: ClassVar[float] = 2e-3  # Learning rate of the discriminator
     generator_rate: ClassVar[float] = 2e-3  # Learning rate of the generator
-    # Betas of both Adam optimisers. They forget quickly, because each network must follow the other
+    # Betas of both Adam optimisers: low, so that each network adapts quickly to the other
     betas: ClassVar[tuple[float, float]] = (0.5, 0.99)
     fakes: ClassVar[int] = 200  # Generated images per step
     latent: ClassVar[int] = 32  # Number of random numbers per generated image

@@ -48,14 +48,13 @@ def no_cuda() -> str:
         usable = torch.cuda.is_available() and torch.cuda.device_count() > 0
     if usable:
         return ""
-    built = (
-        f"torch {torch.__version__} "
-        f"{'finds no GPU' if torch.version.cuda else 'was built without CUDA'}"
-    )
+    built = f"torch {torch.__version__} was built without CUDA"
+    if torch.version.cuda:
+        built = f"torch {torch.__version__} finds no GPU on this machine"
     warning = " ".join(str(caught[0].message).split("\n")[0].split()) if caught else ""
     if warning:
         print(f"no GPU is used: {warning}", file=sys.stderr)
-    return f"{built} here{f' ({warning})' if warning else ''}"
+    return f"{built}{f' ({warning})' if warning else ''}"
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -1,6 +1,6 @@
 """Run one stage in many processes, as `torchrun` starts them.
 
-With a single process, the functions only use and return its own values.
+In a single process, each function uses and returns only the values of this process.
 
 Only the first process has a charge: it draws, adds the noise and writes the artifact. Each other
 process reads its share of the images in a draw, but never a sum over all images. All processes
@@ -44,7 +44,7 @@ def join() -> None:
                 f"--nproc-per-node={cards}"
             )
         torch.cuda.set_device(place)
-    # The others may wait long while the first process encodes or trains.
+    # The other processes may wait long while the first one encodes or trains
     dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=timedelta(hours=24))
 
 

@@ -96,7 +96,7 @@ class Groups(Strict):
         number = sum(bool(getattr(self, way)) for way in ways)
         if number != 1:
             raise ValueError(
-                f"{number} ways to find ids are set: expected one of {', '.join(ways)}"
+                f"{number} ways to find ids are set: expected exactly one of {', '.join(ways)}"
             )
         return self
 
@@ -107,7 +107,7 @@ class Groups(Strict):
         folder = "folders <person>/<class>/" if value == OUTER else "folders <class>/<person>/"
         ways = {
             "folder": folder,
-            "array": "`groups` beside the images",
+            "array": "the array `groups` beside the images",
             "dicom": "DICOM's PatientID",
             "volume": (
                 "volume: each counts as one person, so a person with several volumes is not "
@@ -165,8 +165,8 @@ class Data(Strict):
     dataset_id: DatasetId | None = None
     source: str = "digits"  # Kind of source: one of SOURCES (sfumato/settings/sources)
     # Folder or file with the images, a zip file of that folder, a Parquet file with embedded
-    # pictures, or the URL of tar or Parquet files, such as s3://scans/{0000..0999}.tar. If the
-    # images are your own files, this is required
+    # pictures, or the URL of tar or Parquet files, such as s3://scans/{0000..0999}.tar. Required if
+    # the images are your own files
     path: Annotated[str | None, AfterValidator(without_secrets)] = None
     # Stored size in pixels: the side of a square, or [rows, columns]; None: as in the source
     size: Size | None = None
@@ -199,7 +199,7 @@ class Data(Strict):
     # Largest allowed share of broken files and files that contain no picture, such as 1%. These
     # files are left out, and listed in the state directory. If there are more, preparation stops
     skip: Part = 0.0
-    # Public name of this state of the images. If it changes, every query runs and spends again;
+    # Public name of this version of the images. If it changes, every query runs and spends again;
     # None: a random name, which is chosen at the first preparation and then kept
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
     # Share of the images (with `groups`, share of the persons) in the hold-out; ignored if the
@@ -208,7 +208,7 @@ class Data(Strict):
     # Owner's confirmation that these images show no person whose images are already counted under
     # another dataset_id
     different_people: bool = False
-    # Rule for finding each image's person, for privacy.unit: group. Available for your own files
+    # Rule for finding each image's person, for privacy.unit: group. Applies only to your own files
     groups: Groups | None = None
     # Owner's confirmation that images may be assigned to other persons, although queries have
     # already used them. The odometer is then permanently incomplete
@@ -233,14 +233,14 @@ class Data(Strict):
                 )
         if self.volume is not None and self.groups is None:
             raise ValueError(
-                "data.volume is set, but data.groups is missing, and all slices of a volume "
-                "belong to one person: set data.groups (for DICOM, {dicom: true}; if no person "
-                "has two volumes, {volume: true})"
+                "data.volume requires data.groups, because all slices of a volume belong to one "
+                "person. Set data.groups: for DICOM, to {dicom: true}; if no person has two "
+                "volumes, to {volume: true}"
             )
         if self.groups is not None and self.labels == SEVERAL and self.groups.folder:
             raise ValueError(
-                "data.groups.folder does not apply with data.labels: several: use column, csv, "
-                "pattern, array or dicom"
+                "data.groups.folder cannot be used if data.labels is `several`: use "
+                "data.groups.column, csv, pattern, array or dicom"
             )
         tabled = self.label_column is not None or self.source == "webdataset"
         if self.groups is not None and tabled and (self.groups.folder or self.groups.array):
@@ -249,7 +249,8 @@ class Data(Strict):
             if self.label_column is not None:
                 cause = "data.label_column is set"
             raise ValueError(
-                f"data.groups.{way} does not apply if {cause}: use column, pattern, csv or dicom"
+                f"data.groups.{way} cannot be used if {cause}: use data.groups.column, pattern, "
+                "csv or dicom"
             )
         return self
 

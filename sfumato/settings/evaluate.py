@@ -16,12 +16,12 @@ class Evaluate(Settings):
     # Classifiers to train on synthetic images and test on the hold-out: lr, mlp, cnn, student,
     # wrn, resnet, resnext
     classifiers: Annotated[tuple[str, ...], Field(min_length=1)] = ("lr", "mlp", "cnn")
-    # Seeds of the trainings. Each classifier is trained once per seed
+    # Seeds of the training runs. Each classifier is trained once per seed
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)
     # Number of passes over the training images. It is increased if the passes have fewer than 600
     # gradient steps in total
     epochs: Positive = 12
-    # Gradient steps of each training; None: the steps of `epochs` passes
+    # Gradient steps of each training run; None: the steps of `epochs` passes
     steps: Positive | None = None
     bound: bool = True  # Also train on the real training images, as an upper bound
     # Public network for one more classifier, which is linear in the features of this network:

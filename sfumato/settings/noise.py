@@ -11,9 +11,7 @@ from sfumato.settings.fields import REST, Settings, is_positive
 
 
 def parse_noise(value: object) -> object:
-    """Parse a noise in one of three forms: a multiplier (5.0), a share of the budget ("3%"), or
-    "rest".
-    """
+    """Parse the noise of a query: a multiplier (5.0), a share of the budget ("3%"), or "rest"."""
     if isinstance(value, str) and value != REST:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", value)
         if not match or not 0 < float(match[1]) < 100:
@@ -38,7 +36,7 @@ def at_epsilon(epsilon: float, table: Mapping[float, float]) -> float:
 
     for key in table:
         if not is_positive(key):
-            raise ValueError(f"{key!r} is a key of a table by ε: expected a positive ε")
+            raise ValueError(f"{key!r} is a key of a table by ε: expected a positive number")
     if not table:
         raise ValueError("the table by ε is empty: expected entries such as 1: 30%")
     entries = sorted(table)

@@ -19,7 +19,7 @@ class NoiseLaw(Strict):
 
 
 class LogNormal(NoiseLaw):
-    """ln σ ~ N(mean, std²) (EDM)."""
+    """Log-normal noise levels: ln σ ~ N(mean, std²) (EDM)."""
 
     law: Literal["log-normal"] = "log-normal"
     mean: Annotated[float, Field(ge=-10, le=10)] = -1.2  # Mean of ln σ
@@ -27,25 +27,25 @@ class LogNormal(NoiseLaw):
 
 
 class TimestepMixture(NoiseLaw):
-    """Time step t ~ Σ wᵢ U{lᵢ..uᵢ} of T = 1000 linear steps, mapped to σ (DP-Diffusion §3.3)."""
+    """Time steps t ~ Σ wᵢ U{lᵢ..uᵢ}, of T = 1000 linear steps, mapped to σ (DP-Diffusion §3.3)."""
 
     law: Literal["timesteps"] = "timesteps"
     # Weight wᵢ of each range
     weights: Annotated[tuple[Scale, ...], Field(min_length=1)] = (0.05, 0.9, 0.05)
-    # Ends of the ranges: rising integers from 0 to 1000, one more than `weights`
+    # Ends of the ranges: increasing integers from 0 to 1000, one more than the number of weights
     bounds: Annotated[tuple[int, ...], Field(min_length=2)] = (0, 200, 800, 1000)
 
     @model_validator(mode="after")
     def one_more_bound_than_weights(self) -> Self:
-        rising = all(a < b for a, b in zip(self.bounds, self.bounds[1:], strict=False))
+        increasing = all(a < b for a, b in zip(self.bounds, self.bounds[1:], strict=False))
         if (
             len(self.bounds) != len(self.weights) + 1
-            or not rising
+            or not increasing
             or self.bounds[0] < 0
             or self.bounds[-1] > 1000
         ):
             raise ValueError(
-                f"bounds={list(self.bounds)}: expected {len(self.weights) + 1} rising integers "
+                f"bounds={list(self.bounds)}: expected {len(self.weights) + 1} increasing integers "
                 "from 0 to 1000, one more than the number of weights"
             )
         return self

@@ -51,7 +51,8 @@ def parse_classes(text: str) -> Classes:
         (names,) = csv.reader([text], skipinitialspace=True, strict=True)
     except csv.Error as error:
         raise ValueError(
-            f"{error}. Write names as a,b,c. Put a name that contains a comma in double quotes"
+            f"the class names cannot be parsed ({error}): write them as a,b,c, and put a name that "
+            "contains a comma in double quotes"
         ) from error
     return tuple(name.strip() for name in names)
 

@@ -16,13 +16,13 @@ from sfumato.settings.training import Model
 
 
 class Common(Strict):
-    """The sections and values that do not belong to one stage."""
+    """The sections and values that do not belong to a single stage."""
 
     recipe: str = "full"  # Method: the name of a file in pipelines/
-    # Settings for a data set and for the speed of a machine: the name of a file in
+    # Settings that suit a data set and the speed of a machine: the name of a file in
     # pipelines/profiles/; None: no profile
     profile: str | None = "digits"
-    run: tuple[str, ...] = ()  # Stages to run. In params.yaml, it replaces the recipe's whole list
+    run: tuple[str, ...] = ()  # Stages to run. A list in params.yaml replaces the recipe's list
     # Seed of initialisation, augmentation and image generation, below 2³². The privacy noise and
     # the draws of sensitive images do not depend on it
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
@@ -35,8 +35,8 @@ class Common(Strict):
     @model_validator(mode="before")
     @classmethod
     def by_epsilon(cls, values: dict[str, object]) -> dict[str, object]:
-        """Resolve the settings that depend on ε, before validation: constants of the teacher,
-        shares and weights.
+        """Before validation, resolve the settings that depend on ε: the constants of the teacher,
+        the shares of queries and the weights of sources.
         """
         privacy = values.get("privacy", {})
         epsilon = None
@@ -85,13 +85,13 @@ class Common(Strict):
     def inputs_of(self, stage: str) -> list[str]:
         """Return the inputs that a stage reads under its settings, including "public".
 
-        Some of these inputs may be switched off.
+        Some of these inputs may come from stages that are not in `run`.
         """
         return [*filter(getattr(self, stage).reads, STAGES[stage].inputs)]
 
     @property
     def reads_public(self) -> bool:
-        """Return whether a stage that is on reads public images. Only then are they prepared."""
+        """Return whether a stage in `run` reads public images. Otherwise, none are prepared."""
         return any("public" in self.inputs_of(name) for name in self.run)
 
 

@@ -59,7 +59,8 @@ class Privacy(Strict):
     def once_each(cls, value: object) -> object:
         if value is True:
             raise ValueError(
-                "expected queries and how often to pay for each again, such as {count: 1}"
+                "expected each query with the number of times to pay for it again, such as "
+                "{count: 1}"
             )
         if isinstance(value, (list, tuple)):
             return dict.fromkeys(value, 1)
@@ -69,7 +70,8 @@ class Privacy(Strict):
     def cap_of_groups(self) -> Self:
         if self.group_cap is not None and self.unit != GROUP:
             raise ValueError(
-                f"group_cap={self.group_cap} requires `unit: group`: set that, or remove group_cap"
+                f"group_cap={self.group_cap} requires `unit: group`: set the unit, or remove "
+                "group_cap"
             )
         return self
 
@@ -82,8 +84,8 @@ class Privacy(Strict):
         """Return `size_hint`. Raises ConfigError if it is missing."""
         if self.size_hint is None:
             raise ConfigError(
-                "privacy.size_hint is missing: set it to a public, rounded number of sensitive "
-                "images (of persons with unit: group), such as 50000"
+                "privacy.size_hint is missing: set it to the public, rounded number of sensitive "
+                "images (with `unit: group`, of persons), such as 50000"
             )
         return self.size_hint
 

@@ -31,14 +31,14 @@ class Central(QuerySettings):
 
 
 class FeatureMap(Strict):
-    """One public map of an image, whose random Fourier features are released."""
+    """A public map of images. Random Fourier features of its outputs are released."""
 
     map: str = "pixels"  # Public map: one of FEATURES (sfumato/features)
     # Kernel whose random features are released. With `linear`, the map's outputs themselves are
     # released; with `squared`, their squares
     kernel: Literal["gaussian", "rational-quadratic", "linear", "squared"] = "gaussian"
     # Length scales of the kernel, each divided by the square root of the map's number of outputs.
-    # Example: 28×28 pixels are 784 outputs, so 0.366 stands for the length scale 0.366 · 28 = 10.25
+    # Example: 28×28 pixels are 784 outputs, so 0.366 means a length scale of 0.366 · 28 = 10.25
     length_scales: Annotated[tuple[Scale, ...], Field(min_length=1)] = (0.366, 0.183)
     # Share of this map in the squared norm of all features, relative to the other maps
     weight: Scale = 1.0
@@ -78,8 +78,8 @@ class Histogram(QuerySettings):
     """
 
     noise: Noise = 50.0
-    # Number of public classes for which each image votes, namely its most likely ones. The L2
-    # sensitivity is √votes
+    # Number of votes per image. An image votes for its most likely public classes, once for each.
+    # The L2 sensitivity is √votes
     votes: Positive = 1
     # Release one histogram per sensitive class (PrivImage), instead of one for all classes (RPGen)
     per_class: bool = False
@@ -127,8 +127,9 @@ class OwnNetwork(Strict):
     def numbers_fit_the_channels(self) -> Self:
         if not {len(self.mean), len(self.std)} <= {1, self.channels}:
             raise ValueError(
-                "mean and std must each have 1 number or one per channel, not "
-                f"{len(self.mean)} and {len(self.std)} for {self.channels} channels"
+                f"mean has length {len(self.mean)} and std has length {len(self.std)}, but "
+                f"channels is {self.channels}: each must contain one number, or one number per "
+                "channel"
             )
         return self
 
@@ -173,8 +174,8 @@ class Teacher(QuerySettings):
     """A linear classifier on public features, trained by noisy gradient steps.
 
     Use few steps with a high learning rate: each step releases as many numbers as the classifier
-    has weights. The default of a key depends on `fitted_on` and on privacy.epsilon. The defaults
-    below are for `fitted_on: public` and ε = 10.
+    has weights. Most defaults depend on `fitted_on` and on privacy.epsilon. The defaults below are
+    for `fitted_on: public` and ε = 10.
     """
 
     chooser: ClassVar[str] = "feature"
@@ -204,7 +205,7 @@ class Teacher(QuerySettings):
     max_norm: Annotated[Norm, Field(le=1.4143)] = 1.4142
     # Ridge λ of the preconditioner λ(covariance + λ)⁻¹; None: no preconditioner
     ridge: PositiveFloat | None = None
-    # Share of the steps over which the weights are averaged. These are the last steps
+    # Share of the steps, counted from the last one, over which the weights are averaged
     average: Share = 0.5
 
     @model_validator(mode="before")

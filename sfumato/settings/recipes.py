@@ -113,7 +113,7 @@ def read_layer(path: Path) -> Layer:
     with explained(ConfigError, lambda error: f"{path} cannot be read: {error}", missing=missing):
         content = documents.read_yaml(path)
     if content is not None and not isinstance(content, dict):
-        raise ConfigError(f"{path} contains a {type(content).__name__}, expected keys and values")
+        raise ConfigError(f"{path} contains a {type(content).__name__}: expected keys and values")
     return content or {}
 
 
@@ -162,7 +162,7 @@ def validate(values: Layer, path: Path) -> Params:
             given = re.sub("://.*", "://…", repr(first["input"]))  # a URL may contain a password
             problem = f"{key}={given} is not valid: {reason}" if key else reason
             if first["type"] == "string_type":
-                problem += f", such as '{first['input']}' in quotes"
+                problem += f". Write it in quotes: '{first['input']}'"
         raise ConfigError(f"{path}: {problem}") from error
 
 

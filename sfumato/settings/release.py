@@ -108,8 +108,8 @@ class Synthesize(Settings):
     # teacher tends to confuse with the image's own class. Requires `relabel`
     mixed: Fraction = 0.0
     # Kinds of image in which `relabel` keeps the requested shares of the classes. `plain`: only in
-    # plain images; the labelling rule that results is also used for distorted and mixed images.
-    # `each`: separately in plain, in distorted and in mixed images
+    # plain images; distorted and mixed images are then labelled by the same rule. `each`:
+    # separately in plain, in distorted and in mixed images
     shares: Literal["plain", "each"] = "plain"
     # Add the teacher and the networks that draw the images to the release. Recipients can then draw
     # any number of images (`sfumato.stream`). Requires a source with a network that the recipe

@@ -39,14 +39,14 @@ class Kind(StrEnum):
 
 
 def unknown_name(key: str, name: str, known: Iterable[str]) -> str:
-    return f"{key} names {name!r}, which does not exist: {nearest(name, known)}"
+    return f"{name!r} in {key} does not exist: {nearest(name, known)}"
 
 
 def one_label_only(what: str) -> str:
     return (
-        f"{what} requires one label per image, but data.labels=several: change or remove {what}, "
-        "for example by choosing the recipe dp-merf, dp-mepf or feta-pro-f; or prepare the images "
-        "with one label each (data.labels: one)"
+        f"{what} requires one label per image, but data.labels is `several`. Change or remove "
+        f"{what}, choose one of the recipes dp-merf, dp-mepf and feta-pro-f, or prepare the images "
+        "with data.labels: one"
     )
 
 
@@ -69,7 +69,7 @@ class Stage:
             A query then spends again, and so do the queries that read its artifact. A free stage
             never spends. `tests/test_golden.py` pins the results of each revision.
         inputs: Stages whose artifacts it reads, and "public" for the public set.
-        optional: Inputs that may be off.
+        optional: Inputs whose stage need not be in `run`.
         seeded: True if it draws public randomness from `seed`.
         network: True if it depends on the parameters of the diffusion model.
         shows_epsilon: True if it prints ε while it runs, and so depends on δ.

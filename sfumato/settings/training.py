@@ -135,7 +135,7 @@ class Model(Architecture):
     directory: str | None = None
     # Expected sha256 of that model, as `stage pretrain` prints it; None: not checked
     sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
-    # Side in pixels to which images are resized before they are encoded; None: the model's own
+    # Side in pixels to which images are resized before they are encoded; None: the model's own size
     image_size: Positive | None = None
     # Template of the text prompts, one prompt per class. It contains {class}, {article} or
     # {number}; None: a template that is chosen by data.dataset_id

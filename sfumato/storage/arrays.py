@@ -15,7 +15,7 @@ def read_array(path: Path) -> np.ndarray:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     # NumPy parses the header as Python. A hostile header exhausts the parser's stack or memory.
     except (EOFError, MemoryError, RecursionError, SyntaxError, TokenError) as error:
-        raise ValueError(f"it has no header of an array ({type(error).__name__})") from None
+        raise ValueError(f"it has no valid array header ({type(error).__name__})") from None
     if not isinstance(array, np.ndarray):
         raise ValueError("it is an archive: expected a single .npy array")
     return array

@@ -17,13 +17,13 @@ PRIVACY = "privacy.json"
 
 @dataclass(frozen=True)
 class Artifact:
-    """A directory that was read and found complete."""
+    """An artifact directory that was read and found complete."""
 
     path: Path
     stage: str
     records: Records = field(default_factory=Records)  # all charges that it depends on
     local: bool = False  # computed outside the guarantee, never to be released
-    enabled: bool = True  # False for the empty artifact of a stage that its recipe switches off
+    enabled: bool = True  # False for the empty artifact of a stage that is not in `run`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ def refuse_links(*folders: Path) -> None:
     """Raise DataError if one of the folders, or anything below the last, is a link or a device."""
     for path in (*folders, *folders[-1].rglob("*")):
         if path.is_symlink() or (path.exists() and not path.is_dir() and not path.is_file()):
-            raise DataError(f"{path} is a link or a device: replace it by a copy of the file")
+            raise DataError(f"{path} is a link or a device: replace it with a copy of the file")
 
 
 def how_to_repair(stage: str) -> str:
@@ -112,8 +112,8 @@ def how_to_repair(stage: str) -> str:
     """
     return (
         "Run `chmod -R u+w .dvc/cache` and `dvc repro`: DVC then verifies its cache and rebuilds "
-        "what is damaged. A query restores its kept release at no cost; without DVC, run `stage "
-        f"{stage}`"
+        f"what is damaged; without DVC, run `stage {stage}` instead. A query then restores its "
+        "kept release at no cost"
     )
 
 
@@ -162,8 +162,8 @@ def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> Recor
         for key, record in artifact.records.items():
             if merged.setdefault(key, record) != record:
                 raise DataError(
-                    f"record {key} of {artifact.path} differs from the same record of another "
-                    "artifact, so one of them was edited: restore that artifact"
+                    f"record {key} of {artifact.path} differs from the same record in another "
+                    "artifact, so one of the two artifacts was edited: restore the edited one"
                 )
     return Records(merged, widest_declaration(artifact.records for artifact in inputs))
 
@@ -200,7 +200,7 @@ def writing(
 
 
 def write_empty(out: Path, stage: str) -> None:
-    """Write the artifact of a stage that is switched off: always the same bytes, at no cost."""
+    """Write the empty artifact of a stage that is not in `run`. Its bytes are always the same."""
     check_out(out, stage)
     with replacing_directory(out) as directory:
         (directory / PRIVACY).write_text(as_text(empty_content(stage)), encoding="utf-8")

@@ -44,7 +44,7 @@ def adapter(kind: type[Form]) -> TypeAdapter[Form]:
 
 
 class Exact:
-    """Base class for the form of a file. It refuses unknown entries."""
+    """Base class for classes that describe the form of a file. It refuses unknown entries."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
@@ -127,7 +127,7 @@ def validated(kind: type[Form], content: object) -> Form:
         raise ValueError(str(error)) from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the whole"
+        place = ".".join(map(str, first["loc"])) or "the whole content"
         raise ValueError(f"{place}: {first['msg']}, found {str(first['input'])[:60]!r}") from error
 
 

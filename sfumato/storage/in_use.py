@@ -55,7 +55,7 @@ def in_use(state: Path, dataset_id: str = ANY) -> Iterator[None]:
 
 
 def use_until_the_end(state: Path, dataset_id: str = ANY) -> None:
-    """Mark a dataset as `in_use` until the command of `stage`, or else the process, ends."""
+    """Mark a dataset as `in_use` until the `stage` command or, without one, the process ends."""
     until_the_end.enter_context(in_use(state, dataset_id))
 
 
@@ -83,7 +83,7 @@ def unused(state: Path, dataset_id: str) -> Iterator[None]:
 
 
 def this_process() -> str:
-    """Name the running program, without option values: `stage evaluate (process 12 on pc)`."""
+    """Describe this process, without option values, as in `stage evaluate (process 12 on pc)`."""
     words = [Path(sys.argv[0]).name, *sys.argv[1:2]]
     program = " ".join(word for word in words if re.fullmatch(r"[a-z_.]{1,40}", word)) or "python"
     return f"{program} (process {os.getpid()} on {re.sub('[^A-Za-z0-9.-]', '_', platform.node())})"

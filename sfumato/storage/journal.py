@@ -191,8 +191,10 @@ class Journal:
 
     def _secrets(self) -> tuple[bytes, str]:
         """Return the salt and the newest head, which are in the anchor."""
-        begin = "run `stage prepare sensitive`, or set SFUMATO_STATE to its state directory"
-        missing = f"the journal {self.path} was never begun: {begin}"
+        missing = (
+            f"the journal {self.path} was never begun: run `stage prepare sensitive`, or set "
+            f"SFUMATO_STATE to the state directory of dataset {self.dataset_id!r}"
+        )
         broken = f"{self.anchor} cannot be read"
         if not self.anchor.exists() and any('"head"' in line for line in self.lines()):
             raise self._unchecked()
@@ -203,7 +205,7 @@ class Journal:
             return bytes.fromhex(content["salt"]), str(content["head"])
 
     def _checked(self, salt: bytes, newest: str) -> list[dict]:
-        """Return the entries.
+        """Read the entries and check their chain.
 
         Raises BudgetError if an entry does not follow from the previous entry, or if no entry has
         the head `newest`.
@@ -223,7 +225,7 @@ class Journal:
             found.append(entry)
         if not any(entry.get("head") == newest for entry in found):
             raise BudgetError(
-                f"{self.path} is older than {self.anchor.name}, because its last entries are gone: "
+                f"{self.path} lacks its newest entries, which {self.anchor.name} still records: "
                 f"{WAY_OUT}"
             )
         return found

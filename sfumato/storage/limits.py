@@ -1,7 +1,7 @@
-"""Limits on what a file may expand to while it is read: a picture, an archive, a table, a document.
+"""Limits on the sizes to which pictures, archives, tables and documents expand when they are read.
 
-Headers are compared with these limits before memory is allocated or a file is written. Needs only
-the standard library.
+Headers are compared with these limits before memory is allocated or a file is written. This module
+needs only the standard library.
 """
 
 import io
@@ -50,8 +50,8 @@ def check_picture(name: str, height: int, width: int, channels: int = 1, itemsiz
     if size > LARGEST_PICTURE or max(height, width) > LONGEST_SIDE:
         raise DataError(
             f"{name} has {height}×{width} pixels, {size:,} bytes when decoded: expected at most "
-            f"{LONGEST_SIDE:,} pixels per side, and {LARGEST_PICTURE:,} bytes. Save it smaller, or "
-            "remove it."
+            f"{LONGEST_SIDE:,} pixels per side, and {LARGEST_PICTURE:,} bytes. Reduce its size, "
+            "or remove it."
         )
     return size
 
@@ -60,7 +60,7 @@ def check_picture(name: str, height: int, width: int, channels: int = 1, itemsiz
 def room_for_picture(
     name: str, height: int, width: int, channels: int = 1, itemsize: int = 1
 ) -> Iterator[None]:
-    """Return a context in which to decode a picture, after `check_picture` of its header.
+    """Check a picture by its header (`check_picture`), and return a context in which to decode it.
 
     If the picture is large, the context waits until no other large picture is being decoded.
     """
@@ -75,8 +75,8 @@ def check_picture_file(name: str, size: int) -> None:
     """Raise DataError if the file of a picture has more than LARGEST_PICTURE bytes."""
     if size > LARGEST_PICTURE:
         raise DataError(
-            f"{name} has {size:,} bytes, expected at most {LARGEST_PICTURE:,} per picture: save it "
-            "smaller, or remove it."
+            f"{name} has {size:,} bytes, expected at most {LARGEST_PICTURE:,} per picture: reduce "
+            "its size, or remove it."
         )
 
 
@@ -88,13 +88,13 @@ def check_volume(name: str, shape: tuple[int, int, int], itemsize: int) -> None:
     if not (min(shape) > 0 and max(shape) <= LONGEST_SIDE and size <= LARGEST_VOLUME):
         raise DataError(
             f"{name} has {'×'.join(map(str, shape))} values, {size:,} bytes when read: expected "
-            f"sides of 1 to {LONGEST_SIDE:,} and at most {LARGEST_VOLUME:,} bytes. Save it "
-            "smaller, or remove it."
+            f"sides of 1 to {LONGEST_SIDE:,} and at most {LARGEST_VOLUME:,} bytes. Reduce "
+            "its size, or remove it."
         )
 
 
 class Allowance:
-    """The bytes that an archive, and the archives within it, may still write into a folder."""
+    """The number of bytes to which an archive, with the archives inside it, may still expand."""
 
     def __init__(self, path: Path, size: int, folder: Path) -> None:
         """Compute the limit.
@@ -118,10 +118,10 @@ class Allowance:
         """Raise DataError if fewer than `size` bytes remain."""
         if size > self.remaining:
             raise DataError(
-                f"{self.path} expands to more than {self.limit:,} bytes. Allowed are {EXPANSION} "
-                f"times its own size (at least {LARGEST_PICTURE:,} bytes), and no more than the "
-                f"free space in {self.folder}. If its content is as expected, unpack it by hand "
-                "and give the path of the folder."
+                f"{self.path} expands to more than {self.limit:,} bytes. The limit is {EXPANSION} "
+                f"times the archive's size or {LARGEST_PICTURE:,} bytes, whichever is larger, but "
+                f"at most the free space in {self.folder}. If the content is as expected, unpack "
+                "the archive by hand, and give the path of the folder."
             )
 
 
@@ -138,7 +138,7 @@ class BoundedReader(io.BufferedReader):
         self.size = os.fstat(self.fileno()).st_size
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read like the base class. Raises ValueError instead of returning over `most` bytes."""
+        """Read like the base class. Raises ValueError rather than return more than `most`."""
         remaining = max(0, self.size - self.tell())
         if size is None or size < 0 or size > remaining:
             size = remaining

@@ -18,7 +18,7 @@ def file_lock(path: Path, *, blocking: bool = True, thread_local: bool = True) -
     blocking: whether to wait if another process has the lock. If false, `holding` raises Timeout;
     thread_local: whether only the thread that acquired the lock can release it.
     """
-    # There is no fallback to a plain file, because that would stay locked after its process has
+    # There is no fallback to a plain file, because such a lock would stay after its process has
     # ended
     return FileLock(path, blocking=blocking, thread_local=thread_local, fallback_to_soft=False)
 

@@ -1,4 +1,4 @@
-"""Read JSON files of unknown origin, as `documents` describes. Recipients need only Python."""
+"""Read JSON files of unknown origin, as `documents` describes, with only the standard library."""
 
 import json
 import math

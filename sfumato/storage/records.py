@@ -1,6 +1,7 @@
-"""The charges behind a release, and a declaration if several owners merged their data sets.
+"""The charges behind a release.
 
-They then declare that no person is in two of these sets.
+If several owners merged their data sets, they declare that no person is in two of these sets, and
+this declaration is kept with the charges.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Records(dict[str, Record]):
         return Records({key: r for key, r in self.items() if r["stage"] == stage}, self.owners)
 
     def declaration(self) -> dict[str, list[str]]:
-        """Return the entry of a JSON file for `owners`; no entry if `owners` is empty."""
+        """Return `owners` as the entry `apart` of a JSON file, or no entry if `owners` is empty."""
         if self.owners:
             return {"apart": sorted(self.owners)}
         return {}

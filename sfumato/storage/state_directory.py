@@ -1,4 +1,4 @@
-"""The private state directory, and whether git would track a file of it."""
+"""The private state directory, and a check of whether git would track it."""
 
 import functools
 import os
@@ -22,7 +22,7 @@ DVC_INDEX = "dvc"  # Folder below the state directory, also named in the Makefil
 
 
 def state_dir() -> Path:
-    """Return the folder of sensitive bytes, keys, journals and checkpoints.
+    """Return the folder of prepared images, keys, journals and checkpoints.
 
     It is $SFUMATO_STATE, or the user's state directory.
     """
@@ -38,12 +38,10 @@ def state_dir() -> Path:
             f"the state directory {path} is a file: set SFUMATO_STATE to the path of a folder"
         )
     if in_git(path / "keys"):
-        remedy = (
-            "ignore it (a line in .gitignore), or set SFUMATO_STATE to a place outside the "
-            "repository; only the latter helps if another account owns the repository"
-        )
         raise ConfigError(
-            f"git would track the state directory {path}, with real images and keys: {remedy}"
+            f"git would track the state directory {path}, which contains real images and keys: set "
+            "SFUMATO_STATE to a folder outside the repository, or, if the repository belongs to "
+            "you, add the state directory to .gitignore"
         )
     return path
 

@@ -69,9 +69,10 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 
 class Room(TorchFunctionMode):
-    """A context that limits the size of created tensors.
+    """A context that limits the total size of the tensors created in it.
 
-    It raises ValueError before the created tensors have more than `remaining` elements in total.
+    A tensor that would raise the total above `remaining` elements is not created: ValueError is
+    raised instead.
     """
 
     def __init__(self, remaining: int) -> None:
@@ -93,8 +94,8 @@ def load_network(
     """Load the network that `save_network` wrote.
 
     build: constructor; stage: stage that writes the network. Raises DataError if the files do not
-    match. To limit memory use, it is also raised if the tensors of the network would have over 2²⁷
-    more elements than the files have bytes.
+    match or, to limit memory use, if the number of elements in the network's tensors would exceed
+    the number of bytes in the files by more than 2²⁷.
     """
     for name in (CONFIG, weights):
         if not (directory / name).is_file():
@@ -104,8 +105,7 @@ def load_network(
     with explained(
         DataError,
         lambda error: (
-            f"{directory}: {CONFIG} and {weights} do not fit together ({error}): run `stage "
-            f"{stage}` again"
+            f"{directory}: {CONFIG} and {weights} do not match ({error}): run `stage {stage}` again"
         ),
         causes=(*UNREADABLE, RuntimeError),
     ):

@@ -71,7 +71,7 @@ def test_a_size_of_another_form_is_refused(size):
         *(
             (
                 {"finetune": {"noise_levels": {"law": "timesteps", "bounds": bounds}}},
-                "expected . rising integers",
+                "expected . increasing integers",
             )
             for bounds in ((0, 1000), (0, 800, 200, 1000), (0, 200, 800, 1200))
         ),

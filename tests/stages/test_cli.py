@@ -312,12 +312,12 @@ def fails(desk, monkeypatch):
         (
             OSError(errno.ESTALE, "Stale file handle", "x"),
             4,
-            ". Check the disk, its mount, or the network behind it",
+            ". Check the disk, its mount or its network connection",
         ),
         (
             OSError(errno.EMFILE, "Too many open files", "x"),
             4,
-            "x: Too many open files. Raise the limit of open files",
+            "x: Too many open files. Raise the limit on open files",
         ),
         (
             OSError(errno.ENOMEM, "Cannot allocate memory", "x"),
@@ -370,7 +370,7 @@ def test_stopping_a_stage_states_what_resumes(desk, monkeypatch):
     monkeypatch.setattr("sfumato.settings.recipes.load_params", stop)
     desk.run(
         "prepare sensitive",
-        "a query resumes without a second charge, other stages restart",
+        "a query resumes without a second charge, and any other stage restarts",
         code=130,
     )
 

@@ -108,7 +108,7 @@ def test_a_missing_package_is_named_with_its_install():
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True
     )
-    ends = "needs torch, which is not installed: pip install torch"
+    ends = "requires torch, which is not installed: run `pip install torch`"
     assert done.stdout.splitlines() == [f"sfumato.load_teacher {ends}", f"to_torch {ends}"]
 
 

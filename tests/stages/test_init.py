@@ -304,7 +304,9 @@ def test_where_nobody_answers_it_says_which_options_it_lacks(
     desk, quick, project, tmp_path, given, lacking
 ):
     write_shapes(tmp_path / "in", each=20)
-    desk.run(f"init {tmp_path / 'in'} {given}", "cannot ask without a terminal", lacking, code=2)
+    desk.run(
+        f"init {tmp_path / 'in'} {given}", "there is no terminal for questions", lacking, code=2
+    )
     assert not Path("params.yaml").exists()
 
 
@@ -373,7 +375,7 @@ def rows_of(text: str) -> list[list[str]]:
     """The rows of the table of sizes: pixels, minutes, minutes up to which more help, expected
     usefulness.
     """
-    (table,) = re.findall(r"sizes, to choose.*?└", text, re.S)
+    (table,) = re.findall(r"proposed sizes.*?└", text, re.S)
     return [
         [cell.strip() for cell in line.split("│")[1:-1]]
         for line in table.splitlines()
@@ -388,7 +390,7 @@ def test_one_table_has_a_row_per_size_with_its_minutes(init, tmp_path, expect_se
         "--size-hint 30000 --minutes 15 --force",
         "30,000 images at ε = 5 are as useful as 150,000 at ε = 1",
     )
-    assert "×" not in text.split("sizes, to choose")[0], "sizes are stated once"
+    assert "×" not in text.split("proposed sizes")[0], "sizes are stated once"
     (larger, *about), (smaller, *_) = rows_of(text)
     assert (larger, smaller) == ("proposed 16", "8") and about[0] == "12"
     assert re.fullmatch(r"\w+, \d+ % \(\d+ to \d+\)", about[2])

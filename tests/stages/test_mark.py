@@ -60,4 +60,4 @@ def test_cut_pictures_and_wrong_cards_are_refused_in_a_sentence(desk, pictures):
     desk.run("mark check cut --card card.json", "the release: its images have 64×64 pixels", code=4)
     desk.run("mark check cut --card none.json", "not the card of a release", "--card", code=4)
     Path("card.json").write_text(json.dumps({"shape": [1, 64, 64]}))
-    desk.run("mark check cut --card card.json", "pattern: the release has none", code=1)
+    desk.run("mark check cut --card card.json", "pattern: the pictures of this release", code=1)

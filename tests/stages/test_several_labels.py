@@ -286,7 +286,7 @@ def test_a_plan_for_one_label_refuses_several_labels(archive):
     save(several)
     desk.params()
     desk.run("prepare sensitive")
-    desk.run("count", "the plan of count was made for another card", code=2)
+    desk.run("count", "the plan of count was made for a different card", code=2)
 
 
 def test_every_query_that_takes_one_label_is_refused():

@@ -50,13 +50,13 @@ def test_each_stage_states_its_place_minutes_and_epsilon(desk):
     }
     assert ERASED.sub("", said["central"]) == ERASED.sub("", said["refine"]) == ""
     place = (
-        r"stage (\d of \d), .*: (takes about \d min, later stages about \d min), "
-        r"ε = ([\d.]+) of 1 so far"
+        r"stage (\d of \d), .*: (about \d min, then about \d min for later stages); "
+        r"ε = ([\d.]+) of 1 spent so far"
     )
     shown = {name: re.search(place, " ".join(said[name].split())) for name in RUN}
     places = {name: (found[1], found[2]) for name, found in shown.items()}
     assert places == {
-        name: (f"{i + 1} of 4", f"takes about 1 min, later stages about {3 - i} min")
+        name: (f"{i + 1} of 4", f"about 1 min, then about {3 - i} min for later stages")
         for i, name in enumerate(RUN)
     }
     spent = [float(found[3]) for found in shown.values()]

@@ -28,7 +28,10 @@ def test_the_history_says_where_the_whole_state_is_an_older_copy(desk):
     shutil.rmtree(state)
     shutil.copytree("older", state)
     desk.run(
-        "ledger history", "incomplete", "lacks bbbbbbbb", "an older copy or a different journal"
+        "ledger history",
+        "incomplete",
+        "lacks the entry bbbbbbbb",
+        "an older copy or a different journal",
     )
 
 
