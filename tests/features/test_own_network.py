@@ -372,6 +372,6 @@ def test_a_feature_and_its_network_go_together(given, words):
     "given", [{"mean": (0.5, 0.5)}, {"std": (1.0,) * 4}, {"channels": 1, "mean": (0.1,) * 3}]
 )
 def test_a_mean_or_deviation_for_each_channel_or_one_for_all(given):
-    with pytest.raises(ValidationError, match="1 number or one per channel"):
+    with pytest.raises(ValidationError, match="one number, or one number per channel"):
         OwnNetwork(**OWN_NETWORK | given)
     OwnNetwork(**OWN_NETWORK | {"mean": (0.1, 0.2, 0.3), "std": (1.0,)})

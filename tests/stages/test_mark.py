@@ -40,7 +40,7 @@ def test_the_pattern_is_found_in_a_set_and_in_one_picture(desk, pictures):
     text = desk.run(
         "mark check marked --card card.json", "pattern: found. Compared 20 of 20 pictures"
     )
-    assert "signed metadata: 20 of 20 pictures: none" in text
+    assert "signed metadata (20 of 20 pictures): none" in text
     desk.run("mark check marked/3.jpg --card card.json", "1 of 1")
     desk.run("mark check plain --card card.json", "pattern: not found", code=1)
 

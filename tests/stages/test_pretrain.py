@@ -126,7 +126,7 @@ def test_an_empty_selection_is_an_error_that_says_so(stage, tmp_path):
     write_empty(tmp_path / "select", "select")
     with pytest.raises(
         ConfigError,
-        match="pretrain needs select, .*select is the empty artifact .*add select to run",
+        match="pretrain requires select, .*select is an empty artifact.*add select to `run`",
     ):
         stage({"sources": {"public": 1.0}})
     assert not (tmp_path / "out").exists()

@@ -151,7 +151,7 @@ def test_a_users_mistake_is_one_sentence_and_an_exit_code(models, repository, un
     assert "does not exist" in stage_with(repository, repository / "nowhere", code=2)
     assert "multiples of 4" in stage_with(repository, model, code=2, model={"image_size": 18})
     warm = PUBLIC | {"recipe": "dpdm", "pretrain": {"phases": [{"sources": {"public": 1}}]}}
-    assert "a public model is not trained" in stage_with(repository, model, code=2, **warm)
+    assert "a public model, which is not trained" in stage_with(repository, model, code=2, **warm)
     prompt = {"recipe": "dpdm", "model": {"prompt": "A {class}"}}
     assert "model.directory is not set" in stage_with(repository, None, code=2, **prompt)
     spoiled = shutil.copytree(model, repository / "spoiled")

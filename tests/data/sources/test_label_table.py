@@ -158,7 +158,8 @@ def test_persons_are_found_by_file_names_not_class_folders(folder):
     source, _ = read(folder, groups={"pattern": r"^(\w+)[.]png"})
     assert source.groups == ["a", "10", "2"]
     with pytest.raises(
-        ValueError, match="folder does not apply.*use column, csv, pattern, array or dicom"
+        ValueError,
+        match="folder cannot be used.*use data.groups.column, csv, pattern, array or dicom",
     ):
         read(folder, groups={"folder": True})
 
