@@ -396,7 +396,7 @@ def test_phases_share_the_steps_by_their_parts():
         ),
         ({"model": {"width": 30}}, "model.width"),
         ({"model": {"unshuffle": 4}, "data": {"dataset_id": "other"}}, "other"),
-        ({"recipe": "teacher-gaussian", "run": ALL_OF_BOTH}, "refine requires a network"),
+        ({"recipe": "teacher-gaussian", "run": ALL_OF_BOTH}, "refine requires a generator network"),
     ],
 )
 def test_mistakes_are_named_with_their_key(content, message):
