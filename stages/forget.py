@@ -31,10 +31,10 @@ def forget(
     mine = dataset_of_project()
     name = dataset or mine
     known = library.datasets(state)
-    others = f"Datasets in {state}: {', '.join(known) or 'none'}"
+    others = f"Known datasets: {', '.join(known) or 'none'}"
     if name is None:
         raise ConfigError(
-            f"this folder contains no project: name a dataset with --dataset. {others}"
+            f"this folder contains no project: name a dataset of {state} with --dataset. {others}"
         )
     here = local_files() if name == mine else []
     if name not in known and not here:

@@ -159,7 +159,7 @@ def test_images_that_are_in_use_and_those_of_others_stay(desk):
     desk.run(
         "forget --yes --dataset klinic",
         "dataset 'klinic' has no files",
-        "Datasets in state: clinic",
+        "Known datasets: clinic",
         code=2,
     )
     assert len(marked()) > 3
@@ -486,11 +486,7 @@ def test_no_refusal_of_forget_leads_in_a_circle(desk):
     Path("empty").mkdir()
     os.chdir("empty")
     asked = desk.run(
-        "forget",
-        "this folder contains no project",
-        "--dataset",
-        "Datasets in state: clinic",
-        code=2,
+        "forget", "this folder contains no project", "--dataset", "Known datasets: clinic", code=2
     )
     os.chdir(project)
     shutil.move("state", "away")
