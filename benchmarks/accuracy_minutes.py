@@ -21,7 +21,7 @@ FILES = (
     *("evolution", "fashion-mnist", "fashion-mnist-teacher", "fashion-mnist-diffusion"),
     *("full-teacher", "gaussian", "mixed", "natural", "natural-papers", "recipes"),
 )
-VARIANTS = {  # change in a row -> suffix of the recipe's name
+VARIANTS = {  # column `change` of a row -> suffix of the recipe's name in the plot
     "teacher.feature=patches": ", patches",
     "auxiliary.steps=1800": ", longer fits",
     "classifier.steps=8000": ", longer public training",

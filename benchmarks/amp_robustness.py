@@ -5,13 +5,18 @@ AMP is adversarial model perturbation.
     python benchmarks/amp_robustness.py [--radius 0.2] [--steps 500] [--per-class 60]
         [--seeds 2] [--plot curve.png]
 
-The same small U-Net is trained on drawn glyphs in three ways: plain; with AMP, for as many steps
-and so with at least twice the work; and plain, with as much work as AMP. Then its averaged weights
-are moved by a vector of a given norm, and its denoising loss on held-out glyphs is measured. The
-vector has either random directions, like the noise of DP-SGD (the loss is the mean over several),
-or the worst direction that a few steps of gradient ascent find, like the perturbation in AMP.
-Batches, noise and directions are the same for all three networks. All images are public and drawn
-by this program, so nothing is downloaded. It takes less than five minutes on one core.
+The same small U-Net is trained on drawn glyphs in three ways:
+
+- plain;
+- with AMP, for as many steps as the plain network, which takes at least twice the work;
+- plain, with as much work as AMP.
+
+Then its averaged weights are moved by a vector of a given norm, and its denoising loss on held-out
+glyphs is measured. The vector has either a random direction, like the noise of DP-SGD (the loss is
+the mean over several directions), or the worst direction that a few steps of gradient ascent find,
+like the perturbation in AMP. Batches, noise and directions are the same for all three networks. All
+images are public and drawn by this program, so nothing is downloaded. The program takes less than
+five minutes on one core.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def bomb(build: Callable[[Path], Read]) -> Callable[[Path], Read]:
 
 
 def in_folder(folder: Path, name: str, content: bytes, **settings: Any) -> Read:
-    """Write an image set of two classes, and add the picture to the first."""
+    """Write an image set of two classes, and add the picture to the first class."""
     for label in "ab":
         (folder / label).mkdir()
         (folder / label / "0.png").write_bytes(picture())
@@ -191,7 +191,7 @@ def stamped(kind: str, changes: dict[int, bytes], **options: Any) -> bytes:
 
 
 def after(content: bytes, mark: bytes, step: int, value: bytes) -> bytes:
-    """Overwrite bytes of `content` with `value`, `step` bytes after the first `mark` begins."""
+    """Overwrite bytes of `content` with `value`, from `step` bytes after the start of `mark`."""
     place = content.index(mark) + step
     return content[:place] + value + content[place + len(value) :]
 
@@ -641,9 +641,9 @@ def zip_with_an_npz_of_half_a_gigabyte(folder: Path) -> Read:
 
 
 def idx(folder: Path, images: bytes, suffix: str = ".gz") -> Read:
-    """Write MNIST's four files, three of them valid. images: bytes of the training images' file.
+    """Write MNIST's four files, three of them valid.
 
-    They must be compressed if `suffix` is ".gz".
+    images: bytes of the file with the training images, compressed if `suffix` is ".gz".
     """
     small = b"\0\0\x08\x03" + struct.pack(">3i", 2, 28, 28) + bytes(2 * 28 * 28)
     labels = b"\0\0\x08\x01" + struct.pack(">i", 2) + b"\0\1"
@@ -952,7 +952,7 @@ RELEASES: dict[str, dict[str, Any]] = {
     "a release with floating-point images": {
         "files": {"images.npy": npy((2, 8, 8, 1), "<f8", bytes(1024))}
     },
-    "a release with a label of no class": {
+    "a release with a label beyond the last class": {
         "files": {"labels.npy": npy((2,), "<i8", np.array([0, 2**62]).tobytes())}
     },
     "a release with more labels than images": {
@@ -969,14 +969,14 @@ RELEASES: dict[str, dict[str, Any]] = {
     "a release that lists 3 million files": {
         "privacy": {"files": dict.fromkeys(map(str, range(3_000_000)), "")}
     },
-    "a release that lists a device": {
+    "a release that lists files outside of its folder": {
         "privacy": {"files": {"/proc/kcore": "", "../../etc/passwd": ""}}
     },
 }
 for title, changes in RELEASES.items():
     register(title, partial(plain_release, **changes))
 register(
-    "a large picture to prepare for a release",
+    "a release whose recipient prepares a picture of 20,000 × 20,000",
     lambda folder: plain_release(folder, picture=png(20_000, 20_000, 8, 0, wide(20_000))),
 )
 

@@ -5,10 +5,14 @@
 
 FOLDER: public images in class folders, used as the sensitive ones; --units: numbers of random units
 to use (persons with --groups, otherwise images); NAME: name of the set in the rows.
-Projects have the settings that `stage init` proposes. Rows contain balanced accuracies in %, on a
-hold-out chosen by a key: of the best classifier trained on the release, of the teacher, and of the
-best classifier trained on real images, each at the project's size. Rows that are already in
-`results/sizes.csv` are not measured again.
+Projects have the settings that `stage init` proposes. A row contains three balanced accuracies in
+%, all measured on a hold-out of the project's image size, which is chosen by a key:
+
+- `release`: the best classifier trained on the release;
+- `teacher`: the teacher;
+- `real`: the best classifier trained on real images.
+
+Rows that are already in `results/sizes.csv` are not measured again.
 """
 
 from __future__ import annotations
@@ -33,8 +37,7 @@ COLUMNS = [*KEYS, "classes", "release", "teacher", "real"]
 def subset(folder: Path, units: int, groups: str | None, seed: int, out: Path) -> int:
     """Copy the pictures of `units` random persons or, without `groups`, `units` random pictures.
 
-    0 copies all pictures.
-    Returns the number of units.
+    With `units` 0, all pictures are copied. Returns the number of units.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     unit_of = [

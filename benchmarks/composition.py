@@ -5,8 +5,8 @@
 
 CIFAR: a folder of CIFAR-10's training images, with one folder per class. The recipe gives the noise
 multipliers under `privacy.accountant: rdp` and `exact`; both teachers use the same draws of noise.
-Their directions are fitted to the hold-out. No release may do this, so the accuracies are only
-upper bounds, but on both sides alike. Accuracy is on the hold-out, in %.
+Their directions are fitted to the hold-out. No release may do this. So both
+accuracies are only upper bounds, but they can be compared. Accuracy is on the hold-out, in %.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from sfumato.settings.recipes import params_of
 
 FASHION = {"recipe": "teacher-generator", "profile": "fashion-mnist-cpu"}
 PATCHES = {"feature": "patches", "flip": True, "dimension": 2048}
-HELD_OUT = 10_000  # held-out photographs; Fashion-MNIST has its official test split instead
+HELD_OUT = 10_000  # photographs to hold out; for Fashion-MNIST, the test split is the hold-out
 
 
 def photographs(folder: str) -> dict[str, Any]:
-    """Return settings for 40 000 photographs in a folder, as in rows L of the results."""
+    """Return settings for 40 000 photographs in a folder, as in command L of docs/results.md."""
     data = {
         "source": "imagefolder",
         "path": folder,
@@ -59,7 +59,7 @@ def at(content: dict[str, Any], epsilon: float, accountant: str) -> tuple[Params
 
 
 def pictures(params: Params) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Load training images, (N, C, H, W) uint8, and their labels; then those of the hold-out."""
+    """Load the images, (N, C, H, W) uint8, and labels for training, and then for the hold-out."""
     source = read_source(params.data, Path("data/raw"))
     train = list(source.train)
     test = list(source.test or ())

@@ -6,8 +6,13 @@
 For each command of CASES, a small project is prepared up to that command. The command is then
 killed at every open for writing, write, flush, rename, removal, new folder and change of mode in
 the project and its state directory (`tests/file_faults.py`). Each kill leaves up to three states of
-the files: as they are; after a power cut, if names reached the disk before contents; and after a
-power cut, if only flushed contents reached the disk. In each state, the command is run again and
+the files:
+
+- as they are;
+- as after a power cut, if names reached the disk before contents;
+- as after a power cut, if only flushed contents reached the disk.
+
+In each state, the command is run again and
 must succeed. No charge may be made twice, and forgotten files must be gone. A power cut after the
 end of the command must undo nothing. A state with the same files as the previous one is not tried
 again.

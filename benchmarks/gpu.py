@@ -1,4 +1,4 @@
-"""Check in a few minutes that this code is correct on a GPU, and how much of the GPU it uses.
+"""Check in a few minutes that this code is correct on a GPU, and measure how busy the GPU is.
 
     python benchmarks/gpu.py --out FOLDER [--device cuda] [--only gradients busy ...]
     python benchmarks/gpu.py --out FOLDER --device cpu --small
@@ -60,7 +60,9 @@ from sfumato.settings.noise_levels import LogNormal
 REFERENCE = Setting(passes=8192)
 PAPER = Setting(passes=4096, width=36, unshuffle=1, blocks=2)  # profile fashion-mnist-paper
 TINY = Setting(passes=32, size=8, width=8, opacus_rows=16)
-BUSY, NOISE = 0.8, 0.05  # smallest share of busy time; largest share of noise in a step's time
+# Limits of the checks: the GPU must be busy for at least this share of the time, and noise may take
+# at most this share of the time of a step
+BUSY, NOISE = 0.8, 0.05
 STEPS, KILLED_AFTER = 20, 7
 
 
@@ -184,7 +186,7 @@ def gradients(found: Found) -> None:
                 f"K={draws}, float32{' with TF32 convolutions' if tf32 else ''}: largest relative "
                 "error"
             )
-            found.row("gradients", name, worst, "of the float64 loop")
+            found.row("gradients", name, worst, "relative to float64")
             if not tf32:
                 found.check(
                     f"gradients at K={draws} equal the float64 loop",
@@ -215,9 +217,9 @@ def gradients(found: Found) -> None:
         same = "bitwise the same" if apart == 0 else f"largest difference {apart:.2g}"
         found.row(
             "gradients",
-            f"{name}: one image in {count} places, among other images",
+            f"{name}: one image in {count} places, largest difference",
             apart,
-            "of its norm",
+            "of the gradient's norm",
         )
         found.check(
             f"an image's gradient depends on neither its place nor other images in {name}",
@@ -243,7 +245,9 @@ def gradients(found: Found) -> None:
     parts = clipped_gradient_sum(model, parameters, images, labels, drawn, CLIP, Microbatch(4, 3))
     apart = float((parts - whole).norm()) / CLIP
     found.check(
-        "draws in several parts give the same sum", apart < 1e-2, f"difference {apart:.2g} clips"
+        "K draws in one pass and in several give the same sum",
+        apart < 1e-2,
+        f"difference {apart:.2g} clips",
     )
 
 
@@ -264,7 +268,7 @@ def busy(found: Found) -> None:
         model = setting.network(found.device)
         chunk = chunk_of(setting, draws, model)
         products = model.use_products
-        found.row("device", f"K={draws}, chunk {chunk}: products are chosen", products, "")
+        found.row("device", f"K={draws}, chunk {chunk}: matrix products (0 or 1)", products, "")
         step = ours(setting, draws, True, found.device, chunk, draws, products)
         step()
         if found.device != "cuda":
@@ -284,11 +288,11 @@ def busy(found: Found) -> None:
             torch.cuda.set_sync_debug_mode("error")
             step()
             found.check(
-                f"nothing in a chunk at K={draws} waits for the device", True, "no synchronisation"
+                f"no operation of a step at K={draws} waits for the GPU", True, "no synchronisation"
             )
         except RuntimeError as error:
             found.check(
-                f"nothing in a chunk at K={draws} waits for the device",
+                f"no operation of a step at K={draws} waits for the GPU",
                 False,
                 str(error).split("\n")[0],
             )
@@ -637,7 +641,7 @@ def main() -> None:
     os.environ["SFUMATO_DEVICE"] = asked.device
     warnings.filterwarnings("ignore")
     if asked.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("torch finds no GPU: run without one by --device cpu --small")
+        raise SystemExit("torch finds no GPU. To run on the CPU, add --device cpu --small")
     if asked.child:
         return run_child(asked.out, asked.device, asked.small)
 

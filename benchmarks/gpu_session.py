@@ -473,7 +473,7 @@ def main(began: float | None = None) -> None:
     os.environ["SFUMATO_DEVICE"] = asked.device
     warnings.filterwarnings("ignore")
     if asked.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("torch finds no GPU: run without one by --device cpu --tiny")
+        raise SystemExit("torch finds no GPU. To run on the CPU, add --device cpu --tiny")
 
     asked.out.mkdir(parents=True, exist_ok=True)
     ended = set()

@@ -51,12 +51,12 @@ from stages.fork_server import SOCKET  # noqa: E402
 
 NAME, PERSONS, EACH = "photos", 30, 2
 LONGEST = 600  # Seconds that a run may take
-IN_A_ROW = 4  # Runs with a fault, before one without
-AMID = 1.5  # Every other fault comes within this many seconds of the run's first journal entry
+IN_A_ROW = 4  # Number of successive runs with a fault, before a run without a fault
+AMID = 1.5  # Every second fault comes within this many seconds of the run's first journal entry
 GONE = 5  # Seconds within which DVC and its stage must end
 ENTRIES = (
-    "faults at the moments of the journal's entries: none, one kind in turn at each moment (turn), "
-    "or every kind at every moment (every)"
+    "faults at the moments of the journal's entries. none: no faults; turn: one kind of fault at "
+    "each moment, in turn; every: every kind at every moment"
 )
 CURES = ("rm .dvc/tmp/rwlock", "cp .dvc/tmp/whole.lock dvc.lock")
 UNITS = {"image": ["--one-image-each"], "group": ["--groups", r"^(p\d+)_"]}
@@ -289,7 +289,7 @@ def strike_after(project: Project, kind: str, seconds: float, *, amid: bool) -> 
 def strike_often(
     project: Project, fresh: Path, kind: str, seconds: Sequence[float]
 ) -> tuple[int, int]:
-    """Disturb one run after the other until one finishes, every other one during a query.
+    """Disturb one run after the other until one finishes, and every second run during a query.
 
     Returns how many runs were stopped, and how many cures there were.
     """

@@ -52,9 +52,9 @@ from sfumato.errors import SfumatoError
 from sfumato.storage.limits import LARGEST_PICTURE
 
 ROOT = Path(__file__).resolve().parent.parent
-# limits of one command; the memory is the address space, and PyTorch needs much of it
+# limits of one command; memory means address space, of which PyTorch needs a lot
 SECONDS, MEMORY = 60, 24 * 2**30
-BOMB_SECONDS, BOMB_MEMORY = 20, 2 * 2**30  # memory beyond the imported program's
+BOMB_SECONDS, BOMB_MEMORY = 20, 2 * 2**30  # memory in addition to the imported program's
 ALLOWED = {0, 2, 3, 4}
 SMALL = {
     "recipe": "dp-feta",
@@ -241,7 +241,7 @@ def of_another_kind(content: bytes, chance: random.Random) -> bytes:
 
 
 def one_line(content: bytes, chance: random.Random) -> bytes:
-    """Remove, repeat, swap or edit a line, or cut all lines from it on."""
+    """Remove, repeat, swap or edit a line, or remove it and all lines after it."""
     lines = content.splitlines(keepends=True)
     i, j = chance.randrange(len(lines)), chance.randrange(len(lines))
     match chance.choice(["out", "twice", "swap", "edit", "cut"]):

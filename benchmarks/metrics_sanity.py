@@ -6,12 +6,13 @@
     python benchmarks/metrics_sanity.py --drawn
     # time of each measure
     python benchmarks/metrics_sanity.py --seconds 5000,60000
-    # the pattern in pixels, by 40 pairs of students
+    # the pattern in pixels, with 40 pairs of students
     python benchmarks/metrics_sanity.py --marks 40
 
 Each row of the tables is a set: unseen real images; the same images with noise, blurred, of three
-classes only, or without one class; a set with all, half, or one in a hundred images copied from
-training; blanks; images of another set; uniform noise. A linear classifier is trained on each set.
+classes only, or without one class; a set with one in a hundred, half, or all images copied from the
+training images; blank images; images of another kind; uniform noise. A linear classifier is trained
+on each set.
 Above the tables, MIND, p, ε, interval, worst class and calibration error of some sets are printed
 beside values that were computed in another way.
 """
@@ -110,9 +111,9 @@ def sets_of_known_quality(
         "real, 3×3 blur": like(np.rint(blurred).astype(np.uint8)),
         "real, 3 classes": fresh.take(np.flatnonzero(labels < LOST)),
         "real, one class lost": fresh.take(np.flatnonzero(labels != LOST)),
-        "1 % copies of training": copied(count // 100),
-        "half copies of training": copied(count // 2),
-        "copies of training": copied(count),
+        "1 % copied from training": copied(count // 100),
+        "half copied from training": copied(count // 2),
+        "all copied from training": copied(count),
         "blanks": like(np.zeros_like(unseen)),
         "another set": like(other.images[:count]),
         "uniform noise": like(random.integers(0, 256, unseen.shape, dtype=np.uint8)),
@@ -380,20 +381,21 @@ def on_public_features(
 
 def main(
     images: Annotated[int, typer.Option(help="Images in each set.")] = 5000,
-    folder: Annotated[Path, typer.Option(help="Folder of the four .gz files.")] = Path(
+    folder: Annotated[Path, typer.Option(help="Folder of Fashion-MNIST's four .gz files.")] = Path(
         "/usr/share/datasets/fashion-mnist"
     ),
     drawn: Annotated[
         bool, typer.Option("--drawn", help="Use drawn letters as real images.")
     ] = False,
     plots: Annotated[
-        Path | None, typer.Option(help="Folder for neighbours.png of the half copies.")
+        Path | None, typer.Option(help="Folder for neighbours.png of the set that is half copied.")
     ] = None,
     seconds: Annotated[
         str, typer.Option(help="Only time each measure, for sets of these sizes.")
     ] = "",
     marks: Annotated[
-        int, typer.Option(help="Only measure the pattern in pixels, by this many pairs.")
+        int,
+        typer.Option(help="Only measure the pattern in pixels, with this many pairs of students."),
     ] = 0,
 ) -> None:
     if marks:
@@ -454,11 +456,11 @@ def main(
         ]
         second = score_students(extractor, {name: part}, holdout, (0,))["trained_on"][name]
         beside.add_row(name, near, *words, *shares, f"{100 * second['mean']:.1f}")
-        if name in ("real, unseen", "1 % copies of training", "half copies of training"):
+        if name in ("real, unseen", "1 % copied from training", "half copied from training"):
             distances = [nearest_rows(real, features)[1] for real in novel[1:]]
             again = p_by_shuffling(distances[0], distances[1], copies["rank"], random)
             twice = min(1.0, again * (2 if images > 100 else 1))
-            by_rank = f"by {SHUFFLES} shuffles at rank {copies['rank']}: {twice:.2g}"
+            by_rank = f"estimated by {SHUFFLES} shuffles at rank {copies['rank']}: {twice:.2g}"
             print(
                 f"{name}: MIND {found['mind']:.4f}, by torch "
                 f"{sliced_by_torch(features, holdout_features):.4f}"

@@ -3,7 +3,8 @@
 Each run has its own folder, noise and journal. All runs share the prepared images, their hold-out,
 the public set and its classifier. Stages run in this process, in the order of the pipeline. A row
 is appended to a CSV file after each run, and runs that are already in the file are skipped. So the
-script can be stopped and started again, also at the same time with other recipes.
+script can be stopped and started again, and two instances with different recipes can run at the
+same time.
 
     OMP_NUM_THREADS=1 python benchmarks/recipe_table.py --recipes dpdm,feta-pro,full
         --epsilons 1,3,10 --seeds 0,1,2
@@ -146,9 +147,10 @@ def run(key: dict, changes: list[str], work: Path, shared: Path) -> dict:
 
 
 def reliability(metrics: dict) -> dict:
-    """Return interval, worst class and calibration error of the last classifier, in %.
+    """Return a classifier's accuracy interval, worst class and calibration error, in %.
 
-    The result is empty if images have several labels.
+    The classifier is the last one in CLASSIFIERS that was measured. The result is empty if images
+    have several labels.
     """
     rows = [metrics[name] for name in CLASSIFIERS if "interval" in metrics.get(name, ())]
     if not rows:

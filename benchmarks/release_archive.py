@@ -6,8 +6,8 @@
 The archive contains `release/`, with a README.md that starts with the header of a Hugging Face
 dataset card; `check/`, the package of `stage egress` with ledger and `verify.py`; and
 `zenodo.json`, the metadata of a deposit. You must state the licence of the release (setting
-`release.licence`) and that of the source: the program cannot find them in the images. Packing the
-same release again gives the same bytes.
+`release.licence`) and the licence of the source: the program cannot find them in the images.
+Packing the same release again gives the same bytes.
 """
 
 from __future__ import annotations

@@ -216,7 +216,8 @@ def main() -> None:
             ]
             shown = ", ".join(f"{one:.1f}" for one in found)
             print(
-                f"ε = {epsilon:g}, {' and '.join(maps)}, {settings.dimension} directions: {shown}",
+                f"ε = {epsilon:g}, {' and '.join(maps)}, {settings.dimension} directions: accuracy "
+                f"by seed in %: {shown}",
                 flush=True,
             )
 

@@ -34,7 +34,7 @@ import numpy as np
 
 PARTS = ("prepare", "count", "central", "frequency", "dp-sgd step", "synthesize")
 CLASSES, BATCH = 10, 256
-WRITTEN = 2**22  # Bytes at a time
+WRITTEN = 2**22  # Number of bytes to write at a time
 BOUND = 1.1  # Largest allowed ratio of the memory for different numbers of images
 POLL = 0.01  # Seconds
 

@@ -71,8 +71,8 @@ def doctor(skeleton: SkeletonOption = None, out: OutOption = Path("skeleton.zip"
     table.add_row("dvc.lock", lock_in_words())
     own = f"dvc config --local core.site_cache_dir {state / DVC_INDEX}"
     shared = (
-        "shared with all accounts of this machine, and `dvc checkout` runs code that any of them "
-        f"writes into it. To use a private index, run `{own}`"
+        "shared with all accounts of this machine: any of them can write code into the index, and "
+        f"`dvc checkout` runs it. To use a private index, run `{own}`"
     )
     table.add_row("DVC's index", index_of_dvc() or shared)
     table_console().print(table)

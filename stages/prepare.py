@@ -49,7 +49,7 @@ def sensitive(
     from sfumato.settings.recipes import load_params
 
     data = load_params(params, RECIPES).data
-    # Comes first, because a failure may write its reason to a private file
+    # Comes first, because a failure of any later step may write its reason to a private file
     use_until_the_end(state_dir(), data.name)
     if launch.is_configured() and not distributed.launched() and shards_in(data):
         # `shards_in` has opened sensitive files: this process's own output is private by now

@@ -1,6 +1,6 @@
-"""`stage student`: train a network on images drawn from the release's networks.
+"""`stage student`: train a classifier on images that the release's networks draw.
 
-The network may be shared with the release.
+The classifier may be shared with the release.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ def work(about: Work) -> float:
 def problems(setup: Setup) -> Iterator[str]:
     if not setup.params.synthesize.stream:
         yield (
-            "student draws its images from the networks that synthesize.stream adds to the "
-            "release: set synthesize.stream: true, or remove student from run"
+            "student trains on images from the networks in the release, but synthesize.stream is "
+            "false, so the release contains none: set it to true, or remove student from run"
         )
 
 
 STAGE = Stage(
     "student",
     FREE,
-    "Train a network on images that the release's networks draw; this network may be shared too.",
+    "Train a classifier, which may be shared too, on images that the release's networks draw.",
     "sfumato.settings.training:Student",
     student,
     inputs=("synthesize",),

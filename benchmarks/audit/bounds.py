@@ -79,9 +79,10 @@ def one_run_epsilon(
 
 
 def least_chance(epsilons: np.ndarray, deltas: np.ndarray) -> Callable[[float], float]:
-    """Return a function from an event's probability with an image to its minimum without the image.
+    """Return a function that bounds an event's probability from below, without an image.
 
-    The same function is valid in the reverse direction. The mechanism must be (ε, δ)-private for
+    The argument of the function is the event's probability with the image. The same function is
+    valid if "with" and "without" are exchanged. The mechanism must be (ε, δ)-private for
     each ε ≥ 0 in `epsilons` and its δ in `deltas`. More pairs give a tighter minimum.
     """
     up, down = np.exp(epsilons), np.exp(-epsilons)

@@ -28,7 +28,8 @@ from sfumato.privacy.events import ADD_OR_REMOVE_ONE, Mechanism
 
 SIDE = 32  # Pixels per side of the images, which gives 1 024 canaries
 DELTA, SAMPLE_RATE = 1e-5, 0.5
-FRACTIONS = (1 / 64, 1 / 16, 1 / 4, 1)  # Fractions of the canaries to guess, the surest ones
+# Fractions of the canaries to guess: those with the most certain scores
+FRACTIONS = (1 / 64, 1 / 16, 1 / 4, 1)
 NOISES = 0.5 * 1.04 ** np.arange(136)  # Noise multipliers to try, up to 100
 EPSILONS = np.arange(0, 20, 0.2)  # Points of a mechanism's privacy curve
 

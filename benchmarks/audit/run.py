@@ -32,7 +32,8 @@ RUN_EPSILONS = (1.0, 3.0, 10.0)
 
 PARTS_HELP = "Parts to run, separated by commas."
 RUNS_HELP = (
-    "Number of releases with the image, and of releases without it. Fewer releases find less."
+    "Number of releases with the image, and number without it. With fewer releases, an audit "
+    "detects only larger leaks."
 )
 CONFIDENCE_HELP = (
     "Confidence of each repeated audit: a false alarm has a probability of at most 1 − confidence."
@@ -44,7 +45,7 @@ def main(
     runs: Annotated[int, typer.Option(min=100, help=RUNS_HELP)] = 10_000,
     confidence: Annotated[float, typer.Option(min=0.5, max=0.999999, help=CONFIDENCE_HELP)] = 0.999,
     only: Annotated[
-        str, typer.Option(help="Run only repeated audits with this in their name.")
+        str, typer.Option(help="Run only the repeated audits whose names contain this text.")
     ] = "",
     out: Annotated[
         Path, typer.Option(help="Directory for audit.csv, audit-run.csv and audit.png.")

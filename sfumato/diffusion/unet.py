@@ -183,8 +183,9 @@ class UNet(Denoiser):
             )
         if architecture.blocks * len(multipliers) > 1000:
             raise ConfigError(
-                f"model.blocks={architecture.blocks} is too large: all {len(multipliers)} levels "
-                "together may have at most 1000 blocks"
+                f"model.blocks={architecture.blocks}: expected at most "
+                f"{1000 // len(multipliers)} blocks per level, because the network may have at "
+                f"most 1000 blocks in total (levels: {len(multipliers)})"
             )
         self.resolution = size_of(resolution)
         self.channels = channels

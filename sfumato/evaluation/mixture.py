@@ -62,9 +62,9 @@ def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict
 def chosen_mixture(agreements: Mapping[str, Mapping[str, float]]) -> str:
     """Return WITH if public images do not make the student worse, otherwise WITHOUT.
 
-    Public images are included if the student trained with them agrees with the teacher at least as
-    often as the student trained without them. On drawn images, two percentage points less are
-    accepted.
+    Public images are included if two conditions are met. On public images, the student trained
+    with public images must agree with the teacher at least as often as the other student. On drawn
+    images, it may agree at most two percentage points less often.
 
     agreements: results of `agreement` for WITH and WITHOUT.
     """

@@ -94,9 +94,10 @@ def check_card(
         expected = (np.uint8, (len(images), len(classes)))
         most = 2
     if (labels.dtype, labels.shape) != expected:
-        described = f"{len(images)} images in {len(classes)} classes"
+        described = f"{np.dtype(expected[0])} {expected[1]}"
         raise ValueError(
-            f"labels.npy is {labels.dtype} {labels.shape}, which does not fit {described}"
+            f"labels.npy is {labels.dtype} {labels.shape}, expected {described} for {len(images)} "
+            f"images in {len(classes)} classes"
         )
     if labels.size and not 0 <= labels.min() <= labels.max() < most:
         odd = labels.max() if labels.min() >= 0 else labels.min()
@@ -106,7 +107,8 @@ def check_card(
         )
     if kinds.dtype.kind != "U" or kinds.shape != (len(images),):
         raise ValueError(
-            f"kinds.npy is {kinds.dtype} {kinds.shape}, which does not fit {len(images)} images"
+            f"kinds.npy is {kinds.dtype} {kinds.shape}, expected text ({len(images)},) for "
+            f"{len(images)} images"
         )
     public = int(np.count_nonzero(kinds == PUBLIC_KIND))
     sources = card.get("sources", {})
@@ -123,7 +125,8 @@ def check_card(
     number = {name: int(np.count_nonzero(kinds == name)) for name in card.get("kinds", ("plain",))}
     if sum(number.values()) != len(images):
         raise ValueError(
-            f"kinds.npy contains kinds that the card does not list; it lists {', '.join(number)}"
+            "kinds.npy contains kinds that the card does not list, expected only kinds from the "
+            f"card: {', '.join(number)}"
         )
     found = {
         "images": len(images),

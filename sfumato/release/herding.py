@@ -1,4 +1,4 @@
-"""Kernel herding: keep the drawn images with a mean nearest to the released means.
+"""Kernel herding: keep drawn images so that their mean is as near as possible to the released mean.
 
 Herding costs no privacy.
 
@@ -87,7 +87,8 @@ def herded(
 def shares(number: int, among: int) -> list[int]:
     """Divide a number of images to keep among the parts of a class.
 
-    A class of `among` images is split into parts of TOGETHER images, and `number` are kept in all.
+    A class of `among` images is split into parts of TOGETHER images. Of the class, `number` images
+    are kept.
     """
     ends = [number * min(end, among) // among for end in range(0, among + TOGETHER, TOGETHER)]
     return np.diff(ends).tolist()

@@ -193,7 +193,8 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> Facts:
         "all settings",
     ]
     if cost["declared"]:
-        public.append("the number of images, by the owner's declaration")
+        units = "persons" if cost["grouped"] else "images"
+        public.append(f"the number of {units}, which the owner declared to be public")
     gaps = [f"The guarantee does not cover {gap}." for gap in not_covered(cost["grouped"])]
     facts = about | shown | cost
     facts |= {

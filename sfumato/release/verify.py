@@ -50,7 +50,7 @@ def check_files(folder, sent=None):
     if sent is None:
         yield None, f"{MANIFEST}: SHA-256 {sha256}. Compare it with the hash that you were sent"
     else:
-        yield sha256 == sent.lower(), f"{MANIFEST}: SHA-256 {sha256}, you were sent {sent}"
+        yield sha256 == sent.lower(), f"{MANIFEST}: SHA-256 {sha256}, expected {sent} (--manifest)"
     text = json.dumps(listed, indent=1, sort_keys=True) + "\n"
     unchanged = text.encode() == (folder / MANIFEST).read_bytes()
     yield unchanged, f"{MANIFEST}: must be JSON with sorted keys, indented by one space"
@@ -129,15 +129,15 @@ def check_mechanisms(folder):
     yield same, "ledger.json: its digest must match its content"
     for record in ledger["records"]:
         sigma, rate, uses = mechanism_of(record["event"])
-        numbers = f"sigma {sigma:g}, sample rate {rate:g}, {uses} release(s)"
-        secret = record["noise_source"] == SECRET_NOISE
+        noise = record["noise_source"]
+        numbers = f"sigma {sigma:g}, sample rate {rate:g}, {uses} release(s), noise from {noise!r}"
         name = f"mechanism {record['id'][:8]} ({record['stage']})"
-        yield secret, f"{name}: {numbers}, noise from {record['noise_source']}"
+        yield noise == SECRET_NOISE, f"{name}: {numbers}, expected {SECRET_NOISE!r}"
     units = sorted({record["unit"] for record in ledger["records"]})
-    yield len(units) <= 1, f"ledger.json: at most one privacy unit ({'; '.join(units)})"
+    yield len(units) <= 1, f"ledger.json: at most one privacy unit, found {'; '.join(units)}"
     delta = ledger["delta"]
     size = ledger["size_hint"]
-    yield 0 < delta <= 1 / size, f"delta: {delta:g}, at most 1 / {size}"
+    yield 0 < delta <= 1 / size, f"delta: {delta:g}, expected at most 1 / {size}"
     yield from check_epsilon(ledger, content_of(folder / "card.json"))
     odometer = ledger["odometer"]
     text = f"{odometer['charges']} charge(s) on {odometer['dataset_id']!r}; none may be missing"

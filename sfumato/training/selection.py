@@ -25,8 +25,8 @@ EXAMPLES = 6  # Images per class in the picture
 
 class Kept(NamedTuple):
     public: int  # number of the kept public class, or index of the kept image
-    row: int  # sensitive class for which it was chosen; 0 if it was chosen for all classes together
-    votes: float  # noisy votes for the class, or the teacher's probability; NaN without votes
+    row: int  # the sensitive class that chose it; 0 if all classes together chose it
+    votes: float  # noisy votes for the class, or the teacher's probability; NaN if there is neither
 
 
 def number_to_keep(settings: Select, public_classes: int) -> int:
