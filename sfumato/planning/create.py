@@ -261,26 +261,8 @@ def check_places(options: InitOptions) -> None:
             out=out,
         )
     for option, images in (("images", options.images), ("public", options.public)):
-        if images is None:
-            continue
-        if not images.exists():
-            fix = "name the folder of the images"
-            if any(part.endswith(":") for part in images.parts[1:]):  # a URL
-                fix = (
-                    "if it is a URL, copy a few of its files into a folder, name that folder, and "
-                    "set data.path to the URL afterwards"
-                )
-            raise ConfigError(
-                "{images} does not exist: {fix}", option=option, images=images, fix=fix
-            )
-        if out == images or out in images.parents or images in out.parents:
-            raise ConfigError(
-                "the project folder {out} overlaps {images}, so git would track the images: run "
-                "from another folder, or name one with {option.out}",
-                option="out",
-                out=out,
-                images=images,
-            )
+        if images is not None:
+            check_images_folder(option, images, out)
     if options.public == options.images:
         raise ConfigError(
             "{option.public} {public} contains the sensitive images: name a folder of public "
@@ -296,6 +278,28 @@ def check_places(options: InitOptions) -> None:
             option="out",
             out=out,
             there=" and ".join(there),
+        )
+
+
+def check_images_folder(option: str, images: Path, out: Path) -> None:
+    """Raise ConfigError unless a folder of images exists, and the project folder does not overlap
+    it.
+    """
+    if not images.exists():
+        fix = "name the folder of the images"
+        if any(part.endswith(":") for part in images.parts[1:]):  # a URL
+            fix = (
+                "if it is a URL, copy a few of its files into a folder, name that folder, and set "
+                "data.path to the URL afterwards"
+            )
+        raise ConfigError("{images} does not exist: {fix}", option=option, images=images, fix=fix)
+    if out == images or out in images.parents or images in out.parents:
+        raise ConfigError(
+            "the project folder {out} overlaps {images}, so git would track the images: run from "
+            "another folder, or name one with {option.out}",
+            option="out",
+            out=out,
+            images=images,
         )
 
 

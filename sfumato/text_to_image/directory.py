@@ -140,12 +140,11 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def read_model_directory(directory: str) -> ModelDirectory:
-    """Read the model's JSON files and check that it is complete.
+def supported_classes(path: Path) -> dict[str, str]:
+    """Read the class of each part of a model from the index of its directory.
 
-    Raises ConfigError if there is no directory, DataError if a part is missing or not supported.
+    Raises DataError if a part is missing or not supported.
     """
-    path = locate(directory)
     named = {
         part: value for part, value in read_config(path / INDEX).items() if part in MODEL_PARTS
     }
@@ -165,6 +164,16 @@ def read_model_directory(directory: str) -> ModelDirectory:
             raise DataError(
                 f"{path}: the {part} is a {name}, which is not supported: expected {expected}"
             )
+    return classes
+
+
+def read_model_directory(directory: str) -> ModelDirectory:
+    """Read the model's JSON files and check that it is complete.
+
+    Raises ConfigError if there is no directory, DataError if a part is missing or not supported.
+    """
+    path = locate(directory)
+    classes = supported_classes(path)
     configs = {
         part: read_config(path / part / CONFIG_OF.get(part, "config.json")) for part in classes
     }

@@ -80,16 +80,7 @@ def rows_of_volumes(
     subject with no row or with several rows.
     """
     table = participants_of(root)
-    rows: dict[str, list[str]] = {}
-    read = [column for column in dict.fromkeys(columns) if column != PARTICIPANT]
-    for number, (name, *cells) in read_table(table, [PARTICIPANT, *read]):
-        subject = SUBJECT + name.strip().removeprefix(SUBJECT)
-        if subject in rows:
-            raise DataError(
-                f"{table}, row {number}, names a participant a second time: keep one row per "
-                "participant"
-            )
-        rows[subject] = [re.sub("^n/a$", "", cell.strip()) for cell in cells]
+    rows = rows_of_participants(table, columns)
     volumes = [*anatomy_of(root)]
     found = sorted({suffix_of(file) for _, file in volumes})
     if suffix is None and len(found) > 1:
@@ -115,10 +106,28 @@ def rows_of_volumes(
             f"{table} has no row for {len(missing)} of the sub-* folders: add one row per "
             "participant"
         )
-    named = {subject: dict(zip(read, cells, strict=True)) for subject, cells in rows.items()}
     return {
-        file: [named[subject].get(column, subject) for column in columns] for subject, file in used
+        file: [rows[subject].get(column, subject) for column in columns] for subject, file in used
     }
+
+
+def rows_of_participants(table: Path, columns: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Map the name of each subject's folder to the cells of its row, by column.
+
+    Raises DataError if a subject has several rows.
+    """
+    rows: dict[str, dict[str, str]] = {}
+    read = [column for column in dict.fromkeys(columns) if column != PARTICIPANT]
+    for number, (name, *cells) in read_table(table, [PARTICIPANT, *read]):
+        subject = SUBJECT + name.strip().removeprefix(SUBJECT)
+        if subject in rows:
+            raise DataError(
+                f"{table}, row {number}, names a participant a second time: keep one row per "
+                "participant"
+            )
+        texts = [re.sub("^n/a$", "", cell.strip()) for cell in cells]
+        rows[subject] = dict(zip(read, texts, strict=True))
+    return rows
 
 
 def possible_labels(root: Path) -> list[str]:
