@@ -120,7 +120,7 @@ def has_valid_label(row, classes):
     return row["class"] in (name, f"'{name}")  # ' begins a name that looks like a formula
 
 
-def check_mechanisms(folder):
+def check_ledger(folder):
     """Check the ledger, and compare its epsilon with the recomputed value."""
     ledger = content_of(folder / "ledger.json")
     content = {key: value for key, value in ledger.items() if key != "digest"}
@@ -273,7 +273,7 @@ def log_sum(logarithms):
 
 def results_of(folder, sent=None):
     results = []
-    checks = [check_files(folder, sent), check_pictures(folder), check_mechanisms(folder)]
+    checks = [check_files(folder, sent), check_pictures(folder), check_ledger(folder)]
     for check in checks:
         try:
             results.extend(check)

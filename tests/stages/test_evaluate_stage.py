@@ -269,7 +269,7 @@ def test_the_verdict_tells_a_release_of_noise_from_one_of_digits(evaluate, digit
         (
             {"extractor": "inception", "weights": "w.pth"},
             4,
-            "has sha256 d9298a10d1b0735837dc4bd85dac641b",
+            "its sha256 is d9298a10d1b0735837dc4bd85dac641b",
         ),
         ({"seeds": []}, 2, "seeds"),
     ],
