@@ -89,8 +89,8 @@ def check_run_lengths(frame: bytes, size: int, name: str) -> None:
                 start += 1 + (run + 1) % 129
             if expanded > 2 * size + LARGEST_PICTURE // 2**10:
                 raise DataError(
-                    f"{name} has pixels in RLE that expand to more than the {size:,} bytes of a "
-                    "plane: write it again."
+                    f"{name} has RLE-compressed pixels that expand to more than the {size:,} bytes "
+                    "of one plane: replace it by an intact file, or remove it."
                 )
 
 

@@ -238,7 +238,7 @@ def decoded(
     """Yield one result per file, in the order of `files`.
 
     The result is the picture, converted as requested, or an error that states why this picture
-    cannot be used. An error that concerns all such files, such as a missing setting, is raised.
+    cannot be used. An error that concerns other files too, such as a missing setting, is raised.
     """
     for picture, converted in in_threads(files, form):
         form.converted.update(converted)
@@ -283,6 +283,6 @@ def picture_of(file: PictureFile, form: PictureForm) -> tuple[np.ndarray | DataE
     try:
         return fit(decode(file, form.range), form, str(file)), form.converted
     except DataError as error:
-        if error.option is not None:  # a missing setting, which concerns all such files
+        if error.option is not None:  # a missing setting, which concerns other files too
             raise
         return error, form.converted

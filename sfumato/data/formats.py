@@ -49,10 +49,11 @@ NIFTI = Format(
     "`stage init` does. If it is a public volume, save its slices as PNG instead",
 )
 ZIP = Format("a zip", UNPACK)
-NPZ = Format("an .npz", "give the path of this file instead of its folder")
+NPZ = Format("an .npz", "give the path of a single .npz instead of a folder")
 TAR = Format("a tar file", UNPACK)  # supported only if the given path is the tar file itself
 COMPRESSED_TAR = Format(
-    "a compressed tar file", "unpack it, or give the path of this file instead of its folder"
+    "a compressed tar file",
+    "unpack it, or give the path of a single compressed tar file instead of a folder",
 )
 IDX = Format("an array in the idx format of MNIST", ARRAYS)
 ARROW = Format(

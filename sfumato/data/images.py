@@ -192,13 +192,13 @@ def load_images(
     if shape is not None and (channels, height, width) != tuple(shape):
         raise DataError(
             f"{directory / IMAGES} has the shape (N, H, W, C) = {images.shape}, but each image "
-            f"must have the shape (C, H, W) = {shape}: run the stage that writes this file again"
+            f"must have the shape (C, H, W) = {shape}: rerun the stage that writes this file"
         )
     groups = load_array(directory / GROUPS) if grouped else None
     if groups is not None and (groups.dtype != np.int64 or groups.shape != labels.shape[:1]):
         raise DataError(
             f"{directory / GROUPS} is {groups.dtype} {groups.shape}, expected int64 "
-            f"{labels.shape[:1]}: write the whole set again."
+            f"{labels.shape[:1]}: rerun the stage that writes the set."
         )
     return ImageSet(images, labels, names, groups)
 
@@ -207,7 +207,10 @@ def load_array(path: Path) -> np.ndarray:
     if not path.is_file():
         raise DataError(f"{path} is missing: run the stage that writes it.")
     wrong = f"{path} is not a complete .npy file"
-    with explained(DataError, lambda error: f"{wrong} ({error}): write it again."), reading(path):
+    with (
+        explained(DataError, lambda error: f"{wrong} ({error}): rerun the stage that writes it."),
+        reading(path),
+    ):
         return read_array(path)
 
 
@@ -232,7 +235,8 @@ def check_images(
         )
     if len(labels) != len(images):
         raise DataError(
-            f"{directory} contains {len(images)} images but {len(labels)} labels: write both again."
+            f"{directory} contains {len(images)} images but {len(labels)} labels: rerun the stage "
+            "that writes them."
         )
     check_labels(labels, classes, directory / LABELS)
 

@@ -100,7 +100,7 @@ class Column:
 
     @property
     def same_for_most(self) -> bool:
-        """Return whether most names have the same value, and every other value occurs once."""
+        """Return whether most names have the same value, and any other value occurs only once."""
         (_, most), *others = self.counts.most_common()
         return 2 * most > len(self.values) and all(count == 1 for _, count in others)
 

@@ -84,8 +84,9 @@ def shards_folder(home: Path) -> Path:
 def shards_in(data: Data) -> list[Shard]:
     """Return the shards of the source, in the order of its images.
 
-    Returns an empty list if the source must be read as a whole. This applies to a single file, a
-    small folder, volumes, several labels per picture, and a table of all pictures or their persons.
+    Returns an empty list if the source must be read as a whole. This is so if the source is a
+    single file, a small folder or volumes, if pictures have several labels, or if one table lists
+    all pictures or the persons of all pictures.
     """
     single = data.labels != SEVERAL and data.volume is None
     ways = set[str]()
@@ -120,7 +121,7 @@ def shards_of_files(files: dict[str, tuple[str | int, ...] | None], data: Data) 
     """
     tested = {file for file in files if len(files) > 1 and is_test(file.rpartition("/")[2])}
     if data.source == "imagefolder" and len(tested) == len(files):
-        tested = set()  # some files must be for training, as in Parquet that is read as a whole
+        tested = set()  # without other files, these are for training, as in `unpack_tables`
     ordered = sorted(files, key=tested.__contains__)
     return [Shard(path=file, held_out=file in tested, state=files[file]) for file in ordered]
 

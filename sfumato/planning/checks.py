@@ -68,10 +68,10 @@ def card_problems(params: Params, card: Card, public: PublicCard | None) -> Iter
     groups = data.groups
     if groups is not None and privacy.unit != GROUP:
         remedy = (
-            "set privacy.unit: group and privacy.size_hint to the number of persons, or remove "
-            "data.groups"
+            "set privacy.unit to group, and set privacy.size_hint to the number of persons. If "
+            "images should be protected separately, remove data.groups instead"
         )
-        yield f"data.groups is set, but privacy.unit={privacy.unit or 'null'}: {remedy}"
+        yield f"data.groups is set, but privacy.unit is {privacy.unit or 'null'}: {remedy}"
     if groups is None and privacy.unit == GROUP:
         remedy = (
             "set data.groups, for example to {pattern: '^(P\\d+)_'}, and run `stage prepare "

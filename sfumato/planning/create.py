@@ -516,14 +516,14 @@ def understood(seen: Survey) -> Iterator[str]:
     if seen.groups is not None:
         yield f"         ├─ {seen.persons} persons, by {seen.groups.words}"
     if seen.localizers:
-        yield f"         ├─ {seen.localizers} DICOM localizers are left out"
+        yield f"         ├─ DICOM localizers (overview images) left out: {seen.localizers}"
     if seen.burned_in:
         yield (
-            f"         ├─ warning: {seen.burned_in} DICOM files state that text, such as a name, "
-            "is burned into them"
+            "         ├─ warning: number of DICOM files whose header states that text, such as a "
+            f"name, is burned into the pixels: {seen.burned_in}"
         )
     for person, count in seen.largest:
-        yield f"         ├─ person {person}: {count} images, one of the persons with the most"
+        yield f"         ├─ person {person} has one of the largest numbers of images: {count}"
     way = "test/,"
     held = seen.held_out
     if held is None:
@@ -558,7 +558,7 @@ def summary(made: Proposed) -> Iterator[str]:
             "teacher about as often as one trained without them"
         )
     more = f" and {len(classes) - 5} more" if len(classes) > 5 else ""
-    occurring = ", which labels occur" if "classes" in made.survey.data else ""
+    occurring = ", the fact that all of these labels occur" if "classes" in made.survey.data else ""
     names = f"its class names ({', '.join(classes[:5])}{more}){occurring}, the shape of its images"
     yield f"public   that the dataset exists, {names}, and privacy.size_hint={params.privacy.size}"
     if made.counted:

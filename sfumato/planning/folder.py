@@ -71,7 +71,8 @@ def resolve_project(
         )
     if version != card.version:
         say(
-            f"the images are not yet prepared as version {version}: `dvc repro` prepares them first"
+            f"the images are not prepared as version {version} yet: `dvc repro` will prepare them "
+            "before it runs a query"
         )
         card = replace(card, version=version)
         prepared = False

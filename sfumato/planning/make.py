@@ -64,7 +64,9 @@ class ProjectPlan(Plan):
             yield f"warning: {warning}"
         for name in self.mechanisms:
             if STAGES[name].one_process:
-                yield f"{name} runs in one process: unset SFUMATO_LAUNCH for this stage"
+                yield (
+                    f"{name} runs in one process: if SFUMATO_LAUNCH is set, unset it for this stage"
+                )
 
     def spending(self) -> tuple[list[Decision], set[str]]:
         """Decide what each query will do, and which stages will run.

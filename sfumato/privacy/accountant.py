@@ -22,14 +22,14 @@ from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ADJACENCIES, ZERO_OUT_ONE,
 from sfumato.settings.fields import is_positive
 from sfumato.settings.privacy import FEWEST_UNITS, MOST_UNITS
 
-if TYPE_CHECKING:  # dp-accounting takes a second to import, so only functions that use it do so
+if TYPE_CHECKING:  # imported inside the functions that use it, because the import takes a second
     from dp_accounting import DpEvent, NeighboringRelation
     from dp_accounting.pld import PLDAccountant
 
 # Upper limit of δ: with probability δ there is no guarantee, so larger values are refused
 LARGEST_DELTA = 1e-3
-# Rényi orders. The best order of an expensive mechanism is near 1, so the grid is fine there. The
-# best order of a cheap mechanism is large, so the grid reaches 4096.
+# Rényi orders. The best order of an expensive mechanism is near 1, so the steps are small near 1.
+# The best order of a cheap mechanism is large, so the orders reach 4096.
 ORDERS: tuple[float, ...] = (
     *(1 + x / 20 for x in range(1, 60)),
     *(4 + x / 4 for x in range(24)),
@@ -102,7 +102,7 @@ def checked_delta(delta: float | None, size_hint: int, section: str = "") -> flo
     if type(size_hint) is not int or not FEWEST_UNITS <= size_hint <= MOST_UNITS:
         limits = f"{FEWEST_UNITS} to {MOST_UNITS:g}"
         raise ConfigError(
-            f"{section}size_hint={size_hint!r}: give a whole number of units from {limits}"
+            f"{section}size_hint={size_hint!r}: set it to a whole number from {limits}"
         )
     chosen = default_delta(size_hint) if delta is None else delta
     named = f"{section}delta={delta!r}"

@@ -308,7 +308,7 @@ def open_local(
     everywhere: True if all processes call this function, to open the images in each of them. The
     first process journals the use before the function returns in any process.
     """
-    # First, because `stage forget` may delete the images until this call
+    # This comes first, because `stage forget` may delete the images until the call returns
     use_until_the_end(state, card.dataset_id)
     sensitive = load_prepared(state, card, SENSITIVE)
     holdout = load_prepared(state, card, "holdout")

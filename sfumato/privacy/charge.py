@@ -221,7 +221,7 @@ class Charge:
         Args:
             rows_of: Function from the images and labels of a batch of at most `size` to one row per
                 image. A row must depend on its own image only. Rows with infinite or NaN entries
-                are left out, and longer rows are scaled to the norm `max_norm`.
+                are left out, and longer rows are scaled down to the norm `max_norm`.
             max_norm: See `release`.
             size: See `batches`.
             integer: See `release`.

@@ -253,7 +253,7 @@ def differs(stated: float, computed: float) -> bool:
 def odometer_problems(ledger: Mapping) -> list[str]:
     """Recompute the ledger's entry about the odometer, and list all errors in this entry.
 
-    It is computed from the ledger's records, and from the other charges that the entry lists.
+    The entry is computed from the ledger's records and from the other charges that it lists.
     """
     stated = ledger["odometer"]
     try:
@@ -393,8 +393,8 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
         problems.append(f"{lock} lists {name} as written by two stages: an entry was added")
     elif written[0].md5 != md5_of(ledger_path.read_bytes()):
         problems.append(
-            f"{lock} has a different md5 for {name}: one of the two files was edited, or belongs "
-            "to another run"
+            f"{lock} has a different md5 for {name}: one of the two files was edited, or the "
+            "two files belong to different runs"
         )
     for place in sorted({out.place for out in outs if len(found[out.place]) > 1}):
         stale = (

@@ -214,8 +214,8 @@ def read_ledger(path: Path) -> dict:
     keys = {*ledger, "apart"} if isinstance(ledger, dict) else set()
     if keys != KEYS:
         raise BudgetError(
-            f"{path} is not a ledger: missing keys {sorted(KEYS - keys)}, unknown keys "
-            f"{sorted(keys - KEYS)}"
+            f"{path} is not a ledger. Keys that are missing or unknown: "
+            f"{', '.join(sorted(KEYS ^ keys))}. Restore it from git, or {write}"
         )
     if ledger["schema"] == 4:
         raise BudgetError(

@@ -96,8 +96,10 @@ class Odometer(Journal):
         return [event_of(record) for record in self.opened()]
 
     def spent_otherwise(self, unit: str) -> bool:
-        """Return whether anything was spent under a unit other than `unit`, or on groups before
-        images were assigned to other groups.
+        """Return whether the cost of an earlier charge for one `unit` is unknown.
+
+        It is unknown if the charge protected a different unit, or if it protected groups and images
+        were later assigned to other groups.
         """
         spent: set[str] = set()
         for entry in self.entries():
@@ -125,8 +127,10 @@ class Odometer(Journal):
         return found
 
     def complete(self) -> bool:
-        """Return whether the chain of heads covers the whole journal, no records were adopted, and
-        no images were assigned to other groups.
+        """Return whether the journal contains every charge, and no groups have changed.
+
+        Returns False in three cases: the chain of heads does not begin at the first entry, records
+        were adopted, or images were assigned to other groups.
         """
         kinds = [entry["kind"] for entry in self.entries()]
         return kinds[:1] == [GENESIS] and not {ADOPT, REGROUP} & {*kinds}
@@ -169,7 +173,8 @@ class Odometer(Journal):
     def charges(self, version: str | None = None) -> list[Run]:
         """Return the charges opened in this journal, by default for all versions of the images.
 
-        They are sorted by the time when they ended or, if they are still open, were opened.
+        They are sorted by time. The time of an open charge is when it was opened. The time of any
+        other charge is when it ended.
         """
         found: dict[str, Run] = {}
         for entry in self.entries():

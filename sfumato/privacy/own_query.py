@@ -50,7 +50,7 @@ class OwnCharge:
                 must not store anything, draw random numbers or print. Its first calls get public
                 noise instead of images.
             max_norm: L2 bound of a row. It must equal the charge's bound, which is the default.
-                Longer rows are scaled to it. Non-finite rows, and batches whose rows are not
+                Longer rows are scaled down to it. Non-finite rows, and batches whose rows are not
                 (B, K), are left out.
             size: Maximum B. With 1, an image can change another image's row only if the function
                 remembers earlier images. A larger batch is faster, but the function itself must

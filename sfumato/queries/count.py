@@ -37,8 +37,8 @@ class PublicCounts(NamedTuple):
     # N̄_m, the public number of images of each class m: (classes,) float64.
     # Each number is at least 1, because it is used as a denominator.
     per_class: Tensor
-    # (classes,) float64, non-negative, with sum 1.
-    # If images have several labels, they are the shares of images with each label instead.
+    # (classes,) float64, non-negative. If each image has one label, the sum is 1.
+    # If images have several labels: share of the images with each label; the sum can differ from 1.
     priors: Tensor
     # With several labels: mean of `label_rows`, (classes + 1,) float64
     row_means: Tensor | None = None

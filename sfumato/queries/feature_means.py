@@ -162,8 +162,8 @@ Part = Annotated[float, Field(gt=0, lt=1)]
 class About(Strict):
     """Form of `features.json`. Each stage has a subclass."""
 
-    # Class of the features. It takes the fields of the subclass, except `deviation`, as arguments.
-    # Subclasses that override `rebuild` set no class
+    # Class of the features. Its arguments are all fields of the subclass except `deviation`.
+    # A subclass that overrides `rebuild` does not set `kind`
     kind: ClassVar[type[FourierFeatures] | type[CosineMoments]]
     tensor: ClassVar[str] = "embedding"  # name of the released tensor and of its file
     deviation: PositiveFloat | None  # standard deviation of the noise (see `FeatureMeans`)
@@ -214,7 +214,9 @@ class AboutLearned(About):
 
     def rebuild(self, folder: Path, teacher: ProjectedFeatures | None) -> FourierFeatures:
         if teacher is None:
-            raise ValueError("these features need the teacher's features")
+            raise ValueError(
+                "the features of `embedding` cannot be rebuilt without the teacher's feature map"
+            )
         network = load_network(folder, ProjectedFeatures, "embedding").eval()
         return learned_features(
             teacher, network, self.size, self.seed, self.length_scales, self.teacher

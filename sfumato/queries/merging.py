@@ -99,13 +99,13 @@ def check_owner(
         planned = Mechanism(**plans[query.stage]["mechanism"]).to_json()
         if query.records.owners != declared or len(declared) == 1:
             problem = (
-                f"{query.path} and {queries[0].path} do not declare the same datasets as having "
-                "no person in common"
+                f"{query.path} and {queries[0].path} do not declare the same datasets as sharing "
+                "no person, so they come from different merges: repeat the merge"
             )
             if query.records.owners == declared:
                 problem = (
-                    f"{query.path} declares that datasets have no person in common, but names only "
-                    f"one of them, {declared[0]}: expected two or more"
+                    f"{query.path} declares that datasets share no person, but names only one of "
+                    f"them, {declared[0]}: expected two or more"
                 )
             problems.append(problem)
         elif not query.enabled or {record["dataset_id"] for record in released} != {*owners}:
@@ -169,7 +169,8 @@ def merge_counts(
             one = validated(Counts, read_json(count.path / "counts.json"))
             if len(one.noisy) != len(one.per_class) * (1 + several) + 2 * several:
                 raise ValueError(
-                    f"{len(one.noisy)} noisy numbers do not fit {len(one.per_class)} classes"
+                    f"it has {len(one.noisy)} noisy numbers, which is not the number that "
+                    f"{len(one.per_class)} classes require"
                 )
             noisy = noisy + torch.tensor(one.noisy, dtype=torch.float64)
     charges = [

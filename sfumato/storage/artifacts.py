@@ -99,7 +99,7 @@ def read_kept(path: Path, stage: str, digest: str | None, pay: str) -> str:
 
 
 def refuse_links(*folders: Path) -> None:
-    """Raise DataError if one of the folders, or anything below the last, is a link or a device."""
+    """Raise DataError if a folder, or anything inside the last folder, is a link or a device."""
     for path in (*folders, *folders[-1].rglob("*")):
         if path.is_symlink() or (path.exists() and not path.is_dir() and not path.is_file()):
             raise DataError(f"{path} is a link or a device: replace it with a copy of the file")

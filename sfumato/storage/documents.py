@@ -97,7 +97,7 @@ def parse_yaml(text: str) -> Any:
                 event, yaml.CollectionEndEvent
             )
             if level > DEEPEST:
-                raise ValueError(f"it is nested more than {DEEPEST} deep")
+                raise ValueError(f"it is nested more than {DEEPEST} levels deep")
         content = yaml.load(text, PlainYaml)
     except (
         yaml.YAMLError,

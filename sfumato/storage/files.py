@@ -156,8 +156,8 @@ def replacing_directory(path: Path, *, private: bool = False) -> Iterator[Path]:
     """Yield an empty directory to write into, which replaces `path` if the block succeeds.
 
     Its content is flushed to disk first. If the block fails, the new directory is removed. If the
-    process is killed when the old directory is renamed but the new one is not yet, the next call
-    restores the old directory. private: whether the directory gets the mode 0700.
+    process is killed after it has renamed the old directory and before it has renamed the new one,
+    the next call restores the old directory. private: whether the directory gets the mode 0700.
     """
     make_folder(path.parent)
     clear_leftovers(path)

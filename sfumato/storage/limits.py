@@ -15,26 +15,27 @@ from pathlib import Path
 
 from sfumato.errors import DataError
 
-# Largest size in bytes of a picture's pixels or file: 89 megapixels in colour, or 134 in grey at 16
-# bits
+# Maximum size in bytes of a picture's pixels, and of its file: enough for 89 megapixels in colour,
+# or for 134 megapixels in grey with 16 bits
 LARGEST_PICTURE = 2**28
-LARGEST_VOLUME = 2**29  # Bytes of the values of a volume: 1024 slices of 512×512 in 16 bits
-LONGEST_SIDE = 2**16 - 1  # Pixels, as in a data card
-# Size in bytes; larger pictures are decoded one at a time, regardless of the number of threads
+LARGEST_VOLUME = 2**29  # maximum bytes of a volume: 1024 slices of 512×512 in 16 bits
+LONGEST_SIDE = 2**16 - 1  # maximum pixels per side, as in a data card
+# Size in bytes above which pictures are decoded one at a time, regardless of the number of threads
 LARGE_PICTURE = 2**25
-# Largest factor of an archive's expansion; it is up to 100 for masks of one colour, 2 for pictures
+# Maximum factor by which an archive may expand. Archives of masks of one colour reach 100, and
+# archives of other pictures reach 2
 EXPANSION = 100
-DEEPEST_ARCHIVE = 3  # Archives within each other
-DEEPEST_FOLDER = 50  # Folders within each other in an archive
-DISK_BLOCK = 4096  # Approximate bytes of disk for an empty file
-SPARE_DISK = 2**28  # Bytes of disk to keep free
-# Largest size in bytes of an archive's list of files: the 1.3 million pictures of ImageNet take 10⁸
+DEEPEST_ARCHIVE = 3  # maximum number of archives nested in each other
+DEEPEST_FOLDER = 50  # maximum number of nested folders in an archive
+DISK_BLOCK = 4096  # approximate bytes that an empty file takes on disk
+SPARE_DISK = 2**28  # bytes of the disk that stay free
+# Maximum bytes of an archive's list of files. The list of ImageNet's 1.3 million pictures takes 10⁸
 LARGEST_DIRECTORY = 2**27
-MOST_CELLS = 10_000_000  # Cells of a table; CelebA's has 8.3 million
-MOST_ROWS = 2_000_000  # Rows of a table
-LONGEST_ROW = 2**20  # Characters in a row of a table
-LARGEST_TEXT = 2**28  # Bytes of a document or a table
-MOST_VALUES = 2_000_000  # Values in a JSON document
+MOST_CELLS = 10_000_000  # maximum cells in a table; the table of CelebA has 8.3 million
+MOST_ROWS = 2_000_000  # maximum rows in a table
+LONGEST_ROW = 2**20  # maximum characters in a row of a table
+LARGEST_TEXT = 2**28  # maximum bytes of a document or a table
+MOST_VALUES = 2_000_000  # maximum values in a JSON document
 
 large_picture = threading.RLock()
 

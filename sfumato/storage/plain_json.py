@@ -72,7 +72,7 @@ def parse_json(text: str, *, infinite: bool = False) -> Any:
             object_pairs_hook=once,
         )
     except RecursionError as error:
-        raise ValueError(f"it is nested more than {DEEPEST} deep") from error
+        raise ValueError(f"it is nested more than {DEEPEST} levels deep") from error
     check_plain(content)
     return content
 
@@ -95,6 +95,6 @@ def check_plain(content: object, level: int = 0) -> None:
             raise ValueError(f"the number {str(content)[:24]}… is too large")
     elif isinstance(content, (dict, list)):
         if level == DEEPEST:
-            raise ValueError(f"it is nested more than {DEEPEST} deep")
+            raise ValueError(f"it is nested more than {DEEPEST} levels deep")
         for inner in (*content, *content.values()) if isinstance(content, dict) else content:
             check_plain(inner, level + 1)

@@ -92,10 +92,8 @@ def in_git(path: Path) -> bool:
 
 
 def is_foreign(root: Path) -> bool:
-    """Return whether a third account owns the repository, and its folder does not belong to this
-    account.
-
-    A third account is neither this account nor root.
+    """Return whether neither this account nor root owns the repository (the folder `.git`), and
+    this account does not own the folder that contains it.
     """
     if not hasattr(os, "geteuid"):  # Windows has no such numbers
         return False

@@ -18,7 +18,7 @@ from sfumato.storage.files import replacing, write_json
 WEIGHTS = "weights.safetensors"
 CONFIG = "config.json"
 LATENT_DIFFUSION = "latent-diffusion"  # kind of an artifact that refers to a public model
-LARGEST_HEADER = 2**24  # Largest size in bytes of a list of tensors; a tensor takes about 100
+LARGEST_HEADER = 2**24  # maximum bytes of a list of tensors; a tensor takes about 100
 Network = TypeVar("Network", bound=nn.Module)
 
 

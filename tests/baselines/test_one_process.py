@@ -19,5 +19,5 @@ def test_the_plan_names_queries_that_run_in_one_process(monkeypatch, stages, nam
         inherited=(), params=None, budget={"delta": 1e-5}, card=card, mechanisms=mechanisms
     )
     found = [*make.ProjectPlan.remarks(plan)]
-    text = "runs in one process: unset SFUMATO_LAUNCH for this stage"
+    text = "runs in one process: if SFUMATO_LAUNCH is set, unset it for this stage"
     assert found == [f"{name} {text}" for name in named]

@@ -205,4 +205,4 @@ def test_the_owner_is_warned_of_burned_in_text(tmp_path):
         data.save_as(file)
     seen = survey(root, span=SPAN, classes=ALL)
     assert seen.burned_in == 3
-    assert any("warning: 3 DICOM files state that text" in line for line in understood(seen))
+    assert any("burned into the pixels: 3" in line for line in understood(seen))

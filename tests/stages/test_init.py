@@ -237,7 +237,7 @@ def test_what_is_not_given_is_asked_and_whose_the_images_are(desk, quick, projec
         "p0001_0.png would show person p0001",
     ]
     said = desk.run(f"init {root}", *(shown if named else []))
-    assert ("person p0001: 12 images, one of the persons with the most" in said) == (
+    assert ("person p0001 has one of the largest numbers of images: 12" in said) == (
         named and groups is not None
     )
     assert own()["data"]["dataset_id"] == "clinic" and own()["data"].get("groups") == groups

@@ -84,7 +84,7 @@ def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> 
     elif suffix in COMPRESSED:
         folder = kept(path, lambda folder: inflate_tar(path, folder / "set.tar", allowance))
     else:
-        with readable_zip(path, "write it again"):
+        with readable_zip(path, "replace it by an intact copy, or unpack it by hand"):
             folder = kept(path, lambda folder: extract(path, folder, allowance))
     while folder.is_dir() and len(inside := visible(folder)) == 1:
         folder = inside[0]
@@ -267,7 +267,7 @@ def extract_tar(path: Path, folder: Path, allowance: Allowance) -> None:
 def readable_archive(path: Path) -> AbstractContextManager[None]:
     wrong = f"{path} cannot be read as a tar file"
     return explained(
-        DataError, lambda error: f"{wrong} ({error}): write it again, or use a zip", causes=DAMAGED
+        DataError, lambda error: f"{wrong} ({error}): replace it by an intact copy", causes=DAMAGED
     )
 
 
@@ -346,7 +346,11 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
     wrong = f"{file} cannot be read as a Parquet file with pictures inside"
     causes = (*UNREADABLE, IndexError)
     with (
-        explained(DataError, lambda error: f"{wrong} ({error!r}): write it again", causes=causes),
+        explained(
+            DataError,
+            lambda error: f"{wrong} ({error!r}): replace it by an intact copy",
+            causes=causes,
+        ),
         reading(file),
         ExitStack() as stack,
     ):

@@ -302,7 +302,9 @@ def samples_in(shard: Path) -> Iterable[Sample]:
         file.seek(archive.offset)
         if any(file.read(tarfile.BLOCKSIZE)) or archive.offset > shard.stat().st_size:
             seen = len(archive.getmembers())
-            raise DataError(f"{shard} is cut short, or damaged after entry {seen}: write it again")
+            raise DataError(
+                f"{shard} is cut short, or damaged after entry {seen}: replace it by an intact copy"
+            )
     return samples.values()
 
 

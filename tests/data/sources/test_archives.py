@@ -68,9 +68,7 @@ def test_a_tar_file_that_inflates_without_end_is_refused(folder, tmp_path):
 def test_a_damaged_tar_file_is_named(folder, tmp_path):
     file = packed(tmp_path / "in.tar.gz", folder)
     file.write_bytes(file.read_bytes()[:-3000])
-    with pytest.raises(
-        DataError, match=r"in\.tar\.gz cannot be read as a tar file .*write it again"
-    ):
+    with pytest.raises(DataError, match=r"in\.tar\.gz cannot be read as a tar file .*intact copy"):
         survey(file, classes=ALL)
 
 

@@ -47,7 +47,7 @@ WHOLE = {  # file: its content, what it is called, and how to proceed
     "x.nrrd": (b"NRRD0004\ntype: short\n", "NRRD", "save its slices"),
     "x.mha": (b"ObjectType = Image\nNDims = 3\n", "MetaImage", "save its slices"),
     "x.npy": (npy(), "an array of NumPy", "np.savez"),
-    "x.npz": (npy(np.savez), "an .npz", "give the path of this file instead"),
+    "x.npz": (npy(np.savez), "an .npz", "give the path of a single .npz instead"),
     "x.h5": (b"\x89HDF\r\n\x1a\n" + bytes(90), "HDF5", "np.savez"),
     "x.pdf": (b"%PDF-1.7\n", "PDF", "pdfimages"),
     "x.png": (b"%!PS-Adobe-3.0\n", "PostScript", "convert"),
