@@ -1,4 +1,4 @@
-"""Find pictures such as masks and thumbnails, which accompany other pictures, by their names."""
+"""Find pictures that accompany other pictures, such as masks and thumbnails, by their names."""
 
 import re
 from collections.abc import Iterator, Sequence

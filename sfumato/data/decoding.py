@@ -133,7 +133,7 @@ def naming_formats(file: Path | Member) -> Iterator[None]:
 def fit(image: np.ndarray, form: PictureForm, name: str) -> np.ndarray:
     """Convert one image, (H, W, C) uint8, to the channels and the size that `form` states.
 
-    An image with other proportions is cropped or padded.
+    If its proportions differ, the image is cropped or padded.
     """
     height, width, channels = image.shape
     if not height or not width:

@@ -157,7 +157,7 @@ def decode_deep(
             and opened.mode == "I"
             and tags.get(Tag.SampleFormat, (1,)) == (1,)
         ):
-            values = values.view(np.uint32)  # Pillow reads them as signed
+            values = values.view(np.uint32)  # Pillow reads unsigned values as signed
         if opened.mode == "I" and white > 255:
             values = np.rint(values * (white / 65535))
         return eight_bits(
@@ -168,7 +168,7 @@ def decode_deep(
     bits = max(tags.get(Tag.BitsPerSample, (white.bit_length(), 16 * deep_png)))
     if opened.format == "TIFF":
         check_bands(tags.get(Tag.ExtraSamples, ()), name)
-    signed = SIGNED in tags.get(Tag.SampleFormat, ())  # Pillow reads them as unsigned
+    signed = SIGNED in tags.get(Tag.SampleFormat, ())  # Pillow reads signed values as unsigned
     if bits <= 8 and not signed:
         return None
     if opened.format == "TIFF":
@@ -185,7 +185,7 @@ def decode_deep(
 
 
 def check_bands(extra: Sequence[int], name: str) -> None:
-    """Raise DataError if a TIFF has other bands than colours and alpha.
+    """Raise DataError if a TIFF has bands other than colours and alpha.
 
     extra: value of the tag ExtraSamples.
     """

@@ -537,7 +537,8 @@ def mixes(chunks: set[str]) -> bool:
 
 
 def are_aligned(heads: Sequence[tuple[str, int]]) -> bool:
-    """Return whether a number follows the same words in all names, however many numbers they have.
+    """Return whether a number follows the same words in all names, even if the names contain
+    different counts of numbers.
 
     heads: for each name, the text before the number, and the name's count of numbers.
     """

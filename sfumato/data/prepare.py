@@ -432,7 +432,7 @@ def split(
     Returns the sensitive part.
 
     The hold-out is the official test split of the source. Without one, it is chosen by hashes of
-    images or groups, so that equal images are in one part.
+    images or groups, so that identical images are in the same part.
     """
     writers: dict[str, ImageWriter] = {}
     parts: list[bool] = []  # whether each image is held out

@@ -63,7 +63,7 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
         )
     if read_card(home / CARD) != card:
         raise DataError(
-            f"{home} contains other images than the data card describes: {TO_PREPARE} again"
+            f"{home} does not contain the images that the data card describes: {TO_PREPARE} again"
         )
     reading_sensitive()
     images = load_images(home / part, card.classes, grouped=card.unit == GROUP, shape=card.shape)
@@ -191,7 +191,7 @@ def load_latents(state: Path, card: Card, key: str) -> LatentSet:
     latents = load_array(home / LATENTS)
     if latents.dtype != np.float16 or len(latents) != len(images):
         raise DataError(
-            f"{home} contains latents of other images than the data card describes: remove this "
-            "directory and run the stage again"
+            f"{home} contains latents that do not belong to the images of the data card: remove "
+            "this directory and run the stage again"
         )
     return LatentSet(latents, images.labels, images.groups)

@@ -571,8 +571,8 @@ def summary(made: Proposed) -> Iterator[str]:
 
 
 def warnings(made: Proposed, state: Path) -> Iterator[str]:
-    """Warn about settings that weaken the guarantee or must be set before the first run, and about
-    budget already spent.
+    """Yield warnings of three kinds: about settings that weaken the guarantee, settings that must
+    be final before the first run, and budget that is already spent.
     """
     from sfumato.planning.make import settings_for_ever_lines
     from sfumato.planning.resolve import warnings_of

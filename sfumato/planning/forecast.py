@@ -43,8 +43,8 @@ def size_factor(fit_length: float, side: int, largest: int, product: float) -> f
     """Return the factor by which a forecast changes with the length of the fits and the size of the
     images. It is 1 for the longest fits and the largest size.
 
-    fit_length: how long networks are fitted, from 0 for the shortest fits that are proposed to 1
-    for the longest. The public results were measured with the longest fits;
+    fit_length: how long networks are fitted, from 0 (the shortest fits that are proposed) to 1
+    (the longest). The public results were measured with the longest fits;
     side: longer side of the images, in pixels;
     largest: longer side of the largest size to which the images could be resized, in pixels;
     product: units · ε; if it is small, noise hides the detail of large images.

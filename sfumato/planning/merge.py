@@ -165,8 +165,8 @@ def write_releases(releases_of: Mapping[str, Sequence[Artifact]], out: Path) -> 
 def write_plans(
     plans: Mapping[str, PlanFile], dataset_id: str, size_hint: int, budget: BudgetFile, folder: Path
 ) -> None:
-    """Write the plan of the merged project: the first owner's plan with the dataset id, `size_hint`
-    and budget of all owners together.
+    """Write the plan of the merged project. It is the first owner's plan, but with a dataset id, a
+    `size_hint` and a budget for all owners together.
 
     No query can run with this plan.
     """

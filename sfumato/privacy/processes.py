@@ -74,7 +74,7 @@ class WorkerCharge(SharedCharge):
         return distributed.broadcast(torch.zeros_like(total))
 
     def _journal(self, kind: str, **fields: object) -> None:
-        """Mark the charge as closed if it ends. The first process writes the journal."""
+        """Only note whether the charge has ended. The first process writes the journal."""
         self._closed |= kind != PROGRESS
 
 

@@ -124,7 +124,7 @@ def bounded_sum(rows: Rows, max_norm: float, weights: Tensor | None = None) -> T
     ).all(dim=0)
     broken = (~sound).nonzero().flatten()
     for part, given in zip(parts, (part for part in rows if part is not None), strict=True):
-        if given.dtype == torch.float64:  # no other type has such small entries
+        if given.dtype == torch.float64:  # other types cannot represent such small entries
             part.masked_fill_(part.abs() < LOWEST, 0)
         part.index_fill_(0, broken, 0)  # zeroed, because infinity · 0 would be NaN
     norms = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in parts]).prod(dim=0)

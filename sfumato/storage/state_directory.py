@@ -69,7 +69,7 @@ def git(*words: str) -> tuple[int, str]:
         )
     except OSError:
         return 127, ""
-    # git's message contains this in every language.
+    # git's message contains the name safe.directory in every language.
     if done.returncode != 0 and "safe.directory" in done.stderr:
         return REFUSED, ""
     return done.returncode, done.stdout

@@ -84,7 +84,9 @@ class Room(TorchFunctionMode):
             sides = args[0] if args and isinstance(args[0], (list, tuple)) else args
             self.remaining -= math.prod(sides)
             if self.remaining < 0:
-                raise ValueError(f"a tensor of {tuple(sides)} is larger than its files can fill")
+                raise ValueError(
+                    f"a tensor of {tuple(sides)} has more elements than the files can contain"
+                )
         return func(*args, **kwargs or {})
 
 

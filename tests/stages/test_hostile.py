@@ -93,7 +93,7 @@ def test_no_hostile_teacher_is_loaded_or_ends_in_a_traceback(teacher, tmp_path):
 
 
 HUGE = {
-    "classes": ("classes", 10**8, "is larger than its files can fill"),
+    "classes": ("classes", 10**8, "more elements than the files can contain"),
     "width": (
         "network",
         arguments_of(build_network("whitened", (1, 8, 8), 4, 4)) | {"width": 10**5},

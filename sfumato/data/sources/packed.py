@@ -58,8 +58,8 @@ def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> 
 
     Returns the folder with the content, or the only file in it. Any other path is returned
     unchanged. A tar file of labelled samples (WebDataset) is read in place, so it is returned
-    unchanged too. Parquet files are not unpacked if their folder also contains a table or another
-    folder than `data`. Raises DataError if unpacking fails.
+    unchanged too. Parquet files are not unpacked if their folder also contains a table, or a
+    folder other than `data`. Raises DataError if unpacking fails.
 
     allowance: what may still be written to disk for the outermost archive, None if `path` is that
     archive;
@@ -318,7 +318,7 @@ def readable_zip(path: Path, fix: str) -> AbstractContextManager[None]:
 
 
 def unpack_tables(tables: Sequence[Path], folder: Path, allowance: Allowance) -> None:
-    """Write the pictures of Parquet tables, and a table of their other columns.
+    """Write the pictures of Parquet tables, and one table with all other columns.
 
     If there are files for training and for testing, each part gets its own folder.
     """
