@@ -90,7 +90,7 @@ def check_run_lengths(frame: bytes, size: int, name: str) -> None:
             if expanded > 2 * size + LARGEST_PICTURE // 2**10:
                 raise DataError(
                     f"{name} has RLE-compressed pixels that expand to more than the {size:,} bytes "
-                    "of one plane: replace it by an intact file, or remove it."
+                    "of one plane: replace it with an intact file, or remove it."
                 )
 
 

@@ -164,8 +164,8 @@ def read_volume(path: Path, span: Span | None) -> Values:
         low, high = sorted((low * slope + intercept, high * slope + intercept))
         if not low < high:
             raise DataError(
-                f"{path} has the same value everywhere: remove it, or replace it by a volume with "
-                "contrast."
+                f"{path} has the same value everywhere: remove it, or replace it with a volume "
+                "that has contrast."
             )
         span = low, high
     return Values(stored, slope, intercept, span)

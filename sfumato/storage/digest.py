@@ -28,6 +28,8 @@ def digest_of_file(path: Path) -> str:
     with path.open("rb") as file:
         gigabytes = os.fstat(file.fileno()).st_size / 2**30
         if gigabytes > 64:
-            largest = "expected at most 64 GiB: replace it by the correct file, or correct its path"
+            largest = (
+                "expected at most 64 GiB: replace it with the correct file, or correct its path"
+            )
             raise DataError(f"{path} has {gigabytes:.0f} GiB, {largest}")
         return hashlib.file_digest(file, "sha256").hexdigest()

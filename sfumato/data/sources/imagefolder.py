@@ -238,16 +238,16 @@ def unknown_class(
     if groups is not None and groups.folder == OUTER:
         known = "data.classes"
     return DataError(
-        f"{folder} is a class folder, but {known} has no such class: add the class there, or "
-        "remove the folder."
+        f"{folder} is a class folder, but {known} does not contain this class: add the class to "
+        f"{known}, or remove the folder."
     )
 
 
 def entries_of(entry: Path, nested: bool, deep: bool) -> Iterable[Path]:
     """List the pictures for an entry of a class folder.
 
-    If the entry is a folder, these are its own entries if `nested`, or all files below it if
-    `deep`. Otherwise the entry itself is listed.
+    A file is listed as it is. If the entry is a folder, `nested` lists the entries of this folder,
+    and `deep` lists all files below it.
     """
     if not (nested or deep) or not entry.is_dir() or (deep and entry.is_symlink()):
         return [entry]

@@ -84,7 +84,7 @@ def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> 
     elif suffix in COMPRESSED:
         folder = kept(path, lambda folder: inflate_tar(path, folder / "set.tar", allowance))
     else:
-        with readable_zip(path, "replace it by an intact copy, or unpack it by hand"):
+        with readable_zip(path, "replace it with an intact copy, or unpack it by hand"):
             folder = kept(path, lambda folder: extract(path, folder, allowance))
     while folder.is_dir() and len(inside := visible(folder)) == 1:
         folder = inside[0]
@@ -267,7 +267,9 @@ def extract_tar(path: Path, folder: Path, allowance: Allowance) -> None:
 def readable_archive(path: Path) -> AbstractContextManager[None]:
     wrong = f"{path} cannot be read as a tar file"
     return explained(
-        DataError, lambda error: f"{wrong} ({error}): replace it by an intact copy", causes=DAMAGED
+        DataError,
+        lambda error: f"{wrong} ({error}): replace it with an intact copy",
+        causes=DAMAGED,
     )
 
 
@@ -348,7 +350,7 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
     with (
         explained(
             DataError,
-            lambda error: f"{wrong} ({error!r}): replace it by an intact copy",
+            lambda error: f"{wrong} ({error!r}): replace it with an intact copy",
             causes=causes,
         ),
         reading(file),

@@ -303,7 +303,8 @@ def samples_in(shard: Path) -> Iterable[Sample]:
         if any(file.read(tarfile.BLOCKSIZE)) or archive.offset > shard.stat().st_size:
             seen = len(archive.getmembers())
             raise DataError(
-                f"{shard} is cut short, or damaged after entry {seen}: replace it by an intact copy"
+                f"{shard} is cut short, or damaged after entry {seen}: replace it with an intact "
+                "copy"
             )
     return samples.values()
 
