@@ -98,9 +98,9 @@ class Synthesize(Settings):
     herding: Positive = 1
     # Let the teacher label the images. Otherwise, an image has the label for which it was drawn
     relabel: bool = False
-    # Smallest agreement of the teacher's labels of drawn images with the classes for which these
-    # were drawn, beyond chance (Cohen's kappa). If they agree less, the images keep these classes,
-    # and none is distorted or blended; 0: the teacher labels in any case
+    # Minimum agreement (Cohen's kappa) between the teacher's labels of drawn images and the classes
+    # for which the images were drawn. Below this minimum, the images keep those classes, and none
+    # is distorted or blended; 0: the images always get the teacher's labels
     least_agreement: Fraction = 0.0
     # Share of the images to warp, texture and relight; requires `relabel`
     distorted: Fraction = 0.0
