@@ -348,7 +348,7 @@ def with_frame(path: Path, header: Dataset, frame: int, size: int) -> Dataset:
             raise DataError(
                 f"{path} has {header.BitsAllocated} bits per value: save it with 8 or 16 bits."
             )
-        dcmread(file, stop_before_pixels=True)  # leaves the file at the tag of its pixels
+        dcmread(file, stop_before_pixels=True)  # stops at the tag of the pixels
         # Layout of the tag and the length. An explicit VR puts the type of the values between them
         form = ("<HHL", "<HHLL")
         if not syntax.is_little_endian:

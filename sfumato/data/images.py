@@ -95,8 +95,8 @@ class ImageSet:
 
 
 class ImageWriter:
-    """Writes images one by one to `images.npy`, `labels.npy` and, if grouped, `groups.npy`, in
-    constant memory.
+    """Writes images one by one to `images.npy` and `labels.npy`, and their groups, if any, to
+    `groups.npy`. Memory use is constant.
 
     The files are complete after the context ends. An exception leaves incomplete files, so use a
     temporary directory.

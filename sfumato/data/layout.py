@@ -217,8 +217,8 @@ def check_column(label: str | None) -> None:
     if label is not None and PERSONS.fullmatch(meaning(label)):
         raise ConfigError(
             "{option.label_column}={label} looks like a column of persons' ids, which would be "
-            "published as class names: choose the column with the labels. If it is this column, "
-            "rename it",
+            "published as class names: choose the column with the labels. If {label} contains the "
+            "labels, rename this column",
             option="label_column",
             label=label,
         )

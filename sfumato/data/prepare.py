@@ -411,7 +411,7 @@ def secret_key(state: Path, dataset_id: str) -> bytes:
 def refuse_another_key(path: Path, size: int, journal: Journal) -> None:
     """Raise DataError if the lost key in the file `path` may have been used.
 
-    It was used if images are split by it, and may have been used if there is a charge.
+    The key was used if prepared images exist, and may have been used if there is a charge.
     """
     prepared = (journal.images / CARD).exists() or (journal.images / SENSITIVE).exists()
     if prepared or journal.records() or ADOPT in {entry["kind"] for entry in journal.entries()}:

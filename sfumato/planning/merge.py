@@ -182,7 +182,7 @@ def write_plans(
 
 
 def write_pipeline(out: Path, free: Sequence[str], say: Say, workflow: str) -> None:
-    """Write `dvc.yaml` and the files beside it. It lists no queries, because the owners ran them.
+    """Write `dvc.yaml`, without queries because the owners ran them, and the files beside it.
 
     workflow: content of the CI workflow that checks the ledger.
     """

@@ -180,8 +180,8 @@ def proposals(known: Known, sides: Sequence[Size], seconds: Seconds) -> list[Pro
 
     The first proposal is the chosen one; the others follow, the largest size first. The chosen size
     is the largest one that can be run within the minutes, and that is at least 90 % as useful as
-    the most useful of these sizes. If no size can be run within the minutes, it is the smallest
-    size. Raises ConfigError if the table has no row for any size.
+    the most useful of these sizes. If no size can be run within the minutes, the
+    smallest size is chosen. Raises ConfigError if the table has no row for any size.
     """
     ordered = sorted(sides, key=both_sides, reverse=True)
     by_size = []

@@ -107,7 +107,7 @@ def checked_delta(delta: float | None, size_hint: int, section: str = "") -> flo
     chosen = default_delta(size_hint) if delta is None else delta
     named = f"{section}delta={delta!r}"
     if not is_positive(chosen):
-        raise ConfigError(f"{named} must be a probability above 0. Raise it, or leave it out")
+        raise ConfigError(f"{named} must be a probability above 0. Raise δ, or leave it out")
     if chosen > 1 / size_hint:
         above = (
             f"1/{section}size_hint = {1 / size_hint:.3g}: such a δ would allow one image to be "

@@ -88,7 +88,7 @@ def spent_on_one(records: Records, delta: float, accountant: str, adjacency: str
 def by_line(accountant: str) -> str:
     """Return the accountant for the ε of each stage and of the odometer in a ledger.
 
-    It is `exact` if this is the ledger's accountant, otherwise `rdp`.
+    It is `exact` if the ledger's accountant is `exact`, otherwise `rdp`.
     """
     if accountant == EXACT:
         return EXACT

@@ -102,9 +102,9 @@ class Records(dict[str, Record]):
 
 
 def widest_declaration(parts: Iterable[Records]) -> tuple[str, ...]:
-    """Return the `owners` of the part whose declaration contains all others.
+    """Return the declaration (`owners`) that contains the declarations of all parts.
 
-    If there is none, return an empty declaration, so that all costs are added up.
+    If no part has such a declaration, return an empty one, so that all costs are added up.
     """
     declared = [part.owners for part in parts]
     widest = max(declared, key=len, default=())

@@ -95,7 +95,7 @@ def is_foreign(root: Path) -> bool:
     """Return whether neither this account nor root owns the repository (the folder `.git`), and
     this account does not own the folder that contains it.
     """
-    if not hasattr(os, "geteuid"):  # Windows has no such numbers
+    if not hasattr(os, "geteuid"):  # Windows has no user ids
         return False
     this = os.geteuid()
     return (root / ".git").lstat().st_uid not in (this, 0) and root.stat().st_uid != this

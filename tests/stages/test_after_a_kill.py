@@ -109,9 +109,7 @@ def test_an_unprepared_version_counts_until_it_is_undone(desk):
     Path("params.yaml").write_text(
         text.replace("epsilon: 5.0", "epsilon: 5.0\n  lifetime_epsilon: 11.0")
     )
-    said = desk.run(
-        "plan --dry-run", "not yet prepared as version 2027", "count: would again spend"
-    )
+    said = desk.run("plan --dry-run", "not prepared as version 2027", "count: would again spend")
     assert "frequency" in said.split("`stage run` will spend:")[1]
     desk.run_all("prepare sensitive", "plan")
     Path("params.yaml").write_bytes(params)

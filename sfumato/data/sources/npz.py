@@ -56,8 +56,8 @@ def read_npz(request: Request, raw: Path) -> Source:
     if missing := [name for name in needed + ids_in if name not in arrays]:
         if missing == ["classes"] and parts != [""]:
             raise DataError(
-                f"{path} has no array of class names, like all files of MedMNIST: list the names, "
-                f"in the order of the labels, in {request.section}.classes: [a, b, …]."
+                f"{path} contains no class names, as is usual for files of MedMNIST: list the "
+                f"names, in the order of the labels, in {request.section}.classes: [a, b, …]."
             )
         raise DataError(
             f"{path} lacks the array(s) {', '.join(missing)}: write the file again with np.savez, "

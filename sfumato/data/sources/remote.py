@@ -119,7 +119,7 @@ def local_copy(path: str) -> Iterator[Path]:
 
 @contextmanager
 def reaching(url: str) -> Iterator[None]:
-    """Replace an error about `url` by one that does not contain the message of the server.
+    """Replace an error about `url` with an error that does not contain the server's message.
 
     The server's message may repeat credentials.
     """
