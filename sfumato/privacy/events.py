@@ -24,7 +24,7 @@ SEEDED = "seeded: for tests only"  # Every check refuses a record with this nois
 ADD_OR_REMOVE_ONE = "add-or-remove-one"
 ZERO_OUT_ONE = "zero-out-one"
 ADJACENCIES = (ADD_OR_REMOVE_ONE, ZERO_OUT_ONE)
-MOST_USES = 10**9  # Largest number of uses of one mechanism
+MOST_USES = 10**9  # maximum number of uses of one mechanism
 # Range of a mechanism's numbers and of norms. Their squares and products then fit into float64.
 LOWEST = 1e-100
 HIGHEST = 1e100

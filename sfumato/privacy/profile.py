@@ -86,7 +86,7 @@ def deltas_of_rdp(curve: np.ndarray) -> np.ndarray:
 def advantage_of_rdp(curve: np.ndarray) -> float:
     """Bound the total variation by the Kullback-Leibler divergence.
 
-    Each Rényi divergence of `curve` is an upper bound on that divergence.
+    Each Rényi divergence of `curve` is an upper bound on the Kullback-Leibler divergence.
 
     Source: Pinsker; Bretagnolle & Huber.
     """

@@ -37,7 +37,7 @@ def reading(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file.
 
     If the machine fails while the file is read, the error names the file, even if a library
-    replaces that error by its own. Raises ValueError at once for a pipe, a socket or a device,
+    replaces that error with its own. Raises ValueError at once for a pipe, a socket or a device,
     which may never answer.
     """
     try:
