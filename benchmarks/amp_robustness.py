@@ -123,7 +123,10 @@ def spread(values: Tensor) -> str:
 
 
 def plot(curves: dict[str, Tensor], path: Path) -> None:
-    """Plot the losses. curves: name -> (2, seeds, norms), in random and in the worst direction."""
+    """Plot the losses.
+
+    curves: losses by network, (2, seeds, norms): first in random directions, then in the worst one.
+    """
     import matplotlib
 
     matplotlib.use("Agg")

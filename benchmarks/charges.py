@@ -119,7 +119,7 @@ def fill_the_disk(state: Path, card: Card, number: int, permission: SpendingPoli
 
 
 def fork_and_go_on(charge: Charge) -> None:
-    """Check that a forked child cannot draw."""
+    """Check that a forked child cannot draw images."""
     child = os.fork()
     if child == 0:
         try:

@@ -5,8 +5,8 @@
 
 CIFAR: a folder of CIFAR-10's training images, with one folder per class. The recipe gives the noise
 multipliers under `privacy.accountant: rdp` and `exact`; both teachers use the same draws of noise.
-Their directions are fitted to the hold-out. No release may do this. So both
-accuracies are only upper bounds, but they can be compared. Accuracy is on the hold-out, in %.
+Their directions are fitted to the hold-out. No release may do this. So both accuracies are only
+upper bounds, but they can be compared. Accuracy is on the hold-out, in %.
 """
 
 from __future__ import annotations

@@ -377,7 +377,8 @@ def noise(found: Found) -> None:
     share = max(0.0, 1 - without / with_noise)
     found.row(
         "step",
-        f"{images} images, K=8, {state.size:,} weights, {'bf' if state.autocast else 'float'}",
+        f"{images} images, K=8, {state.size:,} weights, "
+        f"{'bfloat16' if state.autocast else 'float32'}",
         with_noise,
         "s",
     )

@@ -166,7 +166,7 @@ def measure(
             torch.cuda.reset_peak_memory_stats()
         with changed():
             took = found.seconds(make(), 3 if found.fast else 1) / passes
-    except Exception as error:  # such as out of memory: other steps are still measured
+    except Exception as error:  # such as too little memory; the other steps are measured anyway
         found.skip(what, f"{type(error).__name__}: {error}")
         return math.inf
     if found.device == "cuda":
@@ -346,7 +346,7 @@ def drawing(found: Session) -> None:
 
 
 def fitting(found: Session) -> None:
-    """Measure the generator and the features as in Fashion-MNIST's profile, and the votes."""
+    """Measure the speed of the generator, of the features and of votes (part `fitting`)."""
     from sfumato.features import FeatureMeans
     from sfumato.features.batch_invariant import place_matters, rows_alone
     from sfumato.features.fourier import FourierFeatures

@@ -215,7 +215,9 @@ def cure(project: Project) -> bool:
 
 # --- faults at every entry of the journal ---------------------------------------------------------
 
-Run = Callable[..., tuple[int, str]]  # Runs a project; keywords are its environment, with a fault
+# A function that runs a project. Its keyword arguments are added to the environment, where they may
+# cause a fault.
+Run = Callable[..., tuple[int, str]]
 
 
 def repro(project: Project, **more: str) -> tuple[int, str]:
@@ -242,7 +244,8 @@ def strike_at(project: Project, kept: Path, run: Run, kind: str, number: int) ->
     project.restore(kept)
     failed, said = run(project, **fault(project.folder, project.state, kind, number))
     assert kind == "kill" or "Traceback" not in said, said
-    assert failed or kind == "full", said  # the rest of the run may write nothing
+    # If the disk is full, the run may succeed: it may have nothing left to write
+    assert failed or kind == "full", said
     (project.folder / "full").unlink(missing_ok=True)
     code, said = run(project)
     assert code == 0, said

@@ -150,8 +150,8 @@ def p_by_shuffling(
 ) -> float:
     """Estimate p by shuffling the distances of training images and strangers.
 
-    Returns how often at least as many training images as observed come before the stranger of this
-    rank.
+    Returns the share of shuffles in which at least as many training images as observed are nearer
+    than the stranger of this rank.
     """
     distances = np.concatenate([near, strangers])
     seen = (near < np.sort(strangers)[rank - 1]).sum()
@@ -462,7 +462,7 @@ def main(
             twice = min(1.0, again * (2 if images > 100 else 1))
             by_rank = f"estimated by {SHUFFLES} shuffles at rank {copies['rank']}: {twice:.2g}"
             print(
-                f"{name}: MIND {found['mind']:.4f}, by torch "
+                f"{name}: MIND {found['mind']:.4f}, computed in another way "
                 f"{sliced_by_torch(features, holdout_features):.4f}"
             )
             print(f"{name}: p {copies['p']:.2g}; {by_rank}")

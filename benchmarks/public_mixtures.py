@@ -105,7 +105,7 @@ def save_rows(file: Path, source: str, drawn: int, number: int) -> None:
 def show_student(rows: dict[str, np.ndarray], mixture: str, steps: int, seed: int) -> None:
     kept = int((1 - JUDGES) * len(rows["drawn"]))
     public = len(rows["public"])
-    # Which drawn and which public images each mixture has.
+    # Indices of the drawn images, and of the public images, in each mixture.
     parts = {
         "drawn": (slice(kept), slice(0)),
         "half": (slice(min(kept, public)), slice(None)),

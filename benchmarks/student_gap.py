@@ -275,8 +275,8 @@ def sets_by_rule(project: Project) -> dict[str, tuple[np.ndarray, Tensor]]:
         shares = labels.bincount(minlength=classes).tolist()
         told = [float((labels == other).double().mean()) for other in (requested[rows], by_source)]
         print(
-            f"rule {name}: images by class {shares}; equal to the requested class {told[0]:.2f}, "
-            f"to the source's class {told[1]:.2f}",
+            f"rule {name}: number of images by class {shares}; share of labels that equal the "
+            f"requested class {told[0]:.2f}, the source's class {told[1]:.2f}",
             flush=True,
         )
 

@@ -25,7 +25,8 @@ import yaml
 from recipe_table import ROOT, append, done, prepare_folder, spread, stage
 
 RESULTS = ROOT / "benchmarks" / "results" / "trainable-sets.csv"
-LORA = {"learning_rate": 3e-2}  # Few weights need larger steps (found with --scan)
+# Sets of few weights need a higher learning rate (found with --scan)
+LORA = {"learning_rate": 3e-2}
 SETS: dict[str, dict] = {
     "none": {},
     "all": {"trainable": "all", "learning_rate": 1e-2},
@@ -68,7 +69,7 @@ def main() -> None:
     parser.add_argument(
         "--scan",
         action="store_true",
-        help="compare learning rates of three sets, instead of the sets",
+        help="compare learning rates for three of the sets, instead of comparing all sets",
     )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument(
@@ -93,7 +94,7 @@ def main() -> None:
 
 
 def compare(epsilon: float, seed: int, sets: dict[str, dict], work: Path, results: Path) -> None:
-    """Run the pipeline once up to the saliency release, and then fine-tune each set from there."""
+    """Run the pipeline once up to the saliency release, and then fine-tune each set of weights."""
     params = {
         "recipe": "sapf-pixel",
         "profile": "digits",

@@ -84,7 +84,7 @@ def hold_back() -> None:
             stream.flush()
             if stream is getattr(sys, f"__{name}__"):
                 named[name] = os.fdopen(os.dup(number), "w", 1, errors="backslashreplace")
-                os.dup2(held.fileno(), number)  # C libraries write to these numbers
+                os.dup2(held.fileno(), number)  # C libraries write to these file descriptors
             setattr(sys, name, held)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stages.runner import StageRun
 LABELS_KEPT = (
     "The teacher's labels of drawn images agree less with the requested classes than "
-    "synthesize.least_agreement states. So the images keep the requested classes, and none is "
+    "synthesize.least_agreement requires. So the images keep the requested classes, and none is "
     "distorted or blended."
 )
 

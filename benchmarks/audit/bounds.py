@@ -1,6 +1,7 @@
 """Bound a mechanism's privacy by counting right and wrong guesses, at a stated confidence.
 
-jax-privacy has such estimators, but needs JAX; dp-accounting has none. So they are written here.
+jax-privacy has such estimators, but needs JAX; dp-accounting has none. So this module implements
+them.
 """
 
 from __future__ import annotations
@@ -79,11 +80,11 @@ def one_run_epsilon(
 
 
 def least_chance(epsilons: np.ndarray, deltas: np.ndarray) -> Callable[[float], float]:
-    """Return a function that bounds an event's probability from below, without an image.
+    """Return a function that bounds the probability of an event without an image from below.
 
-    The argument of the function is the event's probability with the image. The same function is
-    valid if "with" and "without" are exchanged. The mechanism must be (ε, δ)-private for
-    each ε ≥ 0 in `epsilons` and its δ in `deltas`. More pairs give a tighter minimum.
+    Its argument is the probability of the same event with the image. The function is also valid if
+    "with" and "without" are exchanged. The mechanism must be (ε, δ)-private for each ε ≥ 0 in
+    `epsilons` and its δ in `deltas`. More pairs give a tighter bound.
     """
     up, down = np.exp(epsilons), np.exp(-epsilons)
 

@@ -42,7 +42,7 @@ from sfumato.training.supervised import logits
 RESULTS = ROOT / "benchmarks" / "results"
 DELTA = 1e-4
 CLASSES = tuple(str(i) for i in range(10))
-STUDENT, STEPS = "cnn", 100  # Classifier of the student, and its gradient steps
+STUDENT, STEPS = "cnn", 100  # The student's classifier, and the number of its gradient steps
 NEIGHBOURS = 5  # Released images that vote for a class
 FALSE_ALARMS = 0.01
 STAGES = (

@@ -181,7 +181,7 @@ class HalfNoise(NoiseSource):
 
 
 class NoiseOfTheFirstProcess(NoiseSource):
-    """A source without noise: the second of two processes, if only the first adds noise."""
+    """A source that adds no noise, as in the second process if only the first one adds noise."""
 
     def gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
         return super().gaussian(shape, std) * 0
@@ -215,7 +215,7 @@ def planted(known: Mapping[str, Subject]) -> list[Subject]:
 
 
 def made_images() -> tuple[Tensor, Tensor]:
-    """Build three random images and, last, the target: a white image, so of the largest norm."""
+    """Build three random images and, last, the target: a white image, with the largest norm."""
     random = torch.Generator().manual_seed(0)
     images = torch.rand(4, *SHAPE, generator=random) * 0.5
     images[-1] = 1.0

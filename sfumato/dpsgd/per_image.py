@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-CHANNELS_PER_GROUP = 16  # Minimum: a grouped convolution with fewer channels is slow
+CHANNELS_PER_GROUP = 16  # Minimum number: with fewer, a grouped convolution is slow
 ALIGNED = 8  # A GPU reads a row of pixels fast if its offset is a multiple of this
 Gradients = tuple[Tensor | None, ...]
 Geometry = tuple[list[int], list[int], list[int]]  # stride, padding, dilation
@@ -78,7 +78,7 @@ class PerImage(TorchFunctionMode):
         result = function(*args, **kwargs)
         if isinstance(result, (Tensor, tuple, list)) and not isinstance(result, torch.Size):
             name = getattr(function, "__name__", function)
-            raise NoRuleError(f"no per-image gradient for {name} of a trained weight")
+            raise NoRuleError(f"no per-image gradient for the function {name} of a trained weight")
         return result  # a shape or a dtype
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sfumato.features.public_network import MaxAndMean, PooledBlock
 
 PENULTIMATE_WIDTH = 128  # Width of the layer before the last one of `mlp` and `cnn`
-# A module from images, (B, C, H, W) in [-1, 1], to features, (B, width), and the value of `width`
+# A module that maps images, (B, C, H, W) in [-1, 1], to features, (B, width); and its width
 Body = tuple[nn.Module, int]
 
 

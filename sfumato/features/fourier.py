@@ -198,7 +198,7 @@ class FourierFeatures(nn.Module):
         return torch.cat(rows, dim=1)
 
     def from_maps(self, vectors: Tensor) -> Tensor:
-        """Compute φ from an image's `vectors`, in their precision: (B, Σ d) -> (B, K)."""
+        """Compute φ from `vectors`: (B, Σ d) -> (B, K), in the precision of the vectors."""
         phase = self.phases(vectors)
         amplitude = self.amplitude.to(phase)
         return torch.cat(

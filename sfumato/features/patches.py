@@ -31,7 +31,8 @@ class Patches(nn.Module):
 
     positions = 32  # approximate number of positions per side at which patches are compared
     threshold = 0.5  # threshold of responses, in standard deviations of responses to white noise
-    half_norm = 1.0  # norm at which the responses of a whitened patch are halved
+    # norm of a whitened patch at which its responses are half as large as its cosines
+    half_norm = 1.0
     batch = 16  # number of images whose tensors fit into a CPU's caches
 
     def __init__(self, shape: Shape) -> None:

@@ -65,7 +65,7 @@ class SideBySide(nn.Module):
     weights.
 
     parts: maps and their weights;
-    network: network of the maps CLASSIFIER and CELLS, unless a part has its own.
+    network: network of the maps CLASSIFIER and CELLS, unless a part has a network of its own.
     """
 
     def __init__(self, parts: Sequence[TeacherMap], shape: Shape, network: Network) -> None:

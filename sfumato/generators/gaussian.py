@@ -92,7 +92,7 @@ def fit_gaussians(
        matrices 1 and 2.
 
     To shrink a difference, each of its eigenvalues is moved towards zero by 2·√d times the standard
-    deviation of the noise, the largest eigenvalue to expect in a matrix of noise only.
+    deviation of the noise, which is the largest eigenvalue to expect in a matrix of noise only.
     """
     features = release.features
     deviation = release.deviation

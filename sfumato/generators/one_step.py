@@ -221,7 +221,8 @@ class EarlyStopping:
         self.means = [torch.zeros_like(match.table) for match in matches]
         self.nearest = [torch.zeros_like(match.table) for match in matches]
         classes = matches[0].table.shape[1]
-        device = matches[0].table.device  # all tensors are here, so that no step waits for a copy
+        # All tensors are on this device, so that no step waits for a copy
+        device = matches[0].table.device
         self.least = torch.full((classes,), math.inf, device=device)
         self.waited = torch.zeros(classes, device=device)
         # Number of batches with images of each class

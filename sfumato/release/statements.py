@@ -97,7 +97,8 @@ def croissant_record(facts: Facts, files: Mapping[str, str], folder: str) -> dic
 
     files: SHA-256 of each file; folder: name of the release's folder.
     """
-    base = facts.get("url", f"../{folder}").rstrip("/")  # default: path from the report
+    # Default: path of the release, relative to the report
+    base = facts.get("url", f"../{folder}").rstrip("/")
     other = "application/octet-stream"
     distribution = [
         {
@@ -113,7 +114,8 @@ def croissant_record(facts: Facts, files: Mapping[str, str], folder: str) -> dic
         FORMS["croissant"],
         facts | {"distribution": [filled(FORMS["file"], one) for one in distribution]},
     )
-    if PARQUET in files and LABEL_TABLE not in files:  # the form has one column of labels
+    # The form describes a table with one column of labels
+    if PARQUET in files and LABEL_TABLE not in files:
         record["recordSet"].append(filled(FORMS["table"], {"parquet": PARQUET}))
     return record
 

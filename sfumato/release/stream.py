@@ -195,7 +195,7 @@ class Stream(IterableDataset[Batch]):
         count = self.batch
         if self.labelling is not None:
             count = round(self.batch * DRAWN_PER_KEPT)
-        with one_thread():  # otherwise, the order of a sum varies
+        with one_thread():  # with several threads, the order of summation varies
             drawn = self.settings.model_copy(update={"count": count})
             images, requested, _ = mixed(partial(self.parts, spread=spread), drawn, seed)
             labels = self.labels_of(images, requested)

@@ -226,7 +226,7 @@ def log_normal_cdf(x):
 
 
 def renyi_epsilon(parts, delta):
-    """Return an upper bound on epsilon: the smallest of the bounds by RENYI_ORDERS."""
+    """Return an upper bound on epsilon: the smallest of the bounds at RENYI_ORDERS."""
     if not parts:
         return 0.0
     return max(0.0, min(epsilon_at(order, parts, delta) for order in RENYI_ORDERS))

@@ -238,7 +238,7 @@ def weights_of(path: Path, part: str) -> tuple[Path, str]:
     """
     directory = path / part
     stem = WEIGHTS_OF[part]
-    for variant in ("", ".fp16"):  # half precision is used only if there is nothing else
+    for variant in ("", ".fp16"):  # half-precision weights are used only if there are no others
         for name in (f"{stem}{variant}.safetensors", f"{stem}.safetensors.index{variant}.json"):
             if (directory / name).is_file():
                 return directory / name, variant

@@ -42,8 +42,8 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
     histogram: (R, P), noisy votes for P public classes. With a single row, the `keep` classes with
     the most votes are chosen (RPGen). With one row per sensitive class (PrivImage), pairs of a row
     and a public class are processed in descending order of votes. The public class is assigned to
-    the row, unless it was assigned before or the row has its share. In the end, each row has
-    ⌊keep/R⌋ or ⌈keep/R⌉ classes, and no class is in two rows.
+    the row, unless the class is already assigned, or the row already has its share. In the end,
+    each row has ⌊keep/R⌋ or ⌈keep/R⌉ classes, and no class is in two rows.
     """
     rows, public_classes = histogram.shape
     share, extra = divmod(keep, rows)

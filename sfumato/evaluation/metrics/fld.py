@@ -50,7 +50,7 @@ def feature_likelihood(
     mean = scored.mean(axis=0)
     std = scored.std(axis=0, ddof=1)
     varied = std > 1e-8 * max(float(std.max()), 1e-300)
-    if not varied.any():  # without features, likelihoods cannot be compared
+    if not varied.any():  # if all features are constant, likelihoods cannot be compared
         return {}
     normal, points, unseen = (
         torch.from_numpy((features[:, varied] - mean[varied]) / std[varied])
