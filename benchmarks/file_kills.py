@@ -12,10 +12,9 @@ the files:
 - as after a power cut, if names reached the disk before contents;
 - as after a power cut, if only flushed contents reached the disk.
 
-In each state, the command is run again and
-must succeed. No charge may be made twice, and forgotten files must be gone. A power cut after the
-end of the command must undo nothing. A state with the same files as the previous one is not tried
-again.
+In each state, the command is run again and must succeed. No charge may be made twice, and forgotten
+files must be gone. A power cut after the end of the command must undo nothing. A state with the
+same files as the previous one is not tried again.
 """
 
 from __future__ import annotations

@@ -97,7 +97,8 @@ def collect(project: Path, out: Path) -> None:
     with tempfile.TemporaryDirectory() as written:
         save_parquet(Path(written), some, found.kinds[:first], mark_of(found.card["sources"]))
         (table,) = Path(written).rglob("*.parquet")
-        smaller = out / f"first-{first}.parquet"  # compressed, because every PNG repeats its mark
+        # Compressed, because all PNGs contain the same mark
+        smaller = out / f"first-{first}.parquet"
         parquet.write_table(parquet.read_table(table), smaller, compression="zstd")
 
 

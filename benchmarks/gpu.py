@@ -421,7 +421,7 @@ def sampler(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None
         rate = count / found.seconds(once, 1 if found.small else 3)
         found.row("others", f"sampler, {'bfloat16' if autocast else 'float32'}", rate, "images/s")
     apart = float((drawn[True] - drawn[False]).abs().mean())
-    found.row("others", "sampler: mean difference of pixels in bfloat16", apart, "of their range")
+    found.row("others", "sampler: mean difference of bfloat16 pixels", apart, "of the range")
 
 
 def warm_up(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:

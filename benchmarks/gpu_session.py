@@ -68,7 +68,7 @@ evaluate: {epochs: 1, bound: false, classifiers: [lr], fidelity: [detector]}
 
 
 class OutOfTime(BaseException):
-    """The seconds are over. Not an Exception, so that no handler mistakes it for a failed part."""
+    """The time is over. This is no `Exception`, so no handler mistakes it for a failed part."""
 
 
 @dataclass(kw_only=True)

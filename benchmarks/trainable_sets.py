@@ -1,8 +1,8 @@
 """Compare sets of weights to train by DP-SGD, at equal budgets (DP-SAPF §5).
 
 The table shows accuracy, Fréchet distance, time and memory. For each budget and seed, the recipe
-`sapf-pixel` runs once up to its saliency release; then each set of weights is fine-tuned from
-there. The budget of every set includes the saliency release, even if the set does not use it, so
+`sapf-pixel` runs once up to its saliency release; then each set of weights is fine-tuned,
+starting from this state. The budget of every set includes the saliency release, even if the set does not use it, so
 that all have the same noise. Rows are appended to a CSV file; sets that are already in the file are
 skipped.
 
