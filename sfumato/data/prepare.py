@@ -325,9 +325,7 @@ def prepare_public(
     inputs: list[Artifact] = []  # filled inside the block, and read when the block ends
     with writing(out, "public", inputs) as directory:
         source = read_public(public, shape, raw, seed)
-        if public.path is not None:
-            declared = public.declared_public or public.source not in OF_THE_OWNER
-            inputs += lineage(Path(public.path), "public", declared, state)
+        inputs += releases_behind(public, state)
         images = write_public(source, shape, directory)
         if (filled := len(np.unique(images.labels))) < 2:
             raise DataError(
@@ -346,6 +344,39 @@ def prepare_public(
         )
         (directory / CARD).write_bytes(card_text(asdict(card)))
     return asdict(card)
+
+
+def expected_public(
+    public: Public, shape: tuple[int, int, int], raw: Path, seed: int, state: Path | None = None
+) -> tuple[PublicCard, list[Artifact]]:
+    """Predict the card that `prepare_public` would write, and find the releases from which the
+    public images were made.
+
+    Decodes no image, downloads nothing and writes nothing. Raises ConfigError or DataError if the
+    images cannot be read, or if they have not been downloaded.
+    """
+    if is_url(public.path):
+        raise DataError(f"public.path={public.path} is a URL: planning needs no network")
+    here = public
+    if public.path is None and public.source not in DRAWN:
+        here = public.model_copy(update={"path": str(raw)})
+    source = read_public(here, shape, raw, seed)
+    card = PublicCard(
+        enabled=True,
+        source=public.source,
+        shape=shape,
+        classes=source.classes,
+        images=source.size - source.held_out,
+    )
+    return card, releases_behind(public, state)
+
+
+def releases_behind(public: Public, state: Path | None) -> list[Artifact]:
+    """Return the releases from which the files of the public images were made."""
+    if public.path is None:
+        return []
+    declared = public.declared_public or public.source not in OF_THE_OWNER
+    return lineage(Path(public.path), "public", declared, state)
 
 
 def write_public(source: Source, shape: tuple[int, int, int], directory: Path) -> ImageSet:

@@ -7,12 +7,27 @@ The functions do not change the current folder, so threads may plan several proj
 from dataclasses import replace
 from pathlib import Path
 
-from sfumato.data.cards import Card, dataset_directory, read_card, read_public_card
-from sfumato.data.prepare import LISTING, listing_of, prepare_sensitive, secret_key, unnamed_version
+from sfumato.data.cards import (
+    CARD,
+    Card,
+    PublicCard,
+    dataset_directory,
+    read_card,
+    read_public_card,
+)
+from sfumato.data.prepare import (
+    LISTING,
+    expected_public,
+    listing_of,
+    prepare_sensitive,
+    secret_key,
+    unnamed_version,
+)
+from sfumato.data.rendered import DRAWN
 from sfumato.data.sources import read_source
 from sfumato.data.sources.packed import unpacking
 from sfumato.data.tables import check_parquet
-from sfumato.errors import ConfigError, reading_sensitive
+from sfumato.errors import UNREADABLE, ConfigError, DataError, passing_over, reading_sensitive
 from sfumato.planning.kept import known_past
 from sfumato.planning.make import ProjectPlan
 from sfumato.planning.project_files import renew
@@ -27,7 +42,9 @@ from sfumato.settings.recipes import load_params
 from sfumato.settings.sources import OF_THE_OWNER
 from sfumato.settings.stage import CARD_PATH, PUBLIC, RECIPES
 from sfumato.settings.stages import STAGES
-from sfumato.storage.artifacts import merge_records, read_artifact
+from sfumato.storage.artifacts import Artifact, merge_records, read_artifact
+
+PUBLIC_CARD = PUBLIC / CARD
 
 
 def resolve_project(
@@ -86,12 +103,18 @@ def resolve_project(
             "set privacy.unit: group and data.groups. If not, set privacy.unit: image. Reports "
             "then state that, as you confirmed, no two images show the same person"
         )
-    public = folder / PUBLIC
     public_card = None
     inputs = []
-    if loaded.reads_public and (public.exists() or not dry_run):
-        inputs.append(read_artifact(public, "public"))
-        public_card = read_public_card(public / "card.json")
+    ready = {"prepare sensitive": prepared, "prepare public": (folder / PUBLIC_CARD).exists()}
+    if loaded.reads_public and (ready["prepare public"] or not dry_run):
+        inputs = [read_artifact(folder / PUBLIC, "public")]
+        public_card = read_public_card(folder / PUBLIC_CARD)
+    if loaded.reads_public and dry_run:
+        coming = coming_public(folder, loaded, card, state, public_card)
+        if coming is not None and coming[0] != public_card:
+            say("the public images are not prepared yet: this plan is for those that will be")
+            public_card, inputs = coming
+            ready["prepare public"] = False
     for name in loaded.run:
         inputs += STAGES[name].inherited(folder, loaded, state)
     inherited = list(merge_records(inputs).values())
@@ -99,7 +122,6 @@ def resolve_project(
     seen = set[str]()
     if Odometer(state, card.dataset_id).head() is not None:
         seen = seen_in_project(card.dataset_id, folder, state)
-    ready = {"prepare sensitive": prepared, "prepare public": (public / "card.json").exists()}
     return ProjectPlan(
         **vars(make_plan(loaded, card, public_card, past.runs, inherited)),
         card=card,
@@ -136,6 +158,25 @@ def seen_from(folder: Path, data: Data) -> Data:
     if data.path is None or is_url(data.path):
         return data
     return data.model_copy(update={"path": str(folder / Path(data.path).expanduser())})
+
+
+def coming_public(
+    folder: Path, params: Params, card: Card, state: Path, stored: PublicCard | None
+) -> tuple[PublicCard, list[Artifact]] | None:
+    """Predict what `stage prepare public` will store, or return None if that is not possible.
+
+    stored: card of the public images that are stored now, or None if they are missing.
+    """
+    public = params.public
+    if stored is not None and (
+        stored.source != public.source or public.source not in (*DRAWN, *OF_THE_OWNER)
+    ):
+        return None
+    if public.path is not None and not is_url(public.path):
+        public = public.model_copy(update={"path": str(folder / Path(public.path).expanduser())})
+    with passing_over(ConfigError, DataError, *UNREADABLE):
+        return expected_public(public, card.shape, folder / "data/raw", params.seed, state)
+    return None
 
 
 def changed_pictures(params: Params, state: Path) -> str | None:

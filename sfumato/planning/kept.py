@@ -7,15 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sfumato.data.cards import Card
-from sfumato.errors import UNREADABLE, passing_over
+from sfumato.errors import UNREADABLE, ConfigError, passing_over
+from sfumato.privacy.check import md5_of, read_lock
 from sfumato.privacy.decision import Decision, QueryWork, decide
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
 from sfumato.privacy.ledger import records_in
 from sfumato.privacy.odometer import ABANDON, CLOSE, Odometer, Run
 from sfumato.privacy.record import is_record
-from sfumato.privacy.resolved import Lineage, settings_digest
+from sfumato.privacy.resolved import Lineage, read_lineage, settings_digest
 from sfumato.settings.params import Params
-from sfumato.settings.stage import ARTIFACTS, LEDGER, PUBLIC
+from sfumato.settings.stage import ARTIFACTS, LEDGER, LOCK, PLAN, PUBLIC
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import PRIVACY, depends_on_charge
 from sfumato.storage.digest import digest_of_file
@@ -140,12 +141,21 @@ def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Decision], set[
     """
     changed: dict[str, str] = {}  # stage -> the stage whose change makes it run
     coming = set[str]()
+    if public_changed(made, out):
+        changed["public"] = "public"
+        coming.add("public")
+    outdated = outdated_stages(past.folder)
     spending = []
     for name, stage in STAGES.items():
+        before = {*stage.upstream}
+        if made.params.runs(name):
+            before.update(made.params.inputs_of(name))
         there = name == "evaluate" or past.artifact(name).is_dir()  # evaluate writes no artifact
-        same = holds(out / f"{name}.yaml", made.files[name])
-        done = there and same and not coming & {*stage.upstream}
-        cause = next((changed[other] for other in stage.upstream if other in changed), None)
+        same = holds(out / f"{name}.yaml", made.files[name]) and name not in outdated
+        done = there and same and not coming & before
+        cause = next(
+            (changed[other] for other in stage.inputs if other in before & {*changed}), None
+        )
         if not same or (name in made.mechanisms and cause is None):
             cause = name
         if name in made.mechanisms:
@@ -162,7 +172,43 @@ def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Decision], set[
             changed[name] = cause
         if not done:
             coming.add(name)
-    return spending, coming
+    return spending, coming - {"public"}
+
+
+def public_changed(made: Plan, out: Path) -> bool:
+    """Return whether the public images have changed since the last plan was written.
+
+    The lineage of a query covers its settings, the settings of all stages before it, and the public
+    card. If all settings are equal and the lineage is not, the card is different.
+    """
+    for name, lineage in made.lineage.items():
+        stages = (*stages_before(name, made.params), name)
+        if all(holds(out / f"{other}.yaml", made.files[other]) for other in stages):
+            with passing_over(ConfigError, KeyError):
+                if read_lineage(out, name).plan != lineage.plan:
+                    return True
+    return False
+
+
+def outdated_stages(folder: Path) -> set[str]:
+    """Return the stages that DVC last ran with another plan or other public images.
+
+    A run that was interrupted after `stage plan` leaves artifacts of the plan before. Stages that
+    `dvc.lock` does not list are left out.
+    """
+    outdated = set[str]()
+    with passing_over(*UNREADABLE):
+        stages = read_lock(folder / LOCK)
+        public = {file.md5 for stage in stages for file in stage.outs if file.place == str(PUBLIC)}
+        for stage in stages:
+            read = {file.place: file.md5 for file in stage.deps}
+            plans = [Path(place) for place in read if Path(place).parent == PLAN]
+            others = public and str(PUBLIC) in read and read[str(PUBLIC)] not in public
+            for plan in plans:
+                file = folder / plan
+                if others or (file.is_file() and read[str(plan)] != md5_of(file.read_bytes())):
+                    outdated.add(plan.stem)
+    return outdated & {*STAGES}
 
 
 def holds(file: Path, content: dict) -> bool:

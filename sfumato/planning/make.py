@@ -191,7 +191,7 @@ def spending_lines(made: ProjectPlan, spending: Sequence[Decision]) -> Iterator[
         yield f"{stage}: would again spend {cost}, because {reason_to_spend_again(made, entry)}"
 
 
-def reason_to_spend_again(made: Plan, entry: Decision) -> str:
+def reason_to_spend_again(made: ProjectPlan, entry: Decision) -> str:
     stage = entry.stage
     repeated = made.params.privacy.spend_again
     named = [other for other in stages_before(stage, made.params) if other in repeated]
@@ -201,6 +201,13 @@ def reason_to_spend_again(made: Plan, entry: Decision) -> str:
         return "privacy.spend_again names it"
     if made.lineage[stage].again and named:
         return f"it depends on {named[0]}, which privacy.spend_again names"
+    if entry.cause == "public" and made.public is None:
+        return (
+            "it depends on the public images, which are missing: run `stage prepare public` and "
+            "plan again, to find out whether its release can be restored"
+        )
+    if entry.cause == "public":
+        return "it depends on the public images, which have changed"
     if entry.cause != stage:
         return f"it depends on {entry.cause}, which has changed"
     return "none of its releases was made with these settings and this data.version"
