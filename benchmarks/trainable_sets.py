@@ -1,10 +1,10 @@
 """Compare sets of weights to train by DP-SGD, at equal budgets (DP-SAPF §5).
 
 The table shows accuracy, Fréchet distance, time and memory. For each budget and seed, the recipe
-`sapf-pixel` runs once up to its saliency release; then each set of weights is fine-tuned,
-starting from this state. The budget of every set includes the saliency release, even if the set does not use it, so
-that all have the same noise. Rows are appended to a CSV file; sets that are already in the file are
-skipped.
+`sapf-pixel` runs once up to its saliency release; then each set of weights is fine-tuned, starting
+from this state. The budget of every set includes the saliency release, even if the set does not use
+it, so that all have the same noise. Rows are appended to a CSV file; sets that are already in the
+file are skipped.
 
     OMP_NUM_THREADS=1 python benchmarks/trainable_sets.py --epsilons 1,3,10 --seeds 0,1,2
     python benchmarks/trainable_sets.py --show

@@ -56,8 +56,8 @@ def work(about: Work) -> float:
 def problems(setup: Setup) -> Iterator[str]:
     if not setup.params.synthesize.stream:
         yield (
-            "student trains on images from the networks in the release, but the release contains no "
-            "networks: set synthesize.stream: true, or remove student from run"
+            "student trains on images from the networks in the release, but the release contains "
+            "none: set synthesize.stream: true, or remove student from run"
         )
 
 

@@ -133,7 +133,7 @@ def loaded(classifiers: Mapping[str, Path]) -> dict[str, ImageClassifier]:
 
 
 def card_of(release: Path) -> Mapping[str, object]:
-    """Return the content of a release's `card.json`, or {} for a version before 0.3, which wrote none."""
+    """Return the content of a release's `card.json`, or {} if there is none (before version 0.3)."""
     with suppress(FileNotFoundError):
         return dict(read_json(release / "card.json"))
     return {}
