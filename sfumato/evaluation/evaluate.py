@@ -133,7 +133,7 @@ def loaded(classifiers: Mapping[str, Path]) -> dict[str, ImageClassifier]:
 
 
 def card_of(release: Path) -> Mapping[str, object]:
-    """Return the content of a release's `card.json`, or {} if there is none (before version 0.3)."""
+    """Return a release's `card.json`, or {} if a version before 0.3 made the release."""
     with suppress(FileNotFoundError):
         return dict(read_json(release / "card.json"))
     return {}
