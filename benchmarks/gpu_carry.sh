@@ -13,7 +13,8 @@ rm -rf .gpu/site
   --python-version 3.12 --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 \
   --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
   pydantic==2.14.3 pydantic-core==2.50.4 annotated-types==0.8.0 typing-inspection==0.4.5 typing-extensions==4.16.0 \
-  randomgen==2.5.0 dp-accounting==0.6.0 dm-tree==0.1.10 platformdirs==4.14.5 opacus==1.6.0
+  randomgen==2.5.0 dp-accounting==0.6.0 dm-tree==0.1.10 platformdirs==4.14.5 opacus==1.6.0 \
+  pytest pluggy iniconfig packaging
 
 images=/usr/share/datasets/fashion-mnist
 if [ ! -d .gpu/fashion-mnist ]; then

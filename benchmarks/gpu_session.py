@@ -8,12 +8,14 @@
 
 The parts run in this order, the most valuable first:
 
+- `recipes`: the tests of all stages of nine recipes, which elsewhere pretend a GPU;
 - `step`: a full step;
 - `more`: the steps of other networks;
 - `fitting` and `drawing`: the generator's fit and the sampler;
 - `stages`: each stage of `teacher-generator` on Fashion-MNIST; the release is copied to
   OUT/release, to be evaluated elsewhere;
-- `graph`: a chunk as a CUDA graph;
+- `graph`: a chunk as a CUDA graph, also for K = 1;
+- `compile`: a plain step by `torch.compile`, the strongest baseline;
 - `checks`: two parts of `gpu.py`;
 - `steps`: passes per second of DP-SGD, compared with the fastest of several plain steps of the same
   precision, and with Opacus;
@@ -279,7 +281,7 @@ def graph(found: Session) -> None:
     if found.device != "cuda":
         return found.skip("graph", "needs a GPU")
     name, setting = next(iter(networks(found).items()))
-    for draws in (8, 32):
+    for draws in (1, 8, 32):
         images = max(1, min(2048, setting.passes) // draws)
         what = f"{name}, bfloat16, K={draws}, {images} images at a time"
         measure(
@@ -290,7 +292,45 @@ def graph(found: Session) -> None:
         )
 
 
+def compiled(found: Session) -> None:
+    """Measure the plain step by `torch.compile`, the strongest baseline.
+
+    This part runs late, because the search for the fastest kernels takes minutes.
+    """
+    if found.device != "cuda":
+        return found.skip("compile", "needs a GPU")
+    name, setting = next(iter(networks(found).items()))
+    batch = min(setting.passes, 2048)
+    for autocast in (True, False):
+        what = f"{name}, {'bfloat16' if autocast else 'float32'}, plain, NHWC"
+        step = partial(plain, setting, autocast, "cuda", batch, channels_last=True)
+        fastest = measure(found, f"{what}, beside", step, setting.passes)
+        measure(found, f"{what}, compiled", partial(step, compiled=True), setting.passes, fastest)
+
+
 # --- the pipeline ---------------------------------------------------------------------------------
+
+
+def recipes(found: Session) -> None:
+    """Run the tests of all stages of nine recipes on this GPU instead of a pretended one."""
+    if found.device != "cuda":
+        return found.skip("recipes", "needs a GPU")
+    tests = "tests/stages/test_stages_on_a_gpu.py"
+    words = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", tests]
+    start = time.perf_counter()
+    done = subprocess.run(
+        words,
+        cwd=bare.ROOT,
+        env={**os.environ, "SFUMATO_REAL_GPU": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    last = " ".join(done.stdout.split())[-600:]
+    if "No module named pytest" in done.stderr:
+        return found.skip("recipes", "pytest is missing")
+    found.check("every stage of nine recipes runs on the GPU", done.returncode == 0, last)
+    found.row("recipes", "tests of nine recipes", time.perf_counter() - start, "s")
 
 
 def stages(found: Session) -> None:
@@ -402,12 +442,14 @@ def fitting(found: Session) -> None:
 
 # Name -> (part, seconds that must be left to start it), in the order of running.
 PARTS: dict[str, tuple[Callable[[Session], None], int]] = {
+    "recipes": (recipes, 60),
     "step": (step, 15),
     "more": (more, 30),
     "fitting": (fitting, 15),
     "drawing": (drawing, 10),
     "stages": (stages, 40),
     "graph": (graph, 10),
+    "compile": (compiled, 60),
     "checks": (checks, 20),
     "steps": (steps, 30),
     "profile": (profile, 15),

@@ -93,10 +93,12 @@ def plain(
     device: str = "cpu",
     batch: int | None = None,
     channels_last: bool = False,
+    compiled: bool = False,
 ) -> Callable[[], object]:
     """Build an ordinary training step, without per-image gradients.
 
     batch: images at a time, if memory is short; None for all.
+    compiled: whether `torch.compile` chooses the kernels.
     """
     model = setting.network(device)
     if channels_last:
@@ -106,6 +108,9 @@ def plain(
         torch.Generator(device).manual_seed(0),
     )
     parameters = list(model.parameters())
+    network = model
+    if compiled:
+        network = torch.compile(model, mode="max-autotune-no-cudagraphs")
 
     def step() -> object:
         total: tuple[Tensor, ...] = ()
@@ -115,7 +120,7 @@ def plain(
             noise = torch.randn(x.shape, generator=generator, device=device)
             with torch.autocast(device, torch.bfloat16, enabled=autocast):
                 loss = per_image_loss(
-                    model, x, y, draw_noise_levels(LogNormal(), len(x), generator), noise
+                    network, x, y, draw_noise_levels(LogNormal(), len(x), generator), noise
                 ).mean()
             found = torch.autograd.grad(loss, parameters)
             total = tuple(map(torch.add, total, found)) if total else found
