@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -108,7 +108,7 @@ def plain(
         torch.Generator(device).manual_seed(0),
     )
     parameters = list(model.parameters())
-    network = model
+    network: Any = model
     if compiled:
         network = torch.compile(model, mode="max-autotune-no-cudagraphs")
 

@@ -9,15 +9,17 @@ import subprocess
 import sys
 import threading
 import tomllib
+import zipfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU = (ROOT / "cpu.txt").read_text()
-BUILDS = re.findall(r"(?m)^(torch\w*)==([0-9.]+)\+cpu;", CPU)
+BUILDS = re.findall(r"(?m)^(torch\w*)==([0-9.]+);", CPU)
 FILES = ("Makefile", "cpu.txt", "constraints.txt", "pyproject.toml")
 UNREACHABLE = "http://127.0.0.1:9"  # the discard port, which nothing serves
 
@@ -73,6 +75,36 @@ def test_cpu_builds_have_the_versions_that_the_tests_use():
     assert CPU.splitlines()[-1] == "."
 
 
+def add_wheel(folder: Path, version: str) -> None:
+    """Add an empty wheel of torch to the index in `folder`."""
+    (folder / "torch").mkdir(parents=True)
+    place = folder / "torch" / f"torch-{version}-py3-none-any.whl"
+    about = f"torch-{version}.dist-info"
+    with zipfile.ZipFile(place, "w") as wheel:
+        metadata = f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
+        wheel.writestr(f"{about}/METADATA", metadata)
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
+    page = f'<a href="{quote(place.name)}">{place.name}</a>'
+    (folder / "torch" / "index.html").write_text(page)
+
+
+@pytest.mark.parametrize(("answers", "build"), [(True, "+cpu"), (False, "")])
+def test_pip_takes_the_cpu_build_if_its_index_answers(tmp_path, index, answers, build):
+    """Before, the install ended with "No matching distribution" where the index was blocked."""
+    name, version = BUILDS[0]
+    add_wheel(tmp_path / "index" / "public", version)
+    add_wheel(tmp_path / "index" / "cpu", f"{version}+cpu")
+    more = f"{index}/cpu" if answers else UNREACHABLE
+    words = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps"]
+    words += ["--no-cache-dir", "--retries", "0", "--index-url", f"{index}/public"]
+    words += ["--extra-index-url", more, f"{name}=={version}"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
+    environment["PIP_CONFIG_FILE"] = os.devnull
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert f"Would install {name}-{version}{build}\n" in done.stdout, done.stderr
+
+
 def test_uv_takes_the_cpu_builds_from_the_same_index():
     uv = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]
     (index,) = uv["index"]
@@ -89,20 +121,20 @@ def test_the_package_itself_names_no_index():
 
 def test_make_takes_cpu_builds_where_their_index_answers(tmp_path, index):
     lines, _ = make_install(tmp_path, index)
-    wanted = [f"{name}=={version}+cpu" for name, version in BUILDS]
+    wanted = [f"{name}=={version}" for name, version in BUILDS]
     assert lines[0].split()[1:] == ["--no-deps", "--index-url", index, *wanted]
     assert lines[1].endswith("-c constraints.txt -e .")
 
 
 def test_make_takes_the_public_index_where_the_other_is_silent(tmp_path):
     lines, errors = make_install(tmp_path, UNREACHABLE)
-    assert len(lines) == 1 and "+cpu" not in lines[0]
+    assert len(lines) == 1 and "index-url" not in lines[0]
     assert errors.count("cannot be reached") == 1
 
 
 def test_make_keeps_cuda_for_an_nvidia_card(tmp_path, index):
     lines, errors = make_install(tmp_path, index, card=True)
-    assert len(lines) == 1 and "+cpu" not in lines[0] and not errors
+    assert len(lines) == 1 and "index-url" not in lines[0] and not errors
 
 
 def test_make_lets_python_keep_compiled_modules(tmp_path):
