@@ -225,8 +225,8 @@ def is_unclear(form: str, forms: Collection[str], in_names: bool) -> bool:
 
     A number such as 999 is treated as one person's id if the next lower or the next higher number
     is an id too.
-    In file names, the same applies to 0 if 1 and 2 are ids too, because persons may be counted
-    from 0.
+    In file names, 0 is treated as one person's id if 1 and 2 are ids too, because the owner may
+    count persons from 0.
     """
     if NO_NUMBER.fullmatch(form):
         return not {str(int(form) - 1), str(int(form) + 1)} & {*forms}

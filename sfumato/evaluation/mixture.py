@@ -40,8 +40,8 @@ def judges(teacher: TeacherNetwork, drawn: ImageSet, public: ImageSet, seed: int
 def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict[str, float]:
     """Train a student on the release, and measure how often it agrees with the teacher.
 
-    Returns one share for each set in `judged`: the mean over the teacher's labels of the share of
-    images on which student and teacher agree.
+    Returns the balanced agreement for each set in `judged`: the share of images on which student
+    and teacher agree, computed separately for each of the teacher's labels and then averaged.
     """
     images = released.images.permute(0, 2, 3, 1).numpy()
     student = fit_classifier(

@@ -112,7 +112,8 @@ def label_columns(label: int | list[int], classes: Sequence[str]) -> dict[str, o
 def save_webdataset(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
     """Write tar files with `<index>.png` and `<index>.json` for each image.
 
-    The JSON contains `kind`, and `label` and `class` or, with several labels per image, `labels`.
+    The JSON contains `kind`, `label` and `class`. With several labels per image, it contains
+    `labels` instead of `label` and `class`.
     """
     folder = directory / "webdataset"
     folder.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ def procedural_drawer(
 ) -> Callable[[np.random.Generator, int], np.ndarray]:
     """Return a function (random stream, label) -> texture, (H, W, C) uint8.
 
-    Textures with edges are drawn at double size, then averaged.
+    Textures with edges are drawn at double size, then reduced by averaging 2×2 pixels.
     """
     channels, height, width = shape
     textures = list(FAMILIES.values())
