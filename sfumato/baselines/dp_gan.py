@@ -115,7 +115,9 @@ class AdversarialState:
         """Generate images for one step.
 
         Returns images, (`fakes`, C, H, W), their labels, and the random numbers that
-        their loss uses. All randomness is public. purpose: 0 for the discriminator's step, 1 for the generator's.
+        their loss uses. All randomness is public.
+
+        purpose: 0 for the discriminator's step, 1 for the generator's.
         """
         random = torch.Generator().manual_seed((self.seed << 31) + 2 * self.judge.steps + purpose)
         labels = balanced_labels(self.config.fakes, self.priors, self.model.classes, random).to(

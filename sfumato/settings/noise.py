@@ -38,7 +38,7 @@ def at_epsilon(epsilon: float, table: Mapping[float, float]) -> float:
         if not is_positive(key):
             raise ValueError(f"{key!r} is a key of a table by ε: expected a positive number")
     if not table:
-        raise ValueError("the table of values by ε is empty: expected at least one entry 'ε: value'")
+        raise ValueError("the table by ε is empty: expected at least one entry 'ε: value'")
     entries = sorted(table)
     return float(np.interp(math.log(epsilon), np.log(entries), [table[key] for key in entries]))
 
