@@ -126,6 +126,6 @@ def usefulness(made: ProjectPlan) -> str:
     return (
         f"{expected.capitalize()}. 100 % means that a classifier learns as much from the release "
         "as from the real images. The forecast was fitted to results on public sets, and is valid "
-        "if models are trained as long as for these results. Two thirds of these results lay "
+        "if models are trained as long as for these results. Seven of eight of these results lay "
         "within the range of the forecast."
     )

@@ -24,7 +24,7 @@ from sfumato.storage.documents import read_yaml
 
 MOST_EPSILON = 10.0  # Largest recommended ε. The guarantee of a larger ε is weak
 # With fewer images or persons than this, the range is wider by the factor √(FEW_UNITS / number)
-FEW_UNITS = 500
+FEW_UNITS = 1000
 LINE: dict[str, Any] = dict(read_yaml(Path(__file__).with_name("forecast.yaml")))
 
 
@@ -62,11 +62,17 @@ def expected_part(kind: str, product: float, size_factor: float = 1.0, sure: flo
     kind: key of the offsets;
     product: units · ε;
     size_factor: result of `size_factor`;
-    sure: number of standard deviations to add. Two thirds of the public results were within one
-    standard deviation of the line.
+    sure: 1 for the upper end of the range, −1 for its lower end. The range contained seven of eight
+    public results that had been left out when the line was fitted.
     """
     middle = LINE["offsets"][kind] + LINE["slope"] * math.log10(product)
-    return size_factor * float(expit(middle + sure * LINE["spread"]))
+    part = size_factor * float(expit(middle))
+    return float(expit(logit(part) + sure * LINE["spread"]))
+
+
+def range_width(units: int) -> float:
+    """Return the width of the range for this number of units, relative to FEW_UNITS or more."""
+    return max(1.0, (FEW_UNITS / units) ** 0.5)
 
 
 def forecast(kind: str, units: int, epsilon: float, size_factor: float) -> str:
@@ -74,7 +80,7 @@ def forecast(kind: str, units: int, epsilon: float, size_factor: float) -> str:
 
     The range is wider if there are fewer than FEW_UNITS units.
     """
-    wide = max(1.0, (FEW_UNITS / units) ** 0.5)
+    wide = range_width(units)
     low, part, high = (
         expected_part(kind, units * epsilon, size_factor, sure) for sure in (-wide, 0, wide)
     )

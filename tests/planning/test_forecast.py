@@ -32,9 +32,9 @@ def test_the_range_is_wider_for_a_few_hundred_persons():
         found = re.search(r"(\d+) % \((\d+) to (\d+)\)", forecast("grey", units, 1000 / units, 1))
         return [logit(int(each) / 100) for each in found.groups()]
 
-    middle, *whole = ends(1000)
-    assert ends(500) == [middle, *whole]
-    again, *wide = ends(125)
+    middle, *whole = ends(2000)
+    assert ends(1000) == [middle, *whole]
+    again, *wide = ends(250)
     assert again == middle
     for far, near in zip(wide, whole, strict=True):
         assert (far - middle) / (near - middle) == pytest.approx(2, rel=0.1)
@@ -86,19 +86,19 @@ def test_the_line_is_that_of_the_public_results():
     assert fit.fitted(fit.runs()) == LINE
 
 
-def test_public_sets_come_out_as_the_others_forecast_them():
-    """Each set is left out in turn: two of three lie within the range, and none is two levels
-    away.
-    """
+def test_seven_of_eight_left_out_sets_come_out_within_the_range():
+    """Each set is left out in turn. Sets of 100 to 2 000 units count if all their runs do."""
     found = fit.left_out(fit.runs())
+    within = found.error <= LINE["spread"]
+    assert len(found) >= 20 and within.mean() >= 7 / 8
+    small = within[found.units.between(100, 2000)].groupby(found.set).all()
+    assert len(small) >= 8 and small.mean() >= 7 / 8
     order = list(VERDICT_LEVELS)
-    wrong = abs(found.height - logit(found.learned))
-    assert len(found) >= 12 and (wrong <= LINE["spread"]).mean() >= 2 / 3
     away = [
         order.index(one) - order.index(other)
         for one, other in zip(found.expected, found.level, strict=True)
     ]
-    assert max(map(abs, away)) == 1
+    assert max(map(abs, away)) == 1, "no set is two levels away"
 
 
 @pytest.mark.parametrize("kind", KINDS)
