@@ -1,12 +1,12 @@
 """Write the generated parts of docs/reference.md, and dvc.yaml.
 
-They stand between the marks `<!-- NAME -->` and `<!-- /NAME -->`.
+The generated parts are between the marks `<!-- NAME -->` and `<!-- /NAME -->`.
 
 Everything comes from the code: the table of stages, the Typer app, the exit codes of
 `sfumato.errors`, the recipes in `pipelines/` and the settings. The description of a setting is the
 comment at the end of its line, the comment lines directly above it, the description in the class
-from which it is inherited, or an entry of EVERYWHERE. In it, `one of TABLE (its/module)` is
-replaced by the names in that table. The description of a section is the docstring of its class.
+from which it is inherited, or an entry of EVERYWHERE. In a description, `one of TABLE (its/module)`
+is replaced by the names in that table. The description of a section is the docstring of its class.
 
     python docs/generate.py            # write
     python docs/generate.py --check    # exit 1 if the page differs from the code
@@ -43,10 +43,11 @@ from sfumato.settings.stages import STAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference.md"
-SHARED = 4  # an option that this many commands have is described only once
+SHARED = 4  # an option that at least this many commands have is described only once
 BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 HUGE = 10**9  # larger bounds only guard against overflow and are not shown
-EVERYWHERE = {  # keys that mean the same in every section without a comment of its own
+ONE = "A bug in Sfumato. Also: `stage mark check` found no mark, or `stage init` was not confirmed."
+EVERYWHERE = {  # descriptions of settings that have no comment, used in every section
     "noise": "Noise: the multiplier of each release, the query's share of the budget, or `rest`"
 }
 # types that have their own paragraph in the reference: union type -> link to the paragraph
@@ -58,7 +59,7 @@ NAMED = {float | str: "[noise](#noise)", get_args(NoiseLevels)[0]: "[noise level
 
 @functools.cache
 def comments_of(kind: type) -> dict[str, str]:
-    """Return the comment of each annotated field of a class: behind the field, or right above."""
+    """Return the comment of each annotated field of a class, behind the field or right above it."""
     source = Path(inspect.getsourcefile(kind) or "").read_text(encoding="utf-8")
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {token.start[0]: token for token in tokens if token.type == tokenize.COMMENT}
@@ -381,10 +382,7 @@ def metrics() -> str:
 def exit_codes() -> str:
     kinds = sorted(errors.SfumatoError.__subclasses__(), key=lambda kind: kind.exit_code)
     known = [(kind.exit_code, docstring(kind)) for kind in kinds]
-    return table(
-        ("code", "meaning"),
-        [(0, "Done."), (1, "An error that is a bug."), *known, (130, "Interrupted.")],
-    )
+    return table(("code", "meaning"), [(0, "Done."), (1, ONE), *known, (130, "Interrupted.")])
 
 
 def recipes() -> str:
@@ -437,8 +435,7 @@ def generated(page: str) -> str:
         )
         if times != 1:
             raise ValueError(
-                f"{REFERENCE}: the marks of the part {name} stand there {times} times, expected "
-                "once"
+                f"{REFERENCE}: the marks of the part {name} occur {times} times, expected once"
             )
     return page
 

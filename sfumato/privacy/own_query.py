@@ -62,8 +62,8 @@ class OwnCharge:
         Raises:
             ConfigError: The function fails on public noise, does not return one row per image, or
                 returns a different row if it is called again. No use is lost.
-            DataError: The function fails on a drawn image. That use is spent and releases nothing;
-                the next one may start.
+            DataError: The function fails on a drawn image. This use is spent and releases nothing.
+                The next use may start.
             BudgetError: All uses are spent, `max_norm` differs from the charge's, or the `with`
                 block has ended.
 

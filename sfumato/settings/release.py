@@ -92,9 +92,9 @@ class Synthesize(Settings):
     # images. If they are added, only every k-th drawn image is kept, so that the numbers of images
     # have the ratio of the weights in `sources`
     choose: bool = False
-    # Number of images to draw for each image that is kept. The images of a class are chosen so that
-    # the mean of their features is as close as possible to the `frequency` release. With `relabel`,
-    # the class is the teacher's label; 1: keep all images
+    # Number of images to draw for each image that is kept; 1: keep all images. The kept images of a
+    # class are chosen so that the mean of their features is as close as possible to the `frequency`
+    # release. With `relabel`, an image's class is the teacher's label
     herding: Positive = 1
     # Let the teacher label the images. Otherwise, an image has the label for which it was drawn
     relabel: bool = False
