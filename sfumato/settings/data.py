@@ -210,8 +210,8 @@ class Data(Strict):
     different_people: bool = False
     # Rule for finding each image's person, for privacy.unit: group. Applies only to your own files
     groups: Groups | None = None
-    # Owner's confirmation that images may be assigned to other persons, although queries have
-    # already used them. The odometer is then permanently incomplete
+    # Owner's confirmation that images may now be assigned to other persons than before, although
+    # queries have already used these images. The odometer is then permanently incomplete
     other_groups: bool = False
 
     @field_validator("classes")

@@ -65,7 +65,7 @@ class Fit(Settings):
 class Auxiliary(Fit):
     """A one-step generator fitted to a noisy release, and images drawn from it (FETA-Pro §3.3)."""
 
-    latent: Positive = 32  # Number of random numbers from which an image is generated
+    latent: Positive = 32  # Latent dimension: number of random inputs of the generator per image
     width: Positive = 40  # Channels at half resolution
     # Release to which the generator is fitted; `covariance` fits Gaussians instead of a network
     target: Literal["frequency", "moments", "covariance"] = "frequency"
@@ -138,7 +138,7 @@ class Model(Architecture):
     # Side in pixels to which images are resized before they are encoded; None: the model's own size
     image_size: Positive | None = None
     # Template of the text prompts, one prompt per class. It contains {class}, {article} or
-    # {number}; None: a template that is chosen by data.dataset_id
+    # {number}; None: a template that depends on data.dataset_id
     prompt: str | None = None
     # Complete text prompts by class name, to be used instead of the template
     prompts: dict[str, str] = Field(default={})
