@@ -68,9 +68,10 @@ def height_at(line: dict[str, Any], kind: str, product: Any) -> Any:
 def left_out(table: pd.DataFrame) -> pd.DataFrame:
     """Forecast each run from the other sets. Runs of the only set of a kind are omitted."""
     rows = []
-    pictures = table.set.str.split(" of ").str[0]  # sets of the same pictures are left out together
-    for run in table.itertuples():
-        line = line_of(table[pictures != pictures[run.Index]])
+    # sets of the same pictures are left out together
+    pictures = np.array([str(name).split(" of ")[0] for name in table.set])
+    for picture, run in zip(pictures, table.itertuples(), strict=True):
+        line = line_of(table[pictures != picture])
         if run.kind in line["offsets"]:
             about = {
                 "set": run.set,

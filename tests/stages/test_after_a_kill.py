@@ -69,7 +69,7 @@ def test_the_plan_counts_an_open_charge_once(desk, killed_at, moment):
     killed_at("count", name)
     closed = becomes == "restored, nothing" and not moment.endswith("journalled")
     word = "already released as" if becomes == "restored, nothing" else "at no further cost"
-    text = desk.run("plan --dry-run", f"count: {word}", "next: `stage run` will spend: central")
+    text = desk.run("plan --dry-run", word, "next: `stage run` will spend: central")
     assert "would spend" not in next(
         line for line in text.splitlines() if line.startswith("count:")
     )
