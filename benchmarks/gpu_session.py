@@ -8,7 +8,8 @@
 
 The parts run in this order, the most valuable first:
 
-- `recipes`: the tests of all stages of nine recipes, which elsewhere pretend a GPU;
+- `recipes`: the tests of all stages of nine recipes on the real GPU; elsewhere, these tests
+  simulate one;
 - `step`: a full step;
 - `more`: the steps of other networks;
 - `fitting` and `drawing`: the generator's fit and the sampler;
@@ -23,7 +24,7 @@ The parts run in this order, the most valuable first:
 - `ceilings`: the limits of the GPU.
 
 Each row is written to OUT/session.jsonl at once. A part is skipped if too few seconds are left for
-it, and stopped when the seconds are over; both are reported. With --resume, a later session appends
+it, and stopped when time runs out; both cases are reported. With --resume, a later session appends
 to the same file and omits the parts that finished. The exit code is 1 if a check or a part failed.
 DVC is not needed. On a CPU, speed is not checked.
 """
@@ -312,7 +313,7 @@ def compiled(found: Session) -> None:
 
 
 def recipes(found: Session) -> None:
-    """Run the tests of all stages of nine recipes on this GPU instead of a pretended one."""
+    """Run the tests of all stages of nine recipes on this GPU instead of a simulated one."""
     if found.device != "cuda":
         return found.skip("recipes", "needs a GPU")
     tests = "tests/stages/test_stages_on_a_gpu.py"

@@ -114,8 +114,8 @@ class AdversarialState:
     def generated(self, purpose: int) -> tuple[Tensor, Tensor, Draws]:
         """Generate images for one step.
 
-        Returns images, (`fakes`, C, H, W), their labels, and the random numbers that
-        their loss uses. All randomness is public.
+        Returns the images, of shape (`fakes`, C, H, W), their labels, and the random numbers
+        that their loss uses. All randomness is public.
 
         purpose: 0 for the discriminator's step, 1 for the generator's.
         """

@@ -117,10 +117,10 @@ def ids_of_persons(groups: Groups, persons: Sequence[str]) -> Ids:
 
 
 def ids_in_names(pattern: str, names: Sequence[str], alone: bool) -> Ids:
-    """Find the id in each file name by a pattern; None for a name without an id.
+    """Find the id in each file name by a pattern.
 
-    Raises DataError if a name has no id. With `alone`, a name needs no id, and DataError is raised
-    only if no name has one.
+    Raises DataError if a name has no id. With `alone`, such a name gets None, and DataError is
+    raised only if no name has an id.
     """
     matches = [re.search(pattern, name) for name in names]
     missed = [name for name, match in zip(names, matches, strict=True) if match is None]

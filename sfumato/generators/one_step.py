@@ -169,10 +169,10 @@ def embedding_of(match: FeatureMeans, images: Tensor, weights: Tensor, priors: T
 def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor) -> Tensor:
     """Estimate ‖μ̃ − μ(G)‖² − ‖μ̃‖² from a batch, with one weight per column. Returns a scalar.
 
-    The squared norm of a batch mean is a biased estimate. Because ‖φ‖ = 1, the bias is known, and
-    is subtracted; otherwise, small batches would reward images without variety. The squared error
-    of column m, the column of class m, is divided by priors_m; otherwise, the weight of a rare
-    class would be only priors_m².
+    The squared norm of a batch mean is a biased estimate of ‖μ(G)‖². Because ‖φ‖ = 1, the bias is
+    known, and is subtracted; otherwise, small batches would reward images without variety. The
+    squared error of column m, the column of class m, is divided by priors_m; otherwise, the weight
+    of a rare class would be only priors_m².
 
     embedding, target: (K, classes), μ(G) and μ̃; weights: see `embedding_of`.
     """

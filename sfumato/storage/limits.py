@@ -95,7 +95,7 @@ def check_volume(name: str, shape: tuple[int, int, int], itemsize: int) -> None:
 
 
 class Allowance:
-    """The number of bytes to which an archive, with the archives inside it, may still expand."""
+    """The number of bytes that an archive, with the archives inside it, may still unpack to."""
 
     def __init__(self, path: Path, size: int, folder: Path) -> None:
         """Compute the limit.
