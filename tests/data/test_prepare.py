@@ -426,7 +426,7 @@ def test_the_command_takes_the_shape_from_the_card(desk):
     assert "stage prepare sensitive" in desk("prepare public", code=4) and not Path("data").exists()
     desk("prepare sensitive")
     said = desk("prepare public", public={"per_class": 1})
-    assert "62 images of glyphs, shape [1, 8, 8], 62 classes" in said
+    assert "62 images from the source 'glyphs', shape [1, 8, 8], 62 classes" in said
     assert len(load_public(Path("data/public"), (1, 8, 8))) == 62
     assert "no stage reads public images" in desk("prepare public", run=["synthesize"])
     assert "public.path is missing" in desk("prepare public", code=2, public={"source": "npz"})

@@ -13,7 +13,7 @@ from sfumato.settings.data import Data, Public
 def test_images_of_another_card_are_refused(tmp_path):
     prepare_sensitive(Data(), tmp_path / "state", tmp_path / "card.json", tmp_path)
     card = replace(read_card(tmp_path / "card.json"), version="another")
-    with pytest.raises(DataError, match="other images"):
+    with pytest.raises(DataError, match="does not contain the images"):
         load_prepared(tmp_path / "state", card, "sensitive")
 
 

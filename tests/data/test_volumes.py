@@ -130,7 +130,7 @@ def test_slices_of_a_volume_belong_to_one_person(tmp_path):
 
 
 def test_volumes_without_persons_are_refused(tmp_path):
-    with pytest.raises(ValidationError, match=r"data\.groups is missing.*\{volume: true\}"):
+    with pytest.raises(ValidationError, match=r"data\.volume requires.*\{volume: true\}"):
         settings(tmp_path, groups=None)
 
 

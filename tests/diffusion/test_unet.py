@@ -158,7 +158,7 @@ def test_a_broken_model_is_an_error_that_names_it(tmp_path):
         json.dumps({"resolution": 8, "channels": 1, "classes": 4})
     )
     save_file({"x": torch.zeros(1)}, tmp_path / "weights.safetensors")
-    with pytest.raises(DataError, match="do not fit"):
+    with pytest.raises(DataError, match="do not match"):
         load_model(tmp_path)
 
 

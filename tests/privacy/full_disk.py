@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import torch
-from conftest import Owner
+from owners import Owner
 
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import read_card

@@ -180,7 +180,7 @@ def test_missing_or_foreign_latents_are_refused_early(encoded, tmp_path):
     home = latents_directory(encoded.state, encoded.card, encoded.key)
     whole = np.load(home / LATENTS)
     np.save(home / LATENTS, whole[:-1])
-    with pytest.raises(DataError, match="of other images"):
+    with pytest.raises(DataError, match="do not belong to the images"):
         encoded.open(latents=encoded.key)
     assert encoded.odometer.opened() == []
 

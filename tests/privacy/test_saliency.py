@@ -316,6 +316,6 @@ def test_a_salient_set_without_saliency_is_refused_early(desk, owner, kind):
     with pytest.raises(DataError, match="stage saliency"):
         desk("finetune", training(kind), STEPS)
     write_empty(desk.artifacts / "saliency", "saliency")
-    with pytest.raises(ConfigError, match="add saliency to run"):
+    with pytest.raises(ConfigError, match="add saliency to `run`"):
         desk("finetune", training(kind), STEPS)
     assert owner.odometer.opened() == []

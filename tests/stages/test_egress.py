@@ -147,7 +147,7 @@ def test_the_package_is_signed_and_says_so(project, desk):
     with zipfile.ZipFile("out/images-01.zip") as archive:
         archive.extractall("pictures")
     text = desk.run(
-        "mark check pictures --card out/card.json", "40 of 40 pictures: signed by Office"
+        "mark check pictures --card out/card.json", "(40 of 40 pictures): signed by Office"
     )
     assert "issuer was not checked" in text
 

@@ -233,7 +233,7 @@ def test_a_folder_that_others_may_enter_is_refused(tmp_path):
     done = subprocess.run(
         run, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT, check=False
     )
-    assert done.returncode == 1 and "with mode 700" in done.stderr and not any(folder.iterdir())
+    assert done.returncode == 1 and "have mode 700" in done.stderr and not any(folder.iterdir())
 
 
 def test_two_forks_draw_differently_and_compute(tmp_path):

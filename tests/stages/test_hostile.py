@@ -97,7 +97,7 @@ HUGE = {
     "width": (
         "network",
         arguments_of(build_network("whitened", (1, 8, 8), 4, 4)) | {"width": 10**5},
-        "files can fill",
+        "files can contain",
     ),
     "shape": ("shape", [1, 10**5, 10**5], "at most 2048 pixels per side"),
 }

@@ -78,7 +78,7 @@ def test_a_release_for_patients_states_so_everywhere(clinic):
 @pytest.mark.parametrize(
     ("prepared", "asked", "message"),
     [
-        ({}, {"data": {"groups": {"array": True}}}, "set privacy.unit: group"),
+        ({}, {"data": {"groups": {"array": True}}}, "set privacy.unit to group"),
         ({}, {"privacy": {"unit": "group"}}, "data.groups is missing"),
         (ARRAY, {}, "prepared for the unit group"),
         (ARRAY, {"privacy": {"unit": "image"}}, "prepared for the unit group"),

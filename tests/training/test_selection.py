@@ -347,7 +347,7 @@ def test_disabled_stages_write_empty_artifacts(desk):
 
 def test_what_does_not_fit_is_refused_before_anything_is_spent(desk, tmp_path):
     desk("classifier", enabled=False)
-    with pytest.raises(ConfigError, match="add classifier to run"):
+    with pytest.raises(ConfigError, match="add classifier to `run`"):
         desk("histogram", noise=5.0)
     desk("classifier", width=4, steps=2)
     with pytest.raises(ConfigError, match="histogram.votes=21"):

@@ -24,9 +24,9 @@ from pyarrow import parquet  # noqa: E402
 
 REFUSED = {
     "PNG that claims 2³¹ × 2³¹": "x.png is too large",
-    "PNG with a row of 10⁷": "1×10000000 pixels",
+    "PNG with a row of 10⁷ pixels": "1×10000000 pixels",
     "PNG in 16 bits": "288,000,000 bytes when decoded",
-    "PNG in 16 bits and colour": "294,000,000 bytes when decoded",
+    "PNG in colour and 16 bits": "294,000,000 bytes when decoded",
     "PNG with a palette": "324,000,000 bytes when decoded",
     "TIFF of floating point": "324,000,000 bytes when decoded",
     "TIFF of 64-bit colours": "384,000,000 bytes when decoded",

@@ -86,7 +86,7 @@ SPOILED = {  # how a folder of cats and dogs is spoiled, what is named, and the 
         "loose.jpg",
         "not in a class folder",
     ),
-    "nesting": (lambda root: (root / "dog/puppies").mkdir(), "puppies", "directly into the folder"),
+    "nesting": (lambda root: (root / "dog/puppies").mkdir(), "puppies", "into the class folder"),
     "text": (
         lambda root: (root / "dog/notes.txt").write_text("no picture"),
         "notes.txt",
