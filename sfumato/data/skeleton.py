@@ -184,17 +184,18 @@ def numbers_replaced(numbers: set[int], generator: Random) -> dict[int, int]:
             replaced |= zip(own, own, strict=True)
             continue
         span = own[-1] - own[0]
+        ids = span > SPARSE * len(own)
         first = 10 ** (digits - 1)
         start = generator.randrange(first, 10**digits - span)
         while start in YEARS or start + span in YEARS:  # these would be interpreted as years
             start = generator.randrange(first, 10**digits - span)
-        if any(len(str(n)) == digits - 1 for n in numbers) and own[0] < 1.5 * first:
+        if not ids and any(len(str(n)) == digits - 1 for n in numbers) and own[0] < 1.5 * first:
             start = own[0]  # these numbers continue a range of shorter numbers, such as 99 and 100
         chosen = {start, start + span}
         while len(chosen) < len(own):
             chosen.add(start + generator.randrange(span))
         others = sorted(chosen)
-        if span > SPARSE * len(own):
+        if ids:
             generator.shuffle(others)
         replaced |= zip(own, others, strict=True)
     return replaced

@@ -71,6 +71,15 @@ def test_numbers_keep_their_form():
     assert max(map(replaced.get, ids)) - min(map(replaced.get, ids)) == 99871 - 17003
 
 
+def test_the_least_and_largest_ids_are_replaced_too():
+    """Ids that begin with a zero have fewer digits as numbers. They do not make the other ids a
+    continued count, whose ends stay.
+    """
+    ids = {972543, 1000768, 9972362, 10003377, 54321098, 99984401}
+    replaced = numbers_replaced(ids, random.Random(0))
+    assert ids.isdisjoint(replaced.values())
+
+
 @pytest.fixture
 def clinic(tmp_path):
     """Two classes of pictures of several modes, a table, and a file that is no picture."""
