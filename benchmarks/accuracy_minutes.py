@@ -57,7 +57,7 @@ def rows() -> pd.DataFrame:
     )
     for changed, name in VARIANTS.items():
         found.loc[found.change.fillna("").str.contains(changed, regex=False), "recipe"] += name
-    # Rows measured before this recipe had a teacher.
+    # Rows measured before the recipe `full` had a teacher
     older = found.recipe.eq("full") & found.profile.eq("digits") & found["version"].isna()
     found = found[found.epsilon.isin([1, 10]) & ~older]
     means = {"accuracy": ("accuracy", "mean"), "minutes": ("minutes", "min")}
@@ -65,7 +65,7 @@ def rows() -> pd.DataFrame:
 
 
 def spread(heights: list[float], least: float) -> list[float]:
-    """Lower the heights, given from the highest down, until neighbours are `least` apart."""
+    """Lower heights, sorted from the highest down, so that all are at least `least` apart."""
     found = list[float]()
     for height in heights:
         found.append(min(height, found[-1] - least) if found else height)

@@ -8,15 +8,15 @@ AMP is adversarial model perturbation.
 The same small U-Net is trained on drawn glyphs in three ways:
 
 - plain;
-- with AMP, for as many steps as the plain network, which takes at least twice the work;
+- with AMP, for the same number of steps, each with at least twice the work;
 - plain, with as much work as AMP.
 
-Then its averaged weights are moved by a vector of a given norm, and its denoising loss on held-out
-glyphs is measured. The vector has either a random direction, like the noise of DP-SGD (the loss is
-the mean over several directions), or the worst direction that a few steps of gradient ascent find,
-like the perturbation in AMP. Batches, noise and directions are the same for all three networks. All
-images are public and drawn by this program, so nothing is downloaded. The program takes less than
-five minutes on one core.
+Then each network's averaged weights are moved by a vector of a given norm, and its denoising loss
+on held-out glyphs is measured. The vector has either a random direction, like the noise of DP-SGD
+(the loss is the mean over several directions), or the worst direction that a few steps of gradient
+ascent find, like the perturbation in AMP. Batches, noise and directions are the same for all three
+networks. All images are public and drawn by this program, so nothing is downloaded. The program
+takes less than five minutes on one core.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def losses_under_noise(
 
 
 def worst_loss(model: UNet, batch: Sequence[Tensor], norm: float, steps: int = 5) -> float:
-    """Measure the loss after gradient ascent in the weights, projected to the sphere of `norm`."""
+    """Measure the loss after gradient ascent in the weights, at most `norm` from the start."""
     parameters = list(model.parameters())
     weights = [p.detach().clone() for p in parameters]
     delta = [torch.zeros_like(w) for w in weights]

@@ -6,7 +6,7 @@
 FOLDER: public images in class folders, used as the sensitive ones; --units: numbers of random units
 to use (persons with --groups, otherwise images); NAME: name of the set in the rows.
 Projects have the settings that `stage init` proposes. A row contains three balanced accuracies in
-%, all measured on a hold-out of the project's image size, which is chosen by a key:
+%, measured on the hold-out that the project's key selects, at the project's image size:
 
 - `release`: the best classifier trained on the release;
 - `teacher`: the teacher;

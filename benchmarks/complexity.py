@@ -2,7 +2,7 @@
 
     python benchmarks/complexity.py
 
-The paper orders its curriculum by complexity: central images, then auxiliary images, then real
+FETA-Pro orders its curriculum by complexity: central images, then auxiliary images, then real
 ones. Run this program in a project that has made a release. The results are local, because the
 last row is computed from real images. Source: FETA-Pro Table 2, Appendix C.3.
 """

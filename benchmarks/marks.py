@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/marks.py FOLDER [--side 128] [--marked 200]
         [--unmarked 10000]
 
-FOLDER: pictures without marks, also in subfolders; resized to SIDE pixels, they replace a release.
+FOLDER: pictures without marks, also in subfolders. Resized to SIDE pixels, they serve as a release.
 Each of the first MARKED pictures gets all marks, signed by a certificate made for this run, and is
 then treated as a recipient might. The signed and the unsigned metadata are searched for in each
 picture, and the pattern in each picture and in sets of 20. To count false alarms, the signature and

@@ -13,8 +13,9 @@ Each row of the tables is a set: unseen real images; the same images with noise,
 classes only, or without one class; a set with one in a hundred, half, or all images copied from the
 training images; blank images; images of another kind; uniform noise. A linear classifier is trained
 on each set.
-Above the tables, MIND, p, ε, interval, worst class and calibration error of some sets are printed
-beside values that were computed in another way.
+Above the tables, some measures of some sets are printed beside values that were computed in another
+way: MIND, the disclosure test's p and bound on ε, and the interval, worst class and calibration
+error of the accuracy.
 """
 
 from __future__ import annotations
@@ -150,8 +151,9 @@ def p_by_shuffling(
 ) -> float:
     """Estimate p by shuffling the distances of training images and strangers.
 
-    Returns the share of shuffles in which at least as many training images as observed are nearer
-    than the stranger of this rank.
+    near, strangers: distance to the nearest image of the set, for each training image and for each
+    hold-out image; rank: place of a stranger, by distance, counted from 1. Returns the share of
+    shuffles in which at least as many training images as observed are nearer than this stranger.
     """
     distances = np.concatenate([near, strangers])
     seen = (near < np.sort(strangers)[rank - 1]).sum()
@@ -164,7 +166,10 @@ def p_by_shuffling(
 
 
 def epsilon_by_tails(near: np.ndarray, strangers: np.ndarray) -> float:
-    """Compute the lower bound on ε in another way: invert the binomial tails by root finding."""
+    """Compute the lower bound on ε in another way: invert the binomial tails by root finding.
+
+    near, strangers: see `p_by_shuffling`.
+    """
     ranks = sorted({1, -(-len(strangers) // 100)})
     units, found = len(near), [0.0]
     usual = brentq(

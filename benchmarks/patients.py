@@ -87,7 +87,11 @@ def main() -> None:
 
 
 def patients_of(labels: np.ndarray, classes: str, seed: int) -> np.ndarray:
-    """Assign a patient to each image, (N,), at random. classes: "one" to keep to one class each."""
+    """Assign a patient to each image, (N,), at random.
+
+    classes: "one" to give almost all patients images of one class only: the images are sorted by
+    class before they are divided among the patients.
+    """
     random = np.random.default_rng(seed)
     order = random.permutation(len(labels))
     if classes == "one":

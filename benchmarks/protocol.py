@@ -104,7 +104,7 @@ def ensemble(
     members: int,
     progress: Progress = lambda _: None,
 ) -> dict:
-    """Measure the accuracy of an ensemble of `members` classifiers, by averaging probabilities.
+    """Measure the accuracy of an ensemble, the mean probabilities of `members` classifiers.
 
     The members differ by their seed, which sets the initialisation, the order of the images and
     dropout. Returns {"members", "images", "accuracy", "alone": {"mean", "std"}}; "alone" is for
@@ -157,8 +157,8 @@ def model_selection(
         "settings": one row per setting; "kept": number of synthetic images scored; "spearman",
         "kendall": rank correlations of "synthetic" and "real", 0 if all scores are equal; "chosen":
         index of the best setting by "synthetic"; "rank": its rank by "real", 1 for the best;
-        "regret": its "real", subtracted from the best "real". With `train`, the same values for
-        "retrained" in place of "real", with the suffix "_retrained".
+        "regret": the best "real" minus the "real" of that setting. With `train`, the same values
+        for "retrained" in place of "real", with the suffix "_retrained".
     """
     order = np.random.default_rng(1).permutation(len(synthetic))
     kept = min(max(1, round(KEPT * len(synthetic))), SCORED)

@@ -5,7 +5,7 @@
 
 The set is a sparse file of blank images (3.9 GB long, but almost nothing on the disk) with random
 labels, and the histogram is random. The stage runs in its own process, as in a pipeline: it
-verifies the bytes, and reads only the images that are drawn in its picture. The files are deleted
+verifies all bytes, but loads only the images that its picture shows. The files are deleted
 afterwards.
 """
 

@@ -308,7 +308,8 @@ def blends(
     """Blend pairs of released images, distort each blend, and let the teacher label the result.
 
     An eighth of the results are single images, not blended. images: (N, C, H, W) uint8. Returns
-    the results, (BLENDS, H, W, C) uint8 at the judge's size, and soft targets, (BLENDS, classes).
+    the results, (BLENDS, H, W, C) uint8, shrunk to `project.side`, and soft targets,
+    (BLENDS, classes).
     """
     random = torch.Generator().manual_seed(0)
     shown, targets = [], []

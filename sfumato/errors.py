@@ -8,7 +8,7 @@ from typing import Any
 
 # Exceptions raised when a file is missing, damaged or of the wrong kind
 UNREADABLE: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, TypeError, AttributeError)
-# `errno` of an OSError that concerns a path or a request. With any other number, the machine failed
+# Values of `errno` that concern a path or a request. With any other value, the machine failed
 ABOUT_A_PATH = {
     *(
         errno.ENOENT,

@@ -32,7 +32,7 @@ def release_means(
 
     about, network: arguments and network from which the features can be rebuilt;
     sensitivity: bound on the contribution of one image, in words;
-    cache: values that identify the features of the images if they are stored, otherwise None.
+    cache: values that identify the stored features of the images; None if features are not stored.
     """
     from sfumato.features import FeatureMeans
     from sfumato.queries.feature_means import encoder_of, query_feature_means, save_means

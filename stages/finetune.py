@@ -72,9 +72,9 @@ def work(about: Work) -> float:
 
 
 def compare_noise(made: Plan) -> Iterator[str]:
-    """Yield one line that compares the noise of a DP-SGD step with its largest possible signal.
+    """Yield one line that compares a DP-SGD step's noise with the step's largest possible signal.
 
-    All numbers in it are public.
+    All numbers in the line are public.
     """
     from sfumato.dpsgd.run import step_noise
     from sfumato.dpsgd.trainable import trained_parameters

@@ -31,11 +31,11 @@ def gaussian_bounds(
 ) -> tuple[float, float]:
     """Bound μ of a Gaussian mechanism from below and above, using one test fixed beforehand.
 
-    hits: how many of `runs` releases with the image the test judged to contain it; false_alarms:
-    the same for `runs` releases without the image. A test of power β at level α exists for a μ-GDP
-    mechanism only if Φ⁻¹(β) − Φ⁻¹(α) ≤ μ. The lower bound exceeds the true μ in at most
-    (1 − confidence) of all audits. The upper bound applies to this test only: it does not prove
-    privacy.
+    hits: number of releases that the test judged to contain the image, among `runs` releases with
+    it; false_alarms: the same among `runs` releases without the image. A test of power β at level α
+    exists for a μ-GDP mechanism only if Φ⁻¹(β) − Φ⁻¹(α) ≤ μ. The lower bound exceeds the true μ in
+    at most (1 − confidence) of all audits. The upper bound applies to this test only: it does not
+    prove privacy.
 
     Source: Dong, Roth and Su 2019; Nasr et al. 2023.
     """
@@ -80,10 +80,10 @@ def one_run_epsilon(
 
 
 def least_chance(epsilons: np.ndarray, deltas: np.ndarray) -> Callable[[float], float]:
-    """Return a function that bounds the probability of an event without an image from below.
+    """Return a function that gives a lower bound on an event's probability without an image.
 
-    Its argument is the probability of the same event with the image. The function is also valid if
-    "with" and "without" are exchanged. The mechanism must be (ε, δ)-private for each ε ≥ 0 in
+    Its argument is the event's probability with the image. The bound is also valid if "with" and
+    "without" are exchanged. The mechanism must be (ε, δ)-private for each ε ≥ 0 in
     `epsilons` and its δ in `deltas`. More pairs give a tighter bound.
     """
     up, down = np.exp(epsilons), np.exp(-epsilons)

@@ -1,13 +1,13 @@
 """Audit one run of DP-SGD: include many canaries by fair coins, then guess the coins.
 
-The audit is white-box: the observer sees every released sum. It needs only one run, and it proves
-little at a small ε: if an ideal observer is right in 55 % of all guesses, a thousand guesses cannot
-prove more.
+The audit is white-box: the observer sees every released sum. It needs only one run, but it proves
+little at a small ε. If, for example, even an ideal observer guesses only 55 % of the coins, the
+bound from a thousand guesses is far below ε.
 
 Two bounds share the allowed failure probability. The first refutes (ε, δ) only, for any mechanism.
-The second uses the full privacy curve of DP-SGD with this sample rate and number of steps. It
-refutes each noise multiplier of a grid under which the guesses would be too good, and returns the ε
-of the smallest one that it refutes.
+The second uses the full privacy curve of DP-SGD with this sample rate and number of steps. It tests
+each noise multiplier of a grid, and refutes those under which the guesses would be too good. It
+returns the ε of the smallest multiplier that it refutes.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from sfumato.settings.data import Data
 class Verdict:
     """Result of a repeated audit.
 
-    mu: claimed value; low, high: measured bounds; low_bits: lower bound from a release's last bit
+    mu: claimed μ; low, high: measured bounds on μ; low_bits: lower bound from a release's last bit
     only; off_grid: number of releases with values that are not multiples of the public grid. An
     alarm means that the audit refutes the claim.
     """
@@ -148,9 +148,9 @@ def audit(
 ) -> Verdict:
     """Measure how well releases with the target can be distinguished from releases without it.
 
-    There are `runs` releases of each. The test judges a release to contain the target if it lies
-    more than halfway between the sum without the target and the sum with it. The observer knows
-    everything but the noise, which is the worst case that the guarantee covers.
+    There are `runs` releases of each kind. The test judges a release to contain the target if it
+    lies more than halfway between the sum without the target and the sum with it. The observer
+    knows everything but the noise, which is the worst case that the guarantee covers.
     """
     images, labels = made_images()
     seen = subject.encode(stored(images)).half().float() if subject.encode else stored(images)

@@ -1,8 +1,8 @@
 """Subjects of the audit: every query, and a step of DP-SGD.
 
-They run on a few generated images, through the real charge. Each spends one use of a charge. The
-image that only one of the two sets contains contributes as much as the bound allows, so that the
-noise hides it as little as possible.
+They run on a few generated images, through the real charge. Each spends one use of a charge. One of
+the two sets contains one more image, the target. The target contributes as much as the bound
+allows, so that the noise hides it as little as possible.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PixelWeights(Denoiser):
     """A network with one weight per pixel. The gradient of an image is the negated image.
 
     So the contribution of each image is known, and an audit covers the complete engine: draws, mean
-    of K, clip, sum and noise.
+    over K, clip, sum and noise.
 
     Source: the Dirac canaries of Steinke, Nasr and Jagielski 2023.
     """
@@ -155,7 +155,7 @@ def subjects() -> list[Subject]:
 
 
 def votes() -> list[Subject]:
-    """The query of Private Evolution, unless the baselines were deleted."""
+    """List the query of Private Evolution, or nothing if the baselines were deleted."""
     if not BASELINES:
         return []
     from sfumato.baselines.private_evolution import query_votes

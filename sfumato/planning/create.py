@@ -83,11 +83,11 @@ class Proposed:
     """A project that is not written yet.
 
     survey: survey of the images, which is private;
-    chosen: the chosen proposal;
+    chosen: the chosen proposal; others: the proposals for other sizes;
     seconds: expected seconds of each stage;
     plan: plan of the chosen proposal;
-    counted: True if the published number of images is the rounded count, False if the owner gave
-    it;
+    counted: True if the published number of images or persons is the program's rounded count, False
+    if the owner gave the number;
     spelling: see `Owner`.
     """
 
@@ -425,7 +425,8 @@ def look_for_persons(
 ) -> tuple[Survey, Literal["group", "image"] | None]:
     """Find each image's person by the owner's rule, and ask for a rule if there is none.
 
-    Returns the new survey and the unit of privacy, which is None if the owner confirmed no unit.
+    Returns the new survey and the unit of privacy. The unit is None if there is no rule, and the
+    owner did not confirm that no two images show the same person.
     Raises the errors of `confirm_companions` and `ask_for_groups`.
     """
     confirm_companions(seen, owner)
@@ -485,7 +486,7 @@ def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOpti
 def ask_for_size(seen: Survey, owner: Owner) -> int:
     """Ask for the number of images or persons outside the hold-out.
 
-    The number is rounded, because it is published.
+    The default answer is rounded, because the number is published.
     """
     from sfumato.planning.proposal import rounded_size
 
@@ -571,8 +572,9 @@ def summary(made: Proposed) -> Iterator[str]:
 
 
 def warnings(made: Proposed, state: Path) -> Iterator[str]:
-    """Yield warnings of three kinds: about settings that weaken the guarantee, settings that must
-    be final before the first run, and budget that is already spent.
+    """Yield warnings about four things: settings that weaken the guarantee, settings that must be
+    final before the first run, minutes that are too low if persons have several images, and budget
+    that is already spent.
     """
     from sfumato.planning.make import settings_for_ever_lines
     from sfumato.planning.resolve import warnings_of

@@ -182,7 +182,9 @@ def write_plans(
 
 
 def write_pipeline(out: Path, free: Sequence[str], say: Say, workflow: str) -> None:
-    """Write `dvc.yaml`, without queries because the owners ran them, and the files beside it.
+    """Write `dvc.yaml` and the files beside it.
+
+    `dvc.yaml` contains no queries, because the owners have already run them.
 
     workflow: content of the CI workflow that checks the ledger.
     """

@@ -178,10 +178,10 @@ def propose(known: Known, seconds: Seconds) -> Proposal:
 def proposals(known: Known, sides: Sequence[Size], seconds: Seconds) -> list[Proposal]:
     """Make a proposal for each size that has a row in the table.
 
-    The first proposal is the chosen one; the others follow, the largest size first. The chosen size
-    is the largest one that can be run within the minutes, and that is at least 90 % as useful as
-    the most useful of these sizes. If no size can be run within the minutes, the
-    smallest size is chosen. Raises ConfigError if the table has no row for any size.
+    The first proposal is the chosen one; the others follow, the largest size first. Among the sizes
+    that can be run within the minutes, the chosen size is the largest one that is at least 90 % as
+    useful as the most useful one. If no size can be run within the minutes, the smallest size is
+    chosen. Raises ConfigError if the table has no row for any size.
     """
     ordered = sorted(sides, key=both_sides, reverse=True)
     by_size = []
@@ -351,8 +351,8 @@ def small_sample(what: str, product: float) -> float:
 def at_effective_epsilon(recipe: str, epsilon: float) -> Layer:
     """Return the noise of each query of a recipe, and the teacher's constants, at `epsilon`.
 
-    epsilon: smaller than privacy.epsilon if there are fewer images than `tuned_at`. If it is less
-    than 1, the teacher has a smaller learning rate than the recipe's.
+    epsilon: privacy.epsilon times the number of images or persons, divided by `tuned_at`. If it is
+    less than 1, the teacher has a smaller learning rate than the recipe's.
     """
     content = read_overlay(recipes_at(RECIPES), recipe, "recipe")
     sections: Layer = {}

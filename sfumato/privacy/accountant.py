@@ -1,10 +1,10 @@
 """Compute the cost of mechanisms, and calibrate noise to a budget.
 
-Costs are upper bounds on ε. They are computed by RDP or by PLD. RDP is converted to ε in two ways:
-by a tight formula, and by the classic formula that papers use. dp-accounting provides the Rényi
-curves, the privacy-loss distributions and the closed form for Gaussians. This module adds the
-conversion from RDP to ε and the solver for shares of the budget. An order at which the RDP cannot
-be computed counts as infinitely expensive, not as free.
+Costs are upper bounds on ε. They are computed by RDP, by PLD or, for Gaussians over all images, by
+a closed form. RDP is converted to ε in two ways: by a tight formula, and by the classic formula
+that papers use. dp-accounting provides the Rényi curves, the privacy-loss distributions and the
+closed form. This module adds the conversion from RDP to ε and the solver for shares of the budget.
+A Rényi order at which the RDP cannot be computed counts as infinitely expensive, not as free.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def checked_delta(delta: float | None, size_hint: int, section: str = "") -> flo
     """Return δ for a release over `size_hint` units: `delta`, or the default if it is None.
 
     section: prefix of the names `size_hint` and `delta` in error messages, such as `privacy.`.
-    Raises ConfigError if δ or the size gives no guarantee.
+    Raises ConfigError if δ or the size is outside its limits.
     """
     if type(size_hint) is not int or not FEWEST_UNITS <= size_hint <= MOST_UNITS:
         limits = f"{FEWEST_UNITS} to {MOST_UNITS:g}"
@@ -121,7 +121,7 @@ def checked_delta(delta: float | None, size_hint: int, section: str = "") -> flo
 
 
 def conversion(order: float, delta: float, classic: bool = False) -> float:
-    """Return the term to add to the RDP at an order. The sum is epsilon.
+    """Return the term that converts the RDP at an order α: epsilon is the RDP plus this term.
 
     classic: True for the term ln(1/δ)/(α−1), which papers use.
 
@@ -312,9 +312,9 @@ def calibrate(
     `before`. A share is a fraction of (`target` minus the conversion term) at `reference_order`,
     which depends only on the stage's sampling, the target and delta. The stage with neither a
     multiplier nor a share takes the rest, at the order that needs the least noise. Multipliers are
-    rounded up to 4 digits. With the accountant `exact`, two of these rules are different. A share
-    is a fraction of the RDP of one Gaussian that uses the whole budget. The stage that takes the
-    rest gets the least noise at which the exact ε is at most `target`.
+    rounded up to 4 digits. With the accountants `pld` and `exact`, the stage that takes the rest
+    gets the least noise at which the ε by this accountant is at most `target`. With `exact`, a
+    share is a fraction of the RDP of one Gaussian that uses the whole budget.
 
     Args:
         asks: Request of each stage, by its name; exactly one has neither a multiplier nor a share.
@@ -363,7 +363,7 @@ def calibrate(
         return epsilon([*others, asks[rest].with_noise(noise).event], delta, accountant, adjacency)
 
     if accountant == EXACT:
-        # Rényi's bound requires more noise than the exact ε, so the search need not go beyond it
+        # Rényi's bound requires more noise than the exact ε, so its noise ends the search
         enough = min(1.1 * best_noise, MOST_NOISE)
         best_noise = smallest_noise(
             lambda noise: total(round_up(noise)) <= target, high=enough, tolerance=1e-4

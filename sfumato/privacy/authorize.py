@@ -107,7 +107,7 @@ class AlreadyReleasedError(BudgetError):
 
 
 class RefusedElsewhereError(BudgetError):
-    """Raised in all other processes if the first one opened no charge.
+    """Raised in all other processes if the first process opened no charge.
 
     The first process raises the error that states the reason.
     """

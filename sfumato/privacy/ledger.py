@@ -108,7 +108,7 @@ def compose(records: Records, delta: float, accountant: str = "rdp") -> dict:
         raise BudgetError(
             f"records with different units ({', '.join(records.units)}) cannot be composed"
         )
-    # A Gaussian sum costs the same under both adjacencies
+    # A Gaussian sum costs the same under both adjacencies, so records of both can be composed
     adjacency = common_adjacency(records.values())
     dearest = max(
         records.of_one_person().values(),

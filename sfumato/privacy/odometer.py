@@ -96,10 +96,10 @@ class Odometer(Journal):
         return [event_of(record) for record in self.opened()]
 
     def spent_otherwise(self, unit: str) -> bool:
-        """Return whether the cost of an earlier charge for one `unit` is unknown.
+        """Return whether any earlier charge has an unknown cost for one `unit`.
 
-        It is unknown if the charge protected a different unit, or if it protected groups and images
-        were later assigned to other groups.
+        The cost is unknown if the charge protected a different unit, or if it protected groups and
+        images were later assigned to other groups.
         """
         spent: set[str] = set()
         for entry in self.entries():

@@ -100,8 +100,8 @@ def membership_advantage(profile: Profile) -> float:
     This is the total variation between the outcomes with and without the image. If the image was
     used with probability 1/2, a guess is right with probability at most (1 + advantage) / 2. The
     advantage is at most delta at epsilon 0. Each other point of the profile gives a bound too:
-    (e^epsilon − 1 + 2 delta) / (e^epsilon + 1). If only the Rényi curve is known, the best of these
-    is smaller than the bound at epsilon 0.
+    (e^epsilon − 1 + 2 delta) / (e^epsilon + 1). If only the Rényi curve is known, the smallest of
+    these bounds is below delta at epsilon 0.
 
     Guarantee: no test of "was this image used?" does better, regardless of any other knowledge.
     """

@@ -54,8 +54,8 @@ def assign_processes(
 
     Returns (n,) int64.
 
-    Guarantee: one row more or less moves no other row to another process. Another process might
-    compute a row slightly differently.
+    Guarantee: one row more or less moves no other row to another process. This matters because
+    another process might compute the row slightly differently.
     """
     return generator.integers(processes, size=len(chosen))
 

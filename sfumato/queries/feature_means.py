@@ -53,12 +53,12 @@ if TYPE_CHECKING:
 SQUARES = 0.5  # Share of the squared features in the squared norm of `moments` (DP-MEPF)
 # Arguments of CosineMoments in `covariance`
 COSINE = {"frequencies": 64, "contrasts": 16, "bound": 0.3, "products": 0.7}
-LENGTH_SCALES = (1.22, 0.63)  # Length scales of `embedding`, in units of √d
+LENGTH_SCALES = (1.22, 0.63)  # Length scales of `embedding`, in units of √d for d features
 TEACHER = 0.5  # Share of the teacher's features in the squared norm of `embedding`
 LEARNED = Classifier(network="whitened", width=32, learning_rate=0.1)  # Network of `embedding`
 EMBEDDING_DIMENSION = 512  # Number of principal directions of this network's features
 
-# Φ: (B, C, H, W) float32 in [0, 1] -> (B, K) float32, of norm 1 at most
+# φ: (B, C, H, W) float32 in [0, 1] -> (B, K) float32, of norm 1 at most
 Features = FourierFeatures | CosineMoments
 
 

@@ -132,8 +132,8 @@ def check_owner(
 def merged_budget(budgets: Sequence[BudgetFile], size_hint: int, records: Records) -> BudgetFile:
     """Compute the budget of the merged release, at the smallest δ of all owners.
 
-    The target is the largest target of any owner. If the merged release costs more, by the most
-    cautious of the owners' accountants, the target is this cost.
+    The target is the largest target of any owner. If the merged release costs more according to the
+    most cautious of the owners' accountants, the target is this cost.
     """
     recipe, *others = {budget["recipe"] for budget in budgets}
     if others:
@@ -200,7 +200,7 @@ def merge_means(
     means = [load_means(stage, release.path, plan=plan) for release in releases]
     # `load_means` has checked the form of these files.
     about = [read_json(release.path / "features.json") for release in releases]
-    # All files except these define the features.
+    # All other files define the features. features.json is compared separately, below.
     varying = {f"{KIND_OF[stage].tensor}.safetensors", "features.json", PRIVACY}
     maps = [
         {

@@ -26,9 +26,9 @@ from sfumato.storage.files import csv_text, write_json
 def query_saliency(charge: Charge, gradients: Gradients) -> dict[str, Tensor]:
     """Release the noisy sum of clipped gradients of the denoising loss, divided by a public size.
 
-    Each image's gradient is the mean over its draws, clipped over all candidates jointly. The
-    candidates are the parameters of `gradients`. The public size is `gradients.public_batch`, here
-    the public number of images N̄, because each image is in the draw.
+    Each image's gradient is the mean over its draws of noise level and noise, clipped over all
+    candidates jointly. The candidates are the parameters of `gradients`. The public size is
+    `gradients.public_batch`, here N̄, the public number of images, because all images are drawn.
 
     Returns one noisy vector per candidate, (size,) float64, on the CPU.
 

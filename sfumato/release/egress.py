@@ -89,7 +89,7 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
 
 
 def verified_ledger(project: Path) -> Verified:
-    """Verify the ledger of a project and the releases in it.
+    """Verify the ledger of a project, and the files of the project's artifacts.
 
     Raises BudgetError if the ledger is invalid, or if entries of the journal may be missing.
     """
@@ -116,7 +116,7 @@ def write_manifest(directory: Path) -> None:
 
 
 def check_folder(folder: Path, project: Path) -> None:
-    """Raise ConfigError unless a folder is empty or new, outside of folders that stages replace."""
+    """Raise ConfigError unless a folder is empty or new, and no stage replaces its contents."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file: name a folder")
     if folder.exists() and any(folder.iterdir()):

@@ -108,7 +108,7 @@ def feature_cells(features: FourierFeatures, images: Tensor, cells: Tensor) -> T
 def nearest_mean(rows: Tensor, target: Tensor, number: int) -> Tensor:
     """Choose rows one by one, so that their mean approaches the target.
 
-    The rows with the smallest products with the target, a tenth of all rows at most, are left out.
+    Up to a tenth of all rows is never chosen: the rows with the smallest products with the target.
 
     rows: (N, d), all of the same norm;
     target: (d,).

@@ -88,7 +88,8 @@ def vary(
         requested = labels[:plain]
         seen = probabilities_of(teacher, images)
         numbers = requested.bincount(minlength=teacher.classes)
-        if settings.shares == "each":  # otherwise, the shares among plain images would be random
+        if settings.shares == "each":
+            # From the labels of all images, because counts among the plain ones vary at random
             numbers = labels.bincount(minlength=teacher.classes) * plain / len(images)
         offsets = {PLAIN: share_offsets(seen[:plain], numbers)}
         shares = at_shares(seen, offsets[PLAIN])

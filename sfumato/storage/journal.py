@@ -135,7 +135,8 @@ class Journal:
         """Set an invalid journal aside.
 
         Returns the unchecked entries of all journals ever set aside, and the number of unreadable
-        entries. All are returned because a kill may have prevented counting the earlier ones.
+        entries. Entries of journals set aside earlier are included, because a kill may have ended
+        the process before it counted them.
         """
         aside = self.path.with_name(f"{self.dataset_id}.{time.time_ns()}.aside")
         if self.path.exists():
