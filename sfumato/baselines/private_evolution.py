@@ -1,7 +1,7 @@
 """Private Evolution: sensitive images vote for candidates of a public renderer, in rounds.
 
 Each round releases votes once, and the next candidates are computed from these votes at no further
-cost. So T rounds cost as much as one Gaussian mechanism with the noise multiplier σ/√T.
+cost. So T rounds with the noise multiplier σ cost as much as one Gaussian mechanism with σ/√T.
 
 Source: Lin et al. 2024 (PE); Lin et al. 2025 (Sim-PE, renderers).
 """
@@ -233,8 +233,8 @@ def query_evolve(
     open_charge: opens a charge that draws sensitive images, as their vectors by `embedding`;
     priors: (M,), share of each class among the candidates, from public or released numbers.
 
-    Returns the charge, all of whose releases are recorded on disk, the last population, and the
-    public log.
+    Returns the charge (all its releases are recorded on disk), the last population, and the public
+    log.
     """
 
     def classes_of(number: int) -> Tensor:

@@ -27,9 +27,9 @@ Side = Annotated[int, Field(gt=0, lt=2**16)]  # number of pixels, or of channels
 class Card(Exact):
     """The public facts of a dataset.
 
-    version: name of this state of the images, chosen by the owner or at random. It does not depend
-    on the images. If it did, and did not change when a person withdraws, it would reveal that this
-    person was not in the set.
+    version: name of this state of the images, chosen by the owner or at random. It is not computed
+    from the images: if it were, a version that stays the same after a person has withdrawn would
+    reveal that this person had never been in the set.
     """
 
     dataset_id: DatasetId

@@ -1,7 +1,6 @@
-"""Check how large the compressed pixels of DICOM and JPEG 2000 files are.
+"""Check how large the pixels of DICOM and JPEG 2000 files become when they are decompressed.
 
-The size is read from the headers inside the compressed data, because the file's own header may be
-wrong.
+The checks read the compressed data itself, because the size in the file's own header may be wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from sfumato.storage.limits import LARGEST_PICTURE, check_picture
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
-JPEG_2000 = b"\xff\x4f\xff\x51"  # the markers SOC (start of codestream) and SIZ (its sizes)
+JPEG_2000 = b"\xff\x4f\xff\x51"  # the markers SOC (start of codestream) and SIZ (image size)
 # These markers are in the range of JPEG's frame markers, but do not begin a frame
 NO_FRAME = (0xC4, 0xC8, 0xCC)
 JPEG_LS_FRAME = 0xF7

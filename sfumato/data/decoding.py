@@ -193,7 +193,7 @@ def decode(path: PictureFile, span: Span | None = None) -> np.ndarray:
                     "its content is not in a supported format, such as PNG or DICOM"
                 ) from None
             return decode_tiff(file, span, str(path))
-        if getattr(opened, "is_animated", False):  # counting many frames would take long
+        if getattr(opened, "is_animated", False):  # n_frames would read all frames
             raise DataError(
                 f"{path} contains several frames: choose one of them, and save it in its own file."
             )
@@ -276,7 +276,7 @@ def with_progress(items: Iterable, total: int, what: str = "preparing") -> Itera
 def picture_of(file: PictureFile, form: PictureForm) -> tuple[np.ndarray | DataError, Counter[str]]:
     """Decode and convert a picture.
 
-    Returns the picture, or an error that concerns only this picture, and the number of conversions
+    Returns the picture (or an error that concerns only this picture) and the number of conversions
     by kind.
     """
     form = replace(form, converted=Counter())

@@ -101,9 +101,10 @@ def readable(what: str, fix: str = "repair or remove it") -> Iterator[None]:
 
     what: beginning of the message; fix: instruction at its end.
 
-    An OSError with an error number is raised unchanged. It comes from the system: the file is out
-    of reach, or this account must not read it. An OSError without a number comes from a decoder.
-    EINVAL is treated as damage too, because damaged bytes can contain an invalid offset.
+    An OSError without an error number comes from a decoder, so it counts as damage. An OSError with
+    the number EINVAL does too, because damaged bytes can contain an invalid offset. Any other
+    OSError is raised unchanged, because it comes from the system: the file is out of reach, or this
+    account must not read it.
     """
     try:
         yield
@@ -144,7 +145,7 @@ def decode_deep(
     if opened.format == "JPEG2000":
         return decode_jpeg_2000(opened, file, span, name)
     tags = getattr(opened, "tag_v2", {})
-    white = 255  # Pillow scales the values of a PPM to all bits of the mode
+    white = 255  # largest value in a PPM; Pillow scales it to all bits of the mode
     if opened.format == "PPM" and opened.tile[0].codec_name.startswith("ppm"):
         args = opened.tile[0].args
         assert isinstance(args, tuple)
@@ -222,10 +223,10 @@ def decode_jpeg_2000(
 
 
 def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
-    """Decode a TIFF that Pillow does not support into (H, W, C) uint8, as `decode_deep` does.
+    """Decode a TIFF into (H, W, C) uint8, as `decode_deep` does, but without Pillow.
 
-    Such a TIFF has more than 8 bits per value together with colour or alpha, or has an unusual type
-    of numbers.
+    Pillow does not support a TIFF with more than 8 bits per value together with colour or alpha, or
+    with an unusual type of numbers.
     """
     with installed("depth", name):
         from tifffile import TiffFile
@@ -275,7 +276,7 @@ def with_alpha(
 
 def is_dicom(path: Path) -> bool:
     """Return whether a file is DICOM, by its bytes or by its suffix."""
-    with suppress(ValueError), reading(path) as file:  # ValueError: it is a pipe
+    with suppress(ValueError), reading(path) as file:  # a pipe raises ValueError
         return file.read(132)[128:] == b"DICM" or path.suffix.lower() in (".dcm", ".dicom")
     return False
 

@@ -20,7 +20,7 @@ from sfumato.storage.documents import read_yaml
 ID_WORDS: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))
 NO_ID = {"", *ID_WORDS["unknown"].split()}
 UNCLEAR = {*ID_WORDS["unclear"].split()}
-STANDS_IN = re.compile(rf"({'|'.join(ID_WORDS['stands_in'].split())})\d{{0,4}}")  # Phantom 3
+STANDS_IN = re.compile(rf"({'|'.join(ID_WORDS['stands_in'].split())})\d{{0,4}}")  # such as phantom3
 NO_DATE = re.compile(
     r"(19(00|01|70)-1-1|1-1-19(00|01|70)|1111-11-11|11-11-1111|9999-12-31|31-12-9999)[-t0]*"
 )
@@ -224,9 +224,8 @@ def is_unclear(form: str, forms: Collection[str], in_names: bool) -> bool:
     are parts of file names.
 
     A number such as 999 is treated as one person's id if the next lower or the next higher number
-    is an id too.
-    In file names, 0 is treated as one person's id if 1 and 2 are ids too, because the owner may
-    count persons from 0.
+    is an id too. In file names, 0 is treated as one person's id if 1 and 2 are ids too, because the
+    owner may count persons from 0.
     """
     if NO_NUMBER.fullmatch(form):
         return not {str(int(form) - 1), str(int(form) + 1)} & {*forms}

@@ -121,8 +121,8 @@ class ImageWriter:
         self.write_headers()
 
     def write_headers(self) -> None:
-        # NumPy pads the header, so its length stays the same as the first axis grows, and it can be
-        # rewritten in place.
+        # NumPy pads the header, so its length does not change while the first axis grows, and the
+        # header can be rewritten in place.
         files = [
             (self.images, np.uint8, self.row),
             (self.labels, *self.label),

@@ -42,9 +42,9 @@ PERSONS = re.compile(
     r"(ids?|uid|no|nr|num|number|code|key|name|identifier|pseudonym)?"
     r"|groups?(ids?)?|mrns?|pids?|(medicalrecord|hospital|nhs|mrn)(id|no|nr|number)|ssn"
 )
-# Parts of column names. A column whose cells repeat may contain ids of persons if its name has a
-# part of OF_PERSONS. If its name has a part of OF_THINGS, it may contain ids of things that belong
-# to one person, such as sessions or specimens.
+# Patterns to search for in column names. A column whose cells repeat may contain ids of persons if
+# its name matches OF_PERSONS. If its name matches OF_THINGS, it may contain ids of things that
+# belong to one person, such as sessions or specimens.
 OF_PERSONS = re.compile(
     r"patient|pa[cz]i?ente?|subj|person|particip|proband|donor|volunteer|individual|client|user"
     r"|signer|speaker|writer|worker|owner|animal|identity|(^|_)(pat|sub|uid|hn)(_|$)"
@@ -65,7 +65,7 @@ PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,@]", re
 MANY = 20
 FEW = 50
 LEAST = 10
-FEWEST = 5  # smallest number of different ids for which a column of OF_THINGS is reported
+FEWEST = 5  # minimum number of different ids to report a column that matches OF_THINGS
 FIRST = 50  # number of files to check in a folder, to detect its format
 
 
@@ -248,13 +248,13 @@ def cells_in(table: Path, column: str) -> list[str]:
 
 
 def repeated_ids(path: Path, label: str | None) -> tuple[str, bool] | None:
-    """Find the first column in the table of `path` whose cells repeat and look like persons' ids.
+    """Find a column in the table of `path` whose cells repeat and may be persons' ids.
 
     Returns the column's name, and whether to propose it as the column of persons' ids. Returns None
-    if there is no such column. A column is proposed if its name means persons, or if its cells look
-    like ids or names of persons. If its name means neither persons nor things such as sessions
-    (OF_THINGS), only cells with a letter or a leading zero count, because dates, years and sizes
-    repeat too.
+    if there is no such column. The first column that can be proposed has precedence over all
+    others. A column is proposed if its name means persons, or if its cells look like ids or names
+    of persons. If its name means neither persons nor things such as sessions (OF_THINGS), only
+    cells with a letter or a leading zero count, because dates, years and sizes repeat too.
     """
     path = unpacked(path)
     telling = (

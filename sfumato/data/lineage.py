@@ -1,4 +1,4 @@
-"""Find the records behind public inputs, and sensitive images among the public ones.
+"""Find the records of charges behind public inputs, and sensitive images among public images.
 
 Public images and models cost nothing, unless they were made from sensitive images. Their
 `privacy.json` then contains the records. If that file is missing, files that were released from
@@ -103,7 +103,7 @@ def recognised(state: Path | None, found: Iterable[str]) -> list[Artifact]:
     """Return the releases of this state directory that contain any of the hashes `found`."""
     files = [] if state is None else files_in(state / RELEASED, "*.json")
     if not files:
-        return []  # before anything is hashed, because `found` is a generator
+        return []  # nothing is hashed in this case, because `found` is a generator
     hashes = {*found}
     releases = []
     for file in files:
@@ -153,7 +153,10 @@ def overlapping(public: ImageSet, private: Iterable[ImageSet]) -> np.ndarray:
 
 
 def digests(images: np.ndarray) -> Iterator[bytes]:
-    """Yield a digest, 16 bytes, of the shape and pixels of each image, (N, H, W, C) uint8."""
+    """Yield a digest of 16 bytes for each image, over its shape and its pixels.
+
+    images: (N, H, W, C) uint8.
+    """
     height, width, channels = images.shape[1:]
     shape = repr((channels, height, width)).encode()
     for image in images:

@@ -2,9 +2,10 @@
 
 Each name is split into columns: its words and numbers or, if letters and digits are mixed, the
 chunks between separators. From the left, the first column that makes the names in a folder unique,
-together with the columns before it, is treated as a counter of images. A person's id must be in a
-column before the counter, and repeat there. Among such columns, one that follows a word such as
-patient is proposed. If there is none, the leftmost column is proposed.
+together with the columns before it, is treated as a counter of images. A person's id is usually in
+a column before the counter, and repeats there. The counter and later columns are candidates only if
+their values have the form of ids, or if no column before the counter repeats. Among the candidates,
+one that follows a word such as patient is proposed, or otherwise usually the leftmost one.
 """
 
 import math
@@ -255,7 +256,8 @@ def candidates_in(
 ) -> list[Column]:
     """Return the columns that may name persons.
 
-    before, after: columns up to the first unique one, and from it on, which starts with a counter.
+    before: columns to the left of the counter; after: the counter and the columns to its right (see
+    `at_first_unique`).
     """
     candidates = [column for column in before if not column.neutral and column.repeated]
     ids = [column for column in after if not column.neutral and column.sparse and column.repeated]

@@ -4,11 +4,11 @@ an artifact.
 Layout of the private part: `<state>/keys/<dataset_id>` (the secret key) and
 `<state>/data/<dataset_id>/{sensitive,holdout,card.json,origin.json}`. Directories have mode 0700,
 files mode 0600.
-Guarantee: the conversion of an image, and the part to which it is assigned, depend only on that
-image, the key and the section `data`. There are two exceptions. With groups, the part depends on
-the id of the group instead of the image. The conversion of a slice depends on its volume, which
-shows one person. The card does not depend on the images, except on their shape if `data` sets no
-shape.
+Guarantee: the conversion of an image, and its assignment to the sensitive set or the hold-out,
+depend only on that image, the key and the section `data`. There are two exceptions. With groups,
+the assignment depends on the id of the group instead of the image. The conversion of a slice
+depends on its volume, which shows one person. The card does not depend on the images, except on
+their shape if `data` sets no shape.
 """
 
 import hashlib

@@ -124,7 +124,7 @@ def in_slices(
     volume: slices to use; converted: counter to which the number of localizers is added, because
     these are left out.
 
-    Raises DataError if `volume` selects no slice of one of the series or volumes.
+    Raises DataError if, for any series or volume, `volume` selects no slice.
     """
     series: dict[tuple[str, str, str] | int, list[tuple[int, Header]]] = {}
     for number, file in enumerate(files):

@@ -54,7 +54,7 @@ from sfumato.storage.files import open_private, replacing_directory, write_local
 BLOCK_SIZE = 2**20  # maximum number of pictures in a block
 FRESH = 2.0  # seconds after a change during which a second change may get the same time stamp
 CONVERTED = "converted.json"  # file with the fields of `Converted`
-PERSONS_FILE = "persons.npy"  # file with the text that contains each picture's id (`persons_of`)
+PERSONS_FILE = "persons.npy"  # file with the result of `persons_of`, one text per picture
 
 Task = tuple[Shard, Path]  # a shard, and the folder of its images
 

@@ -62,8 +62,8 @@ TOKEN = re.compile(
     re.IGNORECASE,
 )
 YEARS = range(1900, 2050)
-# KEPT matches these words, which mean an annotation or a patient in some names. In other names they
-# are names of persons, so they are replaced.
+# Words that are replaced although KEPT matches them: they may mean an annotation or a patient, but
+# they may also be names of persons
 FIRST_NAMES = {"ann", "pat"}
 SPARSE = 20  # numbers with a larger average distance are ids, not a counter
 TIMES = (Base.DateTime, Base.DateTimeOriginal, Base.DateTimeDigitized)
@@ -305,7 +305,7 @@ def exif_replaced(exif: Image.Exif, disguise: Disguise) -> Image.Exif:
     """Return new EXIF data with only the times and the device of a picture, both replaced."""
     other = Image.Exif()
     for own, target in ((exif, other), (exif.get_ifd(IFD.Exif), other.get_ifd(IFD.Exif))):
-        for tag in {*TIMES} & {*own}:  # 2026:01:31 12:00:05
+        for tag in {*TIMES} & {*own}:  # in the form 2026:01:31 12:00:05
             target[tag] = disguise(str(own[tag]).replace(":", "-", 2)).replace("-", ":", 2)
         if Base.BodySerialNumber in own:
             target[Base.BodySerialNumber] = disguise(str(own[Base.BodySerialNumber]))

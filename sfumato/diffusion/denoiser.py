@@ -178,7 +178,7 @@ def draw_timesteps(law: TimestepMixture, n: int, generator: torch.Generator, ste
     weights, bounds = mixture(law, device)
     bounds = bounds * (steps / TIMESTEPS)
     part = torch.multinomial(weights, n, replacement=True, generator=generator)
-    # In float32, rounding could raise t to its upper bound.
+    # float64, because rounding in float32 could raise t to its upper bound
     uniform = torch.rand(n, generator=generator, device=device, dtype=torch.float64)
     return (
         (bounds[part] + uniform * (bounds[part + 1] - bounds[part]))

@@ -65,7 +65,7 @@ class GroupNorm(nn.Module):
 def normalised(x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> Tensor:
     """Normalise groups, then scale and shift each image. x: (B, C, H, W); scale, shift: (B, C)."""
     # All images become channels of a single image.
-    # In this form, the kernel also computes the scale, the shift and their gradients.
+    # In this form, the kernel also applies the scale and the shift, and computes their gradients.
     flat = x.reshape(1, -1, x[0, 0].numel())
     scale, shift = (value.flatten().to(x.dtype) for value in (scale, shift))
     # autocast would copy to float32, which is unnecessary: the kernel sums in float32 anyway

@@ -11,7 +11,8 @@ from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.gradients import Draws, losses_at, per_image_gradients
 from sfumato.runtime import compute, distributed
 
-# Float32 copies of the trained parameters, for the moving average, Adam's moments, sums and noise
+# Estimated number of float32 copies of the trained parameters: the moving average, Adam's moments,
+# sums, noise and others
 COPIES = 8
 # Error messages of CUDA, cuBLAS and cuDNN for too little memory, or for a size without a kernel
 DOES_NOT_FIT = (

@@ -127,7 +127,8 @@ class Gradients:
         self.microbatch_size, self.draws_per_pass = choose_microbatch(
             model, self.parameters, config.draws, public_batch, config.microbatch_size
         )
-        # If the models are equal, it does not matter which process computes an image's gradient
+        # Makes the models of all processes equal: it must not matter which process computes an
+        # image's gradient
         distributed.agree(model.state_dict().values())
         if autocast is None:
             autocast = distributed.broadcast_object(fast_bfloat16(self.device.type))

@@ -98,9 +98,9 @@ def convolutions(channels: int, height: int, width: int) -> nn.Sequential:
     """Build a CNN. Each stage has two 3×3 convolutions with batch norms, and a pooling.
 
     A dense layer follows the last stage. There are 1 to 4 stages: after the first, a stage is added
-    as long as the shorter side still has 7 pixels or more. Grey images from 16 pixels per side
-    start at half resolution. Images above 32 pixels per side first pass strided convolutions, which
-    reduce them to 32 pixels.
+    as long as the shorter side still has 7 pixels or more. Grey images with a shorter side of 16 to
+    32 pixels start at half resolution. If the shorter side has more than 32 pixels, strided
+    convolutions first halve it until it has at most 32.
     """
     layers: list[nn.Module] = []
     side = min(height, width)

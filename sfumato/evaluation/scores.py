@@ -32,7 +32,7 @@ from sfumato.settings.evaluate import Evaluate
 from sfumato.training.supervised import logits
 
 COMPARED = 10_000  # Maximum number of images of each set when two sets are compared
-SEARCHED = 30_000  # Maximum number of training images when copies are searched
+SEARCHED = 30_000  # Maximum number of training images in the search for copies
 RELEASE = "release"
 # The content of metrics.json, or the part of it about one set
 Metrics = dict[str, Any]
@@ -131,8 +131,8 @@ def add_fidelity(
     progress("real: fidelity")
     order = np.random.default_rng(0).permutation(len(searched))
     compared = searched[subsample_indices(len(searched), COMPARED)]
-    # Metrics that detect copies test one half of the training images against the other half,
-    # because no image of one half is a copy of the other
+    # For metrics that detect copies, one half of the training images takes the place of a synthetic
+    # set, and the other half takes the place of its training images
     novel = searched[order[::2]], searched[order[1::2]], fresh
     metrics.setdefault("real", {})["fidelity"] = compare("real", compared, novel=novel)
     features = extractor(shifted("blurred", subsample(train).images))

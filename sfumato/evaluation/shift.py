@@ -1,6 +1,6 @@
 """Distort the images of a hold-out.
 
-The distortions are public, the same for all data sets, and were not tuned to any result.
+The distortions are public and the same for all data sets. They were not tuned to any result.
 """
 
 import math

@@ -218,8 +218,8 @@ def number(value: float | None, spread: float | None = None) -> str:
 def reliability(row: Mapping) -> Iterator[str]:
     """Yield the cells for `reliability_heads`, in per cent.
 
-    They are the interval, the name of the worst class, the mean of this class, the difference
-    between the mean over all classes and this mean, and the calibration error.
+    They are the interval, the name of the worst class, the accuracy for this class, the distance of
+    this accuracy below the mean over all classes, and the calibration error.
     """
     means = {one["class"]: one["mean"] for one in row["per_class"]}
     worst = min(means, key=lambda name: means[name])

@@ -29,8 +29,8 @@ EXPLICIT_KERNELS = ("linear", "squared")  # Kernels of maps that are used withou
 class OfBlocks(nn.Module):
     """Feature map of the block means of images.
 
-    The input is full images, (B, C, H, W), or means of smaller blocks. block: side of a block, in
-    pixels of the full image.
+    The input is full images, (B, C, H, W), or their means over smaller blocks. block: side of a
+    block, in pixels of the full image.
     """
 
     def __init__(self, build: Callable[[Shape], nn.Module], shape: Shape, block: int) -> None:

@@ -19,7 +19,7 @@ from sfumato.runtime.compute import device_of, fast_bfloat16
 from sfumato.settings.queries import OwnNetwork, TeacherMap
 
 # Two maps of a trained public classifier: CLASSIFIER is its method `features`, and CELLS is its
-# method `feature_map`. All other maps are in FEATURES.
+# method `feature_map`. All other maps, except OWN, are in FEATURES.
 CLASSIFIER = "classifier"
 CELLS = "cells"
 # The network of a map, for `map_of`

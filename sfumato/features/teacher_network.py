@@ -99,9 +99,7 @@ def fit_features(
 
 
 def classify(teacher: ImageClassifier, images: ImageSet) -> Tensor:
-    """Compute class probabilities of images, (N, classes) float32. teacher: see
-    `probabilities_of`.
-    """
+    """Compute class probabilities of images, (N, classes) float32, as `probabilities_of` does."""
     parts = torch.arange(len(images)).split(FEATURE_BATCH)
     return torch.cat([probabilities_of(teacher, images.batch(part.numpy())[0]) for part in parts])
 

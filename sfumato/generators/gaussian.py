@@ -91,8 +91,9 @@ def fit_gaussians(
     3. half of the shrunk difference between the class's released covariance and the sum of
        matrices 1 and 2.
 
-    To shrink a difference, each of its eigenvalues is moved towards zero by 2·√d times the standard
-    deviation of the noise, which is the largest eigenvalue to expect in a matrix of noise only.
+    To shrink a difference, each of its eigenvalues is moved towards zero by the largest eigenvalue
+    to expect in a matrix of noise only. This is 2·√d times the standard deviation of the noise in
+    an entry, where d is the number of coefficients (with `flip`, half of it).
     """
     features = release.features
     deviation = release.deviation

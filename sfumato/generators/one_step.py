@@ -167,7 +167,7 @@ def embedding_of(match: FeatureMeans, images: Tensor, weights: Tensor, priors: T
 
 
 def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor) -> Tensor:
-    """Estimate ‖μ̃ − μ(G)‖² − ‖μ̃‖² from a batch, with one weight per column. Returns a scalar.
+    """Estimate ‖μ̃ − μ(G)‖² − ‖μ̃‖² from a batch, as a weighted sum over the columns.
 
     The squared norm of a batch mean is a biased estimate of ‖μ(G)‖². Because ‖φ‖ = 1, the bias is
     known, and is subtracted; otherwise, small batches would reward images without variety. The

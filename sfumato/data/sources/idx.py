@@ -54,7 +54,7 @@ IDX_SETS = {
     "kmnist": IdxSet("KMNIST", ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")),
     "emnist": IdxSet(
         "EMNIST",
-        # "balanced": letters that look alike in both cases are merged
+        # "balanced": small letters that look like their capitals are merged with them
         tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"),
         ("emnist-balanced-train", "emnist-balanced-test"),
         transposed=True,
@@ -149,8 +149,8 @@ def read_idx(path: Path) -> np.ndarray:
                 f"{broken}: its header states {shape}, expected at most {largest:,} values. Fetch "
                 "it again, or use an .npz instead."
             )
-        # One byte more than expected shows a surplus. The rest is not read, because a gzip file can
-        # expand without limit
+        # Reading one byte more than expected reveals whether the file has too many values. The rest
+        # is not read, because a gzip file can expand without limit
         content = file.read(size + 1)
     if len(content) != size:
         held = len(content) if len(content) < size else f"more than {size}"

@@ -192,7 +192,7 @@ def list_part(
     block: ListedBlock | None,
 ) -> Iterator[Place | DataError]:
     """Yield the pictures of one part of the folder `root`, by class, and an error for each entry
-    that is not used.
+    that cannot be used.
     """
     nested = groups is not None and groups.folder is True
     # DICOM files contain the person's id, so they may be in folders below the class folder

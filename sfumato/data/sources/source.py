@@ -23,7 +23,7 @@ Example = tuple[np.ndarray, int | np.ndarray]
 
 @dataclass(frozen=True)
 class ListedBlock:
-    """The entries of a class folder, sorted by name, from index `first` to before index `stop`."""
+    """The entries `first` to `stop` − 1 of a class folder, counted from 0 in the order of names."""
 
     folder: str
     first: int
@@ -59,7 +59,7 @@ class Source:
     if none was requested.
 
     groups, files, labels: id of the person (or None), file and label of each image, in the order of
-    `train` and then `test`. Only sources that read the owner's files have these;
+    `train` and then `test`. Only sources that read the owner's files can have these;
     held_out: number of images in `test`;
     converted: number of images by kind of conversion. Private;
     left_out: pictures and other files that are left out. The key of a picture is its index in

@@ -40,7 +40,8 @@ Sample = dict[str, Member]  # the files of a sample, by suffix
 def list_metadata(request: Request, label: str) -> Listing:
     """List the pictures of a folder with a table: metadata.csv, .jsonl or .parquet.
 
-    The table has the column file_name, the column `label`, and perhaps a column of persons' ids.
+    The table has the column file_name, the column that `label` names, and perhaps a column of
+    persons' ids.
     Each part of the folder (see `split_of`) may have its own table. Raises the errors of
     `rows_by_file`.
     """
