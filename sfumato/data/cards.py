@@ -20,7 +20,7 @@ CARD = "card.json"
 TO_PREPARE = "run `stage prepare sensitive`"
 AGAIN_PUBLIC = "run `stage prepare public`"
 
-Side = Annotated[int, Field(gt=0, lt=2**16)]  # number of pixels, or of channels
+Side = Annotated[int, Field(gt=0, lt=2**16)]  # number of pixels along a side, or number of channels
 
 
 @dataclass(frozen=True, kw_only=True)

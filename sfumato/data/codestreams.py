@@ -96,7 +96,7 @@ def check_run_lengths(frame: bytes, size: int, name: str) -> None:
 def check_deflated(file: BinaryIO, name: str) -> None:
     """Raise DataError if a deflated DICOM file inflates to more than LARGEST_PICTURE bytes.
 
-    Afterwards, `file` is at its start again.
+    Afterwards, `file` is positioned at its start again.
     """
     from pydicom.filereader import read_dataset, read_preamble
     from pydicom.uid import DeflatedExplicitVRLittleEndian

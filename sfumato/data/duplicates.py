@@ -88,7 +88,7 @@ def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
     """Yield grey thumbnails of the sensitive images and then of the hold-out images, in batches.
 
     A batch is (N, 64). Each row has mean 0 and norm 1, or norm 0 for a blank image.
-    most: largest number of images to choose from each part; every call chooses the same images.
+    most: maximum number of images to choose from each part; every call chooses the same images.
     """
     for images in (load_array(home / part / IMAGES) for part in (SENSITIVE, HOLDOUT)):
         rows: Sequence[int] | np.ndarray = range(len(images))
@@ -126,10 +126,11 @@ def refuse_regrouping(data: Data, home: Path, fresh: Path, journal: Journal) -> 
 def regrouped(before: Path, after: Path, spent: Sequence[dict]) -> bool:
     """Return whether a new preparation assigns charged images to other groups.
 
-    This is so if it separates images of one group, or joins images of several groups. Only images
-    in both prepared sets, `before` and `after`, are compared. In a set without groups, each image
-    is a group of its own. An image with copies in several groups is ignored. Returns True if the
-    sets cannot be compared, because their stored shapes differ or the earlier set is gone.
+    This is so if the preparation separates images of one group, or joins images of several groups.
+    Only images in both prepared sets, `before` and `after`, are compared. In a set without groups,
+    each image is a group of its own. An image with copies in several groups is ignored. Returns
+    True if the sets cannot be compared, because their stored shapes differ or the earlier set is
+    gone.
     spent: records of the charges.
     """
     homes = [home for home in (before, after) if (home / SENSITIVE / IMAGES).is_file()]

@@ -275,8 +275,8 @@ def plain_id(text: str) -> str:
 def spelling(text: str) -> str:
     """Map all spellings of an id to one text.
 
-    The text is the result of `plain_id`, with one character in place of all characters that look
-    alike, and with a, o, u in place of ae, oe, ue, so that Müller equals Mueller.
+    The text is the result of `plain_id` after two replacements. Characters that look alike are
+    replaced by one of them, and ae, oe, ue by a, o, u, so that Müller equals Mueller.
     """
     name = re.sub(
         r"[^\W\d_]{4,}", lambda word: re.sub("([aou])e|a(?=a)", r"\1", word[0]), plain_id(text)

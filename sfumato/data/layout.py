@@ -196,7 +196,10 @@ def classes_named(classes: Classes | None) -> Form:
 
 
 def volume_in(path: Path) -> Volume | None:
-    """Return the slices to use if the first files are volumes or DICOM series, otherwise None."""
+    """Return the slices to use if there is a volume or a DICOM series among the first files.
+
+    Otherwise, returns None.
+    """
     path = unpacked(path)
     files = first_files(path)
     if any(map(is_volume, files)):
@@ -225,7 +228,7 @@ def check_column(label: str | None) -> None:
 
 
 def check_forms(path: Path) -> None:
-    """Raise AnotherFormat if files are in an unsupported format, and none of them is a picture.
+    """Raise AnotherFormat if files are in an unsupported format, and no other file is a picture.
 
     path: a file or a folder. In a folder, the first files are checked.
     """
@@ -473,8 +476,8 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> C
     <person>/<class>/.
 
     The error suggests an order: the level with the names that look more like ids is the person's.
-    Only the owner can confirm it, because in <name>/<date>/ and in <year>/<name>/ both levels may
-    be persons.
+    Only the owner can confirm it: in <name>/<date>/, the outer level is the person's, and in
+    <year>/<name>/, the inner level is.
     """
     first = {folder.name for folder in outer}
     second = {folder.name for folder in inner}
@@ -519,8 +522,9 @@ def likeness(names: Collection[str]) -> int:
 def like_people(names: Sequence[str]) -> bool:
     """Return whether names look like names of persons.
 
-    There must be at least three names. Either all are initials such as TB, or all look like
-    Tony_Blair or Smith-John, and fewer than half of the words occur in several names.
+    There must be at least three names. Either all of them are initials such as TB, or two
+    conditions are met: all look like Tony_Blair or Smith-John, and fewer than half of their words
+    occur in several names.
     """
     if len(names) > 2 and all(re.fullmatch("[A-Z][A-Z]", name) for name in names):
         return True

@@ -19,7 +19,7 @@ from sfumato.data.names import DATED
 from sfumato.errors import DataError
 
 SECONDS = 10  # maximum time between two photographs that count as taken in a row
-SHARE = 0.1  # largest share of photographs taken in a row that may be a coincidence
+SHARE = 0.1  # maximum share of photographs taken in a row that counts as a coincidence
 
 
 class Taken(NamedTuple):

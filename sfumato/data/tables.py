@@ -150,7 +150,8 @@ def rows_by_file(
     others: files that need no row. If a row names such a file, it must give the path.
 
     Raises the errors of `read_table`. Raises DataError if one of `files` has no row, and if a row
-    names an unknown file, a file for the second time, or a link.
+    names an unknown file, a file for the second time, or a link that leads out of `root` or to no
+    file.
     """
     counted = Counter(name for file in files for name in names_of(file))
     known = {

@@ -39,7 +39,7 @@ FARTHEST_OFFSET = 2**24  # maximum number of bytes before the values
 LARGEST_VALUE = 8  # maximum number of bytes per value
 MAGIC = (b"n+1", b"n+2")  # first bytes of the magic number of files with header and values
 only_reader = threading.Lock()
-# The volume that was read last, because its slices are requested one after the other
+# The volume that was read last. It is kept, because its slices are requested one after the other
 last_read: dict[object, Values | DataError] = {}
 
 

@@ -50,7 +50,8 @@ def choose_trainable(
     - attention: every parameter of the attention layers (DP-LDM, without its conditioning
       embedder).
     - attention-lora: adapters on all query, key and value matrices (DP-LoRA).
-    - salient: the first `settings.ratio` of the candidates in `ranking`, in full.
+    - salient: the full matrices of the first candidates in `ranking`, a share `settings.ratio` of
+      all candidates.
     - salient-lora: adapters on the same candidates as `salient`; the rest is frozen (DP-SAPF).
 
     ranking: names of the candidates, the most salient first; None if no ranking is needed.

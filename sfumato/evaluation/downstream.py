@@ -190,8 +190,8 @@ def aggregate(
     {distortion: mean}}. For a single seed, "std" is None. "per_class" leaves out classes whose
     accuracy is None.
 
-    If images have one label each, the result also has "interval" and "calibration". It then has
-    "two_classes" (see `ranked`) if there are two classes, each with images, and "by_column", the
+    If images have one label each, the result has more entries: "interval" and "calibration";
+    "two_classes" (see `ranked`), if there are two classes, each with images; and "by_column", the
     accuracy for each value of `compared`, if this is given.
     """
     per_seed = [one.accuracy for one in scored]

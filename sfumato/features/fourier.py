@@ -2,7 +2,7 @@
 
 Source: FETA-Pro Algorithm 1; DP-MERF.
 
-Public maps are applied to each image, such as its pixels or its wavelet-scattering coefficients.
+Public maps, such as the pixels or the wavelet-scattering coefficients, are applied to each image.
 Random Fourier features at several length-scales are applied to the output of each map. A map can
 also contribute its output itself. The full vector has norm 1. The frequencies come from a public
 seed: they are rebuilt, never stored. The release consists of sums of these features over images.

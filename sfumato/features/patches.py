@@ -13,7 +13,7 @@ from sfumato.features.scattering import block_average, block_of
 from sfumato.runtime.compute import fast_bfloat16
 
 FILTERS = 256
-SIDE = 6  # Largest side of a filter, in pixels
+SIDE = 6  # Maximum side of a filter, in pixels
 POOLED_CELLS = 3  # Number of cells per side of an image; the features are means over cells
 
 

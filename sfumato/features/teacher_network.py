@@ -26,7 +26,7 @@ from sfumato.runtime.compute import device, device_of
 from sfumato.settings.queries import Teacher
 from sfumato.storage.weights import load_network, save_network
 
-FITTED = 10_000  # Largest number of images to which features are fitted
+FITTED = 10_000  # Maximum number of images to which features are fitted
 
 
 class ImageClassifier(nn.Module):

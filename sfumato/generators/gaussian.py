@@ -129,7 +129,7 @@ def shrunk(means: Tensor, noise: Tensor, shares: Tensor) -> Tensor:
     """Shrink the means of the classes towards the mean of all images.
 
     Noise increases the squared distance between a class's mean and the mean of all images. The
-    distance is reduced by the share of its square that noise contributes.
+    difference of the two means is reduced by the share of this squared distance that is noise.
 
     means: (M, d), means of the classes;
     noise: (M, 1), expected squared norm of the noise in each class's mean;

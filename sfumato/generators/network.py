@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sfumato.data.images import Shape
 from sfumato.settings.fields import Size, both_sides, size_of
 
-# Largest side of the coarse image, in pixels. Each further level doubles the side.
+# Maximum side of the coarse image, in pixels. Each further level doubles the side.
 # The side of a rectangular image is taken to be the square root of its number of pixels.
 COARSE = 32
 

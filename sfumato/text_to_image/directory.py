@@ -123,7 +123,7 @@ def locate(directory: str) -> Path:
     parts = [INDEX, "tokenizer/*.txt", "tokenizer/*.model"]
     parts += [f"{part}/*.json" for part in MODEL_PARTS]
     parts += [f"{part}/*.safetensors" for part in WEIGHTS_OF]
-    # The type of the error depends on what fails: network, name, permission.
+    # All exceptions are caught, because the type depends on what fails: network, name, permission.
     with explained(
         ConfigError,
         lambda error: (

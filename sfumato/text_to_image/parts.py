@@ -56,7 +56,7 @@ def load_part(model: ModelDirectory, part: str) -> Any:
         variant = weights_of(model.path, part)[1].removeprefix(".") or None
         options |= {"use_safetensors": True, "torch_dtype": torch.float32, "variant": variant}
     failed = f"{model.path / part} cannot be loaded as {model.classes[part]}"
-    # The type of the error depends on what is wrong with the files.
+    # All exceptions are caught, because the type depends on what is wrong with the files.
     with explained(
         DataError, lambda error: f"{failed} ({first_line(error)}): {AGAIN}", causes=(Exception,)
     ):

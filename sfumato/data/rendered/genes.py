@@ -1,6 +1,6 @@
 """Genes: vectors in [0, 1)^n that replace the random stream of a drawing.
 
-With genes, a drawn image is a function of its genes. A gene may be an angle, or the noise of a
+An image that is drawn with genes depends only on these. A gene may be an angle, or the noise of a
 texture. If a gene changes a little, the image usually changes only a little.
 Sources: the primary sample space (Kelemen et al. 2002), and its use in Private Evolution (Sim-PE,
 Lin et al. 2025).

@@ -136,7 +136,7 @@ def remove_locked(folder: Path) -> None:
 
 
 def remove_left(state: Path) -> None:
-    """Delete the folders that killed programs have left. The locks of these folders are free."""
+    """Delete the folders that killed programs have left. Such a folder has a free lock."""
     for folder in state.glob(f".{UNPACKED}.*.tmp"):
         with suppress(Timeout), holding(file_lock(folder.with_suffix(".lock"), blocking=False)):
             remove_locked(folder)

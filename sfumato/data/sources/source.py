@@ -133,7 +133,7 @@ class Request(PictureForm):
     seed: int = 0  # random seed, for sources that the program draws
     groups: Groups | None = None  # rule for finding ids of sensitive images
     volume: Volume | None = None  # slices of volumes and series that become images
-    classes: tuple[str, ...] | None = None  # names by label, for files without names
+    classes: tuple[str, ...] | None = None  # in the order of labels, for files without class names
     label_column: str | None = None  # column of a table, or key of samples, with the labels
     # Column of the table, such as sex; the evaluation reports the accuracy for each of its values
     compare_by: str | None = None

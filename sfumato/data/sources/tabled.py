@@ -41,9 +41,8 @@ def list_metadata(request: Request, label: str) -> Listing:
     """List the pictures of a folder with a table: metadata.csv, .jsonl or .parquet.
 
     The table has the column file_name, the column that `label` names, and perhaps a column of
-    persons' ids.
-    Each part of the folder (see `split_of`) may have its own table. Raises the errors of
-    `rows_by_file`.
+    persons' ids. Each part of the folder (see `split_of`) may have its own table. Raises the errors
+    of `rows_by_file`.
     """
     path = request.required_path()
     if not path.is_dir():
