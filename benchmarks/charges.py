@@ -105,7 +105,7 @@ def worker(state: Path, card: Card, mine: list[int], permission: SpendingPolicy,
 
 def fill_the_disk(state: Path, card: Card, number: int, permission: SpendingPolicy) -> None:
     """Check that no charge is opened if the journal has room for only half a line."""
-    # other processes can only make the room smaller
+    # entries of other processes can only make the room smaller
     room = Odometer(state, card.dataset_id).path.stat().st_size + 200
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))

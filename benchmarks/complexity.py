@@ -44,7 +44,7 @@ def texture_complexity(images: np.ndarray) -> np.ndarray:
 
     It is the Shannon entropy in nats, at most ln 10. A pattern marks which of the eight neighbours
     are at least as bright as the pixel, up to rotation. All patterns with more than two changes
-    around the circle count as one (Ojala et al. 2002: P = 8, R = 1, uniform). The paper gives no
+    around the circle count as one (Ojala et al. 2002: P = 8, R = 1, uniform). FETA-Pro gives no
     formula, so compare values only within one table. Raises ValueError for images with fewer than
     three pixels per side.
     """

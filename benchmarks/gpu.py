@@ -5,8 +5,8 @@
 
 The parts are:
 
-- `gradients`: compares each image's gradient with a float64 loop, and checks that it does not
-  depend on the image's place in a chunk or on the other images;
+- `gradients`: compares each image's gradient with a float64 loop, and checks that the
+  gradient does not depend on the image's place in a chunk or on the other images;
 - `busy`: measures how busy the device is (torch.profiler), and whether a step waits for it;
 - `noise`: measures the cost of the noise in a full step;
 - `others`: runs the sampler, the warm-up, the generator, votes and classifiers;

@@ -7,9 +7,9 @@ A setting chosen by these results would depend on real data, so use public data 
     python benchmarks/gradient_signal.py [--folder .] [--images 1024]
 
 Lengths are L2 norms in the space of all P weights. Signal is the length of the mean clipped
-gradient; its square is estimated without bias by the dot product of the means of two halves. Noise
-is σ·C·√P / batch, which `stage plan --dry-run` shows in units of C. Chance is the standard
-deviation of the mean over one drawn batch.
+gradient; its square is estimated without bias by the dot product of the means of two halves of the
+images. Noise is σ·C·√P / batch, which `stage plan --dry-run` shows in units of C. Chance is the
+standard deviation of the mean over one drawn batch.
 """
 
 from __future__ import annotations

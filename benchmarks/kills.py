@@ -292,7 +292,7 @@ def strike_after(project: Project, kind: str, seconds: float, *, amid: bool) -> 
 def strike_often(
     project: Project, fresh: Path, kind: str, seconds: Sequence[float]
 ) -> tuple[int, int]:
-    """Disturb one run after another until one finishes; in every second run, during a query.
+    """Disturb one run after another until one finishes. Every second fault comes during a query.
 
     Returns how many runs were stopped, and how many cures there were.
     """

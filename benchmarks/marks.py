@@ -5,9 +5,9 @@
 
 FOLDER: pictures without marks, also in subfolders. Resized to SIDE pixels, they serve as a release.
 Each of the first MARKED pictures gets all marks, signed by a certificate made for this run, and is
-then treated as a recipient might. The signed and the unsigned metadata are searched for in each
-picture, and the pattern in each picture and in sets of 20. To count false alarms, the signature and
-the pattern are searched for in UNMARKED pictures, one by one.
+then treated as a recipient might treat it. The signed and the unsigned metadata are searched for in
+each picture, and the pattern in each picture and in sets of 20. To count false alarms, the
+signature and the pattern are searched for in UNMARKED pictures, one by one.
 """
 
 import argparse

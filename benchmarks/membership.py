@@ -29,7 +29,7 @@ TRAINED = 20_000  # Largest number of released images that the attacker's classi
 class Attack:
     """Result of an attack.
 
-    auc: probability that a member scores above an image of the others, 1/2 by chance; low, high:
+    auc: probability that a member scores above one of the others, 1/2 by chance; low, high:
     95 % confidence interval of `auc`; hits: share of members found at 1 % false alarms.
     """
 

@@ -104,7 +104,7 @@ def ensemble(
     members: int,
     progress: Progress = lambda _: None,
 ) -> dict:
-    """Measure the accuracy of an ensemble, the mean probabilities of `members` classifiers.
+    """Measure the accuracy of an ensemble: it averages the probabilities of `members` classifiers.
 
     The members differ by their seed, which sets the initialisation, the order of the images and
     dropout. Returns {"members", "images", "accuracy", "alone": {"mean", "std"}}; "alone" is for

@@ -7,7 +7,7 @@ A teacher is a linear classifier with differential privacy.
 
 FOLDER: public pictures in class folders, used as the sensitive ones; --pattern: finds, in a file
 name, the original that the picture is a copy of. Every seed holds out another fifth of the
-originals, with all copies, and draws other noise. A size like 96x96 is the middle square of a
+originals, with all their copies, and draws other noise. A size like 96x96 is the middle square of a
 picture; 128x128pad is the whole picture with black bars. Drawn textures span the features. All of ε
 goes to the teacher, one image is protected, full-batch steps are composed exactly, and δ is
 1/(N ln N). The table has the balanced accuracy on the hold-out in %, and the processor seconds for

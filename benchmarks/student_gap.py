@@ -6,14 +6,15 @@
 
 PROJECT has a release with `synthesize.stream: true` and one source, and its hold-out is in STATE.
 The hold-out is split at random into two halves: use `choosing` to choose among variants, and
-`final` only for final results. Every network is a `cnn`, trained for the same number of steps of
-128 images. For each seed, two balanced accuracies in % are printed: on the images of the half, and
-on the same images moved by up to a sixteenth of their side. The results are local, because they are
+`final` only for final results. Every network is trained for the same number of steps of 128 images.
+It is a `cnn`; only `draws` also trains the network of `stage student`. For each seed, two balanced
+accuracies in % are printed: on the images of the half, and on the same images moved by up to a
+sixteenth of their side. `heads` prints only the first. The results are local, because they are
 measured on real images; `causes` and `heads` also fit parts of networks to real images.
 
-- `causes`: trains on the release as it is, and with shifts and scaling; then recomputes the batch
-  norms' statistics on the other half, without labels, and refits the last layer on the release and
-  on real images
+- `causes`: trains on the release and on real images, each as they are, and with shifts and scaling;
+  then, for networks trained on the release, recomputes the batch norms' statistics on the other
+  half, without labels, and refits the last layer on the release and on real images
 - `heads`: fits last layers to real images without noise, which bounds what a last layer with
   differential privacy could reach on the same features
 - `labels`: labels distorted images by several rules; blends and plain images keep their labels.

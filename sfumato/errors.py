@@ -166,8 +166,8 @@ def reason_of(error: BaseException) -> str:
 
 @contextmanager
 def passing_over(*causes: type[Exception]) -> Iterator[None]:
-    """Suppress any of `causes`, except a failure of the machine, which does not mean that the file
-    is damaged.
+    """Suppress any of `causes`, except a failure of the machine, because such a failure does not
+    mean that a file is damaged.
     """
     try:
         yield

@@ -52,7 +52,8 @@ def sensitive(
     # Comes first, because a failure of any later step may write its reason to a private file
     use_until_the_end(state_dir(), data.name)
     if launch.is_configured() and not distributed.launched() and shards_in(data):
-        # `shards_in` has opened sensitive files: this process's own output is private by now
+        # `shards_in` has opened sensitive files, so this process's own output already goes to a
+        # private file
         raise SystemExit(launch.again(**named))
     if distributed.launched():
         os.environ["SFUMATO_DEVICE"] = "cpu"  # pictures are decoded without GPUs

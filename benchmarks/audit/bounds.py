@@ -104,10 +104,10 @@ def refutes_f_dp(
     `least` is the function that `least_chance` returns for the mechanism.
 
     Let p_i be the probability of i right guesses. For each j, `right` is the sum of
-    p_i i / canaries over i ≥ j, and `wrong` is the sum of p_i (guesses − i) / canaries. If the coin
-    of a rightly guessed canary is flipped, one guess fewer is right. So `wrong` at j − 1 is at
-    least `least(right)` at j. Both sums grow as j falls, and at j = 0 they add up to at most
-    guesses / canaries.
+    p_i i / canaries over i ≥ j, and `wrong` is the sum of p_i (guesses − i) / canaries over the
+    same i. If the coin of a rightly guessed canary is flipped, one guess fewer is right. So `wrong`
+    at j − 1 is at least `least(right)` at j. Both sums grow as j falls, and at j = 0 they add up to
+    at most guesses / canaries.
 
     Source: Mahloujifar, Melis and Chaudhuri 2024 (arXiv 2410.22235), Theorem 8 and Algorithm 3, for
     two choices.

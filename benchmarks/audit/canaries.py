@@ -1,8 +1,8 @@
 """Audit one run of DP-SGD: include many canaries by fair coins, then guess the coins.
 
 The audit is white-box: the observer sees every released sum. It needs only one run, but it proves
-little at a small ε. If, for example, even an ideal observer guesses only 55 % of the coins, the
-bound from a thousand guesses is far below ε.
+little at a small ε. If, for example, even an ideal observer guesses only 55 % of the coins right,
+the bound from a thousand guesses is far below ε.
 
 Two bounds share the allowed failure probability. The first refutes (ε, δ) only, for any mechanism.
 The second uses the full privacy curve of DP-SGD with this sample rate and number of steps. It tests

@@ -181,7 +181,7 @@ class HalfNoise(NoiseSource):
 
 
 class NoiseOfTheFirstProcess(NoiseSource):
-    """A source that adds no noise, as in the second process if only the first one adds noise."""
+    """A source that adds no noise, like the second process if only the first one adds noise."""
 
     def gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
         return super().gaussian(shape, std) * 0

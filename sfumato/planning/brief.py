@@ -31,8 +31,8 @@ def write_brief(made: ProjectPlan, folder: Path) -> list[str]:
 
     Returns the settings that the owner has not answered yet.
 
-    Guarantee: no image is read. The page depends on the settings, the public card, and the charges
-    in the journal.
+    Guarantee: no image is read. The page depends only on the settings, the public card, and the
+    charges in the journal.
     """
     text = template(Path(__file__).with_name(MARKDOWN), autoescape=False, plain=plain).render(
         brief_facts(made)

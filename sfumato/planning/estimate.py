@@ -2,9 +2,9 @@
 
 The estimate is the number of operations of the stage's networks, counted on one blank image,
 divided by the speed of this machine. The speed is measured once per machine with a small reference
-network, in processor time of one thread, so that other programs have little effect. A free stage
-corrects its estimate by the duration of its last run. Durations of queries depend on sensitive
-draws, so they are not stored.
+network, in processor time of one thread, so that other programs have little effect. The estimate of
+a free stage is corrected by the duration of the stage's last run. Durations of queries depend on
+sensitive draws, so they are not stored.
 """
 
 import json

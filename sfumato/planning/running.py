@@ -16,8 +16,8 @@ SERVER_SKEW = 60.0  # assumed largest delay of a file server's clock, in seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """A program in DVC's lock: its process number, its command, a path that it uses, and the lock's
-    last change.
+    """A program in DVC's lock: its process number, its command, a path that it uses, and the time
+    of the lock's last change.
     """
 
     process: int

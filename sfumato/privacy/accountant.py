@@ -125,7 +125,7 @@ def conversion(order: float, delta: float, classic: bool = False) -> float:
 
     classic: True for the term ln(1/δ)/(α−1), which papers use.
 
-    Source: Canonne, Kamath & Steinke, Prop. 12.
+    Source: Canonne, Kamath & Steinke, Prop. 12, for the default term.
     """
     if classic:
         return -math.log(delta) / (order - 1)
@@ -363,7 +363,7 @@ def calibrate(
         return epsilon([*others, asks[rest].with_noise(noise).event], delta, accountant, adjacency)
 
     if accountant == EXACT:
-        # Rényi's bound requires more noise than the exact ε, so its noise ends the search
+        # Rényi's bound requires more noise than the exact ε, so no larger multiplier is tried
         enough = min(1.1 * best_noise, MOST_NOISE)
         best_noise = smallest_noise(
             lambda noise: total(round_up(noise)) <= target, high=enough, tolerance=1e-4

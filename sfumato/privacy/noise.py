@@ -10,7 +10,7 @@ from randomgen import AESCounter
 
 from sfumato.privacy.events import SECRET, SEEDED
 
-PIECE = 2**18  # Maximum number of noise values from one source
+PIECE = 2**18  # Maximum number of noise values drawn at once from one source
 GRID_BITS = 20  # A release is rounded to about a millionth of its noise
 # Position of the Mersenne twister's words in the state of torch's CPU generator: 624 words of 32
 # bits, each stored in 64 bits.
@@ -80,7 +80,8 @@ def secret_generator(device: torch.device | str = "cpu") -> torch.Generator:
     """Create a torch generator that cannot be replayed, for secret draws other than the noise.
 
     A CPU generator uses only 32 bits of a seed, so an attacker could try all seeds. Therefore its
-    624 words are filled from the operating system. Generators of other devices use 64 bits.
+    624 words are filled from the operating system. Generators of other devices use 64
+    bits of a seed.
     """
     generator = torch.Generator(device)
     if generator.device.type != "cpu":

@@ -76,7 +76,8 @@ class Odometer(Journal):
     def runs(self) -> dict[str, dict]:
         """Return the record of every charge ever opened, including abandoned ones, by run id.
 
-        A resumed run has its newest record. Each record that `adopt` added counts as a run.
+        A resumed run is listed with its newest record. Each record that `adopt` added counts as
+        a run.
         """
         found: dict[str, dict] = {}
         for entry in self.entries():

@@ -140,7 +140,7 @@ def best_guess(
 def noise_for_guess(
     mechanisms: tuple[Mechanism, ...], guess: float, adjacency: str = ADD_OR_REMOVE_ONE
 ) -> float:
-    """Find the smallest factor of all noise multipliers at which `best_guess` is at most `guess`.
+    """Find the smallest factor for all noise multipliers at which `best_guess` is at most `guess`.
 
     The factor is accurate within 1 %. guess: probability above 1/2.
     """

@@ -34,7 +34,7 @@ LINEAGE = "lineage.json"  # File with the `Lineage` of each query
 class Resolved:
     """Content of the resolved file of any stage.
 
-    If the stage reads only the public set, dataset id, classes and size hint are empty.
+    The dataset id, classes and size hint are empty if the stage reads only the public set.
 
     shape: (C, H, W) of the images;
     again: number of times that the owner asked to pay again;

@@ -133,5 +133,5 @@ def bounded_sum(rows: Rows, max_norm: float, weights: Tensor | None = None) -> T
     )
     if weights is not None:
         scale = scale * weights.to(scale)
-    # With two parts, the scale multiplies the narrower one. With one part, the sum is scale @ part.
+    # With two parts, the scale multiplies the right one. With one part, the sum is scale @ part.
     return parts[0].T @ (parts[1] * scale[:, None]) if len(parts) == 2 else scale @ parts[0]

@@ -45,7 +45,7 @@ class ClassifierCard(Cost):
 
 
 class ReleaseCard(ClassifierCard):
-    """Content of the `card.json` of a release: the entries that are read again."""
+    """Content of the `card.json` of a release: the entries that programs read."""
 
     images: int
     sources: dict[str, int]

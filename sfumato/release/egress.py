@@ -29,7 +29,7 @@ from sfumato.storage.digest import digest_of_file
 from sfumato.storage.files import csv_text, replacing_directory, write_json
 from sfumato.storage.png import png_bytes
 
-MOST_ARCHIVES = 10  # There are nine other files, so the package has fewer than 20 files
+MOST_ARCHIVES = 10  # Maximum number; with nine other files, the package has fewer than 20
 VERIFY = Path(__file__).with_name("verify.py")
 FORM = "risk-form.html"
 COLUMNS = dict.fromkeys(("column", "meaning", "type", "values"), "")

@@ -108,7 +108,7 @@ def refuse_links(*folders: Path) -> None:
 def how_to_repair(stage: str) -> str:
     """Describe how to replace an invalid artifact.
 
-    DVC does not verify read-only files of its cache.
+    The cache is made writable first, because DVC does not verify read-only files of its cache.
     """
     return (
         "Run `chmod -R u+w .dvc/cache` and `dvc repro`: DVC then verifies its cache and rebuilds "

@@ -15,7 +15,8 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 def file_lock(path: Path, *, blocking: bool = True, thread_local: bool = True) -> FileLock:
     """Create a lock to be acquired by `holding`.
 
-    blocking: whether to wait if another process has the lock. If false, `holding` raises Timeout;
+    blocking: whether to wait if another process has the lock. If false, `holding` then raises
+        Timeout;
     thread_local: whether only the thread that acquired the lock can release it.
     """
     # There is no fallback to a plain file, because such a lock would stay after its process has
