@@ -79,7 +79,7 @@ class PictureForm:
     """
 
     size: tuple[int, int] | None = None  # height and width; None: as in the source
-    channels: int | None = None  # None: as in the source
+    channels: int | None = None  # 1 (grey) or 3 (colour); None: as in the source
     # Values to show as black and as white, for files with more than 8 bits
     range: Span | None = None
     # Whether to add black bars to images with other proportions, instead of cropping them

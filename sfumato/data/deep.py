@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
 MIN_IS_WHITE = 0
-SIGNED = 2  # value of the TIFF tag SampleFormat
-UNSPECIFIED = 0  # value of the TIFF tag ExtraSamples
+SIGNED = 2  # value of the TIFF tag SampleFormat for signed integers
+UNSPECIFIED = 0  # value of the TIFF tag ExtraSamples for a band without a stated meaning
 TRANSPARENT = "is fully transparent: save it without transparency, or remove it"
 STRIP = 2**20  # number of values to convert at a time; each takes 8 bytes
 Span = tuple[float, float]

@@ -106,9 +106,9 @@ def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
 
 
 def refuse_regrouping(data: Data, home: Path, fresh: Path, journal: Journal) -> None:
-    """Write into the journal that charged images change their groups, if they do.
+    """Add an entry to the journal if charged images change their groups.
 
-    Raises ConfigError unless the owner confirmed the change.
+    Raises ConfigError instead if the owner has not confirmed the change.
     """
     if not regrouped(home, fresh, journal.records()):
         return

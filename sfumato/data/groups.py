@@ -20,7 +20,8 @@ from sfumato.storage.documents import read_yaml
 ID_WORDS: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))
 NO_ID = {"", *ID_WORDS["unknown"].split()}
 UNCLEAR = {*ID_WORDS["unclear"].split()}
-STANDS_IN = re.compile(rf"({'|'.join(ID_WORDS['stands_in'].split())})\d{{0,4}}")  # such as phantom3
+# Ids of no real person, such as phantom3
+STANDS_IN = re.compile(rf"({'|'.join(ID_WORDS['stands_in'].split())})\d{{0,4}}")
 NO_DATE = re.compile(
     r"(19(00|01|70)-1-1|1-1-19(00|01|70)|1111-11-11|11-11-1111|9999-12-31|31-12-9999)[-t0]*"
 )

@@ -245,7 +245,7 @@ def check_forms(path: Path) -> None:
 
 
 def cells_in(table: Path, column: str) -> list[str]:
-    with suppress(DataError):  # raised for an unsuitable column, such as an age
+    with suppress(DataError):  # raised for a column of other values, such as decimal numbers
         return [cell for _, (cell,) in tables.read_table(table, [column])]
     return []
 
@@ -353,7 +353,7 @@ def folder_layout(path: Path, groups: Groups | None, classes: Classes | None) ->
     train, test = split_of(path)
     outer = [folder for part in train + test for folder in folders_in(part)]
     inner = [entry for folder in outer for entry in visible(folder)]
-    # Files that suffice to detect DICOM
+    # The first files of some folders, which suffice to detect DICOM
     first = [file for folder in outer[:10] for file in islice(tabled.files_below(folder), 2)]
     nested = bool(inner) and all(entry.is_dir() and not entry.is_symlink() for entry in inner)
     check_beside(path, train, outer, nested, decided=bool(groups or classes))

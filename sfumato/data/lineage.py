@@ -122,7 +122,7 @@ def hashes(path: Path) -> Iterator[str]:
     """Yield the sha256 of a file, or of the images and weights in a folder."""
     path = path.expanduser()
     for file in [path] if path.is_file() else map(Path, entries_below(path)):
-        # Files that a copy of a release would contain
+        # Only files of the kinds that a copy of a release would contain
         if file.is_file() and (
             file == path or file.suffix.lower() in {".safetensors", ".png", ".npz", ".parquet"}
         ):

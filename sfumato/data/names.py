@@ -21,7 +21,7 @@ import numpy as np
 
 from sfumato.data.sources.splits import is_filing
 
-FEWEST = 5  # smallest number of groups for which a pattern is proposed
+FEWEST = 5  # minimum number of groups to propose a pattern
 LARGE = 30  # mean number of images per group above which FEWEST is doubled
 # Words other than names of persons. They may become part of a pattern, which is published.
 SIDE_WORDS = (

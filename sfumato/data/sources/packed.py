@@ -277,7 +277,7 @@ def in_archives(text: str) -> str:
     """Replace the private folders in a text by the paths of the archives that were unpacked into
     them.
     """
-    for (path, *_), folder in reversed(MADE_HERE.items()):  # the innermost first
+    for (path, *_), folder in reversed(MADE_HERE.items()):  # the innermost folder first
         text = text.replace(str(folder), str(path))
     return text
 
