@@ -193,7 +193,8 @@ def decode(path: PictureFile, span: Span | None = None) -> np.ndarray:
                     "its content is not in a supported format, such as PNG or DICOM"
                 ) from None
             return decode_tiff(file, span, str(path))
-        if getattr(opened, "is_animated", False):  # n_frames would read all frames
+        # `is_animated` is used instead of `n_frames`, which would read all frames
+        if getattr(opened, "is_animated", False):
             raise DataError(
                 f"{path} contains several frames: choose one of them, and save it in its own file."
             )

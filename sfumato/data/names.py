@@ -351,9 +351,10 @@ def before_counter(column: Column) -> str | None:
 
 
 def beginning(stems: Sequence[str]) -> str:
-    """Build a pattern for dates, sides and views at the start of names, which identify no person.
+    """Build a pattern for dates, sides and views at the start of names.
 
-    The pattern is empty if most names start differently.
+    These identify no person, so they are skipped. The pattern is empty if most names start
+    differently.
     """
     sides = rf"(?i:{SIDE_WORDS})[-_ ]+(?=\S)"
     words = [match[0].rstrip("-_ ").lower() for stem in stems if (match := re.match(sides, stem))]

@@ -1,6 +1,6 @@
 """Find photographs taken shortly after each other, because they often show one person.
 
-Their times, devices and numbers are compared.
+The times, devices and numbers of the photographs are compared.
 """
 
 import re

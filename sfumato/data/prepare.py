@@ -83,10 +83,10 @@ def prepare_sensitive(
 
     Returns the content of the card.
 
-    An older set of the same id is replaced when the new set is complete. It is kept if it was made
-    from the same files with the same settings. The card contains no number of images or groups, and
-    no hash of any kind. Its version is `data.version` or, if that is not set, a random version,
-    which stays the same for this dataset.
+    An older set of the same id is kept if it was made from the same files with the same settings.
+    Otherwise, it is replaced when the new set is complete. The card contains no number of images or
+    groups, and no hash of any kind. Its version is `data.version` or, if that is not set, a random
+    version, which stays the same for this dataset.
 
     state: state directory for the images; card: path of the card; workers: number of processes that
     convert shards, see `read_shards`.

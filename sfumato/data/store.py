@@ -82,7 +82,7 @@ def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:
 
     The hashes of the files are not verified; `read_artifact` does that.
 
-    Raises DataError if the set is missing or switched off, or has a different shape (C, H, W).
+    Raises DataError if the set is missing, has no images, or has a different shape (C, H, W).
     """
     card = read_public_card(directory / CARD)
     if not card.enabled:

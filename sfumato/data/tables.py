@@ -195,7 +195,7 @@ def rows_by_file(
 
 
 def series_in(folder: Path, files: Sequence[Path]) -> list[Path]:
-    """Return the DICOM files below a folder, which a row may name instead of a file.
+    """Return the DICOM files below a folder. A row may name such a folder instead of a file.
 
     Returns an empty list if `folder` is not a folder, or if one of `files` below it is not DICOM.
     """

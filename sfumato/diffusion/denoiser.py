@@ -119,9 +119,9 @@ class Denoiser(nn.Module):
         raise NotImplementedError
 
     def sampler(self, sampling: Sampling, generator: torch.Generator) -> Sampler:
-        """Return a function from labels to images, which draws at most `at_a_time` images per call.
+        """Return a function from labels to images.
 
-        For the arguments, see `drawing`.
+        The function draws at most `at_a_time` images per call. For the arguments, see `drawing`.
         """
         raise NotImplementedError
 

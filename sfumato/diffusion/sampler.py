@@ -70,9 +70,9 @@ def solve(
 
     x: (B, C, H, W), the noise. Returns images in about [-1, 1].
 
-    The guide gets the variance of the clean image given its noisy version, which is assumed to be
-    σ²σ_data² / (σ² + σ_data²) in every pixel. By Bayes' rule, the guide's shift is this variance
-    times the gradient of log p(label | D).
+    The guide gets the variance of the clean image given its noisy version. This variance is assumed
+    to be σ²σ_data² / (σ² + σ_data²) in every pixel. By Bayes' rule, the guide's shift is this
+    variance times the gradient of log p(label | D).
     """
 
     def slope(x: Tensor, sigma: float) -> Tensor:

@@ -36,8 +36,8 @@ def choose_microbatch(
     Call this before opening a charge. On a GPU, the number of images, and then the number of draws,
     is halved until a trial fits. On a GPU, weight gradients of convolutions are computed by matrix
     products (`model.use_products`) or by a grouped convolution. The method that is usually faster
-    is tried first. If it does not fit even for one draw of one image, the other method is tried,
-    because cuDNN may lack a kernel for the first one.
+    is tried first. If even one draw of one image does not fit with this method, the other method is
+    tried, because cuDNN may lack a kernel for the first method.
 
     batch: expected number of images per step;
     requested_size: number of images at a time, if the user set it.

@@ -64,7 +64,8 @@ def evaluate_folder(
     """Measure the release in a folder on the real images that `card` describes.
 
     This function opens the real images, which is recorded in the journal. All processes must call
-    it. It then ends the process group, and only the first process continues.
+    it. When their common work is done, it ends the process group, and only the first process
+    continues.
 
     classifiers: folder of each classifier in LOADERS. A folder may be missing;
     out: folder for pictures.

@@ -18,7 +18,7 @@ from sfumato.training.supervised import apply
 def displaced(images: Tensor, angle: float, part: float) -> Tensor:
     """Rotate images by `angle` degrees about the centre, and shift them by `part` of their sides.
 
-    They are shifted to the right and down. Pixels at the edges are repeated.
+    The shift is to the right and down. Pixels at the edges are repeated.
     """
     sine = math.sin(math.radians(angle))
     cosine = math.cos(math.radians(angle))

@@ -18,8 +18,8 @@ class Filtered(torch.autograd.Function):
     (N, 1, H, W), (F, 1, size, size) -> (N, F, H, W). Only the planes have a gradient.
 
     The backward pass convolves each row of the gradient with every row of the filters. This gives
-    `size` results, one per row of the filters, which are shifted vertically and added up.
-    On a CPU, PyTorch's own backward pass for a single channel would take four times as long.
+    `size` results, one per row of the filters. The results are shifted vertically and added up. On
+    a CPU, PyTorch's own backward pass for a single channel would take four times as long.
     """
 
     @staticmethod

@@ -106,7 +106,7 @@ def classify(teacher: ImageClassifier, images: ImageSet) -> Tensor:
 
 @torch.no_grad()
 def probabilities_of(teacher: ImageClassifier, images: Tensor) -> Tensor:
-    """Compute class probabilities of (N, C, H, W) uint8, or float32 in [0, 1].
+    """Compute class probabilities of images, (N, C, H, W) uint8, or float32 in [0, 1].
 
     With several labels, returns the probability of each label, so that rows need not add up to 1.
     """

@@ -51,8 +51,8 @@ class Target:
     """Releases and a teacher that a generator is fitted to.
 
     releases: releases of Fourier features;
-    teacher: (B, C, H, W) -> (B, classes) logits. Their cross-entropy with the requested labels has
-    the weight `agreement` in the loss. With a teacher, all steps are at full resolution.
+    teacher: (B, C, H, W) -> (B, classes) logits. The cross-entropy of the logits with the requested
+    labels has the weight `agreement` in the loss. With a teacher, all steps are at full resolution.
     """
 
     releases: Sequence[FeatureMeans]

@@ -86,7 +86,7 @@ class PlainAttention:
         *_: Any,
         **__: Any,
     ) -> Tensor:
-        """Return the attended tokens, (B, n, D), which is also the shape of hidden_states.
+        """Return the attended tokens, (B, n, D). hidden_states has the same shape.
 
         encoder_hidden_states: (B, m, E), or None for self-attention; attention_mask: (B, 1, m),
         added to the scores.

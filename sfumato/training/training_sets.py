@@ -47,7 +47,7 @@ def training_sets(
 def load_central(directory: Path, shape: Shape) -> tuple[Tensor, Tensor]:
     """Load all releases of `stage central`: ((R·M, C, H, W) float32 in [0, 1], (R·M,) int64).
 
-    There are R releases for M classes. If they contain a histogram for each pixel, the value of a
+    There are R releases for M classes. If these contain a histogram for each pixel, the value of a
     pixel is the midpoint of its fullest bin. In all releases, a median blur of each channel then
     removes noise, at no cost. shape: (C, H, W) of the sensitive images. Raises DataError for a
     release of another shape.

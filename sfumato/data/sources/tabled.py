@@ -173,9 +173,9 @@ def labels_listed(cell: str) -> list[str]:
 def numbered(rows: list[Place], official: bool, request: Request) -> Listing:
     """Replace the labels of rows, which are text, by the numbers of classes.
 
-    The classes are `request.classes` or, if that is None, all labels that occur, which depend on
-    the images. A label may be the name of a class. If no class has a number as its name, a label
-    may also be the number of a class, from 0.
+    The classes are `request.classes` or, if that is None, all labels that occur. In the second
+    case, the classes depend on the images. A label may be the name of a class. If no class has a
+    number as its name, a label may also be the number of a class, from 0.
 
     official: whether there is a test split.
 
