@@ -83,7 +83,7 @@ def check_run_lengths(frame: bytes, size: int, name: str) -> None:
             if run > 128:  # a repeated byte
                 expanded += 257 - run
                 start += 2
-            else:  # literal bytes; 128 has no effect
+            else:  # literal bytes; the header byte 128 has no effect
                 expanded += (run + 1) % 129
                 start += 1 + (run + 1) % 129
             if expanded > 2 * size + LARGEST_PICTURE // 2**10:

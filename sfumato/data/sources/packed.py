@@ -320,9 +320,9 @@ def readable_zip(path: Path, fix: str) -> AbstractContextManager[None]:
 
 
 def unpack_tables(tables: Sequence[Path], folder: Path, allowance: Allowance) -> None:
-    """Write the pictures of Parquet tables, and one table with all other columns.
+    """Write the pictures of Parquet tables, and a table with the columns that contain no pictures.
 
-    If there are files for training and for testing, each part gets its own folder.
+    If there are files for training and for testing, each part gets its own folder and table.
     """
     check_parquet()
     import pyarrow
