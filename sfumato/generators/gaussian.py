@@ -93,7 +93,7 @@ def fit_gaussians(
 
     To shrink a difference, each of its eigenvalues is moved towards zero by the largest eigenvalue
     to expect in a matrix of noise only. This is 2·√d times the standard deviation of the noise in
-    an entry, where d is the number of coefficients (with `flip`, half of it).
+    an entry, where d is the number of coefficients or, with `flip`, half of this number.
     """
     features = release.features
     deviation = release.deviation
