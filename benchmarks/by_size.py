@@ -107,7 +107,7 @@ def main() -> None:
         name = "-".join(row.values()).replace(" ", "-")
         os.environ["SFUMATO_STATE"] = str(work / f"state-{name}")
         os.environ["DVC_SITE_CACHE_DIR"] = str(work / f"dvc-{name}")
-        # a killed run may have left these
+        # a killed run may have left these folders
         for folder in (images, work / name, work / f"state-{name}"):
             shutil.rmtree(folder, ignore_errors=True)
         subset(given.folder, int(units), given.groups, given.seed, images)

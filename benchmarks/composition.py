@@ -3,10 +3,11 @@
     OMP_NUM_THREADS=1 python benchmarks/composition.py [--sets fashion-mnist,CIFAR]
         [--epsilons 1] [--seeds 0,1,2,3]
 
-CIFAR: a folder of CIFAR-10's training images, with one folder per class. The recipe gives the noise
-multipliers under `privacy.accountant: rdp` and `exact`; both teachers use the same draws of noise.
-Their directions are fitted to the hold-out. No release may do this. So both accuracies are only
-upper bounds, but they can be compared. Accuracy is on the hold-out, in %.
+CIFAR: a folder of CIFAR-10's training images, with one folder per class. Two teachers are
+trained: one with the recipe's noise multipliers under `privacy.accountant: rdp`, one with those
+under `exact`. Both use the same draws of noise. The directions of the features are fitted to the
+hold-out, which no release may use, so both accuracies are only upper bounds. But they can be
+compared. Accuracy is on the hold-out, in %.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def at(content: dict[str, Any], epsilon: float, accountant: str) -> tuple[Params
 
 
 def pictures(params: Params) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Load the images, (N, C, H, W) uint8, and labels for training, and then for the hold-out."""
+    """Load images, (N, C, H, W) uint8, and labels, first for training, then of the hold-out."""
     source = read_source(params.data, Path("data/raw"))
     train = list(source.train)
     test = list(source.test or ())

@@ -116,7 +116,7 @@ def power_of_size() -> dict[str, float]:
     The fit is by least squares of logarithms. Each combination of set, number of units and ε has a
     further offset, so that not every size must be measured for each. Runs are weighted by
     `learned`, because the logarithm of a small value is mostly noise. `learned` is relative to the
-    set's best accuracy on real images, at any size. The forecast treats images larger than
+    set's best accuracy on real images, over all sizes. The forecast treats images larger than
     `largest` as images of that size.
     """
     table = pd.read_csv(HERE / "results" / "sizes.csv")

@@ -138,7 +138,9 @@ def shuffled(image_set: ImageSet, count: int) -> ImageSet:
 
 
 def sliced_by_torch(a: np.ndarray, b: np.ndarray) -> float:
-    """Compute MIND in another way: in float32, in other directions, with equally many rows."""
+    """Compute MIND in another way: in float32, in other directions, and with equally many rows of
+    both sets.
+    """
     random = torch.Generator().manual_seed(99)
     axes = torch.nn.functional.normalize(torch.randn(1000, a.shape[1], generator=random), dim=1)
     count = min(len(a), len(b))

@@ -17,8 +17,8 @@ measured on real images; `causes` and `heads` also fit parts of networks to real
   half, without labels, and refits the last layer on the release and on real images
 - `heads`: fits last layers to real images without noise, which bounds what a last layer with
   differential privacy could reach on the same features
-- `labels`: labels distorted images by several rules; blends and plain images keep their labels.
-  The rule `blends` makes new images
+- `labels`: trains on images that are labelled by several rules. Some rules change the labels of
+  distorted images only, some leave images out, and the rule `blends` makes new images
 - `draws`: trains on the release's images and on its stream, and as `stage student` does
 - `picture`: draws images of the stream, ten per class, by their likeliest class
 """

@@ -149,8 +149,8 @@ def audit(
     """Measure how well releases with the target can be distinguished from releases without it.
 
     There are `runs` releases of each kind. The test judges a release to contain the target if it
-    lies more than halfway between the sum without the target and the sum with it. The observer
-    knows everything but the noise, which is the worst case that the guarantee covers.
+    lies nearer to the sum with the target than to the sum without it. The observer knows everything
+    but the noise, which is the worst case that the guarantee covers.
     """
     images, labels = made_images()
     seen = subject.encode(stored(images)).half().float() if subject.encode else stored(images)

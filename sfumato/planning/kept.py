@@ -193,7 +193,7 @@ def public_changed(made: Plan, out: Path) -> bool:
 def outdated_stages(folder: Path) -> set[str]:
     """Return the stages that DVC last ran with another plan or other public images.
 
-    A run that was interrupted after `stage plan` leaves artifacts of the plan before. Stages that
+    A run that was interrupted after `stage plan` leaves artifacts of the previous plan. Stages that
     `dvc.lock` does not list are left out.
     """
     outdated = set[str]()

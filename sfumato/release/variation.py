@@ -61,7 +61,8 @@ def vary(
     """Distort or blend some of the images, as `settings` state.
 
     With `settings.relabel`, the teacher then labels all images. Each label keeps the share of
-    images that was requested from the models.
+    images that was requested from the models: among all images if these have several labels,
+    otherwise among plain images only, or among each kind of images, as `settings.shares` states.
 
     images: (N, C, H, W) uint8, in random order. Varied images replace the originals in place;
     labels: (N,) int64, requested from the models;
