@@ -85,7 +85,7 @@ def complexity(images: np.ndarray) -> dict[str, float]:
 def complexity_by_step(
     release: ImageSet, real: ImageSet, central: Artifact, auxiliary: Artifact
 ) -> dict[str, dict[str, float]]:
-    """Measure the images of every enabled step, in the order of the curriculum."""
+    """Measure central and auxiliary images, if the stages are on, then released and real images."""
     images = {}
     if central.enabled:
         means = np.load(central.path / "mean.npy")
