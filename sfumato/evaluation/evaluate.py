@@ -157,8 +157,8 @@ def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSe
 def labelling_of(synthetic: Mapping[str, ImageSet], release: Path) -> Metrics:
     """Return facts about the labels of a release. Unknown entries are left out.
 
-    They are "mixture", the card's entry about the decision whether to include public images, and
-    "agreement", the share of plain images that have the label requested from the generator.
+    The entries are "mixture", the card's entry about the decision whether to include public images,
+    and "agreement", the share of plain images that have the label requested from the generator.
     """
     found: Metrics = {key: value for key, value in card_of(release).items() if key == "mixture"}
     if PLAIN in synthetic:
