@@ -68,18 +68,20 @@ def rdp_curve(events: Iterable[DpEvent], orders: tuple[float, ...] = ORDERS) -> 
 
 @lru_cache(maxsize=65536)
 def _computed_curve(event: DpEvent, orders: tuple[float, ...]) -> np.ndarray:
-    from absl import logging
+    from absl.logging import get_absl_logger
     from dp_accounting.rdp import RdpAccountant
 
     accountant = RdpAccountant(list(orders), relation(ADD_OR_REMOVE_ONE))
-    verbosity = logging.get_verbosity()
+    logger = get_absl_logger()
+    disabled = logger.disabled
     # dp-accounting warns about each order that does not converge; here such an order is infinite.
-    logging.set_verbosity(logging.ERROR)
+    # A change of the logger's level, instead, would clear the caches of all loggers.
+    logger.disabled = True
     try:
         with np.errstate(all="ignore"):
             accountant.compose(event)
     finally:
-        logging.set_verbosity(verbosity)
+        logger.disabled = disabled
     curve = np.array(accountant._rdp, dtype=float)  # not available under a public name
     return np.where(np.isfinite(curve) & (curve >= 0), curve, np.inf)
 
