@@ -73,12 +73,11 @@ def forked_seconds() -> float:
 class Repository:
     """environment: of the program `stage` as it is installed, with the repository's code.
 
-    forked: `run` runs its stages by fork, which imports nothing again, with the code of this tree.
+    `run` runs its stages by fork, which imports nothing again, with the code of this tree.
     """
 
-    def __init__(self, path: Path, forked: bool) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.forked = forked
         self.environment = os.environ | {
             "SFUMATO_STATE": str(path / "state"),
             "PYTHONPATH": str(path),
@@ -94,7 +93,7 @@ class Repository:
         path = self.environment["PATH"]
         return {
             "cwd": self.path,
-            "env": self.environment | {"PATH": f"{programs()}:{path}" if self.forked else path},
+            "env": self.environment | {"PATH": f"{programs()}:{path}"},
         }
 
     def run(self, *words: str) -> tuple[int, str]:
@@ -120,8 +119,7 @@ class Repository:
         while not reached():
             assert process.poll() is None, f"{name} ended before it could be killed"
             time.sleep(0.02)
-        if self.forked:
-            forked_stages.end_stages(server()[1])
+        forked_stages.end_stages(server()[1])
         process.kill()
         process.wait()
 
@@ -161,13 +159,13 @@ def ran(text: str) -> set[str]:
     return {line.split("'")[1] for line in text.splitlines() if line.startswith("Running stage")}
 
 
-def make_repository(path: Path, forked: bool = True) -> Repository:
+def make_repository(path: Path) -> Repository:
     """Create a repository from sources, not yet run."""
     for name in ("sfumato", "stages", "pipelines"):
         shutil.copytree(ROOT / name, path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
         shutil.copy(ROOT / name, path / name)
-    repository = Repository(path, forked)
+    repository = Repository(path)
     for words in (
         ["git", "init", "-q"],
         ["dvc", "init", "-q"],

@@ -21,7 +21,7 @@ SMALL = {
 
 @pytest.fixture
 def repository(tmp_path) -> Repository:
-    made = make_repository(tmp_path, forked=False)
+    made = make_repository(tmp_path)
     made.edit(**SMALL)
     return made
 
@@ -29,7 +29,7 @@ def repository(tmp_path) -> Repository:
 def run_on_a_terminal(
     repository: Repository, *words: str, interrupt: Callable[[], bool]
 ) -> tuple[int, str]:
-    """Run `stage` as a shell does, with a terminal of its own.
+    """Run `stage` as a shell does, not by fork, with a terminal of its own.
 
     interrupt: when to press Ctrl-C, once. Returns the exit code and what the terminal shows.
     """

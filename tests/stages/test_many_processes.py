@@ -12,9 +12,11 @@ from small_repository import Repository, make_repository, programs
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory) -> Repository:
     made = make_repository(tmp_path_factory.mktemp("repository"))
-    made.environment["SFUMATO_LAUNCH"] = "torchrun --standalone --nproc-per-node=2"
-    # What torchrun starts imports nothing again
-    made.environment["PYTHON_EXEC"] = str(programs() / "module")
+    # `torchrun` by fork, and what it starts: neither imports anything again
+    module = str(programs() / "module")
+    torchrun = f"{module} -m torch.distributed.run"
+    made.environment["SFUMATO_LAUNCH"] = f"{torchrun} --standalone --nproc-per-node=2"
+    made.environment["PYTHON_EXEC"] = module
     run = ["count", "central", "pretrain", "finetune", "synthesize", "evaluate"]
     judged = {"classifiers": ["lr"], "seeds": [0, 1], "steps": 5, "bound": False, "fidelity": []}
     steps = {"finetune": {"steps": 4, "trainable": "all"}, "pretrain": {"steps": 6}}
