@@ -13,7 +13,7 @@ returns the ε of the smallest multiplier that it refutes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from audit.bounds import guess, least_chance, one_run_epsilon, refutes_f_dp
 from audit.repeated import Watched, opened
 from audit.subjects import CLIP, Subject, trainer
 from sfumato.dpsgd.run import step
-from sfumato.privacy.accountant import epsilon, loss_distribution, round_up, smallest_noise
+from sfumato.privacy.accountant import NoiseRequest, calibrate, loss_distribution
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, Mechanism
 
 SIDE = 32  # Pixels per side of the images, which gives 1 024 canaries
@@ -102,11 +102,8 @@ def one_run(
     images = images.view(-1, 1, SIDE, SIDE)
     seen: list[Tensor] = []
     subject = subject or Subject(name="DP-SGD", max_norm=CLIP, spend=lambda charge: None)
-    made = partial(Mechanism, sample_rate=SAMPLE_RATE, uses=steps)
-    enough = smallest_noise(
-        lambda noise: epsilon([made(noise_multiplier=noise).event], DELTA) <= target
-    )
-    mechanism = made(noise_multiplier=round_up(enough))
+    asks = {"DP-SGD": NoiseRequest(sample_rate=SAMPLE_RATE, uses=steps)}
+    mechanism = calibrate(asks, target, DELTA)["DP-SGD"]
     with opened(images, torch.zeros(len(images), dtype=torch.int64), subject, mechanism) as charge:
         state, watched = trainer(SIDE), Watched(charge, seen.append)
         for _ in range(steps):
