@@ -73,11 +73,12 @@ def forked_seconds() -> float:
 class Repository:
     """environment: of the program `stage` as it is installed, with the repository's code.
 
-    `run` runs its stages by fork, which imports nothing again, with the code of this tree.
+    forked: `run` runs its stages by fork, which imports nothing again, with the code of this tree.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.forked = True
         self.environment = os.environ | {
             "SFUMATO_STATE": str(path / "state"),
             "PYTHONPATH": str(path),
@@ -93,7 +94,7 @@ class Repository:
         path = self.environment["PATH"]
         return {
             "cwd": self.path,
-            "env": self.environment | {"PATH": f"{programs()}:{path}"},
+            "env": self.environment | {"PATH": f"{programs()}:{path}" if self.forked else path},
         }
 
     def run(self, *words: str) -> tuple[int, str]:
@@ -119,7 +120,8 @@ class Repository:
         while not reached():
             assert process.poll() is None, f"{name} ended before it could be killed"
             time.sleep(0.02)
-        forked_stages.end_stages(server()[1])
+        if self.forked:
+            forked_stages.end_stages(server()[1])
         process.kill()
         process.wait()
 

@@ -4,6 +4,7 @@ short.
 
 import ast
 import builtins
+import functools
 import importlib
 import io
 import re
@@ -396,13 +397,17 @@ def test_only_queries_open_charges():
         assert opens == (name in QUERIES), name
 
 
-TREES = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in MODULES}
-CLASSES = {
-    node.name: node
-    for tree in TREES.values()
-    for node in ast.walk(tree)
-    if isinstance(node, ast.ClassDef)
-}
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """Parse each module of the product, by its path."""
+    return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in MODULES}
+
+
+@functools.cache
+def classes() -> dict[str, ast.ClassDef]:
+    """Return the classes of all modules by their names."""
+    nodes = (node for tree in trees().values() for node in ast.walk(tree))
+    return {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
 
 
 def documented_names(node: ast.AST) -> set[str]:
@@ -411,8 +416,8 @@ def documented_names(node: ast.AST) -> set[str]:
     """
     if not isinstance(node, ast.ClassDef):
         return {arg.arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)}
-    bases = {getattr(base, "id", "") for base in node.bases} & set(CLASSES)
-    names = set().union(*(documented_names(CLASSES[base]) for base in bases))
+    bases = {getattr(base, "id", "") for base in node.bases} & set(classes())
+    names = set().union(*(documented_names(classes()[base]) for base in bases))
     for part in ast.walk(node):
         if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
             names.add(part.target.id)
@@ -425,8 +430,8 @@ def documented_names(node: ast.AST) -> set[str]:
 
 def is_exception(name: str) -> bool:
     """Return whether this is an exception of Python or of the package."""
-    if name in CLASSES:
-        return any(is_exception(getattr(base, "id", "")) for base in CLASSES[name].bases)
+    if name in classes():
+        return any(is_exception(getattr(base, "id", "")) for base in classes()[name].bases)
     found = getattr(builtins, name, None)
     return isinstance(found, type) and issubclass(found, Exception)
 
@@ -464,7 +469,7 @@ def docstring_mistakes(tree: ast.AST) -> list[str]:
 
 
 def test_docstrings_have_one_form_and_describe_what_exists():
-    wrong = {path: found for path, tree in TREES.items() if (found := docstring_mistakes(tree))}
+    wrong = {path: found for path, tree in trees().items() if (found := docstring_mistakes(tree))}
     assert not wrong
 
 
@@ -536,9 +541,9 @@ def constants_of(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def test_lines_do_not_become_denser():
-    nodes = [node for tree in TREES.values() for node in ast.walk(tree)]
+    nodes = [node for tree in trees().values() for node in ast.walk(tree)]
     values: dict[str, set[str]] = {}
-    for tree in TREES.values():
+    for tree in trees().values():
         for name, value in constants_of(tree):
             values.setdefault(name, set()).add(value)
     doubled = [name for name, found in values.items() if len(found) > 1 and name != "STAGE"]
