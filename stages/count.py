@@ -40,12 +40,13 @@ def count(run: QueryRun, settings: Count) -> None:
 
 
 def problems(setup: Setup) -> Iterator[str]:
-    from sfumato.queries.count import several_bound
     from sfumato.settings.data import SEVERAL
 
     noise = setup.params.count.noise
     if setup.card.labels != SEVERAL or isinstance(noise, str):
         return
+    from sfumato.queries.count import several_bound
+
     size = setup.params.privacy.size
     classes = len(setup.card.classes)
     spread = noise * several_bound(classes)

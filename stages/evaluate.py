@@ -120,7 +120,6 @@ def work(about: Work) -> float:
 
 
 def problems(setup: Setup) -> Iterator[str]:
-    from sfumato.evaluation.classifiers import CLASSIFIERS
     from sfumato.evaluation.metrics.fidelity import METRICS
 
     chosen = setup.params.evaluate
@@ -129,9 +128,6 @@ def problems(setup: Setup) -> Iterator[str]:
             "data.holdout_fraction=0 leaves no hold-out images for evaluate: raise it, or remove "
             "evaluate from run"
         )
-    for name in chosen.classifiers:
-        if name not in CLASSIFIERS:
-            yield unknown_name("evaluate.classifiers", name, CLASSIFIERS)
     for name in chosen.fidelity or ():
         if name not in METRICS:
             yield unknown_name("evaluate.fidelity", name, METRICS)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def moments(run: QueryRun, settings: Moments) -> None:
-    from sfumato.features.projection import CLASSIFIER
+    from sfumato.features import CLASSIFIER
     from sfumato.features.public_network import load_classifier
     from sfumato.queries.feature_means import SQUARES, moment_features
     from stages.feature_means import release_means

@@ -92,13 +92,11 @@ def problems(setup: Setup) -> Iterator[str]:
     """Yield settings that contradict a public model; raise ConfigError if no network can be built
     for the images.
     """
-    from sfumato.release.synthesizer import outline
-    from sfumato.settings.data import SEVERAL
-
     model = setup.params.model
     if model.directory is None:
-        outline(model, setup.card.shape, len(setup.card.classes))
+        model.check_sizes(setup.card.shape[1:])
         return
+    from sfumato.settings.data import SEVERAL
     from sfumato.text_to_image.reference import class_prompts
 
     if setup.card.labels == SEVERAL:

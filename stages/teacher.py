@@ -92,9 +92,7 @@ def work(about: Work) -> float:
 
 
 def problems(setup: Setup) -> Iterator[str]:
-    from sfumato.features import FEATURES, name_problems
-    from sfumato.features.own_network import OWN
-    from sfumato.features.projection import CLASSIFIER
+    from sfumato.features import CLASSIFIER, FEATURES, OWN, name_problems
 
     maps = setup.params.teacher.maps
     yield from name_problems(

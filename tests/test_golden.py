@@ -47,11 +47,11 @@ from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.lora import add_lora, save_adapter
 from sfumato.dpsgd.run import Gradients
 from sfumato.dpsgd.trainable import candidates
-from sfumato.features import FEATURES, FeatureMeans
+from sfumato.features import CELLS, FEATURES, FeatureMeans
 from sfumato.features.batch_invariant import rows_alone
 from sfumato.features.cosine import CosineMoments
 from sfumato.features.fourier import FourierFeatures
-from sfumato.features.projection import CELLS, ProjectedFeatures
+from sfumato.features.projection import ProjectedFeatures
 from sfumato.features.public_network import arguments_of, build_network
 from sfumato.features.teacher_network import TeacherNetwork, load_teacher_network, save_teacher
 from sfumato.generators.one_step import new_generator, save_generator

@@ -13,15 +13,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import BinaryIO, Self
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from sfumato.errors import DataError, explained
 from sfumato.storage.arrays import read_array
 from sfumato.storage.files import open_private, reading, replacing
+
+if TYPE_CHECKING:  # imported by the functions that make tensors: a plan and a preparation need none
+    import torch
+    from torch import Tensor
 
 Shape = tuple[int, int, int]  # channels, height, width
 IMAGES = "images.npy"
@@ -75,6 +77,8 @@ class ImageSet:
         Returns:
             Images, (B, C, H, W) float32 in [0, 1], and labels, (B,) or (B, classes).
         """
+        import torch
+
         indices = np.asarray(indices, dtype=np.int64)
         images, labels = (
             torch.from_numpy(np.array(array[indices])) for array in (self.images, self.labels)
@@ -86,6 +90,8 @@ class ImageSet:
 
         Returns (n, C, H, W) uint8, in the order of the set.
         """
+        import torch
+
         rows = np.sort(np.random.default_rng(seed).permutation(len(self))[:most])
         return torch.from_numpy(self.images[rows]).permute(0, 3, 1, 2).contiguous()
 
@@ -310,6 +316,8 @@ def as_bytes(images: Tensor) -> Tensor:
 
 def as_floats(images: Tensor) -> Tensor:
     """Convert uint8 to float32 in [0, 1], as the inverse of `as_bytes`; leave float32 unchanged."""
+    import torch
+
     if images.dtype == torch.uint8:
         return images.float().div_(255)
     return images.float()
@@ -320,6 +328,8 @@ def room(count: int, shape: Sequence[int], folder: Path | None = None) -> Tensor
 
     The file has no name, so it disappears when the tensor is freed.
     """
+    import torch
+
     size = count * math.prod(shape)
     if folder is None or not size:
         return torch.empty(count, *shape, dtype=torch.uint8)

@@ -45,7 +45,6 @@ from sfumato.data.sources.splits import folders_in, is_test, split_of, visible_n
 from sfumato.data.sources.tabled import shards_of
 from sfumato.data.tables import check_parquet
 from sfumato.errors import UNREADABLE, ConfigError, DataError, reading_sensitive
-from sfumato.runtime.distributed import broadcast_object, map_sharded, world_size
 from sfumato.settings.data import SEVERAL, Data, is_url
 from sfumato.storage.digest import canonical, digest_of_file
 from sfumato.storage.documents import read_json, validated
@@ -210,6 +209,8 @@ def in_processes(data: Data, tasks: list[Task], workers: int | None) -> list[Exc
     """Call `convert` for each task, in several processes. Returns the error of each task, or None
     for a task without error.
     """
+    from sfumato.runtime.distributed import broadcast_object, map_sharded, world_size
+
     work = partial(convert, data)
     if world_size() > 1:
         return map_sharded(broadcast_object(tasks), work)
@@ -257,6 +258,8 @@ def end_after(parent: BaseProcess) -> None:
 
 def help_first(data: Data) -> None:
     """Convert shards for the first process of `torchrun`, until no shards are left."""
+    from sfumato.runtime.distributed import broadcast_object, map_sharded
+
     tasks: list[Task] | None = []
     while (tasks := broadcast_object(tasks)) is not None:
         map_sharded(tasks, partial(convert, data))

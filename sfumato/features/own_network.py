@@ -15,13 +15,18 @@ from torch import Tensor, nn
 from sfumato.data.images import Shape
 from sfumato.errors import UNREADABLE, ConfigError, DataError, explained, nearest
 from sfumato.features.batch_invariant import rows_alone
-from sfumato.features.efficientnet_lite import LITE0, SHA256, efficientnet_lite0, imagenet_weights
+from sfumato.features.efficientnet_lite import (
+    LITE0,
+    MIDDLE,
+    SHA256,
+    efficientnet_lite0,
+    imagenet_network,
+    imagenet_weights,
+)
 from sfumato.runtime.compute import device
 from sfumato.settings.queries import CONVERT, OwnNetwork
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.weights import load_tensors
-
-OWN = "own"  # Name of this map in params.yaml
 
 
 class OwnFeatures(nn.Module):
@@ -63,6 +68,16 @@ class OwnFeatures(nn.Module):
         if side := self.settings.side:
             shown = F.interpolate(shown, (side, side), mode="bilinear", align_corners=False)
         return self.network(((shown - self.mean) / self.std).to(device())).float().to(images.device)
+
+
+def imagenet(_: Shape) -> OwnFeatures:
+    """Build the map "imagenet"."""
+    return OwnFeatures(imagenet_network())
+
+
+def imagenet_middle(_: Shape) -> OwnFeatures:
+    """Build the map "imagenet-middle"."""
+    return OwnFeatures(imagenet_network(side=128), MIDDLE)
 
 
 def of_architecture(

@@ -12,16 +12,12 @@ from torch import Tensor, nn
 
 from sfumato.data.images import Shape, as_floats
 from sfumato.errors import DataError
-from sfumato.features import FEATURES
-from sfumato.features.own_network import OWN, OwnFeatures
+from sfumato.features import CELLS, CLASSIFIER, FEATURES, OWN
+from sfumato.features.own_network import OwnFeatures
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
 from sfumato.runtime.compute import device_of, fast_bfloat16
 from sfumato.settings.queries import OwnNetwork, TeacherMap
 
-# Two maps of a trained public classifier: CLASSIFIER is its method `features`, and CELLS is its
-# method `feature_map`. All other maps, except OWN, are in FEATURES.
-CLASSIFIER = "classifier"
-CELLS = "cells"
 # The network of a map, for `map_of`
 Network = PublicNetwork | OwnNetwork | dict[str, Any] | None
 FEATURE_BATCH = 250  # Number of public or released images per batch

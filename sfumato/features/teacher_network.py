@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sfumato.data.images import ImageSet, Shape, as_floats
 from sfumato.diffusion.denoiser import Guide
-from sfumato.features.own_network import OWN
+from sfumato.features import OWN
 from sfumato.features.projection import FEATURE_BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
 from sfumato.runtime.compute import device, device_of

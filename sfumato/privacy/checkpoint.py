@@ -3,16 +3,20 @@
 A checkpoint is written to disk before any result of its steps is shown or published.
 """
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from sfumato.errors import is_failure
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.files import replacing
-from sfumato.storage.weights import save_tensors
+
+if TYPE_CHECKING:  # see `sfumato.data.images`
+    from torch import Tensor
 
 
 def checkpoint_path(run: Path, uses: int) -> Path:
@@ -24,6 +28,8 @@ def save_checkpoint(run: Path, uses: int, state: dict[str, Tensor], log: list[di
 
     Returns the sha256 of the file, for the journal.
     """
+    from sfumato.storage.weights import save_tensors
+
     with replacing(checkpoint_path(run, uses)) as temporary:
         save_tensors(state, temporary, {"run": run.name, "uses": str(uses), "log": json.dumps(log)})
         digest = digest_of_file(temporary)

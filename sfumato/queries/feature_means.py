@@ -21,18 +21,12 @@ from sfumato.data.cards import Side
 from sfumato.data.images import ImageSet, Shape, to_device
 from sfumato.data.store import Encode
 from sfumato.errors import DataError, explained
-from sfumato.features import FeatureMeans
+from sfumato.features import CELLS, CLASSIFIER, FeatureMeans
 from sfumato.features.batch_invariant import place_matters, rows_alone
 from sfumato.features.cosine import CosineMoments
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.own_network import OwnFeatures, check_rows
-from sfumato.features.projection import (
-    CELLS,
-    CLASSIFIER,
-    ClassifierFeatures,
-    ProjectedFeatures,
-    ScaleToSqrtD,
-)
+from sfumato.features.projection import ClassifierFeatures, ProjectedFeatures, ScaleToSqrtD
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
 from sfumato.features.teacher_network import FITTED, TeacherNetwork, relabelled
 from sfumato.privacy.resolved import StagePlan

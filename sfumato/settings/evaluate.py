@@ -7,15 +7,17 @@ from pydantic import Field
 from sfumato.settings.fields import Positive, Settings
 from sfumato.settings.queries import OwnNetwork
 
+# See `sfumato.evaluation.classifiers`
+ClassifierName = Literal["lr", "mlp", "cnn", "student", "wrn", "resnet", "resnext"]
+
 
 class Evaluate(Settings):
     """Measurement of the release on real images. The results are local: they are outside the
     guarantee and must not be shared.
     """
 
-    # Classifiers to train on synthetic images and test on the hold-out: lr, mlp, cnn, student,
-    # wrn, resnet, resnext
-    classifiers: Annotated[tuple[str, ...], Field(min_length=1)] = ("lr", "mlp", "cnn")
+    # Classifiers to train on synthetic images and test on the hold-out
+    classifiers: Annotated[tuple[ClassifierName, ...], Field(min_length=1)] = ("lr", "mlp", "cnn")
     # Seeds of the training runs. Each classifier is trained once per seed
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)
     # Number of passes over the training images. It is increased if the passes have fewer than 600

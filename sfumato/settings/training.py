@@ -4,13 +4,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from sfumato.errors import ConfigError
 from sfumato.settings.fields import (
     LearningRate,
     Positive,
     Scale,
     Settings,
     Share,
+    Size,
     Strict,
+    both_sides,
     is_positive,
 )
 from sfumato.settings.stages import STAGES
@@ -119,6 +122,41 @@ class Architecture(Strict):
     blocks: Positive = 1  # Residual blocks per level
     # Factor of the pixel-unshuffle stem: the network trains at resolution / unshuffle
     unshuffle: Literal[1, 2, 4] = 1
+
+    def check_sizes(self, resolution: Size) -> None:
+        """Raise ConfigError if no network of this architecture can be built for images of this
+        size.
+        """
+        levels = len(self.multipliers)
+        if any(side % self.unshuffle for side in both_sides(resolution)):
+            raise ConfigError(
+                f"model.unshuffle={self.unshuffle} does not divide the resolution {resolution}: "
+                "use 1"
+            )
+        if self.width % 4:
+            raise ConfigError(f"model.width={self.width}: expected a multiple of 4")
+        if not set(self.attention) <= set(range(levels)):
+            raise ConfigError(
+                f"model.attention={self.attention}: expected levels among 0..{levels - 1}"
+            )
+        if self.blocks * levels > 1000:
+            raise ConfigError(
+                f"model.blocks={self.blocks}: expected at most {1000 // levels} blocks per level, "
+                f"because the network may have at most 1000 blocks in total (levels: {levels})"
+            )
+        for level in self.attention:
+            attention_heads(self.width * self.multipliers[level])
+
+
+def attention_heads(channels: int) -> int:
+    """Return the number of attention heads. Raises ConfigError if it does not divide `channels`."""
+    heads = max(1, channels // 32)
+    if channels % heads:
+        raise ConfigError(
+            f"{channels} channels cannot be divided among {heads} attention heads: choose a "
+            "multiple of 32 for model.width"
+        )
+    return heads
 
 
 class Model(Architecture):

@@ -1,17 +1,21 @@
 """Grids of images as PNG files. No function here decides what is released."""
 
+from __future__ import annotations
+
 import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
-from torch import Tensor
 
 from sfumato.storage.files import replace_file
+
+if TYPE_CHECKING:  # see `sfumato.data.images`
+    from torch import Tensor
 
 
 def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = 48) -> np.ndarray:
@@ -20,6 +24,8 @@ def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = 48) -> np
     images: (N, C, H, W) float, clamped to [0, 1]; NaN is shown as black;
     smallest: minimum number of pixels per side. Smaller images are magnified by a whole number.
     """
+    import torch
+
     array = (
         torch.as_tensor(images)
         .detach()

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sfumato.errors import ConfigError, DataError
-from sfumato.features import FEATURES, efficientnet_lite
-from sfumato.features.efficientnet_lite import PACKAGE, efficientnet_lite0, imagenet_network
+from sfumato.features import FEATURES, PACKAGE, efficientnet_lite
+from sfumato.features.efficientnet_lite import efficientnet_lite0, imagenet_network
 from sfumato.features.own_network import OwnFeatures
 from sfumato.queries.feature_means import encoding_alone
 

@@ -22,10 +22,10 @@ import sfumato
 from sfumato.data.lineage import refuse_private_network
 from sfumato.errors import ConfigError, DataError, SfumatoError
 from sfumato.evaluation.extractors import build_extractor
-from sfumato.features import own_network
+from sfumato.features import OWN, own_network
 from sfumato.features.efficientnet_lite import LITE0
 from sfumato.features.fourier import FourierFeatures
-from sfumato.features.own_network import OWN, OwnFeatures
+from sfumato.features.own_network import OwnFeatures
 from sfumato.features.projection import ProjectedFeatures
 from sfumato.features.teacher_network import (
     TeacherNetwork,

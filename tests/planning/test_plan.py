@@ -10,7 +10,7 @@ from small_plan import NAMES, PROFILES, RECIPES, ROOT, card, params, public_card
 
 from sfumato.diffusion.unet import UNet
 from sfumato.errors import BudgetError, ConfigError
-from sfumato.features.efficientnet_lite import PACKAGE
+from sfumato.features import PACKAGE
 from sfumato.generators.network import Generator
 from sfumato.planning.checks import Setup
 from sfumato.planning.resolve import make_plan, noise_requests, plan_texts, warnings_of

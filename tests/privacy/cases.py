@@ -25,9 +25,9 @@ from sfumato.dpsgd.gradients import Draws
 from sfumato.dpsgd.run import Gradients, State, step
 from sfumato.dpsgd.trainable import candidates
 from sfumato.features import FEATURES as ALL_MAPS
+from sfumato.features import OWN
 from sfumato.features.batch_invariant import rows_alone
 from sfumato.features.fourier import FourierFeatures
-from sfumato.features.own_network import OWN
 from sfumato.features.projection import ProjectedFeatures
 from sfumato.privacy.charge import Charge
 from sfumato.queries.central import query_central

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from sfumato.errors import DataError
-from sfumato.features import FeatureMeans
+from sfumato.features import CELLS, FeatureMeans
 from sfumato.features.cosine import CosineMoments
-from sfumato.features.projection import CELLS, ProjectedFeatures
+from sfumato.features.projection import ProjectedFeatures
 from sfumato.features.public_network import arguments_of, build_network
 from sfumato.queries.feature_means import load_means, save_means
 from sfumato.storage.weights import save_tensors

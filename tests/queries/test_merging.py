@@ -17,9 +17,8 @@ from small_record import small_record
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import read_card
 from sfumato.errors import BudgetError, ConfigError, DataError
-from sfumato.features import FeatureMeans
+from sfumato.features import CLASSIFIER, FeatureMeans
 from sfumato.features.cosine import CosineMoments
-from sfumato.features.projection import CLASSIFIER
 from sfumato.features.public_network import build_network
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.authorize import ChargeRequest, open_charge

@@ -14,7 +14,8 @@ from hostile_files import KINDS, SIGNED, WORDS, edit, replaced, sign
 
 import sfumato
 from sfumato.errors import DataError, SfumatoError
-from sfumato.features.projection import CELLS, ProjectedFeatures
+from sfumato.features import CELLS
+from sfumato.features.projection import ProjectedFeatures
 from sfumato.features.public_network import arguments_of, build_network
 from sfumato.features.teacher_network import TeacherNetwork, save_teacher
 from sfumato.storage.artifacts import writing

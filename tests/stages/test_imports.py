@@ -67,19 +67,12 @@ def test_an_empty_public_set_is_written_without_an_array_library(project):
     assert json.loads((project / "data" / "public" / "card.json").read_text())["enabled"] is False
 
 
-def test_a_plan_imports_no_table_library_and_no_compiler(project):
-    slow = {
-        "pandas",
-        "matplotlib",
-        "sklearn",
-        "opacus",
-        "torch._dynamo",
-        "sfumato.planning.estimate",
-    }
+@pytest.mark.parametrize("recipe", ["feta-pro", "teacher-generator"])
+def test_a_plan_imports_no_network(project, recipe):
     file = project / "params.yaml"
-    file.write_text(file.read_text().replace("dp-merf", "feta-pro"))
+    file.write_text(file.read_text().replace("dp-merf", recipe))
     (project / "dvc.yaml").write_text(dvc_text())
-    assert not imported(project, "plan") & slow
+    assert not imported(project, "plan") & (NETWORKS | {"sfumato.planning.estimate"})
 
 
 def test_a_ledger_is_checked_without_networks(project):

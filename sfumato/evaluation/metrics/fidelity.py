@@ -3,22 +3,25 @@
 METRICS lists the metrics, and `fidelity` computes them for one set.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.special import softmax
 
-from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.distances import (
     frechet_distance,
     inception_score,
     kernel_distance,
     sliced_distance,
 )
-from sfumato.evaluation.metrics.fld import feature_likelihood
 from sfumato.evaluation.metrics.neighbours import NEIGHBOURS, authenticity, precision_recall
 from sfumato.settings.evaluate import Evaluate
+
+if TYPE_CHECKING:
+    from sfumato.evaluation.extractors import Extractor
 
 
 class Metric(NamedTuple):
@@ -55,6 +58,14 @@ def mind(
 
 def mmd(compared: np.ndarray, reference: np.ndarray, **_: object) -> dict[str, float]:
     return with_spread("mmd", kernel_distance(compared, reference))
+
+
+def likelihood(novel: tuple[np.ndarray, ...], **_: object) -> dict[str, float]:
+    from sfumato.evaluation.metrics.fld import feature_likelihood
+
+    if min(map(len, novel)) < 4:
+        return {}
+    return feature_likelihood(*novel)
 
 
 def score(compared: np.ndarray, extractor: Extractor, **_: object) -> dict[str, float]:
@@ -98,7 +109,7 @@ METRICS = {
         "negative log-likelihood of the hold-out under Gaussians centred on the images, minus its "
         "value for Gaussians centred on training images; lower is better, and 0 is as good as real "
         "images",
-        lambda novel, **_: feature_likelihood(*novel) if min(map(len, novel)) >= 4 else {},
+        likelihood,
     ),
     "authenticity": Metric(
         "share of images farther from their nearest training image than this training image is "
