@@ -98,7 +98,7 @@ def worker(state: Path, card: Card, mine: list[int], permission: SpendingPolicy,
         except AlreadyReleasedError:
             continue  # another process was faster, or this one released it before it was killed
         except BudgetError as error:
-            if "held by another process" not in str(error) and "lifetime_epsilon" not in str(error):
+            if "locked by another" not in str(error) and "lifetime_epsilon" not in str(error):
                 raise
         finally:
             time.time = real  # type: ignore[method-assign]
