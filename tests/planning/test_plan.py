@@ -326,7 +326,7 @@ def test_phases_share_the_steps_by_their_parts():
             {"recipe": "full", "public": {"source": "glyhps"}},
             "public.source.*did you mean 'glyphs'",
         ),
-        ({"evaluate": {"classifiers": ["cnm"]}}, "evaluate.classifiers.*did you mean 'cnn'"),
+        ({"evaluate": {"classifiers": ["cnm"]}}, "evaluate.classifiers.*'lr', 'mlp', 'cnn'"),
         ({"evaluate": {"fidelity": ["mnd"]}}, "evaluate.fidelity.*did you mean 'mind'"),
         (
             {"evaluate": {"weights": "w.pth"}},
