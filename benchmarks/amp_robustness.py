@@ -197,8 +197,8 @@ def main() -> None:
         f"{len(batch[0])} images held out"
     )
     print(
-        f"Denoising loss: mean ± standard deviation over {options.seeds} seeds, "
-        f"random noise averaged over {DIRECTIONS} directions\n"
+        f"Denoising loss: mean ± standard deviation over {options.seeds} seeds. With random noise "
+        f"in the weights, the loss of a seed is the mean over {DIRECTIONS} directions\n"
     )
     for title, losses in (
         ("random", {name: value.mean(dim=2) for name, value in random.items()}),

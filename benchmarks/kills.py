@@ -342,7 +342,10 @@ def words_of(process: psutil.Process) -> str:
 
 
 class Figures:
-    """Number of faults by kind, and the failures. stop: whether to stop at the first failure."""
+    """Number of injected faults by kind, and a list of those that the program handled wrongly.
+
+    stop: whether to stop at the first of these.
+    """
 
     def __init__(self, stop: bool) -> None:
         self.tried, self.cured, self.failed, self.stop = Counter[str](), 0, list[str](), stop

@@ -32,7 +32,8 @@ NO_NUMBER = re.compile(
 )
 # Invisible characters outside Unicode's categories Cc, Cf, Cs, Co and Cn (control, format, …)
 UNSEEN = re.compile("[\\s\u034f\u115f\u1160\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]")
-# Maps letters that look like a digit or a Latin letter, small or capital, to that digit or letter
+# Maps each small letter whose small or capital form looks like a digit, or like the small or
+# capital form of a Latin letter, to that digit or small letter: н to h, because Н looks like H
 LOOK_ALIKE = str.maketrans(
     "авекмнорстухіјѕαβεηικμνορτυχζoilıøłđ", "abekmh0pctyx1jsabeh1kmn0ptyxz011101d"
 )

@@ -398,7 +398,7 @@ def left_out_of(every: Iterable[Converted]) -> dict[object, LeftOut]:
 
 
 def stored(folders: Iterable[Path]) -> Iterator[Example]:
-    """Yield the converted images of shards and their labels, a few at a time."""
+    """Yield each converted image of the shards with its label. Reads 1024 images at a time."""
     for folder in folders:
         if not (folder / IMAGES).exists():  # the shard has no pictures
             continue

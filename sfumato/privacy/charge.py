@@ -214,9 +214,9 @@ class Charge:
     ) -> Tensor:
         """Release the noisy sum, float64, of the rows of one draw. Spends one use.
 
-        The row of a group is the mean of its images' rows, so queries need not handle groups. If
-        the rows of a batch differ in shape or type from the rows of public noise, the batch is left
-        out of the sum.
+        The row of a group is the mean of its images' rows, so queries need not handle groups.
+        Before the draw, `rows_of` is tried on public random pixels (see `probe`). A batch whose
+        rows differ in shape or type from the rows of this trial is left out of the sum.
 
         Args:
             rows_of: Function from the images and labels of a batch of at most `size` to one row per
@@ -228,8 +228,7 @@ class Charge:
             labels_only: See `batches`.
 
         Raises:
-            ConfigError: `rows_of` does not return one row per image of public noise. No use is
-                lost.
+            ConfigError: In the trial, `rows_of` does not return one row per image. No use is lost.
         """
         images, labels = self.probe()
         alone = rows_of(images[:1], labels[:1])

@@ -78,7 +78,7 @@ class Decision:
 
     @property
     def words(self) -> str:
-        """Description of what the query does; "not released yet" if it pays."""
+        """State of the query: "not released yet" if it pays, else its release or the problem."""
         if self.run is None or self.pays:
             return "not released yet"
         if self.kind == "restore":

@@ -239,7 +239,7 @@ def what_it_cost(ledger: Mapping, spent: float) -> Facts:
 
 
 def cost_rows(spending: Mapping[str, Mapping], behind: Records) -> list[Facts]:
-    """Return a row for each stage: its charges, and its part of the bar of costs.
+    """Return a row for each stage: its charges, and its segment of the stacked bar of costs.
 
     spending: composed cost of each stage; behind: the records of all stages.
     """

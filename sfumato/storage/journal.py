@@ -277,7 +277,7 @@ class Journal:
                     "the command again"
                 )
             if not content:
-                sync(self.path.parent)  # the folder contains the name of a new journal
+                sync(self.path.parent)  # a new file's name is stored in its folder
         finally:
             os.close(descriptor)
 

@@ -21,8 +21,10 @@ CONTRAST = 110.0  # minimum distance of foreground and background colours, in un
 
 
 def glyph_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """Return a function (random stream, label) -> glyph, (H, W, C) uint8, in a random font of
-    matplotlib.
+    """Return a function that draws the glyph of a label, (H, W, C) uint8, in one of matplotlib's
+    fonts, chosen by a random stream.
+
+    shape: (C, H, W).
     """
     basic = ImageFont.Layout.BASIC
     # Characters are 96 pixels high before they are transformed
