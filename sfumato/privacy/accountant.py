@@ -287,17 +287,14 @@ def reference_order(ask: NoiseRequest, target: float, delta: float) -> float:
     The RDP of a Gaussian is α·ρ. The best order is the one that allows the largest ρ, among all
     orders at which the RDP of `ask` is finite. Raises BudgetError if there is no such order.
     """
-    known = [
-        order
-        for order in ORDERS
-        if target > conversion(order, delta)
-        and math.isfinite(_mechanism_rdp(ask.with_noise(MOST_NOISE), order))
-    ]
-    if not known:
-        raise BudgetError(
-            f"privacy.epsilon={target:g} cannot be met at delta={delta:.3g}: raise privacy.epsilon"
-        )
-    return max(known, key=lambda order: (target - conversion(order, delta)) / order)
+    allowing = [order for order in ORDERS if target > conversion(order, delta)]
+    allowing.sort(key=lambda order: (target - conversion(order, delta)) / order, reverse=True)
+    for order in allowing:  # the best first, because an RDP takes long to compute
+        if math.isfinite(_mechanism_rdp(ask.with_noise(MOST_NOISE), order)):
+            return order
+    raise BudgetError(
+        f"privacy.epsilon={target:g} cannot be met at delta={delta:.3g}: raise privacy.epsilon"
+    )
 
 
 def calibrate(
@@ -405,10 +402,12 @@ def noise_of_rest(
     Meeting the target at one of ORDERS is enough.
     """
     spent_rdp = dict(zip(ORDERS, rdp_curve(before), strict=True))
+    # Complete curves, which the ε of the plan and of every ledger needs anyway
+    curves = [rdp_curve([m.event]) for m in solved.values()]
     best_noise = math.inf
-    for order in ORDERS:
+    for place, order in enumerate(ORDERS):
         remaining_rdp = target - conversion(order, delta) - spent_rdp[order]
-        remaining_rdp -= sum(_mechanism_rdp(m, order) for m in solved.values())
+        remaining_rdp -= sum(float(curve[place]) for curve in curves)
         fits = partial(_fits, ask, order, remaining_rdp)
         if remaining_rdp > 0 and (not math.isfinite(best_noise) or fits(best_noise * (1 - 1e-5))):
             best_noise = min(best_noise, smallest_noise(fits, high=min(best_noise, MOST_NOISE)))
