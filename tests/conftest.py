@@ -17,8 +17,8 @@ from sfumato.storage.in_use import until_the_end
 
 # Files of more than half a minute of processor, in the order in which two workers take them.
 LONGEST = [
-    *("pipeline", "kills", "recipes", "stages_on_a_gpu", "audit", "init"),
-    *("accountant", "two_worlds", "notebooks", "after_a_kill", "processes"),
+    *("pipeline", "kills", "stages_on_a_gpu", "on_a_gpu", "recipes", "accountant", "plan"),
+    *("two_worlds", "notebooks", "several_labels", "init", "latents", "audit"),
 ]
 
 
