@@ -14,11 +14,12 @@ export PYTHONDONTWRITEBYTECODE :=
 IN_MEMORY = $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'END {print $$4}')" -gt 8000000 ] 2>/dev/null && echo /dev/shm)
 LOCK_FOR := --python-version 3.11 --python-platform x86_64-unknown-linux-gnu
 
-.PHONY: help install demo test mutants lint docs site dist lock dvc.yaml audit-packages clean
+.PHONY: help install demo test coverage mutants lint docs site dist lock dvc.yaml audit-packages clean
 
 help:
 	@echo "make demo     install, then run the whole pipeline on 8x8 digits: images, ledger, local metrics"
 	@echo "make test     install with the test extra, then run all tests"
+	@echo "make coverage fail if the last \`make test\` took fewer branches of the privacy code than demanded"
 	@echo "make mutants  put each known mistake into a copy of the code: its tests must fail (SECONDS_LEFT=60: a sample)"
 	@echo "make lint     ruff (rules and layout), mypy, and the language of texts"
 	@echo "make docs     the site made of docs/, in build/site: open build/site/index.html"
@@ -76,7 +77,12 @@ demo: $(VENV)/.installed
 		echo "     evaluation/report.html                  your own page: how useful the digits are; do not share it"
 
 test: $(VENV)/.installed-test
-	@PATH="$(BIN):$$PATH" TMPDIR="$${TMPDIR:-$(IN_MEMORY)}" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
+	@mkdir -p build
+	@PATH="$(BIN):$$PATH" TMPDIR="$${TMPDIR:-$(IN_MEMORY)}" OMP_NUM_THREADS=1 \
+		$(BIN)/python -m slipcover -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
+
+coverage: $(VENV)/.installed-test
+	@$(BIN)/python tests/branch_coverage.py
 
 # One process and one thread; a random sample where SECONDS_LEFT says how long it may take.
 mutants: $(VENV)/.installed-test

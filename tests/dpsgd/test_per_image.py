@@ -227,6 +227,9 @@ def test_an_unused_weight_has_no_gradient():
         lambda weight, x: sum(part.sum() for part in weight.unbind()) * x,
         lambda weight, x: sum(part.sum() for part in weight) * x,
         lambda weight, x: F.conv2d(x[:, :, None, None], weight[:, :, None, None][:, :1], groups=4),
+        lambda weight, x: F.conv2d(x[:, :, None, None], weight[:, :, None, None], padding="same"),
+        lambda weight, x: F.embedding(torch.zeros(len(x), 2, dtype=torch.long), weight),
+        lambda weight, x: F.embedding(torch.zeros(len(x), dtype=torch.long), weight, padding_idx=0),
     ],
 )
 def test_a_use_without_a_rule_is_refused(use):

@@ -252,6 +252,33 @@ def test_budgets_without_one_rest_are_refused(asks):
         calibrate(asks, 1, 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"adjacency": "none"}, "adjacency='none' is unknown"),
+        ({"accountant": "none"}, "accountant='none' is unknown"),
+        ({"delta": 0.0}, "delta=0.0 must lie in"),
+        ({"delta": 1.0}, "delta=1.0 must lie in"),
+    ],
+)
+def test_an_epsilon_without_a_meaning_is_refused(change, words):
+    options = {"delta": 1e-5, "accountant": "rdp"} | change
+    with pytest.raises(BudgetError, match=words):
+        epsilon([Mechanism(noise_multiplier=1.0).event], **options)
+
+
+@pytest.mark.parametrize(
+    ("asks", "words"),
+    [
+        ({"a": NoiseRequest()}, "however much noise a adds"),
+        ({"a": NoiseRequest(share=0.5), "b": NoiseRequest()}, "raise privacy.epsilon"),
+    ],
+)
+def test_a_target_that_no_noise_meets_is_refused(asks, words):
+    with pytest.raises(BudgetError, match=words):
+        calibrate(asks, 1e-9, 1e-12)
+
+
 @given(st.floats(1e-3, 1e6))
 def test_rounding_never_lowers_the_noise(value):
     assert value * (1 - 1e-11) <= round_up(value) <= value * 1.0011

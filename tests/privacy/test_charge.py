@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sfumato.data.store import load_prepared
-from sfumato.errors import BudgetError, DataError
+from sfumato.errors import BudgetError, ConfigError, DataError
 from sfumato.privacy import sampling
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.authorize import AlreadyReleasedError, open_local
@@ -374,6 +374,12 @@ def test_a_lifetime_that_is_no_number_never_means_unlimited(limit):
         SpendingPolicy(delta=1e-5, lifetime_epsilon=limit)
 
 
+@pytest.mark.parametrize("delta", [0.0, 0.5, float("nan")])
+def test_a_delta_that_guarantees_little_is_refused(delta):
+    with pytest.raises(BudgetError, match=f"delta={delta:g} is not allowed"):
+        SpendingPolicy(delta=delta, lifetime_epsilon=1.0)
+
+
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 def test_the_order_of_opening_changes_no_bit_of_the_total(accountant):
     events = [Mechanism(noise_multiplier=s, sample_rate=0.3, uses=3).event for s in (1.1, 2.3, 0.9)]
@@ -414,6 +420,17 @@ def test_the_charge_itself_bounds_and_drops_rows(owner):
     assert total.shape == (64,) and total.isfinite().all() and charge.used == 1
     assert max(batches) <= 100 and sum(batches) == images + 1 + PROBES
     assert 0.3 * images < total.norm() <= 0.5 * images + 1
+
+
+def test_rows_that_depend_on_the_batch_are_refused_without_a_use(owner):
+    charge = owner.open()
+
+    def rows_of(images, labels):
+        return Rows(images.flatten(1)[:, : len(images)])
+
+    with pytest.raises(ConfigError, match="changes with the number of images"):
+        charge.sum(rows_of, 1.0, size=100)
+    assert charge.used == 0
 
 
 def test_an_exact_lifetime_counts_charges_of_older_projects(owner):

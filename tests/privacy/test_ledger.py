@@ -19,7 +19,7 @@ from sfumato.privacy.check import (
     verify,
 )
 from sfumato.privacy.events import SEEDED, UNITS, ZERO_OUT_ONE, Mechanism, event_of
-from sfumato.privacy.ledger import build_ledger, ledger_text, read_ledger
+from sfumato.privacy.ledger import build_ledger, by_id, ledger_text, read_ledger
 from sfumato.settings.data import GROUP
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import Artifact, write_empty, writing
@@ -357,6 +357,18 @@ def test_a_bound_that_bounds_nothing_is_refused(tmp_path, name, bound):
     (tmp_path / "ledger.json").write_text(WRITTEN)
     with pytest.raises(ConfigError, match="is not a bound"):
         verify(tmp_path / "ledger.json", Bound(**{name: bound}))
+
+
+def test_all_opinions_need_opacus(tmp_path, uninstall):
+    (tmp_path / "ledger.json").write_text(WRITTEN)
+    uninstall("opacus")
+    with pytest.raises(ConfigError, match="requires Opacus"):
+        verify(tmp_path / "ledger.json", all_opinions=True)
+
+
+@pytest.mark.parametrize("records", [None, 5, "records", [5, {"id": 5}]])
+def test_records_without_an_id_are_not_listed(records):
+    assert by_id({"records": records}) == {}
 
 
 def test_dvc_gives_an_empty_artifact_the_hash_that_we_expect(tmp_path):

@@ -20,6 +20,7 @@ from sfumato.privacy.profile import (
     Profile,
     advantage_of_rdp,
     best_guess,
+    bound_text,
     deltas_of_rdp,
     membership_advantage,
     noise_for_guess,
@@ -161,6 +162,10 @@ def test_unknown_adjacencies_and_rates_are_refused():
         privacy_profile([gaussian(1).event], adjacency="none")
     with pytest.raises(BudgetError, match="false_positive_rate"):
         true_positive_rate(profile_of(gaussian(1)), 1.5)
+
+
+def test_a_cost_is_never_understated_in_print():
+    assert [bound_text(value) for value in (0.0, math.inf, 1.00001)] == ["0", "∞", "1.001"]
 
 
 def test_the_quick_guess_is_a_bound_near_the_exact_one():

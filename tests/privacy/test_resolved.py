@@ -18,6 +18,8 @@ def test_a_resolved_stage_is_typed_and_known_by_its_content(tmp_path):
     assert plan.mechanism.noise_multiplier == 2.0 and plan.shape == (1, 8, 8)
     path.write_text(WHOLE.replace("2.0", "3.0"))
     assert read_stage_plan(path, "count").digest != plan.digest
+    with pytest.raises(ConfigError, match="plan of count contains no network"):
+        assert plan.network
 
 
 @pytest.mark.parametrize(

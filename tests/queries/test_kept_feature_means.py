@@ -61,6 +61,12 @@ def test_features_of_another_form_are_refused(tmp_path, stage, key, value):
         load_means(stage, tmp_path, teacher, plan=PLAN)
 
 
+def test_an_embedding_without_its_teacher_is_refused(tmp_path):
+    embedding(tmp_path)
+    with pytest.raises(DataError, match="without the teacher's feature map"):
+        load_means("embedding", tmp_path, None, plan=PLAN)
+
+
 @pytest.mark.parametrize("stage", MAKE)
 @pytest.mark.parametrize("wrong", ["rows", "classes", "dimensions", "type"])
 def test_a_release_of_another_shape_than_its_features_is_refused(tmp_path, stage, wrong):

@@ -33,8 +33,15 @@ from sfumato.queries.count import (
     save_counts,
 )
 from sfumato.queries.feature_means import COSINE, SQUARES, load_means, moment_features, save_means
-from sfumato.queries.merging import check_owner, merge_counts, merge_means, merged_budget
+from sfumato.queries.merging import (
+    check_owner,
+    merge_counts,
+    merge_means,
+    merged_budget,
+    same_settings,
+)
 from sfumato.settings.data import Data
+from sfumato.settings.stages import QUERIES
 from sfumato.storage.artifacts import Artifact, read_artifact, writing
 from sfumato.storage.records import Records, widest_declaration
 
@@ -338,6 +345,12 @@ class Owner:
             behind = Records.of(records, change.pop("apart", self.apart))
             queries.append(Artifact(Path(stage), stage, behind, **change))
         return check_owner(Path("north"), self.plans, budget, queries)
+
+
+def test_releases_without_counts_cannot_be_weighted():
+    plan = {name: {"enabled": name == "frequency"} for name in QUERIES}
+    with pytest.raises(ConfigError, match="count is not in `run`"):
+        same_settings([Path("north"), Path("south")], [plan, plan])
 
 
 def test_an_owner_whose_releases_are_as_planned_is_merged():
