@@ -408,5 +408,6 @@ def test_a_zip_that_is_cut_within_a_picture_is_refused_in_words(tmp_path):
     last = content.rindex(b"PK\x01\x02")  # the entry of the last picture, with its two sizes
     content[last + 20 : last + 28] = 2 * len(content).to_bytes(4, "little")
     file.write_bytes(content)
-    with pytest.raises(DataError, match=r"set\.zip cannot be read \(it ends too early\)"):
+    # Newer versions of Python see at once that the pictures would overlap
+    with pytest.raises(DataError, match=r"set\.zip cannot be read \((it ends too|Overlapped)"):
         layout_of(file, None, classes=ALL)

@@ -249,8 +249,10 @@ def holds_folders(path: Path) -> bool:
 def extract_tar(path: Path, folder: Path, allowance: Allowance) -> None:
     """Write the files of a tar file into a folder.
 
-    `samples_in` has already refused links and devices.
+    `samples_in` has already refused links and devices. Python before 3.11.4, as in Debian 12, has
+    no filter that would refuse a path outside of the folder.
     """
+    home = folder.resolve()
     with (
         readable_archive(path),
         reading(path),
@@ -260,8 +262,18 @@ def extract_tar(path: Path, folder: Path, allowance: Allowance) -> None:
         for entry in archive:
             if entry.name.count("/") > DEEPEST_FOLDER:
                 raise ValueError(f"its folders are more than {DEEPEST_FOLDER} levels deep")
+            place = (home / entry.name.lstrip("/")).resolve()
+            if not place.is_relative_to(home):
+                raise ValueError(f"{entry.name} would lie outside of the folder")
+            if entry.isdir():
+                place.mkdir(parents=True, exist_ok=True)
+                continue
             allowance.take(entry.size)
-            archive.extract(entry, folder, set_attrs=False, filter="data")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if (content := archive.extractfile(entry)) is None:
+                raise ValueError(f"{entry.name} is a link or a device")
+            with content, place.open("wb") as copy:
+                shutil.copyfileobj(content, copy)
 
 
 def readable_archive(path: Path) -> AbstractContextManager[None]:

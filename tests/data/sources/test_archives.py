@@ -54,6 +54,16 @@ def test_a_tar_file_with_a_link_or_a_pipe_is_refused(kind, folder, tmp_path):
         survey(file, classes=ALL)
 
 
+@pytest.mark.parametrize("name", ["../out.png", "set/../../out.png", "/../out.png"])
+def test_a_tar_file_with_a_path_out_of_its_folder_is_refused(name, folder, tmp_path):
+    file = packed(tmp_path / "in.tar", folder, "w")
+    with tarfile.open(file, "a") as archive:
+        archive.addfile(tarfile.TarInfo(name))
+    with pytest.raises(DataError, match=r"in\.tar cannot be read .*would lie outside"):
+        survey(file, classes=ALL)
+    assert not [*tmp_path.rglob("out.png")]
+
+
 def test_a_tar_file_that_inflates_without_end_is_refused(folder, tmp_path):
     file = tmp_path / "in.tar.gz"
     with tarfile.open(file, "w:gz", compresslevel=1) as archive:
