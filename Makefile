@@ -76,9 +76,11 @@ demo: $(VENV)/.installed
 		echo "     artifacts/report/index.html             the report, which may be shared" && \
 		echo "     evaluation/report.html                  your own page: how useful the digits are; do not share it"
 
+# SlipCover warns that it does not measure the branches of the tests themselves.
 test: $(VENV)/.installed-test
 	@mkdir -p build
 	@PATH="$(BIN):$$PATH" TMPDIR="$${TMPDIR:-$(IN_MEMORY)}" OMP_NUM_THREADS=1 \
+		PYTHONWARNINGS="ignore:Unable to activate pytest branch coverage" \
 		$(BIN)/python -m slipcover -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
 
 coverage: $(VENV)/.installed-test
