@@ -72,8 +72,8 @@ def test_numbers_keep_their_form():
 
 
 def test_the_least_and_largest_ids_are_replaced_too():
-    """Ids that begin with a zero have fewer digits as numbers. They do not make the other ids a
-    continued count, whose ends stay.
+    """Ids that begin with a zero have fewer digits as numbers. The ids with all digits must not be
+    taken for the continuation of a count, because the ends of a count are not replaced.
     """
     ids = {972543, 1000768, 9972362, 10003377, 54321098, 99984401}
     replaced = numbers_replaced(ids, random.Random(0))
