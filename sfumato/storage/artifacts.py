@@ -111,7 +111,8 @@ def how_to_repair(stage: str) -> str:
     The cache is made writable first, because DVC does not verify read-only files of its cache.
     """
     return (
-        "Run `chmod -R u+w .dvc/cache` and `dvc repro`: DVC then verifies its cache and rebuilds "
+        "If you received this folder, fetch it again. In its project, run "
+        "`chmod -R u+w .dvc/cache` and `dvc repro`: DVC then verifies its cache and rebuilds "
         f"what is damaged; without DVC, run `stage {stage}` instead. A query then restores its "
         "kept release at no cost"
     )
