@@ -28,11 +28,13 @@ def release_means(
     cache: Mapping[str, object] | None = None,
     network: PublicNetwork | ProjectedFeatures | None = None,
 ) -> None:
-    """Release the class means of `features`.
+    """Release the noisy sum of `features` over each class, divided by the public size of the set.
 
-    about, network: arguments and network from which the features can be rebuilt;
+    about, network: content of features.json and the network, from which the map can be rebuilt (the
+    map of `embedding` also requires the teacher);
     sensitivity: bound on the contribution of one image, in words;
-    cache: values that identify the stored features of the images; None if features are not stored.
+    cache: values that, together with the map's state, identify the stored rows of the images; None
+    if rows are not stored.
     """
     from sfumato.features import FeatureMeans
     from sfumato.queries.feature_means import encoder_of, query_feature_means, save_means

@@ -1,4 +1,6 @@
-"""`stage ledger write|check|show|adopt|history`: compose, check and show the cost of a release."""
+"""`stage ledger write|check|show|adopt|history`: write, check and show the ledger of a release;
+rebuild a journal; list all charges on a dataset.
+"""
 
 from __future__ import annotations
 

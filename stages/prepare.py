@@ -49,7 +49,8 @@ def sensitive(
     from sfumato.settings.recipes import load_params
 
     data = load_params(params, RECIPES).data
-    # Comes first, because a failure of any later step may write its reason to a private file
+    # Mark the dataset before any sensitive file is opened: from then on, a failure may write its
+    # reason to a private file, which a `stage forget` at the same time would miss
     use_until_the_end(state_dir(), data.name)
     if launch.is_configured() and not distributed.launched() and shards_in(data):
         # `shards_in` has opened sensitive files, so this process's own output already goes to a

@@ -171,9 +171,10 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def files() -> dict[str, Path]:
-    """Return the existing files by their names in an address.
+    """Return the files that the server sends as they are, by the name that follows the token in a
+    URL.
 
-    No request can open any other file.
+    Files that do not exist are left out. No request gets the bytes of any other file.
     """
     grids = [ARTIFACTS / "synthesize" / "grid.png", PREVIEW]
     listed = {f"{audience}.html": path for audience, path in PAGES.items()}

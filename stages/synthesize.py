@@ -144,7 +144,9 @@ def choose(
 
 
 def drawing_work(about: Work, settings: Synthesize) -> float:
-    """Estimate the mean number of operations to draw one image."""
+    """Estimate the mean number of operations per image of a release or of a stream: drawing,
+    selecting and labelling.
+    """
     from sfumato.planning.work import WRITTEN
     from sfumato.release.herding import COMPARED_CELLS, TOGETHER
 

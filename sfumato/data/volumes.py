@@ -87,7 +87,8 @@ def is_volume(path: Path) -> bool:
 def slices_of(path: Path, volume: Volume) -> list[Slice]:
     """List the slices of a volume that become pictures.
 
-    For a damaged volume, the list has one slice, so that decoding it raises the error.
+    For a damaged volume, the list has one slice. The error is raised later, when this slice is
+    decoded.
 
     Raises DataError if `volume` selects no slice.
     """

@@ -178,7 +178,9 @@ def activation_bytes(model: Denoiser, parameters: Mapping[str, Tensor]) -> int:
 
 @torch.no_grad()
 def fits(model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws: int) -> bool:
-    """Return whether the gradients of this many blank images and draws fit into GPU memory."""
+    """Return whether the gradients of `images` blank images, with `draws` draws each, fit into GPU
+    memory.
+    """
     try:
         clipped_sum(
             per_image_gradients(model, parameters, *blanks(model, parameters, images, draws)), 1.0

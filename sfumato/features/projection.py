@@ -57,8 +57,8 @@ def map_of(feature: str, shape: Shape, network: Network) -> nn.Module:
 class SideBySide(nn.Module):
     """The outputs of several maps side by side: (B, C, H, W) -> (B, Σ d), with norm 1 at most.
 
-    The output of each map is centred and scaled to norm √w, where w is the map's share of all
-    weights.
+    The output of each map is centred and scaled to norm √w, where w is the map's `weight`, divided
+    by the sum of the weights of all maps.
 
     parts: maps and their weights;
     network: network of the maps CLASSIFIER and CELLS, unless a part has a network of its own.

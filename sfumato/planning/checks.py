@@ -110,7 +110,9 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
 
 
 def missing_stages(params: Params) -> Iterator[str]:
-    """Yield each stage that is on and requires a stage that is off."""
+    """Yield an error for each stage that is off although a stage of `run` requires it, and one if
+    `synthesize` is off.
+    """
     recipe = f"recipe={params.recipe!r}"
     if not params.runs("synthesize"):
         yield (

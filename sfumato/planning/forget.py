@@ -42,9 +42,10 @@ def datasets(state: Path) -> list[str]:
 
 
 def private_files(state: Path, dataset_id: str) -> dict[str, list[Path]]:
-    """Return everything that `forget_dataset` deletes in the state directory, by kind.
+    """Return the files that `forget_dataset` deletes in the state directory, by kind.
 
-    An invalid journal is not an error here.
+    Unpacked archives, which it deletes too, are not listed. An invalid journal is not an error
+    here.
     """
     home = dataset_directory(state, dataset_id)
     unfinished = re.compile(rf"\.{re.escape(dataset_id)}\.(\d+(-\w+)?\.tmp|old|shards)")
@@ -104,7 +105,8 @@ def forgotten_on(state: Path, dataset_id: str) -> str | None:
 
 
 def forget_dataset(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> str | None:
-    """Delete the `private_files` of a dataset, then the project's files `here`.
+    """Delete the `private_files` of a dataset and unpacked archives, then the project's files
+    `here`.
 
     The journal is kept. It records the deletion, and its charges still count.
 

@@ -123,7 +123,11 @@ def renew(file: Path, run: Iterable[str] = ()) -> bool:
 
 
 def params_text(content: Mapping[str, object], notes: Mapping[str, str]) -> str:
-    """Return the text of `params.yaml`, one paragraph per section. notes: comments by section."""
+    """Return the text of `params.yaml`.
+
+    notes: for some sections, the comment above the section; each commented section starts a new
+    paragraph.
+    """
     lines = [
         "# Written by `stage init`. Missing keys come from the recipe, then from the defaults:",
         "# `stage recipe show` prints every parameter, and `stage recipe list` lists the recipes.",

@@ -226,8 +226,11 @@ def row_for(known: Known) -> Row:
 def proposal(
     known: Known, row: Row, overlays: Sequence[Layer], part: float, seconds: Seconds
 ) -> Proposal:
-    """Make the proposal of a row. Each key in the row's `grows` is interpolated between its first
-    and its last number; part: position between these numbers, from 0 to 1.
+    """Make a proposal by one row of the table.
+
+    The value of each key in the row's `grows` is interpolated, on a logarithmic scale, between the
+    key's first and last number. part: position between these two numbers, from 0 (the first) to 1
+    (the last).
     """
     content = reduce(overlaid, overlays, settings_of(known))
     beside = known.public is not None and row["when"].get("public") == "beside"

@@ -63,9 +63,14 @@ class Verified:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """Requirements on a ledger besides its own target, as in `check_ledger`.
+    """Requirements on a ledger, in addition to the largest ε that it states itself (its target).
 
-    Raises ConfigError for an ε or δ that is not positive, or an unknown unit.
+    limit: largest ε to accept;
+    delta: δ at which ε is computed, by default the ledger's;
+    unit: required unit of privacy, "image" or "group".
+
+    With None for `limit` or `unit`, there is no such requirement. Raises ConfigError for an ε or δ
+    that is not positive and finite, or for an unknown unit.
     """
 
     limit: float | None = None

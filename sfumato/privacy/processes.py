@@ -35,8 +35,8 @@ class SharedCharge(Charge):
         distributed.check_alike(rows)
 
     def _draw(self, draws: int | None) -> Iterator[Drawn]:
-        """Draw rows of image indices, assign each row to a process in secret, and yield the rows of
-        this process.
+        """Draw image indices, assign each entry of the draw to a process in secret, and yield the
+        entries of this process. With `draws`, an entry consists of all indices of one group.
         """
         # A separate source, so that a seeded charge draws the same images as in one process.
         secret = NoiseSource().generator
@@ -79,6 +79,9 @@ class WorkerCharge(SharedCharge):
 
 
 def own_rows(chosen: np.ndarray, weights: np.ndarray | None, places: np.ndarray) -> Drawn:
-    """Return this process's rows of the draw. places: rank of the process of each row."""
+    """Return the part of the draw that belongs to this process.
+
+    places: (n,), for each of the n entries of `chosen`, the rank of its process.
+    """
     mine = places == distributed.rank()
     return chosen[mine], None if weights is None else weights[mine]

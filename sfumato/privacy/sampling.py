@@ -50,12 +50,12 @@ def poisson_blocks(
 def assign_processes(
     generator: np.random.Generator, chosen: np.ndarray, processes: int
 ) -> np.ndarray:
-    """Assign each row of a draw to a process, uniformly and independently of all other rows.
+    """Assign each entry of a draw to a process, uniformly and independently of all other entries.
 
     Returns (n,) int64.
 
-    Guarantee: one row more or less moves no other row to another process. This matters because
-    another process might compute the row slightly differently.
+    Guarantee: one entry more or less moves no other entry to another process. This matters because
+    another process might compute the entry's row slightly differently.
     """
     return generator.integers(processes, size=len(chosen))
 

@@ -116,7 +116,11 @@ def write_manifest(directory: Path) -> None:
 
 
 def check_folder(folder: Path, project: Path) -> None:
-    """Raise ConfigError unless a folder is empty or new, and no stage replaces its contents."""
+    """Raise ConfigError if a folder is not empty, is a file, or lies where stages replace all
+    files.
+
+    A folder that does not exist yet is accepted.
+    """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file: name a folder")
     if folder.exists() and any(folder.iterdir()):

@@ -214,7 +214,7 @@ def sorted_examples(
 ) -> Tensor:
     """Return the first `number` images of each class: (classes · number, C, H, W) in [0, 1].
 
-    If a class has too few images, white images take their places.
+    If a class has fewer images, the remaining places are white.
 
     images: (N, C, H, W) uint8; among: (N,) bool, True for images that may be chosen.
     """

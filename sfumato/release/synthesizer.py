@@ -55,7 +55,7 @@ def start_file(pretrain: Path) -> Path:
 class WithoutInitialValues(TorchFunctionMode):
     """Skip the initialisation of weights.
 
-    On the meta device, it would import PyTorch's compiler, which takes seconds.
+    On the meta device, initialising weights would import PyTorch's compiler, which takes seconds.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):

@@ -119,7 +119,8 @@ class PlainAttention:
 
 
 class PartNorm(nn.GroupNorm):
-    """`nn.GroupNorm`, computed as a layer norm over (group, ...), with the same numbers.
+    """`nn.GroupNorm`, computed by `F.layer_norm` over the values of each group. The result is the
+    same, apart from rounding.
 
     Under vmap the backward pass of `F.group_norm` splits into many small operations. The backward
     pass of `F.layer_norm` stays one operation.

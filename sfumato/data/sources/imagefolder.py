@@ -336,9 +336,10 @@ def without_strays(places: list[Place], request: Request) -> list[Place]:
 
 
 def has_slices(file: Path, request: Request) -> bool:
-    """Return whether a file is a volume or a DICOM file with slices that become images.
+    """Return whether `data.volume` is set and a file is a NIfTI volume or DICOM, so that its slices
+    become images.
 
-    A damaged file counts too, because decoding its slices raises the error.
+    This is also true for a damaged file, whose error is raised later, when its slices are decoded.
     """
     return request.volume is not None and (is_volume(file) or is_dicom(file))
 
