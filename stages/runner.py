@@ -199,6 +199,7 @@ def load_plan(stage: str) -> StagePlan[Any]:
 def show_files(plan: StagePlan[Settings], reads: Mapping[str, Path], out: Path) -> None:
     """Print the files that a stage reads and writes, and its charge, for --dry-run."""
     from sfumato.privacy.resolved import QueryPlan
+    from sfumato.settings.data import GROUP
     from sfumato.settings.dpsgd import Finetune, Saliency
 
     if not plan.enabled:
@@ -211,7 +212,8 @@ def show_files(plan: StagePlan[Settings], reads: Mapping[str, Path], out: Path) 
     typer.echo(f"writes  {out}")
     if not isinstance(plan, QueryPlan):
         return typer.echo("charges nothing")
-    typer.echo(f"charges {plan.mechanism} on dataset {plan.dataset_id!r}, for one {plan.unit}")
+    one = "person" if plan.unit == GROUP else "image"
+    typer.echo(f"charges {plan.mechanism} on dataset {plan.dataset_id!r}; the unit is one {one}")
     if plan.model is not None and isinstance(plan.settings, (Finetune, Saliency)):
         sizes = plan.shape, len(plan.classes), plan.settings, plan.size_hint
         typer.echo(f"memory  {memory_line(plan.model, *sizes)}")

@@ -181,8 +181,8 @@ def images_of(state: Path, card: Card, work: ChargeRequest) -> ImageSet | Latent
         or not (work.group_cap == 1 or work.unit == GROUP)
     ):
         raise BudgetError(
-            f"{work.stage}: the plan protects one {work.unit} (privacy.unit), but dataset "
-            f"{card.dataset_id!r} was prepared to protect one {card.unit} (data.groups): make the "
+            f"{work.stage}: the plan is for the unit {work.unit} (privacy.unit), but dataset "
+            f"{card.dataset_id!r} was prepared for the unit {card.unit} (data.groups): make the "
             "two settings agree, and run `stage prepare sensitive` and `stage plan`"
         )
     return (

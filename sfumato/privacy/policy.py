@@ -15,7 +15,7 @@ from sfumato.privacy.accountant import LARGEST_DELTA, epsilon
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.profile import bound_text
-from sfumato.settings.data import OF_THE_OWNER
+from sfumato.settings.data import GROUP, OF_THE_OWNER
 from sfumato.settings.fields import is_positive
 from sfumato.settings.privacy import UNLIMITED
 from sfumato.storage.documents import Exact
@@ -90,10 +90,11 @@ def check_lifetime(
         return
 
     if odometer.spent_otherwise(unit):
+        one = "person" if unit == GROUP else "image"
         raise BudgetError(
             f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} cannot be guaranteed: "
             "some budget was spent under another privacy unit or with other groups, and its cost "
-            f"for one {unit} is unknown. Prepare the images as before, or set "
+            f"for one {one} is unknown. Prepare the images as before, or set "
             f"privacy.lifetime_epsilon: {UNLIMITED}, if the owner of the images agrees"
         )
 

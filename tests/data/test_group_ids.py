@@ -463,7 +463,7 @@ def test_charged_images_change_groups_only_if_the_owner_agrees(first, then, clin
     clinic.prepare(**then, other_groups=True)
     # Never reset, and marked as incomplete
     assert odometer.opened() == before and not odometer.complete()
-    with pytest.raises(BudgetError, match="its cost for one (image|group) is unknown"):
+    with pytest.raises(BudgetError, match="its cost for one (image|person) is unknown"):
         # Epsilon of an image does not bound the cost of a person with forty
         clinic.spend("then", lifetime=1000.0)
     clinic.spend("then")

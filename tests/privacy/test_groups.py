@@ -341,7 +341,7 @@ def test_a_charge_for_another_unit_than_was_prepared_is_refused(owner, clinic):
         (owner, {"group_cap": 3}),
         (owner, {"unit": "person"}),
     ):
-        with pytest.raises(BudgetError, match="prepared to protect one"):
+        with pytest.raises(BudgetError, match="was prepared for the unit"):
             who.open(**more)
         assert not who.odometer.opened()
 
