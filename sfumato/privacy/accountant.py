@@ -112,8 +112,8 @@ def checked_delta(delta: float | None, size_hint: int, section: str = "") -> flo
         raise ConfigError(f"{named} must be a probability above 0. Raise δ, or leave it out")
     if chosen > 1 / size_hint:
         above = (
-            f"1/{section}size_hint = {1 / size_hint:.3g}: such a δ would allow one image to be "
-            "published"
+            f"1/{section}size_hint = {1 / size_hint:.3g}: such a δ would allow the data of one "
+            "image or person to be published"
         )
         raise ConfigError(f"{named} is above {above}. Lower δ, or leave it out")
     if chosen > LARGEST_DELTA:
@@ -430,16 +430,18 @@ def _infeasible(
     alone = {name: epsilon([m.event], delta, accountant) for name, m in fixed.items()}
     most = max(alone, key=lambda name: alone[name])
     together = epsilon([m.event for m in fixed.values()], delta, accountant)
-    excess = ""
-    if together > target:
-        excess = (
-            f"; all stages with a fixed noise multiplier together cost {together:.4g}, which "
-            f"exceeds privacy.epsilon by {together - target:.3g}"
+    if together <= target:
+        return (
+            f"privacy.epsilon={target:g} cannot be met, however much noise {rest} adds. Of the "
+            f"stages with a fixed noise multiplier, {most} costs most: ε = {alone[most]:.4g} "
+            f"({fixed[most]}). Raise {most}.noise, set it to a share such as '5%', or remove "
+            f"{most} from run"
         )
     return (
         f"privacy.epsilon={target:g} cannot be met: {most} alone costs {alone[most]:.4g} "
-        f"({fixed[most]}){excess}. Raise {most}.noise, set it to a share such as '5%', or remove "
-        f"{most} from run"
+        f"({fixed[most]}); all stages with a fixed noise multiplier together cost {together:.4g}, "
+        f"which exceeds privacy.epsilon by {together - target:.3g}. Raise {most}.noise, set it to "
+        f"a share such as '5%', or remove {most} from run"
     )
 
 

@@ -239,6 +239,18 @@ def test_rest_after_shares_meets_a_tight_budget():
         calibrate(asks, 0.01, 1e-6)
 
 
+def test_fixed_noise_within_the_budget_may_leave_nothing():
+    asks = {
+        "count": NoiseRequest(noise_multiplier=500),
+        "central": NoiseRequest(noise_multiplier=6),
+        "teacher": NoiseRequest(share=0.6),
+        "finetune": NoiseRequest(),
+    }
+    message = r"however much noise finetune adds\. Of the stages .* central costs most: ε = 0\."
+    with pytest.raises(BudgetError, match=message):
+        calibrate(asks, 0.8, 1e-5)
+
+
 @pytest.mark.parametrize(
     "asks",
     [
