@@ -190,7 +190,8 @@ def decode(path: PictureFile, span: Span | None = None) -> np.ndarray:
             # Replaces Pillow's message, which would show the memory address of the stream
             if file.read(4) not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
                 raise ValueError(
-                    "its content is not in a supported format, such as PNG or DICOM"
+                    "its content is in no supported format; PNG and DICOM, for example, are "
+                    "supported"
                 ) from None
             return decode_tiff(file, span, str(path))
         # `is_animated` is used instead of `n_frames`, which would read all frames

@@ -199,9 +199,9 @@ def checked_ids(ids: Sequence[str | None], groups: Groups) -> Ids:
         ):
             raise DataError(
                 f"data.groups: {picture} has an id that differs from an earlier id only in case, "
-                "spaces, accents, zeros, dots, the order of names, or look-alike or invisible "
-                "characters. If both ids mean the same person, use one spelling. Otherwise make "
-                "the ids clearly different"
+                "spaces, punctuation, accents or umlauts, leading zeros, the order of names, or "
+                "look-alike or invisible characters. If both ids mean the same person, use one "
+                "spelling. Otherwise make the ids clearly different"
             )
         found.append(name)
     for number, name in enumerate(found, 1):

@@ -101,6 +101,11 @@ def check_card(
         )
     if labels.size and not 0 <= labels.min() <= labels.max() < most:
         odd = labels.max() if labels.min() >= 0 else labels.min()
+        if labels.ndim == 2:
+            raise ValueError(
+                f"labels.npy contains {odd}, expected only 0 and 1, because images have several "
+                "labels"
+            )
         raise ValueError(
             f"labels.npy contains the label {odd}, expected 0 to {most - 1} for {len(classes)} "
             "classes"

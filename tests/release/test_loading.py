@@ -425,6 +425,10 @@ LIES = {
         r"labels\.npy is int64 \(39,\)",
     ),
     "a label below zero": (replace_array("labels.npy", np.full(40, -1)), "contains the label"),
+    "several labels that are counts": (
+        replace_array("labels.npy", np.full((40, 10), 2, np.uint8)),
+        "contains 2, expected only 0 and 1",
+    ),
     "images no bytes": (
         replace_array("images.npy", np.zeros((40, 8, 8, 1))),
         r"images\.npy is float64",

@@ -82,7 +82,7 @@ ROWS = {
         folders("{person}/{kind}{i}.png", people=["Tony_Blair", "Colin_Powell", "Hugo_Chavez"]),
         ASKED,
     ),
-    "one person": refused(folders(kinds=("Smith",)), "only one class"),
+    "one person": refused(folders(kinds=("Smith",)), "has 1 class(es)"),
     "numbered persons": refused(folders("{person}/{i}.png", 300, ("a",), list(range(30))), ASKED),
     "ids as classes": images(
         folders(kinds=("BIRADS100", "BIRADS200")),

@@ -113,7 +113,7 @@ def open_source(request: Request, raw: Path) -> Source:
     """Open a source.
 
     Raises ConfigError if SOURCES does not contain the name for this section, and DataError if the
-    source has only one class.
+    source has fewer than two classes.
     """
     known = sources_of(request.section)
     if request.name not in known:
@@ -137,7 +137,8 @@ def open_source(request: Request, raw: Path) -> Source:
             class_name(name)
     if len(source.classes) < 2:
         raise DataError(
-            f"{request.section}.source={request.name} has only one class: expected two or more."
+            f"{request.section}.source={request.name} has {len(source.classes)} class(es), "
+            "expected two or more: add images of another class."
         )
     refuse_shared_persons(source, request.path)
     return source

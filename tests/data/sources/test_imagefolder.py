@@ -157,7 +157,7 @@ def test_a_missing_empty_or_single_class_folder_is_refused(tmp_path):
         ),
         (
             lambda: (root / "0.png").rename(write_folder(root, classes=("cat",)) / "cat/0.png"),
-            "only one class",
+            r"1 class\(es\), expected two or more",
         ),
     ):
         change()

@@ -32,7 +32,7 @@ def test_an_npz_gives_its_images_labels_and_classes(tmp_path):
         ({"labels": np.array([0, -1, 0, 1])}, r"expected 0\.\.1"),
         ({"labels": np.zeros(4)}, "expected integers"),
         ({"labels": np.zeros(5, np.int64)}, "expected integers"),
-        ({"classes": np.array(["a"]), "labels": np.zeros(4, np.int64)}, "only one class"),
+        ({"classes": np.array(["a"]), "labels": np.zeros(4, np.int64)}, r"1 class\(es\)"),
         ({"classes": np.array(["a", "a"])}, "distinct strings"),
         ({"classes": np.array([0, 1])}, "distinct strings"),
         ({"classes": np.array(["a", ""])}, "not a valid class name"),
