@@ -111,8 +111,8 @@ class Proposed:
         notes = dict(NOTES)
         if self.counted:
             size = (
-                "size_hint, the number of images or persons rounded to one digit, is published "
-                "with the release"
+                "size_hint, the number of images or persons rounded to one significant digit, is "
+                "published with the release"
             )
             notes["privacy"] = f"{size}\n{NOTES['privacy']}"
         content = {**self.chosen.content, **(more or {})}
@@ -566,8 +566,8 @@ def summary(made: Proposed) -> Iterator[str]:
         what = "persons" if params.privacy.unit == GROUP else "images"
         option = made.spelling("size_hint")
         yield (
-            f"         size_hint is the number of {what}, rounded to one digit. To publish "
-            f"another number, use {option}"
+            f"         size_hint is the number of {what}, rounded to one significant digit. To "
+            f"publish another number, use {option}"
         )
 
 

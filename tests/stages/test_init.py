@@ -96,7 +96,7 @@ def test_a_project_is_written_without_a_question(desk, quick, project, tmp_path)
         "path": str(tmp_path / "my photos"),
     }
     assert own()["data"] == {**place, "size": 8, "channels": 3} and own()["profile"] is None
-    # 0.8 · 180, to one digit
+    # 0.8 · 180, to one significant digit
     assert own()["privacy"] == {"epsilon": 5.0, "size_hint": 100, "accountant": "exact"}
     assert "size_hint=100" in text and "--size-hint" in text and "together" in text
     assert (project / ".git").is_dir() and (project / ".dvc" / "config").is_file()
@@ -204,7 +204,7 @@ ANSWERS = {  # answers, whether names look like persons -> privacy, data.groups
     "several of one person": (
         r"clinic 2 y ^(\d+\.p) 7 - y",
         False,
-        {"size_hint": 50, "unit": "group"},  # 0.8 · 60 numbers, to one digit
+        {"size_hint": 50, "unit": "group"},  # 0.8 · 60 numbers
         {"pattern": r"^(\d+\.p)"},
     ),
     "names of persons": (
@@ -343,7 +343,9 @@ def test_a_folder_that_names_persons_protects_persons(desk, init, tmp_path, way,
         np.save(root / "groups.npy", whose + [f"Q{name}" for name in whose] * split)
     order = "--groups class/person" if way == "folder" else ""
     text = init(
-        order, "protects each person with all their images", "of persons, rounded to one digit"
+        order,
+        "protects each person with all their images",
+        "of persons, rounded to one significant digit",
     )
     # In a folder, one name is one person
     persons = {"folder": 30, "array": 90}[way] * (1 if split else 0.8)
