@@ -45,7 +45,7 @@ class StudentNetwork(ImageClassifier):
 def train_student(
     release: Path, settings: Student, seed: int, progress: Progress = no_progress
 ) -> StudentNetwork:
-    """Train a network on the images and soft labels that a release's stream draws.
+    """Train a network on the images and labels that a release's stream draws.
 
     seed: fixes the drawn images and the initial weights. PyTorch's global random state does not
     change.

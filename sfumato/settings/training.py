@@ -91,8 +91,8 @@ class Auxiliary(Fit):
 
 
 class Student(Settings):
-    """A network trained on images that the release's networks draw, with soft labels
-    (`sfumato.stream`).
+    """A classifier trained on images and labels that `sfumato.stream` draws with the release's
+    networks. With `synthesize.relabel`, the labels are the teacher's probabilities.
     """
 
     batch: ClassVar[int] = 128  # Images per step
