@@ -243,7 +243,7 @@ def proposal(
         runs = [name for name in runs if name != "evaluate"]
     if beside or not known.evaluate:
         content["run"] = runs
-    content = for_so_many(content, known.epsilon * known.size_hint, row, runs)
+    content = for_so_many(content, known, row, runs)
     for key, (first, last) in row["grows"].items():  # geometric interpolation, to two digits
         *sections, name = key.split(".")
         change: Layer = {name: int(float(f"{first * (last / first) ** part:.1e}"))}
@@ -313,12 +313,15 @@ def with_images_of_the_release(
     return content
 
 
-def for_so_many(content: Layer, product: float, row: Row, runs: Sequence[str]) -> Layer:
-    """Adapt the shares of the budget and the teacher's constants to `product`.
-
-    product: number of images or persons, times ε.
+def for_so_many(content: Layer, known: Known, row: Row, runs: Sequence[str]) -> Layer:
+    """Adapt the shares of the budget, the teacher's constants and the use of its labels to the
+    number of images or persons and to ε.
     """
+    product = known.epsilon * known.size_hint
     if row.get("tuned_at"):
+        rule = PROPOSALS["few_colour"]
+        if known.channels == 3 and known.size_hint <= rule["most"]:
+            content = overlaid(content, rule["params"])
         effective = product / row["tuned_at"]
         rules = at_effective_epsilon(content["recipe"], effective)
         content = overlaid(
