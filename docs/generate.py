@@ -64,7 +64,9 @@ def comments_of(kind: type) -> dict[str, str]:
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {token.start[0]: token for token in tokens if token.type == tokenize.COMMENT}
     text = {line: token.string.lstrip("# ") for line, token in comments.items()}
-    whole = {line for line, token in comments.items() if not token.line[: token.start[1]].strip()}
+    own_line = {
+        line for line, token in comments.items() if not token.line[: token.start[1]].strip()
+    }
     classes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef))
     found = {}
     for node in next(node for node in classes if node.name == kind.__name__).body:
@@ -76,7 +78,7 @@ def comments_of(kind: type) -> dict[str, str]:
             ]
             if not words:
                 line = node.lineno - 1
-                while line in whole:
+                while line in own_line:
                     words.insert(0, text[line])
                     line -= 1
             found[node.target.id] = " ".join(words)

@@ -21,10 +21,22 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-CODE = ("sfumato", "stages")
-PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs")
+CHECKED = (
+    "README.md",
+    "CHANGELOG.md",
+    "CODE_OF_CONDUCT.md",
+    "CONTRIBUTING.md",
+    "RELEASING.md",
+    "SECURITY.md",
+    ".github",
+    "docs",
+    "paper",
+    "pipelines",
+    "sfumato",
+    "stages",
+)
 GENERATED = ("docs/reference.md", "docs/gallery", "docs/notebooks")
-TEXTS = (".md", ".yaml", ".html")
+SUFFIXES = (".py", ".md", ".yaml", ".yml", ".html")
 # Parts to skip because they are not prose: values in f-strings and templates, tags, code spans,
 # targets of links
 CODE_PARTS = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{[^{}]*\}|<[^>]*>|`[^`]*`|\]\([^)]*\)")
@@ -73,17 +85,13 @@ def kinds() -> list[Kind]:
 
 def files(root: Path) -> list[Path]:
     """Return the files to check, without generated ones."""
-    found = [
-        path
-        for folder in CODE
-        for path in (root / folder).rglob("*")
-        if path.suffix in (".py", *TEXTS)
-    ]
-    for name in PAGES:
-        place = root / name
-        found += [place] if place.is_file() else place.rglob("*.md")
+    found: list[Path] = []
+    for place in (root / name for name in CHECKED):
+        found += [place] if place.is_file() else place.rglob("*")
     left_out = tuple(str(root / name) for name in GENERATED)
-    return sorted(path for path in found if not str(path).startswith(left_out))
+    return sorted(
+        path for path in found if path.suffix in SUFFIXES and not str(path).startswith(left_out)
+    )
 
 
 def texts_of(path: Path, name: str) -> Iterator[Text]:

@@ -11,6 +11,16 @@ import pytest
 from check import ROOT, Kind, found_in, kinds, problems, texts_of
 
 KINDS = {kind.name: kind for kind in kinds()}
+PLACES = {
+    "README.md",
+    "CHANGELOG.md",
+    "docs/howto.md",
+    "paper/paper.md",
+    "pipelines/x.yaml",
+    "sfumato/release/words.yaml",
+    "stages/x.md",
+    ".github/ISSUE_TEMPLATE/bug.yml",
+}
 
 
 def planted(kind: Kind, folder: Path) -> Path:
@@ -37,10 +47,17 @@ def test_a_planted_sentence_is_found_by_its_kind(name, tmp_path):
 
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if "pages" in kind.sorts])
 def test_a_planted_sentence_is_found_in_each_page(name, tmp_path):
-    for place in ("README.md", "docs/howto.md", "sfumato/release/words.yaml", "stages/x.md"):
+    for place in PLACES:
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).write_text(f"First line.\n{KINDS[name].example}\n")
-    assert len([line for line in problems(tmp_path) if f":2: {name}: " in line]) == 4
+    found = {line.split(":2: ")[0] for line in problems(tmp_path) if f":2: {name}: " in line}
+    assert found == PLACES
+
+
+@pytest.mark.parametrize("sentence", ["Nobody reads it.", "Says the ledger.", "Those of the plan."])
+def test_a_sentence_is_found_if_it_begins_with_the_word(sentence, tmp_path):
+    (tmp_path / "README.md").write_text(f"{sentence}\n")
+    assert len(problems(tmp_path)) == 1
 
 
 def test_code_in_a_sentence_does_not_count(tmp_path):
