@@ -5,6 +5,10 @@
 from setuptools import find_packages, setup
 
 setup(
-    packages=[*find_packages(include=["sfumato*", "stages*"]), "sfumato.pipelines"],
+    packages=[
+        *find_packages(include=["sfumato*", "stages*"]),
+        "sfumato.pipelines",
+        "sfumato.pipelines.profiles",
+    ],
     package_dir={"sfumato.pipelines": "pipelines"},
 )
