@@ -52,8 +52,10 @@ def make_install(folder: Path, index: str, *, card: bool = False) -> tuple[list[
         shutil.copy(ROOT / name, project)
     programs = folder / "programs"
     programs.mkdir()
-    for name in ("sh", "sed", "uname", "touch", "env", "python3", "make", "awk", "df", "echo"):
+    for name in ("sh", "sed", "uname", "touch", "env", "make", "awk", "df", "echo"):
         (programs / name).symlink_to(shutil.which(name))
+    # not the first python3 of PATH, which may be a script of pyenv that needs other programs
+    (programs / "python3").symlink_to(sys.executable)
     if card:
         (programs / "nvidia-smi").symlink_to(shutil.which("true"))
     words = ["make", "--silent", "install", "INSTALLER=echo installed", f"TORCH_INDEX={index}"]
