@@ -72,8 +72,10 @@ The form of a folder, made by `stage doctor --skeleton`. Look through it before 
 
 Each word in a name or table is replaced by other letters. A word has the same replacement
 everywhere, and words that begin alike are replaced by words that begin alike. Numbers that count
-from 1 without a gap are unchanged, and so are years. Other numbers are replaced. All dates are
-moved by the same secret number of days. Pictures have random pixels and the size of the original.
+from 1 without a gap are unchanged, and so are years. Other numbers are replaced by numbers of the
+same length; if almost every number of this length occurs, some are replaced by themselves. All
+dates are moved by the same secret number of days. Pictures have random pixels and the size of the
+original.
 {kept}
 
 Number of other files: {count}. They were not copied. Their names, replaced in the same way, and
@@ -235,7 +237,7 @@ def write_skeleton(folder: Path, path: Path) -> tuple[int, int, list[str]]:
             content: bytes | str | None = picture_content(file, disguise)
             pictures += content is not None
             if file in texts:
-                content = table_content(texts[file], file.suffix, disguise)
+                content = table_content(texts[file], file.suffix.lower(), disguise)
             if content is None:
                 kind = format_at(file)
                 named = "unknown format, or damaged"

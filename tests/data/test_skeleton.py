@@ -1,5 +1,6 @@
 """The skeleton of a folder: it is understood like the folder, and shows none of its content."""
 
+import json
 import random
 import re
 import zipfile
@@ -147,6 +148,15 @@ def test_a_skeleton_contains_no_word_pixel_or_date(clinic, tmp_path):
                 for other in pictures
                 if other.shape == pixels.shape
             )
+
+
+@pytest.mark.parametrize("name", ["persons.json", "PERSONS.JSON"])
+def test_escaped_letters_in_json_are_replaced_as_letters(name, tmp_path):
+    (tmp_path / "clinic").mkdir()
+    (tmp_path / "clinic" / name).write_text(json.dumps(["Müller"]))
+    (table,) = (unpacked(tmp_path / "clinic", tmp_path) / "skeleton").iterdir()
+    (word,) = json.loads(table.read_text("utf-8"))
+    assert len(word) == len("Müller") and word.isalpha()
 
 
 def test_times_of_photographs_keep_their_distance(clinic, tmp_path):
