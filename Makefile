@@ -116,8 +116,9 @@ docs: $(VENV)/.installed-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # One version of the site, on the branch gh-pages beside the others: VERSION=dev, or VERSION=0.4.0 ALIAS=latest; PUSH=1 publishes it.
+# mike runs the first mkdocs of PATH.
 site: $(VENV)/.installed-docs
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(if $(PUSH),--push) $(VERSION) $(ALIAS)
+	@PATH="$(BIN):$$PATH" NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(if $(PUSH),--push) $(VERSION) $(ALIAS)
 	@$(if $(ALIAS),$(BIN)/mike set-default $(if $(PUSH),--push) $(ALIAS))
 
 # Source archive and wheel in dist/, checked and tried in new environments. TESTS: what the source archive is tested by
