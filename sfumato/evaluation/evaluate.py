@@ -77,7 +77,7 @@ def evaluate_folder(
     # This step fails if a file is missing, so it comes before the real images are opened
     extractor = build_extractor(plan.settings, plan.shape, progress)
     limits: list[str] = []
-    public = public_extractor(plan.settings, limits)
+    public = public_extractor(plan.settings, plan.shape, limits)
     train, holdout = open_local(state, card, "evaluate", everywhere=True)
     holdout, copied = without_copies(holdout, train)
     metrics = evaluate_release(synthetic, train, holdout, plan.settings, extractor, progress)

