@@ -339,7 +339,7 @@ def has_slices(file: Path, request: Request) -> bool:
     """Return whether `data.volume` is set and a file is a NIfTI volume or DICOM, so that its slices
     become images.
 
-    This is also true for a damaged file, whose error is raised later, when its slices are decoded.
+    This is also true for a damaged file. Its error is raised later, when its slices are decoded.
     """
     return request.volume is not None and (is_volume(file) or is_dicom(file))
 
