@@ -62,6 +62,10 @@ TOKEN = re.compile(
     re.IGNORECASE,
 )
 YEARS = range(1900, 2050)
+# Words for a person. Each is replaced by one that the folder does not use, so that `person23` of
+# the copy is not a name in the original.
+NOUNS = ("person", "patient", "subject", "participant", "volunteer")
+NOUN = re.compile(rf"({'|'.join(NOUNS)})(?=(s?(id|no|nr)?)$)", re.IGNORECASE)
 # Words that are replaced although KEPT matches them: they may mean an annotation or a patient, but
 # they may also be names of persons
 FIRST_NAMES = {"ann", "pat"}
@@ -73,9 +77,10 @@ The form of a folder, made by `stage doctor --skeleton`. Look through it before 
 Each word in a name or table is replaced by other letters. A word has the same replacement
 everywhere, and words that begin alike are replaced by words that begin alike. Numbers that count
 from 1 without a gap are unchanged, and so are years. Other numbers are replaced by numbers of the
-same length; if almost every number of this length occurs, some are replaced by themselves. All
-dates are moved by the same secret number of days. Pictures have random pixels and the size of the
-original.
+same length; if almost every number of this length occurs, some are replaced by themselves. Words
+for a person, such as patient, are replaced by another such word, so that a name such as patient23
+does not occur in both folders. All dates are moved by the same secret number of days. Pictures have
+random pixels and the size of the original.
 {kept}
 
 Number of other files: {count}. They were not copied. Their names, replaced in the same way, and
@@ -98,13 +103,15 @@ class Disguise:
     def __post_init__(self) -> None:
         self.key = self.generator.randbytes(32)
         self.days = timedelta(days=self.generator.randrange(365, 730))
-        numbers = {
-            int(found["number"])
-            for text in self.texts
-            for found in TOKEN.finditer(text)
-            if found["number"]
-        }
+        words, numbers = set(), set()
+        for text in self.texts:
+            for found in TOKEN.finditer(text):
+                words.add(found["word"] or "")
+                numbers.add(int(found["number"] or 0))
         self.numbers = numbers_replaced(numbers - {0}, self.generator)
+        nouns = {noun[1].lower() for noun in map(NOUN.match, words) if noun}
+        unused = [noun for noun in NOUNS if noun not in nouns]
+        self.nouns = dict(zip(sorted(nouns), unused, strict=False))
 
     def __call__(self, text: str) -> str:
         return TOKEN.sub(self.replaced, text)
@@ -127,6 +134,9 @@ class Disguise:
 
     def word(self, token: str) -> str:
         """Replace the letters of a word, unless it is KEPT."""
+        if noun := NOUN.match(token):
+            other = self.nouns.get(noun[1].lower(), noun[1].lower())
+            token = in_case_of(noun[1], other) + token[noun.end() :]
         if stays(token):
             self.kept.add(token.lower())
             return token
@@ -162,6 +172,15 @@ class Disguise:
             day = date(2000, 1, 1)
         moved = iter(f"{day:%Y%m%d}")
         return re.sub(r"\d", lambda digit: next(moved, digit[0]), token)
+
+
+def in_case_of(word: str, other: str) -> str:
+    """Write `other` in the case of `word`: all capitals, a first capital, or small letters."""
+    if word.isupper():
+        return other.upper()
+    if word[0].isupper():
+        return other.capitalize()
+    return other
 
 
 def stays(word: str) -> bool:

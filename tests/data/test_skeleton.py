@@ -13,7 +13,7 @@ from PIL.ExifTags import IFD, Base
 from test_names import ASKED, KINDS, PLAIN, RIGHT
 
 from sfumato.data.names import repeats_in
-from sfumato.data.skeleton import Disguise, numbers_replaced, write_skeleton
+from sfumato.data.skeleton import NOUNS, Disguise, numbers_replaced, write_skeleton
 from sfumato.data.survey import survey
 from sfumato.errors import ConfigError
 from sfumato.settings.data import Groups
@@ -61,6 +61,24 @@ def test_replaced_names_are_understood_like_the_originals(scheme):
 def test_two_names_are_never_replaced_by_one():
     names = [f"{a}{b}{i}" for a in "abglprtz" for b in ("", "ou", "up", "mask") for i in range(30)]
     assert len({*map(Disguise(names, random.Random(0)), names)}) == len(names)
+
+
+@pytest.mark.parametrize(
+    "form", ["person{}_{}", "Patient{}_{}", "{1}_SUBJECT{0}", "patientid{}_{}"]
+)
+def test_no_person_of_the_copy_has_a_name_of_the_original(form):
+    """Nearly all numbers occur, so that numbers alone would coincide."""
+    names = [form.format(person, view) for person in range(1, 900) if person % 7 for view in (1, 2)]
+    copies = [*map(Disguise(names, random.Random(0)), names)]
+    kinds = ["one"] * len(names)
+    assert {*names}.isdisjoint(copies)
+    assert understood(copies, kinds) == understood(names, kinds)
+    assert copies[0][:1].isupper() == names[0][:1].isupper()
+
+
+def test_words_for_a_person_stay_if_the_folder_uses_all_of_them():
+    names = [f"{noun}{number}" for noun in NOUNS for number in (1, 2)]
+    assert [*map(Disguise(names, random.Random(0)), names)] == names
 
 
 def test_numbers_keep_their_form():
