@@ -65,7 +65,7 @@ def rows() -> pd.DataFrame:
 
 
 def spread(heights: list[float], least: float) -> list[float]:
-    """Lower heights, sorted from the highest down, so that all are at least `least` apart."""
+    """Move heights down until neighbours are at least `least` apart. heights: the highest first."""
     found = list[float]()
     for height in heights:
         found.append(min(height, found[-1] - least) if found else height)
@@ -124,8 +124,8 @@ def main() -> None:
     axes[0].set_ylabel("accuracy of a network trained on the release, %")
     figure.suptitle(
         "ε = 1 hollow, ε = 10 filled. Colours: this project, on two processor cores. Grey: "
-        "published, on GPUs (FETA-Pro took 11.7 hours on four; papers that state no time are drawn "
-        "at the same minutes). * uses public photographs",
+        "published results, all drawn at the GPU minutes of FETA-Pro (11.7 hours on four GPUs), "
+        "because other papers state no time. * uses public photographs",
         fontsize=9,
     )
     figure.savefig(

@@ -8,7 +8,7 @@ AMP is adversarial model perturbation.
 The same small U-Net is trained on drawn glyphs in three ways:
 
 - plain;
-- with AMP, for the same number of steps, each with at least twice the work;
+- with AMP, for the same number of steps (a step with AMP takes at least twice the work);
 - plain, with as much work as AMP.
 
 Then each network's averaged weights are moved by a vector of a given norm, and its denoising loss
@@ -46,7 +46,7 @@ HELD_OUT = 8  # held-out glyphs of each of the 62 classes
 
 
 def glyphs(per_class: int) -> tuple[Tensor, Tensor]:
-    """Draw glyphs, with the held-out ones last. Every prefix has balanced classes.
+    """Draw glyphs, with the held-out ones last. Both parts have equally many of each class.
 
     Returns ((N, 1, 8, 8) float32 in [0, 1], (N,) int64).
     """

@@ -92,7 +92,7 @@ def bomb(build: Callable[[Path], Read]) -> Callable[[Path], Read]:
 
 
 def in_folder(folder: Path, name: str, content: bytes, **settings: Any) -> Read:
-    """Write an image set of two classes, and add the picture to the first class."""
+    """Write an image set of two classes, with `content` as the file `name` in the first class."""
     for label in "ab":
         (folder / label).mkdir()
         (folder / label / "0.png").write_bytes(picture())
@@ -308,7 +308,7 @@ PICTURES: dict[str, tuple[str, Callable[[], bytes]]] = {
         "x.tiff",
         lambda: tiff(tiff_form(16, 16, strip=len(strip := zeros(1024 * MEGABYTE))), strip),
     ),
-    "TIFF in deep colours whose strip expands to 1 GB": (
+    "TIFF in 16-bit colours whose strip expands to 1 GB": (
         "x.tiff",
         lambda: tiff(
             tiff_form(16, 16, bits=16, channels=3, strip=len(strip := zeros(1024 * MEGABYTE))),
@@ -319,7 +319,7 @@ PICTURES: dict[str, tuple[str, Callable[[], bytes]]] = {
         "x.tiff",
         lambda: tiff(tiff_form(8, 8, packing=1, strip=64), bytes(64), frames=5_000),
     ),
-    "TIFF of 5,000 deep pages": (
+    "TIFF of 5,000 pages in 16-bit colours": (
         "x.tiff",
         lambda: tiff(
             tiff_form(8, 8, bits=16, channels=3, packing=1, strip=384), bytes(384), frames=5_000
@@ -398,8 +398,8 @@ def dicom(
 ) -> bytes:
     """Build a DICOM file.
 
-    pixels: for a compressed syntax, one compressed frame; for DEFLATED, the number of zeros to
-    deflate, as 8 bytes; more: further elements; claimed: claimed length of the pixels.
+    pixels: for a compressed syntax, one compressed frame; for DEFLATED, how many zeros to deflate,
+    as a big-endian number; more: further elements; claimed: claimed length of the pixels.
     """
     body = element(0x0008, 0x0016, "UI", "1.2.840.10008.5.1.4.1.1.7")
     body += more
@@ -973,7 +973,7 @@ RELEASES: dict[str, dict[str, Any]] = {
 for title, changes in RELEASES.items():
     register(title, partial(plain_release, **changes))
 register(
-    "a release whose recipient prepares a picture of 20,000 × 20,000",
+    "a picture of 20,000 × 20,000 that a recipient prepares for a release",
     lambda folder: plain_release(folder, picture=png(20_000, 20_000, 8, 0, wide(20_000))),
 )
 

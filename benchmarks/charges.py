@@ -8,8 +8,8 @@ releases, and closes the charge. Each item is given to two processes, so that th
 and then a process is killed (SIGKILL), finds its disk full, has its clock set back, or forks a
 child that tries to use its charge; a killed process is restarted with the same share. In the end,
 the journal must be valid and contain one charge per work item, opened once and closed once. In
-the last state directory, the lifetime budget suffices for only half of the items, and exactly these
-charges must be in the journal.
+the last state directory, the lifetime budget suffices for only half of the items, and the journal
+must contain exactly that many charges.
 """
 
 from __future__ import annotations

@@ -300,8 +300,9 @@ def short_names(names: list[str]) -> list[str]:
 def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:
     """Plot one classifier's accuracy against ε, one line per recipe.
 
-    A point is the mean of the runs with one target ε, ± their standard deviation. For a single run,
-    both are over its seeds. Runs that are not comparable are hollow and not connected.
+    A point is the mean of the runs with one target ε, ± their standard deviation. If there is only
+    one run, the standard deviation is over the seeds of its classifier. Runs that are not
+    comparable are hollow and not connected.
     """
     runs = runs.dropna(subset=[classifier])
     groups = runs.groupby("recipe", sort=False)

@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 python benchmarks/decoding.py --images 10000 100000 1000000
 
 FOLDER: pictures, also in subfolders. Every round decodes all of them in one thread and then in
-several threads. The ratio is computed per round, because other programs slow both parts of a round
+several threads. The two times are compared within each round, because other programs slow both
 alike. Processor seconds are the sum over all threads. With --images, two sets of that many random
 images (8×8, grey) are compared in a separate process, first by bytes and then by similarity, and
 the increase of its largest resident anonymous memory is printed.

@@ -70,7 +70,7 @@ def run_alone(name: str, setting: Setting) -> None:
 def high_water() -> float:
     """Return the peak resident memory of this process in MiB.
 
-    This needs Linux, because getrusage would include the parent's memory.
+    It is read from /proc (Linux only), because getrusage would include the parent's memory.
     """
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))

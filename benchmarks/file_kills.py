@@ -250,14 +250,17 @@ def begun(name: str, base: Path, programs: Path) -> tuple[Project, Path]:
 
 
 def events_of(project: Project, kept: Path, case: Case) -> list[str]:
-    """Run the command without a fault, and return its file events."""
+    """Restore the project from `kept`, run the command without a fault, and return its events."""
     start(project, kept, case, 0)
     case.check(project)
     return Path(f"{project.folder}.{EVENTS}").read_text(encoding="utf-8").splitlines()
 
 
 def start(project: Project, kept: Path, case: Case, number: int) -> tuple[int, str]:
-    """Run the command on the copy `kept`, and kill it at event `number`; 0 for never."""
+    """Restore the project from `kept`, run the command, and kill it at event `number` (0: never).
+
+    Returns the exit code and the output.
+    """
     project.restore(kept)
     for end in (EMPTIED, LOST):
         shutil.rmtree(f"{project.folder}{end}", ignore_errors=True)

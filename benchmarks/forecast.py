@@ -31,8 +31,8 @@ HEADER = (
     "# Written by `python benchmarks/forecast.py` from two tables of benchmarks/results: public "
     "sets only.\n"
 )
-HEADER += "# product: units · ε; learned: share of what there is to learn, from 0 to 1.\n"
-COVERED = 7 / 8  # Share of the forecasts of left-out sets whose range contains the result
+HEADER += "# product: units · ε; learned: gain over chance, divided by the gain from real images.\n"
+COVERED = 7 / 8  # The range is so wide that this share of the results of left-out sets lies in it
 COLOURS = {"grey": "tab:blue", "colour": "tab:orange", "chosen": "tab:green"}
 NAMES = {
     "grey": "grey images",
@@ -113,11 +113,11 @@ def fitted(table: pd.DataFrame) -> dict[str, Any]:
 def power_of_size() -> dict[str, float]:
     """Fit `learned` as (side / largest)^(offset + slope · log10(units · ε)).
 
-    The fit is by least squares of logarithms. Each combination of set, number of units and ε has a
-    further offset, so that not every size must be measured for each. Runs are weighted by
-    `learned`, because the logarithm of a small value is mostly noise. `learned` is relative to the
-    set's best accuracy on real images, over all sizes. The forecast treats images larger than
-    `largest` as images of that size.
+    The fit is by least squares of logarithms. It also has one constant for each combination of set,
+    number of units and ε. So not every combination must be measured at every size. Runs are
+    weighted by `learned`, because the logarithm of a small value is mostly noise. `learned` is
+    relative to the set's best accuracy on real images, over all sizes. The forecast treats images
+    larger than `largest` as images of that size.
     """
     table = pd.read_csv(HERE / "results" / "sizes.csv")
     chance = 100 / table.classes

@@ -150,7 +150,7 @@ def in_float64(model: UNet, images: Tensor, labels: Tensor, drawn: Draws) -> Ten
 
 
 class Exact:
-    """Wrap a float64 network for a loss that passes float32 tensors."""
+    """A float64 network that also accepts float32 inputs, because the loss passes them."""
 
     def __init__(self, model: UNet) -> None:
         self.model = model
@@ -268,7 +268,7 @@ def busy(found: Found) -> None:
         model = setting.network(found.device)
         chunk = chunk_of(setting, draws, model)
         products = model.use_products
-        found.row("device", f"K={draws}, chunk {chunk}: matrix products (0 or 1)", products, "")
+        found.row("device", f"K={draws}, chunk {chunk}: uses matrix products", products, "")
         step = ours(setting, draws, True, found.device, chunk, draws, products)
         step()
         if found.device != "cuda":
@@ -421,7 +421,7 @@ def sampler(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None
         rate = count / found.seconds(once, 1 if found.small else 3)
         found.row("others", f"sampler, {'bfloat16' if autocast else 'float32'}", rate, "images/s")
     apart = float((drawn[True] - drawn[False]).abs().mean())
-    found.row("others", "sampler: mean difference of bfloat16 pixels", apart, "of the range")
+    found.row("others", "sampler: difference of bfloat16 and float32", apart, "of the range")
 
 
 def warm_up(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:

@@ -8,11 +8,11 @@
 
 The parts run in this order, the most valuable first:
 
-- `recipes`: the tests of all stages of nine recipes on the real GPU; elsewhere, these tests
-  simulate one;
+- `recipes`: the tests of all stages of nine recipes, on this GPU instead of a simulated one;
 - `step`: a full step;
 - `more`: the steps of other networks;
-- `fitting` and `drawing`: the generator's fit and the sampler;
+- `fitting`: the generator, the features and the votes;
+- `drawing`: the sampler;
 - `stages`: each stage of `teacher-generator` on Fashion-MNIST; the release is copied to
   OUT/release, to be evaluated elsewhere;
 - `graph`: a chunk as a CUDA graph, also for K = 1;
@@ -71,7 +71,7 @@ evaluate: {epochs: 1, bound: false, classifiers: [lr], fidelity: [detector]}
 
 
 class OutOfTime(BaseException):
-    """The time is over. This is no `Exception`, so no handler mistakes it for a failed part."""
+    """The session's time is up. A BaseException, so that no handler of failed parts catches it."""
 
 
 @dataclass(kw_only=True)
@@ -387,7 +387,7 @@ def drawing(found: Session) -> None:
 
 
 def fitting(found: Session) -> None:
-    """Measure the speed of the generator, of the features and of votes (part `fitting`)."""
+    """Measure the speed of the generator, the features and the votes."""
     from sfumato.features import FeatureMeans
     from sfumato.features.batch_invariant import place_matters, rows_alone
     from sfumato.features.fourier import FourierFeatures
@@ -468,7 +468,7 @@ def run(found: Session, names: list[str]) -> None:
     for name in names:
         part, needed = PARTS[name]
         if found.left() < needed:
-            found.skip(name, f"{found.left():.0f} s are left, but it needs {needed} s")
+            found.skip(name, f"{found.left():.0f} s are left, but this part needs {needed} s")
             continue
         signal.setitimer(signal.ITIMER_REAL, max(0.1, found.left()))
         try:

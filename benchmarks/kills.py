@@ -55,8 +55,8 @@ IN_A_ROW = 4  # Number of successive runs with a fault, before a run without a f
 AMID = 1.5  # Every second fault comes within this many seconds of the run's first journal entry
 GONE = 5  # Seconds within which DVC and its stage must end
 ENTRIES = (
-    "faults at the moments of the journal's entries. none: no faults; turn: one kind of fault at "
-    "each moment, in turn; every: every kind at every moment"
+    "faults when the journal gets an entry. none: no faults; turn: one fault per entry, with the "
+    "kinds in turn; every: one fault of every kind per entry"
 )
 CURES = ("rm .dvc/tmp/rwlock", "cp .dvc/tmp/whole.lock dvc.lock")
 UNITS = {"image": ["--one-image-each"], "group": ["--groups", r"^(p\d+)_"]}
@@ -226,7 +226,7 @@ def repro(project: Project, **more: str) -> tuple[int, str]:
 
 
 def moments_of(project: Project, kept: Path, run: Run) -> list[str]:
-    """Run the copy `kept` without a fault, and return the moments of its journal entries."""
+    """Restore the project from `kept`, run it, and return the moments of its journal entries."""
     project.restore(kept)
     code, said = run(project, **fault(project.folder, project.state))
     assert code == 0, said
@@ -237,7 +237,7 @@ def moments_of(project: Project, kept: Path, run: Run) -> list[str]:
 
 
 def strike_at(project: Project, kept: Path, run: Run, kind: str, number: int) -> tuple[int, int]:
-    """Run the copy `kept` with a fault at moment `number`, and then run it again without one.
+    """Restore the project from `kept`, run it with a fault at moment `number`, and run it again.
 
     Raises AssertionError if the second run fails. Returns 1 fault and 0 cures.
     """
@@ -418,7 +418,7 @@ def kill_callers(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--kills", type=int, default=100, help="total faults at random times")
+    parser.add_argument("--kills", type=int, default=100, help="number of random faults, in total")
     parser.add_argument(
         "--entries", choices=("none", "turn", "every"), default="turn", help=ENTRIES
     )

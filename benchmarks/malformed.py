@@ -13,9 +13,9 @@ nothing wrong: no changed ledger, no artifact with changed bytes, no journal tha
 Then each file of `bombs.py` is read in its own process. That process may use 2 GB more memory than
 PyTorch and all decoders take after their import. (The limit is RLIMIT_DATA, which counts private
 memory. RLIMIT_AS counts addresses, 3 GB of them after the import.) The program must refuse each
-file within 20 seconds by one of its own errors, not caused by a MemoryError. It may not write more
-than LARGEST_PICTURE bytes and a megabyte, and it must leave no file in the state directory or among
-the temporary files.
+file within 20 seconds by one of its own errors, not caused by a MemoryError. It may write at most
+LARGEST_PICTURE bytes plus a megabyte, and it must leave no file in the state directory or among the
+temporary files.
 """
 
 from __future__ import annotations

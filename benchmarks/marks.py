@@ -4,10 +4,11 @@
         [--unmarked 10000]
 
 FOLDER: pictures without marks, also in subfolders. Resized to SIDE pixels, they serve as a release.
-Each of the first MARKED pictures gets all marks, signed by a certificate made for this run, and is
-then treated as a recipient might treat it. The signed and the unsigned metadata are searched for in
-each picture, and the pattern in each picture and in sets of 20. To count false alarms, the
-signature and the pattern are searched for in UNMARKED pictures, one by one.
+Each of the first MARKED pictures gets three marks: signed metadata, unsigned metadata, and a
+pattern in its pixels. The certificate for the signature is made for this run. Then each picture is
+treated as a recipient might treat it. All marks are searched for in each picture, and the pattern
+also in sets of 20 pictures. To count false alarms, the signature and the pattern are searched for
+in UNMARKED pictures, one by one.
 """
 
 import argparse

@@ -273,7 +273,7 @@ def jobs(own: ImageSet, train: ImageSet, holdout: ImageSet) -> dict[str, Callabl
     return {
         "disclosure": lambda: disclosure(own, train, holdout, extractor),
         "interval": lambda: bootstrap_interval(right),
-        "intervals by a column of 10": lambda: by_column(
+        "interval by a column with 10 values": lambda: by_column(
             right, None, np.array(CLASSES)[own.labels]
         ),
         "calibration": lambda: calibration_error(
@@ -350,9 +350,9 @@ def from_scratch(train: ImageSet, holdout: ImageSet, seed: int) -> float:
 def measure_marks(seeds: int, folder: Path, images: int) -> None:
     """Print how reliably the pattern is found, and how much accuracy it costs students.
 
-    One student is linear on features of drawn letters, the other is a CNN. They are trained on
-    Fashion-MNIST and tested on its test split, and trained on half of scikit-learn's digits and
-    tested on the other half.
+    One student is a linear classifier on the features of a network trained on drawn letters. The
+    other is a CNN. Each is trained and tested twice: on the two splits of Fashion-MNIST, and on the
+    two halves of scikit-learn's digits.
     """
     whole, _ = real_images(False, folder, images)
     train = whole.take(np.arange(images))
@@ -424,7 +424,7 @@ def main(
     beside = Table(
         *(
             "set",
-            "as near as 1 in 100",
+            "training images nearer than the k-th stranger",
             "p",
             "ε ≥",
             "rings",
@@ -467,7 +467,7 @@ def main(
             distances = [nearest_rows(real, features)[1] for real in novel[1:]]
             again = p_by_shuffling(distances[0], distances[1], copies["rank"], random)
             twice = min(1.0, again * (2 if images > 100 else 1))
-            by_rank = f"estimated by {SHUFFLES} shuffles at rank {copies['rank']}: {twice:.2g}"
+            by_rank = f"estimated from {SHUFFLES} shuffles, k = {copies['rank']}: {twice:.2g}"
             print(
                 f"{name}: MIND {found['mind']:.4f}, computed in another way "
                 f"{sliced_by_torch(features, holdout_features):.4f}"
@@ -486,7 +486,7 @@ def main(
                 strict=True,
             ):
                 print(
-                    f"{name}: {what} {100 * values[0]:.2f}, by Wilson or scikit-learn "
+                    f"{name}: {what} {100 * values[0]:.2f}, computed in another way "
                     f"{100 * values[1]:.2f}"
                 )
         if plots and name.startswith("half"):

@@ -1,4 +1,4 @@
-"""Measure whether more steps of the one-step generator ever make its images worse.
+"""Measure whether fitting the one-step generator for more steps ever makes its images worse.
 
     OMP_NUM_THREADS=1 python benchmarks/more_steps.py [--epsilons 0.5,1,3,10] [--rare 500,4000]
         [--factors 1,2,4] [--seeds 0,1,2]

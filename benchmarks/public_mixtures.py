@@ -4,18 +4,19 @@
         [--drawn 1500] [--public 898]
     python benchmarks/public_mixtures.py score ROWS.npz --mixture drawn [--steps 120] [--seed 0]
 
-PROJECT: a folder of `stage init` with public images, run up to the teacher and the generator. Its
-sensitive set must in fact be public, because the hold-out is scored. ROWS.npz: written by `label`,
-with generated ("drawn") images, and with the public images that the teacher labels with the
-highest confidence. The mixtures are:
+PROJECT: folder of a project from `stage init`, with a public set. All stages up to the teacher and
+the generator must have run. Its sensitive set must in fact be public, because the hold-out is
+scored. ROWS.npz: written by `label`, with generated ("drawn") images, and with the public images
+that the teacher labels with the highest confidence. The last fifth of the drawn images is set
+aside. The mixtures of the other images are:
 
 - `drawn`: drawn images only;
 - `half`: as many drawn as public images;
-- `quarter`: all drawn images, and half of the public images;
+- `quarter`: all drawn images, and half of the public images (by default, 27 % of the mixture);
 - `public`: public images only.
 
-A student's agreement with the teacher is measured on the last fifth of the drawn images, and on the
-public images that the teacher did not choose. Agreement and balanced accuracy are in %. The
+A student's agreement with the teacher is measured on the drawn images that were set aside, and on
+the public images that were not chosen. Agreement and balanced accuracy are in %. The
 accuracy is also shown on two halves of the hold-out, split by unit, so that a setting can be chosen
 on one half and reported on the other.
 """
@@ -36,7 +37,7 @@ from sfumato.privacy.authorize import open_local
 from sfumato.storage.state_directory import state_dir
 from sfumato.training.selection import surest
 
-JUDGES = 0.2  # Share of the drawn images to compare students on
+JUDGES = 0.2  # Share of the drawn images that is set aside, to compare students on
 
 
 def main() -> None:

@@ -8,10 +8,10 @@ A teacher is a linear classifier with differential privacy.
 FOLDER: public pictures in class folders, used as the sensitive ones; --pattern: finds, in a file
 name, the original that the picture is a copy of. Every seed holds out another fifth of the
 originals, with all their copies, and draws other noise. A size like 96x96 is the middle square of a
-picture; 128x128pad is the whole picture with black bars. Drawn textures span the features. All of ε
-goes to the teacher, one image is protected, full-batch steps are composed exactly, and δ is
-1/(N ln N). The table has the balanced accuracy on the hold-out in %, and the processor seconds for
-computing the map's rows of a thousand pictures.
+picture; 128x128pad is the whole picture with black bars. The directions of the features are fitted
+to drawn textures. The unit is one image. All of ε goes to the teacher, and δ is 1/(N ln N). The
+full-batch steps are composed exactly. The table has the balanced accuracy on the hold-out in %, and
+the processor seconds to compute the features of a thousand pictures.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def trained(
 ) -> float:
     """Measure the accuracy of one teacher on its hold-out.
 
-    rows: the map's rows of the images and of drawn textures.
+    rows: outputs of the feature map for the images and for drawn textures.
     """
     private, public = (part[:, :, None, None] for part in rows)
     # The rows are already computed, so the shape is only a placeholder.

@@ -1,4 +1,4 @@
-"""Compare releases of several image sizes by the same networks and hold-out, at the largest size.
+"""Compare releases of several image sizes, all enlarged to the largest size.
 
     OMP_NUM_THREADS=1 python benchmarks/sizes.py PROJECT=STATE [PROJECT=STATE ...]
         [--steps 600] [--picture F]

@@ -4,7 +4,8 @@
         [--steps 300] [--seeds 0,1] [--side 32] [--part choosing] [--only "NAME;NAME"]
     python benchmarks/student_gap.py PROJECT STATE picture --file grid.png
 
-PROJECT has a release with `synthesize.stream: true` and one source, and its hold-out is in STATE.
+PROJECT has a release with `synthesize.stream: true` and one entry in `synthesize.sources`. Its
+hold-out is in STATE.
 The hold-out is split at random into two halves: use `choosing` to choose among variants, and
 `final` only for final results. Every network is trained for the same number of steps of 128 images.
 It is a `cnn`; only `draws` also trains the network of `stage student`. For each seed, two balanced
@@ -12,14 +13,15 @@ accuracies in % are printed: on the images of the half, and on the same images m
 sixteenth of their side. `heads` prints only the first. The results are local, because they are
 measured on real images; `causes` and `heads` also fit parts of networks to real images.
 
-- `causes`: trains on the release and on real images, each as they are, and with shifts and scaling;
-  then, for networks trained on the release, recomputes the batch norms' statistics on the other
-  half, without labels, and refits the last layer on the release and on real images
+- `causes`: compares networks trained on the release with networks trained on real images, both
+  without and with shifts and scaling; then, for networks trained on the release, recomputes the
+  batch norms' statistics on the other half, without labels, and refits the last layer on the
+  release and on real images
 - `heads`: fits last layers to real images without noise, which bounds what a last layer with
   differential privacy could reach on the same features
 - `labels`: trains on images that are labelled by several rules. Some rules change the labels of
   distorted images only, some leave images out, and the rule `blends` makes new images
-- `draws`: trains on the release's images and on its stream, and as `stage student` does
+- `draws`: compares networks trained on the release's images, on its stream, and by `stage student`
 - `picture`: draws images of the stream, ten per class, by their likeliest class
 """
 
@@ -220,20 +222,20 @@ def causes(project: Project, steps: int, seed: int, only: list[str]) -> None:
             told(what, project.scores(model), sep=" | ")
             if name == "release":
                 told(
-                    "  statistics of real",
+                    "  batch statistics of real images",
                     project.scores(with_statistics_of(model, project.other.images)),
                     sep=" | ",
                 )
                 for source, (shown, named) in sets.items():
                     told(
-                        f"  head of {source}",
+                        f"  head fitted to {source}",
                         project.scores(with_head_of(model, shown, named)),
                         sep=" | ",
                     )
                 both = with_head_of(
                     with_statistics_of(model, project.other.images), real.images, real.labels
                 )
-                told("  statistics and head of real", project.scores(both), sep=" | ")
+                told("  batch statistics and head of real images", project.scores(both), sep=" | ")
 
 
 def sets_by_rule(project: Project) -> dict[str, tuple[np.ndarray, Tensor]]:
@@ -276,8 +278,8 @@ def sets_by_rule(project: Project) -> dict[str, tuple[np.ndarray, Tensor]]:
         shares = labels.bincount(minlength=classes).tolist()
         told = [float((labels == other).double().mean()) for other in (requested[rows], by_source)]
         print(
-            f"rule {name}: number of images by class {shares}; share of labels that equal the "
-            f"requested class {told[0]:.2f}, the source's class {told[1]:.2f}",
+            f"rule {name}: number of images by class {shares}; share of labels equal to the "
+            f"requested class: {told[0]:.2f}, to the undistorted image's class: {told[1]:.2f}",
             flush=True,
         )
 

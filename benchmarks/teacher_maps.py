@@ -4,14 +4,14 @@
         [--maps patches,imagenet] [--epsilons 1,10] [--seeds 0,1] [--side 128] [--units 500]
         [--set dimension=128 ...]
 
-No project is needed. FOLDER: public images in class folders, used as the sensitive ones; PUBLIC: a
-folder of images that span the features, or `procedural` for drawn textures, or `itself` for the
-hold-out. No release may use its hold-out, so `itself` only bounds what better directions can gain.
-Every seed holds out another fifth of the images and draws other noise. All of ε goes to the
-teacher, full-batch steps are composed exactly, and δ is 1/(N ln N). The accuracy is balanced, on
-the hold-out, in %. The maps' rows are computed once and stored in the file --rows. With --units,
-this many random images are the sensitive ones, with the settings that `stage init` chooses for
-them.
+No project is needed. FOLDER: public images in class folders, used as the sensitive ones. PUBLIC:
+images to which the directions of the features are fitted. It is a folder, or `procedural` for drawn
+textures, or `itself` for the hold-out. No release may use its hold-out, so `itself` only shows how
+much better directions could gain at most. Every seed holds out another fifth of the images and
+draws other noise. All of ε goes to the teacher, and δ is 1/(N ln N). The full-batch steps are
+composed exactly. The accuracy is balanced, on the hold-out, in %. The outputs of the maps are
+computed once and stored in the file --rows. With --units, this many random images are the sensitive
+ones, with the settings that `stage init` chooses for them.
 """
 
 from __future__ import annotations

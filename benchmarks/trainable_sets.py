@@ -117,7 +117,7 @@ def compare(epsilon: float, seed: int, sets: dict[str, dict], work: Path, result
         stage("plan")
         assert kept == {
             upstream: Path(f"artifacts/plan/{upstream}.yaml").read_text() for upstream in STAGES
-        }, "a set changed the plan of an earlier stage, which all sets must share"
+        }, "the plans of earlier stages must not depend on the trained weights"
         reset_peak()
         seconds = stage("finetune") if name != "none" else 0.0
         memory = peak()

@@ -1,4 +1,4 @@
-"""Run one charge on two simulated hosts, and compare the results with one process.
+"""Run three queries on two simulated hosts, and compare the results with those of one process.
 
     python benchmarks/two_hosts.py
 

@@ -134,9 +134,9 @@ watchers: list[Callable[[], None]] = []
 
 
 def reading_sensitive() -> None:
-    """Notify the watchers that files of sensitive images are about to be opened.
+    """Announce that files of sensitive images are about to be opened.
 
-    Call this before opening such files, whether they are the owner's files or the private copy.
+    Call this before opening the owner's files or the private copy.
     """
     for watch in watchers:
         watch()

@@ -162,8 +162,9 @@ def open_closed_streams() -> None:
 
 
 def withheld(reason: str) -> str:
-    """Write the reason of an error to a private file, and return a message for logs that reveals
-    nothing.
+    """Write the reason for an error to a private file, and return a message without the reason.
+
+    Logs may contain the message, because it reveals nothing about the images.
     """
     file = state_dir() / "refused.txt"
     with suppress(OSError):  # raised, for example, if the disk is full

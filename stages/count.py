@@ -1,4 +1,7 @@
-"""`stage count`: release noisy class counts, for denominators and label priors."""
+"""`stage count`: release noisy class counts.
+
+Later stages divide sums by these counts, and draw labels in proportion to them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check `dvc.lock`, and DVC's lock on running commands.
+"""Check two files of DVC: `dvc.lock`, and the lock file of running `dvc` commands.
 
 DVC damages these files if it is killed while it writes them. The project keeps a copy of
 `dvc.lock`.
@@ -65,7 +65,7 @@ def lock_in_words() -> str:
 
 
 def rwlock_in_words() -> str:
-    """Describe DVC's lock on running commands.
+    """Describe the state of the lock file of running `dvc` commands.
 
     After a kill, it may be damaged or name a program that has ended.
     """

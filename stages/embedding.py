@@ -1,5 +1,7 @@
-"""`stage embedding`: release a noisy joint Fourier embedding of features learned from earlier
-releases.
+"""`stage embedding`: release noisy class means of random Fourier features.
+
+The Fourier features are computed from the teacher's features, and from the features of a network
+trained on the generator's images.
 """
 
 from __future__ import annotations

@@ -28,13 +28,14 @@ def release_means(
     cache: Mapping[str, object] | None = None,
     network: PublicNetwork | ProjectedFeatures | None = None,
 ) -> None:
-    """Release the noisy sum of `features` over each class, divided by the public size of the set.
+    """Release the noisy sum of `features` over each class, divided by `run.counts.total`.
 
-    about, network: content of features.json and the network, from which the map can be rebuilt (the
-    map of `embedding` also requires the teacher);
+    about: content of features.json, from which `features` can be rebuilt, together with `network`
+    and, for `embedding`, the teacher;
+    network: network that computes the features, None if there is none;
     sensitivity: bound on the contribution of one image, in words;
-    cache: values that, together with the map's state, identify the stored rows of the images; None
-    if rows are not stored.
+    cache: values that, together with the state of `features`, identify the stored rows of the
+    images; None if rows are not stored.
     """
     from sfumato.features import FeatureMeans
     from sfumato.queries.feature_means import encoder_of, query_feature_means, save_means

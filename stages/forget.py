@@ -111,8 +111,8 @@ def local_files() -> list[Path]:
 def show_kinds(title: str, kinds: Mapping[str, Sequence[Path]]) -> None:
     """Print one line per kind of files.
 
-    Sizes reveal the number of images, so they are shown on a terminal only. The same applies to
-    lists of pictures that were left out.
+    Sizes are shown on a terminal only, because they reveal the number of images. Names of the lists
+    of pictures that were left out of the dataset are also shown on a terminal only.
     """
     from sfumato.data.left_out import LEFT_OUT, LEFT_OUT_FILES
 

@@ -174,7 +174,7 @@ class ForkServer:
     def attend(self, one: Running, descriptor: int) -> None:
         """Handle the end of a child, a signal that a client passes on, or the death of a client."""
         if one not in self.running:
-            return  # the child and the client ended together, and the first event was handled
+            return  # the child's end came at the same time, and has been handled
         if descriptor == one.ended:
             self.running.remove(one)
             self.selector.unregister(one.ended)

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from sfumato.planning.create import Owner, Proposed
 
 WHY_THIS_SIZE = (
-    "The proposed size is the largest that fits into the minutes and is at least 90 % as useful as "
-    "the most useful size. Minutes beyond the longest useful run do not make the release more "
-    "useful."
+    "Some sizes can be run within the minutes, and are at least 90 % as useful as the most useful "
+    "one. The largest of these sizes is proposed."
 )
 HELP: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # option -> text
 
@@ -38,8 +37,8 @@ def init(
         bool, typer.Option("--yes", "-y", help="Ask nothing; use the defaults.")
     ] = False,
 ) -> None:
-    """[local] Read a folder of images, and write a project whose parameters suit the images, the ε
-    and the minutes.
+    """[local] Read a folder of images, and write a project whose parameters suit the images, ε and
+    the minutes that a run may take.
     """
     from sfumato.planning.create import Owner, propose_project, summary, warnings
     from sfumato.runtime.progress import discard

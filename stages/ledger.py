@@ -32,8 +32,8 @@ OPINIONS_HELP = (
     "Opacus, which must be installed."
 )
 LEDGER_ONLY_HELP = (
-    "Check the ledger by itself, for a ledger received without its project. Refused inside a "
-    "project."
+    "Check only the ledger, if you received it without its project. This option is refused inside "
+    "a project."
 )
 
 
@@ -101,8 +101,8 @@ def check(
     tell(f"ε by accountant: {by}{compared}")
     for name, spent in checked.epsilon_by_set.items():
         tell(
-            f"ε = {spent:.4f} for a person in {name!r} only (the owners declare that no person is "
-            "in two of their data sets)"
+            f"ε = {spent:.4f} for each person in {name!r} (the owners declare that no person is in "
+            "two of their data sets)"
         )
     if ledger_only:
         tell(f"not compared with a run: {ledger} was checked without its project")

@@ -55,8 +55,8 @@ def check_marks(
         if score >= FOUND:
             words = "found"
         tell(
-            f"pattern: {words}. Compared {compared} of {len(files)} pictures, which have a joint "
-            f"score of {score:.1f}. The pattern counts as found from a score of {FOUND} on"
+            f"pattern: {words}. {compared} of {len(files)} pictures could be compared; together, "
+            f"they have a score of {score:.1f}. The pattern counts as found at {FOUND} or more"
         )
         found = found or score >= FOUND
     raise typer.Exit(int(not found))

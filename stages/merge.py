@@ -9,8 +9,8 @@ from sfumato.settings.stage import ARTIFACTS
 from stages.screen import say, tell
 
 PEOPLE_HELP = (
-    "Confirm that no person has images at two of the owners. Ledger, card and report quote this "
-    "confirmation."
+    "Confirm that no person has images in the sets of two owners. Ledger, card and report quote "
+    "this confirmation."
 )
 
 

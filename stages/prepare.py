@@ -49,8 +49,9 @@ def sensitive(
     from sfumato.settings.recipes import load_params
 
     data = load_params(params, RECIPES).data
-    # Mark the dataset before any sensitive file is opened: from then on, a failure may write its
-    # reason to a private file, which a `stage forget` at the same time would miss
+    # Mark the dataset before any sensitive file is opened. Once one is open, a failure may write
+    # its reason to a private file. Without the mark, a `stage forget` that runs at the same time
+    # could miss that file
     use_until_the_end(state_dir(), data.name)
     if launch.is_configured() and not distributed.launched() and shards_in(data):
         # `shards_in` has opened sensitive files, so this process's own output already goes to a

@@ -259,8 +259,9 @@ class StageRun:
 
     @property
     def counts(self) -> PublicCounts:
-        """Return the noisy class counts, or equal counts that add up to the public size if `count`
-        is off.
+        """Return the noisy class counts.
+
+        If `count` is off, return equal counts that add up to `size_hint`.
         """
         from sfumato.queries.count import read_counts
 
@@ -296,8 +297,9 @@ class QueryRun(StageRun):
     ) -> Charge:
         """Open the charge of the plan.
 
-        released, sensitivity: what is released, and its bound, in words;
-        max_norm: L2 bound on the contribution of one image or of one group;
+        released: what is released, in words;
+        sensitivity: bound on the contribution of one unit, in words;
+        max_norm: L2 bound on the contribution of one unit;
         latents: key of stored latents to draw instead of images.
 
         If the same work was already released but the artifact is missing or damaged, the kept copy
@@ -340,7 +342,7 @@ class QueryRun(StageRun):
             raise NothingToDo(str(refusal)) from None
         except authorize.AlreadyReleasedError as refusal:
             if refusal.note:
-                # Not by `say`, because logs must not contain it
+                # The note is private: `print` shows it only on a terminal, `say` also in logs
                 print(refusal.note, file=sys.stderr)
             kept = state_dir() / "runs" / refusal.run_id / RELEASED
             # DVC removes an artifact before it runs the stage. If the artifact exists while DVC
@@ -376,8 +378,8 @@ class QueryRun(StageRun):
         """Return the ids of charges, and the heads (hashes of journal entries), in this project's
         files.
 
-        The artifact to be replaced is one of these files. The journal must contain all of the ids
-        and heads.
+        The artifact that this run will replace is included. The journal must contain all of these
+        ids and heads.
         """
         from sfumato.privacy.ledger import records_in
         from sfumato.privacy.project_ledger import seen_in_project
@@ -398,7 +400,8 @@ class QueryRun(StageRun):
         The release is written to the private directory of the run and journalled before it is
         copied to `out`. Therefore, while a charge is open, `out` contains no release of it, and
         the charge can be resumed safely. The private copy is kept, to restore the release at no
-        cost. It is removed once the release is in the previous ledger, but not in the new one.
+        cost. `stage ledger write` removes the copy if the previous ledger contains the release and
+        the new ledger does not.
         """
         from sfumato.privacy.checkpoint import drop_checkpoints
         from sfumato.privacy.decision import RELEASED

@@ -34,7 +34,7 @@ def saliency(run: QueryRun, settings: Saliency) -> None:
     sensitivity = "max_norm: the L2 norm to which the joint gradient of one image is clipped"
     charge = run.open_charge(released, sensitivity, settings.max_norm, latents=latents)
     vectors = query_saliency(charge, gradients)
-    # This number is public, like the multiplier. The charge has already added the noise.
+    # Public standard deviation of the noise that the charge has added. The ranking corrects for it.
     noise_std = charge.noise_multiplier * settings.max_norm / gradients.public_batch
     rows = rank_candidates(vectors, noise_std)
     with run.releasing(charge) as directory:

@@ -59,8 +59,8 @@ def problems(setup: Setup) -> Iterator[str]:
     chosen = setup.params.select
     if chosen.by == "votes" and chosen.ratio < 1 and not setup.params.runs("histogram"):
         yield (
-            f"select.ratio={chosen.ratio:g} is below 1, which requires the votes of histogram, but "
-            "histogram is not in run: add it, or set select.ratio: 1"
+            f"select.ratio={chosen.ratio:g} is below 1, so the votes of the stage `histogram` are "
+            "required: add histogram to `run`, or set select.ratio: 1"
         )
     if setup.public is None:
         return

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from sfumato.settings.release import Synthesize
     from stages.runner import StageRun
 LABELS_KEPT = (
-    "The teacher's labels of drawn images agree less with the requested classes than "
-    "synthesize.least_agreement requires. So the images keep the requested classes, and none is "
-    "distorted or blended."
+    "The teacher often assigns drawn images to other classes than the requested ones: the "
+    "agreement is below synthesize.least_agreement. So the images keep the requested classes, and "
+    "no image is distorted or blended."
 )
 
 

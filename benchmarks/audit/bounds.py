@@ -80,11 +80,11 @@ def one_run_epsilon(
 
 
 def least_chance(epsilons: np.ndarray, deltas: np.ndarray) -> Callable[[float], float]:
-    """Return a function that gives a lower bound on an event's probability without an image.
+    """Return a function that bounds an event's probability from below, for a set without one image.
 
-    Its argument is the event's probability with the image. The bound is also valid if "with" and
-    "without" are exchanged. The mechanism must be (ε, δ)-private for each ε ≥ 0 in
-    `epsilons` and its δ in `deltas`. More pairs give a tighter bound.
+    Its argument is the event's probability for the set with the image. The bound is also valid if
+    the two sets are exchanged. The mechanism must be (ε, δ)-private for each ε ≥ 0 in `epsilons`
+    and its δ in `deltas`. More pairs give a tighter bound.
     """
     up, down = np.exp(epsilons), np.exp(-epsilons)
 
@@ -99,9 +99,9 @@ def least_chance(epsilons: np.ndarray, deltas: np.ndarray) -> Callable[[float], 
 def refutes_f_dp(
     canaries: int, guesses: int, correct: int, least: Callable[[float], float], false_alarms: float
 ) -> bool:
-    """Return whether `correct` right guesses have a probability below `false_alarms`.
+    """Return whether `correct` or more right guesses have a probability below `false_alarms`.
 
-    `least` is the function that `least_chance` returns for the mechanism.
+    The probability is for a mechanism with the bound `least`, which `least_chance` returns.
 
     Let p_i be the probability of i right guesses. For each j, `right` is the sum of
     p_i i / canaries over i ≥ j, and `wrong` is the sum of p_i (guesses − i) / canaries over the
@@ -110,7 +110,7 @@ def refutes_f_dp(
     at most guesses / canaries.
 
     Source: Mahloujifar, Melis and Chaudhuri 2024 (arXiv 2410.22235), Theorem 8 and Algorithm 3, for
-    two choices.
+    guesses with two possible answers, "in" and "out".
     """
     right = false_alarms * correct / canaries
     wrong = false_alarms * (guesses - correct) / canaries

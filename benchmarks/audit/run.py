@@ -32,8 +32,8 @@ RUN_EPSILONS = (1.0, 3.0, 10.0)
 
 PARTS_HELP = "Parts to run, separated by commas."
 RUNS_HELP = (
-    "Number of releases with the image, and number without it. With fewer releases, an audit "
-    "detects only larger leaks."
+    "Number of releases with the audited image; as many are made without it. With fewer releases, "
+    "an audit detects only larger leaks."
 )
 CONFIDENCE_HELP = (
     "Confidence of each repeated audit: a false alarm has a probability of at most 1 − confidence."

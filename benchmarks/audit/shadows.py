@@ -6,10 +6,11 @@
 
 A fair coin for each image splits the digits into halves, and both halves are released (`dp-merf`
 with a small generator). So every image is in exactly one release of each pair. To attack one pair,
-the attacker uses all other pairs as shadows. Each release is stored in --keep, with its student's
-predictions for every image, and is not repeated. LiRA compares the student's confidence in an
-image's label with the confidence of shadows with and without the image; RMIA compares it with the
-mean over all shadows. The class is guessed by the student and by the nearest released images.
+the attacker uses all other pairs as shadows. A classifier, the student, is trained on each release.
+DIR stores the releases and the students' predictions for all images. A stored release is not made
+again. LiRA compares the student's confidence in an image's label with the confidence of shadows
+with and without the image; RMIA compares it with the mean over all shadows. The class is guessed
+by the student and by the nearest released images.
 """
 
 from __future__ import annotations
@@ -157,14 +158,17 @@ def strength(found: np.ndarray, inside: np.ndarray) -> tuple[float, float]:
 
 
 def most_hits(false_alarms: np.ndarray, epsilon: float) -> np.ndarray:
-    """Return the largest share of members that an attack on an (ε, δ)-private release can find."""
+    """Return the largest share of members that any attack can find at each rate of false alarms.
+
+    The attacked release is (ε, δ)-private.
+    """
     few = math.exp(epsilon) * false_alarms + DELTA
     many = 1 - math.exp(-epsilon) * (1 - false_alarms - DELTA)
     return np.minimum(np.minimum(few, many), 1.0)
 
 
 def most_advantage(epsilon: float) -> float:
-    """Bound how much one person can change the probability of any event (total variation)."""
+    """Bound how much one image can change the probability of any event (total variation)."""
     return (math.exp(epsilon) - 1 + 2 * DELTA) / (math.exp(epsilon) + 1)
 
 
@@ -185,7 +189,10 @@ def mean_and_error(values: list[float]) -> tuple[float, float]:
 def attacked(
     folder: Path, epsilon: float, images: np.ndarray, labels: np.ndarray
 ) -> tuple[list[dict], list[dict]]:
-    """Attack the complete pairs in the folder. Returns rows of members and rows of classes."""
+    """Attack the complete pairs in the folder.
+
+    Returns two tables: one row per attack on membership, and one row per way to guess classes.
+    """
     kept = [
         pair
         for pair in range(1000)

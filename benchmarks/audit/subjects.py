@@ -181,7 +181,7 @@ class HalfNoise(NoiseSource):
 
 
 class NoiseOfTheFirstProcess(NoiseSource):
-    """A source that adds no noise, like the second process if only the first one adds noise."""
+    """A source that adds no noise. It simulates the second process if only the first adds noise."""
 
     def gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
         return super().gaussian(shape, std) * 0
@@ -210,7 +210,7 @@ def planted(known: Mapping[str, Subject]) -> list[Subject]:
         Subject(
             "noise on one process", float(SIDE), mean, noise=NoiseOfTheFirstProcess, planted=True
         ),
-        Subject(f"{DRAWS} clips of one image", CLIP, clips, planted=True),
+        Subject(f"{DRAWS} draws of one image, each clipped", CLIP, clips, planted=True),
     ]
 
 

@@ -90,7 +90,9 @@ class AdversarialState:
 
     priors: (classes,) public label shares of generated images;
     seed: fixes the generated images;
-    judge: state of the discriminator, with the settings `config`.
+    judge: state of the discriminator's training;
+    network: the generator;
+    config: settings of DP-GAN.
     """
 
     def __init__(

@@ -155,9 +155,9 @@ def descendants(
 
 
 def on_grid(vectors: Tensor) -> Tensor:
-    """Round vectors to multiples of 1/GRID_STEPS, and return these multiples as whole numbers.
+    """Round vectors to multiples of 1/GRID_STEPS, and return them in units of 1/GRID_STEPS.
 
-    The whole numbers are float64 and bounded, so that every sum of their products is exact.
+    The results are bounded whole numbers, in float64, so that every sum of their products is exact.
     """
     return (vectors.double() * GRID_STEPS).round().clamp(-BOUND * GRID_STEPS, BOUND * GRID_STEPS)
 

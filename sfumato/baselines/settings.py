@@ -48,7 +48,7 @@ class Adversarial(QuerySettings):
     discriminator: ClassVar[int] = 16  # Channels of the discriminator's first layer
     images: ClassVar[int] = 10_000  # Images drawn at the end, for inspection only
     noise: Noise = "5%"
-    steps: Positive = 300  # Training steps of each network; each is one release
+    steps: Positive = 300  # Training steps of both networks; each step is one release
     batch: Positive = 500  # Expected images per step: sample_rate = batch / size_hint
     max_grad_norm: Norm = 1.0  # L2 clip C of one image's gradient
     # Number of images whose gradients are computed at once; None: as many as fit into memory

@@ -28,8 +28,8 @@ class Card(Exact):
     """The public facts of a dataset.
 
     version: name of this state of the images, chosen by the owner or at random. It is not computed
-    from the images: if it were, a version that stays the same after a person has withdrawn would
-    reveal that this person had never been in the set.
+    from the images. Otherwise, if it stayed the same after a person had withdrawn, it would reveal
+    that the set had never contained this person.
     """
 
     dataset_id: DatasetId

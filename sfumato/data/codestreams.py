@@ -88,8 +88,8 @@ def check_run_lengths(frame: bytes, size: int, name: str) -> None:
                 start += 1 + (run + 1) % 129
             if expanded > 2 * size + LARGEST_PICTURE // 2**10:
                 raise DataError(
-                    f"{name} has RLE-compressed pixels that expand to more than the {size:,} bytes "
-                    "of one plane: replace it with an intact file, or remove it."
+                    f"{name} has RLE-compressed pixels that expand to far more bytes than its "
+                    "header states: replace it with an intact file, or remove it."
                 )
 
 
@@ -119,7 +119,7 @@ def check_deflated(file: BinaryIO, name: str) -> None:
 
 
 def check_compressed(data: Dataset, syntax: str, size: int, name: str) -> None:
-    """Check the first frame of compressed pixels before it is decoded.
+    """Raise DataError if the first compressed frame would exceed the limits when it is decoded.
 
     size: number of bytes in one plane of the decoded frame.
     """

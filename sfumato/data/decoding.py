@@ -82,7 +82,7 @@ class PictureForm:
     channels: int | None = None  # 1 (grey) or 3 (colour); None: as in the source
     # Values to show as black and as white, for files with more than 8 bits
     range: Span | None = None
-    # Whether to add black bars to images with other proportions, instead of cropping them
+    # Whether images with other proportions than `size` get black bars, instead of being cropped
     pad: bool = False
     converted: Counter[str] = field(default_factory=Counter)
 
@@ -197,7 +197,7 @@ def decode(path: PictureFile, span: Span | None = None) -> np.ndarray:
         # `is_animated` is used instead of `n_frames`, which would read all frames
         if getattr(opened, "is_animated", False):
             raise DataError(
-                f"{path} contains several frames: choose one of them, and save it in its own file."
+                f"{path} contains several frames: choose one, and save it in a separate file."
             )
         with room_for_picture(str(path), opened.height, opened.width, *pixel_form(opened)):
             if (shown := decode_deep(opened, file, span, str(path))) is not None:
@@ -251,7 +251,7 @@ def in_threads(
     files: Sequence[PictureFile], form: PictureForm
 ) -> Iterator[tuple[np.ndarray | DataError, Counter[str]]]:
     """Yield the results of `picture_of`, computed in DECODERS threads, in the order of `files`."""
-    if DECODERS == 1:  # passing small pictures between threads would be slow
+    if DECODERS == 1:  # one thread would save no time, and passing pictures to it takes time
         yield from (picture_of(file, form) for file in files)
         return
     rest = iter(files)

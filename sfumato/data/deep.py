@@ -158,7 +158,7 @@ def decode_deep(
             and opened.mode == "I"
             and tags.get(Tag.SampleFormat, (1,)) == (1,)
         ):
-            values = values.view(np.uint32)  # Pillow reads unsigned values as signed
+            values = values.view(np.uint32)  # in mode I, Pillow reads unsigned values as signed
         if opened.mode == "I" and white > 255:
             values = np.rint(values * (white / 65535))
         return eight_bits(
@@ -169,7 +169,8 @@ def decode_deep(
     bits = max(tags.get(Tag.BitsPerSample, (white.bit_length(), 16 * deep_png)))
     if opened.format == "TIFF":
         check_bands(tags.get(Tag.ExtraSamples, ()), name)
-    signed = SIGNED in tags.get(Tag.SampleFormat, ())  # Pillow reads signed values as unsigned
+    # In the remaining modes, Pillow reads signed values as unsigned
+    signed = SIGNED in tags.get(Tag.SampleFormat, ())
     if bits <= 8 and not signed:
         return None
     if opened.format == "TIFF":
@@ -192,8 +193,8 @@ def check_bands(extra: Sequence[int], name: str) -> None:
     """
     if UNSPECIFIED in extra:
         raise DataError(
-            f"{name} has {len(extra)} band(s) beside its colours, and does not mark them as "
-            "transparency: save it in grey or RGB, or mark the band as alpha."
+            f"{name} has {len(extra)} band(s) in addition to its colours, and does not mark each "
+            "of them as alpha: save it in grey or RGB, or mark the additional bands as alpha."
         )
 
 
@@ -225,8 +226,8 @@ def decode_jpeg_2000(
 def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
     """Decode a TIFF into (H, W, C) uint8, as `decode_deep` does, but without Pillow.
 
-    Pillow does not support a TIFF with more than 8 bits per value together with colour or alpha, or
-    with an unusual type of numbers.
+    Pillow has no image mode for more than 8 bits per value in colour or with alpha, and none for
+    some types of numbers, such as signed bytes.
     """
     with installed("depth", name):
         from tifffile import TiffFile
@@ -318,8 +319,8 @@ def decode_dicom(path: Path, span: Span | None, frame: int | None = None) -> np.
             )
     if frames > 1:
         fix = (
-            "set data.volume, such as {step: 1}, to use its frames, or choose one frame and save "
-            "it in its own file"
+            "to use all frames, set data.volume, for example to {step: 1}. Otherwise choose one "
+            "frame, and save it in a separate file"
         )
         raise DataError(f"{path} contains {frames} frames: {fix}.")
     check_picture_file(str(path), path.stat().st_size)
@@ -350,7 +351,8 @@ def with_frame(path: Path, header: Dataset, frame: int, size: int) -> Dataset:
                 f"{path} has {header.BitsAllocated} bits per value: save it with 8 or 16 bits."
             )
         dcmread(file, stop_before_pixels=True)  # stops at the tag of the pixels
-        # Layout of the tag and the length. An explicit VR puts the type of the values between them
+        # Layout of the tag and the length of the pixel data. In a syntax with explicit VR, the VR
+        # (the type of the values) is between them
         form = ("<HHL", "<HHLL")
         if not syntax.is_little_endian:
             form = (">HHL", ">HHLL")

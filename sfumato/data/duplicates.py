@@ -28,8 +28,6 @@ LOOKS_AT_ONCE = 4096  # number of thumbnails compared at once
 def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], origin: dict) -> None:
     """Raise ConfigError if the images in `fresh` are already counted under another dataset id.
 
-    Otherwise each odometer would count only a part of the cost.
-
     home: folder of the dataset; fresh: folder of its new images, which will replace `home`;
     shape: stored shape of the new images, (C, H, W);
     origin: source and path of the new images.
@@ -114,10 +112,10 @@ def refuse_regrouping(data: Data, home: Path, fresh: Path, journal: Journal) -> 
         return
     if not data.other_groups:
         raise ConfigError(
-            f"data.dataset_id={data.name}: images that were already charged would be assigned to "
-            "other groups than before, or the groups cannot be compared, because data.size changed "
-            "or `stage forget` deleted the images. Prepare the images with the earlier settings. "
-            "If the earlier groups were wrong or the images were deleted, set data.other_groups: "
+            f"data.dataset_id={data.name}: images on which budget was spent would be assigned to "
+            "other groups than before, or the groups cannot be compared (after a change of "
+            "data.size, or after `stage forget`). Prepare the images with the earlier settings. If "
+            "the earlier groups were wrong or the images were deleted, set data.other_groups: "
             "true. The journal is then kept, but ledgers and reports are marked incomplete"
         )
     journal.append(REGROUP)

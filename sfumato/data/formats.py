@@ -45,8 +45,8 @@ CAMERA = Format("a raw photograph", PICTURES)
 VIDEO = Format("a video", FRAMES)
 NIFTI = Format(
     "NIfTI",
-    "rename it, so that its name ends in .nii or .nii.gz, and set data.volume and data.groups as "
-    "`stage init` does. If it is a public volume, save its slices as PNG instead",
+    "rename it, so that its name ends in .nii or .nii.gz, and set data.volume, for example to "
+    "{axis: axial}, and data.groups. If it is a public volume, save its slices as PNG instead",
 )
 ZIP = Format("a zip", UNPACK)
 NPZ = Format("an .npz", "give the path of a single .npz instead of a folder")

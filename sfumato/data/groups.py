@@ -32,8 +32,8 @@ NO_NUMBER = re.compile(
 )
 # Invisible characters outside Unicode's categories Cc, Cf, Cs, Co and Cn (control, format, …)
 UNSEEN = re.compile("[\\s\u034f\u115f\u1160\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]")
-# Maps each small letter whose small or capital form looks like a digit, or like the small or
-# capital form of a Latin letter, to that digit or small letter: н to h, because Н looks like H
+# Look-alikes of small letters. A letter is mapped to the digit or Latin letter that its small or
+# capital form resembles: н to h, because Н looks like H
 LOOK_ALIKE = str.maketrans(
     "авекмнорстухіјѕαβεηικμνορτυχζoilıøłđ", "abekmh0pctyx1jsabeh1kmn0ptyxz011101d"
 )
@@ -81,7 +81,7 @@ def ids_of_files(
     elif groups.folder:
         ids = [None if file.parents[1] == root else file.parent.name for file in files]
     elif groups.volume:
-        # Returned unchecked, because the paths of two volumes may differ only in case or spaces
+        # `checked_ids` refuses similar ids, but two volumes may have similar paths
         return [str(file.relative_to(root)) for file in files]
     elif groups.array:
         ids = ids_of_array(load_array(root / "groups.npy"), len(files), str(root / "groups.npy"))
@@ -208,9 +208,9 @@ def checked_ids(ids: Sequence[str | None], groups: Groups) -> Ids:
         person = name and without_part(name)
         if person and known.get(spelling(person), name) != name:
             raise DataError(
-                f"data.groups: image {number} (in the order of classes and names) has an id such "
-                "as P12/1, and another image has an id such as P12, or the reverse. If both ids "
-                "mean the same person, use one id. Otherwise make the ids clearly different"
+                f"data.groups: image {number} (in the order of classes and names) has an id that "
+                "extends another id by a short part, as P12/1 extends P12. If both ids mean the "
+                "same person, use one id. Otherwise make the ids clearly different"
             )
     if len({*found}) == 1 and None not in found:
         raise DataError(
@@ -220,7 +220,7 @@ def checked_ids(ids: Sequence[str | None], groups: Groups) -> Ids:
 
 
 def is_unclear(form: str, forms: Collection[str], in_names: bool) -> bool:
-    """Return whether an id often means an unknown person or several persons.
+    """Return whether an id has a form that often stands for an unknown person or several persons.
 
     form: the id, as `plain_id` returns it; forms: all ids in this form; in_names: whether the ids
     are parts of file names.
@@ -252,10 +252,10 @@ def without_part(text: str) -> str:
 
 
 def plain_id(text: str) -> str:
-    """Reduce an id to its lower-case letters and its digits.
+    """Convert an id to lower case, and keep only its letters and digits.
 
-    Separators between digits, and a minus sign before the first digit, become "-". Accents and
-    leading zeros are dropped.
+    Separators between digits, and a minus sign before the first digit, become "-". Accents, leading
+    zeros and a final ".0" are dropped.
     """
     letters = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", text).casefold())
     seen = (

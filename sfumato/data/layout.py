@@ -256,8 +256,8 @@ def repeated_ids(path: Path, label: str | None) -> tuple[str, bool] | None:
     Returns the column's name, and whether to propose it as the column of persons' ids. Returns None
     if there is no such column. The first column that can be proposed has precedence over all
     others. A column is proposed if its name means persons, or if its cells look like ids or names
-    of persons. If its name means neither persons nor things such as sessions (OF_THINGS), only
-    cells with a letter or a leading zero count, because dates, years and sizes repeat too.
+    of persons. If its name means neither persons nor things such as sessions (OF_THINGS), cells
+    without a letter or a leading zero are ignored, because dates, years and sizes repeat too.
     """
     path = unpacked(path)
     telling = (
@@ -375,8 +375,8 @@ def folder_layout(path: Path, groups: Groups | None, classes: Classes | None) ->
             check_names(sorted(names | held_out))
         if classes is None and len(held_out - names) > len(held_out) / 2:
             raise Unclear(
-                "in {path}, the folders for training and the folders for testing have different "
-                "names, so they look like persons, not classes: name the classes with "
+                "in {path}, the folders with training images and the folders with test images have "
+                "different names, so they look like persons, not classes: name the classes with "
                 "{option.classes} a,b,c, or state with {option.groups} how to find the persons",
                 option="classes",
                 path=path,
@@ -467,7 +467,7 @@ def why_unread(file: Path, no_classes: bool) -> str | None:
             "column of labels"
         )
     if no_classes and suffix in (".zip", ".7z", ".rar", ".gz", ".tgz"):
-        return f"{file} is not read, because its folder has other files: unpack it in this folder"
+        return f"{file} is an archive beside other files, and is not read: unpack it in this folder"
     return None
 
 
@@ -511,7 +511,7 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> C
 
 
 def likeness(names: Collection[str]) -> int:
-    """Rate how much names look like ids: 2 if most are PERSONAL, 1 if all contain numbers,
+    """Rate how much names look like ids: 2 if most match PERSONAL, 1 if all contain digits,
     otherwise 0.
     """
     if sum(bool(PERSONAL.search(name)) for name in names) > len(names) / 2:

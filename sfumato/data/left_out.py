@@ -26,7 +26,10 @@ def reasons_left_out(source: Source) -> str:
 
 
 def places_left_out(source: Source) -> str:
-    """Return the content of LEFT_OUT_FILES for a source that was read to its end."""
+    """Return the content of LEFT_OUT_FILES: the places of the pictures that were left out, as JSON.
+
+    The source must have been read to its end.
+    """
     return json.dumps([place_of(left.file) for left in source.left_out.values()])
 
 

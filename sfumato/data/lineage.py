@@ -1,8 +1,8 @@
 """Find the records of charges behind public inputs, and sensitive images among public images.
 
-Public images and models cost nothing, unless they were made from sensitive images. Their
-`privacy.json` then contains the records. If that file is missing, files that were released from
-this state directory are recognised by their bytes.
+Public images and models cost nothing. But if they were made from sensitive images, their
+`privacy.json` contains the records of the charges. If that file is missing, files that were
+released from this state directory are recognised by their bytes.
 
 The guarantee does not cover public images, so no sensitive or hold-out image may be among them.
 Only exact duplicates in the stored shape are found, because copies that were recoloured or
@@ -26,7 +26,7 @@ from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import entries_below, files_in, replace_private
 from sfumato.storage.records import Record, Records
 
-# Folder in the state directory with one file per artifact that was released from it
+# Folder in the state directory with one file per released artifact
 RELEASED = "released"
 
 
@@ -103,7 +103,7 @@ def recognised(state: Path | None, found: Iterable[str]) -> list[Artifact]:
     """Return the releases of this state directory that contain any of the hashes `found`."""
     files = [] if state is None else files_in(state / RELEASED, "*.json")
     if not files:
-        return []  # nothing is hashed in this case, because `found` is a generator
+        return []  # callers pass a generator, so nothing is hashed in this case
     hashes = {*found}
     releases = []
     for file in files:
@@ -135,10 +135,10 @@ def refuse_overlap(public: ImageSet, private: Iterable[ImageSet]) -> None:
     if len(found):
         shown = ", ".join(map(str, found[:10])) + (", …" if len(found) > 10 else "")
         raise DataError(
-            "local, not to be shared: sensitive or hold-out images are also in the public set, "
-            f"byte for byte ({len(found)} of the {len(public)} public images; indices from 0: "
-            f"{shown}). The guarantee does not cover public images: remove these images from the "
-            "public source, or choose another source"
+            "do not share this message, because it depends on sensitive images: "
+            f"{len(found)} of the {len(public)} public images equal sensitive or hold-out images "
+            f"(indices from 0: {shown}). The guarantee does not cover public images: remove these "
+            "images from the public source, or choose another source"
         )
 
 

@@ -1,11 +1,11 @@
 """Find the part of file names that repeats, as if one person had several images.
 
 Each name is split into columns: its words and numbers or, if letters and digits are mixed, the
-chunks between separators. From the left, the first column that makes the names in a folder unique,
-together with the columns before it, is treated as a counter of images. A person's id is usually in
-a column before the counter, and repeats there. The counter and later columns are candidates only if
-their values have the form of ids, or if no column before the counter repeats. Among the candidates,
-one that follows a word such as patient is proposed, or otherwise usually the leftmost one.
+chunks between separators. Columns are taken from the left, until they make the names in a folder
+unique. The last column taken is treated as a counter of images. A person's id is usually in a
+column before the counter, and repeats there. Other columns are considered only if their values have
+the form of ids, or if no column before the counter repeats. Among the columns considered, one that
+follows a word such as patient is proposed, or otherwise usually the leftmost one.
 """
 
 import math
@@ -84,11 +84,11 @@ class Column:
     values: Ids
     pattern: str
     kind: str  # words, number or mixed
-    neutral: bool = False  # whether it identifies no person, such as a date or a class
+    neutral: bool = False  # whether the values identify no person (dates, for example)
     personal: bool = False  # whether it follows a word for a person
     named: bool = False  # whether it follows a word that does not mean files, copies or sides
     of_file: bool = False  # whether it follows a word for files, such as frame
-    aligned: bool = True  # whether it follows the same words in every name
+    aligned: bool = True  # whether names with more numbers have it in the same place
 
     @cached_property
     def counts(self) -> Counter[str]:
@@ -107,7 +107,10 @@ class Column:
 
     @property
     def repeated(self) -> bool:
-        """Return whether more images share a value than expected by chance."""
+        """Return whether images share a value.
+
+        If the values are numbers with large gaps, more pairs must share one than by chance.
+        """
         if self.kind != "number" or self.dense:
             return self.pairs > 0
         return self.pairs > self.by_chance(self.span) + 1
@@ -124,8 +127,9 @@ class Column:
         )
 
     def by_chance(self, values: float) -> float:
-        """Return three times the number of pairs of images that would share a value if each image
-        drew one of `values` possible values at random.
+        """Return a limit for the number of pairs of images that share a value by chance.
+
+        It is three times the expected number if each image draws one of `values` values at random.
         """
         return 3 * len(self.values) ** 2 / (2 * values)
 
@@ -281,10 +285,11 @@ def rivalled(best: Column, others: Sequence[Column]) -> bool:
     If so, only the owner can decide. There are four cases:
 
     - `best` may be a year, a hospital or a frame number;
-    - `best` may be an age, because a time or an id follows;
+    - `best` may be an age: it is a number without a word, and another part looks like an id or a
+      time of the image;
     - the names consist of two counters without words, such as 3_14;
-    - `best` does not look like an id, another column does, and one of its values occurs with
-      several values of `best`.
+    - another column looks like an id or a name and `best` does not, and a value of that column
+      occurs with several values of `best`.
     """
     if best.personal:
         return False
@@ -292,7 +297,7 @@ def rivalled(best: Column, others: Sequence[Column]) -> bool:
     frame = best.of_file and any(column.named for column in repeated)
     year = best.of_year and any(column.proposable and not column.restarts for column in repeated)
     grid = any(c.bare and c.restarts and 2 * len(c.counts) > len(best.counts) for c in repeated)
-    # If a time or an id follows a number, the number may be an age
+    # If another part is a time or an id of the image, a number may be an age
     tagged = any(c.sparse and not c.repeated for c in others)
     ids = [column for column in repeated if column.proposable and (column.sparse or column.surname)]
     short = best.kind == "mixed" and max(map(len, best.counts)) < 4  # such as codes of hospitals
@@ -315,10 +320,10 @@ def crossed(column: Column, other: Column) -> bool:
 def tells_apart(column: Column, stems: Sequence[str], labels: Sequence[Hashable]) -> bool:
     """Return whether numbers may be persons' ids, instead of a counter that restarts per class.
 
-    They may be ids under three conditions: names with the same number always differ in their words,
-    such as left and right; there are few different words; and each class has several of these
-    words. With a counter that restarts, names with the same number would differ only in the word
-    for the class.
+    They may be ids under four conditions: more than FEWEST pairs of names share a number; names
+    with the same number always differ in their words, such as left and right; there are few
+    different words; and each class has several of these words. With a counter that restarts, names
+    with the same number would differ only in the word for the class.
     """
     words = [re.sub(r"\d+", "", stem) for stem in stems]
     of_class = Counter(label for _, label in {*zip(words, labels, strict=True)})
@@ -540,10 +545,12 @@ def mixes(chunks: set[str]) -> bool:
 
 
 def are_aligned(heads: Sequence[tuple[str, int]]) -> bool:
-    """Return whether a number follows the same words in all names, even if the names contain
-    different counts of numbers.
+    """Return whether a number has the same place in names with more and with fewer numbers.
 
-    heads: for each name, the text before the number, and the name's count of numbers.
+    Returns True if all names contain equally many numbers. Otherwise, for each count of numbers, a
+    name must have the same text before the number as a name with another count.
+
+    heads: for each name, the text before the number, and how many numbers the name contains.
     """
     words: dict[int, set[str]] = {}
     for head, length in heads:
@@ -558,7 +565,7 @@ def are_aligned(heads: Sequence[tuple[str, int]]) -> bool:
 def at_first_unique(
     columns: Sequence[Column], keys: Sequence[Hashable]
 ) -> tuple[list[Column], list[Column]]:
-    """Split the columns at the first one that makes the names in each folder unique.
+    """Split the columns at the first one that, with all columns before it, makes names unique.
 
     That column comes first in the second list. keys: one value per name, such as its folder; only
     names with the same value need to differ.
@@ -596,9 +603,9 @@ def is_date(column: Column, dated: Sequence[set[str]]) -> bool:
 
 
 def series_of(stem: str, named: Sequence[str]) -> str:
-    """Return the words for files and classes before the first digit of a name.
+    """Return the words before the first digit that mean files, parts of a set or classes.
 
-    Names with different words may belong to different series, with a counter for each.
+    Names that differ in these words may belong to different series, with a counter for each.
     """
     head = re.split(r"\d", stem, maxsplit=1)[0].lower()
     known = re.compile("|".join([FILE_WORDS, SERIES_WORDS, *named]))

@@ -5,10 +5,10 @@ Layout of the private part: `<state>/keys/<dataset_id>` (the secret key) and
 `<state>/data/<dataset_id>/{sensitive,holdout,card.json,origin.json}`. Directories have mode 0700,
 files mode 0600.
 Guarantee: the conversion of an image, and its assignment to the sensitive set or the hold-out,
-depend only on that image, the key and the section `data`. There are two exceptions. With groups,
-the assignment depends on the id of the group instead of the image. The conversion of a slice
-depends on its volume, which shows one person. The card does not depend on the images, except on
-their shape if `data` sets no shape.
+depend only on that image, the key and the section `data`. There are three exceptions. If the source
+has a test split, this split is the hold-out. With groups, the assignment depends on the id of the
+group instead of the image. The conversion of a slice depends on its volume, which shows one person.
+The card does not depend on the images, except on their shape if `data` sets no shape.
 """
 
 import hashlib
@@ -356,7 +356,7 @@ def expected_public(
     images cannot be read, or if they have not been downloaded.
     """
     if is_url(public.path):
-        raise DataError(f"public.path={public.path} is a URL: planning needs no network")
+        raise DataError(f"public.path={public.path} is a URL: run `stage prepare public` first")
     here = public
     if public.path is None and public.source not in DRAWN:
         here = public.model_copy(update={"path": str(raw)})
@@ -424,9 +424,9 @@ def refuse_sensitive_as_public(data: Data, public: Public) -> None:
 def secret_key(state: Path, dataset_id: str) -> bytes:
     """Return the key of a dataset.
 
-    On the first call, the operating system draws the key, and the caller must hold the lock of the
-    dataset. The key never changes after that. Raises DataError if the key is lost although it may
-    have been used.
+    The first call creates the key from the operating system's random numbers. For this call, the
+    caller must hold the lock of the dataset. The key never changes after that. Raises DataError if
+    the key is lost although it may have been used.
     """
     path = state / "keys" / dataset_id
     key = b""
@@ -462,8 +462,11 @@ def split(
 
     Returns the sensitive part.
 
-    The hold-out is the official test split of the source. Without one, it is chosen by hashes of
-    images or groups, so that identical images are in the same part.
+    The hold-out is the official test split of the source. Without one, it is chosen by hashes. The
+    hashes are of the images, so that identical images are in the same part. With groups, they are
+    of the groups' ids, so that all images of a group are in the same part.
+
+    several: whether images can have several labels.
     """
     writers: dict[str, ImageWriter] = {}
     parts: list[bool] = []  # whether each image is held out

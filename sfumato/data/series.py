@@ -121,10 +121,11 @@ def in_slices(
     Pictures of one series follow each other, in the order of the series. A file that cannot be read
     is yielded as one picture, because decoding it later raises an error that states the reason.
 
-    volume: slices to use; converted: counter to which the number of localizers is added, because
-    these are left out.
+    volume: slices to use; converted: counter that receives the number of localizers, which are
+    left out.
 
-    Raises DataError if, for any series or volume, `volume` selects no slice.
+    Raises DataError if the setting `volume` selects no slice of a series or of a NIfTI volume, or
+    if it has an axis and a file is DICOM.
     """
     series: dict[tuple[str, str, str] | int, list[tuple[int, Header]]] = {}
     for number, file in enumerate(files):
@@ -162,8 +163,11 @@ def of_series(
 ) -> Iterator[tuple[int, Path | Slice]]:
     """Yield (index of the file, picture) for the pictures of one series.
 
-    They are sorted by position or, if any position is missing, by number. members: index and header
-    of each file in the series. Raises DataError if `volume` has an axis or selects no picture.
+    Pictures are sorted by position or, if any position is missing, by number. members: index and
+    header of each file in the series.
+
+    Raises DataError if the setting `volume` selects no picture, or if it has an axis, because DICOM
+    images are used in the plane in which they were acquired.
     """
     first = members[0][1].path
     if volume.axis is not None:

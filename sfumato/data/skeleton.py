@@ -1,8 +1,8 @@
-"""Write a skeleton of a folder: a copy of its form without its content.
+"""Write a skeleton of a folder: a copy of its structure without its content.
 
-An owner can send the skeleton to people who find out why `stage init` does not understand the
-folder. Names are replaced token by token, and pictures by random pixels of the same size. The
-skeleton is not differentially private, so the owner should look through it before sending it.
+If `stage init` cannot read a folder, its owner can send the skeleton with a question. Names are
+replaced token by token, and pictures by random pixels of the same size. The skeleton is not
+differentially private, so the owner should look through it before sending it.
 """
 
 import hashlib
@@ -77,14 +77,14 @@ The form of a folder, made by `stage doctor --skeleton`. Look through it before 
 Each word in a name or table is replaced by other letters. A word has the same replacement
 everywhere, and words that begin alike are replaced by words that begin alike. Numbers that count
 from 1 without a gap are unchanged, and so are years. Other numbers are replaced by numbers of the
-same length; if almost every number of this length occurs, some are replaced by themselves. Words
-for a person, such as patient, are replaced by another such word, so that a name such as patient23
-does not occur in both folders. All dates are moved by the same secret number of days. Pictures have
-random pixels and the size of the original.
+same length. If almost every number of a length occurs, some of these numbers are unchanged. A word
+for a person, such as patient, is replaced by one that the folder does not contain, such as subject.
+All dates are moved by the same secret number of days. Pictures have random pixels and the size of
+the original.
 {kept}
 
-Number of other files: {count}. They were not copied. Their names, replaced in the same way, and
-their sizes:
+Files of other kinds were not copied. Their number is {count}. The following list contains their
+names, replaced in the same way, and their sizes:
 """
 
 
@@ -92,8 +92,10 @@ their sizes:
 class Disguise:
     """Replaces the tokens of names and tables. Equal tokens get the same replacement.
 
-    The key is drawn at random and not stored. texts: all texts that will be replaced;
-    generator: source of the key and of random numbers; kept: words that were left unchanged.
+    The replacements depend on a secret key and other random numbers, which are not stored.
+
+    texts: all texts that will be replaced; generator: source of the key and of the other random
+    numbers; kept: words that were left unchanged.
     """
 
     texts: Iterable[str]
@@ -103,7 +105,8 @@ class Disguise:
     def __post_init__(self) -> None:
         self.key = self.generator.randbytes(32)
         self.days = timedelta(days=self.generator.randrange(365, 730))
-        words, numbers = set(), set()
+        words = set()
+        numbers = set()
         for text in self.texts:
             for found in TOKEN.finditer(text):
                 words.add(found["word"] or "")
@@ -133,10 +136,9 @@ class Disguise:
         return hmac.digest(self.key, text.encode(), hashlib.sha256)
 
     def word(self, token: str) -> str:
-        """Replace the letters of a word, unless it is KEPT."""
-        if noun := NOUN.match(token):
-            other = self.nouns.get(noun[1].lower(), noun[1].lower())
-            token = in_case_of(noun[1], other) + token[noun.end() :]
+        """Replace one of NOUNS by another, and the letters of any other word unless it `stays`."""
+        if (noun := NOUN.match(token)) and (other := self.nouns.get(noun[1].lower())):
+            return in_case_of(noun[1], other) + token[noun.end() :]
         if stays(token):
             self.kept.add(token.lower())
             return token
@@ -146,7 +148,7 @@ class Disguise:
         return token
 
     def letters(self, token: str) -> str:
-        """Replace each letter by another letter, which depends on the earlier letters of the word.
+        """Replace each letter by one that depends on it and on the earlier letters of the word.
 
         Words that begin alike are therefore replaced by words that begin alike. Upper and lower
         case stay, and the letters a to f are replaced among themselves, because they may be
@@ -164,7 +166,7 @@ class Disguise:
         return "".join(letters)
 
     def date(self, token: str) -> str:
-        """Move the day of a date; a time after it stays the same."""
+        """Move a date back by the secret number of days; a time after the date stays the same."""
         digits = re.sub(r"\D", "", token)
         try:
             day = date(int(digits[:4]), int(digits[4:6]), int(digits[6:8])) - self.days
@@ -192,8 +194,9 @@ def numbers_replaced(numbers: set[int], generator: Random) -> dict[int, int]:
 
     Numbers from 1 to the first gap stay the same, and so do years if all numbers of four digits are
     years. The other numbers are replaced in groups of numbers with equally many digits. The
-    replacements have as many digits, and the same difference between the largest and the smallest.
-    They are shuffled if the average distance between them is above SPARSE.
+    replacements in a group have the same number of digits as the originals, and the same difference
+    between the largest and the smallest. They have the order of the originals, unless the average
+    distance between the originals is above SPARSE. In that case, the replacements are shuffled.
     """
     counted = 1
     while counted in numbers:

@@ -1,9 +1,9 @@
 """Load prepared images, and store latents.
 
 Sensitive images are in the state directory, and public images are in an artifact. Latents are the
-outputs of a frozen encoder for the sensitive images: the VAE of a public model, or a feature map.
-They are as sensitive as the images, so they are stored in the state directory with its modes (0700,
-0600). They are never in an artifact, and DVC never tracks them.
+outputs of a frozen encoder for the sensitive images. The encoder is the VAE of a public model, or a
+feature map. Latents are as sensitive as the images, so they are stored in the state directory with
+its modes (0700, 0600). They are never in an artifact, and DVC never tracks them.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def slices_of(path: Path, volume: Volume) -> list[Slice]:
     For a damaged volume, the list has one slice. The error is raised later, when this slice is
     decoded.
 
-    Raises DataError if `volume` selects no slice.
+    Raises DataError if the setting `volume` selects no slice.
     """
     axis = volume.axis or AXIAL
     try:
@@ -188,8 +188,8 @@ def fill(flat: np.ndarray, file: BinaryIO) -> None:
 
 
 def percentiles(flat: np.ndarray) -> tuple[float, float]:
-    """Return the PERCENTILES of the finite values. If both percentiles are equal, return the lowest
-    and the highest value instead.
+    """Return the two PERCENTILES of the finite values. If they are equal, return the lowest and the
+    highest value instead.
     """
     finite = flat
     if flat.dtype.kind == "f":
@@ -263,7 +263,7 @@ def shape_of(header: Any, path: Path) -> tuple[int, int, int]:
         many = math.prod(sides[3:])
         raise DataError(
             f"{path} contains {many} volumes (4-D): choose one volume, or compute their mean, and "
-            "save the result in its own file."
+            "save the result in a separate file."
         )
     if kind.kind not in "iuf" or kind.itemsize > LARGEST_VALUE:
         raise DataError(

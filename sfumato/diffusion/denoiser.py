@@ -1,4 +1,4 @@
-"""The interface of a denoiser for training, queries and sampling, and its noise levels.
+"""Define the interface of a denoiser, and draw noise levels.
 
 Source: Karras et al. 2022 (EDM) for the log-normal; DP-Diffusion §3.3 for the mixture of timesteps.
 """
@@ -57,8 +57,8 @@ class Denoiser(nn.Module):
     several: bool = False
     channels: int
     resolution: Size
-    # Whether the network meets the conditions of `sfumato.dpsgd.per_image`:
-    # images do not affect each other in the forward pass, and only layers use weights.
+    # Whether the network meets the conditions of `sfumato.dpsgd.per_image`: no image affects
+    # another in the forward pass, and trained weights are used only by functions in its RULES.
     supports_ghost_layers: bool = False
     # Whether per-image gradients of convolutions are computed by matrix products.
     # The faster way is chosen on each machine.
@@ -66,7 +66,7 @@ class Denoiser(nn.Module):
     # Digest of everything that determines the latents: encoder weights and image size.
     # None if the network works on pixels.
     encoder: str | None = None
-    # Standard deviation of images in the preconditioning; used by `sfumato.diffusion.sampler`
+    # Standard deviation of the images that the preconditioning and the sampler assume.
     sigma_data: float
     at_a_time: int  # number of images drawn at a time, summed over all processes
 
@@ -167,7 +167,7 @@ def draw_noise_levels(law: NoiseLevels, n: int, generator: torch.Generator) -> T
 
 
 def draw_timesteps(law: TimestepMixture, n: int, generator: torch.Generator, steps: int) -> Tensor:
-    """Draw n timesteps from a mixture of uniform laws, (n,) int64 below `steps`.
+    """Draw n timesteps from a mixture of uniform distributions, (n,) int64 below `steps`.
 
     Part i of the mixture has the probability wᵢ/Σw, and is uniform on {lᵢ, …, uᵢ − 1}. The bounds
     lᵢ and uᵢ of `law` refer to a schedule of TIMESTEPS steps, and are scaled to `steps`.
@@ -190,9 +190,10 @@ def draw_timesteps(law: TimestepMixture, n: int, generator: torch.Generator, ste
 
 @functools.cache
 def mixture(law: TimestepMixture, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the weights, (n,), and the bounds, (n + 1,) float64, of a law, as tensors on a device.
+    """Return the weights, (n,), and the bounds, (n + 1,) float64, of a mixture of n parts.
 
-    The result is cached, so that the tensors are copied to the device only once.
+    Part i lies between bounds i and i + 1. The result is cached, so that the tensors are copied to
+    the device only once.
     """
     return torch.tensor(law.weights, device=device), torch.tensor(
         law.bounds, device=device, dtype=torch.float64

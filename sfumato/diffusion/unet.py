@@ -2,8 +2,8 @@
 
 `diffusion.objective` adds the preconditioning. The network meets the conditions of
 `sfumato.dpsgd.per_image`: no image affects another, the first dimension of every activation is the
-batch, and only layers use weights. Attention has four plain `nn.Linear`, so that LoRA can replace
-them by name.
+batch, and trained weights are used only by functions in its RULES. Attention has four plain
+`nn.Linear`, so that LoRA can replace them by name.
 """
 
 import math
@@ -35,7 +35,7 @@ DRAWN_TOGETHER = {"cpu": (2**17, 256), "cuda": (2**19, 512)}
 class GroupNorm(nn.Module):
     """Group normalisation, followed by a scale and an offset for each channel.
 
-    The scales and offsets are either learned, or arguments with other values for each image.
+    The scales and offsets are either learned, or passed to `forward` for each image.
     """
 
     def __init__(self, channels: int, affine: bool = True) -> None:

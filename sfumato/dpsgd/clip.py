@@ -29,8 +29,8 @@ def clipped_sum(rows: Mapping[str, Tensor], max_grad_norm: float) -> Tensor:
     in float64, because rounding in float32 could change it by more than the bound for one image.
     The function does not wait for a GPU.
 
-    Guarantee: one image more or less changes the sum by at most `max_grad_norm` in L2, for any
-    content of its row.
+    Guarantee: adding or removing one image changes the sum by at most `max_grad_norm` in L2, for
+    any content of its row.
     """
     parts = [part.flatten(1) for part in rows.values()]
     if fused := one_matrix(parts[0].device):

@@ -2,7 +2,8 @@
 
 The gradient of an image is the mean over K draws of noise level and noise. A `Charge` adds the
 noise that protects privacy. If images have groups, such as all images of one person, the unit is a
-group instead of an image. The K draws of a group use K of its images, picked at random.
+group instead of an image. The K draws of a group use K of its images, picked at random with
+replacement.
 
 Source: Dockhorn et al. 2023 (DPDM) for the K draws.
 """
@@ -116,8 +117,8 @@ def per_image_gradients(
     take = by_layers if model.supports_ghost_layers else by_vmap
     count = draws.levels.shape[1]
     total: dict[str, Tensor] = {}
-    # Without autocast's cache, a weight that was converted inside one vmap or grad is not reused in
-    # another.
+    # Autocast's cache is off. Otherwise, a weight that was converted inside one vmap or grad would
+    # be reused in another.
     with torch.autocast(images.device.type, torch.bfloat16, enabled=autocast, cache_enabled=False):
         if draws_per_pass is None or draws_per_pass >= count:
             return take(model, parameters, *batch)
@@ -197,8 +198,8 @@ def clipped_gradient_sum(
 
     Returns (P,) float64.
 
-    Guarantee: one image, or one group, more or less changes the sum by at most `max_grad_norm` in
-    L2, for any number of labels per image.
+    Guarantee: adding or removing one image or one group changes the sum by at most `max_grad_norm`
+    in L2, for any number of labels per image.
     """
     if len(draws.levels) != len(images):
         raise ValueError(

@@ -3,8 +3,7 @@
 W is frozen, and only A and B are trained. Training never computes A·B, so a per-image gradient has
 r·(m + n) numbers instead of m·n.
 
-Source: Hu et al. 2022 (LoRA); DP-SAPF Eq. 9 and Algorithm 2, for the initial values (A Gaussian, B
-zero).
+Source: Hu et al. 2022 (LoRA); DP-SAPF Eq. 9 and Algorithm 2, for the initial values.
 """
 
 from collections.abc import Sequence

@@ -96,7 +96,8 @@ def fitting(
         largest = max(1, min(largest, int(batch / 2)))
         return 1 << (largest.bit_length() - 1), draws  # rounded down to a power of two
     # A step seldom draws more images than `drawn`.
-    # Microbatches divide this number nearly evenly, because the last is filled up with copies.
+    # The last microbatch is filled up with copies. To compute few copies, microbatches divide
+    # `drawn` nearly evenly.
     drawn = batch + 2 * math.sqrt(batch)
     return math.ceil(drawn / math.ceil(drawn / largest)), draws
 

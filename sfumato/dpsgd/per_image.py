@@ -78,7 +78,7 @@ class PerImage(TorchFunctionMode):
         result = function(*args, **kwargs)
         if isinstance(result, (Tensor, tuple, list)) and not isinstance(result, torch.Size):
             name = getattr(function, "__name__", function)
-            raise NoRuleError(f"no per-image gradient for the function {name} of a trained weight")
+            raise NoRuleError(f"the function {name} of a trained weight has no per-image gradient")
         return result  # a shape or a dtype
 
 
@@ -312,10 +312,11 @@ def conv2d(
     groups=1,
 ) -> Tensor:
     if groups != 1:
-        raise NoRuleError(f"no per-image gradient for a convolution with {groups} groups")
+        raise NoRuleError(f"a convolution with {groups} groups has no per-image gradient")
     if isinstance(padding, str):
         raise NoRuleError(
-            f"no per-image gradient for a convolution with padding={padding!r}: give numbers"
+            f"a convolution with padding={padding!r} has no per-image gradient: set the padding as "
+            "numbers"
         )
     both = [
         [value, value] if isinstance(value, int) else list(value)
@@ -336,9 +337,9 @@ def embedding_rows(
     mode: PerImage, index: Tensor, weight: Tensor, padding_idx=None, max_norm=None, **_: Any
 ) -> Tensor:
     if index.ndim != 1:
-        raise NoRuleError("no per-image gradient for an embedding of several indices per image")
+        raise NoRuleError("an embedding of several indices per image has no per-image gradient")
     if padding_idx is not None or max_norm is not None:
-        raise NoRuleError("no per-image gradient for an embedding with padding_idx or max_norm")
+        raise NoRuleError("an embedding with padding_idx or max_norm has no per-image gradient")
     return EmbeddingRows.apply(index, weight.detach(), mode.rows_of(weight))
 
 
@@ -346,7 +347,8 @@ def expand(mode: PerImage, weight: Tensor, rows: int, *sizes: int) -> Tensor:
     """Expand a weight over a batch: each draw of an image gets the weight's row for that image."""
     if any(size != -1 for size in sizes) or len(sizes) != weight.ndim or rows % mode.images:
         raise NoRuleError(
-            "no per-image gradient for a weight expanded along other dimensions than the batch"
+            "a weight has no per-image gradient if it is expanded along dimensions other than the "
+            "batch"
         )
     own = mode.of[id(weight)][1]
     return own.expand(rows // mode.images, *own.shape).flatten(0, 1)

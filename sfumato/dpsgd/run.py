@@ -103,7 +103,7 @@ class Gradients:
     config: settings of the stage, including the number of draws per image;
     public_batch: public expected size of a draw (the sample rate times the public number of
     images), never a realised count;
-    autocast: whether to run the network in bfloat16; None to do so if the device does this fast;
+    autocast: whether to run the network in bfloat16; by default, the result of `fast_bfloat16`;
     generator: only for tests.
     """
 
@@ -172,9 +172,8 @@ class State(Trained, Gradients):
         Gradients.__init__(self, model, parameters, config, public_batch, autocast, generator)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return copies, on the CPU, of everything that a checkpoint needs.
-
-        An example of a name is `parameters.conv_in.weight`.
+        """Return copies, on the CPU, of everything that a checkpoint needs, under names such as
+        `parameters.conv_in.weight`.
         """
         tensors = {"step": torch.tensor(self.steps), **self.moments()}
         tensors |= {f"parameters.{name}": value for name, value in self.parameters.items()}
@@ -182,7 +181,7 @@ class State(Trained, Gradients):
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the state from `tensors`. Later steps draw new random numbers.
+        """Restore the state from `tensors`, except for the random generator.
 
         Raises ValueError if the tensors belong to a different model.
         """
@@ -248,9 +247,10 @@ def fine_tune(
 
 
 def gradient_sum(state: Gradients, charge: Charge) -> Tensor:
-    """Sum the clipped gradients over one draw of the charge. The sum is private until released.
+    """Sum the clipped gradients over one draw of the charge.
 
-    Returns (P,) float64, zeros for an empty draw.
+    Returns (P,) float64, zeros for an empty draw. The sum is private: publish it only through
+    `charge.release`, which adds noise.
     """
     total = torch.zeros(state.size, dtype=torch.float64, device=state.device)
     bound = state.max_norm

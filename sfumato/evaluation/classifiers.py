@@ -81,7 +81,7 @@ def perceptron(pixels: int) -> nn.Sequential:
 def pooled_convolutions(channels: int, height: int, width: int) -> Body:
     """Build a convolution and up to four blocks. Each block halves the sides, down to 4 pixels.
 
-    So images of 32×32 pixels get three blocks. Returns (body, width).
+    So images of 32×32 pixels get three blocks. Returns (body, feature width).
     """
     blocks: list[nn.Module] = []
     depth = 32
@@ -95,12 +95,13 @@ def pooled_convolutions(channels: int, height: int, width: int) -> Body:
 
 
 def convolutions(channels: int, height: int, width: int) -> nn.Sequential:
-    """Build a CNN. Each stage has two 3×3 convolutions with batch norms, and a pooling.
+    """Build a CNN from stages of two 3×3 convolutions with batch norms.
 
-    A dense layer follows the last stage. There are 1 to 4 stages: after the first, a stage is added
-    as long as the shorter side still has 7 pixels or more. Grey images with a shorter side of 16 to
-    32 pixels start at half resolution. If the shorter side has more than 32 pixels, strided
-    convolutions first halve it until it has at most 32.
+    A stage ends with a pooling layer if the shorter side has 2 pixels or more. A dense layer
+    follows the last stage. There are 1 to 4 stages: after the first, a stage is added as long as
+    the shorter side still has 7 pixels or more. Grey images with a shorter side of 16 to 32 pixels
+    start at half resolution. If the shorter side has more than 32 pixels, strided convolutions
+    first halve it until it has at most 32.
     """
     layers: list[nn.Module] = []
     side = min(height, width)

@@ -116,9 +116,11 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
     There are two tests, with k = 1 and k = m/100, so p-values are doubled. At least x training
     units are nearer than the k-th stranger if and only if fewer than k of the x + k − 1 nearest
     units are strangers. If nothing was copied, the number of strangers among these nearest units is
-    hypergeometric, which gives "p". If the release is ε-private, the odds that one of the nearest
-    units is a training unit are at most e^ε times the odds for any other unit. This gives a lower
-    bound on ε (Clopper–Pearson).
+    hypergeometric, which gives "p".
+
+    The prior odds that a unit is a training unit are about n to m. If the release is ε-private, the
+    odds that one of the nearest units is a training unit are at most e^ε times the prior odds.
+    Clopper–Pearson limits for both odds give a lower bound on ε.
 
     Returns a dict with these entries:
 
@@ -168,8 +170,8 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
         f"release than {share}"
     )
     sentence = (
-        f"{seen}; {reported['chance']:.0f} are expected by chance (p = {p:.2g}, "
-        f"ε ≥ {epsilon:.2g}): {outcome}."
+        f"{seen}; {reported['chance']:.0f} are expected by chance (p = {p:.2g}; measured ε: at "
+        f"least {epsilon:.2g}): {outcome}."
     )
     about = {
         "units": n,

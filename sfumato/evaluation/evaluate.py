@@ -95,7 +95,7 @@ def evaluate_folder(
         metrics[name] = released_accuracy(network, holdout)
         metrics[name]["membership"] = membership(network, train, holdout)
     if public is not None and measured:
-        progress("student on a public network")
+        progress("second student")
         sets = {RELEASE: synthetic[RELEASE]}
         if plan.settings.bound:
             sets["real"] = train

@@ -28,7 +28,7 @@ from sfumato.training.supervised import apply
 
 # Digest of pytorch-fid's weights
 INCEPTION_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
-EPOCHS = 4  # Passes over the drawn images, or more to reach downstream.MIN_STEPS steps
+EPOCHS = 4  # Passes over the drawn images; more if these take fewer than MIN_STEPS steps
 # Number of images per class that train the embedded feature network, by the source of the images
 DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}
 
@@ -87,7 +87,7 @@ def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) 
     if config.network is not None:
         return own_extractor(config.network)
     source: Literal["glyphs", "procedural"] = "glyphs" if shape[0] == 1 else "procedural"
-    log(f"feature network on drawn images ({source})")
+    log(f"training of a feature network on computer-generated images ({source})")
     return embedded_extractor(drawn_set(source, shape, DRAWN_PER_CLASS[source]), source)
 
 

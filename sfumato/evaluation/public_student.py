@@ -38,7 +38,7 @@ def public_extractor(settings: Evaluate, shape: Shape, warnings: list[str]) -> E
         if network == "imagenet":
             network = imagenet_network()
     except ConfigError as error:
-        warnings.append(f"the student on a public network was not trained: {error}")
+        warnings.append(f"the second student (evaluate.public_student) was not trained: {error}")
         return None
     return replace(own_extractor(network), name=network.architecture)
 

@@ -64,8 +64,8 @@ def evaluate_release(
     …}, …, "fidelity": {…}}}. The entry of a set contains the accuracies on `holdout`, in [0, 1], of
     classifiers trained on the set, and the fidelity of the set to `holdout`. If images have several
     labels, AUROC replaces accuracy, and "measure" is "AUROC". If the hold-out is `unusable`, the
-    entries of all sets are empty, and the last warning gives the reason. Raises DataError if a set
-    has too few images, or other classes or another shape than `train`.
+    entries of all sets are empty, and the last warning gives the reason. Raises the errors of
+    `check_fits`.
     """
     for name, image_set in {**synthetic, "real training": train}.items():
         check_fits(name, image_set, train)
@@ -213,8 +213,8 @@ def released_accuracy(network: ImageClassifier, holdout: ImageSet) -> dict:
 
 
 def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:
-    """Raise DataError if a set has fewer than two images, or other classes or another shape than
-    `train`.
+    """Raise DataError if a set has fewer than two images, or does not match `train` in its classes
+    or in the shape of its images or labels.
     """
     if len(image_set) < 2:
         raise DataError(

@@ -40,7 +40,7 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
     heads = ["classifier", *reliability_heads(measure)]
     note = (
         "The interval is found by resampling the hold-out, person by person if persons are known. "
-        "The worst class is compared with the mean over the classes."
+        "“Below the mean” is how far the worst class lies below the mean over the classes."
     )
     yield table_of("How reliable these numbers are, % (local)", heads, rows, note)
     yield from detailed_tables(judged, measure)
@@ -158,8 +158,8 @@ def detailed_tables(judged: Mapping[str, Mapping], measure: str) -> Iterator[Tab
             for one in column["groups"]
         )
         note = (
-            f"Groups of fewer than {FEWEST_OF_A_GROUP} images are merged into “others”. If "
-            "“others” has fewer images too, it is not shown."
+            f"Groups of fewer than {FEWEST_OF_A_GROUP} images are merged into “others”. This group "
+            f"is shown only if it has at least {FEWEST_OF_A_GROUP} images."
         )
         title = "Group by group, % (local)"
         yield table_of(
@@ -218,8 +218,9 @@ def number(value: float | None, spread: float | None = None) -> str:
 def reliability(row: Mapping) -> Iterator[str]:
     """Yield the cells for `reliability_heads`, in per cent.
 
-    They are the interval, the name of the worst class, the accuracy for this class, the distance of
-    this accuracy below the mean over all classes, and the calibration error.
+    They are the interval, the name of the worst class, its accuracy, the mean accuracy over all
+    classes minus this accuracy, and the calibration error. If images have several labels, AUROC
+    replaces accuracy.
     """
     means = {one["class"]: one["mean"] for one in row["per_class"]}
     worst = min(means, key=lambda name: means[name])

@@ -123,8 +123,8 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> Ver
     if metrics.get("mixture"):
         chosen = metrics["mixture"]["chosen"]
         parts.append(
-            f"The release was made {chosen}, after classifiers trained with and without public "
-            "images had been compared"
+            f"The release was made {chosen}. To choose this, classifiers trained with and without "
+            "public images were compared"
         )
     text = ". ".join(parts) + "."
     if "disclosure" in metrics:
@@ -149,8 +149,9 @@ def remarks(metrics: Mapping[str, Any], balanced: Mapping[str, float]) -> Iterat
     real = balanced.get("real", 1.0)
     if known > real:
         yield (
-            f"The {better} ({100 * known:.0f} %) defines what there is to learn, because the best "
-            f"classifier trained on the real images reaches only {100 * real:.0f} %"
+            f"The result of the {better} ({100 * known:.0f} %) counts as 100 % of what there is to "
+            "learn, because the best classifier trained on the real images reaches only "
+            f"{100 * real:.0f} %"
         )
     agreed = metrics.get("agreement", 1.0)
     chance = balanced["chance"]
@@ -178,6 +179,8 @@ def guesses(present: np.ndarray, labels: np.ndarray) -> dict[str, dict[str, floa
     class".
 
     present: (classes,), number of hold-out images of each class; labels: labels of the hold-out.
+
+    If images have several labels, returns only "chance", with an AUROC of 0.5.
     """
     if labels.ndim == 2:
         return {"chance": {"accuracy": 0.5, "balanced_accuracy": 0.5}}

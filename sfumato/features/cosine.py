@@ -24,16 +24,17 @@ class CosineMoments(nn.Module):
     The vector z consists of the lowest coefficients of the orthonormal cosine transform of
     image − ½, divided by R = bound · √(C·H·W). If its norm then exceeds 1, z is scaled to norm 1.
 
-    A row has two parts. The first is √(1 − s) · z. The second is √s times the upper triangle of
-    z zᵀ, with entries off the diagonal multiplied by √2. So the squared norm of a row is
-    (1 − s)‖z‖² + s‖z‖⁴.
+    A row has two parts, weighted by s = `products`. The first is √(1 − s) · z. The second is √s
+    times the upper triangle of z zᵀ, with entries off the diagonal multiplied by √2. So the squared
+    norm of a row is (1 − s)‖z‖² + s‖z‖⁴.
 
     frequencies: number of coefficients of brightness;
-    contrasts: number of coefficients of each of the two contrasts of a colour image;
+    contrasts: number of coefficients of each of two colour differences, red − blue and
+    green − (red + blue)/2; no effect on grey images;
     bound: see R;
     flip: whether to give an image and its mirror image the same row, by leaving out the entries
     that change their sign when the image is mirrored;
-    products: weight s of the second part.
+    products: s, the weight of the second part.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class CosineMoments(nn.Module):
         self.products = products
         self.radius = bound * math.sqrt(math.prod(shape))
         mixing = torch.ones(1, 1)
-        # Brightness and two colour contrasts, which are nearly uncorrelated in photographs
+        # Brightness and two colour differences, which are nearly uncorrelated in photographs
         if channels == 3:
             mixing = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 2.0, -1.0]])
         y, x = torch.meshgrid(

@@ -5,8 +5,8 @@ Source: FETA-Pro Algorithm 1; DP-MERF.
 Public maps, such as the pixels or the wavelet-scattering coefficients, are applied to each image.
 Random Fourier features at several length-scales are applied to the output of each map. A map can
 also contribute its output itself. The full vector has norm 1. The frequencies come from a public
-seed: they are rebuilt, never stored. The release consists of sums of these features over images.
-Because the features are differentiable, a generator can later be fitted to the release: the
+seed: they are rebuilt, never stored. The release consists of noisy sums of these features over
+images. Because the features are differentiable, a generator can later be fitted to the release: the
 features of its images should have the same sums.
 """
 
@@ -23,14 +23,14 @@ from sfumato.features.scattering import block_average
 from sfumato.runtime.compute import device_of
 from sfumato.settings.queries import FeatureMap
 
-EXPLICIT_KERNELS = ("linear", "squared")  # Kernels of maps that are used without random frequencies
+EXPLICIT_KERNELS = ("linear", "squared")  # Kernels that need no random frequencies
 
 
 class OfBlocks(nn.Module):
     """Feature map of the block means of images.
 
-    The input is full images, (B, C, H, W), or their means over smaller blocks. block: side of a
-    block, in pixels of the full image.
+    The input is images, (B, C, H, W), at full size or averaged over blocks that are not larger than
+    `block`. block: side of a block, in pixels of the full image.
     """
 
     def __init__(self, build: Callable[[Shape], nn.Module], shape: Shape, block: int) -> None:
@@ -81,8 +81,8 @@ class FourierFeatures(nn.Module):
         )
         if size % 2 or size < 2 * banks:
             raise ValueError(
-                f"frequency.size={size}: expected an even number of {2 * banks} or more, which is "
-                "two for each length-scale"
+                f"frequency.size={size}: expected an even number, and at least {2 * banks}: "
+                "two for each entry of length_scales"
             )
         self.shape = shape
         self.seed = seed

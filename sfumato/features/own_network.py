@@ -2,7 +2,8 @@
 
 The owner names a torchvision architecture and a safetensors file with the weights. Such a file
 contains only numbers, and no part of it is run. TorchScript and pickles are refused without reading
-them, because they are programs that could store images or write files.
+them, because they are programs that could store images or write files. The only exception is one
+pickle with a known sha256 (see `of_architecture`).
 """
 
 from collections.abc import Callable, Sequence
@@ -34,8 +35,8 @@ class OwnFeatures(nn.Module):
 
     Images are resized and normalised first.
 
-    layers: names in torchvision of the layers whose outputs are the features; () for the input of
-    the last linear layer.
+    layers: torchvision's names of the layers from whose outputs `of_architecture` computes the
+    features; () for the input of the last linear layer.
 
     The network is not part of the module's state, because its file and sha256 identify it. The
     features are differentiable with respect to the images. Raises DataError if the file is missing,
@@ -90,8 +91,8 @@ def of_architecture(
     and scaled to norm 1, and the features are the concatenated results; later layers are not run.
 
     The file must be safetensors. The only exception is a pickle with a known sha256, from which
-    only tensors are read. Because a function is returned, the network does not become a submodule
-    of its caller, and stays in evaluation mode.
+    `imagenet_weights` reads only tensors. Because a function is returned, the network does not
+    become a submodule of its caller, and stays in evaluation mode.
     """
     from torchvision import models
     from torchvision.models.feature_extraction import create_feature_extractor
@@ -130,10 +131,9 @@ def of_architecture(
 
 
 def check_rows(features: OwnFeatures, shape: Shape, where: torch.device) -> None:
-    """Raise DataError unless the network computes the same finite features for an image twice.
+    """Raise DataError if features of random images are not finite, or differ when computed again.
 
-    The images are random. For the second time, the network is loaded again, and the order of the
-    images is reversed.
+    Before the second computation, the network is reloaded and the order of the images is reversed.
     """
     images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0)).to(where)
     again = rows_alone(

@@ -32,7 +32,8 @@ class Patches(nn.Module):
 
     positions = 32  # approximate number of positions per side at which patches are compared
     threshold = 0.5  # threshold of responses, in standard deviations of responses to white noise
-    # norm of a whitened patch at which its responses are half as large as its cosines
+    # responses to a whitened patch of this norm are halved, and responses to fainter patches are
+    # reduced more
     half_norm = 1.0
     batch = 16  # number of images whose tensors fit into a CPU's caches
 

@@ -18,7 +18,7 @@ from sfumato.features.public_network import PublicNetwork, arguments_of, build_n
 from sfumato.runtime.compute import device_of, fast_bfloat16
 from sfumato.settings.queries import OwnNetwork, TeacherMap
 
-# The network of a map, for `map_of`
+# Type of the argument `network` of `map_of`, which describes its values
 Network = PublicNetwork | OwnNetwork | dict[str, Any] | None
 FEATURE_BATCH = 250  # Number of public or released images per batch
 
@@ -55,10 +55,10 @@ def map_of(feature: str, shape: Shape, network: Network) -> nn.Module:
 
 
 class SideBySide(nn.Module):
-    """The outputs of several maps side by side: (B, C, H, W) -> (B, Σ d), with norm 1 at most.
+    """The outputs of several maps side by side: (B, C, H, W) -> (B, Σ d), rows of norm 1 at most.
 
-    The output of each map is centred and scaled to norm √w, where w is the map's `weight`, divided
-    by the sum of the weights of all maps.
+    The output of each map is centred and scaled to norm √w, where w is the map's share of the sum
+    of all weights.
 
     parts: maps and their weights;
     network: network of the maps CLASSIFIER and CELLS, unless a part has a network of its own.

@@ -185,9 +185,10 @@ class Labelling:
 
 
 def best_temperature(shares: Tensor, labels: Tensor) -> float:
-    """Return the temperature that maximises the likelihood of the requested classes.
+    """Return the temperature at which soft labels give the requested classes the best likelihood.
 
-    shares: (N, M), probabilities from `at_shares`; labels: (N,) int64, requested classes.
+    shares: (N, M), probabilities from `at_shares`; labels: (N,) int64, requested classes, for which
+    the images were drawn.
     """
     logs = shares.clamp(min=1e-30).log()
     losses = {each: float(F.cross_entropy(logs / each, labels)) for each in TEMPERATURES}

@@ -25,7 +25,7 @@ class GaussianGenerator(nn.Module):
     features: arguments of the release's `CosineMoments`;
     details: number of public images. The finer coefficients are taken from one of these images,
     which is chosen at random and recoloured. If there are none (0), the finer coefficients are
-    independent normal numbers with the variances `fine`;
+    independent and normally distributed, with variances that `fit_gaussians` sets;
     latent: size of z, with one number per coefficient, and one more to choose the public image.
     """
 
@@ -92,8 +92,9 @@ def fit_gaussians(
        matrices 1 and 2.
 
     To shrink a difference, each of its eigenvalues is moved towards zero by the largest eigenvalue
-    to expect in a matrix of noise only. This is 2·√d times the standard deviation of the noise in
-    an entry, where d is the number of coefficients or, with `flip`, half of this number.
+    to expect in a matrix of noise only. This eigenvalue is 2·√d times the standard deviation of the
+    noise in an entry. Here d is the number of coefficients, or half of it if `CosineMoments` has
+    `flip`.
     """
     features = release.features
     deviation = release.deviation
@@ -111,7 +112,7 @@ def fit_gaussians(
     pooled = (shares[:, :, None] * covariances).sum(0)
     law = law_of(pooled.diagonal(), features)
     expected = law[features.chosen]
-    # Standard deviation of the noise of an off-diagonal entry, before it is divided by a share
+    # Standard deviation of the noise of an off-diagonal entry, for a class with a share of 1
     unit = features.radius**2 * deviation / math.sqrt(2 * features.products)
     largest = 2 * math.sqrt(len(pooled) / (2 if features.arguments["flip"] else 1)) * unit
     pooled = expected.diag() + beyond(pooled - expected.diag(), largest * math.sqrt(len(priors)))
@@ -165,8 +166,8 @@ def law_of(variances: Tensor, features: CosineMoments) -> Tensor:
     """Fit a law to the released variances of low coefficients, and apply it to all coefficients.
 
     The law states that a coefficient with f half waves per image has the variance
-    a·(1 + f)^-decay. Brightness has its own a and decay, and the two contrasts share theirs. The
-    parameters maximise the likelihood of the released variances (Whittle 1953).
+    a·(1 + f)^-decay. The parameters a and decay are fitted once for brightness, and once for both
+    colour contrasts. They maximise the likelihood of the released variances (Whittle 1953).
 
     variances: (d,), released. Returns the variances of all coefficients, (C·H·W,) float64.
     """

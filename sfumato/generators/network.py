@@ -93,7 +93,7 @@ class Generator(nn.Module):
     channels: 1 or 3;
     latent: size of z ~ N(0, I);
     width: number of feature channels at half the resolution of the coarse image. If the first layer
-    has a lower resolution, it has twice as many channels;
+    is below this half resolution, the first layer has 2·width channels;
     several: whether labels are vectors of 0 and 1.
 
     The generator first draws a coarse image with at most COARSE pixels per side. To do so, it draws

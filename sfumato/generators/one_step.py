@@ -80,8 +80,8 @@ def fit_generator(
     priors: (classes,) public or released shares of the classes, which add up to 1. With several
     labels per image, the share of images with each label;
     progress: called with (steps done, all steps);
-    row_means: with several labels per image, `row_means` of the counts (see `PublicCounts`);
-    otherwise None.
+    row_means: with several labels per image, the mean of `label_rows`, (classes + 1,), from
+    `PublicCounts`; otherwise None.
 
     Returns `generator`, with the moving average of its weights and recomputed batch-norm
     statistics, in eval mode.
@@ -192,24 +192,25 @@ def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor)
 class EarlyStopping:
     """Stops the fit of each class when it begins to fit the noise of the release.
 
-    A release has one row per feature. Some rows, chosen by `held_out`, are left out of the loss.
-    The noise of different rows is independent. So the generator's squared distance to the held-out
-    rows is an unbiased estimate, up to a constant, of its squared distance to these rows without
-    noise. The estimate falls while the fit learns the class, and rises when the fit learns the
-    noise of the other rows.
+    Some features of a release, chosen by `held_out`, are left out of the loss. The noise of
+    different features is independent. So the generator's squared distance to the release in the
+    held-out features is an unbiased estimate, up to a constant, of this distance without noise. The
+    estimate falls while the fit learns the class, and rises when the fit learns the noise of the
+    other features.
+
     After PATIENCE steps without a smaller estimate, the fit of the class stops: the target of the
     class becomes the moving average of the generator's embeddings, as it was at the step with the
     smallest estimate.
     """
 
-    smooth = 0.98  # decay of the average embedding, which is compared with the held-out rows
+    smooth = 0.98  # decay of the average embedding, which is compared in the held-out features
 
     def __init__(self, matches: Sequence[FeatureMeans], seed: int, block: int = 1) -> None:
         random = torch.Generator().manual_seed(seed)
         self.matches = matches
         self.targets = [match.table.clone() for match in matches]
-        # Rows in the loss, and held-out rows: (K, 1) of 0 and 1 for each release.
-        # If a row cannot be computed from block means of this size, both are 0.
+        # Features in the loss, and held-out features: (K, 1) of 0 and 1 for each release.
+        # A feature that cannot be computed from means of blocks with side `block` is 0 in both.
         self.seen = []
         self.unseen = []
         for match in matches:
@@ -230,7 +231,7 @@ class EarlyStopping:
         self.held = torch.zeros(classes, dtype=torch.bool, device=device)
 
     def loss(self, embeddings: Sequence[Tensor], weights: Tensor, priors: Tensor) -> Tensor:
-        """Compute Σ weight · ‖target − μ(G)‖² over the rows in the loss.
+        """Compute the loss: Σ weight · ‖target − μ(G)‖² over the features that are not held out.
 
         embeddings: μ(G) for each release, (K, classes).
         """
@@ -261,9 +262,9 @@ class EarlyStopping:
 
 
 def held_out(features: FourierFeatures, random: torch.Generator) -> Tensor:
-    """Choose about a fifth of the rows of a release, (K,) bool, to leave out of the loss.
+    """Choose about a fifth of the features of a release, (K,) bool, to leave out of the loss.
 
-    A row belongs to one feature. The cosine and the sine of a frequency are left out together.
+    The cosine and the sine of a frequency are left out together.
     """
     waves = torch.rand(features.frequencies, generator=random) < 0.2
     return torch.cat(
@@ -343,18 +344,18 @@ def labels_to_fit(
 ) -> tuple[Tensor, Tensor]:
     """Draw labels for a batch, and weights of its images in the columns of the embedding.
 
-    All labels are drawn equally often, so that rare labels are fitted too. priors: see
-    `fit_generator`.
+    priors: see `fit_generator`.
 
-    With one label per image, returns labels, (count,) int64, and weights, which are one-hot rows,
-    (count, classes) float32.
+    With one label per image, all classes are drawn equally often, so that rare classes are fitted
+    too. Returns labels, (count,) int64, and weights, which are one-hot rows, (count, classes)
+    float32.
 
-    With several labels per image, returns labels, (count, classes) uint8, and weights,
-    (count, classes + 1) float32. Each image belongs to one stratum. All images of a stratum have
-    its label; the images of the stratum "no label" have no label. The other labels of an image are
-    drawn by `several_labels`, independently of the stratum, so the images of a stratum represent
-    all images with its label. In the column of its stratum, the weight of an image is its entry in
-    `label_rows`. In all other columns, the weight is zero.
+    With several labels per image, there is one stratum per label, and one for images without
+    labels. Each image belongs to one stratum. All strata are drawn equally often, so that rare
+    labels are fitted too. An image in a label's stratum has this label, and its other labels are
+    drawn by `several_labels`. So the stratum represents all images with this label. Returns labels,
+    (count, classes) uint8, and weights, (count, classes + 1) float32. The weights of an image are
+    its row of `label_rows`, with zeros in all columns except the column of its stratum.
     """
     classes = len(priors)
     strata = balanced_labels(count, None, classes + several, random)

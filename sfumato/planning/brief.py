@@ -1,6 +1,4 @@
-"""Write the page that requests permission to spend ε, from `params.yaml`, the public card and the
-plan.
-"""
+"""Write the page that requests permission to spend ε."""
 
 import math
 from collections.abc import Iterator
@@ -29,7 +27,8 @@ ANSWERS = (
 def write_brief(made: ProjectPlan, folder: Path) -> list[str]:
     """Write the request as `brief.md` and `brief.html`.
 
-    Returns the settings that the owner has not answered yet.
+    Returns the names of the settings, such as `release.purpose`, that the page needs and the owner
+    has not set.
 
     Guarantee: no image is read. The page depends only on the settings, the public card, and the
     charges in the journal.
@@ -112,7 +111,7 @@ def spent_so_far(made: ProjectPlan) -> str:
         return "nothing, according to the journal on this machine"
     return (
         f"{charges} measurement{'s' * (charges > 1)}, according to the journal on this machine "
-        "(listed by `stage ledger history`)"
+        "(`stage ledger history` lists them)"
     )
 
 
@@ -125,7 +124,7 @@ def usefulness(made: ProjectPlan) -> str:
     expected = forecast(kind, params.privacy.size, params.privacy.epsilon, 1.0)
     return (
         f"{expected.capitalize()}. 100 % means that a classifier learns as much from the release "
-        "as from the real images. The forecast was fitted to results on public sets, and is valid "
-        "if models are trained as long as for these results. Seven of eight of these results lay "
-        "within the range of the forecast."
+        "as from the real images. The forecast was fitted to results on public sets. It assumes "
+        "the longest training that `stage init` proposes. In seven of eight cases, the range "
+        "contained the result of a public set that had been left out of the fit."
     )

@@ -88,8 +88,8 @@ def card_problems(params: Params, card: Card, public: PublicCard | None) -> Iter
         )
     if privacy.group_cap is not None and not params.runs("count"):
         yield (
-            f"privacy.group_cap={privacy.group_cap} gives persons with few images less weight than "
-            "privacy.size_hint assumes: add the stage count to run, because it measures the weights"
+            f"privacy.group_cap={privacy.group_cap} requires the stage `count`, which measures the "
+            "total weight of all persons: add count to `run`"
         )
 
 
@@ -104,8 +104,8 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
             yield one_label_only(name)
     if not params.runs("count"):
         yield (
-            "data.labels=several requires the stage count, which measures how many images have "
-            "each label: add it to run"
+            "data.labels=several requires the stage `count`, which measures how many images have "
+            "each label: add count to `run`"
         )
 
 

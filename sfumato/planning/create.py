@@ -352,8 +352,8 @@ def ask_about(unclear: SfumatoError, options: InitOptions, owner: Owner) -> Init
     """
     questions = {
         "groups": (
-            f"How do I find each image's person? (same syntax as {owner.spelling('groups')}; or "
-            "`alone`, if each image without an id is its person's only image)"
+            "How do I find each image's person? (a pattern such as ^(P\\d+)_, a CSV file, a column "
+            "or class/person; or `alone`, if each image without an id is its person's only image)"
         ),
         "classes": "What are the class names? (a,b,c; or `all` to use all names that were found)",
         "label_column": "Which column contains the labels?",
@@ -446,10 +446,11 @@ def look_for_persons(
 
 
 def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOptions | None:
-    """Ask how to find each image's person, and return the options with the answer.
+    """Ask whether a person can appear in several images and, if so, how to find an image's person.
 
-    Returns None if no person appears in two images, according to the owner. If ids seem to repeat
-    in the file names and a pattern finds them, “yes” and this pattern are the default answers.
+    Returns the options with the answer, or None if the owner answers “no”. If a pattern finds ids
+    that repeat in the file names, the default answers are “yes” and this pattern.
+
     Raises ConfigError if ids seem to repeat and there is no one to answer.
     """
     likely: bool | None = False
@@ -555,8 +556,8 @@ def summary(made: Proposed) -> Iterator[str]:
     yield f"recipe   {params.recipe}: {made.chosen.row}"
     if params.synthesize.choose:
         yield (
-            "         public images are added if a classifier trained with them agrees with the "
-            "teacher about as often as one trained without them"
+            "         public images are added if they do no harm: two classifiers, trained with "
+            "and without them, are compared with the teacher"
         )
     more = f" and {len(classes) - 5} more" if len(classes) > 5 else ""
     occurring = ", the fact that all of these labels occur" if "classes" in made.survey.data else ""
@@ -572,10 +573,7 @@ def summary(made: Proposed) -> Iterator[str]:
 
 
 def warnings(made: Proposed, state: Path) -> Iterator[str]:
-    """Yield warnings about four things: settings that weaken the guarantee, settings that must be
-    final before the first run, minutes that are too low if persons have several images, and budget
-    that is already spent.
-    """
+    """Yield warnings about the settings, the minutes and earlier charges on the dataset."""
     from sfumato.planning.make import settings_for_ever_lines
     from sfumato.planning.resolve import warnings_of
     from sfumato.privacy.odometer import Odometer

@@ -40,10 +40,7 @@ START = 8.0  # seconds that DVC, imports and writing an artifact add to a stage
 
 
 def now() -> float:
-    """Return the time in seconds: processor time if one thread does the work, otherwise wall time.
-
-    Processor time is preferred because other programs have little effect on it.
-    """
+    """Return the time in seconds: processor time if one thread works, otherwise wall time."""
     if device().type == "cuda":
         torch.cuda.synchronize()
     elif torch.get_num_threads() == 1:
@@ -69,7 +66,7 @@ def operations_per_second() -> float:
         nn.Flatten(),
         nn.Linear(64 * 14 * 14, 576),
     ]
-    # Counted before the layers are moved to the device
+    # Counted before the layers are moved to the device, because `operations_of` uses the CPU
     operations = operations_of(partial(nn.Sequential, *layers), (64, 14, 14))
     network = nn.Sequential(*layers).to(device())
     images = torch.rand(64, 64, 14, 14, device=device())
@@ -110,7 +107,7 @@ class Machine:
 def expected_seconds(
     params: Params, shape: Shape, classes: int, state: Path, public_images: int = 0
 ) -> dict[str, float | None]:
-    """Estimate the seconds of each stage and of the commands of FRAME, by name.
+    """Estimate the seconds of each stage and of the commands that every project runs, by name.
 
     The value is None for a stage whose duration cannot be estimated yet. The number of images is
     taken from `privacy.size_hint`, never from a private count.

@@ -51,7 +51,8 @@ def size_factor(fit_length: float, side: int, largest: int, product: float) -> f
     """
     rule = LINE["sizes"]
     power = rule["offset"] + rule["slope"] * math.log10(product)
-    # Fitted to results on brain MRI, with fits of 18, 49 and 64 % of the longest fits' length
+    # The factor was chosen from results on brain MRI, with 18, 49 and 64 % of the training steps of
+    # the longest fits
     fits = 1 - 0.3 * (1 - fit_length) ** 2
     return fits * float((min(side, rule["largest"]) / min(largest, rule["largest"])) ** power)
 
@@ -62,8 +63,9 @@ def expected_part(kind: str, product: float, size_factor: float = 1.0, sure: flo
     kind: key of the offsets;
     product: units · ε;
     size_factor: result of `size_factor`;
-    sure: 1 for the upper end of the range, −1 for its lower end. In seven of eight cases, the range
-    contained the result of a public set that had been left out when the line was fitted.
+    sure: `range_width` for the upper end of the range, and its negative for the lower end. In seven
+    of eight cases, the range contained the result of a public set that had been left out when the
+    line was fitted.
     """
     middle = LINE["offsets"][kind] + LINE["slope"] * math.log10(product)
     part = size_factor * float(expit(middle))

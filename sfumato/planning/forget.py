@@ -27,8 +27,8 @@ FORGOTTEN = "forget"  # purpose of the entry in the journal
 # These files are kept, to detect a second name for the same folder or a second version of the same
 # images
 STAYS = (ORIGIN, UNNAMED)
-# These files are deleted with any dataset, because commands for any dataset may have written them.
-# Versions before 0.4 wrote looked.json
+# These files are deleted whenever a dataset is forgotten, because commands for any dataset may have
+# written them. Versions before 0.4 wrote looked.json
 CACHES = (CACHE, "looked.json", "printed.txt", "refused.txt")
 OF_ANY = "withheld output, survey caches"
 

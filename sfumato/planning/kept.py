@@ -31,7 +31,7 @@ class Plan:
     files: dict[str, dict]  # the resolved configuration of each stage
     mechanisms: dict[str, Mechanism]  # the mechanism of each query in `run`
     budget: dict
-    lineage: dict[str, Lineage]  # the lineage of each query in `run`
+    lineage: dict[str, Lineage]  # facts that decide whether each query in `run` spends
 
 
 def stages_before(name: str, params: Params) -> tuple[str, ...]:
@@ -95,10 +95,10 @@ def known_past(state: Path, card: Card, folder: Path, *, declared_size: bool) ->
     """Return the charges on the images of a card.
 
     A charge that is in the project's files but not in the journal counts as released by another
-    copy of the project.
+    copy of the project. A malformed record is skipped here; `check_known` still requires that the
+    journal contains its id.
 
-    An unreadable record is skipped here. The odometer still refuses to spend again on the same
-    work.
+    declared_size: value of `privacy.declared_size`, which decides the adjacency of a new record.
     """
     version = card.dataset_id, card.version
     journal = Odometer(state, card.dataset_id).charges(card.version)
@@ -114,20 +114,22 @@ def known_past(state: Path, card: Card, folder: Path, *, declared_size: bool) ->
 
 
 def repeat_count(name: str, params: Params, plan: str, runs: Sequence[Run]) -> int:
-    """Count how often a query has been paid for again, including a payment that the owner requests
-    now. plan: digest of the query's plan.
+    """Return how many repeat payments a query has, including one that the owner requests now.
 
-    The owner requests payments by a number in privacy.spend_again. The number is compared with the
-    number of the last release, or of the last open run if there is no release, so that each request
-    is granted once. A request also applies to all queries that depend on the named query, because
-    their inputs will change.
+    The owner requests repeat payments by a number in privacy.spend_again. The number also counts
+    for all queries that depend on the named query, because their inputs will change. So the numbers
+    of the query and of all stages before it are added. The sum is compared with `again` in the
+    record of the last release or, if there is no release, of the last open run. If the sum is
+    larger, one payment is added. So each request is granted once.
+
+    plan: digest of the query's plan.
     """
     mine = [run for run in runs if run.opened.get("plan") == plan and run.end != ABANDON]
     done = [run.record.get("again", 0) for run in [run for run in mine if run.end == CLOSE] or mine]
     wished = sum(
         params.privacy.spend_again.get(other, 0) for other in (name, *stages_before(name, params))
     )
-    last = max(done, default=wished)  # Without an earlier run, the first run fulfils the request
+    last = max(done, default=wished)  # Without an earlier run, all requests count as granted
     return last + (wished > last)
 
 

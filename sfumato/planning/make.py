@@ -163,8 +163,7 @@ def share_lines(made: Plan, content: Mapping[str, object], file: Path) -> Iterat
     if differences:
         yield (
             f"requested shares: {', '.join(differences)}. The table shows slightly different "
-            "shares, because it uses one Rényi order for all queries, and the noise of each query "
-            "was computed at a separate order"
+            "shares, because it computes them in another way. The total ε is not affected"
         )
 
 
@@ -221,7 +220,7 @@ def settings_for_ever_lines(params: Params) -> Iterator[str]:
     for name in (name for name in STAGES if name not in QUERIES):
         if readers := [query for query, names in before.items() if name in names]:
             yield (
-                f"{name}: choose its settings before the first run. If you change them later, "
+                f"choose the settings of {name} before the first run. If you change them later, "
                 f"these queries spend again: {', '.join(readers)}"
             )
 
@@ -239,8 +238,8 @@ def next_lines(made: Plan, spending: Sequence[Decision]) -> Iterator[str]:
     if granted:
         more = ", ".join(f"{name}: {made.lineage[name].again + 1}" for name in granted)
         yield (
-            f"already paid for again: {', '.join(granted)}. To pay once more, set "
-            f"privacy.spend_again: {{{more}}}"
+            f"privacy.spend_again was already applied to: {', '.join(granted)}. To pay once more, "
+            f"set privacy.spend_again: {{{more}}}"
         )
     yield (
         f"next: `stage run` will spend: {costs}"

@@ -63,7 +63,7 @@ def merge_projects(
     releases = zip(*releases_of.values(), strict=True)
     owners = [check_owner(*each) for each in zip(folders, plans, budgets, releases, strict=True)]
     dataset_ids = sorted(name for names in owners for name in names)
-    # From here on, the records of the releases declare that no person has images at two owners.
+    # From here on, the records of the releases declare that no person is in two datasets.
     releases_of = {
         name: [replace(one, records=Records(one.records, dataset_ids)) for one in releases]
         for name, releases in releases_of.items()
@@ -120,10 +120,11 @@ def check_folders(folders: Sequence[Path], out: Path) -> None:
 
 
 def check_owners(records: Records, different_people: bool) -> None:
-    """Raise ConfigError if the costs of one person could add up, or if the owners' units differ.
+    """Raise ConfigError if two owners have the same dataset id or different units of privacy, or if
+    `different_people` is False.
 
     records: charges of all owners; different_people: True if the owners confirm that no person is
-    among the images of two of them.
+    among the images of two of them. Otherwise, the costs for such a person would add up.
     """
     if len({*records.owners}) < len(records.owners):
         raise ConfigError(

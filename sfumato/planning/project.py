@@ -37,8 +37,9 @@ DVC_HINTS = (  # beginnings of DVC's lines that are not printed
     "\tdvc config",
     "Use `dvc push`",
 )
-# Shell script that starts a program and a watcher in one process group. If the watcher's stdin
-# closes before it has received a line, this process has died, and the watcher ends the whole group.
+# Shell script that starts a program and a watcher in one process group. If the Python process that
+# started the script dies, the watcher's stdin closes before a line arrives. The watcher then ends
+# the whole group.
 WATCHER = """exec 3<&0
 { read -r line || { kill -INT 0; sleep 2; kill -KILL 0; }; } <&3 >/dev/null 2>&1 &
 exec "$@" 3<&- </dev/null"""

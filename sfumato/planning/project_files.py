@@ -1,4 +1,4 @@
-"""Write the files of a project, for `stage init`, and the `dvc.yaml` of this repository.
+"""Write the files of a project, for `stage init` and `stage merge`.
 
 `python -m sfumato.planning.project_files` prints the `dvc.yaml` of this repository.
 """
@@ -218,8 +218,8 @@ def write_project(out: Path, files: Mapping[str, str], say: Say, *, force: bool 
         replace_file(path, text.encode())
         if name.startswith("../"):
             say(
-                f"{name} is outside the project: GitHub reads workflows only in the repository's "
-                "root. Commit it too"
+                f"{name} was written outside the project, because GitHub reads workflows only in "
+                "the repository's root. Commit this file too"
             )
     begin_repository(out, say)
 

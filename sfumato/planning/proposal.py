@@ -167,7 +167,7 @@ def propose(known: Known, seconds: Seconds) -> Proposal:
         at = partial(proposal, known, row, overlays, seconds=seconds)
         if at(0.0).seconds <= budget:
             break
-    # 0: the first number of each key in the row's `grows`; 1: the last number
+    # 0: the first value of each setting in the row's `grows`; 1: the last value
     parts = [step / 128 for step in range(129)]
     return replace(
         at(parts[bisect(parts[1:], budget, key=lambda part: at(part).seconds)]),
@@ -226,11 +226,11 @@ def row_for(known: Known) -> Row:
 def proposal(
     known: Known, row: Row, overlays: Sequence[Layer], part: float, seconds: Seconds
 ) -> Proposal:
-    """Make a proposal by one row of the table.
+    """Make a proposal from one row of the table.
 
-    The value of each key in the row's `grows` is interpolated, on a logarithmic scale, between the
-    key's first and last number. part: position between these two numbers, from 0 (the first) to 1
-    (the last).
+    overlays: changes to the settings, in the order in which they apply;
+    part: position between the first and the last value of each setting in the row's `grows`, on a
+    logarithmic scale: 0 is the first value, 1 the last.
     """
     content = reduce(overlaid, overlays, settings_of(known))
     beside = known.public is not None and row["when"].get("public") == "beside"

@@ -161,8 +161,7 @@ def plan_digest(
 def inherited_events(
     records: Sequence[dict], target: float, delta: float, unit: str = IMAGE, accountant: str = "rdp"
 ) -> list[DpEvent]:
-    """Return the mechanisms by which public images and a public model were made, if they were made
-    from sensitive images.
+    """Return the mechanisms of all charges that public images or a public model depend on.
 
     Public images and models may be earlier releases, or made from earlier releases. Their
     `privacy.json` then lists the charges of these releases. The releases of this project depend on
@@ -178,8 +177,8 @@ def inherited_events(
     ]
     if problems:
         raise BudgetError(
-            "the charges from which the public images or the public model were made cannot be "
-            f"counted: {problems[0]}"
+            "the public images or the public model were made from earlier releases, and the "
+            f"charges of these releases cannot be counted: {problems[0]}"
         )
     events = [event_of(record) for record in records]
     if (spent := epsilon(events, delta, accountant)) >= target:

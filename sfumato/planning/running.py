@@ -68,7 +68,7 @@ def remove_unused_lock(folder: Path) -> None:
     """
     lock = folder / RUNNING
     if lock.exists():
-        # DVC takes this second lock while it writes the first
+        # DVC locks rwlock.lock while it changes rwlock
         with suppress(*UNREADABLE, Timeout), FileLock(lock.with_suffix(".lock"), timeout=3):
             if not any(holder.runs for holder in holders(folder)):
                 lock.unlink()

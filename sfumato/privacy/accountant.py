@@ -74,8 +74,9 @@ def _computed_curve(event: DpEvent, orders: tuple[float, ...]) -> np.ndarray:
     accountant = RdpAccountant(list(orders), relation(ADD_OR_REMOVE_ONE))
     logger = get_absl_logger()
     disabled = logger.disabled
-    # dp-accounting warns about each order that does not converge; here such an order is infinite.
-    # A change of the logger's level, instead, would clear the caches of all loggers.
+    # dp-accounting warns about each order at which its computation does not converge. At these
+    # orders, the RDP is infinite here. The logger is disabled, because a change of its level would
+    # clear the caches of all loggers.
     logger.disabled = True
     try:
         with np.errstate(all="ignore"):
@@ -289,7 +290,7 @@ def reference_order(ask: NoiseRequest, target: float, delta: float) -> float:
     """
     allowing = [order for order in ORDERS if target > conversion(order, delta)]
     allowing.sort(key=lambda order: (target - conversion(order, delta)) / order, reverse=True)
-    for order in allowing:  # the best first, because an RDP takes long to compute
+    for order in allowing:  # from the best order on, because each RDP takes long to compute
         if math.isfinite(_mechanism_rdp(ask.with_noise(MOST_NOISE), order)):
             return order
     raise BudgetError(
@@ -362,7 +363,8 @@ def calibrate(
         return epsilon([*others, asks[rest].with_noise(noise).event], delta, accountant, adjacency)
 
     if accountant == EXACT:
-        # Rényi's bound requires more noise than the exact ε, so no larger multiplier is tried
+        # The exact ε requires less noise than Rényi's bound. So the search ends 10 % above the
+        # multiplier that Rényi's bound requires
         enough = min(1.1 * best_noise, MOST_NOISE)
         best_noise = smallest_noise(
             lambda noise: total(round_up(noise)) <= target, high=enough, tolerance=1e-4
@@ -402,7 +404,7 @@ def noise_of_rest(
     Meeting the target at one of ORDERS is enough.
     """
     spent_rdp = dict(zip(ORDERS, rdp_curve(before), strict=True))
-    # Complete curves, which the ε of the plan and of every ledger needs anyway
+    # Computed at all orders and cached, because the plan and every ledger need these curves too
     curves = [rdp_curve([m.event]) for m in solved.values()]
     best_noise = math.inf
     for place, order in enumerate(ORDERS):

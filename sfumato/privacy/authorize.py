@@ -210,15 +210,15 @@ def open_alone(
     has published nothing. The resumed charge gets a new record id. A charge that is resumed from
     two copies of a state directory therefore has two records.
 
-    If an open charge has the same plan but different inputs, it is not resumed, and no second
-    charge is opened. Otherwise, two clones of a project would both pay if their free stages gave
-    different results.
+    If an open charge has the same plan but different inputs, the work is refused. A second charge
+    would let two clones of a project both pay if their free stages gave different results.
 
     noise: only for tests.
 
-    Raises BudgetError if the work was already released, the lifetime budget would be exceeded,
-    another process uses the run, or the journal is invalid or lacks entries of `work.seen`;
-    DataError if there are no images.
+    Raises BudgetError if the work was already released, an open charge of the same plan cannot be
+    resumed, the lifetime budget would be exceeded, another process uses the run, or the journal is
+    invalid or lacks entries of `work.seen`; DataError if there are no images, or if the images
+    differ from the images of an open charge.
     """
     noise = noise or NoiseSource()
     images = images_of(state, card, work)
@@ -306,7 +306,7 @@ def open_local(
     refuses to run, because the process may still write results.
 
     everywhere: True if all processes call this function, to open the images in each of them. The
-    first process journals the use before the function returns in any process.
+    first process journals the local work before the function returns in any process.
     """
     # This comes first, because `stage forget` may delete the images until the call returns
     use_until_the_end(state, card.dataset_id)

@@ -1,8 +1,8 @@
 """Draw sensitive images and add noise to their sums, within a paid charge.
 
 A `Charge` is the only object that draws sensitive batches and adds noise.
-`sfumato.privacy.authorize` creates it after it has checked the budget and written the whole charge
-into the odometer.
+`sfumato.privacy.authorize` checks the budget and journals the whole charge before it creates a
+`Charge`.
 """
 
 import os

@@ -99,11 +99,13 @@ def verify(
     """Verify a ledger and, on request, the artifacts of its project. Needs no images.
 
     artifacts: also check the files of all artifacts;
-    ledger_only: check only the ledger, which must not lie in a project;
+    ledger_only: do not compare the ledger with `dvc.lock`, for a ledger that was received without
+    its project;
     all_opinions: also compute ε by Opacus' two accountants, which takes seconds;
     state: state directory, in which results of Opacus are cached.
 
-    Raises LedgerError with every reason, and ConfigError if an argument cannot be used.
+    Raises LedgerError with every reason, and ConfigError if an argument cannot be used, for example
+    `ledger_only` for a ledger in a project.
     """
     beside = [path.parent / name for name in PROJECT_FILES if os.path.lexists(path.parent / name)]
     if ledger_only and artifacts:

@@ -41,7 +41,7 @@ class Mechanism:
     """A sum with Gaussian noise, which is released `uses` times, each time over a new Poisson draw.
 
     Args:
-        noise_multiplier: Standard deviation of the noise, divided by the L2 bound of one image's
+        noise_multiplier: Standard deviation of the noise, divided by the L2 bound of one unit's
             contribution.
         sample_rate: Probability that a unit enters a draw.
         uses: Number of releases, each from a separate draw.

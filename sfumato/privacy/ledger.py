@@ -86,7 +86,7 @@ def spent_on_one(records: Records, delta: float, accountant: str, adjacency: str
 
 
 def by_line(accountant: str) -> str:
-    """Return the accountant for the ε of each stage and of the odometer in a ledger.
+    """Return the accountant that computes the ε of a ledger's stages and the ε of its odometer.
 
     It is `exact` if the ledger's accountant is `exact`, otherwise `rdp`.
     """
@@ -149,8 +149,8 @@ def odometer_line(
     ones. In the result, `others` contains the mechanisms of charges on which the release does not
     depend.
 
-    head: hash of the journal's newest entry; None if the journal lacks a known charge, in which
-    case the odometer is marked as incomplete.
+    head: journal head (see `sfumato.privacy.odometer`), or None if the journal lacks a known
+    charge. With None, the odometer is marked as incomplete.
     """
     released = {
         record["id"]: record["event"] for record in records if record["dataset_id"] == dataset_id
@@ -273,8 +273,8 @@ def records_in(file: Path) -> list[dict]:
 
 
 def seen_of(ledger: Mapping, dataset_id: str) -> set[str]:
-    """Return the journal head (see `odometer_line`) and the record ids that a ledger contains for a
-    dataset.
+    """Return the journal head (see `sfumato.privacy.odometer`) and the record ids that a ledger
+    contains for a dataset.
     """
     seen = {key for key, record in by_id(ledger).items() if record.get("dataset_id") == dataset_id}
     odometer = ledger.get("odometer")

@@ -1,13 +1,13 @@
-"""The odometer: the journal of every charge ever opened on a dataset.
+"""The journal of every charge ever opened on a dataset. The odometer is the total of these charges.
 
-It is stored outside the repository and DVC. A charge is journalled completely before its first
-batch is drawn, and no entry ever lowers the total. A run is one charge with its progress. It is
-identified by the id of the record that it was opened with. If a killed run resumes, it gets a new
-record with a new id. If it is resumed twice, from two copies of a state directory, the two resumed
-runs therefore have different records.
+The journal is stored outside the repository and DVC. A charge is journalled completely before its
+first batch is drawn, and no entry ever lowers the total. A run is one charge with its progress. The
+id of a run is the id of the record that the charge was opened with. A run that resumes keeps its
+id, but gets a new record with a new id. So if two copies of a state directory resume the same run,
+their newest records differ.
 
-The head of a journal entry is a hash that depends on this entry and all entries before it. The
-head of the newest entry is the head of the journal, which ledgers publish.
+The head of a journal entry is a hash that depends on this entry and all entries before it. The head
+of a journal is the head of its newest entry. Ledgers publish the head of the journal.
 """
 
 from __future__ import annotations
@@ -117,8 +117,9 @@ class Odometer(Journal):
         return bool(spent - {UNITS[unit]})
 
     def known(self) -> set[str]:
-        """Return the journal heads and record ids that a ledger can contain if all its charges are
-        in this journal.
+        """Return all record ids and heads in this journal, including adopted ones.
+
+        If a ledger contains any other id or head, this journal lacks a charge.
         """
         found: set[str] = set()
         for entry in self.entries():

@@ -146,7 +146,7 @@ def disagreements(opinions: Mapping[str, Opinion], accountant: str) -> list[str]
 
 
 def opacus_rdp(parts: Sequence[Mechanism], delta: float) -> Opinion:
-    """Compute epsilon by Opacus' Rényi curves, and `ours` over the same orders."""
+    """Compute epsilon from Opacus' Rényi curve, and `Opinion.ours` from ours at the same orders."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
     theirs = np.full(len(ORDERS), np.inf)

@@ -18,9 +18,9 @@ from sfumato.privacy.rows import Rows, form_of
 from sfumato.settings.stages import STAGES
 
 FAILED = (
-    "the function `rows` failed on drawn images. This use is spent and releases nothing; the next "
-    "use may start. The reason is not shown, because it could identify people in the set: "
-    "reproduce the failure with public images"
+    "the function `rows` failed on drawn images. This use of the charge is spent, and nothing was "
+    "released. Other uses are not lost. The reason is not shown, because it could identify people "
+    "in the set: reproduce the failure with public images"
 )
 
 
@@ -32,7 +32,7 @@ class OwnCharge:
 
     @property
     def record(self) -> dict:
-        """Public record of this charge in the odometer."""
+        """Record of this charge in the journal. It may be published."""
         return self._charge.record
 
     def sum(
@@ -62,14 +62,14 @@ class OwnCharge:
         Raises:
             ConfigError: The function fails on public noise, does not return one row per image, or
                 returns a different row if it is called again. No use is lost.
-            DataError: The function fails on a drawn image. This use is spent and releases nothing.
-                The next use may start.
+            DataError: The function fails on a drawn image. This use is spent, and nothing is
+                released. Other uses are not lost.
             BudgetError: All uses are spent, `max_norm` differs from the charge's, or the `with`
                 block has ended.
 
         Guarantee:
-            One image more or less moves the sum by at most `max_norm` before the noise is added, if
-            each row depends on its own image only.
+            If each row depends on its own image only, adding or removing one image changes the sum
+            by at most `max_norm` in L2, before noise.
         """
         charge = self._charge
         name = charge.record["stage"]
@@ -109,9 +109,9 @@ def check_repeats(
     ):
         raise ConfigError(
             f"{name}: the function `rows` returned two different rows for one image of public "
-            "noise. No use is lost. The function remembers earlier images or draws random "
-            "numbers, so one image could change the rows of others, which the noise does not "
-            "cover: compute each row from its own image only"
+            "noise. No use is lost. The function remembers earlier images or draws random numbers. "
+            "One image could then change the rows of other images, and the noise does not hide "
+            "this change: compute each row from its own image only"
         )
 
 
@@ -129,16 +129,16 @@ def open_charge(
     max_norm: float = 1.0,
     delta: float | None = None,
 ) -> Iterator[OwnCharge]:
-    """Charge the odometer for `uses` Gaussian sums over the sensitive images, and yield the charge.
+    """Open a charge for `uses` Gaussian sums over the sensitive images, and yield the charge.
 
-    Every call is a new charge. It is journalled completely before the first image is drawn, and it
-    stays spent even if it is not used. If earlier releases influence your choice of sigma, uses or
-    sample_rate, see `docs/concepts.md` for what is proven about the lifetime budget.
+    Every call opens a new charge. The charge is journalled completely before the first image is
+    drawn, and stays spent even if it is not used. If earlier releases influence your choice of
+    sigma, uses or sample_rate, see `docs/concepts.md` for what is proven about the lifetime budget.
 
     Args:
         state: Private state directory.
         card: Card of the prepared images, `data/sensitive/card.json`.
-        name: Name of the query in the odometer. The names of stages are reserved.
+        name: Name of the query in the journal. The names of stages are reserved.
         sigma: Noise multiplier: the noise has the standard deviation sigma · max_norm.
         size_hint: Public, rounded number of units, from which the default of `delta` is computed.
         lifetime_epsilon: Limit of ε for all charges on the dataset, including this one, or
@@ -156,9 +156,9 @@ def open_charge(
         The charge covers sums of rows if each row depends on one image only. A function with memory
         breaks this condition. Examples are a function that stores earlier images, a running mean or
         a count of its calls; a function that skips images it has seen before; and a function that
-        draws random numbers. One image then changes the rows of others, which the noise does not
-        cover. `sum` refuses a function that returns two different rows for one image of public
-        noise, but cannot detect any other memory.
+        draws random numbers. One image then changes the rows of others, and the noise does not hide
+        this change. `sum` refuses a function that returns two different rows for one image of
+        public noise, but cannot detect any other memory.
     """
     if not isinstance(name, str) or name in STAGES or not name.isidentifier() or len(name) > 64:
         raise ConfigError(

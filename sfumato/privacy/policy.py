@@ -111,8 +111,8 @@ def check_lifetime(
     lower = ""
     if cost(spent) < 0.99 * limit:  # some budget is left
         lower = (
-            ", or set a smaller privacy.epsilon for this plan and privacy.lifetime_epsilon: "
-            f"{limit:g}"
+            ", or set a smaller privacy.epsilon for this plan and, to keep the limit, "
+            f"privacy.lifetime_epsilon: {limit:g}"
         )
     past = ", ".join(
         f"{name} {cost(events):.3g} ({len(events)} ×)" for name, events in by_stage.items()
@@ -123,9 +123,10 @@ def check_lifetime(
     raise BudgetError(
         f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} would be exceeded: ε = "
         f"{cost(spent):.4g} is already spent{f' on {past}' if past else ''}, and the next run "
-        f"({future}) would raise the total to {total:.4g}. The ε of each stage is computed by "
-        f"itself, at δ = {bound_text(permission.delta, 3)}; `stage ledger history` lists all "
-        "charges. Keep the old release (undo the edit, or `git checkout` the params.yaml and "
-        "dvc.lock of that release), or raise privacy.lifetime_epsilon to "
-        f"{math.ceil(total * 100) / 100:g} if the owner of the images agrees{lower}"
+        f"({future}) would raise the total to {total:.4g}. Each stage's ε is its cost without "
+        f"the others, at δ = {bound_text(permission.delta, 3)}, so these numbers do not add up to "
+        "the total. `stage ledger history` lists all charges. Keep the old release (undo the edit, "
+        "or `git checkout` the params.yaml and dvc.lock of that release), or raise "
+        f"privacy.lifetime_epsilon to {math.ceil(total * 100) / 100:g} if the owner of the images "
+        f"agrees{lower}"
     )

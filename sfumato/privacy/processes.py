@@ -38,7 +38,8 @@ class SharedCharge(Charge):
         """Draw image indices, assign each entry of the draw to a process in secret, and yield the
         entries of this process. With `draws`, an entry consists of all indices of one group.
         """
-        # A separate source, so that a seeded charge draws the same images as in one process.
+        # Processes are chosen with a separate source. So a seeded charge draws the same images with
+        # any number of processes.
         secret = NoiseSource().generator
         for chosen, weights in super()._draw(draws):
             places = assign_processes(secret, chosen, distributed.world_size())

@@ -98,10 +98,11 @@ def membership_advantage(profile: Profile) -> float:
     """Return how far any attacker's hit rate can exceed their false-alarm rate, in [0, 1].
 
     This is the total variation between the outcomes with and without the image. If the image was
-    used with probability 1/2, a guess is right with probability at most (1 + advantage) / 2. The
-    advantage is at most delta at epsilon 0. Each other point of the profile gives a bound too:
-    (e^epsilon − 1 + 2 delta) / (e^epsilon + 1). If only the Rényi curve is known, the smallest of
-    these bounds is below delta at epsilon 0.
+    used with probability 1/2, a guess is right with probability at most (1 + advantage) / 2.
+
+    Each point of the profile gives the bound (e^epsilon − 1 + 2 delta) / (e^epsilon + 1). At
+    epsilon 0, this bound is delta. The result is the smallest of these bounds and
+    `advantage_bound`. If only the Rényi curve is known, the result is below delta at epsilon 0.
 
     Guarantee: no test of "was this image used?" does better, regardless of any other knowledge.
     """
@@ -153,9 +154,10 @@ def noise_for_guess(
 def true_positive_rate(profile: Profile, false_positive_rate: float = 0.01) -> float:
     """Return the largest true-positive rate that an attacker can reach at a false-positive rate.
 
-    Guarantee: with alpha the false-positive rate, no test does better than the least of
-    e^epsilon·alpha + delta, 1 − e^−epsilon·(1 − delta − alpha) and alpha + advantage over the
-    profile. This bound covers both directions of the adjacency.
+    Guarantee: let alpha be the false-positive rate. No test does better than
+    alpha + `membership_advantage` or, at any point of the profile, than e^epsilon·alpha + delta or
+    1 − e^−epsilon·(1 − delta − alpha). The result is the smallest of these bounds. It covers both
+    directions of the adjacency.
     """
     if not 0 <= false_positive_rate <= 1:
         raise BudgetError(f"false_positive_rate={false_positive_rate} must lie in [0, 1]")

@@ -93,8 +93,8 @@ def cached(folder: Path) -> Iterator[Path]:
 def seen_in_project(dataset_id: str, folder: Path, state: Path) -> set[str]:
     """Return the record ids and journal heads of a dataset in ledgers, artifacts and kept releases.
 
-    A journal head is the hash of a journal's newest entry, which a ledger publishes. The journal of
-    the dataset must contain all of these ids and heads.
+    The journal of the dataset must contain all of these ids and heads. `sfumato.privacy.odometer`
+    explains journal heads.
     """
     records = known_records(folder, state).values()
     return seen_in_ledgers(dataset_id, folder) | seen_of({"records": list(records)}, dataset_id)

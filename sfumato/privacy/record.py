@@ -75,8 +75,8 @@ def record_problems(place: str, record: object) -> list[str]:
         problems.append(f"{name} protects single images, but has a group_weight")
     if grouped and "claim" in record:
         problems.append(
-            f"{name} protects groups, but has a claim, which only records for single images may "
-            "have"
+            f"{name} protects groups, but has the key `claim`, which is allowed only in records "
+            "for single images"
         )
     if record["noise_source"] != SECRET:
         seeded = f"a seeded noise source ({record['noise_source']})"

@@ -87,10 +87,7 @@ class StagePlan(Resolved, Generic[S]):
 
 @dataclass(frozen=True, kw_only=True)
 class QueryPlan(StagePlan[S]):
-    """The resolved configuration of a query that is switched on.
-
-    Only the charge reads `mechanism`: no query reads a noise multiplier.
-    """
+    """The resolved configuration of a query that is switched on."""
 
     mechanism: Mechanism
 

@@ -44,7 +44,7 @@ def label_rows(labels: Tensor, classes: int) -> Tensor:
     image without labels, and each row is divided by the square root of its number of ones. An entry
     other than 1 counts as 0.
 
-    Guarantee: the norm is 1 whether an image has none, one or all of the labels.
+    Guarantee: no row has a norm above 1, for any number of labels per image.
     """
     if labels.ndim == 1:
         return one_hot(labels, classes)
@@ -112,11 +112,11 @@ def bounded_sum(rows: Rows, max_norm: float, weights: Tensor | None = None) -> T
             to at most 1.
 
     Guarantee:
-        One image, or one group, more or less changes the sum by at most `max_norm` in L2, because
-        longer rows are scaled to that norm. A row is left out if one of its entries is not finite
-        or is beyond 1e100; otherwise a broken image would turn the release into NaN and so reveal
-        its presence. Entries below 1e-100 count as zero, because their squares would underflow and
-        be missing from the norm.
+        Adding or removing one image or one group changes the sum by at most `max_norm` in L2,
+        because longer rows are scaled to that norm. A row is left out if one of its entries is not
+        finite or is beyond 1e100; otherwise a broken image would turn the release into NaN and so
+        reveal its presence. Entries below 1e-100 count as zero, because their squares would
+        underflow and be missing from the norm.
     """
     parts = [part.detach().to(torch.float64, copy=True) for part in rows if part is not None]
     sound = torch.stack(
@@ -133,5 +133,5 @@ def bounded_sum(rows: Rows, max_norm: float, weights: Tensor | None = None) -> T
     )
     if weights is not None:
         scale = scale * weights.to(scale)
-    # With two parts, the scale multiplies the right one. With one part, the sum is scale @ part.
+    # With two parts, the scale multiplies the second. With one part, the sum is scale @ part.
     return parts[0].T @ (parts[1] * scale[:, None]) if len(parts) == 2 else scale @ parts[0]

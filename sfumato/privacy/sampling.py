@@ -54,8 +54,8 @@ def assign_processes(
 
     Returns (n,) int64.
 
-    Guarantee: one entry more or less moves no other entry to another process. This matters because
-    another process might compute the entry's row slightly differently.
+    Guarantee: adding or removing one entry does not change how the other entries are distributed
+    over the processes. This matters because two processes might compute a row slightly differently.
     """
     return generator.integers(processes, size=len(chosen))
 

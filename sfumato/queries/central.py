@@ -27,9 +27,10 @@ def central_norm(shape: Shape, settings: Central) -> float:
 def mode_rows(images: Tensor, labels: Tensor, classes: int, bins: int) -> Rows:
     """Assign every pixel of an image to one of `bins` equal bins of [0, 1].
 
-    Returns (B, classes) ⊗ (B, bins·d'), with d' = C·H·W. For each pixel value, the entry of its bin
-    is 1, in the row of the image's class. All other entries are 0, so the norm is √d'. An image
-    with any non-finite pixel gets a zero row. Values outside [0, 1] count in the outer bins.
+    Returns (B, classes) ⊗ (B, bins·d'), with d' = C·H·W. Each pixel value sets one entry to 1: the
+    entry of the image's class, the pixel value's bin and its position. All other entries are 0, so
+    the norm is √d'. An image with any non-finite pixel gets a zero row. Values outside [0, 1] count
+    in the outer bins.
     """
     rows = images.flatten(1)
     finite = rows.isfinite().all(dim=1)

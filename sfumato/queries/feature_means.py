@@ -69,9 +69,9 @@ def query_feature_means(
     Returns (K, classes) float32 on the CPU, for `fit_generator`; with several labels,
     (K, classes + 1), because of the extra column of `label_rows`.
 
-    Guarantee: one image more or less moves the sum by at most 1 in L2, because both φ and the row
-    of the image's labels have norm at most 1. A row is a function of its image only, to the last
-    bit.
+    Guarantee: adding or removing one image changes the sum by at most 1 in L2, because both φ and
+    the row of the image's labels have norm at most 1. A row is a function of its image only, to the
+    last bit.
 
     Source: FETA-Pro Eq. 5.
     """
@@ -156,7 +156,7 @@ Part = Annotated[float, Field(gt=0, lt=1)]
 class About(Strict):
     """Form of `features.json`. Each stage has a subclass."""
 
-    # Class of the features. Its arguments are all fields of the subclass except `deviation`.
+    # Class of the features. `rebuild` passes all fields of the form except `deviation` to it.
     # A subclass that overrides `rebuild` does not set `kind`
     kind: ClassVar[type[FourierFeatures] | type[CosineMoments]]
     tensor: ClassVar[str] = "embedding"  # name of the released tensor and of its file

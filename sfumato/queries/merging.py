@@ -99,8 +99,8 @@ def check_owner(
         planned = Mechanism(**plans[query.stage]["mechanism"]).to_json()
         if query.records.owners != declared or len(declared) == 1:
             problem = (
-                f"{query.path} and {queries[0].path} do not declare the same datasets as sharing "
-                "no person, so they come from different merges: repeat the merge"
+                f"{query.path} and {queries[0].path} come from different merges, because they list "
+                "different datasets without common persons: repeat the merge"
             )
             if query.records.owners == declared:
                 problem = (
@@ -200,7 +200,8 @@ def merge_means(
     means = [load_means(stage, release.path, plan=plan) for release in releases]
     # `load_means` has checked the form of these files.
     about = [read_json(release.path / "features.json") for release in releases]
-    # All other files define the features. features.json is compared separately, below.
+    # These three files may differ. All other files must be equal, because they define the features.
+    # features.json is compared below, without its deviation.
     varying = {f"{KIND_OF[stage].tensor}.safetensors", "features.json", PRIVACY}
     maps = [
         {

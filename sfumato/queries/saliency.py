@@ -32,8 +32,8 @@ def query_saliency(charge: Charge, gradients: Gradients) -> dict[str, Tensor]:
 
     Returns one noisy vector per candidate, (size,) float64, on the CPU.
 
-    Guarantee: one image more or less moves the sum, over all candidates together, by at most
-    `max_norm` in L2.
+    Guarantee: adding or removing one image changes the sum, over all candidates together, by at
+    most `max_norm` in L2.
     """
     total = gradient_sum(gradients, charge).cpu()
     released = charge.release(total, max_norm=gradients.max_norm).double() / gradients.public_batch

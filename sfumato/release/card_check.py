@@ -16,7 +16,7 @@ STATED = "as its card states"
 
 
 class Cost(TypedDict):
-    """Cost for one person of everything behind a release.
+    """Privacy cost of all charges behind a release, for one protected unit.
 
     adjacency: neighbour relation; units: protected units.
     """
@@ -130,8 +130,8 @@ def check_card(
     number = {name: int(np.count_nonzero(kinds == name)) for name in card.get("kinds", ("plain",))}
     if sum(number.values()) != len(images):
         raise ValueError(
-            "kinds.npy contains kinds that the card does not list, expected only kinds from the "
-            f"card: {', '.join(number)}"
+            "kinds.npy contains kinds that the card does not list: expected only "
+            f"{', '.join(number)}"
         )
     found = {
         "images": len(images),

@@ -72,7 +72,7 @@ def mark_of(sources: Collection[str]) -> Mark:
 def save_npz(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
     """Write one archive: `images` (N, H, W, C) uint8, `labels`, `classes` and `kinds`.
 
-    If `mark.everywhere`, the comment of the archive is the mark.
+    If `mark.everywhere` is true, the mark is written as the comment of the zip archive.
     """
     archive = io.BytesIO()
     classes = np.array(image_set.classes, dtype=np.str_)
@@ -216,10 +216,10 @@ def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, ma
 def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
     """Return one valid folder name per class, in alphabetical order.
 
-    A folder has the name of its class if this is possible for all classes. Otherwise, all names
-    begin with the number of the class. Numbers are necessary if the class names are not in
-    alphabetical order, or if one of them is empty, looks like a spreadsheet formula, or equals
-    another name except for upper and lower case.
+    A folder has the name of its class, with "_" for characters that file names cannot contain. All
+    names begin with the number of the class if the names are not in alphabetical order, or if one
+    of them is empty, looks like a spreadsheet formula, or equals another name except for upper and
+    lower case.
     """
     safe = [re.sub(r'[\x00-\x1f/\\:*?"<>|]', "_", name).strip(" .") for name in classes]
     alike = {name.casefold() for name in safe}

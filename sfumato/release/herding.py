@@ -1,12 +1,12 @@
-"""Kernel herding: keep drawn images so that their mean is as near as possible to the released mean.
+"""Kernel herding: choose drawn images whose mean features are near the released means.
 
 Herding costs no privacy.
 
-Further fitting of a generator cannot remove faults that change the mean by less than the noise.
-Herding leaves out images with such faults. One example is a generator that draws a plain coloured
-disc in one of twenty images.
+Longer fitting of a generator cannot remove a fault that changes the mean features by less than the
+noise. Example: one image in twenty shows only a plain coloured disc. Images with such a fault have
+small inner products with the released means, so `nearest_mean` leaves them out.
 
-Source: Chen, Welling and Smola 2010, for random Fourier features of the kernel.
+Source: Chen, Welling and Smola 2010. Here, random Fourier features approximate the kernel.
 """
 
 from collections.abc import Callable
@@ -85,10 +85,10 @@ def herded(
 
 
 def shares(number: int, among: int) -> list[int]:
-    """Divide a number of images to keep among the parts of a class.
+    """Return how many images to keep in each part of a class.
 
-    A class of `among` images is split into parts of TOGETHER images. Of the class, `number` images
-    are kept.
+    number: images of the class to keep;
+    among: all images of the class, which are split into parts of TOGETHER images.
     """
     ends = [number * min(end, among) // among for end in range(0, among + TOGETHER, TOGETHER)]
     return np.diff(ends).tolist()
@@ -108,7 +108,8 @@ def feature_cells(features: FourierFeatures, images: Tensor, cells: Tensor) -> T
 def nearest_mean(rows: Tensor, target: Tensor, number: int) -> Tensor:
     """Choose rows one by one, so that their mean approaches the target.
 
-    Up to a tenth of all rows is never chosen: the rows with the smallest products with the target.
+    The tenth of the rows with the smallest inner products with the target is never chosen. Fewer
+    rows are excluded if this would leave fewer than `number`.
 
     rows: (N, d), all of the same norm;
     target: (d,).

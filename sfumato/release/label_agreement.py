@@ -1,7 +1,8 @@
 """Decide whether the teacher's labels fit drawn images. This costs no privacy.
 
-A teacher that was trained on few real images may classify these well, but drawn images no better
-than by chance. Classifiers then learn more from the classes that were requested from the models.
+A teacher that was trained on few real images may classify real images well, but drawn images no
+better than by chance. In this case, classifiers learn more if each image is labelled with the class
+that was requested from the model.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,10 @@ LABELS_COMPARED = 1000  # Largest number of drawn images whose two labels are co
 def labels_fit(
     drawn: Callable[..., Drawn], settings: Synthesize, teacher: TeacherNetwork, seed: int
 ) -> bool:
-    """Return whether the teacher should label the release, by `settings.least_agreement`.
+    """Return False if the teacher's labels agree too little with the requested classes.
+
+    The minimum is `settings.least_agreement`. Returns True without a comparison if none is
+    required, if there are only public images, or if images have several labels.
 
     drawn: function that draws images, such as `draw_mixture`. Public images are not compared.
     """

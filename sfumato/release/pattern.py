@@ -1,10 +1,10 @@
 """A keyed pattern in released pictures, which survives JPEG.
 
 Programs can use it to detect that pictures were generated. In each block of 8×8 pixels, one
-coefficient of a middle frequency is rounded to an even or an odd multiple of STEP. For each place
-of a block in the picture, and for each range of its mean grey level, the key decides between even
-and odd. The key does not depend on any image, so the pattern costs no privacy. The key is public,
-so anyone can check the pattern, or remove it. Source: Chen and Wornell 2001.
+coefficient of a middle frequency is rounded to an even or an odd multiple of STEP. Even or odd
+depends on the key, the block's place in the picture, and the range of the block's mean grey level.
+The key does not depend on any image, so the pattern costs no privacy. The key is public, so anyone
+can check the pattern, or remove it. Source: Chen and Wornell 2001.
 """
 
 import hashlib
@@ -115,8 +115,8 @@ def released_score(
             images.append(np.asarray(resized).reshape(height, width, channels))
     if not images:
         raise DataError(
-            f"no picture can be compared with the release: its images have {width}×{height} pixels "
-            f"and {channels} channel(s). Name pictures with the same aspect ratio and number of "
+            f"no picture can be compared with the release, whose images have {width}×{height} "
+            f"pixels and {channels} channel(s): give pictures with this aspect ratio and number of "
             "channels"
         )
     return len(images), pattern_score(np.stack(images), key)

@@ -168,7 +168,7 @@ def what_was_released(artifact: Artifact) -> Facts:
             "in_classes": (
                 f"in {number} classes"
                 if labels.ndim == 1
-                else f"with any number of {number} labels each"
+                else f"with none, one or several of {number} labels each"
             ),
             "sources": [
                 (name, grouped(number)) for name, number in sorted(card["sources"].items())

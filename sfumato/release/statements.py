@@ -114,7 +114,7 @@ def croissant_record(facts: Facts, files: Mapping[str, str], folder: str) -> dic
         FORMS["croissant"],
         facts | {"distribution": [filled(FORMS["file"], one) for one in distribution]},
     )
-    # The form describes a table with one column of labels
+    # The form `table` describes one column of labels. If images have several labels, it is left out
     if PARQUET in files and LABEL_TABLE not in files:
         record["recordSet"].append(filled(FORMS["table"], {"parquet": PARQUET}))
     return record

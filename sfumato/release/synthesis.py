@@ -40,7 +40,7 @@ from sfumato.training.training_sets import public_training_set
 Drawn = tuple[Tensor, Tensor, np.ndarray]
 
 
-# Parts of N images, each (B, C, H, W) float32 in [0, 1], and the labels of all images.
+# N images in parts, each part (B, C, H, W) float32 in [0, 1], and the labels of all N images.
 # Labels are (N,) int64 or, if images have several labels, (N, classes) uint8.
 Parts = tuple[Iterator[Tensor], Tensor]
 

@@ -61,8 +61,9 @@ def vary(
     """Distort or blend some of the images, as `settings` state.
 
     With `settings.relabel`, the teacher then labels all images. Each label keeps the share of
-    images that was requested from the models: among all images if these have several labels,
-    otherwise among plain images only, or among each kind of images, as `settings.shares` states.
+    images that was requested from the models. If images have several labels, the shares refer to
+    all images. Otherwise, `settings.shares` states whether the shares refer to plain images only,
+    or to each kind of images separately.
 
     images: (N, C, H, W) uint8, in random order. Varied images replace the originals in place;
     labels: (N,) int64, requested from the models;
@@ -90,7 +91,7 @@ def vary(
         seen = probabilities_of(teacher, images)
         numbers = requested.bincount(minlength=teacher.classes)
         if settings.shares == "each":
-            # From the labels of all images, because counts among the plain ones vary at random
+            # Labels of all images are counted, because the counts of plain images vary at random
             numbers = labels.bincount(minlength=teacher.classes) * plain / len(images)
         offsets = {PLAIN: share_offsets(seen[:plain], numbers)}
         shares = at_shares(seen, offsets[PLAIN])

@@ -140,7 +140,7 @@ def check_ledger(folder):
     yield 0 < delta <= 1 / size, f"delta: {delta:g}, expected at most 1 / {size}"
     yield from check_epsilon(ledger, content_of(folder / "card.json"))
     odometer = ledger["odometer"]
-    text = f"{odometer['charges']} charge(s) on {odometer['dataset_id']!r}; none may be missing"
+    text = f"{odometer['charges']} charge(s) on {odometer['dataset_id']!r}; all must be listed"
     yield odometer["complete"], f"odometer: {text}"
 
 
@@ -199,7 +199,7 @@ def mechanism_of(event):
 
 
 def exact_epsilon(parts, delta):
-    """Return the smallest epsilon of Gaussian noise on sums over all images, rounded up."""
+    """Return epsilon of all mechanisms together, rounded up. Each must draw all images."""
     mu = math.sqrt(math.fsum(uses / sigma**2 for sigma, _, uses in parts))
     low = 0.0
     high = renyi_epsilon(parts, delta)

@@ -97,10 +97,10 @@ def prefers_bfloat16(model: nn.Module) -> bool:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run PyTorch on one thread, from one Python thread at a time.
+    """Limit PyTorch to one thread. Only one Python thread at a time can be in the block.
 
-    The number of threads applies to the whole process. For a batch of one image, several threads
-    are slower, and they may split a sum in different ways.
+    The limit applies to the whole process. For a batch of one image, several threads are slower.
+    They may also add up numbers in another order, which changes the last bits of the result.
     """
     with ONE_AT_A_TIME:
         before = torch.get_num_threads()

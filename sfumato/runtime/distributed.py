@@ -1,6 +1,6 @@
 """Run one stage in many processes, as `torchrun` starts them.
 
-In a single process, each function uses and returns only the values of this process.
+Without `torchrun`, the functions work on the values of the only process.
 
 Only the first process has a charge: it draws, adds the noise and writes the artifact. Each other
 process reads its share of the images in a draw, but never a sum over all images. All processes
@@ -84,7 +84,7 @@ def agree(tensors: Iterable[Tensor], *plain: object) -> None:
     processes.
 
     The tensors are copied because results of different processes may differ in the last bits.
-    Raises ConfigError in all processes if `plain` or a copied byte differs in one of them.
+    Raises ConfigError in all processes if they differ in `plain` or in the sum of the copied bytes.
     """
     if world_size() > 1:
         tensors = [*tensors]

@@ -31,13 +31,15 @@ def is_url(path: str | None) -> bool:
 
 
 def without_secrets(path: str | None) -> str | None:
-    """Return the path, but refuse two kinds of URL: URLs with credentials, because settings are
-    committed to git, and URLs that keep copies of their files elsewhere.
+    """Return the path. Raise ValueError for a URL with @, ? or ::.
+
+    With @ or ?, a URL may contain credentials, and settings are committed to git. With ::, copies
+    of the files may be stored where others can read them.
     """
     if path is not None and is_url(path):
         if "::" in path:
             raise ValueError(
-                "a URL with :: may keep copies that others can read: give one URL without ::"
+                "a URL with :: may store copies that others can read: give one URL without ::"
             )
         if "@" in path or "?" in path:
             raise ValueError(

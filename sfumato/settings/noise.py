@@ -36,16 +36,18 @@ def at_epsilon(epsilon: float, table: Mapping[float, float]) -> float:
 
     for key in table:
         if not is_positive(key):
-            raise ValueError(f"{key!r} is a key of a table by ε: expected a positive number")
+            raise ValueError(f"{key!r} is not a value of ε: expected a positive number")
     if not table:
-        raise ValueError("the table by ε is empty: expected at least one entry 'ε: value'")
+        raise ValueError(
+            "the table of values by ε is empty: expected at least one entry 'ε: value'"
+        )
     entries = sorted(table)
     return float(np.interp(math.log(epsilon), np.log(entries), [table[key] for key in entries]))
 
 
 def noise_at(epsilon: float, table: Mapping[float, object]) -> str:
     """Return the share at `epsilon` from a table by ε, such as {1: "30%", 10: "5%"}. Between two
-    entries, the share is a power of ε.
+    entries, the share is proportional to a power of ε.
 
     Raises ValueError if an entry is not a positive ε and a share.
     """

@@ -32,7 +32,7 @@ class TimestepMixture(NoiseLaw):
     law: Literal["timesteps"] = "timesteps"
     # Weight wᵢ of each range
     weights: Annotated[tuple[Scale, ...], Field(min_length=1)] = (0.05, 0.9, 0.05)
-    # Ends of the ranges: increasing integers from 0 to 1000, one more than the number of weights
+    # Ends of the ranges: increasing integers from 0 to 1000. n weights need n + 1 ends
     bounds: Annotated[tuple[int, ...], Field(min_length=2)] = (0, 200, 800, 1000)
 
     @model_validator(mode="after")

@@ -26,8 +26,10 @@ Classes = tuple[str, ...] | Literal["all"]
 
 
 def parse_groups(text: str) -> Groups:
-    """Parse the rule for finding persons' ids: a CSV file, a column, the order of folders, or a
-    pattern.
+    """Parse the rule for finding persons' ids.
+
+    The text is the path of a CSV file, the nesting of folders ("class/person" or "person/class"),
+    the name of a column, or a pattern.
     """
     if text == "class/person":
         return Groups(folder=True)

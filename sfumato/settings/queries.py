@@ -31,7 +31,7 @@ class Central(QuerySettings):
 
 
 class FeatureMap(Strict):
-    """A public map of images. Random Fourier features of its outputs are released."""
+    """A public map (a function of an image), and the kernel that makes features of its outputs."""
 
     map: str = "pixels"  # Public map: one of FEATURES (sfumato/features)
     # Kernel whose random features are released. With `linear`, the map's outputs themselves are
@@ -40,7 +40,8 @@ class FeatureMap(Strict):
     # Length scales of the kernel, each divided by the square root of the map's number of outputs.
     # Example: 28×28 pixels are 784 outputs, so 0.366 means a length scale of 0.366 · 28 = 10.25
     length_scales: Annotated[tuple[Scale, ...], Field(min_length=1)] = (0.366, 0.183)
-    # Share of this map in the squared norm of all features, relative to the other maps
+    # Weight of this map. Its share of the squared norm of all features is this weight, divided by
+    # the sum of the weights of all maps
     weight: Scale = 1.0
     # Side of square blocks, in pixels. The map gets the means of these blocks instead of the pixels
     block: Literal[1, 2, 4, 8] = 1
@@ -139,16 +140,17 @@ class OwnNetwork(Strict):
 
 
 class TeacherMap(Strict):
-    """One of several public maps of an image, whose outputs are concatenated."""
+    """One of several public maps (functions of an image). Their outputs are concatenated."""
 
     map: str  # Public map, with the same values as teacher.feature
     network: OwnNetwork | None = None  # The owner's network, for the map `own`
-    # Share of this map in the squared norm of all features, relative to the other maps
+    # Weight of this map. Its share of the squared norm of all features is this weight, divided by
+    # the sum of the weights of all maps
     weight: Scale = 1.0
 
 
 # Defaults of `Teacher`: the first number for ε up to 1, the second for ε from 10 on. In between, a
-# default is a power of ε
+# default is proportional to a power of ε
 TEACHER_CONSTANTS: dict[str, dict[str, tuple[float, float]]] = {
     "public": {
         "dimension": (256, 512),
@@ -173,9 +175,9 @@ TEACHER_CONSTANTS: dict[str, dict[str, tuple[float, float]]] = {
 class Teacher(QuerySettings):
     """A linear classifier on public features, trained by noisy gradient steps.
 
-    Use few steps with a high learning rate: each step releases as many numbers as the classifier
-    has weights. Most defaults depend on `fitted_on` and on privacy.epsilon. The defaults below are
-    for `fitted_on: public` and ε = 10.
+    Use few steps with a high learning rate. Each step is a noisy release, so more steps need more
+    noise in each step, or more ε. Most defaults depend on `fitted_on` and on privacy.epsilon. The
+    defaults below are for `fitted_on: public` and ε = 10.
     """
 
     chooser: ClassVar[str] = "feature"
@@ -222,8 +224,8 @@ class Teacher(QuerySettings):
             return given
         if given.get("network") is not None:
             raise ValueError(
-                "teacher.network belongs to teacher.feature: with teacher.features, set `network` "
-                "in the map's entry"
+                "teacher.network applies only to teacher.feature. With teacher.features, set "
+                "`network` in the entry of the map that uses it"
             )
         rest = {key: value for key, value in given.items() if key != "feature"}
         if len(listed) > 1:
@@ -275,10 +277,10 @@ class Learned(Strict):
 
 
 class Embedding(QuerySettings):
-    """Noisy joint Fourier embedding, as in `frequency`, of features learned from earlier releases.
+    """Noisy class means of random Fourier features, as in `frequency`.
 
-    Some features come from the teacher, the others from a network trained on the generator's
-    images.
+    The Fourier features are computed from the teacher's features, and from the features of a
+    network trained on the generator's images.
     """
 
     noise: Noise = "2%"

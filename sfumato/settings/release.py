@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from sfumato.settings.fields import Fraction, Positive, Scale, Settings, Strict
 from sfumato.settings.stages import STAGES
 
-# Values of OpenDP's Deployments Registry
+# Kinds of publisher, and sectors, in OpenDP's Deployments Registry
 Publisher = Literal["Government", "Industry", "Nonprofit"]
 Sector = Literal["Technology", "Healthcare", "Education", "Government", "Energy", "Finance"]
 # categories of Regulation (EU) 2025/327 (EHDS), Article 51, by their codes in the EU's vocabulary
@@ -108,8 +108,8 @@ class Synthesize(Settings):
     # teacher tends to confuse with the image's own class. Requires `relabel`
     mixed: Fraction = 0.0
     # Kinds of image in which `relabel` keeps the requested shares of the classes. `plain`: only in
-    # plain images; distorted and mixed images are then labelled by the same rule. `each`:
-    # separately in plain, in distorted and in mixed images
+    # plain images; the rule found for these also labels distorted and blended images. `each`:
+    # separately in plain, in distorted and in blended images
     shares: Literal["plain", "each"] = "plain"
     # Add the teacher and the networks that draw the images to the release. Recipients can then draw
     # any number of images (`sfumato.stream`). Requires a source with a network that the recipe
@@ -131,7 +131,7 @@ class Synthesize(Settings):
             )
         if (self.mixed > 0 or self.distorted > 0) and not self.relabel:
             raise ValueError(
-                "distorted and mixed images can only have the teacher's labels: set relabel: true"
+                "distorted and blended images can only have the teacher's labels: set relabel: true"
             )
         return self
 

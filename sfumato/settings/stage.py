@@ -71,7 +71,7 @@ class Stage:
         inputs: Stages whose artifacts it reads, and "public" for the public set.
         optional: Inputs whose stage need not be in `run`.
         seeded: True if it draws public randomness from `seed`.
-        network: True if it depends on the parameters of the diffusion model.
+        network: True if it depends on the section `model`, the settings of the diffusion model.
         shows_epsilon: True if it prints ε while it runs, and so depends on δ.
         owned: True if it reads the section `release`.
         shared: True for a free stage whose work is shared by many processes. The work of a query is

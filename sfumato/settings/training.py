@@ -22,7 +22,7 @@ from sfumato.settings.stages import STAGES
 class Classifier(Settings):
     """A classifier trained on the public set only."""
 
-    validation: ClassVar[float] = 0.1  # Share of the public images used to measure its accuracy
+    validation: ClassVar[float] = 0.1  # Share of the public images on which accuracy is measured
     batch: ClassVar[int] = 128  # Images per step
 
     # Architecture: `residual` is a ResNet. `whitened` begins with a layer that whitens patches,
@@ -43,7 +43,7 @@ class Select(Settings):
     """
 
     chooser: ClassVar[str] = "by"
-    # Criterion: `votes` of `histogram`, or labels by `teacher`
+    # Criterion: `votes` (released by the stage `histogram`) or `teacher` (the teacher's labels)
     by: Literal["votes", "teacher"] = "votes"
     # Share of the public classes to keep, but at least one class; 1: all classes, so that no
     # histogram is needed. It applies to selection by votes

@@ -31,7 +31,7 @@ class PrivacyFile:
     """Form of `privacy.json`.
 
     files: sha256 of each file, by its name; records: records by id; apart: ids of merged data sets
-    that share no person (`owners` of `Records`).
+    whose owners declared that no person is in two of them (see `Records.owners`).
     """
 
     schema: int
@@ -81,7 +81,9 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
 def read_kept(path: Path, stage: str, digest: str | None, pay: str) -> str:
     """Check a run's copy of a release, and return the sha256 of its `privacy.json`.
 
-    digest: expected sha256, None if it is unknown; pay: setting that pays for the release again.
+    digest: expected sha256 of `privacy.json`, None if it is unknown;
+    pay: setting with which the owner pays for the release again, for the message.
+
     Raises DataError if the copy contains a link or differs from what was released.
     """
     cure = (
@@ -108,13 +110,12 @@ def refuse_links(*folders: Path) -> None:
 def how_to_repair(stage: str) -> str:
     """Describe how to replace an invalid artifact.
 
-    The cache is made writable first, because DVC does not verify read-only files of its cache.
+    The text contains `chmod`, because DVC does not verify read-only files in its cache.
     """
     return (
-        "If you received this folder, fetch it again. In its project, run "
-        "`chmod -R u+w .dvc/cache` and `dvc repro`: DVC then verifies its cache and rebuilds "
-        f"what is damaged; without DVC, run `stage {stage}` instead. A query then restores its "
-        "kept release at no cost"
+        "If you received this folder, fetch it again. In the project that made it, run "
+        f"`chmod -R u+w .dvc/cache` and `dvc repro` or, without DVC, `stage {stage}`. Damaged "
+        "files are then replaced, and a query restores its kept release at no cost"
     )
 
 

@@ -61,7 +61,7 @@ class PlainYaml(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[
             raise ValueError(f"the number {node.value[:24]}… is too large")
         # In YAML 1.2, octal numbers, 1_000, 1:30 and 0b1 are text or different numbers
         if re.fullmatch(r"[-+]?0[0-9b_].*|.*[_:].*", node.value):
-            unsure = "is one number to some programs, and text or another number to others"
+            unsure = "is read differently by different programs, as numbers or as text"
             raise ValueError(
                 f"{node.value} {unsure}: write plain decimal digits, or text in quotes "
                 f"('{node.value}')"

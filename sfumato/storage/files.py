@@ -36,9 +36,9 @@ def temporary_name(path: Path) -> Path:
 def reading(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file.
 
-    If the machine fails while the file is read, the error names the file, even if a library
-    replaces that error with its own. Raises ValueError at once for a pipe, a socket or a device,
-    which may never answer.
+    If the disk, the mount or the memory fails (`is_failure`), the original error is raised, even if
+    a library replaced it with its own. An OSError then names the file. Raises ValueError at once
+    for a pipe, a socket or a device, which may never answer.
     """
     try:
         mode = path.stat().st_mode
@@ -71,7 +71,7 @@ def files_in(folder: Path, pattern: str) -> list[Path]:
 def entries_below(folder: Path) -> Iterator[str]:
     """Yield the path of everything below a folder, sorted. An unreadable folder is skipped.
 
-    Raises OSError if the machine fails; `os.walk` would ignore that.
+    Raises OSError if the disk or the mount fails (`is_failure`); `os.walk` would ignore that.
     """
 
     def refuse(error: OSError) -> None:

@@ -55,7 +55,10 @@ def in_use(state: Path, dataset_id: str = ANY) -> Iterator[None]:
 
 
 def use_until_the_end(state: Path, dataset_id: str = ANY) -> None:
-    """Mark a dataset as `in_use` until the `stage` command or, without one, the process ends."""
+    """Mark a dataset as in use until the `stage` command ends.
+
+    If no `stage` command runs, the mark lasts until the process ends.
+    """
     until_the_end.enter_context(in_use(state, dataset_id))
 
 

@@ -178,8 +178,8 @@ class Journal:
         """Return whether the first `begin` of a journal with these lines was killed before the
         journal had an anchor.
 
-        Guarantee: such a journal has no charge. Every entry after the first needs the anchor, and
-        is on disk before an image is drawn; the key and the images are stored after the anchor.
+        Guarantee: such a journal has no charge. A charge needs the anchor, and its entry is on disk
+        before an image is drawn. The dataset's key and images are stored only after the anchor.
         """
         if self.key.exists() or self.images.exists() or self._aside():
             return False

@@ -1,4 +1,4 @@
-"""Grids of images as PNG files. No function here decides what is released."""
+"""Grids of images as PNG files."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def git(*words: str) -> tuple[int, str]:
     environment = {
         name: value for name, value in os.environ.items() if name not in NAMING_A_REPOSITORY
     }
-    # Otherwise git could run a program that the repository names, to fetch a missing object.
+    # With this variable, git runs no program that the repository names to fetch a missing object.
     environment["GIT_ALLOW_PROTOCOL"] = "none"
     try:
         done = subprocess.run(
@@ -79,9 +79,8 @@ def git(*words: str) -> tuple[int, str]:
 def in_git(path: Path) -> bool:
     """Return whether git would track a file: it is in a work tree that does not ignore it.
 
-    If git refuses a repository because another account owns it, the file counts as tracked. The
-    exception is a repository that `is_foreign`, such as one in a shared folder above: git tracks
-    nothing there.
+    Git refuses a repository that another account owns. The file then counts as tracked, unless
+    `is_foreign` is true, for example for a repository in a shared parent folder.
     """
     path = path.resolve()
     root = next((folder for folder in path.parents if (folder / ".git").exists()), None)
@@ -92,8 +91,9 @@ def in_git(path: Path) -> bool:
 
 
 def is_foreign(root: Path) -> bool:
-    """Return whether neither this account nor root owns the repository (the folder `.git`), and
-    this account does not own the folder that contains it.
+    """Return True if other accounts own a repository's folder `root` and `root/.git`.
+
+    The superuser counts as another account for `root`, but not for `root/.git`.
     """
     if not hasattr(os, "geteuid"):  # Windows has no user ids
         return False

@@ -25,7 +25,7 @@ def amp_gradient(
     Here, θ are the parameters, and Δ* is a perturbation that roughly maximises L(θ + Δ) within
     ‖Δ‖₂ ≤ γ, where γ is `amp.radius`. On return, and on an exception, θ has exactly its former
     values. Without `amp`, or with γ = 0, the plain gradient ∇L(θ) is set. The caller's optimiser
-    then descends from θ along `.grad`. (RPGen's Eq. 5 has a plus there, which is a misprint.)
+    then descends from θ along `.grad`. (The plus sign of this step in RPGen's Eq. 5 is a misprint.)
 
     losses: function that computes L at the current values of the parameters. It yields scalars that
     add up to L, such as the losses of parts of a batch. Each scalar is differentiated before the

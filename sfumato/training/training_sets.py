@@ -47,17 +47,17 @@ def training_sets(
 def load_central(directory: Path, shape: Shape) -> tuple[Tensor, Tensor]:
     """Load all releases of `stage central`: ((R·M, C, H, W) float32 in [0, 1], (R·M,) int64).
 
-    There are R releases for M classes. If these contain a histogram for each pixel, the value of a
-    pixel is the midpoint of its fullest bin. In all releases, a median blur of each channel then
-    removes noise, at no cost. shape: (C, H, W) of the sensitive images. Raises DataError for a
-    release of another shape.
+    Each of the R releases has one image for each of the M classes. If the releases contain a
+    histogram for each pixel, the value of a pixel is the midpoint of its fullest bin. In all
+    releases, a median blur of each channel then removes noise, at no cost.
+
+    shape: (C, H, W) of the sensitive images. Raises DataError for a release of another shape.
     """
     file = directory / ("mode.npy" if (directory / "mode.npy").is_file() else "mean.npy")
     released = torch.from_numpy(np.array(load_array(file)))
     if released.dtype != torch.float32 or not released.isfinite().all():
         raise DataError(
-            f"{file} may contain only finite float32 values, but does not: run `stage central` "
-            "again"
+            f"{file} contains values other than finite float32 numbers: run `stage central` again"
         )
     if (
         released.ndim != (6 if file.stem == "mode" else 5)

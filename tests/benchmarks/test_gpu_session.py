@@ -42,7 +42,7 @@ def test_the_cheap_parts_run_without_a_card(run):
     assert {line["part"] for line in found if "part" in line} >= {"ceilings", "others"}
     skipped = {line["skipped"]: line["reason"] for line in found if "skipped" in line}
     assert skipped["graph"] == "needs a GPU"
-    assert "s are left, but it needs 40 s" in skipped["stages"]
+    assert "s are left, but this part needs 40 s" in skipped["stages"]
 
 
 def test_a_part_over_its_seconds_is_cut_and_its_findings_stay(run, monkeypatch):

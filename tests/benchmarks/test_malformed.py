@@ -146,7 +146,7 @@ def test_a_damaged_file_is_read_or_refused_in_one_sentence(tmp_path, name):
 BOMBS = (
     "PNG with transparency",
     "GIF of 20,000 frames",
-    "TIFF in deep colours whose strip expands to 1 GB",
+    "TIFF in 16-bit colours whose strip expands to 1 GB",
     "DICOM, deflated, that inflates to 3 GB",
     "DICOM with a header field of 4 GB",
     "DICOM with nested sequences",

@@ -234,7 +234,7 @@ def test_an_unused_weight_has_no_gradient():
 )
 def test_a_use_without_a_rule_is_refused(use):
     """A weight that lost its gradient here would be trained less, without any sign of it."""
-    with pytest.raises(NoRuleError, match="no per-image gradient"):
+    with pytest.raises(NoRuleError, match="has no per-image gradient"):
         layer = nn.Linear(4, 4, bias=False)
         x = torch.randn(DRAWS * IMAGES, 4)
         rows_of(layer, x, lambda weights, x: use(weights["weight"], x))

@@ -141,7 +141,9 @@ def test_the_configured_extractor_draws_only_if_needed(published, short_judging)
     for images, source in ((GREY, "glyphs"), (COLOUR, "procedural")):
         found = build_extractor(Evaluate(), (images.shape[3], 12, 12), said.append)
         assert found.name == f"cnn-{source}-128" and found(images).shape == (5, 128)
-        assert said.pop() == f"feature network on drawn images ({source})"
+        assert (
+            said.pop() == f"training of a feature network on computer-generated images ({source})"
+        )
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 12, 40), (1, 64, 50)])

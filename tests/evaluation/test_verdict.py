@@ -68,11 +68,11 @@ def test_a_teacher_that_beats_real_training_is_the_ruler():
         and found["level"] == "fair"
     )
     assert (
-        "The teacher (85 %) defines what there is to learn, because the best classifier trained on "
-        "the real images reaches only 68 %" in found["sentence"]
+        "The result of the teacher (85 %) counts as 100 % of what there is to learn, because the "
+        "best classifier trained on the real images reaches only 68 %" in found["sentence"]
     )
     assert judged(0.66, real=0.678)["level"] == "good"
-    assert "defines what" not in judged(0.66, real=0.9, teacher=teacher)["sentence"]
+    assert "counts as" not in judged(0.66, real=0.9, teacher=teacher)["sentence"]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_handful_of_images_per_class_is_not_judged(labels):
 def test_the_verdict_says_whether_public_images_joined():
     chosen = {"chosen": "without public images", "agreement": {}}
     assert (
-        "The release was made without public images, after classifiers trained with and without "
-        "public images had been compared." in judged(0.89, mixture=chosen)["sentence"]
+        "The release was made without public images. To choose this, classifiers trained with and "
+        "without public images were compared." in judged(0.89, mixture=chosen)["sentence"]
     )
     assert "public" not in judged(0.89)["sentence"] + judged(0.89, mixture=None)["sentence"]

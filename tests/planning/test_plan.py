@@ -310,7 +310,7 @@ def test_phases_share_the_steps_by_their_parts():
         ({"recipe": "full", "public": {"enabled": False}}, r"public\.enabled was removed: .*run"),
         (
             {"recipe": "full", "select": {"by": "votes"}},
-            "select.ratio=.* requires the votes of histogram",
+            "select.ratio=.* the votes of the stage `histogram`",
         ),
         (
             {"recipe": "dp-feta-mode", "central": {"max_norm": 3.0}},

@@ -63,7 +63,7 @@ def test_a_project_in_a_larger_repository_has_a_root_workflow(folder, here):
     workflow = yaml.safe_load(file.read_text())
     assert workflow["defaults"] == {"run": {"working-directory": folder}}
     assert (root / workflow["defaults"]["run"]["working-directory"]).samefile(out)
-    assert any(file.name in line and "Commit it too" in line for line in said)
+    assert any(file.name in line and "Commit this file too" in line for line in said)
     (line,) = [
         line for line in (out / "README.md").read_text().splitlines() if line.startswith("git add")
     ]

@@ -1,4 +1,4 @@
-"""One group of images more or less moves every sum by at most what one image could: on real
+"""Adding or removing one group of images changes every sum by at most what one image could: on real
 networks, for every query.
 
 The charges here are real, with noise so small that the sum shows through.

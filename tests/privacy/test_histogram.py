@@ -1,5 +1,5 @@
-"""One image more or less changes only its own votes: on a trained network, also where rounding
-decides the class.
+"""Adding or removing one image changes only its own votes: on a trained network, also where
+rounding decides the class.
 """
 
 import copy

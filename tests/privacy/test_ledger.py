@@ -234,7 +234,7 @@ EDITS = {
     ),
     "a claim of groups": (
         lambda x: record_in(x, COUNT).update(OF_GROUPS | {"claim": "c"}),
-        "protects groups, but has a claim",
+        "protects groups, but has the key `claim`",
     ),
     "adjacency unknown": (lambda x: record_in(x, COUNT).update(adjacency="none"), "adjacency"),
 }

@@ -1,5 +1,5 @@
-"""In two processes that differ, one image or one group more or less moves every sum by at most its
-bound.
+"""In two processes that differ, adding or removing one image or one group changes every sum by at
+most its bound.
 
 A query that is `one_process` in the table of stages opens no charge in many processes.
 """

@@ -248,7 +248,7 @@ def test_a_failing_function_spends_one_use_in_silence(owner, kind):
             charge.sum(fails)
         if kind is not Refused:
             text = "".join(traceback.format_exception(failure.value))
-            assert "the next use may start" in str(failure.value)
+            assert "Other uses are not lost" in str(failure.value)
             assert f"{seen[-1]}" not in text and WHO not in text
         assert len(seen) == 20
         for _ in range(2):

@@ -1,5 +1,5 @@
-"""One image more or less moves the sum of a query by at most its bound, before noise: digits and
-awkward inputs.
+"""Adding or removing one image changes the sum of a query by at most its bound, before noise:
+digits and awkward inputs.
 """
 
 import math

@@ -1,5 +1,5 @@
-"""One image of 24×32 pixels more or less moves the sum of a query by at most its bound, before
-noise.
+"""Adding or removing one image of 24×32 pixels changes the sum of a query by at most its bound,
+before noise.
 """
 
 import functools

@@ -1,5 +1,5 @@
-"""One image with none, one or all of the labels, more or less, moves the sum of a query by at most
-its bound.
+"""Adding or removing one image, with any number of labels, changes a query's sum by at most its
+bound.
 
 Every query that takes several labels has a case here, as `test_queries.py` has of one label.
 """

@@ -416,7 +416,7 @@ def test_an_owner_whose_noise_can_be_replayed_is_refused():
 
 
 def test_an_owner_whose_releases_disagree_on_apart_is_refused():
-    different = "do not declare the same datasets"
+    different = "come from different merges"
     for owner, apart, message in (
         (Owner(), ("a", "b"), different),
         (Owner(apart=("a", "b")), (), different),

@@ -569,5 +569,5 @@ def test_the_first_half_page_answers_an_officers_questions(tmp_path):
     for said in about.values():
         assert said in told.split('<h2 id="plain">')[1].split("</section>")[0] and said not in bare
     assert "Not stated yet (set release.retention" in owners and "ot stated yet" not in bare + told
-    assert f"the probability is at most {percent_up(default_delta(HINT) * HINT)} %" in bare
+    assert f"ε fails for any of them is at most {percent_up(default_delta(HINT) * HINT)} %" in bare
     assert bare.index('id="plain"') < bare.index('id="released"')

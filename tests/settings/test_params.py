@@ -57,11 +57,14 @@ def test_a_size_of_another_form_is_refused(size):
             for noise in (0, -1, INFINITY, "0%", "100%", "lots", None)
         ),
         *(
-            ({"frequency": {"noise": table}}, "table by ε|noise for ε|is not a noise")
+            ({"frequency": {"noise": table}}, "value of ε|values by ε|noise for ε|is not a noise")
             for table in SHARES
         ),
         *(
-            ({"synthesize": {"sources": {"auxiliary": table}}}, "by ε|weight of auxiliary for ε")
+            (
+                {"synthesize": {"sources": {"auxiliary": table}}},
+                "value of ε|by ε|weight of auxiliary for ε",
+            )
             for table in WEIGHTS
         ),
         *(
@@ -105,7 +108,7 @@ def test_true_is_no_number_and_no_text(content, key):
 def test_a_fault_of_several_keys_names_its_section_only():
     with pytest.raises(ConfigError) as refusal:
         validate({"frequency": {"noise": {"one": "3%"}}}, Path("params.yaml"))
-    assert str(refusal.value).startswith("params.yaml: frequency: 'one' is a key of a table by ε")
+    assert str(refusal.value).startswith("params.yaml: frequency: 'one' is not a value of ε")
     assert "={" not in str(refusal.value)
 
 
@@ -200,7 +203,7 @@ def test_what_cannot_be_guessed_must_be_given():
     ("epsilon", "share"), [(0.5, "30%"), (1, "30%"), (10**0.5, "9.487%"), (10, "3%"), (40, "3%")]
 )
 def test_a_share_may_depend_on_epsilon(epsilon, share):
-    """Between the ends it is a power of ε: 30 · (3/30)^log10(ε)."""
+    """Between the ends, it is proportional to a power of ε: 30 · (3/30)^log10(ε)."""
     table = {1: "30%", 10: "3%"}
     params = Params(
         privacy={"epsilon": epsilon}, frequency={"noise": table}, embedding={"noise": {2: "7%"}}

@@ -87,7 +87,7 @@ def journalled(desk) -> list[str]:
 
 
 def test_numbers_pictures_and_features_are_written_privately(desk, evaluate, terminal):
-    network = "evaluate: feature network on drawn images (glyphs)"
+    network = "evaluate: training of a feature network on computer-generated images (glyphs)"
     evaluate("", "evaluate: release: lr", network, "Fidelity")
     found = measured()
     assert found["scope"] == "local" and "frechet" in found["real"]["fidelity"]

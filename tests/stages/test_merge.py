@@ -63,7 +63,7 @@ def test_two_clinics_release_together_at_their_own_epsilon(clinics, tmp_path):
     ledger = read_ledger(Path("ledger.json"))
     larger = read_budget(Path("../north/artifacts/plan/budget.json"))["epsilon"]
     assert ledger["epsilon"]["rdp"] == pytest.approx(larger, rel=1e-6)
-    clinics.check("--epsilon 5 --artifacts", "ε = 4.9", "for a person in 'south' only")
+    clinics.check("--epsilon 5 --artifacts", "ε = 4.9", "for each person in 'south'")
     card = Path("artifacts/synthesize/README.md").read_text()
     assert (
         "from 2 owners (north, south)" in card

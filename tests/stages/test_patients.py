@@ -103,7 +103,7 @@ def test_a_cap_needs_the_count(clinic):
     )
     assert record["group_weight"] == "capped at 4 images"
     clinic.params(**ARRAY | capped, run=PARAMS["run"][1:])
-    clinic.run("plan", "add the stage count", code=2)
+    clinic.run("plan", "add count to `run`", code=2)
 
 
 def test_a_plan_without_a_unit_says_so_and_is_what_it_always_was(clinic):

@@ -154,7 +154,7 @@ TWO_ROUNDS = {
 def test_repeated_free_work_restores_the_teachers_release(desk, monkeypatch):
     desk.params(**TWO_ROUNDS)
     warning = (
-        "auxiliary: choose its settings before the first run. If you change them later, these "
+        "choose the settings of auxiliary before the first run. If you change them later, these "
         "queries spend again: teacher"
     )
     desk.run("plan --dry-run", warning)
@@ -210,7 +210,8 @@ def test_a_stage_in_spend_again_and_its_users_run_once(desk, released):
     assert planned(desk) == anew  # granted: the key may stay
     desk.run(
         "plan --dry-run",
-        "already paid for again: count. To pay once more, set privacy.spend_again: {count: 2}",
+        "privacy.spend_again was already applied to: count. To pay once more, set "
+        "privacy.spend_again: {count: 2}",
     )
     # The wish is compared with the odometer, not with the last plan
     lost = Path("artifacts/plan").rename("elsewhere")

@@ -51,7 +51,7 @@ WRONG = {
         "a: 2026-99-99": "month",
         **dict.fromkeys(
             ("a: 010", "a: 1_000", "a: 1:30", "a: 0b11", "a: 1_0.5"),
-            "is one number to some programs",
+            "is read differently by different programs",
         ),
         "a: !!python/object:os.system x": "constructor",
         "a: !!timestamp x": "groupdict",

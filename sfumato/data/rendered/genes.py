@@ -1,7 +1,7 @@
-"""Genes: vectors in [0, 1)^n that replace the random stream of a drawing.
+"""Genes: numbers in [0, 1) that replace the random stream of a drawing.
 
-An image that is drawn with genes depends only on these. A gene may be an angle, or the noise of a
-texture. If a gene changes a little, the image usually changes only a little.
+A label and its genes determine the image. If a gene changes a little, the image usually changes
+only a little.
 Sources: the primary sample space (Kelemen et al. 2002), and its use in Private Evolution (Sim-PE,
 Lin et al. 2025).
 """

@@ -69,7 +69,8 @@ def font_files() -> list[Path]:
 def glyph_picture(face: ImageFont.FreeTypeFont, character: str, weight: float) -> Image.Image:
     """Draw a character in white on black, cropped to its bounds.
 
-    Its strokes are thickened by `weight` pixels, or thinned if `weight` is below -0.5.
+    The character's outline moves outwards by `weight` pixels, rounded, or inwards by one pixel if
+    `weight` is below -0.5.
     """
     stroke = max(0, round(weight))
     left, top, right, bottom = face.getbbox(character, stroke_width=stroke)

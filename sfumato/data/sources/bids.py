@@ -133,7 +133,8 @@ def rows_of_participants(table: Path, columns: Sequence[str]) -> dict[str, dict[
 def possible_labels(root: Path) -> list[str]:
     """List the columns that may contain labels, because they have few different values.
 
-    If the names of some columns mean labels, only these columns are considered.
+    If some columns have names that suggest labels, such as diagnosis or group, only these columns
+    are considered.
     """
     table = participants_of(root)
     heads = [head for head in heads_in(table) if head != PARTICIPANT]

@@ -42,11 +42,11 @@ from sfumato.settings.data import OUTER, Groups
 
 
 def read_imagefolder(request: Request, raw: Path) -> Source:
-    """Read a folder with one folder of pictures per class, sorted by name.
+    """Read a folder with one folder of pictures per class, or pictures that `tabled` lists.
 
-    Hidden files are ignored. Folders with the names of parts, such as train, are treated as parts
-    (see `split_of`). If labels are in a table or in tar files, the classes come from `request` or,
-    with several labels, from `list_labels`.
+    Class folders and their pictures are sorted by name. Hidden files are ignored. Folders with the
+    names of parts, such as train, are treated as parts (see `split_of`). If labels are in a table
+    or in tar files, `numbered` or, with several labels, `list_labels` determines the classes.
 
     If files cannot be used, raises DataError that lists all of them, now or during decoding.
     """
@@ -147,7 +147,7 @@ def list_folder(
     trained, held_out = split_of(path)
     official = bool(held_out)
     classes = sorted({folder.name for part in trained for folder in folders_in(part)})
-    # The folder of a person contains class folders, as a part does
+    # Each person's folder contains class folders, so it takes the place of a part such as train/
     if groups is not None and groups.folder == OUTER:
         trained, held_out = (
             [person for one in part for person in folders_in(one)] for part in (trained, held_out)
@@ -246,8 +246,8 @@ def unknown_class(
 def entries_of(entry: Path, nested: bool, deep: bool) -> Iterable[Path]:
     """List the pictures for an entry of a class folder.
 
-    A file is listed as it is. If the entry is a folder, `nested` lists the entries of this folder,
-    and `deep` lists all files below it.
+    A folder is replaced by its entries if `nested` or, unless it is a link, by all files below it
+    if `deep`. Any other entry is listed itself; the caller refuses folders.
     """
     if not (nested or deep) or not entry.is_dir() or (deep and entry.is_symlink()):
         return [entry]
@@ -382,7 +382,7 @@ def problems_of(files: Sequence[Place], request: Request) -> list[DataError]:
 def refusal(problems: Sequence[DataError]) -> DataError:
     """Return one error with all problems, in at most 200 lines.
 
-    If there are no problems, a file must have changed since it was first read.
+    If there are no problems, the error states that pictures changed while they were read.
     """
     if not problems:
         return DataError(

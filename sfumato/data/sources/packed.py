@@ -192,7 +192,8 @@ def kept(path: Path, fill: Callable[[Path], None]) -> Path:
 def extract(path: Path, folder: Path, allowance: Allowance) -> None:
     """Write the files of a zip or an .npz into a folder.
 
-    A file that is longer than the archive's directory states is refused.
+    No file becomes longer than its size in the zip's central directory, so `allowance` limits what
+    is written.
     """
     with (
         reading(path),
@@ -236,8 +237,8 @@ def inflate_tar(path: Path, target: Path, allowance: Allowance) -> None:
 
 
 def holds_folders(path: Path) -> bool:
-    """Return whether a tar file has folders and no labels beside its pictures, so that its folders
-    are the classes.
+    """Return whether a tar file has class folders: some entry is in a folder, and no sample has a
+    `.cls` or `.json`.
     """
     with suppress(DataError, *DAMAGED):
         if not any({"cls", "json"} & sample.keys() for sample in samples_in(path)):
@@ -249,8 +250,8 @@ def holds_folders(path: Path) -> bool:
 def extract_tar(path: Path, folder: Path, allowance: Allowance) -> None:
     """Write the files of a tar file into a folder.
 
-    `samples_in` has already refused links and devices. Python before 3.11.4, as in Debian 12, has
-    no filter that would refuse a path outside of the folder.
+    `samples_in` has already refused links and devices. Paths outside of the folder are refused
+    here, because Python before 3.11.4, as in Debian 12, has no filter for them.
     """
     home = folder.resolve()
     with (
@@ -353,7 +354,8 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
     """Write the pictures of a Parquet table into the folder `place`, under their own names if they
     have names.
 
-    Yields, for each row, the name of the picture's file under FILE, and the other cells.
+    Yields one dict per row: the cells of the columns without pictures, and the name of the
+    picture's file, with the key FILE.
     """
     from pyarrow import parquet
 

@@ -73,7 +73,7 @@ class Source:
     groups: list[str | None] | None = None
     files: Sequence[PictureFile] = ()  # private, because their names may be ids
     labels: Iterable[int | np.ndarray] = ()
-    # Values in the column `data.compare_by`, in the order of groups; private
+    # Value of each image in the column `data.compare_by`, in the order of `files`; private
     compared: Sequence[str] = ()
     held_out: int = 0
     converted: Counter[str] = field(default_factory=Counter)

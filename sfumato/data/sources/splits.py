@@ -52,8 +52,8 @@ def visible_names(folder: Path) -> list[str]:
 
 
 def is_test(name: str) -> bool:
-    """Return whether a file belongs to the hold-out: its name begins with "test", or one of its
-    words means a test part.
+    """Return whether a file belongs to the hold-out: its name begins with "test", or contains the
+    word "test" or "testing".
     """
     return name.startswith(TEST) or TEST in map(PARTS.get, words_in(name))
 
@@ -96,8 +96,9 @@ def folders_in(folder: Path) -> list[Path]:
 def split_of(path: Path) -> tuple[list[Path], list[Path]]:
     """Return the training folders and the hold-out folders in `path`, recognised by name.
 
-    Returns only `path` itself, and no hold-out, in two cases: no folder has a training name, or
-    there are folders with other names and no training folder contains a table.
+    At least one folder must be named as a training part. If some folder is not named as a part, a
+    training folder must also contain a table. Otherwise, returns only `path` itself, and no
+    hold-out.
     """
     parts = [(folder, part_named(folder)) for folder in folders_in(path)]
     train = [folder for folder, part in parts if part == TRAIN]

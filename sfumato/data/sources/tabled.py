@@ -38,11 +38,12 @@ Sample = dict[str, Member]  # the files of a sample, by suffix
 
 
 def list_metadata(request: Request, label: str) -> Listing:
-    """List the pictures of a folder with a table: metadata.csv, .jsonl or .parquet.
+    """List the pictures of a folder with a table (see `table_in`), or of a BIDS folder.
 
-    The table has the column file_name, the column that `label` names, and perhaps a column of
-    persons' ids. Each part of the folder (see `split_of`) may have its own table. Raises the errors
-    of `rows_by_file`.
+    The table has the column that `label` names, and perhaps a column of persons' ids. Another
+    column names the pictures (see `heads_of`) or, in a BIDS folder, the participants. Each part of
+    the folder (see `split_of`) may have its own table. Raises DataError if the folder or its tables
+    are unsuitable, with the errors of `rows_by_file` and `numbered`.
     """
     path = request.required_path()
     if not path.is_dir():
@@ -185,8 +186,8 @@ def numbered(rows: list[Place], official: bool, request: Request) -> Listing:
     labels = [row.label for row in rows]
     if "" in labels:
         raise DataError(
-            f"{request.path}: picture {labels.index('') + 1} (in the order of the table or the tar "
-            "files, the hold-out last) has no label: add one"
+            f"{request.path}: picture {labels.index('') + 1} has no label: add one. Pictures are "
+            "counted in the order of the table or the tar files, and hold-out pictures come last"
         )
     classes = classes_in(labels) if request.classes is None else request.classes
     numbers = {text: i for i, text in enumerate(classes)}
@@ -296,8 +297,8 @@ def samples_in(shard: Path) -> Iterable[Sample]:
                 is not member
             ):
                 raise DataError(
-                    f"{shard}: entry {number} is a second file with the same suffix in its sample: "
-                    "remove one of the two files."
+                    f"{shard}: entry {number} has the same name as an earlier entry, apart from "
+                    "capitals in the suffix: remove one of the two files."
                 )
         file.seek(archive.offset)
         if any(file.read(tarfile.BLOCKSIZE)) or archive.offset > shard.stat().st_size:
@@ -312,8 +313,10 @@ def samples_in(shard: Path) -> Iterable[Sample]:
 def sample_words(
     sample: Sample, label: str | None, group: str | None, what: str
 ) -> tuple[str, str]:
-    """Return the label and the person's id from a sample's `.cls` and `.json`; each is "" if it is
-    missing.
+    """Return the label and the person's id from a sample's `.cls` and `.json`.
+
+    A missing id is "". Raises DataError if the label is missing, or if the label or the id is
+    neither text nor a whole number.
     """
     content: dict = {}
     if "json" in sample and (label or group or "cls" not in sample):

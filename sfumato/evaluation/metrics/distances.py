@@ -2,8 +2,7 @@
 
 The distances are the Fréchet distance, the sliced distance, and the maximum mean discrepancy (MMD).
 On Inception features, the Fréchet distance is called FID, and the MMD is called KID. On other
-features, these names are not used, because the values cannot be compared with published ones. SciPy
-and scikit-learn are imported when a metric is computed.
+features, these names are not used, because the values cannot be compared with published ones.
 """
 
 import numpy as np

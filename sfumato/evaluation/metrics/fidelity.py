@@ -100,20 +100,20 @@ METRICS = {
         "whether images are clear and varied; higher is better; needs Inception", score, "inception"
     ),
     "precision_recall": Metric(
-        "`precision`, `recall`, `density`, `coverage`: how much of each set lies near the other "
-        "set; higher is better",
+        "`precision`, `density`: how much of the set lies near the hold-out; `recall`, `coverage`: "
+        "how much of the hold-out lies near the set; higher is better",
         lambda compared, reference, **_: precision_recall(compared, reference),
         yardstick=True,
     ),
     "fld": Metric(
-        "negative log-likelihood of the hold-out under Gaussians centred on the images, minus its "
-        "value for Gaussians centred on training images; lower is better, and 0 is as good as real "
-        "images",
+        "negative log-likelihood of the hold-out under Gaussians centred on the images of the set, "
+        "minus the negative log-likelihood under Gaussians centred on training images; lower is "
+        "better, and 0 is as good as real images",
         likelihood,
     ),
     "authenticity": Metric(
         "share of images farther from their nearest training image than this training image is "
-        "from its own nearest neighbour; best if equal to the value of `real`",
+        "from the next training image; best if equal to the value of `real`",
         lambda novel, **_: authenticity(*novel),
     ),
     "detector": Metric(
@@ -178,9 +178,9 @@ def fidelity(
     gap = numbers.get("generalisation_gap", 0.0)
     if gap < -20:
         warn(
-            f"{name}: training images are likelier than hold-out images (by {-gap:.0f} hundredths "
-            "of a nat per dimension), which is a sign that images were copied. Look at "
-            "neighbours.png"
+            f"{name}: generalisation_gap={gap:.0f}. Under Gaussians centred on the images of this "
+            "set, training images are likelier than hold-out images. This is a sign that images "
+            "were copied: look at neighbours.png"
         )
     about = {
         "space": extractor.name,
