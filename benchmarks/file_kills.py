@@ -331,7 +331,7 @@ def sweep(
 ) -> tuple[Counter, list[str]]:
     """Kill one command at the chosen events, and at its end.
 
-    Returns how often each state was tried, and the problems.
+    Returns the number of events, how often each of STATES was tried, and the problems.
     """
     case, tried, wrong = CASES[name], Counter[str](), list[str]()
     project, kept = begun(name, base, programs)

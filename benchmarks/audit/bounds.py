@@ -103,11 +103,12 @@ def refutes_f_dp(
 
     The probability is for a mechanism with the bound `least`, which `least_chance` returns.
 
-    Let p_i be the probability of i right guesses. For each j, `right` is the sum of
-    p_i i / canaries over i ≥ j, and `wrong` is the sum of p_i (guesses − i) / canaries over the
-    same i. If the coin of a rightly guessed canary is flipped, one guess fewer is right. So `wrong`
-    at j − 1 is at least `least(right)` at j. Both sums grow as j falls, and at j = 0 they add up to
-    at most guesses / canaries.
+    Suppose that `correct` or more right guesses have the probability `false_alarms`. For each j,
+    `right` is the probability that at least j guesses are right and that a random canary is guessed
+    rightly; `wrong` is the same for a canary that is guessed wrongly. If the coin of a rightly
+    guessed canary is flipped, its guess becomes wrong and at least j − 1 guesses are right. So
+    `wrong` at j − 1 is at least `least(right)` at j. At j = 0, `right` and `wrong` add up to at most
+    guesses / canaries. If the bounds add up to more, the assumption is false.
 
     Source: Mahloujifar, Melis and Chaudhuri 2024 (arXiv 2410.22235), Theorem 8 and Algorithm 3, for
     guesses with two possible answers, "in" and "out".

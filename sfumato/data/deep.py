@@ -177,7 +177,8 @@ def decode_deep(
         return decode_tiff(file, span, name)
     if opened.format != "PNG" or opened.getexif().get(Tag.Orientation, 1) != 1:
         raise DataError(
-            f"{name} has {bits} bits per value, but is not an upright PNG or TIFF: save it as one."
+            f"{name} has {bits} bits per value: save it as a TIFF, or as a PNG whose EXIF data does "
+            "not rotate or mirror it."
         )
     with installed("depth", name):
         from imagecodecs import png_decode

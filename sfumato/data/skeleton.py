@@ -69,7 +69,7 @@ NOUN = re.compile(rf"({'|'.join(NOUNS)})(?=(s?(id|no|nr)?)$)", re.IGNORECASE)
 # Words that are replaced although KEPT matches them: they may mean an annotation or a patient, but
 # they may also be names of persons
 FIRST_NAMES = {"ann", "pat"}
-SPARSE = 20  # numbers with a larger average distance are ids, not a counter
+SPARSE = 20  # if neighbouring numbers are further apart on average, they are ids, not a counter
 TIMES = (Base.DateTime, Base.DateTimeOriginal, Base.DateTimeDigitized)
 ABOUT = """\
 The form of a folder, made by `stage doctor --skeleton`. Look through it before you send it.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sfumato.privacy.check import Verified
     from sfumato.release.loading import Release
 
-DVC_HINTS = (  # beginnings of DVC's lines that are not printed
+DVC_HINTS = (  # lines of DVC that begin with one of these are not shown
     "Running stage",
     "Updating lock",
     "To track",

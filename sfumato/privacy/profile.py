@@ -34,7 +34,7 @@ LOW_ORDERS = tuple(order for order in ORDERS if order <= 2)
 
 @dataclass(frozen=True)
 class Profile:
-    """A composition that is (epsilons[i], deltas[i])-DP for every i.
+    """Points of a privacy profile: the composition is (epsilons[i], deltas[i])-DP for every i.
 
     epsilons: (E,) rising from 0;
     deltas: (E,) in [0, 1], never rising;

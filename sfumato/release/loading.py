@@ -207,8 +207,9 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
 
     Raises:
         DataError: The folder is not a release, a file is missing or was changed, or there are no
-            images of a requested kind. It is also raised if the card contradicts the files about
-            images, classes, kinds or units, or if it states a smaller ε than the records cost.
+            images of a requested kind. It is also raised if the card and the files disagree on the
+            images, classes, kinds or units, or if the card states a smaller ε than the records
+            cost.
     """
     folder = Path(path)
     file = folder / "privacy.json"

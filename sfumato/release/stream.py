@@ -79,7 +79,7 @@ def save_networks(
     seed: int,
     teacher: TeacherNetwork | None,
 ) -> Recipe:
-    """Copy the networks that drew a release into `directory`, and return the card's entry `stream`.
+    """Copy into `directory` the networks that drew a release. Return the card's entry `stream`.
 
     paths: folder of each artifact that `synthesize` reads, by stage.
 

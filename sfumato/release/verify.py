@@ -181,7 +181,9 @@ def mechanisms_of(ledger, others):
 
 def mechanism_of(event):
     """Return (noise multiplier, sample rate, releases). Raise ValueError for other mechanisms."""
-    problem = ValueError(f"expected a Gaussian mechanism with a guarantee, found {event}")
+    problem = ValueError(
+        f"expected a Gaussian mechanism with valid noise and sampling, found {event}"
+    )
     uses = 1
     rate = 1.0
     if event["type"] == "SelfComposed":
