@@ -50,7 +50,7 @@ PUBLISHED = {  # accuracy at ε = 1 and 10, as in docs/papers.md
 
 
 def rows() -> pd.DataFrame:
-    """Return profile, recipe, epsilon, accuracy and minutes of the stored runs."""
+    """Return one row per profile, recipe and epsilon (1 or 10), with accuracy and minutes."""
     tables = [pd.read_csv(HERE / "results" / f"{name}.csv") for name in FILES]
     found = pd.concat(
         [t.assign(accuracy=t["student"] if "student" in t else t["cnn"]) for t in tables]

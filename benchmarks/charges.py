@@ -66,7 +66,7 @@ def spend(
 ) -> None:
     """Do one work item as a query does. fault: called with the open charge, to disturb it.
 
-    The item is released once the artifact has its final name in the run's directory.
+    Once the artifact has its final name in the run's directory, the item counts as released.
     """
     charge = open_charge(state, card, work_of(number), permission)
     fault(charge)

@@ -186,7 +186,8 @@ def rows_of_experiments(shown: object, state: Path) -> tuple[list[dict], list[st
 def experiments(shown: object) -> pd.DataFrame:
     """Return the DVC_COLUMNS of all commits and experiments in `dvc exp show --json`.
 
-    The workspace comes last, because it repeats a commit or an experiment.
+    The workspace repeats a commit or an experiment. It comes last, because only the
+    first of equal rows is kept.
     """
     commits = [row for row in shown if isinstance(row, dict)] if isinstance(shown, list) else []
     groups = [group for row in commits for group in row.get("experiments") or ()]
@@ -222,7 +223,10 @@ def row_of(name: str, ledger: Mapping, metrics: Mapping) -> dict:
 
 
 def find_evaluation(state: Path, release: str, ledger: str) -> dict | None:
-    """Find the stored evaluation of a release, given its hash and its ledger's digest, or None."""
+    """Return the stored evaluation of a release, or None if there is none.
+
+    release: hash of the release; ledger: digest of its ledger.
+    """
     path = state / EVALUATIONS / f"{Path(release).name}.json"
     if not path.is_file():
         return None

@@ -5,9 +5,9 @@
 
 FOLDER: pictures, also in subfolders. Every round decodes all of them in one thread and then in
 several threads. The two times are compared within each round, because other programs slow both
-alike. Processor seconds are the sum over all threads. With --images, two sets of that many random
-images (8×8, grey) are compared in a separate process, first by bytes and then by similarity, and
-the increase of its largest resident anonymous memory is printed.
+alike. Processor seconds are the sum over all threads. With --images, a separate process compares
+two sets of that many random images (8×8, grey), first by bytes and then by similarity. The printed
+memory is the peak of the resident anonymous memory during the comparison, minus its value before.
 """
 
 import argparse

@@ -42,7 +42,7 @@ NAMES = {
 
 
 def runs() -> pd.DataFrame:
-    """Read the runs, and compute the columns `product` and `learned`."""
+    """Read the runs, and add the columns `product` and `learned`, as HEADER defines them."""
     table = pd.read_csv(HERE / "results" / "usefulness.csv")
     chance = 100 / table.classes
     learned = (table.release - chance) / (table.real.fillna(100) - chance)

@@ -255,7 +255,7 @@ def gradients(found: Found) -> None:
 
 
 def chunk_of(setting: Setting, draws: int, model: UNet) -> int:
-    """Return how many images at a time the program chooses for this machine."""
+    """Return how many images the program processes at a time on this machine."""
     images = setting.passes // draws
     chunk, _ = choose_microbatch(model, dict(model.named_parameters()), draws, float(images))
     return min(chunk, images)

@@ -4,13 +4,14 @@
 
 Projects are created in a temporary folder, as `stage init` writes them (the lifetime budget is ε).
 They protect images or persons, and use one-shot queries or DP-SGD. Faults are SIGKILL, SIGINT, a
-MemoryError and a full disk of the state directory (`tests/faults.py`). They come at four moments of
-every entry of the journal, and at random times of a full `dvc repro`. The next `dvc repro` must
-succeed without help. Then each query must have one charge, the ledger must contain these charges, ε
-must equal the plan's, every artifact must be complete, and no temporary file may be left. If a kill
-damaged one of DVC's own files, the remedy of `stage doctor` is applied and counted. Finally, Python
-processes are killed during `Project.run`: DVC and its stage must end within five seconds. To save
-time, DVC and each stage are forked from a process that has already imported the libraries.
+MemoryError and a full disk of the state directory (`tests/faults.py`). They come before, during and
+after the writing of each journal entry, and at random times during a full `dvc repro`. The next
+`dvc repro` must succeed without help. Then each query must have one charge, the ledger must contain
+these charges, ε must equal the plan's, every artifact must be complete, and no temporary file may
+be left. If a kill damaged one of DVC's own files, the remedy of `stage doctor` is applied and
+counted. Finally, Python processes are killed during `Project.run`: DVC and its stage must end
+within five seconds. To save time, DVC and each stage are forked from a process that has already
+imported the libraries.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ nothing wrong: no changed ledger, no artifact with changed bytes, no journal tha
 
 Then each file of `bombs.py` is read in its own process. That process may use 2 GB more memory than
 PyTorch and all decoders take after their import. (The limit is RLIMIT_DATA, which counts private
-memory. RLIMIT_AS counts addresses, 3 GB of them after the import.) The program must refuse each
-file within 20 seconds by one of its own errors, not caused by a MemoryError. It may write at most
-LARGEST_PICTURE bytes plus a megabyte, and it must leave no file in the state directory or among the
-temporary files.
+memory. RLIMIT_AS would count the whole address space, which is 3 GB after the import.) The program
+must refuse each file within 20 seconds by one of its own errors, not caused by a MemoryError. It
+may write at most LARGEST_PICTURE bytes plus a megabyte, and it must leave no file in the state
+directory or among the temporary files.
 """
 
 from __future__ import annotations
@@ -309,7 +309,10 @@ DAMAGES: list[Callable[[bytes, random.Random], bytes]] = [
 
 
 def replace_kind(path: Path, chance: random.Random) -> str:
-    """Remove the file, or replace it by a pipe, a folder, a sparse file or a link."""
+    """Remove the file, or replace it by a pipe, a folder, a sparse file or a link, at random.
+
+    Returns a word for the change.
+    """
     kind = chance.choice(["pipe", "folder", "link", "nothing", "hole"])
     path.unlink()
     if kind == "pipe":

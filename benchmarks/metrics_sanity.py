@@ -351,8 +351,8 @@ def measure_marks(seeds: int, folder: Path, images: int) -> None:
     """Print how reliably the pattern is found, and how much accuracy it costs students.
 
     One student is a linear classifier on the features of a network trained on drawn letters. The
-    other is a CNN. Each is trained and tested twice: on the two splits of Fashion-MNIST, and on the
-    two halves of scikit-learn's digits.
+    other is a CNN. Each is trained on one split of Fashion-MNIST and tested on the other, and
+    likewise with two halves of scikit-learn's digits.
     """
     whole, _ = real_images(False, folder, images)
     train = whole.take(np.arange(images))

@@ -63,7 +63,7 @@ class Setting:
 def grid(
     classifiers: Sequence[str], rates: Sequence[float], decays: Sequence[float]
 ) -> list[Setting]:
-    """List every combination of classifier, learning rate and weight decay."""
+    """List every combination of classifier, factor on the learning rate, and weight decay."""
     every = itertools.product(classifiers, rates, decays)
     return [Setting(classifier=name, rate=rate, weight_decay=decay) for name, rate, decay in every]
 

@@ -8,11 +8,12 @@ PROJECT: folder of a project from `stage init`, with a public set. All stages up
 the generator must have run. Its sensitive set must in fact be public, because the hold-out is
 scored. ROWS.npz: written by `label`, with generated ("drawn") images, and with the public images
 that the teacher labels with the highest confidence. The last fifth of the drawn images is set
-aside. The mixtures of the other images are:
+aside. The other drawn images and the public images form these mixtures:
 
 - `drawn`: drawn images only;
 - `half`: as many drawn as public images;
-- `quarter`: all drawn images, and half of the public images (by default, 27 % of the mixture);
+- `quarter`: all these drawn images, and half of the public images (by default, 27 % of the
+  mixture);
 - `public`: public images only.
 
 A student's agreement with the teacher is measured on the drawn images that were set aside, and on
@@ -65,7 +66,7 @@ def main() -> None:
 
 
 def save_rows(file: Path, source: str, drawn: int, number: int) -> None:
-    """Write the project's images and the teacher's labels to one file.
+    """Write drawn and public images with the teacher's labels, and the hold-out with its own.
 
     The file is not a release, because it contains the hold-out.
     """

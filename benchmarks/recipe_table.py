@@ -1,10 +1,10 @@
 """Compare recipes: accuracy, Fréchet distance and time per stage, over budgets and seeds.
 
 Each run has its own folder, noise and journal. All runs share the prepared images, their hold-out,
-the public set and its classifier. Stages run in this process, in the order of the pipeline. A row
-is appended to a CSV file after each run, and runs that are already in the file are skipped. So the
-script can be stopped and started again, and two instances with different recipes can run at the
-same time.
+the public set, and the classifier trained on the public set. Stages run in this process, in the
+order of the pipeline. A row is appended to a CSV file after each run, and runs that are already in
+the file are skipped. So the script can be stopped and started again, and two instances with
+different recipes can run at the same time.
 
     OMP_NUM_THREADS=1 python benchmarks/recipe_table.py --recipes dpdm,feta-pro,full
         --epsilons 1,3,10 --seeds 0,1,2

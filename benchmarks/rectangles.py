@@ -57,7 +57,7 @@ def trained(
     epsilon: float,
     seed: int,
 ) -> float:
-    """Measure the accuracy of one teacher on its hold-out.
+    """Train one teacher. Returns its balanced accuracy on the hold-out, in %.
 
     rows: outputs of the feature map for the images and for drawn textures.
     """

@@ -6,9 +6,9 @@
 
 No project is needed. FOLDER: public images in class folders, used as the sensitive ones. PUBLIC:
 images to which the directions of the features are fitted. It is a folder, or `procedural` for drawn
-textures, or `itself` for the hold-out. No release may use its hold-out, so `itself` only shows how
-much better directions could gain at most. Every seed holds out another fifth of the images and
-draws other noise. All of ε goes to the teacher, and δ is 1/(N ln N). The full-batch steps are
+textures, or `itself` for the hold-out. No release may use its hold-out, so `itself` only serves to
+estimate the largest gain from better directions. Every seed holds out another fifth of the images
+and draws other noise. All of ε goes to the teacher, and δ is 1/(N ln N). The full-batch steps are
 composed exactly. The accuracy is balanced, on the hold-out, in %. The outputs of the maps are
 computed once and stored in the file --rows. With --units, this many random images are the sensitive
 ones, with the settings that `stage init` chooses for them.
@@ -138,7 +138,7 @@ def balanced(predicted: Tensor, labels: Tensor) -> float:
 def trained(
     settings: Teacher, rows: dict[str, np.ndarray], epsilon: float, seed: int, units: int, side: int
 ) -> float:
-    """Measure one teacher's accuracy on its hold-out.
+    """Train one teacher. Returns its balanced accuracy on the hold-out, in %.
 
     units: number of images to train on, from those not held out; 0 for all.
     """

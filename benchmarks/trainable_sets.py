@@ -155,7 +155,7 @@ def reset_peak() -> None:
 
 
 def peak() -> float:
-    """Return the peak resident memory in MiB since the reset."""
+    """Return the peak resident memory since the last `reset_peak`, in MiB."""
     return next(
         int(line.split()[1]) / 1024
         for line in Path("/proc/self/status").read_text().splitlines()

@@ -62,7 +62,7 @@ def main(
         str, typer.Option(help="Classifiers to select among.")
     ] = "lr,mlp,cnn",
     rates: Annotated[
-        str, typer.Option(help="Factors of learning rates to select among.")
+        str, typer.Option(help="Factors on the learning rate to select among.")
     ] = "0.01,0.1,0.3,1,3",
     decays: Annotated[
         str, typer.Option("--weight-decays", help="Weight decays to select among.")

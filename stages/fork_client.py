@@ -1,5 +1,5 @@
-"""The program `stage` within a run: pass a command to `fork_server`, pass on signals, and end as
-the command ends.
+"""The program `stage` within a run: pass a command to `fork_server`, pass on signals, and end with
+the command's exit code or signal.
 
     python -IS fork_client.py ADDRESS WORD...
 

@@ -122,7 +122,7 @@ def show_numbers(
 
 
 def delta_text(delta: float) -> str:
-    """Format a delta, rounded up to three digits."""
+    """Format a delta, rounded upwards to three significant digits."""
     from sfumato.privacy.profile import bound_text
 
     return bound_text(delta, 3)

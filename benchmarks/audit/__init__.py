@@ -1,1 +1,1 @@
-"""Bound privacy loss from below by attacks on releases of generated images."""
+"""Attack releases, to bound the privacy loss from below."""

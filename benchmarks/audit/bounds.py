@@ -107,8 +107,8 @@ def refutes_f_dp(
     `right` is the probability that at least j guesses are right and that a random canary is guessed
     rightly; `wrong` is the same for a canary that is guessed wrongly. If the coin of a rightly
     guessed canary is flipped, its guess becomes wrong and at least j − 1 guesses are right. So
-    `wrong` at j − 1 is at least `least(right)` at j. At j = 0, `right` and `wrong` add up to at most
-    guesses / canaries. If the bounds add up to more, the assumption is false.
+    `wrong` at j − 1 is at least `least(right)` at j. At j = 0, `right` and `wrong` add up to at
+    most guesses / canaries. If the bounds add up to more, the assumption is false.
 
     Source: Mahloujifar, Melis and Chaudhuri 2024 (arXiv 2410.22235), Theorem 8 and Algorithm 3, for
     guesses with two possible answers, "in" and "out".

@@ -31,8 +31,8 @@ class Verdict:
     """Result of a repeated audit.
 
     mu: claimed μ; low, high: measured bounds on μ; low_bits: lower bound from a release's last bit
-    only; off_grid: number of releases with values that are not multiples of the public grid. An
-    alarm means that the audit refutes the claim.
+    only; off_grid: number of releases with values that are not multiples of the public grid;
+    alarm: whether the audit refutes the claim.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Watched:
 class Bare:
     """A charge that draws all images and releases sums without noise.
 
-    An observer who knows all images but the target can compute these sums.
+    An observer who knows all images can compute these sums.
     """
 
     sample_rate, noise_multiplier, uses = 1.0, 0.0, 1

@@ -181,7 +181,7 @@ class HalfNoise(NoiseSource):
 
 
 class NoiseOfTheFirstProcess(NoiseSource):
-    """A source that adds no noise. It simulates the second process if only the first adds noise."""
+    """A source that adds no noise, as if a second process did not get the noise of the first."""
 
     def gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
         return super().gaussian(shape, std) * 0

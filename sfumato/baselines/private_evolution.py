@@ -77,7 +77,7 @@ def varied(genes: Tensor, strength: float, random: torch.Generator) -> Tensor:
 
 
 class Population(NamedTuple):
-    """Candidates: their proposed sensitive classes, kinds and genes, one row each."""
+    """N candidates. Each has the sensitive class it is proposed for, a kind and genes."""
 
     labels: Tensor  # (N,) int64
     kinds: Tensor  # (N,) int64

@@ -177,8 +177,8 @@ def decode_deep(
         return decode_tiff(file, span, name)
     if opened.format != "PNG" or opened.getexif().get(Tag.Orientation, 1) != 1:
         raise DataError(
-            f"{name} has {bits} bits per value: save it as a TIFF, or as a PNG whose EXIF data does "
-            "not rotate or mirror it."
+            f"{name} has {bits} bits per value: save it as a TIFF, or as a PNG whose EXIF data "
+            "does not rotate or mirror it."
         )
     with installed("depth", name):
         from imagecodecs import png_decode
@@ -299,8 +299,6 @@ def read_dicom(path: Path, **options: Any) -> Dataset:
 
 def decode_dicom(path: Path, span: Span | None, frame: int | None = None) -> np.ndarray:
     """Decode a DICOM file, or one of its frames, into (H, W, 1) or (H, W, 3) uint8.
-
-    No header field is returned.
 
     Grey values are rescaled as the file states (for CT, to Hounsfield units) and mapped to 8 bits
     by `span`. MONOCHROME1 is inverted, and padding is black. Raises ConfigError if no installed

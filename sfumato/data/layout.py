@@ -33,7 +33,7 @@ from sfumato.settings.options import ALL, Classes
 from sfumato.storage.files import files_in
 
 FOLDERS: Form = {"name": "imagefolder"}  # the layout of class folders
-# Keys of a `Request` for the labels, and the rule for finding persons' ids
+# Fields of a `Request` that describe the labels, and the rule for finding persons' ids
 Layout = tuple[Form, Groups | None]
 # Names of columns that contain persons' ids, in the form that `meaning` returns
 PERSONS = re.compile(
@@ -82,8 +82,9 @@ def layout_of(
 
     label: column that the owner named; groups, classes: the owner's options.
 
-    Returns the keys of a Request for the labels, and the rule for finding persons' ids. The rule is
-    None if the source has no ids.
+    Returns the fields of a Request that describe the labels, and the rule for finding persons' ids.
+    The rule is None if the source has no ids.
+
     Raises Unclear if only the owner can decide, and ConfigError if labels look like persons' ids.
     """
     path = unpacked(path)
@@ -189,7 +190,7 @@ def bids_layout(
 
 
 def classes_named(classes: Classes | None) -> Form:
-    """Return the key `classes` of a Request; no key if the owner does not name the classes."""
+    """Return the field `classes` of a Request; no field if the owner does not name the classes."""
     if classes is None or classes == ALL:
         return {}
     return {"classes": classes}
@@ -256,8 +257,10 @@ def repeated_ids(path: Path, label: str | None) -> tuple[str, bool] | None:
     Returns the column's name, and whether to propose it as the column of persons' ids. Returns None
     if there is no such column. The first column that can be proposed has precedence over all
     others. A column is proposed if its name means persons, or if its cells look like ids or names
-    of persons. If its name means neither persons nor things such as sessions (OF_THINGS), cells
-    without a letter or a leading zero are ignored, because dates, years and sizes repeat too.
+    of persons.
+
+    Dates, years and sizes repeat too. So if the column's name means neither persons nor things such
+    as sessions (OF_THINGS), only cells that contain a letter or start with 0 are considered.
     """
     path = unpacked(path)
     telling = (
@@ -291,7 +294,7 @@ def repeated_ids(path: Path, label: str | None) -> tuple[str, bool] | None:
 
 
 def several_in(table: Path, columns: Sequence[str], label: str | None) -> Form | None:
-    """Return the keys of a Request for a table with several labels per picture.
+    """Return the fields of a Request for a table with several labels per picture.
 
     Such a table has at least two columns of 0 and 1, or a column of lists such as "effusion|mass".
     Returns None for any other table. With a column of lists, the class names are the labels that
@@ -575,7 +578,7 @@ def check_found(form: Form, names: Sequence[str], counts: Sequence[int]) -> None
 
     The names of such folders would be published too.
 
-    form: keys of the Request; counts: number of pictures of each class.
+    form: fields of the Request; counts: number of pictures of each class.
     """
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     if form == FOLDERS and empty and any(counts):

@@ -43,7 +43,7 @@ class Remembered:
 def lineage(path: Path, section: str, declared_public: bool, state: Path | None) -> list[Artifact]:
     """Return the releases from which the file or folder `path` was made.
 
-    The list is empty if it was made only from public data.
+    If `path` was made only from public data, the list is empty, or its entries have no records.
 
     section: "public", "model" or "network", for the message. Raises ConfigError if there is no
     privacy.json and the files are not declared public. Raises DataError if there is a privacy.json

@@ -1,4 +1,4 @@
-"""Find the part of file names that repeats, as if one person had several images.
+"""Find a part of file names that repeats and may identify a person.
 
 Each name is split into columns: its words and numbers or, if letters and digits are mixed, the
 chunks between separators. Columns are taken from the left, until they make the names in a folder
@@ -117,10 +117,10 @@ class Column:
 
     @property
     def repeated_hex(self) -> bool:
-        """Return whether more images share a value than expected for random hexadecimal ids.
+        """Return whether more pairs of images share a value than by chance, for hexadecimal ids.
 
-        One digit is not counted, because one digit of such an id may be fixed. Returns True if the
-        column is not of the kind "mixed".
+        One digit of such ids may be fixed, so chance is computed for ids one digit shorter. Returns
+        True if the column is not of the kind "mixed".
         """
         return self.kind != "mixed" or self.pairs > self.by_chance(
             16 ** (min(map(len, self.counts)) - 1)
@@ -207,7 +207,7 @@ class Column:
 def repeats_in(
     names: Sequence[str], folders: Sequence[str], labels: Sequence[Hashable], classes: Sequence[str]
 ) -> Repeats | None:
-    """Find the part of file names that repeats, as if one person had several images.
+    """Find a part of file names that repeats and may identify a person.
 
     Returns None if nothing repeats. A pattern is proposed only if it finds at least FEWEST ids.
     folders, labels: folder and label of each image, in the order of `names`.
@@ -547,8 +547,9 @@ def mixes(chunks: set[str]) -> bool:
 def are_aligned(heads: Sequence[tuple[str, int]]) -> bool:
     """Return whether a number has the same place in names with more and with fewer numbers.
 
-    Returns True if all names contain equally many numbers. Otherwise, for each count of numbers, a
-    name must have the same text before the number as a name with another count.
+    Names are grouped by how many numbers they contain. Returns True if there is only one group.
+    Otherwise, each group needs a name with the same text before the number as a name in another
+    group. Case and the values of numbers in the text do not matter.
 
     heads: for each name, the text before the number, and how many numbers the name contains.
     """

@@ -320,7 +320,8 @@ def prepare_public(
     state: state directory, which lists earlier releases. A public set that was made from a release
     inherits its records.
 
-    Raises ConfigError or DataError, and then leaves `out` unchanged.
+    Raises ConfigError or DataError if the images cannot be used, or if a private image is among
+    them. `out` is then unchanged.
     """
     inputs: list[Artifact] = []  # filled inside the block, and read when the block ends
     with writing(out, "public", inputs) as directory:
@@ -426,7 +427,7 @@ def secret_key(state: Path, dataset_id: str) -> bytes:
 
     The first call creates the key from the operating system's random numbers. For this call, the
     caller must hold the lock of the dataset. The key never changes after that. Raises DataError if
-    the key is lost although it may have been used.
+    the key is missing or damaged, and may have been used.
     """
     path = state / "keys" / dataset_id
     key = b""
@@ -440,9 +441,10 @@ def secret_key(state: Path, dataset_id: str) -> bytes:
 
 
 def refuse_another_key(path: Path, size: int, journal: Journal) -> None:
-    """Raise DataError if the lost key in the file `path` may have been used.
+    """Raise DataError if a key that is missing or damaged may have been used.
 
-    The key was used if prepared images exist, and may have been used if there is a charge.
+    The key was used if prepared images exist, and may have been used if there is a charge. path:
+    file of the key; size: its number of bytes, 0 if it is missing.
     """
     prepared = (journal.images / CARD).exists() or (journal.images / SENSITIVE).exists()
     if prepared or journal.records() or ADOPT in {entry["kind"] for entry in journal.entries()}:

@@ -374,7 +374,7 @@ def drawing(
 
     priors: shares of the classes, or None for equal shares. If the generator takes several labels
     per image, priors are required;
-    spread: standard deviation of the latent numbers z.
+    spread: standard deviation of the random inputs z.
 
     Returns an iterator over parts of the images, (N, C, H, W) float32 in [0, 1], and the labels of
     all images: (count,) int64, or the result of `several_labels`.

@@ -233,7 +233,7 @@ def loss_distribution(events: tuple[DpEvent, ...], adjacency: str) -> PLDAccount
 
 
 def round_up(value: float, digits: int = 4) -> float:
-    """Round `value` up to `digits` significant digits."""
+    """Round `value` upwards to `digits` significant digits."""
     scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
     rounded = math.ceil(value * scale * (1 - 1e-12)) / scale
     return float(f"{rounded:.{digits}g}")
@@ -312,8 +312,8 @@ def calibrate(
     `before`. A share is a fraction of (`target` minus the conversion term) at `reference_order`,
     which depends only on the stage's sampling, the target and delta. The stage with neither a
     multiplier nor a share takes the rest, at the order that needs the least noise. Multipliers are
-    rounded up to 4 digits. With the accountants `pld` and `exact`, the stage that takes the rest
-    gets the least noise at which the ε by this accountant is at most `target`. With `exact`, a
+    rounded upwards to 4 digits. With the accountants `pld` and `exact`, the stage that takes the
+    rest gets the least noise at which the ε by this accountant is at most `target`. With `exact`, a
     share is a fraction of the RDP of one Gaussian that uses the whole budget.
 
     Args:

@@ -170,7 +170,7 @@ def true_positive_rate(profile: Profile, false_positive_rate: float = 0.01) -> f
 
 
 def bound_text(value: float, digits: int = 4) -> str:
-    """Format a cost, rounded up to `digits` significant digits so that it is never understated."""
+    """Format a cost, rounded upwards to `digits` significant digits so as not to understate it."""
     if not 0 < value < math.inf:
         return "∞" if value > 0 else "0"
     return f"{round_up(value, digits):g}"

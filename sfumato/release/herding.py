@@ -87,8 +87,8 @@ def herded(
 def shares(number: int, among: int) -> list[int]:
     """Return how many images to keep in each part of a class.
 
-    number: images of the class to keep;
-    among: all images of the class, which are split into parts of TOGETHER images.
+    number: how many images of the class to keep;
+    among: how many images the class has. They are split into parts of TOGETHER images.
     """
     ends = [number * min(end, among) // among for end in range(0, among + TOGETHER, TOGETHER)]
     return np.diff(ends).tolist()
@@ -96,7 +96,9 @@ def shares(number: int, among: int) -> list[int]:
 
 @torch.no_grad()
 def feature_cells(features: FourierFeatures, images: Tensor, cells: Tensor) -> Tensor:
-    """Compute the entries `cells` of φ for images, (N, C, H, W) uint8.
+    """Compute some entries of the images' feature vectors φ.
+
+    images: (N, C, H, W) uint8; cells: indices of the entries.
 
     Returns (N, number of cells), on the device of `features`.
     """

@@ -2,7 +2,9 @@
 
 Programs can use it to detect that pictures were generated. In each block of 8×8 pixels, one
 coefficient of a middle frequency is rounded to an even or an odd multiple of STEP. Even or odd
-depends on the key, the block's place in the picture, and the range of the block's mean grey level.
+depends on the key, the block's place in the picture, and which of 16 ranges of grey levels contains
+the block's mean.
+
 The key does not depend on any image, so the pattern costs no privacy. The key is public, so anyone
 can check the pattern, or remove it. Source: Chen and Wornell 2001.
 """
@@ -44,8 +46,9 @@ def blocks_of(images: np.ndarray) -> np.ndarray:
 def coefficients(images: np.ndarray, key: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute the coefficient and the cell of each block, and the sign of each cell.
 
-    The cell of a block is determined by the block's place in the picture and by the range of its
-    mean. The sign of a cell is 1 for even multiples of STEP, and −1 for odd ones.
+    Blocks are in the same cell if they have the same place in their pictures, and if the same range
+    of grey levels contains their means. The sign of a cell is 1 for even multiples of STEP, and −1
+    for odd ones.
 
     images: (N, H, W, C) uint8.
 

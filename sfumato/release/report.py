@@ -53,9 +53,9 @@ class Picture(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Numbers from real images as text.
+    """A table of numbers from real images, formatted as text.
 
-    Each row has one cell per column; its first cell names the row.
+    Each row has one cell per column. The first cell names the row.
     """
 
     title: str
@@ -187,7 +187,7 @@ def what_was_released(artifact: Artifact) -> Facts:
 
 
 def what_it_cost(ledger: Mapping, spent: float) -> Facts:
-    """Recompute ε from the records, and collect what the report states about the privacy cost.
+    """Collect what the report states about the privacy cost.
 
     spent: ε of the release, from `checked_release`.
     """
@@ -372,7 +372,7 @@ def grouped(value: int) -> str:
 
 
 def scientific(value: float) -> str:
-    """Format a positive number as a × 10ᵇ, rounded up to three digits."""
+    """Format a positive number as a × 10ᵇ, rounded upwards to three significant digits."""
     mantissa, _, exponent = f"{round_up(value, 3):.2e}".partition("e")
     superscript = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return f"{float(mantissa):g} × 10{superscript}"

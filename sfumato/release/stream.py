@@ -46,8 +46,7 @@ from sfumato.training.supervised import shift_and_mirror
 SHIPPED = "networks"  # Folder inside a release
 FILES = (CONFIG, WEIGHTS, GENERATOR_WEIGHTS, ADAPTER, ADAPTER_CONFIG)  # Files of one network
 DRAWN_PER_KEPT = 1.25  # The least certain fifth of each class is left out
-# Standard deviation of a generator's random input, its latent numbers: for the first images, and
-# after GROWTH images
+# Standard deviation of a generator's random inputs: for the first images, and after GROWTH images
 SPREAD = (1.0, 1.25)
 GROWTH = 100_000
 GAMMA = 0.3  # Brightness: pixels are raised to a power between exp(-GAMMA) and exp(GAMMA)
@@ -270,7 +269,7 @@ def surest_rows(labels: Tensor, number: int) -> Tensor:
 
 
 def view(images: Tensor, mirrored: bool, random: torch.Generator) -> Tensor:
-    """Shift, mirror and blur images a little, and change their brightness, each independently.
+    """Shift, mirror and blur each image at random, and change its brightness.
 
     images: (B, C, H, W) in [0, 1];
     mirrored: whether mirror images keep their label. If not, no image is mirrored.

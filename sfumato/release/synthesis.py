@@ -123,7 +123,7 @@ def parts_of(
     """Draw `count` images from a network.
 
     model: network from `model_of`;
-    spread: standard deviation of the latent numbers of a one-step generator;
+    spread: standard deviation of the random inputs of a one-step generator;
     sampling, progress: arguments for a diffusion model.
     """
     if not isinstance(model, Denoiser):

@@ -45,7 +45,7 @@ def load_synthesizer(finetune: Path, pretrain: Path) -> Denoiser:
 
 
 def start_file(pretrain: Path) -> Path:
-    """Return the file whose sha256 identifies the frozen weights.
+    """Return the file whose sha256 identifies the weights of the artifact `pretrain`.
 
     For a public model, this file is a reference, which lists the sha256 of each file of the model.
     """

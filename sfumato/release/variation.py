@@ -31,7 +31,7 @@ class Varied:
     """Images of a release. Images that were not distorted or blended come first.
 
     images: (N, C, H, W) uint8;
-    labels: (N,) int64;
+    labels: (N,) int64, or (N, classes) of 0 and 1 if images have several labels;
     kinds: (N,), one of KINDS for each image;
     requested_labels: (n,) int64, the classes that were requested from the models for the n images
     that were not distorted or blended. None if the teacher did not label the release, if images
@@ -66,7 +66,7 @@ def vary(
     or to each kind of images separately.
 
     images: (N, C, H, W) uint8, in random order. Varied images replace the originals in place;
-    labels: (N,) int64, requested from the models;
+    labels: labels that were requested from the models, in the form of `Varied.labels`;
     seed: fixes the variants;
     public: (N,) bool, True for public images.
     """

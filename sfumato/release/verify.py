@@ -180,10 +180,8 @@ def mechanisms_of(ledger, others):
 
 
 def mechanism_of(event):
-    """Return (noise multiplier, sample rate, releases). Raise ValueError for other mechanisms."""
-    problem = ValueError(
-        f"expected a Gaussian mechanism with valid noise and sampling, found {event}"
-    )
+    """Return (noise multiplier, sample rate, releases) of Gaussian noise, or raise ValueError."""
+    problem = ValueError(f"expected a Gaussian mechanism of valid noise, found {event}")
     uses = 1
     rate = 1.0
     if event["type"] == "SelfComposed":
@@ -221,7 +219,7 @@ def gaussian_delta(mu, epsilon):
 
 
 def log_normal_cdf(x):
-    """Return the logarithm of the normal distribution function, or a bound far in the tail."""
+    """Return the logarithm of the normal distribution function or, if x <= -35, an upper bound."""
     if x > -35:
         return math.log(math.erfc(-x / math.sqrt(2)) / 2)
     return -x * x / 2 - math.log(-x * math.sqrt(2 * math.pi))
@@ -261,7 +259,7 @@ def renyi_divergence(sigma, rate, order):
 
 
 def log_term(order, k, sigma, rate):
-    """Return the logarithm of one term of the binomial sum in section 3.3."""
+    """Return log |C(order, k) (1 - rate)^(order - k) rate^k exp((k^2 - k) / (2 sigma^2))|."""
     binomial = math.lgamma(order + 1) - math.lgamma(k + 1) - math.lgamma(order - k + 1)
     weight = (order - k) * math.log1p(-rate) + k * math.log(rate)
     return binomial + weight + (k * k - k) / (2 * sigma**2)

@@ -100,9 +100,9 @@ class Settings(Strict):
     chooser: ClassVar[str] = ""  # key of the setting that decides which inputs are read
 
     def on_this_machine(self) -> Self:
-        """Return a copy with the environment's machine settings.
+        """Return a copy in which environment variables, if set, replace the settings in MACHINE.
 
-        Raises ConfigError if one of them is not a whole number of at least 1.
+        Raises ConfigError if one of these variables is not a whole number of at least 1.
         """
         set_here = {}
         for key, variable in MACHINE.items():

@@ -86,7 +86,10 @@ def restore_rest(recipe: Layer, values: Layer) -> Layer:
 
 
 def drop_unlimited_lifetime(merged: Layer, content: Layer) -> Layer:
-    """Remove an unlimited lifetime budget if `content` names other images than the profile."""
+    """Remove an unlimited lifetime budget if `content` changes the images that `merged` names.
+
+    merged: parameters from profile and recipe; content: parameters from `params.yaml`.
+    """
     data = merged.get("data", {})
     named = content.get("data", {})
     privacy = merged.get("privacy", {})

@@ -1,4 +1,4 @@
-"""Settings of the free stages that train networks, generators and the diffusion model."""
+"""Settings of the free stages that train networks, or select public images."""
 
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 

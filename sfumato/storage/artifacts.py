@@ -82,7 +82,7 @@ def read_kept(path: Path, stage: str, digest: str | None, pay: str) -> str:
     """Check a run's copy of a release, and return the sha256 of its `privacy.json`.
 
     digest: expected sha256 of `privacy.json`, None if it is unknown;
-    pay: setting with which the owner pays for the release again, for the message.
+    pay: setting that allows the stage to spend again. The error message names it.
 
     Raises DataError if the copy contains a link or differs from what was released.
     """
@@ -182,7 +182,7 @@ def writing(
     """Yield a new directory, which becomes the artifact `out` if the block succeeds.
 
     `privacy.json` is then added to it. If the block fails, the new directory is removed. Raises
-    ConfigError if `out` is not an artifact of the same stage.
+    ConfigError if `out` contains anything but an artifact of `stage`.
     """
     check_out(out, stage)
     with replacing_directory(out) as directory:

@@ -50,7 +50,7 @@ class Exact:
 
 
 class PlainYaml(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Safe YAML that refuses duplicate keys, and numbers that would take long to convert."""
+    """Safe YAML. It refuses duplicate keys, very long numbers, and ambiguous numbers."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         once([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])

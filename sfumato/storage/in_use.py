@@ -64,7 +64,7 @@ def use_until_the_end(state: Path, dataset_id: str = ANY) -> None:
 
 @contextmanager
 def unused(state: Path, dataset_id: str) -> Iterator[None]:
-    """Prevent all processes from beginning to use a dataset until the block ends.
+    """Until the block ends, prevent all processes from starting to use a dataset.
 
     Raises BudgetError if a process uses the dataset already.
     """

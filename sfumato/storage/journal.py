@@ -108,7 +108,7 @@ class Journal:
         return entries
 
     def records(self) -> list[dict]:
-        """Return the records of the charges in all entries. A resumed charge has several."""
+        """Return the records in all entries. A resumed charge has several records."""
         found = [(*entry.get("records", ()), entry.get("record")) for entry in self.entries()]
         return [record for records in found for record in records if record is not None]
 
@@ -289,10 +289,7 @@ def link(salt: bytes, before: str, entry: dict) -> str:
 
 
 def is_complete(line: str) -> bool:
-    """Return whether a line is a complete entry even without its newline.
-
-    Truncated JSON is not a complete entry.
-    """
+    """Return whether a line is a complete entry even without its newline."""
     try:
         return isinstance(parse_json(line), dict)
     except ValueError:

@@ -87,7 +87,7 @@ def once(pairs: Iterable[tuple[Hashable, object]]) -> dict[Hashable, object]:
 
 
 def check_plain(content: object, level: int = 0) -> None:
-    """Raise ValueError for too deep nesting, integers above 64 bits or unpaired surrogates."""
+    """Raise ValueError for unpaired surrogates, nesting beyond DEEPEST, and integers |n| ≥ 2⁶³."""
     if isinstance(content, str):
         content.encode()
     elif isinstance(content, int):

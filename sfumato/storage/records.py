@@ -1,7 +1,7 @@
 """The charges behind a release.
 
-If several owners merged their data sets, they declare that no person is in two of these sets, and
-this declaration is kept with the charges.
+If owners merged their data sets, they declared that no person is in two of these sets. The
+declaration is kept with the charges.
 """
 
 from __future__ import annotations

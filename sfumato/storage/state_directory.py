@@ -80,7 +80,7 @@ def in_git(path: Path) -> bool:
     """Return whether git would track a file: it is in a work tree that does not ignore it.
 
     Git refuses a repository that another account owns. The file then counts as tracked, unless
-    `is_foreign` is true, for example for a repository in a shared parent folder.
+    `is_foreign` is true. Example: another person's repository in a shared parent folder.
     """
     path = path.resolve()
     root = next((folder for folder in path.parents if (folder / ".git").exists()), None)

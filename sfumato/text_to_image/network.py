@@ -164,8 +164,8 @@ class LatentDiffusion(Denoiser):
     def sampler(self, sampling: Sampling, generator: torch.Generator) -> Sampler:
         """Return a function that draws images with the library's sampler.
 
-        The function draws latents, decodes them, and resizes the images to `shape`. Raises
-        ValueError if there is a guide.
+        The function draws latents, decodes them, and resizes the images to `sampling.shape` or, by
+        default, to the model's image size. Raises ValueError if `sampling.guide` is set.
         """
         if sampling.guide is not None:
             raise ValueError("a classifier of images cannot guide a model that draws latents")

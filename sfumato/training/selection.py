@@ -25,7 +25,7 @@ EXAMPLES = 6  # Images per class in the picture
 
 class Kept(NamedTuple):
     public: int  # number of the kept public class, or index of the kept image
-    row: int  # the sensitive class that chose it; 0 if all classes together chose it
+    row: int  # the sensitive class to which it is assigned; 0 without votes per sensitive class
     votes: float  # noisy votes for the class, or the teacher's probability; NaN if there is neither
 
 
@@ -171,9 +171,9 @@ def relabel(
     """Return the indices of the public images to keep, ascending, and their new labels, both int64.
 
     labels: (N,) int64, public classes of all images;
-    per_class: whether the new label of an image is the sensitive class that chose its public class
-    (PrivImage). Otherwise, the new labels number the kept public classes 0, 1, … in the order of
-    `kept`.
+    per_class: whether the new label of an image is the sensitive class to which its public class
+    was assigned (PrivImage). Otherwise, the new labels number the kept public classes 0, 1, … in
+    the order of `kept`.
     """
     new = np.full(public_classes, -1, dtype=np.int64)
     for rank, choice in enumerate(kept):

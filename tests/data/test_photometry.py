@@ -214,6 +214,6 @@ def test_a_band_that_is_no_alpha_is_refused(kind, bands, ways, tmp_path):
         tmp_path / "x.tif", values, **{"photometric": "rgb", "extrasamples": extra, **ways}
     )
     with pytest.raises(
-        DataError, match="not mark them as transparency: save it in grey or RGB, or mark"
+        DataError, match="not mark each of them as alpha: save it in grey or RGB, or mark"
     ):
         decode(tmp_path / "x.tif", (0, 255))

@@ -473,7 +473,7 @@ def test_a_public_set_that_holds_real_images_is_refused(desk, images, others):
         said = desk("prepare public", code=4, **params)
         why = Path("state/refused.txt").read_text()
         assert "refused.txt" in said and not any(word in said for word in words)
-        assert "local" in why and all(word in why for word in words)
+        assert "do not share this message" in why and all(word in why for word in words)
         assert not Path("data/public").exists()
     write_own(images, others)
     desk("prepare public", **OWN)
@@ -489,7 +489,7 @@ def test_later_real_images_are_found_by_preparing_public_again(desk, images, oth
     desk("prepare sensitive", **OWN)
     assert "30" not in desk("prepare public", code=4, **OWN)
     why = Path("state/refused.txt").read_text()
-    assert "local" in why and "2 of the 30" in why and "4, 17" in why
+    assert "do not share this message" in why and "2 of the 30" in why and "4, 17" in why
     assert journalled_checks() == 2
 
 
