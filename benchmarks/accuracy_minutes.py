@@ -28,7 +28,7 @@ VARIANTS = {  # column `change` of a row -> suffix of the recipe's name in the p
     "synthesize.count=120000": ", 120 000 images",
     "synthesize.count=80000": ", 80 000 images",
 }
-# FETA-Pro took 11.7 hours on four GPUs. Papers that state no time are drawn at the same minutes.
+# FETA-Pro took 11.7 hours on four GPUs. Other papers state no time and are drawn at this time.
 GPU_MINUTES = 4 * 11.7 * 60
 # the colours of tab20 without its two greys
 COLOURS = [plt.get_cmap("tab20")(index) for index in range(20) if index not in (14, 15)]
@@ -124,8 +124,8 @@ def main() -> None:
     axes[0].set_ylabel("accuracy of a network trained on the release, %")
     figure.suptitle(
         "ε = 1 hollow, ε = 10 filled. Colours: this project, on two processor cores. Grey: "
-        "published results, all drawn at the GPU minutes of FETA-Pro (11.7 hours on four GPUs), "
-        "because other papers state no time. * uses public photographs",
+        "published results, all placed at the training time of FETA-Pro (11.7 hours on four "
+        "GPUs), because the other papers state no time. * uses public photographs",
         fontsize=9,
     )
     figure.savefig(

@@ -718,7 +718,8 @@ def parquet_with_a_picture_of_64_megabytes_10_000_times(folder: Path) -> Read:
 def parquet_with_a_page_that_claims_2_gb(folder: Path) -> Read:
     path = parquet(folder / "set.parquet", 4, bytes(3 * MEGABYTE))
     content = path.read_bytes()
-    size = 3 * MEGABYTE + 4  # bytes of the page; its header has them as a zigzag varint
+    # Size of the page in bytes; the page's header states it as a zigzag varint
+    size = 3 * MEGABYTE + 4
     path.write_bytes(content.replace(varint(2 * size), varint(2 * (2**27 - 1)), 1))
     return lambda: read(path, label_column="label", classes=("0", "1"))
 

@@ -238,7 +238,7 @@ def gradients(found: Found) -> None:
         moved.append(float((whole.double() - without.double()).norm()) / CLIP)
     found.row("gradients", "largest change of the sum by one image", max(moved), "clips")
     found.check(
-        "one image moves the sum by at most the clip",
+        "one image changes the sum by at most the clipping norm",
         max(moved) <= 1 + 1e-4,
         f"{max(moved):.6f} clips",
     )

@@ -53,7 +53,7 @@ from stages.fork_server import SOCKET  # noqa: E402
 NAME, PERSONS, EACH = "photos", 30, 2
 LONGEST = 600  # Seconds that a run may take
 IN_A_ROW = 4  # Number of successive runs with a fault, before a run without a fault
-AMID = 1.5  # Every second fault comes within this many seconds of the run's first journal entry
+AMID = 1.5  # Every other fault comes within this many seconds of the run's first journal entry
 GONE = 5  # Seconds within which DVC and its stage must end
 ENTRIES = (
     "faults when the journal gets an entry. none: no faults; turn: one fault per entry, with the "
@@ -293,7 +293,7 @@ def strike_after(project: Project, kind: str, seconds: float, *, amid: bool) -> 
 def strike_often(
     project: Project, fresh: Path, kind: str, seconds: Sequence[float]
 ) -> tuple[int, int]:
-    """Disturb one run after another until one finishes. Every second fault comes during a query.
+    """Disturb one run after another until one finishes. Every other fault comes during a query.
 
     Returns how many runs were stopped, and how many cures there were.
     """
@@ -455,7 +455,7 @@ def main() -> None:
             stages.wait()
     tried = ", ".join(f"{kind} {number}" for kind, number in figures.tried.items())
     print(
-        f"{tried}; cures of DVC's own files: {figures.cured}; in {time.monotonic() - began:.0f} s"
+        f"{tried}; repairs of DVC's own files: {figures.cured}; in {time.monotonic() - began:.0f} s"
     )
     print(f"failed or charged twice: {len(figures.failed)}")
     sys.exit(bool(figures.failed))

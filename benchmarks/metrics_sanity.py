@@ -424,7 +424,7 @@ def main(
     beside = Table(
         *(
             "set",
-            "training images nearer than the k-th stranger",
+            "training images nearer than the k-th nearest hold-out image",
             "p",
             "ε ≥",
             "rings",

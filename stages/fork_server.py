@@ -54,7 +54,7 @@ IMPORTED_LATE = (
     "queries",
     "release",
 )
-TIME_TO_END = 3.0  # seconds that commands have to end once the starter has ended
+TIME_TO_END = 3.0  # seconds that commands may still run after the starter has ended
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from sfumato.planning.create import Owner, Proposed
 
 WHY_THIS_SIZE = (
-    "Some sizes can be run within the minutes, and are at least 90 % as useful as the most useful "
-    "one. The largest of these sizes is proposed."
+    "The proposed size is the largest one that fits into the time of --minutes and is at least "
+    "90 % as useful as the most useful size that fits."
 )
 HELP: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # option -> text
 

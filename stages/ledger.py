@@ -74,7 +74,7 @@ def check(
     if opinions not in ("own", "all"):
         raise ConfigError(f"--opinions {opinions} is unknown: give own or all")
     state = None
-    with suppress(ConfigError):  # a reviewer without a state directory does not need one
+    with suppress(ConfigError):  # reviewers may have no state directory; the check needs none
         state = state_dir()
     checked = verify(
         ledger,

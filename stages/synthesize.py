@@ -84,7 +84,7 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
             images, labels, sources = drawn(settings=settings, seed=plan.seed)
             varied = vary(images, labels, settings, teacher, plan.seed, sources == PUBLIC_SOURCE)
         if settings.herding > 1:
-            # Herding has already replaced the labels by the teacher's
+            # With herding, these labels are the teacher's instead of the requested classes
             varied = replace(varied, requested_labels=None)
     with run.writing() as directory:
         inputs = list(run.inputs.values())

@@ -39,7 +39,7 @@ def test_it_runs_without_a_gpu_and_writes_what_it_found(run, tmp_path, capsys):
     for what in (
         "float64 loop",
         "neither its place nor other images",
-        "by at most the clip",
+        "by at most the clipping norm",
         "resumes",
         "charged once",
     ):
@@ -64,7 +64,7 @@ def test_a_sum_that_is_not_clipped_fails_its_check(monkeypatch, capsys):
     found = gpu.Found(device="cpu", small=True)
     gpu.gradients(found)
     failed = [check["what"] for check in found.checks if not check["passed"]]
-    assert failed == ["one image moves the sum by at most the clip"]
+    assert failed == ["one image changes the sum by at most the clipping norm"]
     assert "FAILED" in gpu.markdown(found, "here") and "FAILED" in capsys.readouterr().out
 
 

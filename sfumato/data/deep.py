@@ -177,8 +177,8 @@ def decode_deep(
         return decode_tiff(file, span, name)
     if opened.format != "PNG" or opened.getexif().get(Tag.Orientation, 1) != 1:
         raise DataError(
-            f"{name} has {bits} bits per value: save it as a TIFF, or as a PNG whose EXIF data "
-            "does not rotate or mirror it."
+            f"{name} has {bits} bits per value: save it as a PNG or TIFF whose metadata does not "
+            "rotate or mirror it."
         )
     with installed("depth", name):
         from imagecodecs import png_decode
@@ -213,8 +213,8 @@ def decode_jpeg_2000(
     bits = depth_of(stream)
     if bits > 8 and len(opened.getbands()) > 1:
         raise DataError(
-            f"{name} is a JPEG 2000 in colour with {bits} bits per value: save it as an upright "
-            "PNG or TIFF."
+            f"{name} is a JPEG 2000 in colour with {bits} bits per value: save it as a PNG or TIFF "
+            "whose metadata does not rotate or mirror it."
         )
     if bits < 9:
         return None
@@ -245,8 +245,8 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
         if not plain or page.samplesperpixel not in channels.get(page.photometric, ()):
             held = f"{len(tiff.pages)} frame(s), {page.photometric.name}, of shape {page.shape}"
             raise DataError(
-                f"{name} contains {held}: save one frame, upright, in grey or RGB, with or without "
-                "alpha."
+                f"{name} contains {held}: save one frame in grey or RGB, with or without alpha. "
+                "The metadata must not rotate or mirror it."
             )
         with room_for_picture(
             name, page.imagelength, page.imagewidth, page.samplesperpixel, page.dtype.itemsize

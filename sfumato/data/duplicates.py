@@ -21,7 +21,7 @@ from sfumato.settings.data import Data
 from sfumato.storage.documents import read_json
 from sfumato.storage.journal import REGROUP, Journal
 
-ORIGIN = "origin.json"  # private file with the source and the path of prepared images
+ORIGIN = "origin.json"  # private file: the source and the path from which the images were prepared
 LOOKS_AT_ONCE = 4096  # number of thumbnails compared at once
 
 
@@ -30,7 +30,7 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
 
     home: folder of the dataset; fresh: folder of its new images, which will replace `home`;
     shape: stored shape of the new images, (C, H, W);
-    origin: source and path of the new images.
+    origin: source and path from which the new images were prepared.
 
     Two datasets count as the same if their origins are equal, or if an image with the same bytes
     and the same stored shape is in both. Otherwise, their grey thumbnails are compared, to detect
@@ -55,8 +55,8 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
             raise ConfigError(
                 f"data.dataset_id={home.name}: some of these images, or their folder, are already "
                 f"counted under the dataset id {other.name!r}. Set data.dataset_id: {other.name}, "
-                "so that one odometer counts their whole cost. If these images show no person of "
-                f"{other.name!r}, set data.different_people: true"
+                "so that one odometer counts their whole cost. If no person appears both in these "
+                f"images and in {other.name!r}, set data.different_people: true"
             )
 
 

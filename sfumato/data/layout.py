@@ -374,7 +374,7 @@ def folder_layout(path: Path, groups: Groups | None, classes: Classes | None) ->
             {folder.name for part in parts for folder in folders_in(part)}
             for parts in (train, test)
         )
-        if classes is None:  # checked first, because later messages may contain names of folders
+        if classes is None:  # first: later messages state these names, so none may be a person's
             check_names(sorted(names | held_out))
         if classes is None and len(held_out - names) > len(held_out) / 2:
             raise Unclear(
@@ -502,11 +502,17 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> C
             "and patient"
         )
     if len(second) < 3:
-        text += ". If {other} is neither class nor person, move its pictures up into {one}"
+        text += (
+            ". If the folder {other} stands for neither a class nor a person, move its pictures up "
+            "into {one}"
+        )
     if table is not None:
         text += ". If labels are in {table.name}, name their column with {option.label_column}"
     if len(first) == 1:
-        text += ". If {one} is neither class nor person, give the path {folder} instead"
+        text += (
+            ". If the folder {one} stands for neither a class nor a person, give the path {folder} "
+            "instead"
+        )
     names = {"one": outer[0].name, "other": inner[0].name}
     return Unclear(
         text, option="groups", proposed=proposed, path=path, table=table, folder=outer[0], **names

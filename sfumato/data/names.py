@@ -88,7 +88,7 @@ class Column:
     personal: bool = False  # whether it follows a word for a person
     named: bool = False  # whether it follows a word that does not mean files, copies or sides
     of_file: bool = False  # whether it follows a word for files, such as frame
-    aligned: bool = True  # whether names with more numbers have it in the same place
+    aligned: bool = True  # whether its place is the same in names with more and with fewer numbers
 
     @cached_property
     def counts(self) -> Counter[str]:

@@ -191,8 +191,8 @@ def of_series(
 def frames_of(header: Header) -> list[Path] | list[Slice]:
     """List the frames of a DICOM file.
 
-    Returns the path of the file itself if it has a single frame, or if its header states more
-    frames than its size allows.
+    Returns the path of the file itself if it has a single frame, or if the header states too many
+    frames: more than LONGEST_SIDE, or more than fit into the file.
     """
     path = header.path
     most = min(LONGEST_SIDE, path.stat().st_size // SMALLEST_FRAME)

@@ -120,7 +120,7 @@ def shards_of_files(files: dict[str, tuple[str | int, ...] | None], data: Data) 
     """
     tested = {file for file in files if len(files) > 1 and is_test(file.rpartition("/")[2])}
     if data.source == "imagefolder" and len(tested) == len(files):
-        tested = set()  # without other files, the test files are for training
+        tested = set()  # if there are only test files, they are used for training
     ordered = sorted(files, key=tested.__contains__)
     return [Shard(path=file, held_out=file in tested, state=files[file]) for file in ordered]
 
@@ -167,9 +167,9 @@ def place_shards(
 ) -> list[Task]:
     """Return each shard with the folder for its images, and delete everything else in `folder`.
 
-    The folder of a shard is named by a keyed digest of everything that determines its content, so
-    that a later process finds it. If a change of the content could not be detected, the name is
-    random.
+    The folder of a shard is named by a keyed digest of everything that determines the folder's
+    content, so that a later process finds the folder. If a change of the shard would go unnoticed,
+    the name is random, so that a later process converts the shard again.
 
     decides: settings that decide how images are stored; listing: digest of all files, None if it is
     unknown.
@@ -191,8 +191,8 @@ def place_shards(
 def read_shards(data: Data, tasks: Sequence[Task], workers: int | None) -> Source:
     """Convert the shards that no earlier process has converted, and return all as one source.
 
-    workers: number of processes to start; each decodes in one thread. None means to decode in
-    this process, in several threads. If `torchrun` started several processes, these are used
+    workers: maximum number of processes to start; each decodes in one thread. None means to decode
+    in this process, in several threads. If `torchrun` started several processes, these are used
     instead. Raises DataError with the faults of all shards.
     """
     missing = [(shard, place) for shard, place in tasks if not place.is_dir()]
@@ -206,8 +206,9 @@ def read_shards(data: Data, tasks: Sequence[Task], workers: int | None) -> Sourc
 
 
 def in_processes(data: Data, tasks: list[Task], workers: int | None) -> list[Exception | None]:
-    """Call `convert` for each task, in several processes. Returns the error of each task, or None
-    for a task without error.
+    """Call `convert` for each task, in the processes that `read_shards` describes.
+
+    Returns the error of each task, or None for a task without error.
     """
     from sfumato.runtime.distributed import broadcast_object, map_sharded, world_size
 
@@ -381,8 +382,8 @@ def one_source(data: Data, shards: Sequence[Shard], folders: Sequence[Path]) -> 
 
 
 def left_out_of(every: Iterable[Converted]) -> dict[object, LeftOut]:
-    """Return the pictures that were left out, by their number in the whole source or, if they have
-    no number, by their file.
+    """Return what was left out: pictures by their number in the whole source, and files that are
+    not pictures by their path.
     """
     found: dict[object, LeftOut] = {}
     before = 0

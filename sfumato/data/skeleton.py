@@ -1,8 +1,9 @@
 """Write a skeleton of a folder: a copy of its structure without its content.
 
-If `stage init` cannot read a folder, its owner can send the skeleton with a question. Names are
-replaced token by token, and pictures by random pixels of the same size. The skeleton is not
-differentially private, so the owner should look through it before sending it.
+If `stage init` cannot read a folder, its owner can send the skeleton with a question. Words,
+numbers and dates in paths and tables are replaced, with the exceptions that ABOUT lists. Pictures
+are replaced by random pixels of the same size. The skeleton is not differentially private, so the
+owner should look through it before sending it.
 """
 
 import hashlib
@@ -76,15 +77,16 @@ The form of a folder, made by `stage doctor --skeleton`. Look through it before 
 
 Each word in a name or table is replaced by other letters. A word has the same replacement
 everywhere, and words that begin alike are replaced by words that begin alike. Numbers that count
-from 1 without a gap are unchanged, and so are years. Other numbers are replaced by numbers of the
-same length. If almost every number of a length occurs, some of these numbers are unchanged. A word
-for a person, such as patient, is replaced by one that the folder does not contain, such as subject.
-All dates are moved by the same secret number of days. Pictures have random pixels and the size of
-the original.
+from 1 without a gap are unchanged. Years are unchanged if the folder contains no other numbers of
+four digits. Other numbers are replaced by numbers with equally many digits. A replacement can equal
+the original, above all if the folder contains almost all numbers with that many digits. A word for
+a person, such as patient, is replaced by one that the folder does not contain, such as subject. All
+dates are moved by the same secret number of days. Pictures have random pixels and the size of the
+original.
 {kept}
 
-Files of other kinds were not copied. Their number is {count}. The following list contains their
-names, replaced in the same way, and their sizes:
+Files that are neither readable pictures nor text tables were not copied. Number of these files:
+{count}. The following list contains the replaced name, the size and the format of each of them:
 """
 
 

@@ -205,7 +205,7 @@ def volume_setting(request: Request) -> dict[str, object] | None:
 
 
 def check_not_empty(source: Source, path: Path) -> None:
-    """Raise DataError if there are no pictures, or none in the folder's own hold-out."""
+    """Raise DataError if there are no pictures, or if the folder's own hold-out is empty."""
     if not source.size:
         raise DataError(
             f"{path} has {len(source.classes)} classes and no pictures: add pictures of each class."

@@ -33,14 +33,15 @@ TABLES = ("labels.csv", *METADATA)
 BETWEEN = "|"  # separator of labels in a cell
 FILE = "file_name"  # column with the picture's path, relative to the table's folder
 
-Rows = Iterator[tuple[int, list]]  # for each row, its number in messages and its cells
+Rows = Iterator[tuple[int, list]]  # for each row: its number (for messages) and its cells
 
 
 def table_in(folder: Path) -> Path | None:
-    """Find the table of a folder: a file of METADATA or, if there is none, a single CSV file with a
-    column of pictures' names.
+    """Find the table of a folder: the file with a name in METADATA or, if there is none, the only
+    CSV file with a column of pictures' names.
 
-    Returns None if there is no such table. Raises DataError if the folder contains two of METADATA.
+    Returns None if there is no such file, or if several CSV files have such a column. Raises
+    DataError if the folder contains several files with names in METADATA.
     """
     found = [folder / name for name in METADATA if (folder / name).is_file()]
     if len(found) > 1:
@@ -64,7 +65,7 @@ def names_pictures(table: Path) -> bool:
     try:
         return bool(heads_of(table))
     except DataError as error:
-        if isinstance(error.__cause__, PermissionError):  # the file may be a table
+        if isinstance(error.__cause__, PermissionError):  # an unreadable file may be a table
             raise error.__cause__ from None
         return False
 
@@ -185,8 +186,8 @@ def rows_by_file(
             )
         if not file.resolve().is_relative_to(root.resolve()):
             raise DataError(
-                f"{table}, row {number}, names a link out of {root}: copy the picture itself into "
-                "this folder"
+                f"{table}, row {number}, names a link to a file outside {root}: copy the picture "
+                "itself into this folder"
             )
         found[file] = cells
     if missing := next((path for path in files if path not in found), None):

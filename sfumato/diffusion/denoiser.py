@@ -66,7 +66,7 @@ class Denoiser(nn.Module):
     # Digest of everything that determines the latents: encoder weights and image size.
     # None if the network works on pixels.
     encoder: str | None = None
-    # Standard deviation of the images that the preconditioning and the sampler assume.
+    # Standard deviation that the preconditioning and the sampler assume for images.
     sigma_data: float
     at_a_time: int  # number of images drawn at a time, summed over all processes
 

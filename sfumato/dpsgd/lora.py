@@ -64,8 +64,8 @@ def add_lora(
                 f"{name} is not a weight of a layer of this model: expected a name such as "
                 "middle.0.attention.q.weight"
             )
-        # A subclass may be used through its weight instead of a call, as in nn.MultiheadAttention.
-        # Then an adapter would have no effect.
+        # A subclass is refused, because an adapter has no effect if other code reads the weight
+        # instead of calling the layer. nn.MultiheadAttention reads such a weight.
         if type(layer) is not nn.Linear:
             raise ConfigError(
                 f"{name} belongs to a {type(layer).__name__}: only a plain nn.Linear can be adapted"

@@ -59,7 +59,7 @@ class Trained:
         return self.ema.steps
 
     def descend(self, gradient: Tensor) -> None:
-        """Take one step of Adam along `gradient`, (P,), and update the average."""
+        """Take one step of Adam against `gradient`, (P,), and update the moving average."""
         for name, part in unflatten(gradient, self.parameters).items():
             self.parameters[name].grad = part
         self.optimiser.step()
@@ -96,8 +96,9 @@ class Gradients:
     """Settings of a query's gradients: weights, draws per image, clip norm, and microbatch size.
 
     Noise levels, noise and the choice of labels to hide are drawn from a secret generator. With a
-    public seed, the noise drawn for an image would reveal the image's position in the batch, and so
-    whether an earlier image is missing. Create this object before a charge opens.
+    public seed, the noise at each position of a batch would be known. A missing image would move
+    all later images to other positions, and thus change their gradients too. Create this object
+    before a charge opens.
 
     parameters: trained parameters of `model`, by name;
     config: settings of the stage, including the number of draws per image;

@@ -64,8 +64,8 @@ def evaluate_folder(
     """Measure the release in a folder on the real images that `card` describes.
 
     This function opens the real images, which is recorded in the journal. All processes must call
-    it. When their common work is done, it ends the process group, and only the first process
-    continues.
+    this function. After the work that they share, the process group ends, and only the first
+    process continues.
 
     classifiers: folder of each classifier in LOADERS. A folder may be missing;
     out: folder for pictures.
@@ -157,8 +157,8 @@ def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSe
 def labelling_of(synthetic: Mapping[str, ImageSet], release: Path) -> Metrics:
     """Return facts about the labels of a release. Unknown entries are left out.
 
-    The entries are "mixture", the card's entry about the decision whether to include public images,
-    and "agreement", the share of plain images that have the label requested from the generator.
+    "mixture" is the card's entry about the decision whether to include public images. "agreement"
+    is the share of plain images that have the label requested from the generator.
     """
     found: Metrics = {key: value for key, value in card_of(release).items() if key == "mixture"}
     if PLAIN in synthetic:
@@ -185,7 +185,7 @@ def measure_detection(
 ) -> None:
     """Add a detector's accuracy to the fidelity of each set, and plot its clearest decisions.
 
-    The plot is made for the release only.
+    The plot shows the plain images or, if PLAIN is not among the sets, the release.
     """
     for name, detected in detections(looked_at(synthetic), train, holdout).items():
         metrics[name]["fidelity"]["detector"] = detected.accuracy

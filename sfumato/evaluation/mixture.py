@@ -1,8 +1,9 @@
 """Choose the mixture to release: with or without public images.
 
-A student is a classifier that is trained on the set to release. Public images are included only if
-the student trained with them agrees with the teacher about as often as the student trained without
-them. No function here reads real images, so the choice costs nothing.
+A student is a classifier that is trained on the set to release. One student is trained with public
+images, and another one without them. Public images are left out if the first student agrees with
+the teacher less often than the second. `chosen_mixture` allows a small margin on drawn images. No
+function here reads real images, so the choice costs nothing.
 """
 
 from collections.abc import Mapping
@@ -64,7 +65,7 @@ def chosen_mixture(agreements: Mapping[str, Mapping[str, float]]) -> str:
 
     Public images are included if two conditions are met. On public images, the student trained
     with public images must agree with the teacher at least as often as the other student. On drawn
-    images, it may agree at most two percentage points less often.
+    images, it may agree up to two percentage points less often.
 
     agreements: results of `agreement` for WITH and WITHOUT.
     """

@@ -1,7 +1,7 @@
-"""Score sets of images by a second student: a linear classifier on a public network's features.
+"""Score sets of images by a linear classifier on the features of a public network.
 
-The student is trained on each set. Its scores can be compared between sets, but not with the scores
-of other classifiers.
+Tables and messages call this classifier the second student. For each set, a new one is trained. Its
+scores can be compared between sets, but not with the scores of other classifiers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ def score_students(
     holdout: ImageSet,
     seeds: Sequence[int],
 ) -> dict:
-    """Score the student after training on at most `scores.COMPARED` images of each set.
+    """For each set and seed, train a student on at most `scores.COMPARED` images, and score it.
 
     Returns {"network", "trained_on": {name of the set: result of `aggregate`}}.
     """

@@ -117,20 +117,19 @@ def fidelity_tables(metrics: Mapping) -> Iterator[Table]:
 
 
 def public_student_table(student: Mapping, measure: str) -> Table:
-    title = (
-        f"Second student: a linear classifier on the public network {student['network']}, % (local)"
-    )
+    title = f"Second student: a linear classifier on features of {student['network']}, % (local)"
     heads = ["trained on", measure, *reliability_heads(measure)]
     rows = ([name, percent(row), *reliability(row)] for name, row in student["trained_on"].items())
-    note = "The network was trained on public pictures. Compare these rows only with each other."
+    note = "The features do not depend on the release. Compare these rows only with each other."
     return table_of(title, heads, rows, note)
 
 
 def detailed_tables(judged: Mapping[str, Mapping], measure: str) -> Iterator[Table]:
-    """Yield the table for two classes, and the table for the values of the column that
-    `data.compare_by` names, if they were measured.
+    """Yield a table of AUROC and sensitivities, and a table of the accuracy for each value of the
+    column that `data.compare_by` names.
 
-    judged: result of `aggregate`, by classifier.
+    A table is left out if its numbers were not measured. judged: result of `aggregate`, by
+    classifier.
     """
     quoted = {name: row["two_classes"] for name, row in judged.items() if "two_classes" in row}
     if quoted:

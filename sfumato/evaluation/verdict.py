@@ -71,8 +71,9 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> Ver
     Returns {"level", "sentence", "learned", "accuracy", "balanced_accuracy"}. "level" is one of
     VERDICT_LEVELS, "unknown" if classifiers learn nothing even from real images, or UNJUDGED if the
     hold-out is `unusable` or has too few images of a class. "learned" is the learned share, or None
-    if the level is "unknown" or UNJUDGED. "accuracy" and "balanced_accuracy" contain one share in
-    [0, 1] for each of "chance", "majority class", "release", HANDED_OUT and "real" that is known.
+    if the level is "unknown" or UNJUDGED. "accuracy" and "balanced_accuracy" map names to shares in
+    [0, 1]. Possible names are "chance", "majority class", "release", "teacher", "student" and
+    "real". Unknown shares are left out.
     """
     if not classifier_rows(metrics["release"]):
         return {
@@ -123,8 +124,8 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> Ver
     if metrics.get("mixture"):
         chosen = metrics["mixture"]["chosen"]
         parts.append(
-            f"The release was made {chosen}. To choose this, classifiers trained with and without "
-            "public images were compared"
+            f"The release was made {chosen}. This choice is based on a comparison of two "
+            "classifiers, one trained with public images and one without"
         )
     text = ". ".join(parts) + "."
     if "disclosure" in metrics:

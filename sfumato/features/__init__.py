@@ -64,7 +64,7 @@ def name_problems(key: str, names: Iterable[str], known: Collection[str]) -> Ite
 
 @dataclass(frozen=True)
 class FeatureMeans:
-    """A release: noisy class means of bounded features φ of images.
+    """A release: for each class, the noisy sum of bounded features φ, divided by a public size.
 
     Args:
         table: (K, classes) float32. Each column is the noisy sum of φ over the images of one class,

@@ -71,10 +71,12 @@ class Patches(nn.Module):
 
 @cache
 def whitened_patches(channels: int, side: int) -> tuple[Tensor, Tensor]:
-    """Return filters from FILTERS patches of 120 textures, and the filters that whiten a patch.
+    """Return one filter for each of FILTERS texture patches, and the filters that whiten a patch.
 
-    The texture patches are whitened and scaled to norm 1. Then the whitening is multiplied into
-    them, so that the filters can be applied to patches of an image without whitening these first.
+    The texture patches are drawn from 120 textures, whitened and scaled to norm 1. Each is then
+    multiplied by the whitening matrix. So its filter whitens a patch of an image and compares it
+    with the texture patch in one step.
+
     side: side of a patch, in pixels.
 
     Returns (FILTERS, channels, side, side) float32, and (channels·side², channels, side, side)

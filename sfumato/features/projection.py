@@ -18,7 +18,7 @@ from sfumato.features.public_network import PublicNetwork, arguments_of, build_n
 from sfumato.runtime.compute import device_of, fast_bfloat16
 from sfumato.settings.queries import OwnNetwork, TeacherMap
 
-# Type of the argument `network` of `map_of`, which describes its values
+# Type of the argument `network`; the docstring of `map_of` describes the values
 Network = PublicNetwork | OwnNetwork | dict[str, Any] | None
 FEATURE_BATCH = 250  # Number of public or released images per batch
 

@@ -119,11 +119,13 @@ class DeepScattering(Scattering):
 
 
 class Moduli(Scattering):
-    """Local energies of an image: |image * ψ_θ| at the finest octave, in cells of 2×2 pixels.
+    """Local energies of an image: |image * ψ_θ| at the finest octave, averaged over cells.
 
-    (B, C, H, W) -> (B, d) with d = 8·C·H/2·W/2 and norm below √d: a row r is scaled to
-    √d · r / (‖r‖ + 1), so that faint images stay faint. The cells are finer than in `Scattering`.
-    Large images have larger cells: from 48 pixels on, the shorter side has 16 cells or a few more.
+    (B, C, H, W) -> (B, d) with d = 8·C·ceil(H/cell)·ceil(W/cell) and norm below √d: a row r is
+    scaled to √d · r / (‖r‖ + 1), so that faint images stay faint.
+
+    cell: side of a cell, in pixels. It is 2 if the shorter side of the image is below 48 pixels. In
+    larger images, the shorter side has 16 cells or a few more.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -140,7 +142,8 @@ class Moduli(Scattering):
 class Pixels(nn.Module):
     """The pixels of an image: (B, C, H, W) -> (B, d).
 
-    If the shorter side has more than LARGEST pixels, they are the block means of the image.
+    If the shorter side has more than LARGEST pixels, the block means of the image are returned
+    instead.
     """
 
     def __init__(self, shape: Shape) -> None:

@@ -134,9 +134,9 @@ def relabelled(teacher: TeacherNetwork, images: ImageSet) -> ImageSet:
 def guide_by(teacher: TeacherNetwork, strength: float) -> Guide:
     """Build a guide that shifts a denoised image to raise the teacher's probability of its label.
 
-    The shift is strength · variance · ∇ log p(label | image). With strength 1, the shift follows
-    from Bayes' rule, if the teacher's probabilities are right, and if the uncertainty about the
-    image is the same in all directions.
+    The shift is strength · variance · ∇ log p(label | image), with the variance of the clean image
+    given its noisy version. With strength 1, the shift follows from Bayes' rule, if the teacher's
+    probabilities are right, and if the variance is the same in all directions.
     """
 
     def guide(denoised: Tensor, labels: Tensor, variance: float) -> Tensor:

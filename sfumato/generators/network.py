@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from sfumato.data.images import Shape
 from sfumato.settings.fields import Size, both_sides, size_of
 
-# Maximum side of the coarse image, in pixels. Each further level doubles the side.
-# The side of a rectangular image is taken to be the square root of its number of pixels.
+# The coarse image has at most COARSE² pixels: a square one has sides of at most COARSE pixels.
+# Each further level doubles the sides.
 COARSE = 32
 
 
@@ -93,12 +93,13 @@ class Generator(nn.Module):
     channels: 1 or 3;
     latent: size of z ~ N(0, I);
     width: number of feature channels at half the resolution of the coarse image. If the first layer
-    is below this half resolution, the first layer has 2·width channels;
+    has an even lower resolution, it has 2·width channels;
     several: whether labels are vectors of 0 and 1.
 
-    The generator first draws a coarse image with at most COARSE pixels per side. To do so, it draws
-    a smooth image at half of this resolution, enlarges it, and adds details. Each level then
-    doubles the sides of the image and adds finer details, until the image has its full resolution.
+    The generator first draws a coarse image with at most COARSE² pixels. To do so, it draws a
+    smooth image at half the coarse image's resolution, enlarges it, and adds details. Each level
+    then doubles the sides of the image and adds finer details, until the image has its full
+    resolution.
     """
 
     def __init__(

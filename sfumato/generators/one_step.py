@@ -32,7 +32,7 @@ from sfumato.storage.weights import load_network, save_network
 
 GENERATOR_WEIGHTS = "generator.safetensors"  # Beside config.json
 OneStep = Generator | GaussianGenerator  # (z, labels) -> images
-# Number of images drawn at a time. If sides are longer than COARSE pixels, batches are smaller.
+# Number of images drawn at a time. If images have 4·COARSE² pixels or more, batches are smaller.
 DRAWING_BATCH = 1000
 # The fit of a class stops after this many steps without improvement (see `EarlyStopping`)
 PATIENCE = 100
@@ -193,10 +193,10 @@ class EarlyStopping:
     """Stops the fit of each class when it begins to fit the noise of the release.
 
     Some features of a release, chosen by `held_out`, are left out of the loss. The noise of
-    different features is independent. So the generator's squared distance to the release in the
-    held-out features is an unbiased estimate, up to a constant, of this distance without noise. The
-    estimate falls while the fit learns the class, and rises when the fit learns the noise of the
-    other features.
+    different features is independent. So the generator's squared distance to the noisy release in
+    the held-out features is an unbiased estimate, up to a constant. It estimates the squared
+    distance to the release before noise was added. The estimate falls while the fit learns the
+    class, and rises when the fit learns the noise of the other features.
 
     After PATIENCE steps without a smaller estimate, the fit of the class stops: the target of the
     class becomes the moving average of the generator's embeddings, as it was at the step with the

@@ -52,8 +52,8 @@ class Owner:
     """The owner, who answers questions about options that were not given. Without a prompt,
     defaults are used.
 
-    ask: function that asks a question, given a default and the type of the answer (None for yes or
-    no); None if there is no one to answer;
+    ask: function of a question, a default answer and the type of the answer. For a yes-or-no
+    question, the type is None. If there is no one to answer, `ask` itself is None;
     see: function that shows a line that only the owner may read;
     spelling: function that returns how this front end spells an option, such as size_hint.
     """
@@ -320,7 +320,7 @@ def check_size(size: Size | None, seen: Survey) -> None:
 def look(options: InitOptions, owner: Owner, state: Path) -> tuple[InitOptions, Survey]:
     """Survey the images, and ask the owner whenever the layout is ambiguous.
 
-    Returns the survey, and the options with the owner's answers.
+    Returns the options with the owner's answers, and the survey.
     """
     while True:
         try:
@@ -477,7 +477,7 @@ def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOpti
     if not owner.answer(f"Can the same person appear in more than one {what}?", likely, None):
         return None
     way = "a pattern that captures the id in file names, such as ^(P\\d+)_, or a CSV file"
-    groups = owner.answer(f"How do I find each image's person? ({way})", pattern)
+    groups = owner.answer(f"How can each image's person be found? ({way})", pattern)
     try:
         return replace(options, groups=groups)
     except ConfigError as mistake:
@@ -556,8 +556,8 @@ def summary(made: Proposed) -> Iterator[str]:
     yield f"recipe   {params.recipe}: {made.chosen.row}"
     if params.synthesize.choose:
         yield (
-            "         public images are added if they do no harm: two classifiers, trained with "
-            "and without them, are compared with the teacher"
+            "         public images are added if they do no harm: a classifier trained with them "
+            "must agree with the teacher about as often as a classifier trained without them"
         )
     more = f" and {len(classes) - 5} more" if len(classes) > 5 else ""
     occurring = ", the fact that all of these labels occur" if "classes" in made.survey.data else ""

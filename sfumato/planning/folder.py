@@ -112,7 +112,7 @@ def resolve_project(
     if loaded.reads_public and dry_run:
         coming = coming_public(folder, loaded, card, state, public_card)
         if coming is not None and coming[0] != public_card:
-            say("the public images are not prepared yet: this plan is for those that will be")
+            say("the public images of this plan are not prepared yet: `dvc repro` prepares them")
             public_card, inputs = coming
             ready["prepare public"] = False
     for name in loaded.run:

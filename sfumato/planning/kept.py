@@ -118,9 +118,12 @@ def repeat_count(name: str, params: Params, plan: str, runs: Sequence[Run]) -> i
 
     The owner requests repeat payments by a number in privacy.spend_again. The number also counts
     for all queries that depend on the named query, because their inputs will change. So the numbers
-    of the query and of all stages before it are added. The sum is compared with `again` in the
-    record of the last release or, if there is no release, of the last open run. If the sum is
-    larger, one payment is added. So each request is granted once.
+    of the query and of all stages before it are added.
+
+    The sum is compared with the largest `again` in the records of the query's releases or, if it
+    has no release, of its open runs. If the sum is larger, the result is this `again` plus 1,
+    otherwise `again` itself. So each request is granted once. If there is no earlier run, the
+    result is the sum.
 
     plan: digest of the query's plan.
     """

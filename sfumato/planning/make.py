@@ -168,8 +168,11 @@ def share_lines(made: Plan, content: Mapping[str, object], file: Path) -> Iterat
 
 
 def spending_lines(made: ProjectPlan, spending: Sequence[Decision]) -> Iterator[str]:
-    """Yield one line per query, which states that the query is already released or will be resumed,
-    or what the query would spend and why.
+    """Yield one line per query: its earlier release, the run that it resumes, or what it would
+    spend and why.
+
+    If a query will be refused, its line contains the reason. If the dataset has no charge yet, an
+    additional first line states this.
     """
     odometer = made.odometer
     before = {record["stage"] for record in odometer.opened()}

@@ -87,7 +87,8 @@ class Project:
 
         Args:
             folder: Folder of the project.
-            images: Folder of images elsewhere, with one folder per class.
+            images: Folder of images, outside the project folder, for example with one folder per
+                class.
             epsilon: Privacy budget of the whole project.
             options: Further options of `stage init`. Write underscores instead of hyphens. Each
                 value is text, as on the command line, or a Python value: one_image_each=True,

@@ -292,8 +292,11 @@ def settings_of(known: Known) -> Layer:
 def with_images_of_the_release(
     content: Layer, known: Known, runs: Sequence[str], beside: bool
 ) -> Layer:
-    """Set the number of released images and their file formats. beside: whether public images are
-    released in addition to drawn ones.
+    """Set the numbers of released and selected images, their file formats and their mark.
+
+    If classes may be mirror images of each other, `teacher.flip` is switched off.
+
+    beside: whether public images are released in addition to drawn ones.
     """
     # Only a new project may set `mark: files`. In an existing project, this would change the
     # release
@@ -345,9 +348,11 @@ def for_so_many(content: Layer, known: Known, row: Row, runs: Sequence[str]) -> 
 
 
 def small_sample(what: str, product: float) -> float:
-    """Compute a value by a rule of the table `few`.
+    """Compute a value by a rule of the table `few` in `proposals.yaml`.
 
-    product: number of images or persons, times ε.
+    what: name of the rule;
+    product: number of images or persons, times ε. For "ridge", it is also divided by the row's
+    `tuned_at`.
     """
     rule = PROPOSALS["few"][what]
     low, high = rule["within"]
@@ -357,8 +362,8 @@ def small_sample(what: str, product: float) -> float:
 def at_effective_epsilon(recipe: str, epsilon: float) -> Layer:
     """Return the noise of each query of a recipe, and the teacher's constants, at `epsilon`.
 
-    epsilon: privacy.epsilon times the number of images or persons, divided by `tuned_at`. If it is
-    less than 1, the teacher has a smaller learning rate than the recipe's.
+    epsilon: privacy.epsilon times the number of images or persons, divided by the number of images
+    with which the recipe was tuned. If it is less than 1, the teacher's learning rate is lowered.
     """
     content = read_overlay(recipes_at(RECIPES), recipe, "recipe")
     sections: Layer = {}

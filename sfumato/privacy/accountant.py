@@ -309,12 +309,17 @@ def calibrate(
     """Compute mechanisms whose composition with `before` costs at most `target` at `delta`.
 
     At each order, the allowed RDP is `target`, minus the conversion term, minus the RDP of
-    `before`. A share is a fraction of (`target` minus the conversion term) at `reference_order`,
-    which depends only on the stage's sampling, the target and delta. The stage with neither a
-    multiplier nor a share takes the rest, at the order that needs the least noise. Multipliers are
-    rounded upwards to 4 digits. With the accountants `pld` and `exact`, the stage that takes the
-    rest gets the least noise at which the ε by this accountant is at most `target`. With `exact`, a
-    share is a fraction of the RDP of one Gaussian that uses the whole budget.
+    `before`.
+
+    A share is a fraction of (`target` minus the conversion term) at `reference_order`. This order
+    depends only on the stage's sampling, the target and delta. With the accountant `exact`, a share
+    is instead a fraction of the RDP, at this order, of one Gaussian that uses the whole budget.
+
+    The stage with neither a multiplier nor a share takes the rest, at the order that needs the
+    least noise. With the accountants `pld` and `exact`, it instead gets the least noise at which
+    the ε by this accountant is at most `target`.
+
+    Computed multipliers are rounded upwards to 4 digits.
 
     Args:
         asks: Request of each stage, by its name; exactly one has neither a multiplier nor a share.

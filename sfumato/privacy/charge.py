@@ -313,7 +313,7 @@ class Charge:
 
     def _noised(self, total: Tensor, std: float, integer: bool) -> Tensor:
         """Add the noise to `total`, and round the result. No other code adds noise."""
-        # The noise is drawn first, because a GPU may still be computing the sum.
+        # To save time, the noise is drawn first, while a GPU may still be computing the sum.
         noisy = self._noise.gaussian(tuple(total.shape), std) + total.cpu().double()
         on_integers = integer and self._groups is None
         return rounded(noisy, 1.0 if on_integers else public_grid(std)).to(total)
@@ -366,9 +366,11 @@ class Charge:
     def close(self, released: str | None = None) -> None:
         """Journal that this work is released, so that the same work is refused from now on.
 
-        The release must be on disk in `run`, and must not have been written anywhere else before
-        this call: an open charge may draw again, which is safe only if nothing from its earlier
-        draws was published. released: sha256 of the release's `privacy.json`.
+        The release must be on disk in `self.run`, the run's private folder, and must not have been
+        written anywhere else before this call: an open charge may draw again, which is safe only if
+        nothing from its earlier draws was published.
+
+        released: sha256 of the release's `privacy.json`.
         """
         self._journal(CLOSE, uses=self.used, released=released)
 

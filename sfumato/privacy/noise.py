@@ -79,9 +79,9 @@ def public_grid(std: float) -> float:
 def secret_generator(device: torch.device | str = "cpu") -> torch.Generator:
     """Create a torch generator that cannot be replayed, for secret draws other than the noise.
 
-    A CPU generator uses only 32 bits of a seed, so an attacker could try all seeds. Therefore its
-    624 words are filled from the operating system. Generators of other devices use 64
-    bits of a seed.
+    A CPU generator uses only 32 bits of a seed, so an attacker could try all seeds. Therefore the
+    624 words of its state are filled with random bits from the operating system. Generators of
+    other devices use 64 bits of a seed.
     """
     generator = torch.Generator(device)
     if generator.device.type != "cpu":

@@ -141,7 +141,7 @@ class Odometer(Journal):
         """Add records that the journal lacks; start a new journal if the old one is invalid.
 
         The readable entries of an invalid journal are added too, and the invalid file is set aside.
-        From then on, `complete()` returns False.
+        After any call of this method, `complete()` returns False.
 
         seen: heads and ids to treat as known from now on.
 

@@ -47,8 +47,8 @@ class OwnCharge:
         Args:
             rows: Function from images, (B, C, H, W) float32 in [0, 1], and labels, (B,) int64, to
                 one row per image, (B, K). A row must depend on its own image only. The function
-                must not store anything, draw random numbers or print. Its first calls get public
-                noise instead of images.
+                must not store anything, draw random numbers or print. Its first calls are trials
+                on images of random pixels.
             max_norm: L2 bound of a row. It must equal the charge's bound, which is the default.
                 Longer rows are scaled down to it. Non-finite rows, and batches whose rows are not
                 (B, K), are left out.
@@ -60,7 +60,7 @@ class OwnCharge:
             (K,) float64.
 
         Raises:
-            ConfigError: The function fails on public noise, does not return one row per image, or
+            ConfigError: In a trial, the function fails, does not return one row per image, or
                 returns a different row if it is called again. No use is lost.
             DataError: The function fails on a drawn image. This use is spent, and nothing is
                 released. Other uses are not lost.
@@ -87,8 +87,8 @@ class OwnCharge:
                 if charge.drawing:
                     raise DataError(f"{name}: {FAILED}") from None
                 raise ConfigError(
-                    f"{name}: the function `rows` fails on public noise ({error!r}): fix it. No "
-                    "use is lost"
+                    f"{name}: the function `rows` fails in the trial on random pixels ({error!r}): "
+                    "fix it. No use of the charge is lost"
                 ) from error
 
         check_repeats(name, guarded, *charge.probe())
@@ -101,17 +101,17 @@ class OwnCharge:
 def check_repeats(
     name: str, rows: Callable[[Tensor, Tensor], Rows], images: Tensor, labels: Tensor
 ) -> None:
-    """Raise ConfigError if two calls return different rows for one image of public noise."""
+    """Raise ConfigError if two calls return different rows for one image of random pixels."""
     first, second = (rows(images[:1], labels[:1]) for _ in range(2))
     alike = form_of(first, 1) == form_of(second, 1)
     if not alike or not torch.allclose(
         first.left.double(), second.left.double(), rtol=1e-3, equal_nan=True
     ):
         raise ConfigError(
-            f"{name}: the function `rows` returned two different rows for one image of public "
-            "noise. No use is lost. The function remembers earlier images or draws random numbers. "
-            "One image could then change the rows of other images, and the noise does not hide "
-            "this change: compute each row from its own image only"
+            f"{name}: in the trial on random pixels, the function `rows` returned two different "
+            "rows for one image. No use of the charge is lost. The function remembers earlier "
+            "images or draws random numbers. One image could then change the rows of other images, "
+            "and the noise does not hide this change: compute each row from its own image only"
         )
 
 
@@ -155,10 +155,11 @@ def open_charge(
     Guarantee:
         The charge covers sums of rows if each row depends on one image only. A function with memory
         breaks this condition. Examples are a function that stores earlier images, a running mean or
-        a count of its calls; a function that skips images it has seen before; and a function that
-        draws random numbers. One image then changes the rows of others, and the noise does not hide
-        this change. `sum` refuses a function that returns two different rows for one image of
-        public noise, but cannot detect any other memory.
+        a count of its calls; and a function that skips images it has seen before. A function that
+        draws random numbers breaks it too, because the generator's state depends on earlier calls.
+        One image then changes the rows of others, and the noise does not hide this change. `sum`
+        refuses a function that returns two different rows for one image of random pixels, but
+        cannot detect any other memory.
     """
     if not isinstance(name, str) or name in STAGES or not name.isidentifier() or len(name) > 64:
         raise ConfigError(

@@ -111,8 +111,8 @@ def check_lifetime(
     lower = ""
     if cost(spent) < 0.99 * limit:  # some budget is left
         lower = (
-            ", or set a smaller privacy.epsilon for this plan and, to keep the limit, "
-            f"privacy.lifetime_epsilon: {limit:g}"
+            ", or set a smaller privacy.epsilon for this plan. Then also set "
+            f"privacy.lifetime_epsilon: {limit:g}, because its default is privacy.epsilon"
         )
     past = ", ".join(
         f"{name} {cost(events):.3g} ({len(events)} ×)" for name, events in by_stage.items()

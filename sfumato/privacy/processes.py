@@ -38,7 +38,7 @@ class SharedCharge(Charge):
         """Draw image indices, assign each entry of the draw to a process in secret, and yield the
         entries of this process. With `draws`, an entry consists of all indices of one group.
         """
-        # Processes are chosen with a separate source. So a seeded charge draws the same images with
+        # The assignment has its own generator, so that a seeded charge draws the same images with
         # any number of processes.
         secret = NoiseSource().generator
         for chosen, weights in super()._draw(draws):

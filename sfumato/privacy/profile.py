@@ -102,7 +102,7 @@ def membership_advantage(profile: Profile) -> float:
 
     Each point of the profile gives the bound (e^epsilon − 1 + 2 delta) / (e^epsilon + 1). At
     epsilon 0, this bound is delta. The result is the smallest of these bounds and
-    `advantage_bound`. If only the Rényi curve is known, the result is below delta at epsilon 0.
+    `advantage_bound`.
 
     Guarantee: no test of "was this image used?" does better, regardless of any other knowledge.
     """

@@ -102,12 +102,13 @@ def public_several(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
 
 
 def public_counts(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
-    """Turn noisy counts into N̄, N̄_m and priors. This is post-processing, so it is free.
+    """Turn noisy counts into public numbers of images and priors.
 
-    N̄_m = max(noisy count, 1, σ), because a count below σ is mostly noise, and a small denominator
-    would amplify this noise. N̄ is the unbiased sum of the noisy counts, but at least 1 and at
-    least σ. The priors are proportional to the noisy counts, clipped at 0. If all clipped counts
-    are 0, the priors are uniform.
+    This is post-processing, so it is free. The public number of images of class m is
+    N̄_m = max(noisy count, 1, σ). A count below σ is mostly noise, and a small denominator would
+    amplify this noise. The public number of all images, N̄, is the unbiased sum of the noisy counts,
+    but at least 1 and at least σ. The priors are proportional to the noisy counts, clipped at 0. If
+    all clipped counts are 0, the priors are uniform.
     """
     noisy = noisy.double()
     floor = max(1.0, noise_multiplier)

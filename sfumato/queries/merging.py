@@ -99,8 +99,8 @@ def check_owner(
         planned = Mechanism(**plans[query.stage]["mechanism"]).to_json()
         if query.records.owners != declared or len(declared) == 1:
             problem = (
-                f"{query.path} and {queries[0].path} come from different merges, because they list "
-                "different datasets without common persons: repeat the merge"
+                f"{query.path} and {queries[0].path} come from different merges. They declare "
+                "different lists of datasets that share no person: repeat the merge"
             )
             if query.records.owners == declared:
                 problem = (

@@ -97,7 +97,7 @@ def privacy_facts(
 ) -> dict[str, object]:
     """Collect what a README states about the charges behind a release.
 
-    cost: result of `cost_of`; further keys are ignored.
+    cost: result of `cost_of`, or the content of `card.json`, which contains the same keys.
     """
     unit = next((record["unit"] for record in records.values()), UNITS[IMAGE])
     return {

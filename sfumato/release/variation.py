@@ -84,7 +84,7 @@ def vary(
             .argsort(dim=0, descending=True, stable=True)
             .argsort(dim=0)
         )
-        # Each label keeps its number of images: those with the highest probabilities of this label
+        # A label that n images had is given to the n images with its highest probabilities
         labels = (places < labels.sum(dim=0)).to(torch.uint8)
     elif settings.relabel and teacher is not None:
         requested = labels[:plain]

@@ -110,8 +110,8 @@ def check_alike(parts: Sequence[Tensor]) -> None:
 def _refuse_unless(same: bool) -> None:
     if not all_min(same):
         raise ConfigError(
-            "the processes compute different numbers, so their sum would not be valid for one "
-            "query: start them on machines of one kind with the same installation, or run without "
+            "the processes compute different numbers, so their results must not be added up: start "
+            "the processes on machines of one kind with the same installation, or run without "
             "SFUMATO_LAUNCH"
         )
 

@@ -112,7 +112,7 @@ class Groups(Strict):
             "array": "the array `groups` beside the images",
             "dicom": "DICOM's PatientID",
             "volume": (
-                "volume: each counts as one person, so a person with several volumes is not "
+                "volume. Each volume counts as one person, so a person with several volumes is not "
                 "protected as a whole"
             ),
         }

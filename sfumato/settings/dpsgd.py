@@ -14,7 +14,7 @@ class Saliency(QuerySettings):
     """
 
     draws: ClassVar[int] = 1  # Number of noise levels per image
-    # Probability that an image is shown without its label, drawn for each of its noise levels
+    # Probability that an image's label is hidden, independently at each of its noise levels
     label_dropout: ClassVar[float] = Model.label_dropout
     noise: Noise = "2%"
     max_norm: Norm = 1.0  # L2 clip C_s of one image's gradient over all candidate matrices
@@ -51,7 +51,7 @@ class Finetune(QuerySettings):
     # Share c of candidate matrices to train, for salient and salient-lora
     ratio: ClassVar[float] = 0.3
     rank: ClassVar[int] = 4  # Rank r of the adapters
-    # Probability that an image is shown without its label, drawn for each of its noise levels
+    # Probability that an image's label is hidden, independently at each of its noise levels
     label_dropout: ClassVar[float] = Model.label_dropout
     noise: Noise = REST
     steps: Positive = 2100  # Training steps; each is one release

@@ -203,7 +203,8 @@ class Teacher(QuerySettings):
     learning_rate: Annotated[float, Field(ge=1e-9, le=1e6)] = 60.0  # Initial learning rate
     last_rate: Share = 1.0  # Final learning rate, as a share of the initial one; it falls linearly
     momentum: Fraction = 0.9  # Momentum of the gradient steps
-    # L2 clip C of an image's errors. With one label per image, their norm is at most √2
+    # L2 clip C of an image's errors. The error in a class is the label (1 or 0) minus the predicted
+    # probability. With one label per image, the norm of the errors is at most √2
     max_norm: Annotated[Norm, Field(le=1.4143)] = 1.4142
     # Ridge λ of the preconditioner λ(covariance + λ)⁻¹; None: no preconditioner
     ridge: PositiveFloat | None = None

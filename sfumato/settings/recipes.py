@@ -183,8 +183,8 @@ def refuse_truth_values(model: type[BaseModel], values: Mapping[str, object], pa
         several = value if isinstance(value, list) else [value]
         if bool not in (kind, *get_args(kind)) and any(isinstance(one, bool) for one in several):
             text = (
-                f"{key} is true or false (or yes, no, on, off): write a number, or put the text in "
-                "quotes"
+                f"{key} must not be true or false (yes, no, on and off without quotes count as "
+                "true or false too): write a number, or put the text in quotes"
             )
             raise ConfigError(f"{path}: {text}")
 

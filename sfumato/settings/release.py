@@ -107,9 +107,9 @@ class Synthesize(Settings):
     # Share of the images to blend, each with an image of another class. This is a class that the
     # teacher tends to confuse with the image's own class. Requires `relabel`
     mixed: Fraction = 0.0
-    # Kinds of image in which `relabel` keeps the requested shares of the classes. `plain`: only in
-    # plain images; the rule found for these also labels distorted and blended images. `each`:
-    # separately in plain, in distorted and in blended images
+    # Kinds of image in which `relabel` keeps the requested shares of the classes, by a correction
+    # of the teacher's probabilities. `plain`: only in plain images; distorted and blended images
+    # get the same correction. `each`: separately in plain, in distorted and in blended images
     shares: Literal["plain", "each"] = "plain"
     # Add the teacher and the networks that draw the images to the release. Recipients can then draw
     # any number of images (`sfumato.stream`). Requires a source with a network that the recipe

@@ -59,7 +59,8 @@ class PlainYaml(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[
     def construct_number(self, node: yaml.ScalarNode) -> float:
         if len(node.value) > 70:
             raise ValueError(f"the number {node.value[:24]}… is too large")
-        # In YAML 1.2, octal numbers, 1_000, 1:30 and 0b1 are text or different numbers
+        # YAML 1.1 reads 017, 1_000, 1:30 and 0b1 as numbers. YAML 1.2 reads them as text or
+        # as other numbers
         if re.fullmatch(r"[-+]?0[0-9b_].*|.*[_:].*", node.value):
             unsure = "is read differently by different programs, as numbers or as text"
             raise ValueError(

@@ -29,8 +29,8 @@ from sfumato.storage.locks import file_lock, holding
 
 # Kinds of entries
 GENESIS = "genesis"  # First entry or, in a journal older than the chain, the first chained entry
-# Records and heads that this journal lacked. They come from ledgers, artifacts, or a journal that
-# was set aside
+# Entry with records and heads that this journal lacked. They come from ledgers, artifacts, or a
+# journal that was set aside
 ADOPT = "adopt"
 REGROUP = "regroup"  # Charged images were prepared again in other groups
 WAY_OUT = (

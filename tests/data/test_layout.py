@@ -98,7 +98,7 @@ def test_a_folder_with_classes_one_level_below_is_named(tmp_path):
     for kind in ("ill", "well"):
         (tmp_path / "scans" / kind).mkdir(parents=True)
         (tmp_path / "scans" / kind / "1.png").touch()
-    way = f"If scans is neither class nor person, give the path {tmp_path / 'scans'}"
+    way = f"scans stands for neither a class nor a person, give the path {tmp_path / 'scans'}"
     with pytest.raises(Unclear, match=way):
         layout_of(tmp_path, None)
 

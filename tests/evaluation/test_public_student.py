@@ -48,7 +48,7 @@ def test_its_table_has_its_own_heading_and_numbers(found):
     ]
     titles = [table.title for table in tables_of(metrics) if "51.2" in str(table.rows)]
     assert len(titles) == 1 and titles[0].startswith(
-        "Second student: a linear classifier on the public network resnet18"
+        "Second student: a linear classifier on features of resnet18"
     )
 
 

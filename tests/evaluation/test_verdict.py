@@ -122,7 +122,8 @@ def test_a_handful_of_images_per_class_is_not_judged(labels):
 def test_the_verdict_says_whether_public_images_joined():
     chosen = {"chosen": "without public images", "agreement": {}}
     assert (
-        "The release was made without public images. To choose this, classifiers trained with and "
-        "without public images were compared." in judged(0.89, mixture=chosen)["sentence"]
+        "The release was made without public images. This choice is based on a comparison of two "
+        "classifiers, one trained with public images and one without."
+        in judged(0.89, mixture=chosen)["sentence"]
     )
     assert "public" not in judged(0.89)["sentence"] + judged(0.89, mixture=None)["sentence"]

@@ -100,7 +100,7 @@ def test_what_means_nothing_is_refused(content, message):
 )
 def test_true_is_no_number_and_no_text(content, key):
     """Python takes it for 1, and would spend so much."""
-    with pytest.raises(ConfigError, match=f"params.yaml: {key} is true or false"):
+    with pytest.raises(ConfigError, match=f"params.yaml: {key} must not be true or false"):
         validate(content, Path("params.yaml"))
     assert validate({"data": {"different_people": True}}, Path("params.yaml")).data.different_people
 

@@ -136,7 +136,7 @@ def test_a_recipe_with_public_images_says_how_to_get_them(desk):
         ({"recipe": "nope"}, "recipe"),
         ({"finetune": {"steps": "many"}}, "finetune.steps"),
         ({"central": {"repeats": 10**10}}, "central.repeats"),
-        ({"privacy": {"spend_again": True}}, "spend_again is true or false"),
+        ({"privacy": {"spend_again": True}}, "spend_again must not be true or false"),
         (
             {"privacy": {"spend_again": ["pretrain"]}},
             "params.yaml: privacy.spend_again: 'pretrain' is not a query",

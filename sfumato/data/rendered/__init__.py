@@ -34,7 +34,10 @@ def draw_all(
 
 
 def drawn_set(source: str, shape: Shape, per_class: int, seed: int = 0) -> ImageSet:
-    """Draw a source into memory: `per_class` images per class, of shape (C, H, W)."""
+    """Draw `per_class` images of each class of a source in DRAWN.
+
+    shape: (C, H, W) of each image, although the set stores images as (H, W, C).
+    """
     classes, draw = DRAWN[source](shape)
     images, labels = zip(*draw_all(draw, len(classes), per_class, seed), strict=True)
     return ImageSet(np.stack(images), np.array(labels, dtype=np.int64), classes)

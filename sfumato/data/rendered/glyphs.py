@@ -21,10 +21,9 @@ CONTRAST = 110.0  # minimum distance of foreground and background colours, in un
 
 
 def glyph_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """Return a function that draws the glyph of a label, (H, W, C) uint8, in one of matplotlib's
-    fonts, chosen by a random stream.
+    """Return a function (random stream, label) -> glyph, (H, W, C) uint8.
 
-    shape: (C, H, W).
+    The random stream also chooses one of matplotlib's fonts. shape: (C, H, W).
     """
     basic = ImageFont.Layout.BASIC
     # Characters are 96 pixels high before they are transformed
@@ -44,7 +43,7 @@ def glyph_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, 
 
 
 def font_files() -> list[Path]:
-    """Return the fonts of matplotlib that contain every character.
+    """Return the paths of those fonts of matplotlib that contain all of CHARACTERS.
 
     Raises DataError if a file is missing.
     """

@@ -23,8 +23,8 @@ __all__ = ["Example", "Source", "read_public", "read_source"]
 def read_source(data: Data, raw: Path, shard: Shard | None = None) -> Source:
     """Open the sensitive source that `data` names, or a shard of it.
 
-    Names and array shapes are checked now. Pictures are decoded, and unusable ones are refused,
-    when the source is iterated. raw: folder of downloads.
+    This call checks the names of files and classes, and the shapes of arrays. Pictures are decoded,
+    and unusable pictures are refused, only when the source is iterated. raw: folder of downloads.
 
     Raises ConfigError if `data` is incomplete, and DataError if files are missing or unusable.
     """

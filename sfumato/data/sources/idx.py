@@ -108,7 +108,10 @@ def read_idx_set(request: Request, raw: Path) -> Source:
 
 
 def first_with_all(places: list[Path], stems: list[str]) -> list[Path] | None:
-    """Return the files of the first folder that contains all of `stems`, each gzipped or plain."""
+    """Return the files named by `stems` in the first folder that contains all of them.
+
+    Returns None if no folder does. stems: names without `.gz`. Each file may be gzipped or plain.
+    """
     for place in places:
         files = {
             stem: file

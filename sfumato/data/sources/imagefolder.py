@@ -246,8 +246,9 @@ def unknown_class(
 def entries_of(entry: Path, nested: bool, deep: bool) -> Iterable[Path]:
     """List the pictures for an entry of a class folder.
 
-    A folder is replaced by its entries if `nested` or, unless it is a link, by all files below it
-    if `deep`. Any other entry is listed itself; the caller refuses folders.
+    If `nested`, a folder is replaced by its entries. If `deep`, a folder is replaced by all files
+    below it, unless the folder is a link. Any other entry is listed itself; the caller refuses
+    folders.
     """
     if not (nested or deep) or not entry.is_dir() or (deep and entry.is_symlink()):
         return [entry]
@@ -257,8 +258,8 @@ def entries_of(entry: Path, nested: bool, deep: bool) -> Iterable[Path]:
 
 
 def misplaced(entry: Path, root: Path) -> DataError | None:
-    """Return the error for an entry below the folder `root` that is not a file, or that is a link
-    out of `root`. Returns None for any other entry.
+    """Return the error for an entry below the folder `root` that is neither a file nor a folder, or
+    that is a link out of `root`. Returns None for any other entry.
     """
     leads_out = entry.is_symlink() and not entry.resolve().is_relative_to(root.resolve())
     found = entry.is_file() or entry.is_dir()
@@ -389,7 +390,7 @@ def refusal(problems: Sequence[DataError]) -> DataError:
             "pictures changed while they were read: leave the folder unchanged, and run the "
             "command again."
         )
-    # All slices of one damaged volume have the same problem
+    # State each problem once, because all slices of a damaged volume have the same problem
     problems = [*{str(problem): problem for problem in problems}.values()]
     lines = sentences(problems)
     if len(lines) == 1:

@@ -46,8 +46,8 @@ COMPRESSED: dict[str, Callable[..., Any]] = {
 CHUNK = 2**20  # bytes to inflate at a time
 DAMAGED = (*UNREADABLE, tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OverflowError)
 UNPACKED = "unpacked"  # folder in the state directory for unpacked archives
-# Private folders with unpacked archives, and private copies of URLs. A key consists of the path or
-# the URL, the time of the last change (0 for a URL), and the thread.
+# Private folders with unpacked archives, and private copies of files from URLs. A key consists of
+# the path or the URL, the time of the last change (0 for a URL), and the thread.
 MADE_HERE: dict[tuple[Path | str, int, int], Path] = {}
 # Locks by (thread, folder). A lock shows other processes that this process still runs.
 HELD: dict[tuple[int, Path], ExitStack] = {}
@@ -58,8 +58,8 @@ def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> 
 
     Returns the folder with the content, or the only file in it. Any other path is returned
     unchanged. A tar file of labelled samples (WebDataset) is read in place, so it is returned
-    unchanged too. Parquet files are not unpacked if their folder also contains a table, or a
-    folder other than `data`. Raises DataError if unpacking fails.
+    unchanged too. Of a folder, only the Parquet files that `tables_at` returns are unpacked. Raises
+    DataError if unpacking fails.
 
     allowance: what may still be written to disk for the outermost archive, None if `path` is that
     archive;
@@ -92,8 +92,10 @@ def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> 
 
 
 def tables_at(path: Path) -> list[Path]:
-    """Return the Parquet files with pictures: the path itself, or all Parquet files of a folder
-    that contains no other table.
+    """Return the Parquet files to unpack: the path itself, or all Parquet files of a folder.
+
+    Returns an empty list if the folder also contains a table of labels (see `table_path`), or a
+    folder other than `data`.
     """
     if path.suffix == ".parquet" and path.is_file():
         return [path]
@@ -136,7 +138,7 @@ def remove_locked(folder: Path) -> None:
 
 
 def remove_left(state: Path) -> None:
-    """Delete the folders that killed programs have left. Such a folder has a free lock."""
+    """Delete the private folders that killed programs have left. Their locks are free."""
     for folder in state.glob(f".{UNPACKED}.*.tmp"):
         with suppress(Timeout), holding(file_lock(folder.with_suffix(".lock"), blocking=False)):
             remove_locked(folder)
@@ -144,8 +146,9 @@ def remove_left(state: Path) -> None:
 
 @contextmanager
 def unpacking() -> Iterator[None]:
-    """Delete the folders of this thread when the block ends, because the program, such as a
-    notebook, may run much longer.
+    """Delete the private folders that this thread created, when the block ends.
+
+    Otherwise, they would stay until the program ends, and a notebook may run for days.
     """
     try:
         yield
@@ -154,8 +157,8 @@ def unpacking() -> Iterator[None]:
 
 
 def remove_unpacked(state: Path) -> None:
-    """Delete the folders of this process and of killed processes, without waiting for the end of
-    this process.
+    """Delete the private folders of this process and of killed processes now, not when this process
+    ends.
     """
     MADE_HERE.clear()
     remove_held({*HELD})

@@ -38,7 +38,10 @@ OF_SYSTEMS |= {"@eadir", "@tmp", "#snapshot", "@recently-snapshot", "$windows.~b
 
 
 def visible(folder: Path) -> list[Path]:
-    """Return the entries of a folder, sorted by name, without hidden files and OF_SYSTEMS."""
+    """Return the entries of a folder, sorted by name.
+
+    Hidden entries, and entries with a name in OF_SYSTEMS, are left out.
+    """
     return [folder / name for name in visible_names(folder)]
 
 
@@ -96,9 +99,9 @@ def folders_in(folder: Path) -> list[Path]:
 def split_of(path: Path) -> tuple[list[Path], list[Path]]:
     """Return the training folders and the hold-out folders in `path`, recognised by name.
 
-    At least one folder must be named as a training part. If some folder is not named as a part, a
-    training folder must also contain a table. Otherwise, returns only `path` itself, and no
-    hold-out.
+    If no folder is named as a training part, returns only `path` itself, and no hold-out. The
+    result is the same if some folder is not named as a part and no training folder contains a
+    table.
     """
     parts = [(folder, part_named(folder)) for folder in folders_in(path)]
     train = [folder for folder, part in parts if part == TRAIN]

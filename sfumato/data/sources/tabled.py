@@ -42,8 +42,8 @@ def list_metadata(request: Request, label: str) -> Listing:
 
     The table has the column that `label` names, and perhaps a column of persons' ids. Another
     column names the pictures (see `heads_of`) or, in a BIDS folder, the participants. Each part of
-    the folder (see `split_of`) may have its own table. Raises DataError if the folder or its tables
-    are unsuitable, with the errors of `rows_by_file` and `numbered`.
+    the folder (see `split_of`) may have its own table. Raises DataError if the path is not a
+    folder, and the errors of `table_cells` and `numbered`.
     """
     path = request.required_path()
     if not path.is_dir():
@@ -65,7 +65,7 @@ def column_of(
 ) -> list[str]:
     """Return the cell in the column for each of `files`; "" for a file without a row.
 
-    Raises the errors of `rows_by_file`.
+    Raises the errors of `table_cells`.
     """
     rows: Mapping = table_cells(path, [column], volume)
     return [rows.get(file, [""])[0] for file in files]
@@ -76,7 +76,8 @@ def table_cells(
 ) -> dict[Path, list[str]]:
     """Map each picture of a folder to its cells in `columns`, from the tables of the folder.
 
-    Raises the errors of `rows_by_file`.
+    Raises DataError if a table is missing, and the errors of `table_in`, `heads_of` and
+    `rows_by_file`. For a BIDS folder, raises the errors of `participants_of` and `rows_of_volumes`.
     """
     if is_bids(path):
         return rows_of_volumes(path, columns, (volume or Volume()).suffix)

@@ -112,8 +112,9 @@ METRICS = {
         likelihood,
     ),
     "authenticity": Metric(
-        "share of images farther from their nearest training image than this training image is "
-        "from the next training image; best if equal to the value of `real`",
+        "share of images that are farther from their nearest training image than that training "
+        "image is from its own nearest neighbour in the training set; best if equal to the value "
+        "of `real`",
         lambda novel, **_: authenticity(*novel),
     ),
     "detector": Metric(
@@ -149,7 +150,9 @@ def fidelity(
     metrics: names from METRICS;
     warn: function that is called with a warning if a number is of limited use.
 
-    Returns {"space", "reference", "images", "reference_images", "frechet", "mmd", …}.
+    Returns {"space": name of the extractor, "reference": "holdout", "images": N,
+    "reference_images": M}, and the numbers of the metrics, such as "frechet" and "mmd". With
+    Inception, these two are called "fid" and "kid".
     """
     numbers: dict[str, float] = {}
     for key, metric in METRICS.items():
@@ -162,7 +165,7 @@ def fidelity(
         warn(
             f"{name}: the Fréchet distance is too large, because the covariance of {fewest} images "
             f"in {compared.shape[1]} dimensions is rank-deficient. Compare it only with distances "
-            "of equally many images, or use mmd (kid), which has no such bias"
+            "computed from equally many images, or use mmd (kid), which few images do not bias"
         )
     k = numbers.get("neighbours", NEIGHBOURS)
     if k < NEIGHBOURS:

@@ -135,7 +135,7 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path):
     (tmp_path / "out").mkdir()
     first = (tmp_path / "in/scans/0.png").rename(tmp_path / "out/0.png")
     (tmp_path / "in/scans/0.png").symlink_to(first)
-    with pytest.raises(DataError, match="row 2, names a link out of"):
+    with pytest.raises(DataError, match="row 2, names a link to a file outside"):
         read_source(data(tmp_path / "in"), tmp_path)
     (tmp_path / "in/scans/0.png").unlink()
     (tmp_path / "in/linked").symlink_to(first.parent)
