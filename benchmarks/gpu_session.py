@@ -157,10 +157,10 @@ def measure(
     fastest: float = math.inf,
     changed: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> float:
-    """Build a step, and measure its passes per second.
+    """Build a step, and record how many passes per second it makes.
 
-    fastest: seconds per pass of the plain step to compare with; changed: context manager to build
-    and run the step in. Returns the seconds per pass, or infinity if the step fails.
+    fastest: seconds per pass of the plain step, for comparison; changed: returns a context manager,
+    in which the step is built and run. Returns the seconds per pass, or infinity if the step fails.
     """
     more = {}
     try:

@@ -402,7 +402,10 @@ def main(
     ] = "",
     marks: Annotated[
         int,
-        typer.Option(help="Only measure the pattern in pixels, with this many pairs of students."),
+        typer.Option(
+            help="Only measure the mark in pixels. Number of pairs of students, one trained with "
+            "the mark and one without."
+        ),
     ] = 0,
 ) -> None:
     if marks:

@@ -181,7 +181,7 @@ class HalfNoise(NoiseSource):
 
 
 class NoiseOfTheFirstProcess(NoiseSource):
-    """A source that adds no noise, as if a second process did not get the noise of the first."""
+    """The second of two processes, if only the first one added noise: its own source adds none."""
 
     def gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
         return super().gaussian(shape, std) * 0

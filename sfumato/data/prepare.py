@@ -520,7 +520,7 @@ def assigned(
         for in_test, example in examples:
             yield in_test or (drawn and is_held_out(example[0], key, fraction)), None, example
         return
-    # A generator, because `left_out` is complete only after the source was read
+    # A generator, not a list, because `left_out` is filled while the examples are read
     names = (name for i, name in enumerate(source.groups) if i not in source.left_out)
     for (in_test, example), name in zip(examples, names, strict=True):
         group = group_hash(name, example[0], key)

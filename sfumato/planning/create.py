@@ -467,10 +467,10 @@ def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOpti
                 way=f"'{pattern}'" if pattern else "with a pattern, a column or a CSV file",
             )
         owner.see(found.why)
-        for name, person in found.examples:
-            owner.see(f"         {name} would show person {person}")
         if found.persons:
             owner.see(f"         {found.persons} persons, found by the pattern {pattern}")
+        for name, person in found.examples:
+            owner.see(f"         by this pattern, {name} shows person {person}")
     what = "image"
     if seen.volumes:
         what = "volume"

@@ -234,7 +234,7 @@ def test_what_is_not_given_is_asked_and_whose_the_images_are(desk, quick, projec
     shown = [
         "repeat",
         r"15 persons, found by the pattern ^(\D*\d+)",
-        "p0001_0.png would show person p0001",
+        "by this pattern, p0001_0.png shows person p0001",
     ]
     said = desk.run(f"init {root}", *(shown if named else []))
     assert ("person p0001 has one of the largest numbers of images: 12" in said) == (
