@@ -81,7 +81,10 @@ def held_out_batch(images: Tensor, labels: Tensor) -> list[Tensor]:
 def losses_under_noise(
     model: UNet, batch: Sequence[Tensor], norms: Sequence[float]
 ) -> list[list[float]]:
-    """Measure the losses after moving the weights by each norm, in DIRECTIONS random directions."""
+    """Measure the losses after moving the weights by random vectors of each norm.
+
+    Returns, per norm, the losses in DIRECTIONS directions, or one loss if the norm is 0.
+    """
     parameters = list(model.parameters())
     weights = [p.detach().clone() for p in parameters]
     rows = []

@@ -398,8 +398,10 @@ def dicom(
 ) -> bytes:
     """Build a DICOM file.
 
-    pixels: for a compressed syntax, one compressed frame; for DEFLATED, how many zeros to deflate,
-    as a big-endian number; more: further elements; claimed: claimed length of the pixels.
+    pixels: for PLAIN, the pixels; for DEFLATED, how many zeros to deflate, as a big-endian number;
+    for other syntaxes, one compressed frame;
+    more: further elements;
+    claimed: claimed length of the pixels, for PLAIN only; default: the true one.
     """
     body = element(0x0008, 0x0016, "UI", "1.2.840.10008.5.1.4.1.1.7")
     body += more

@@ -186,8 +186,8 @@ def rows_of_experiments(shown: object, state: Path) -> tuple[list[dict], list[st
 def experiments(shown: object) -> pd.DataFrame:
     """Return the DVC_COLUMNS of all commits and experiments in `dvc exp show --json`.
 
-    The workspace repeats a commit or an experiment. It comes last, because only the
-    first of equal rows is kept.
+    The workspace comes last: it repeats a commit or an experiment, and the caller keeps only the
+    first of equal rows.
     """
     commits = [row for row in shown if isinstance(row, dict)] if isinstance(shown, list) else []
     groups = [group for row in commits for group in row.get("experiments") or ()]

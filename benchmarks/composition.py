@@ -37,7 +37,7 @@ HELD_OUT = 10_000  # photographs to hold out; for Fashion-MNIST, the test split 
 
 
 def photographs(folder: str) -> dict[str, Any]:
-    """Return settings for 40 000 photographs in a folder, as in command L of notes/rows.md."""
+    """Return settings for 40 000 photographs, as in command L of benchmarks/notes/rows.md."""
     data = {
         "source": "imagefolder",
         "path": folder,

@@ -280,7 +280,7 @@ def shape_of(folder: Path) -> list[tuple[str, int]]:
 
 
 def ended_well(project: Project, case: Case) -> None:
-    """Run the command again, and check its results, which may exist already."""
+    """Run the command again, even if it had finished before the kill, and check its results."""
     code, said = project.run("stage", *case.words.split())
     assert code == 0 or (code == 3 and "A copy is kept" in said), said
     case.check(project)

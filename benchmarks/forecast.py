@@ -3,11 +3,11 @@
     # writes sfumato/planning/forecast.yaml and docs/forecast.png, prints a table
     python benchmarks/forecast.py
 
-`results/usefulness.csv` has one row per run: the kind of images (`chosen`: photographs chosen among
-public ones), the number of units (sensitive images, or persons), and the balanced accuracy in % of
-the best classifier trained on the release and of the best one trained on real images. If the latter
-was not measured, 100 is used. `results/sizes.csv` has the same columns by image size, from
-`by_size.py`.
+`results/usefulness.csv` has one row per run: the kind of images (`grey`, `colour`, or `chosen` for
+photographs chosen among public ones), the number of units (sensitive images, or persons), and the
+balanced accuracy in % of the best classifier trained on the release and of the best one trained on
+real images. If the latter was not measured, 100 is used. `results/sizes.csv` has the same columns
+by image size, from `by_size.py`.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def left_out(table: pd.DataFrame) -> pd.DataFrame:
 def fitted(table: pd.DataFrame) -> dict[str, Any]:
     """Fit the line and its `spread`, and list the runs.
 
-    On the logit scale, seven of eight forecasts of left-out sets err by at most the spread, or
-    by a multiple of it if there are few units (`range_width`).
+    On the logit scale, seven of eight forecasts of left-out sets err by at most the spread times
+    `range_width`, which exceeds 1 if there are few units.
     """
     error = left_out(table).error
     rows = zip(table.set, table.epsilon, table.kind, table["product"], table.learned, strict=True)
@@ -113,11 +113,11 @@ def fitted(table: pd.DataFrame) -> dict[str, Any]:
 def power_of_size() -> dict[str, float]:
     """Fit `learned` as (side / largest)^(offset + slope · log10(units · ε)).
 
-    The fit is by least squares of logarithms. It also has one constant for each combination of set,
-    number of units and ε. So not every combination must be measured at every size. Runs are
-    weighted by `learned`, because the logarithm of a small value is mostly noise. `learned` is
-    relative to the set's best accuracy on real images, over all sizes. The forecast treats images
-    larger than `largest` as images of that size.
+    `learned` is the gain over chance, divided by the set's largest gain from real images, over all
+    sizes. `largest` is the largest measured side; the forecast treats larger images as images of
+    that size. The fit is by least squares of logarithms. Each combination of set, number of units
+    and ε has its own constant, so a combination need not be measured at every size. Runs are
+    weighted by `learned`, because the logarithm of a small value is mostly noise.
     """
     table = pd.read_csv(HERE / "results" / "sizes.csv")
     chance = 100 / table.classes

@@ -354,7 +354,7 @@ class OneDraw:
 
 
 def noise(found: Found) -> None:
-    """Measure how much of a full step (draw, sum, release, Adam) is noise: 4096 images, K = 8."""
+    """Measure which share of the time of a full step (draw, sum, release, Adam) noise takes."""
     from sfumato.dpsgd.run import State, step
 
     setting, images = (TINY, 32) if found.small else (PAPER, 4096)

@@ -1,15 +1,16 @@
 """Measure the signal, the noise and the sampling error in the first step of DP-SGD.
 
 Run this program after `pretrain`: it reads the pretrained network and the settings of `finetune`,
-and tries several clips C. The results are local, because the gradients are computed on real images.
-A setting chosen by these results would depend on real data, so use public data sets only.
+and tries several clipping bounds C. The results are local, because the gradients are computed on
+real images. A setting chosen by these results would depend on real data, so use public data sets
+only.
 
     python benchmarks/gradient_signal.py [--folder .] [--images 1024]
 
 Lengths are L2 norms in the space of all P weights. Signal is the length of the mean clipped
 gradient; its square is estimated without bias by the dot product of the means of two halves of the
-images. Noise is σ·C·√P / batch, which `stage plan --dry-run` shows in units of C. Chance is the
-standard deviation of the mean over one drawn batch.
+images. Noise is σ·C·√P / batch, which `stage plan --dry-run` shows in units of C. Chance, the
+sampling error, is the standard deviation of the mean clipped gradient of one drawn batch.
 """
 
 from __future__ import annotations

@@ -73,7 +73,10 @@ def gflop(model: UNet) -> float:
 
 @contextmanager
 def norms_in_bfloat16() -> Iterator[None]:
-    """Compute group normalisation in its input's type; CUDA's autocast would use float32."""
+    """Return a context in which group normalisation is computed in its input's type.
+
+    Otherwise, CUDA's autocast uses float32.
+    """
     honest = unet.normalised
 
     def lean(x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> Tensor:

@@ -2,16 +2,15 @@
 
     python benchmarks/kills.py --kills 100 --seed 0
 
-Projects are created in a temporary folder, as `stage init` writes them (the lifetime budget is ε).
-They protect images or persons, and use one-shot queries or DP-SGD. Faults are SIGKILL, SIGINT, a
-MemoryError and a full disk of the state directory (`tests/faults.py`). They come before, during and
-after the writing of each journal entry, and at random times during a full `dvc repro`. The next
-`dvc repro` must succeed without help. Then each query must have one charge, the ledger must contain
-these charges, ε must equal the plan's, every artifact must be complete, and no temporary file may
-be left. If a kill damaged one of DVC's own files, the remedy of `stage doctor` is applied and
-counted. Finally, Python processes are killed during `Project.run`: DVC and its stage must end
-within five seconds. To save time, DVC and each stage are forked from a process that has already
-imported the libraries.
+Projects are created in a temporary folder, as `stage init` writes them. They protect images or
+persons, and use one-shot queries or DP-SGD. Faults are SIGKILL, SIGINT, a MemoryError and a full
+disk of the state directory (`tests/faults.py`). They come before, during and after the writing of
+each journal entry, and at random times during a full `dvc repro`. The next `dvc repro` must succeed
+without help. Then each query must have one charge, the ledger must contain these charges, ε must
+equal the plan's, every artifact must be complete, and no temporary file may be left. If a kill
+damaged one of DVC's own files, the remedy of `stage doctor` is applied and counted. Finally, Python
+processes are killed during `Project.run`: DVC and its stage must end within five seconds. To save
+time, DVC and each stage are forked from a process that has already imported the libraries.
 """
 
 from __future__ import annotations
@@ -266,9 +265,10 @@ def kinds_at(number: int, *, every: bool = False) -> tuple[str, ...]:
 def strike_after(project: Project, kind: str, seconds: float, *, amid: bool) -> tuple[bool, int]:
     """Run `dvc repro`, with a fault of this kind after `seconds`.
 
-    amid: whether the seconds start at the run's first journal entry. Returns whether the fault
-    stopped the run, and how many times DVC's files had to be cured first. Raises AssertionError if
-    the run fails before the fault and cannot be cured.
+    If an earlier fault damaged DVC's files, they are cured, and the run is started again. amid:
+    whether the seconds start at the run's first journal entry. Returns whether the fault stopped
+    the last run, and the number of cures. Raises AssertionError if a run fails before the fault and
+    cannot be cured.
     """
     for cured in range(len(CURES) + 1):
         process = project.start(*project.repro(), **fault(project.folder, project.state, kind))
@@ -390,7 +390,10 @@ def at_every_entry(project: Project, which: str, figures: Figures, *, every: boo
 def at_random_times(
     project: Project, fresh: Path, which: str, most: int, draws: random.Random, figures: Figures
 ) -> None:
-    """Try about `most` faults, each kind in turn. After a run has finished, restore the project."""
+    """Try about `most` faults, each kind in turn. Each turn restores the project from `fresh`.
+
+    which: name of the project, for messages.
+    """
     start = time.monotonic()
     strike_often(project, fresh, "kill", [])
     quiet = time.monotonic() - start

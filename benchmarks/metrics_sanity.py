@@ -14,8 +14,8 @@ classes only, or without one class; a set with one in a hundred, half, or all im
 training images; blank images; images of another kind; uniform noise. A linear classifier is trained
 on each set.
 Above the tables, some measures of some sets are printed beside values that were computed in another
-way: MIND, the disclosure test's p and bound on ε, and the interval, worst class and calibration
-error of the accuracy.
+way: MIND, the disclosure test's p and bound on ε, the interval of the accuracy, the accuracy of the
+worst class, and the calibration error.
 """
 
 from __future__ import annotations
@@ -151,11 +151,14 @@ def sliced_by_torch(a: np.ndarray, b: np.ndarray) -> float:
 def p_by_shuffling(
     near: np.ndarray, strangers: np.ndarray, rank: int, random: np.random.Generator
 ) -> float:
-    """Estimate p by shuffling the distances of training images and strangers.
+    """Estimate p by shuffling the distances of training images and hold-out images (strangers).
 
-    near, strangers: distance to the nearest image of the set, for each training image and for each
-    hold-out image; rank: place of a stranger, by distance, counted from 1. Returns the share of
-    shuffles in which at least as many training images as observed are nearer than this stranger.
+    near: distance of each training image to the nearest image of the set;
+    strangers: the same for each hold-out image;
+    rank: place of one stranger in the order of distances, counted from 1.
+
+    Returns the share of shuffles in which at least as many training images as observed are nearer
+    than this stranger.
     """
     distances = np.concatenate([near, strangers])
     seen = (near < np.sort(strangers)[rank - 1]).sum()

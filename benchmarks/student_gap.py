@@ -9,9 +9,10 @@ hold-out is in STATE.
 The hold-out is split at random into two halves: use `choosing` to choose among variants, and
 `final` only for final results. Every network is trained for the same number of steps of 128 images.
 It is a `cnn`; only `draws` also trains the network of `stage student`. For each seed, two balanced
-accuracies in % are printed: on the images of the half, and on the same images moved by up to a
-sixteenth of their side. `heads` prints only the first. The results are local, because they are
-measured on real images; `causes` and `heads` also fit parts of networks to real images.
+accuracies in % are printed: on the images of the half that --part names, and on the same images
+shifted by up to a sixteenth of their shorter side. `heads` prints only the first. The results are
+local, because they are measured on real images; `causes` and `heads` also fit parts of networks to
+real images.
 
 - `causes`: compares networks trained on the release with networks trained on real images, both
   without and with shifts and scaling; then, for networks trained on the release, recomputes the
@@ -62,7 +63,7 @@ from sfumato.storage.png import named_grid, save_png
 from sfumato.training.supervised import Schedule, apply, logits, to_tensor, train_supervised
 
 JUDGE = "cnn"
-MOVED = 16  # An image is moved by at most its shorter side / MOVED
+MOVED = 16  # An image is shifted by at most its shorter side / MOVED
 WHOLE = 10_000  # A side larger than any image's, so that images are not shrunk
 SCALED = 0.1  # Largest change of the scale
 REFITTED = 4000  # Largest number of images to refit a last layer on
@@ -98,7 +99,7 @@ class Project:
         return sets_by_rule(self)
 
     def scores(self, model: nn.Module, side: int | None = None) -> str:
-        """Format a network's balanced accuracy in %, on the images and on moved images."""
+        """Format a network's balanced accuracy in %, on the images and on shifted images."""
         return " / ".join(
             f"{balanced(logits(model, part.images), part):.1f}"
             for part in self.judged[side or self.side]

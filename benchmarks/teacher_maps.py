@@ -42,8 +42,9 @@ DRAWN, HELD_OUT = 400, 5  # Textures of each kind; one image in 5 is held out
 class Known(nn.Module):
     """A map with rows that are already computed.
 
-    Its "images" are the rows of all maps, (B, Σ d, 1, 2), and it returns its own part of them. The
-    second column has the rows of the mirror images, so that flipping an "image" selects them.
+    Each "image" in its input, (B, Σ d, 1, 2), contains the rows of all maps. The first column has
+    the rows of the image, the second those of its mirror image. The network returns its own map's
+    part of the first column. Flipping an "image" exchanges the columns.
     """
 
     def __init__(self, columns: slice) -> None:

@@ -38,7 +38,7 @@ Spelling = Callable[[str], str]  # maps the name of an option to its form in a f
 
 
 class SfumatoError(Exception):
-    """An error that the user can fix. Its text names the thing, its value and the fix.
+    """An error that the user can fix. Its text states what is wrong and how to fix it.
 
     Args:
         text: Message. If `option` is set, it is a template, in which each front end inserts its own
@@ -134,9 +134,9 @@ watchers: list[Callable[[], None]] = []
 
 
 def reading_sensitive() -> None:
-    """Announce that files of sensitive images are about to be opened.
+    """Call all `watchers`.
 
-    Call this before opening the owner's files or the private copy.
+    Call this function before opening the owner's files or the private copy.
     """
     for watch in watchers:
         watch()

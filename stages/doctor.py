@@ -91,7 +91,7 @@ def extra_in_words() -> str:
 
 
 def show_skeleton(folder: Path, out: Path) -> None:
-    """Write the skeleton of a folder, and state what it contains."""
+    """Write the skeleton of a folder (see `sfumato.data.skeleton`), and print a summary."""
     from sfumato.data.skeleton import write_skeleton
 
     pictures, others, kept = write_skeleton(folder, out)

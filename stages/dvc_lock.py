@@ -22,11 +22,7 @@ def keep_copy() -> None:
 
 
 def damage() -> str | None:
-    """Describe the damage to `dvc.lock`: it ends within a line, or a stage or a part of a stage is
-    missing.
-
-    Returns None if the file is intact.
-    """
+    """Describe the damage to `dvc.lock`, or return None if the file is intact."""
     try:
         stages = read_yaml(LOCK)["stages"]
         content = LOCK.read_bytes()

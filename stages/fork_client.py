@@ -30,9 +30,10 @@ CODE = 4  # bytes of an exit code; it is negative if a signal ended the command
 
 
 def circumstances() -> dict[str, object]:
-    """Return what a process inherits, except what DVC and shells set for each command.
+    """Return what this process inherited, such as its environment and resource limits.
 
-    Libraries read some of these values when they are imported, so a fork cannot change them later.
+    Variables that DVC or shells set for each command are left out. Libraries read some of the
+    returned values when they are imported, so a fork cannot change them later.
     """
     umask = os.umask(0o077)
     os.umask(umask)

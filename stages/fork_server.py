@@ -72,7 +72,7 @@ class ForkRequest:
 class Running:
     """A child that runs a command.
 
-    process: number of the child; ended: descriptor that can be read once the child has ended;
+    process: process ID of the child; ended: descriptor that can be read once the child has ended;
     client: connection to the program that handed over the command.
     """
 

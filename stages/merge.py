@@ -25,7 +25,7 @@ def merge(
     different_people: Annotated[bool, typer.Option("--different-people", help=PEOPLE_HELP)] = False,
     out: Annotated[Path, typer.Option(help="Folder of the merged project.")] = Path("."),
 ) -> None:
-    """[free] Add up the noisy counts and means of several owners with the same settings.
+    """[free] Add up the noisy counts and means of several owners whose settings are the same.
 
     Each owner's ε stays the same.
     """

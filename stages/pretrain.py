@@ -89,8 +89,10 @@ def work(about: Work) -> float:
 
 
 def problems(setup: Setup) -> Iterator[str]:
-    """Yield settings that contradict a public model; raise ConfigError if no network can be built
-    for the images.
+    """Yield sentences about settings that do not match a public model.
+
+    Raises ConfigError if our own network cannot be built for images of this size, or if the class
+    prompts of a public model are invalid.
     """
     model = setup.params.model
     if model.directory is None:

@@ -1,8 +1,7 @@
 """Show lines, tables and progress bars.
 
-On a terminal, the output of libraries is shown too. A log contains the output of libraries only
-until sensitive files are opened; from then on, it contains only the output of `say`, `tell` and
-tables.
+A terminal also shows the output of libraries. A log contains this output only until sensitive files
+are opened. After that, a log contains only the output of `say`, `tell` and tables.
 """
 
 from __future__ import annotations

@@ -115,9 +115,9 @@ def step_of(name: str, stage: Mapping[str, Any]) -> Step:
 
 
 def chosen(steps: Mapping[str, Step], targets: Sequence[str]) -> list[Step]:
-    """Return the targets and all stages that they need, in the order in which to run them.
+    """Return the targets and all stages that they need; without targets, return all stages.
 
-    A stage is run after the stages whose outputs it reads.
+    A stage comes after the stages whose outputs it reads.
     """
     if unknown := [name for name in targets if name not in steps]:
         raise ConfigError(

@@ -80,11 +80,11 @@ def one_run_epsilon(
 
 
 def least_chance(epsilons: np.ndarray, deltas: np.ndarray) -> Callable[[float], float]:
-    """Return a function that bounds an event's probability from below, for a set without one image.
+    """Return a lower bound on an event's probability after one image is added or removed.
 
-    Its argument is the event's probability for the set with the image. The bound is also valid if
-    the two sets are exchanged. The mechanism must be (ε, δ)-private for each ε ≥ 0 in `epsilons`
-    and its δ in `deltas`. More pairs give a tighter bound.
+    The bound is a function of the event's probability before the change. The mechanism must be
+    (ε, δ)-private for each ε ≥ 0 in `epsilons` and its δ in `deltas`. More pairs give a tighter
+    bound.
     """
     up, down = np.exp(epsilons), np.exp(-epsilons)
 

@@ -90,8 +90,9 @@ def one_run(
 
     Each canary is an image with one white pixel, and its gradient is that pixel only, clipped to
     the bound. The score of a canary is the sum of the values released at its pixel, over all steps.
-    The allowed failure probability, 1 − confidence, is split evenly over the two bounds and the
-    numbers of guesses tried. subject: a query whose source of noise has a planted bug, or None.
+    Both bounds are computed for several numbers of guesses: FRACTIONS of the canaries. The allowed
+    failure probability, 1 − confidence, is split evenly over all these bounds.
+    subject: a query whose source of noise has a planted bug, or None.
     """
     count = SIDE**2
     # the attacker's code does not use these coins

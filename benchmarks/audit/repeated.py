@@ -146,11 +146,11 @@ def audit(
     confidence: float = 0.999,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Verdict:
-    """Measure how well releases with the target can be distinguished from releases without it.
+    """Measure how well releases with one image, the target, can be distinguished from others.
 
-    There are `runs` releases of each kind. The test judges a release to contain the target if it
-    lies nearer to the sum with the target than to the sum without it. The observer knows everything
-    but the noise, which is the worst case that the guarantee covers.
+    There are `runs` releases with the target and as many without it. The test judges a release to
+    contain the target if it lies nearer to the sum with the target than to the sum without it. The
+    observer knows everything but the noise, which is the worst case that the guarantee covers.
     """
     images, labels = made_images()
     seen = subject.encode(stored(images)).half().float() if subject.encode else stored(images)

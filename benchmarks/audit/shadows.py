@@ -121,9 +121,12 @@ def confidences(found: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def lira(scores: np.ndarray, inside: np.ndarray, pair: int) -> np.ndarray:
     """Compute (2, N) log ratios: how much likelier a score is if its image is inside than if not.
 
-    scores: (pairs, 2, N); inside: (pairs, 2, N) bool. The other pairs are the shadows. For each
-    image, they give a mean score with it and one without it. All images share one variance, because
-    there are few shadows.
+    scores: (pairs, 2, N), score of each image in both releases of each pair;
+    inside: (pairs, 2, N) bool, whether the image is in the release;
+    pair: the attacked pair.
+
+    The other pairs are the shadows. For each image, they give a mean score with it and one without
+    it. All images share one variance, because there are few shadows.
     Source: Carlini et al. 2022.
     """
     rest = np.arange(len(scores)) != pair
@@ -139,9 +142,10 @@ def lira(scores: np.ndarray, inside: np.ndarray, pair: int) -> np.ndarray:
 
 
 def rmia(scores: np.ndarray, pair: int) -> np.ndarray:
-    """Compute the log ratio of each label's probability to its mean over the shadows, (2, N).
+    """Compute (2, N) log ratios: probability of an image's label to its mean over the shadows.
 
-    The arguments are as in `lira`. At γ = 1, RMIA ranks the images of one release by this ratio.
+    The arguments are as in `lira`. With the paper's threshold γ = 1, RMIA ranks the images of one
+    release by this ratio.
     Source: Zarifzadeh, Liu and Shokri 2024.
     """
     chance = 1 / (1 + np.exp(-scores))

@@ -1,8 +1,8 @@
 """Subjects of the audit: every query, and a step of DP-SGD.
 
-They run on a few generated images, through the real charge. Each spends one use of a charge. One of
-the two sets contains one more image, the target. The target contributes as much as the bound
-allows, so that the noise hides it as little as possible.
+They run on a few generated images, through the real charge. Each spends one use of a charge. An
+audit compares releases of two sets, which differ by one image, the target. The target contributes
+as much as the bound allows, so that the noise hides it as little as possible.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class HalfNoise(NoiseSource):
 
 
 class NoiseOfTheFirstProcess(NoiseSource):
-    """The second of two processes, if only the first one added noise: its own source adds none."""
+    """A source without noise. The planted bug: only the first of two processes adds noise."""
 
     def gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
         return super().gaussian(shape, std) * 0

@@ -88,7 +88,7 @@ class AdversarialState:
     It consists of the discriminator, which DP-SGD trains, and the generator, with the average of
     the generator's weights and the moments of its optimiser.
 
-    priors: (classes,) public label shares of generated images;
+    priors: (classes,), public share of each class among generated images;
     seed: fixes the generated images;
     judge: state of the discriminator's training;
     network: the generator;

@@ -230,7 +230,7 @@ def query_evolve(
     that was killed is resumed. The data stored between rounds depend on sensitive images only
     through noisy votes. After the last round, the population has `settings.images` members.
 
-    open_charge: opens a charge that draws sensitive images, as their vectors by `embedding`;
+    open_charge: opens a charge that draws the vectors of sensitive images, computed by `embedding`;
     priors: (M,), share of each class among the candidates, from public or released numbers.
 
     Returns the charge (all its releases are recorded on disk), the last population, and the public

@@ -27,9 +27,8 @@ Side = Annotated[int, Field(gt=0, lt=2**16)]  # number of pixels along a side, o
 class Card(Exact):
     """The public facts of a dataset.
 
-    version: name of this state of the images, chosen by the owner or at random. It is not computed
-    from the images. Otherwise, if it stayed the same after a person had withdrawn, it would reveal
-    that the set had never contained this person.
+    version: name of this state of the images, chosen by the owner or at random. A version computed
+    from the images would reveal a withdrawal: it changes only if the set contained the person.
     """
 
     dataset_id: DatasetId

@@ -119,9 +119,7 @@ def format_at(file: Path | Member) -> Format | None:
 
 @contextmanager
 def naming_formats(file: Path | Member) -> Iterator[None]:
-    """Raise AnotherFormat instead of a DataError if the file is intact but in an unsupported
-    format.
-    """
+    """Return a context that replaces a DataError by AnotherFormat if the format is unsupported."""
     try:
         yield
     except DataError as error:

@@ -109,7 +109,8 @@ class Column:
     def repeated(self) -> bool:
         """Return whether images share a value.
 
-        If the values are numbers with large gaps, more pairs must share one than by chance.
+        For numbers with large gaps, return True only if more pairs share a value than chance
+        explains.
         """
         if self.kind != "number" or self.dense:
             return self.pairs > 0
@@ -117,7 +118,7 @@ class Column:
 
     @property
     def repeated_hex(self) -> bool:
-        """Return whether more pairs of images share a value than by chance, for hexadecimal ids.
+        """Return whether more pairs share a value than chance explains, for hexadecimal ids.
 
         One digit of such ids may be fixed, so chance is computed for ids one digit shorter. Returns
         True if the column is not of the kind "mixed".

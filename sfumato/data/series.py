@@ -124,8 +124,8 @@ def in_slices(
     volume: slices to use; converted: counter that receives the number of localizers, which are
     left out.
 
-    Raises DataError if the setting `volume` selects no slice of a series or of a NIfTI volume, or
-    if it has an axis and a file is DICOM.
+    Raises DataError if `volume` selects no slice of a series or of a NIfTI volume, or if
+    `volume.axis` is set and a file is DICOM.
     """
     series: dict[tuple[str, str, str] | int, list[tuple[int, Header]]] = {}
     for number, file in enumerate(files):
@@ -166,8 +166,7 @@ def of_series(
     Pictures are sorted by position or, if any position is missing, by number. members: index and
     header of each file in the series.
 
-    Raises DataError if the setting `volume` selects no picture, or if it has an axis, because DICOM
-    images are used in the plane in which they were acquired.
+    Raises DataError if `volume` selects no picture, or if `volume.axis` is set.
     """
     first = members[0][1].path
     if volume.axis is not None:

@@ -65,7 +65,7 @@ class Converted:
     size: number of pictures in the shard, including the ones left out;
     conversions: number of pictures by kind of conversion;
     left_out: for each file left out, its index among the pictures (-1 if it is not a picture), its
-    path in the form of `place_of`, and the reason;
+    path and position as encoded by `left_out.place_of`, and the reason;
     sha256: digest of the shard's file, empty for a block.
     """
 

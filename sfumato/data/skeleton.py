@@ -92,9 +92,10 @@ Files that are neither readable pictures nor text tables were not copied. Number
 
 @dataclass
 class Disguise:
-    """Replaces the tokens of names and tables. Equal tokens get the same replacement.
+    """Replaces the words, numbers, dates and hexadecimal ids in names and tables.
 
-    The replacements depend on a secret key and other random numbers, which are not stored.
+    Equal words get the same replacement, and so do equal numbers, dates and ids. The replacements
+    depend on a secret key and other random numbers, which are not stored.
 
     texts: all texts that will be replaced; generator: source of the key and of the other random
     numbers; kept: words that were left unchanged.
@@ -138,7 +139,7 @@ class Disguise:
         return hmac.digest(self.key, text.encode(), hashlib.sha256)
 
     def word(self, token: str) -> str:
-        """Replace one of NOUNS by another, and the letters of any other word unless it `stays`."""
+        """Replace one of NOUNS by another, and the letters of any other word that is not kept."""
         if (noun := NOUN.match(token)) and (other := self.nouns.get(noun[1].lower())):
             return in_case_of(noun[1], other) + token[noun.end() :]
         if stays(token):

@@ -156,7 +156,7 @@ def have_latents(state: Path, card: Card, key: str) -> bool:
 def write_latents(
     state: Path, card: Card, key: str, encode: Encode, progress: Progress | None = None
 ) -> None:
-    """Encode all sensitive images, and store the latents under `key`.
+    """Encode all sensitive images, and store the latents under `key`, unless they exist already.
 
     All other latents of this dataset are removed. This is local work, so the caller must journal it
     first, with `open_local`. progress: called with (1, 100) to (100, 100), which are percentages,

@@ -53,7 +53,8 @@ class Survey:
     groups: rule for finding persons' ids;
     persons: number of persons, without the hold-out; None if no rule finds them;
     counts: number of pictures of each class, without the hold-out;
-    largest: the ids with the most images, each with its number of images;
+    largest: at most three ids with the most images, each with its number of images, without the
+    hold-out;
     repeats: why several images may show one person, if no ids are known;
     companions: pictures that accompany others, such as masks;
     volumes: whether images are slices of NIfTI volumes;
@@ -120,9 +121,9 @@ def survey(
     state: state directory that caches the results for the next call;
     volume: slices of volumes and series to use; if None, `volume_in` decides.
 
-    Raises Unclear, before any picture is decoded, if the owner must decide. Raises DataError if a
-    picture has more than 8 bits and there is no `span`. If files cannot be used, raises DataError
-    that lists all of them.
+    Raises Unclear, before any picture is decoded, if only the owner can decide how to find the
+    labels, classes or persons. Raises DataError if a picture has more than 8 bits and there is no
+    `span`. If files cannot be used, raises DataError that lists all of them.
     """
     check_there(str(path), groups)
     reading_sensitive()

@@ -46,7 +46,7 @@ class Denoiser(nn.Module):
 
     channels, resolution: size of the images or latents. The resolution is the side of a square, or
     (height, width);
-    classes: number of labels, 0..classes-1; `classes` itself means no label;
+    classes: number of classes. Labels are 0..classes-1, and the label `classes` means "no label";
     several: whether images have several labels. Labels are then (B, classes) of 0 and 1. If a row
     has any other entry, the labels of this image are unknown to the network.
 
@@ -112,7 +112,7 @@ class Denoiser(nn.Module):
         """Compute the loss of denoising each image, (B,) float32.
 
         images: (B, C, H, W) float32 in [0, 1], or latents;
-        labels: (B,), or (B, classes);
+        labels: (B,) or, with several labels, (B, classes);
         levels: (B,), from `draw_levels`;
         noise: (B, C, H, W), standard normal.
         """
@@ -169,8 +169,8 @@ def draw_noise_levels(law: NoiseLevels, n: int, generator: torch.Generator) -> T
 def draw_timesteps(law: TimestepMixture, n: int, generator: torch.Generator, steps: int) -> Tensor:
     """Draw n timesteps from a mixture of uniform distributions, (n,) int64 below `steps`.
 
-    Part i of the mixture has the probability wᵢ/Σw, and is uniform on {lᵢ, …, uᵢ − 1}. The bounds
-    lᵢ and uᵢ of `law` refer to a schedule of TIMESTEPS steps, and are scaled to `steps`.
+    Part i of the mixture has the probability wᵢ/Σw, and is uniform on {bᵢ, …, bᵢ₊₁ − 1}. The
+    bounds b of `law` refer to a schedule of TIMESTEPS steps, and are scaled to `steps`.
     """
     device = generator.device
     if n == 0:
@@ -202,7 +202,7 @@ def mixture(law: TimestepMixture, device: torch.device) -> tuple[Tensor, Tensor]
 
 @functools.cache
 def schedule(device: torch.device) -> Tensor:
-    """Compute σ(t) = √((1 − ᾱ(t))/ᾱ(t)) for t = 0..999 and linear betas.
+    """Compute σ(t) = √((1 − ᾱ(t))/ᾱ(t)), t = 0..999, for the linear DDPM schedule.
 
     Returns (1000,) float32, rising from 0.01 to about 157.
     """

@@ -29,7 +29,7 @@ def denoise(
 
     noisy: (B, C, H, W), clean image in [-1, 1] plus σ times a standard normal;
     sigma: (B,), positive;
-    labels: (B,).
+    labels: (B,) or, with several labels, (B, classes).
 
     Source: EDM Eq. 7 and Table 1.
     """
@@ -52,7 +52,8 @@ def per_image_loss(
     λ = (σ² + σ_data²)/(σ·σ_data)².
 
     images: (B, C, H, W) float32 in [0, 1];
-    labels, sigma: (B,);
+    labels: (B,) or, with several labels, (B, classes);
+    sigma: (B,), positive;
     noise: (B, C, H, W), standard normal.
 
     Source: EDM Eq. 8.

@@ -138,10 +138,10 @@ class UNet(Denoiser):
     Raises ConfigError if sizes do not fit together.
 
     resolution, channels: size of the images;
-    classes: number of labels, 0..classes-1; `classes` itself means no label;
-    architecture: level l (0 is the finest) has width · multipliers[l] channels. If the attention
-    includes the coarsest level, the middle has self-attention too. With unshuffle=u, the network
-    works on channels · u² channels at resolution / u;
+    classes: see `Denoiser`;
+    architecture: level l (0 is the finest) has width · multipliers[l] channels. If the coarsest
+    level has self-attention, so has the first block between the paths down and up. With
+    unshuffle=u, the network works on channels · u² channels at resolution / u;
     extra_classes: number of additional labels for public classes. Label classes+1+j means the j-th
     public class (see `drop_extra_classes`);
     several: see `Denoiser`. The embeddings of an image's labels are added up and divided by the

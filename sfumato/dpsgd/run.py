@@ -292,9 +292,11 @@ def update(state: State, noised: Tensor, public: Tensor | None = None) -> dict[s
 
 
 def step_noise(noise_multiplier: float, weights: int, batch: float) -> float:
-    """Return the expected norm of one step's noise, in units of the clip norm: σ·√P / batch.
+    """Estimate the norm of one step's noise, in units of the clip norm: σ·√P / batch.
 
     If it exceeds 1, a step is mostly noise, no matter what the images are.
+
+    noise_multiplier: σ; weights: P, the number of trained weights; batch: expected size of a draw.
     """
     return noise_multiplier * math.sqrt(weights) / batch
 

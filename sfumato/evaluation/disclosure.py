@@ -113,10 +113,12 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
     near: (n,), distances of the training units to the release; strangers: (m,), distances of the
     strangers to the release; unit: "images" or "persons".
 
-    There are two tests, with k = 1 and k = m/100, so p-values are doubled. At least x training
-    units are nearer than the k-th stranger if and only if fewer than k of the x + k − 1 nearest
-    units are strangers. If nothing was copied, the number of strangers among these nearest units is
-    hypergeometric, which gives "p".
+    There are two tests, with k = 1 and k = m/100 (rounded up), so p-values are doubled. If m is at
+    most 100, there is only the test with k = 1, and nothing is doubled.
+
+    At least x training units are nearer than the k-th stranger if and only if fewer than k of the
+    x + k − 1 nearest units are strangers. If nothing was copied, the number of strangers among
+    these nearest units is hypergeometric, which gives "p".
 
     The prior odds that a unit is a training unit are about n to m. If the release is ε-private, the
     odds that one of the nearest units is a training unit are at most e^ε times the prior odds.
@@ -129,7 +131,7 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
       smaller p-value, otherwise from the test with k = m/100;
     - "p", "epsilon": the smaller p-value and the larger 95 % lower bound on ε of the two tests;
     - "units", "strangers": n and m;
-    - "rings": whether there is an alarm;
+    - "rings": whether there is an alarm, which means that "p" is at most FALSE_ALARMS;
     - "unseen": the largest number of copies that would not give an alarm;
     - "sentence": the result in words.
     """

@@ -190,9 +190,10 @@ def aggregate(
     {distortion: mean}}. For a single seed, "std" is None. "per_class" leaves out classes whose
     accuracy is None.
 
-    If images have one label each, the result has more entries: "interval" and "calibration";
-    "two_classes" (see `ranked`), if there are two classes, each with images; and "by_column", the
-    accuracy for each value of `compared`, if this is given.
+    If images have one label each, the result has more entries: "interval" (see
+    `bootstrap_interval`); "calibration", the mean of the calibration errors; "two_classes" (see
+    `ranked`), if there are two classes, each with images; and "by_column" (see `by_column`), if
+    `compared` is given.
     """
     per_seed = [one.accuracy for one in scored]
     by_class = zip(classes, zip(*(one.by_class for one in scored), strict=True), strict=True)
@@ -292,10 +293,13 @@ def by_column(right: np.ndarray, groups: Cells, compared: np.ndarray) -> dict:
     the difference between the best and the worst accuracy.
 
     Values with fewer than FEWEST_OF_A_GROUP images are merged into "others". If "others" has too
-    few images as well, it is left out, and counted in "withheld".
+    few images as well, it is left out.
 
     compared: (N,) text, the cells of the column; right: see `bootstrap_interval`; groups: see
     `resampled`.
+
+    Returns {"groups": [{"group", "images", "mean", "interval"}, …], "gap": the difference,
+    "withheld": number of images left out}.
     """
     values, counts = np.unique(compared, return_counts=True)
     merged = np.where(np.isin(compared, values[counts < FEWEST_OF_A_GROUP]), "others", compared)

@@ -118,7 +118,7 @@ def embedded_extractor(public: ImageSet, name: str) -> Extractor:
 
 
 def own_extractor(settings: OwnNetwork) -> Extractor:
-    """Build the extractor `own-<start of the sha256>`, which uses the owner's own network."""
+    """Build the extractor of the owner's own network, named after the sha256 of the weights."""
     digest = digest_of({**settings.arguments(), "path": ""})
     return Extractor(name=f"own-{settings.sha256[:8]}", digest=digest, embed=OwnFeatures(settings))
 

@@ -39,7 +39,7 @@ def judges(teacher: TeacherNetwork, drawn: ImageSet, public: ImageSet, seed: int
 
 
 def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict[str, float]:
-    """Train a student on the release, and measure how often it agrees with the teacher.
+    """Train a student on `released`, and measure how often it agrees with the teacher.
 
     Returns the balanced agreement for each set in `judged`: the share of images on which student
     and teacher agree, computed separately for each of the teacher's labels and then averaged.

@@ -22,7 +22,10 @@ PAIRS = 6  # Pairs per class
 
 
 def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, path: Path) -> None:
-    """Plot released images of each class beside their nearest training images, to show copies."""
+    """Plot the released images nearest to a training image, each beside that image.
+
+    Each of the first 20 classes has a row of at most PAIRS pairs.
+    """
     synthetic = subsample(synthetic)
     train = subsample(train, SEARCHED)
     index, distance = nearest_rows(extractor(synthetic.images), extractor(train.images))

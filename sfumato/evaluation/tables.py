@@ -215,11 +215,9 @@ def number(value: float | None, spread: float | None = None) -> str:
 
 
 def reliability(row: Mapping) -> Iterator[str]:
-    """Yield the cells for `reliability_heads`, in per cent.
+    """Yield the cells for `reliability_heads`, in per cent, or "–" for a missing number.
 
-    They are the interval, the name of the worst class, its accuracy, the mean accuracy over all
-    classes minus this accuracy, and the calibration error. If images have several labels, AUROC
-    replaces accuracy.
+    If images have several labels, AUROC replaces accuracy.
     """
     means = {one["class"]: one["mean"] for one in row["per_class"]}
     worst = min(means, key=lambda name: means[name])

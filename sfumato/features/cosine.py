@@ -114,8 +114,9 @@ class CosineMoments(nn.Module):
     def moments(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Recover R times the mean of z, and R² times the mean of z zᵀ, from means of rows.
 
-        (M, K) -> (M, d), (M, d, d), for M classes. Entries that rows leave out because of `flip`
-        are set to zero, which is their mean over all images and their mirror images.
+        (M, K) -> (M, d), (M, d, d), for M classes and d entries of z. Entries that rows leave out
+        because of `flip` are set to zero, which is their mean over all images and their mirror
+        images.
         """
         size = len(self.chosen)
         means = rows.new_zeros(len(rows), size)

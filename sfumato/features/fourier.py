@@ -185,6 +185,8 @@ class FourierFeatures(nn.Module):
     def raw_maps(self, vectors: Tensor) -> Tensor:
         """Return the outputs of the maps without frequencies, scaled to their share of the norm.
 
+        The outputs of a map with the kernel "squared" are squared.
+
         vectors: (B, Σ d over all maps). Returns (B, Σ d over maps without frequencies).
         """
         parts = vectors.split(self.widths, dim=1)

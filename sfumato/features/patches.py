@@ -20,12 +20,12 @@ POOLED_CELLS = 3  # Number of cells per side of an image; the features are means
 class Patches(nn.Module):
     """Features that measure how similar parts of an image are to FILTERS texture patches.
 
-    (B, C, H, W) -> (B, 2·FILTERS·POOLED_CELLS²). A response is the cosine of the angle between a
-    whitened patch of the image and a whitened texture patch. Responses to faint patches are reduced
-    (see `half_norm`). Then the magnitude of every response is reduced by a threshold. The image is
-    divided into POOLED_CELLS² cells, and the features are the means over each cell: first of the
-    responses' magnitudes, then of the signed responses. Images with more than `scattering.LARGEST`
-    pixels on the shorter side are first averaged over blocks.
+    (B, C, H, W) -> (B, 2·FILTERS·POOLED_CELLS²). A response is √n times the cosine of the angle
+    between a whitened patch of the image and a whitened texture patch, with n entries each.
+    Responses to faint patches are reduced (see `half_norm`). Then the magnitude of every response
+    is reduced by a threshold. The image is divided into POOLED_CELLS² cells. The features are the
+    means over each cell: first of the responses' magnitudes, then of the signed responses. Images
+    with more than `scattering.LARGEST` pixels on the shorter side are first averaged over blocks.
 
     Source: Thiry et al. 2021; Coates and Ng 2011 for the threshold.
     """

@@ -150,11 +150,13 @@ class ProjectedFeatures(nn.Module):
 
     @torch.no_grad()
     def fit(self, images: Tensor, power: float, seed: int) -> Tensor:
-        """Find centre and directions from public or released images.
+        """Find the mean and the principal directions of the map's output on public or released
+        images.
 
         images: (n, C, H, W) uint8, or float32 in [0, 1];
         power: p. A coordinate with variance λ is scaled by λ^(−p/2), so that p = 0 keeps the
-        variances and p = 1 makes them equal.
+        variances and p = 1 makes them equal;
+        seed: seed of the randomised decomposition that finds the directions.
 
         Returns ψ of the images, (n, d).
         """

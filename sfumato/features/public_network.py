@@ -69,8 +69,8 @@ class ResNet(nn.Module):
     width: number of channels of the first stage. Stage i has width · WIDTHS[i] channels.
 
     The first layer halves the resolution if the shorter side has 16 pixels or more (grey images) or
-    64 pixels or more (colour images). So the network has 2 stages for 8×8 pixels, 3 stages for
-    28×28 pixels in grey, and 4 stages for 32×32 pixels in colour.
+    64 pixels or more (colour images). Each stage after the first halves the resolution, until the
+    shorter side has at most SMALLEST_MAP pixels. There is at most one stage per entry of WIDTHS.
     """
 
     def __init__(self, shape: Shape, classes: int, width: int = 32) -> None:

@@ -170,8 +170,9 @@ def block_average(planes: Tensor, size: int, across: int = 0) -> Tensor:
     differs from `size`.
 
     If a gradient is needed and all blocks have the same size, each group of `size` rows is
-    multiplied by a small matrix, which is many times faster on a CPU. In all other cases, the
-    result for an image does not depend on its place in the batch, to the last bit.
+    multiplied by a small matrix, which is many times faster on a CPU than average pooling. In all
+    other cases, average pooling is used. Then an image's result does not depend on its place in the
+    batch, to the last bit.
     """
     across = across or size
     if size == across == 1:

@@ -32,7 +32,8 @@ FITTED = 10_000  # Maximum number of images to which features are fitted
 class ImageClassifier(nn.Module):
     """A network from (B, C, H, W) float32 in [0, 1] to (B, classes) logits.
 
-    several: whether images have several labels, each with a sigmoid; shape: (C, H, W).
+    several: whether images have several labels. If so, the sigmoid of each logit is a probability;
+    shape: (C, H, W).
     """
 
     classes: int
@@ -43,8 +44,10 @@ class ImageClassifier(nn.Module):
 class TeacherNetwork(ImageClassifier):
     """Linear layer on features ψ: (B, C, H, W) float32 in [0, 1] -> (B, classes) logits.
 
-    The features are public and have norm 1. several: whether images have several labels, each with
-    an offset and a sigmoid; features: arguments of `ProjectedFeatures`.
+    The features are public and have norm 1.
+
+    several: whether images have several labels. If so, an offset is added to each logit;
+    features: arguments of `ProjectedFeatures`.
     """
 
     def __init__(self, classes: int, several: bool = False, **features: Any) -> None:
@@ -63,7 +66,7 @@ class TeacherNetwork(ImageClassifier):
     ) -> Self:
         """Build the teacher from features and released weights, (d, M).
 
-        offsets: (M,), one per label, for images with several labels; otherwise None.
+        offsets: (M,), added to the logits, if images have several labels; otherwise None.
         """
         teacher = cls(weights.shape[1], **features.config(), several=offsets is not None)
         if offsets is not None:

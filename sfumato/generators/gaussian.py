@@ -26,7 +26,8 @@ class GaussianGenerator(nn.Module):
     details: number of public images. The finer coefficients are taken from one of these images,
     which is chosen at random and recoloured. If there are none (0), the finer coefficients are
     independent and normally distributed, with variances that `fit_gaussians` sets;
-    latent: size of z, with one number per coefficient, and one more to choose the public image.
+    latent: size of z, C·H·W + 1. The last number chooses the public image, and the RECOLOURED
+    numbers before it determine how the image is recoloured.
     """
 
     def __init__(self, features: dict[str, Any], classes: int, details: int) -> None:

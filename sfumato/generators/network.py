@@ -89,17 +89,17 @@ def enlarged(planes: Tensor) -> Tensor:
 class Generator(nn.Module):
     """Class-conditional convolutional generator G(z, y).
 
-    resolution: see `Denoiser`; sides of 4 pixels or more;
-    channels: 1 or 3;
-    latent: size of z ~ N(0, I);
-    width: number of feature channels at half the resolution of the coarse image. If the first layer
-    has an even lower resolution, it has 2·width channels;
-    several: whether labels are vectors of 0 and 1.
-
     The generator first draws a coarse image with at most COARSE² pixels. To do so, it draws a
     smooth image at half the coarse image's resolution, enlarges it, and adds details. Each level
     then doubles the sides of the image and adds finer details, until the image has its full
     resolution.
+
+    resolution: see `Denoiser`; sides of 4 pixels or more;
+    channels: 1 or 3;
+    latent: size of z ~ N(0, I);
+    width: number of feature channels at half the coarse image's resolution. If the first layer has
+    a lower resolution than this, it has 2·width channels;
+    several: whether labels are vectors of 0 and 1.
     """
 
     def __init__(

@@ -69,10 +69,10 @@ def fit_generator(
     progress: Progress = no_progress,
     row_means: Tensor | None = None,
 ) -> Generator:
-    """Fit the generator G so that its joint embeddings match the released ones.
+    """Fit the generator G so that its embeddings μ(G) match the released embeddings μ̃.
 
-    Adam minimises Σ weight · ‖μ̃ − μ(G)‖², summed over the releases μ̃, plus a cross-entropy if
-    there is a teacher. The fit proceeds from coarse to fine. At first, G draws the block means of
+    Adam minimises Σ weight · ‖μ̃ − μ(G)‖², summed over the releases, plus a cross-entropy if there
+    is a teacher. The fit proceeds from coarse to fine. At first, G draws the block means of
     large images instead of all pixels, and the fit uses only features that can be computed from
     these means. The fit of a class stops when it begins to fit the noise (see `EarlyStopping`), so
     more steps do no harm.
@@ -159,7 +159,7 @@ def pace(done: float) -> float:
 def embedding_of(match: FeatureMeans, images: Tensor, weights: Tensor, priors: Tensor) -> Tensor:
     """Compute the embedding μ(G) of a batch of images, (K, classes).
 
-    Column m is priors_m times the mean of φ over the images, weighted by column m of the weights.
+    Column m is priors_m times the weighted mean of φ over the images, with column m of `weights`.
     images: (B, C, H, W); weights: (B, classes), from `labels_to_fit`.
     """
     counts = weights.sum(0)
@@ -192,15 +192,15 @@ def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor)
 class EarlyStopping:
     """Stops the fit of each class when it begins to fit the noise of the release.
 
-    Some features of a release, chosen by `held_out`, are left out of the loss. The noise of
-    different features is independent. So the generator's squared distance to the noisy release in
-    the held-out features is an unbiased estimate, up to a constant. It estimates the squared
-    distance to the release before noise was added. The estimate falls while the fit learns the
-    class, and rises when the fit learns the noise of the other features.
+    Some features of a release, chosen by `held_out`, are left out of the loss. Their noise is
+    independent of the noise of the other features. So it adds only a constant to the expected
+    squared distance between the generator's and the released embedding in the held-out features.
+    This distance falls while the fit learns the class, and rises when the fit learns the noise of
+    the other features.
 
-    After PATIENCE steps without a smaller estimate, the fit of the class stops: the target of the
+    After PATIENCE steps without a smaller distance, the fit of the class stops: the target of the
     class becomes the moving average of the generator's embeddings, as it was at the step with the
-    smallest estimate.
+    smallest distance.
     """
 
     smooth = 0.98  # decay of the average embedding, which is compared in the held-out features

@@ -30,8 +30,8 @@ def write_brief(made: ProjectPlan, folder: Path) -> list[str]:
     Returns the names of the settings, such as `release.purpose`, that the page needs and the owner
     has not set.
 
-    Guarantee: no image is read. The page depends only on the settings, the public card, and the
-    charges in the journal.
+    Guarantee: no image is read. The page depends only on the settings, the card of the sensitive
+    images, the charges in the journal, and the records of earlier releases in the budget.
     """
     text = template(Path(__file__).with_name(MARKDOWN), autoescape=False, plain=plain).render(
         brief_facts(made)

@@ -49,11 +49,11 @@ USUAL_EPSILON = 5.0  # Proposed at the prompt, but never used unless the owner a
 
 @dataclass(frozen=True)
 class Owner:
-    """The owner, who answers questions about options that were not given. Without a prompt,
-    defaults are used.
+    """The owner, who answers questions about options that were not given.
 
     ask: function of a question, a default answer and the type of the answer. For a yes-or-no
-    question, the type is None. If there is no one to answer, `ask` itself is None;
+    question, the type is None. If there is no one to answer, `ask` itself is None, and each answer
+    is the default;
     see: function that shows a line that only the owner may read;
     spelling: function that returns how this front end spells an option, such as size_hint.
     """
@@ -425,8 +425,8 @@ def look_for_persons(
 ) -> tuple[Survey, Literal["group", "image"] | None]:
     """Find each image's person by the owner's rule, and ask for a rule if there is none.
 
-    Returns the new survey and the unit of privacy. The unit is None if there is no rule, and the
-    owner did not confirm that no two images show the same person.
+    Returns the new survey and the unit of privacy. The unit is None if there is neither a rule nor
+    the owner's confirmation that every image shows a different person.
     Raises the errors of `confirm_companions` and `ask_for_groups`.
     """
     confirm_companions(seen, owner)

@@ -129,8 +129,10 @@ def expected_seconds(
 def corrected(name: str, work: Work, machine: Machine) -> float | None:
     """Estimate a stage's seconds, and correct the estimate by the stage's last run.
 
-    The correction is the ratio of that run's real duration to its estimated duration. If the
-    stage's work is unknown, the duration of that run is returned, or None if there was no such run.
+    The estimate is multiplied by the ratio of that run's real duration to its estimated duration.
+    It is not corrected if that estimated duration is 1 second or less, or if the ratio is not
+    between 1/4 and 4. If the stage's work is unknown, the last run's duration is returned, or None
+    if there is none. A run with another image shape or model is ignored.
     """
     run = machine.content["runs"].get(name, {})
     same_model = run.get("model") in (None, work.params.model.non_default())

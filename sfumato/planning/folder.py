@@ -163,9 +163,12 @@ def seen_from(folder: Path, data: Data) -> Data:
 def coming_public(
     folder: Path, params: Params, card: Card, state: Path, stored: PublicCard | None
 ) -> tuple[PublicCard, list[Artifact]] | None:
-    """Predict what `stage prepare public` will store, or return None if that is not possible.
+    """Predict the card that `stage prepare public` will store.
 
     stored: card of the public images that are stored now, or None if they are missing.
+
+    Returns the card, and the earlier releases from which the public images were made; or None if
+    the card cannot be predicted.
     """
     public = params.public
     if stored is not None and (

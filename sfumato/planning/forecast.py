@@ -60,8 +60,7 @@ def size_factor(fit_length: float, side: int, largest: int, product: float) -> f
 def expected_part(kind: str, product: float, size_factor: float = 1.0, sure: float = 0.0) -> float:
     """Return the expected share of what a classifier can learn, from 0 to 1.
 
-    The width of the range was chosen so that it contains seven of eight results of public sets that
-    were left out when the line was fitted.
+    A forecast's range contained 7/8 of the results of public sets that were left out of the fit.
 
     kind: key of the offsets;
     product: units · ε;
@@ -75,7 +74,7 @@ def expected_part(kind: str, product: float, size_factor: float = 1.0, sure: flo
 
 
 def range_width(units: int) -> float:
-    """Return the width of the range for `units`, divided by the width for FEW_UNITS or more."""
+    """Return the factor by which a forecast's range is wider than for FEW_UNITS units or more."""
     return max(1.0, (FEW_UNITS / units) ** 0.5)
 
 

@@ -183,8 +183,9 @@ def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Decision], set[
 def public_changed(made: Plan, out: Path) -> bool:
     """Return whether the public images have changed since the last plan was written.
 
-    The lineage of a query covers its settings, the settings of all stages before it, and the public
-    card. If all settings are equal and the lineage is not, the card is different.
+    A query's lineage depends on its settings, the settings of all stages before it, and the card of
+    the public images. If none of these settings has changed but the lineage has, the card has
+    changed.
     """
     for name, lineage in made.lineage.items():
         stages = (*stages_before(name, made.params), name)

@@ -49,8 +49,8 @@ class ProjectPlan(Plan):
         return Odometer(self.past.state, self.card.dataset_id)
 
     def remarks(self) -> Iterator[str]:
-        """Yield the charges of earlier releases that the budget includes, and settings that weaken
-        the guarantee.
+        """Yield lines about charges of earlier releases in the budget, warnings about settings, and
+        queries that run in one process.
         """
         if self.inherited:
             ids = ", ".join(sorted({record["dataset_id"] for record in self.inherited}))
@@ -142,7 +142,7 @@ def share_lines(made: Plan, content: Mapping[str, object], file: Path) -> Iterat
     """Yield lines about queries whose share of the budget differs from the requested share, and
     explain the difference.
 
-    content: content of `file`.
+    content: the owner's settings; file: path of `params.yaml`, which contains them.
     """
     differences = []
     for name in made.mechanisms:

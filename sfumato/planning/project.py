@@ -169,8 +169,6 @@ class Project:
     def run(self, *, progress: bool = True) -> Release:
         """Run all stages that have changed since the last run, and return the release.
 
-        Charges are journalled as on the command line.
-
         Args:
             progress: Print a line for each stage.
 

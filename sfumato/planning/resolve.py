@@ -191,8 +191,8 @@ def inherited_events(
 
 
 def warnings_of(params: Params, delta: float, classes: int) -> Iterator[str]:
-    """Yield a sentence for each setting that is allowed but weakens the guarantee or hides the
-    class counts.
+    """Yield a warning for each setting that is allowed but weakens the guarantee, and one if
+    `count.noise` is large compared with the class counts.
     """
     hint = params.privacy.size
     if params.privacy.epsilon > 20:

@@ -311,9 +311,10 @@ def calibrate(
     At each order, the allowed RDP is `target`, minus the conversion term, minus the RDP of
     `before`.
 
-    A share is a fraction of (`target` minus the conversion term) at `reference_order`. This order
-    depends only on the stage's sampling, the target and delta. With the accountant `exact`, a share
-    is instead a fraction of the RDP, at this order, of one Gaussian that uses the whole budget.
+    A share is a fraction of the whole budget's RDP at `reference_order`: `target` minus the
+    conversion term. With the accountant `exact`, the whole budget's RDP is instead the RDP of one
+    Gaussian whose ε is exactly `target`. The order depends only on the stage's sampling, the target
+    and delta.
 
     The stage with neither a multiplier nor a share takes the rest, at the order that needs the
     least noise. With the accountants `pld` and `exact`, it instead gets the least noise at which

@@ -210,8 +210,8 @@ def open_alone(
     has published nothing. The resumed charge gets a new record id. A charge that is resumed from
     two copies of a state directory therefore has two records.
 
-    If an open charge has the same plan but different inputs, the work is refused. A second charge
-    would let two clones of a project both pay if their free stages gave different results.
+    If an open charge has the same plan but different inputs, the work is refused. Otherwise, two
+    clones of a project could both pay for a query if their free stages gave different results.
 
     noise: only for tests.
 

@@ -58,8 +58,8 @@ class QueryWork(Lineage):
 class Decision:
     """Decision about one query.
 
-    run: the run that released this work, or an unfinished run of this work, or None. An unfinished
-    run is present even if its checkpoint is lost and the query must therefore pay;
+    run: the run that released this work, or an unfinished run of this work, or None. It can be an
+    unfinished run whose checkpoint is lost, so that the query must pay;
     same_inputs: False if `run` released its result from different inputs;
     problem: reason for a refusal, or empty;
     cause: in a plan, the stage whose change makes the query run.
@@ -78,7 +78,7 @@ class Decision:
 
     @property
     def words(self) -> str:
-        """State of the query: "not released yet" if it pays, else its release or the problem."""
+        """State of the query: not released yet, already released, resumed or refused."""
         if self.run is None or self.pays:
             return "not released yet"
         if self.kind == "restore":

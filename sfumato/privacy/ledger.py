@@ -76,10 +76,10 @@ def read_budget(path: Path) -> BudgetFile:
 
 
 def spent_on_one(records: Records, delta: float, accountant: str, adjacency: str) -> float:
-    """Return epsilon for one person.
+    """Return epsilon of all records together.
 
-    If the owners declared that no person is in two of their sets, this is the largest epsilon among
-    the owners' sets.
+    If the owners declared that no person is in two of their sets, return the largest epsilon among
+    the owners' sets instead.
     """
     parts = [part.values() for part in records.of_one_person().values()]
     return max(epsilon(map(event_of, part), delta, accountant, adjacency) for part in parts)

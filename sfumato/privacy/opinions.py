@@ -1,8 +1,8 @@
 """Compute a ledger's cost by Opacus' accountants too, so that a mistake in one library is noticed.
 
 Every accountant computes an upper bound on the same ε. The ε by the ledger's accountant is computed
-a second time. If the second ε is larger by more than its own error plus 1 %, one of the two is
-wrong, and the check must fail.
+a second time, with a known largest error. If the second ε minus this error is more than 1 % above
+the first ε, one of the two is wrong, and the check must fail.
 
 - RDP: Opacus' curve is compared with ours, at the orders that Opacus can compute. Both curves are
   converted to ε in the same way.

@@ -1,4 +1,4 @@
-"""Bound how well any attacker can detect whether one image was used.
+"""Bound how well any attacker can detect whether one unit (image or person) was used.
 
 All bounds are computed from the privacy profile: delta as a function of epsilon. The profile bounds
 the hit rate of any attacker at a given false-alarm rate, regardless of the attacker's other
@@ -95,16 +95,17 @@ def advantage_of_rdp(curve: np.ndarray) -> float:
 
 
 def membership_advantage(profile: Profile) -> float:
-    """Return how far any attacker's hit rate can exceed their false-alarm rate, in [0, 1].
+    """Bound how far any attacker's hit rate can exceed their false-alarm rate, in [0, 1].
 
-    This is the total variation between the outcomes with and without the image. If the image was
-    used with probability 1/2, a guess is right with probability at most (1 + advantage) / 2.
+    The result is an upper bound on the total variation between the outcomes with and without one
+    unit. If the unit was used with probability 1/2, a guess is right with probability at most
+    (1 + advantage) / 2.
 
     Each point of the profile gives the bound (e^epsilon − 1 + 2 delta) / (e^epsilon + 1). At
     epsilon 0, this bound is delta. The result is the smallest of these bounds and
     `advantage_bound`.
 
-    Guarantee: no test of "was this image used?" does better, regardless of any other knowledge.
+    Guarantee: no test of "was this unit used?" does better, regardless of any other knowledge.
     """
     ratio = np.tanh(profile.epsilons / 2)  # (e^epsilon − 1) / (e^epsilon + 1)
     allowed = ratio + (1 - ratio) * profile.deltas
@@ -115,10 +116,9 @@ def membership_advantage(profile: Profile) -> float:
 def best_guess(
     mechanisms: tuple[Mechanism, ...], adjacency: str = ADD_OR_REMOVE_ONE, noise: float = 1.0
 ) -> float:
-    """Return the largest probability with which an attacker guesses correctly whether one image was
-    used.
+    """Bound the probability that any attacker guesses correctly whether one unit was used.
 
-    The image is used with probability 1/2, so the result lies in [1/2, 1]. The grid of privacy
+    The unit is used with probability 1/2, so the result lies in [1/2, 1]. The grid of privacy
     losses is coarser than in `privacy_profile`, so computing the result takes only a tenth of a
     second.
 
@@ -152,7 +152,7 @@ def noise_for_guess(
 
 
 def true_positive_rate(profile: Profile, false_positive_rate: float = 0.01) -> float:
-    """Return the largest true-positive rate that an attacker can reach at a false-positive rate.
+    """Bound any attacker's true-positive rate at a given false-positive rate.
 
     Guarantee: let alpha be the false-positive rate. No test does better than
     alpha + `membership_advantage` or, at any point of the profile, than e^epsilon·alpha + delta or

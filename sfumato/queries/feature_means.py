@@ -103,10 +103,14 @@ def moment_features(
     """Build a map from images to a public network's features and their squares.
 
     The map is (B, C, H, W) -> (B, K), and K is twice the number of features. Features are scaled to
-    norm √(1 − s) and their squares to norm √s, so that one Gaussian with sensitivity 1 covers both.
+    norm √(1 − `squares`) and their squares to norm √`squares`, so that one Gaussian with
+    sensitivity 1 covers both.
 
-    feature: CLASSIFIER or CELLS (see `sfumato.features.projection`); squares: s. Source: Harder et
-    al. 2023 (DP-MEPF).
+    feature: CLASSIFIER or CELLS (see `sfumato.features.projection`);
+    squares: share of the squares in the squared norm, below 1. If it is 0, there are no squares,
+    and K is the number of features.
+
+    Source: Harder et al. 2023 (DP-MEPF).
     """
     parts = [FeatureMap(map="network", kernel="linear", weight=1 - squares)]
     if squares > 0:

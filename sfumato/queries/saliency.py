@@ -48,9 +48,9 @@ def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> pd.Data
 
     Noise adds size·noise_std² to the expected squared norm, so a large candidate without any signal
     would rank above a small one with a signal. The column "debiased" is the squared norm minus
-    size·noise_std². It is an unbiased estimate, so it may be negative. It still grows with the size
-    of a candidate, because the norm of a gradient does. "rank" sorts by "debiased", and "raw_rank"
-    by "raw_norm". Rank 1 is the most salient.
+    size·noise_std²: an unbiased estimate of the squared norm without noise, which may be negative.
+    It still grows with the size of a candidate, because the norm of a gradient does. "rank" sorts
+    by "debiased", and "raw_rank" by "raw_norm". Rank 1 is the most salient.
 
     noise_std: public standard deviation of each entry's noise, σ·max_norm/N̄.
 
@@ -67,7 +67,7 @@ def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> pd.Data
 
 
 def save_ranking(table: pd.DataFrame, noise_std: float, directory: Path) -> None:
-    """Write the table, and two lists of the candidates: by "rank" and by "raw_rank"."""
+    """Write the table, and the candidates in two orders: sorted by "rank" and by "raw_rank"."""
     columns = {
         "matrix": "",
         "size": "",

@@ -50,9 +50,9 @@ def query_teacher(
 ) -> Tensor:
     """Train the teacher by noisy gradient steps from zero weights.
 
-    The charge draws the features ψ of the images. Each step releases the sum of the rows over one
-    draw. The result is the mean of the weights over the last share `settings.average` of the steps.
-    This averaging is post-processing.
+    The charge draws the features ψ of the images. Each step releases the noisy sum of
+    `error_rows` over one draw. The result is the mean of the weights over the last steps;
+    `settings.average` is their share of all steps. This averaging is post-processing.
 
     public_size: public expected size of a draw, never a realised count;
     covariance: (d, d), covariance of features of public or released images, which preconditions the

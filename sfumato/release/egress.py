@@ -48,7 +48,8 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
     folder or the certificate cannot be used, BudgetError if the ledger is invalid, and DataError if
     the release is invalid.
 
-    Guarantee: the package depends only on the release and the ledger, which are already released.
+    Guarantee: the package depends only on the release and the ledger, which are already released,
+    and on `signing`.
     """
     folder = folder.resolve()
     check_folder(folder, project.resolve())

@@ -216,10 +216,10 @@ def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, ma
 def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
     """Return one valid folder name per class, in alphabetical order.
 
-    A folder has the name of its class, with "_" for characters that file names cannot contain. All
-    names begin with the number of the class if the names are not in alphabetical order, or if one
-    of them is empty, looks like a spreadsheet formula, or equals another name except for upper and
-    lower case.
+    A folder has the name of its class, with "_" for characters that file names cannot contain. In
+    three cases, every name begins with the number of the class and a hyphen: if the names are not
+    in alphabetical order; if a name is empty or looks like a spreadsheet formula; or if two names
+    are equal or differ only in upper and lower case.
     """
     safe = [re.sub(r'[\x00-\x1f/\\:*?"<>|]', "_", name).strip(" .") for name in classes]
     alike = {name.casefold() for name in safe}

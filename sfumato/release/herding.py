@@ -2,8 +2,9 @@
 
 Herding costs no privacy.
 
-Longer fitting of a generator cannot remove a fault that changes the mean features by less than the
-noise. Example: one image in twenty shows only a plain coloured disc. Images with such a fault have
+The stage `frequency` releases the mean features of the sensitive images, with noise. A generator
+may have a fault that changes these means by less than the noise, for example if one image in twenty
+shows only a plain coloured disc. Longer fitting cannot remove such a fault. Faulty images have
 small inner products with the released means, so `nearest_mean` leaves them out.
 
 Source: Chen, Welling and Smola 2010. Here, random Fourier features approximate the kernel.

@@ -27,8 +27,9 @@ def labels_fit(
 ) -> bool:
     """Return False if the teacher's labels agree too little with the requested classes.
 
-    The minimum is `settings.least_agreement`. Returns True without a comparison if none is
-    required, if there are only public images, or if images have several labels.
+    The agreement is Cohen's kappa; its minimum is `settings.least_agreement`. Returns True without
+    a comparison if this minimum is 0, if the teacher does not label the release, if there are only
+    public images, or if images have several labels.
 
     drawn: function that draws images, such as `draw_mixture`. Public images are not compared.
     """

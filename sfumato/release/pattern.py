@@ -1,9 +1,9 @@
 """A keyed pattern in released pictures, which survives JPEG.
 
 Programs can use it to detect that pictures were generated. In each block of 8×8 pixels, one
-coefficient of a middle frequency is rounded to an even or an odd multiple of STEP. Even or odd
-depends on the key, the block's place in the picture, and which of 16 ranges of grey levels contains
-the block's mean.
+coefficient of the cosine transform is rounded to a multiple of STEP. Whether the multiple is even
+or odd depends on the key, the block's place in the picture, and which of 16 ranges contains the
+block's mean grey level.
 
 The key does not depend on any image, so the pattern costs no privacy. The key is public, so anyone
 can check the pattern, or remove it. Source: Chen and Wornell 2001.

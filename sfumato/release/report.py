@@ -1,6 +1,7 @@
 """Write the report as one self-contained page.
 
-Only the owner's edition has numbers from real images.
+The public edition may be shared. The owner's edition also contains numbers from real images, so it
+may not be shared.
 """
 
 import base64

@@ -37,7 +37,8 @@ class Varied:
     that were not distorted or blended. None if the teacher did not label the release, if images
     have several labels, or if they were selected by herding;
     mixture: entry of the card about the decision whether to include public images. "chosen" names
-    the chosen mixture, and "agreement" contains the numbers that were compared for each mixture;
+    the chosen mixture. "agreement" contains, for each mixture, how often a classifier trained on it
+    agrees with the teacher;
     labelling: rule by which the teacher labelled the images; None if the teacher did not label
     them, or if images have several labels.
     """

@@ -84,7 +84,8 @@ def agree(tensors: Iterable[Tensor], *plain: object) -> None:
     processes.
 
     The tensors are copied because results of different processes may differ in the last bits.
-    Raises ConfigError in all processes if they differ in `plain` or in the sum of the copied bytes.
+    Raises ConfigError in all processes if `plain` differs between processes, or if the sum of the
+    received bytes does.
     """
     if world_size() > 1:
         tensors = [*tensors]

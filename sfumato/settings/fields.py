@@ -1,5 +1,5 @@
 """Types of settings: numbers in a range, frozen models that refuse unknown keys, and machine
-settings.
+settings (see MACHINE).
 """
 
 import os
@@ -74,7 +74,7 @@ MACHINE = {"microbatch_size": "SFUMATO_MICROBATCH", "checkpoint_every": "SFUMATO
 
 
 def machine(default: int | None) -> Any:
-    """Return the field of a machine setting, which is never written into a plan."""
+    """Return the field of a machine setting (see MACHINE)."""
     return Field(default=default, exclude=True)
 
 

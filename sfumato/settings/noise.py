@@ -46,10 +46,10 @@ def at_epsilon(epsilon: float, table: Mapping[float, float]) -> float:
 
 
 def noise_at(epsilon: float, table: Mapping[float, object]) -> str:
-    """Return the share at `epsilon` from a table by ε, such as {1: "30%", 10: "5%"}. Between two
-    entries, the share is proportional to a power of ε.
+    """Look up a query's share of the budget at `epsilon` in a table such as {1: "30%", 10: "5%"}.
 
-    Raises ValueError if an entry is not a positive ε and a share.
+    Between two entries, the share is proportional to a power of ε. Raises ValueError if an entry is
+    not a positive ε and a share.
     """
     logarithms = {}
     for key, value in table.items():
@@ -88,7 +88,9 @@ Noise = Annotated[float | str, BeforeValidator(parse_noise)]
 
 
 class QuerySettings(Settings):
-    """The parameters of a query. The plan resolves `noise`; the query never reads it.
+    """The parameters of a query.
+
+    The plan computes a noise multiplier from `noise`. The query itself does not read `noise`.
 
     Some queries have the setting `batch`, the expected number of images in a draw. Without it, or
     if it is None, all images are drawn.

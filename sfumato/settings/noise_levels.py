@@ -27,7 +27,11 @@ class LogNormal(NoiseLaw):
 
 
 class TimestepMixture(NoiseLaw):
-    """Time steps t ~ Σ wᵢ U{lᵢ..uᵢ}, of T = 1000 linear steps, mapped to σ (DP-Diffusion §3.3)."""
+    """Timesteps t from a mixture of uniform distributions (DP-Diffusion §3.3).
+
+    Range i has the probability wᵢ/Σw. Within it, t is uniform on {lᵢ, …, uᵢ − 1}. The timesteps
+    refer to a schedule of 1000 steps.
+    """
 
     law: Literal["timesteps"] = "timesteps"
     # Weight wᵢ of each range

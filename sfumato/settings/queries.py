@@ -31,7 +31,7 @@ class Central(QuerySettings):
 
 
 class FeatureMap(Strict):
-    """A public map (a function of an image), and the kernel that makes features of its outputs."""
+    """A public map (a function of an image), and a kernel that turns its outputs into features."""
 
     map: str = "pixels"  # Public map: one of FEATURES (sfumato/features)
     # Kernel whose random features are released. With `linear`, the map's outputs themselves are
@@ -135,7 +135,7 @@ class OwnNetwork(Strict):
         return self
 
     def arguments(self) -> dict[str, object]:
-        """Return the settings that rebuild the network, as JSON."""
+        """Return the settings from which the network can be built."""
         return self.model_dump(exclude={"declared_public"})
 
 

@@ -136,10 +136,10 @@ class Synthesize(Settings):
         return self
 
     def networks(self, public_model: bool) -> dict[str, float]:
-        """Return the sources from which recipients can draw, with their weights.
+        """Map each network from which recipients can draw to its weight in `sources`.
 
-        These are networks that the recipe trains. public_model: True if the diffusion model is a
-        public one. It is then left out, because of its licence and its size.
+        Only networks that the recipe trains are included. public_model: True if the diffusion model
+        is a public one, which is left out because of its licence and its size.
         """
         others = {"select", *(name for name, stage in STAGES.items() if stage.gives == "images")}
         if public_model:

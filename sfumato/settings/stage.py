@@ -78,8 +78,8 @@ class Stage:
             shared unless `one_process` is True.
         one_process: True for a query that refuses to run in more than one process.
         several_labels: True if it accepts images with several labels each.
-        adds_up: True if the noisy sums of several owners may be added up to one release, because
-            they do not depend on any owner's earlier releases.
+        adds_up: True if the noisy sums of several owners may be added. The sums must not depend on
+            any owner's earlier releases.
         beside: Further input files.
         gives: Content of its artifact that `synthesize` can use: "generator" if it can draw images,
             "images" if it contains images; empty for any other content.

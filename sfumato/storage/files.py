@@ -25,7 +25,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")  # First characters of a formula in a
 
 
 def temporary_name(path: Path) -> Path:
-    """Return a hidden name beside `path`, which contains the number of this process.
+    """Return a hidden path beside `path`, with this process's ID in its name.
 
     No other thread, process or container gets the same name.
     """
@@ -37,8 +37,8 @@ def reading(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file.
 
     If the disk, the mount or the memory fails (`is_failure`), the original error is raised, even if
-    a library replaced it with its own. An OSError then names the file. Raises ValueError at once
-    for a pipe, a socket or a device, which may never answer.
+    a library replaced it with its own. Raises ValueError at once for a pipe, a socket or a device,
+    which may never answer.
     """
     try:
         mode = path.stat().st_mode
@@ -227,11 +227,11 @@ def check_writable(path: Path) -> None:
 
 
 def is_running(process: int, since: float) -> bool:
-    """Return whether the process with this number runs, and already ran at `since`.
+    """Return whether the process with this ID runs, and already ran at `since`.
 
-    `since` is in seconds since 1970. The numbers of processes are reused after a reboot and in
-    every new container. A process that has ended, but was not collected by its parent, does not
-    count as running.
+    `since` is in seconds since 1970. Process IDs are reused after a reboot and in every new
+    container. A process that has ended, but was not collected by its parent, does not count as
+    running.
     """
     import psutil
 

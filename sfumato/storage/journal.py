@@ -4,10 +4,10 @@ The chain reveals lost, replaced, truncated and edited entries.
 
 Each entry is one JSON line in `<state>/odometer/<dataset_id>.jsonl`. Its `head` is an HMAC of the
 previous head and of the entry, under a secret salt. A head reveals nothing about entries, so it may
-be published. If the journal lacks a published head, entries are missing. The salt and the newest
-head, called the anchor, are in `<state>/keys/<dataset_id>.journal`. An append takes a lock, and the
-entry is on disk when it returns. `stage ledger adopt` sets an invalid journal aside and counts its
-records in a new one.
+be published. If the journal lacks a published head, entries are missing. The anchor, the file
+`<state>/keys/<dataset_id>.journal`, contains the salt and the newest head. An append takes a lock,
+and the entry is on disk when it returns. `stage ledger adopt` sets an invalid journal aside and
+counts its records in a new one.
 """
 
 import hmac

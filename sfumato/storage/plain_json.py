@@ -15,7 +15,7 @@ DEEPEST = 50  # Levels of nested lists and mappings
 
 
 class MergeConflict(ValueError):
-    """A text with both sides of a merge that git could not finish."""
+    """A text contains git's marks of a merge conflict."""
 
 
 def read_text(path: Path, largest: int = LARGEST_TEXT) -> str:

@@ -16,11 +16,11 @@ Record = dict[str, Any]
 class Records(dict[str, Record]):
     """Charges by record id, in the order of ids.
 
-    A plain dictionary with the same charges has no declaration, so all its costs are added up.
-
     Attributes:
         owners: Ids of the merged data sets, if their owners declared that no person is in two of
-            these sets. Empty without this declaration.
+            these sets. The cost is then the largest cost for a person in one of them. Without the
+            declaration, `owners` is empty, and the costs of all charges are added up. A copy as a
+            plain dictionary loses the declaration.
     """
 
     def __init__(

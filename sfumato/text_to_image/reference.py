@@ -88,8 +88,8 @@ def save_reference(
     """Check the model that `settings` names, encode the class prompts, and write the reference.
 
     The files are `config.json`, whose content is returned, and `prompts.safetensors`. Raises
-    ConfigError or DataError if there is no such model, a part is missing, the sha256 differs, or
-    the model does not accept the image size.
+    ConfigError or DataError if there is no such model, a part is missing, the model's sha256 is not
+    `settings.sha256`, or the model does not accept the image size.
     """
     assert settings.directory is not None
     model = read_model_directory(settings.directory)

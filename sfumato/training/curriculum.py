@@ -121,7 +121,7 @@ def drawn_batches(
 
 
 def ahead(batches: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
-    """Prepare each batch in a thread while the previous one is used, so that a GPU never waits."""
+    """Prepare each batch in a thread while the previous one is used, so that a GPU waits less."""
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, batches, None)
         while (batch := coming.result()) is not None:

@@ -30,20 +30,18 @@ class Kept(NamedTuple):
 
 
 def number_to_keep(settings: Select, public_classes: int) -> int:
-    """Return the number of public classes for `select.ratio`, at least one."""
+    """Return how many public classes to keep: the share `settings.ratio`, but at least one."""
     return max(1, round(settings.ratio * public_classes))
 
 
 def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
     """Choose the `keep` public classes with the most votes, in descending order.
 
-    Ties are resolved by row, then by class.
-
     histogram: (R, P), noisy votes for P public classes. With a single row, the `keep` classes with
     the most votes are chosen (RPGen). With one row per sensitive class (PrivImage), pairs of a row
-    and a public class are processed in descending order of votes. The public class is assigned to
-    the row, unless the class is already assigned, or the row already has its share. In the end,
-    each row has ⌊keep/R⌋ or ⌈keep/R⌉ classes, and no class is in two rows.
+    and a public class are processed in descending order of votes. Ties go to the smaller row index,
+    then to the smaller class index. The public class is assigned to the row, unless the class is
+    already assigned or the row is full. In the end, each row has ⌊keep/R⌋ or ⌈keep/R⌉ classes.
     """
     rows, public_classes = histogram.shape
     share, extra = divmod(keep, rows)
@@ -186,9 +184,10 @@ def relabel(
 def surest(probabilities: np.ndarray, per_class: int) -> tuple[np.ndarray, np.ndarray]:
     """Choose, for each class, the `per_class` images with the teacher's highest probability.
 
-    An image is chosen for only one class, by the rule of `select_classes`. probabilities: (N, M),
-    the teacher's probabilities of the M classes for N public images. Returns (int64 indices, int64
-    labels), sorted by class and then by descending confidence.
+    An image is chosen for only one class: pairs of a class and an image are processed in descending
+    order of probability, as in `select_classes`. probabilities: (N, M), the teacher's probabilities
+    of the M classes for N public images. Returns (int64 indices, int64 labels), sorted by class and
+    then by descending probability.
     """
     chosen = select_classes(probabilities.T, per_class * probabilities.shape[1])
     indices, labels, _ = zip(*sorted(chosen, key=lambda choice: choice.row), strict=True)

@@ -23,7 +23,7 @@ CONTRAST = 110.0  # minimum distance of foreground and background colours, in un
 def glyph_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
     """Return a function (random stream, label) -> glyph, (H, W, C) uint8.
 
-    The random stream also chooses one of matplotlib's fonts. shape: (C, H, W).
+    shape: (C, H, W).
     """
     basic = ImageFont.Layout.BASIC
     # Characters are 96 pixels high before they are transformed

@@ -112,7 +112,7 @@ def read_public(public: Public, shape: Shape, raw: Path, seed: int) -> Source:
 def open_source(request: Request, raw: Path) -> Source:
     """Open a source.
 
-    Raises ConfigError if SOURCES does not contain the name for this section, and DataError if the
+    Raises ConfigError if `request.section` has no source `request.name`, and DataError if the
     source has fewer than two classes.
     """
     known = sources_of(request.section)

@@ -247,8 +247,8 @@ def entries_of(entry: Path, nested: bool, deep: bool) -> Iterable[Path]:
     """List the pictures for an entry of a class folder.
 
     If `nested`, a folder is replaced by its entries. If `deep`, a folder is replaced by all files
-    below it, unless the folder is a link. Any other entry is listed itself; the caller refuses
-    folders.
+    below it, unless the folder is a link. Any other entry is listed itself. The list may still
+    contain folders, which the caller refuses.
     """
     if not (nested or deep) or not entry.is_dir() or (deep and entry.is_symlink()):
         return [entry]

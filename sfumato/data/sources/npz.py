@@ -23,9 +23,10 @@ def read_npz(request: Request, raw: Path) -> Source:
     `data.labels: several`, (N, classes) of 0 and 1. `classes` contains names, as strings.
 
     A file of MedMNIST has the arrays `train_images` and `train_labels`, and the same for `val_` and
-    `test_`. The arrays `test_…` become the hold-out. The file contains no class names, so
-    `data.classes` must list them. They are not derived from the labels, because a list of the
-    classes that occur would reveal something about the images.
+    `test_`. The arrays `val_…` are added to the training images. The arrays `test_…` become the
+    hold-out. The file contains no class names, so `data.classes` must list them. They are not
+    derived from the labels, because a list of the classes that occur would reveal something about
+    the images.
 
     The ids of persons are in the array `groups`, or in the array that `data.groups.column` names.
     """

@@ -195,8 +195,8 @@ def kept(path: Path, fill: Callable[[Path], None]) -> Path:
 def extract(path: Path, folder: Path, allowance: Allowance) -> None:
     """Write the files of a zip or an .npz into a folder.
 
-    No file becomes longer than its size in the zip's central directory, so `allowance` limits what
-    is written.
+    `allowance` is checked against the sizes in the zip's central directory before anything is
+    written. No file becomes longer than its size there.
     """
     with (
         reading(path),
@@ -314,6 +314,8 @@ def naming_archives() -> Iterator[None]:
 
 def arrays_in(path: Path, fix: str) -> dict[str, np.ndarray]:
     """Return the arrays of an .npz by name, memory-mapped.
+
+    fix: advice at the end of the error message.
 
     Raises DataError if the archive contains pickles or cannot be read.
     """

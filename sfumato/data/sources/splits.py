@@ -99,9 +99,9 @@ def folders_in(folder: Path) -> list[Path]:
 def split_of(path: Path) -> tuple[list[Path], list[Path]]:
     """Return the training folders and the hold-out folders in `path`, recognised by name.
 
-    If no folder is named as a training part, returns only `path` itself, and no hold-out. The
-    result is the same if some folder is not named as a part and no training folder contains a
-    table.
+    Names count only if there is a training folder. In addition, all folders must be parts (see
+    `part_named`), or a training folder must contain a table. Otherwise, returns only `path` itself,
+    and no hold-out.
     """
     parts = [(folder, part_named(folder)) for folder in folders_in(path)]
     train = [folder for folder, part in parts if part == TRAIN]

@@ -236,7 +236,8 @@ def list_shards(request: Request) -> Listing:
 
     The label is the name or the number of a class. If `request.label_column` is set, the label is
     the value of this key in the .json. Otherwise it is the content of the .cls or, if there is no
-    .cls, the value of `label` in the .json. A person's id is also a value in the .json.
+    .cls, the value of `label` in the .json. If `request.id_column` is set, the person's id is the
+    value of this key in the .json.
 
     If there are several tar files, the files that `is_test` recognises by name are the hold-out.
     Raises DataError with the position of a faulty sample.
@@ -316,8 +317,11 @@ def sample_words(
 ) -> tuple[str, str]:
     """Return the label and the person's id from a sample's `.cls` and `.json`.
 
-    A missing id is "". Raises DataError if the label is missing, or if the label or the id is
-    neither text nor a whole number.
+    label, group: keys of the label and of the id in the .json, or None; what: name of the sample,
+    for errors. A missing id is "".
+
+    Raises DataError if the label is missing, or if the label or the id is neither text nor a whole
+    number.
     """
     content: dict = {}
     if "json" in sample and (label or group or "cls" not in sample):
@@ -351,7 +355,7 @@ def text_of(member: Member) -> str:
 
 
 def sample_keys(path: Path) -> list[str]:
-    """Return the keys of the first sample's .json in the tar files of `path`, if it has one."""
+    """Return the keys in the .json of the first sample in the first tar file, or an empty list."""
     # These errors mean that the .json is missing or not an object
     with suppress(DataError, ValueError, KeyError, TypeError):
         for sample in samples_in(shards_of(path)[0]):

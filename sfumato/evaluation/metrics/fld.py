@@ -32,8 +32,9 @@ def feature_likelihood(
     copies of training images give values in the thousands.
 
     `generalisation_gap` is the negative log-likelihood of the training set, minus the negative
-    log-likelihood of the hold-out. It is far below 0 if images were memorised. Widths are fitted by
-    expectation-maximisation, not by 50 steps of Adam as in the paper.
+    log-likelihood of the hold-out, both under the synthetic set. It is far below 0 if images were
+    memorised. Widths are fitted by expectation-maximisation, not by 50 steps of Adam as in the
+    paper.
 
     synthetic, train, holdout: (N, D), finite, each with 4 rows or more. Each feature is shifted and
     scaled so that it has mean 0 and variance 1 on the hold-out. If a feature is constant on the
