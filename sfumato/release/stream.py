@@ -288,8 +288,8 @@ def stream(
 
     No batch repeats. If the teacher labelled the release, labels are the teacher's probabilities.
     These labels are computed after images are blended, but before images are shifted, mirrored,
-    blurred and changed in brightness. If the teacher gave each image one label, the 20 % of the
-    images with the least certain labels are left out of each class. The standard deviation of a generator's random
+    blurred and changed in brightness. If the teacher gave each image one label, the 20 % of each
+    class with the least certain labels are left out. The standard deviation of a generator's random
     inputs grows from 1 to 1.25 over the first 100 000 images, and is then constant.
 
     On the same kind of processor and version of PyTorch, the same seed gives the same batches, for

@@ -29,8 +29,8 @@ class LogNormal(NoiseLaw):
 class TimestepMixture(NoiseLaw):
     """Timesteps t from a mixture of uniform distributions (DP-Diffusion §3.3).
 
-    Range i has the probability wᵢ/Σw. Within it, t is uniform on {lᵢ, …, uᵢ − 1}. The timesteps
-    refer to a schedule of 1000 steps.
+    Range i has the probability wᵢ/Σw. Within it, t is uniform on {bᵢ, …, bᵢ₊₁ − 1}, where b is
+    `bounds`. The timesteps refer to a schedule of 1000 steps.
     """
 
     law: Literal["timesteps"] = "timesteps"
