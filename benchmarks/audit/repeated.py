@@ -30,7 +30,7 @@ from sfumato.settings.data import Data
 class Verdict:
     """Result of a repeated audit.
 
-    mu: claimed μ; low, high: measured bounds on μ; low_bits: lower bound from a release's last bit
+    mu: claimed μ; low, high: measured bounds on μ; low_bits: lower bound from odd or even
     only; off_grid: number of releases with values that are not multiples of the public grid;
     alarm: whether the audit refutes the claim.
     """

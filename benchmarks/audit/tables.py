@@ -40,7 +40,7 @@ def verdict_table(rows: Sequence[Verdict], confidence: float) -> Table:
         "claimed μ",
         "at least",
         "at most, by this test",
-        "at least, from last bits only",
+        "at least, from odd or even only",
         "off the grid",
         "",
         title=title,
