@@ -113,11 +113,12 @@ def fitted(table: pd.DataFrame) -> dict[str, Any]:
 def power_of_size() -> dict[str, float]:
     """Fit `learned` as (side / largest)^(offset + slope · log10(units · ε)).
 
-    `learned` is the gain over chance, divided by the set's largest gain from real images, over all
-    sizes. `largest` is the largest measured side; the forecast treats larger images as images of
-    that size. The fit is by least squares of logarithms. Each combination of set, number of units
-    and ε has its own constant, so a combination need not be measured at every size. Runs are
-    weighted by `learned`, because the logarithm of a small value is mostly noise.
+    `learned` is the gain of a release over chance, divided by the largest gain that real images of
+    the same set give at any size. `largest` is the largest measured side; the forecast treats
+    larger images as images of that size. The fit is by least squares of logarithms. Each
+    combination of set, number of units and ε has its own constant, so a combination need not be
+    measured at every size. Runs are weighted by `learned`, because the logarithm of a small value
+    is mostly noise.
     """
     table = pd.read_csv(HERE / "results" / "sizes.csv")
     chance = 100 / table.classes

@@ -118,8 +118,9 @@ def officers_words(owner: Owner) -> dict[str, object]:
 
 
 def show_sizes(made: Proposed) -> None:
-    """Show one row per size, with its minutes and expected usefulness, and advice on how to improve
-    the forecast.
+    """Show one row per size, with its minutes and expected usefulness.
+
+    After the rows, state how many images or persons, or what ε, would make the release more useful.
     """
     from sfumato.planning.create import size_rows
     from sfumato.planning.forecast import advice

@@ -220,10 +220,10 @@ def checked_ids(ids: Sequence[str | None], groups: Groups) -> Ids:
 
 
 def is_unclear(form: str, forms: Collection[str], in_names: bool) -> bool:
-    """Return whether an id has a form that often stands for an unknown person or several persons.
+    """Return whether an id looks like one that often stands for an unknown person or for several.
 
-    form: the id, as `plain_id` returns it; forms: all ids in this form; in_names: whether the ids
-    are parts of file names.
+    form: the id, converted by `plain_id`; forms: all ids of the set, converted in the same way;
+    in_names: whether the ids are parts of file names.
 
     A number such as 999 is treated as one person's id if the next lower or the next higher number
     is an id too. In file names, 0 is treated as one person's id if 1 and 2 are ids too, because the

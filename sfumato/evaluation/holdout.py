@@ -40,7 +40,7 @@ def copies(holdout: ImageSet, train: ImageSet) -> np.ndarray:
     """Return whether each hold-out image is a copy of a training image, (n,) bool.
 
     An image with the same pixels as a training image is a copy. Images that only resemble training
-    images count as copies too, if they are more than a share LOOK_ALIKES of the hold-out.
+    images count as copies too, if their share of the hold-out exceeds LOOK_ALIKES.
     """
     of_training = {*digests(train.images)}
     copied = np.array([value in of_training for value in digests(holdout.images)], dtype=bool)

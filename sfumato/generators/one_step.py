@@ -137,8 +137,8 @@ def fit_generator(
 def block_of_steps(blocks: Sequence[int], steps: int) -> list[int]:
     """Return the argument `block` of `Generator.forward` for each step, from coarse to fine.
 
-    blocks: the possible values, coarsest first. Half of the steps use the first value, or all steps
-    if there is no other. The other steps are split equally between the other values.
+    blocks: the possible values, coarsest first. Half of the steps (all steps, if there is only one
+    value) use the first value. The other steps are split equally between the other values.
     """
     coarse = steps if len(blocks) == 1 else round(0.5 * steps)
     finer = range(steps - coarse)

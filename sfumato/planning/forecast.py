@@ -74,7 +74,7 @@ def expected_part(kind: str, product: float, size_factor: float = 1.0, sure: flo
 
 
 def range_width(units: int) -> float:
-    """Return the factor by which a forecast's range is wider than for FEW_UNITS units or more."""
+    """Return the factor by which few units widen a forecast's range: 1 from FEW_UNITS units on."""
     return max(1.0, (FEW_UNITS / units) ** 0.5)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from sfumato.errors import ConfigError
 from sfumato.planning.make import write_texts
 from sfumato.planning.project_files import IGNORED, dvc_content, workflow_text, write_project
+from sfumato.privacy.events import PROTECTED
 from sfumato.privacy.ledger import BudgetFile, read_budget
 from sfumato.privacy.resolved import PlanFile, read_stage_plan
 from sfumato.queries.count import read_counts
@@ -139,8 +140,8 @@ def check_owners(records: Records, different_people: bool) -> None:
         )
     if len(records.units) > 1:
         raise ConfigError(
-            f"the owners protect different units ({', '.join(records.units)}): set the same "
-            "privacy.unit in all projects"
+            f"some owners protect {', others '.join(PROTECTED[unit] for unit in records.units)}: "
+            "set the same privacy.unit in all projects"
         )
 
 

@@ -124,9 +124,10 @@ def list_labels(request: Request) -> Listing:
     """List each picture of a folder with its labels, (classes,) uint8 of 0 and 1, and its person's
     id, if there is one.
 
-    There is one column of 0 and 1 per label: the columns named by `request.classes`, by default all
-    columns except file names and ids. With `label_column`, the cells of that column list the
-    labels. Class names are the names of the columns, or `request.classes`, so they do not depend on
+    The labels are in a table beside the pictures. By default, the table has one column of 0 and 1
+    per label: the columns that `request.classes` names, or all columns except file names and ids.
+    If `label_column` is set, each cell of that column lists the labels of one picture. Class names
+    are the names of the columns, or `request.classes`, so they do not depend on
     the images. Raises DataError if the table is unsuitable.
     """
     root = request.required_path()
