@@ -282,14 +282,14 @@ def attack_bounds(profiles: Sequence[Profile]) -> dict[str, str]:
     profiles: privacy profiles, δ as a function of ε. Each bound is the largest over the profiles.
 
     Returns "guess", the share of right guesses about whether one unit was used; "hits", the share
-    of used units that are recognised if 1 in 100 unused units are wrongly accused; "advantage", the
-    membership advantage; and "strength", a word that rates the protection.
+    of used units that are recognised if 1 in 100 unused units are wrongly accused; and "strength",
+    a word that rates the protection by the first share.
     """
     advantage = max(map(membership_advantage, profiles))
     hits = max(true_positive_rate(profile, false_positive_rate=0.01) for profile in profiles)
     largest = {"strong": 0.1, "limited": 0.5, "weak": 1.0}  # advantage
     strength = next(name for name, most in largest.items() if advantage <= most)
-    shares = {"guess": (1 + advantage) / 2, "hits": hits, "advantage": advantage}
+    shares = {"guess": (1 + advantage) / 2, "hits": hits}
     return {name: percent_up(share) for name, share in shares.items()} | {"strength": strength}
 
 
