@@ -86,7 +86,7 @@ test: $(VENV)/.installed-test
 coverage: $(VENV)/.installed-test
 	@$(BIN)/python tests/branch_coverage.py
 
-# One process and one thread; a random sample where SECONDS_LEFT says how long it may take.
+# One process and one thread. SECONDS_LEFT=N starts no further mutant after N seconds, in a random order.
 mutants: $(VENV)/.installed-test
 	@PATH="$(BIN):$$PATH" TMPDIR="$${TMPDIR:-$(IN_MEMORY)}" OMP_NUM_THREADS=1 $(BIN)/python tests/mutants/run.py $(if $(SECONDS_LEFT),--seconds $(SECONDS_LEFT),--check)
 
