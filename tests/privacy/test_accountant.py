@@ -504,4 +504,4 @@ def test_the_order_moves_if_queries_sample():
     limit = epsilon([many[1]], delta, "rdp")
     assert len(orders | {order_of(limit, delta)}) > 1
     assert f"over {len(ORDERS)} orders" in CONCEPTS and f"{len(ORDERS)} · δ" in CONCEPTS
-    assert f"{len(ORDERS)} times smaller" in CONCEPTS and "holds for any choice" not in CONCEPTS
+    assert f"1/{len(ORDERS)} of the δ" in CONCEPTS and "holds for any choice" not in CONCEPTS

@@ -124,7 +124,7 @@ def test_a_damaged_release_is_restored_without_a_charge(desk):
     file = Path("artifacts/count/counts.json")
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    said = desk.run("central", "no longer has the bytes", "without DVC, run `stage count`", code=4)
+    said = desk.run("central", "no longer has the bytes", "or, without DVC, `stage count`", code=4)
     assert "spend_again" not in said
     desk.run("count", "restored, nothing is charged")
     assert file.read_bytes() == whole and desk.opened == ["count"]
