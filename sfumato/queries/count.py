@@ -106,7 +106,7 @@ def public_counts(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
 
     This is post-processing, so it is free. The public number of images of class m is
     N̄_m = max(noisy count, 1, σ). A count below σ is mostly noise, and a small denominator would
-    amplify this noise. The public number of all images, N̄, is the unbiased sum of the noisy counts,
+    amplify this noise. The public number N̄ of all images is the unbiased sum of the noisy counts,
     but at least 1 and at least σ. The priors are proportional to the noisy counts, clipped at 0. If
     all clipped counts are 0, the priors are uniform.
     """
