@@ -1,4 +1,4 @@
-"""Run three queries on two simulated hosts, and compare the results with those of one process.
+"""Run three queries on two simulated hosts and in one process, and compare the results.
 
     python benchmarks/two_hosts.py
 
