@@ -43,8 +43,8 @@ class Known(nn.Module):
     """A map with rows that are already computed.
 
     Each "image" in its input, (B, Σ d, 1, 2), contains the rows of all maps. The first column has
-    the rows of the image, the second the rows of its mirror image. The network returns its own map's
-    part of the first column. Flipping an "image" exchanges the columns.
+    the rows of the image, the second the rows of its mirror image. The network returns its own
+    map's part of the first column. Flipping an "image" exchanges the columns.
     """
 
     def __init__(self, columns: slice) -> None:
