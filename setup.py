@@ -1,5 +1,5 @@
-"""The packages: `pipelines/`, which lies at the top of the repository, is installed as
-`sfumato/pipelines/`.
+"""Declaration of the packages. The folder `pipelines/`, at the top of the repository, is installed
+as `sfumato/pipelines/`.
 """
 
 from setuptools import find_packages, setup

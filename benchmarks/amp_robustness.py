@@ -46,7 +46,7 @@ HELD_OUT = 8  # held-out glyphs of each of the 62 classes
 
 
 def glyphs(per_class: int) -> tuple[Tensor, Tensor]:
-    """Draw glyphs, with the held-out ones last. Both parts have equally many of each class.
+    """Draw glyphs, with the held-out ones last. In each part, all classes have equally many.
 
     Returns ((N, 1, 8, 8) float32 in [0, 1], (N,) int64).
     """

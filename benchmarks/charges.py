@@ -1,12 +1,12 @@
-"""Open charges from many processes, with kills, full disks, forks and wrong clocks; then count.
+"""Open charges from many processes with kills, full disks, forks and wrong clocks, and count them.
 
     python benchmarks/charges.py --charges 2000 --processes 8 --kills 200 --seed 0
 
-All processes spend on one dataset in one state directory; then the same is done in the next state
-directory. Each process has a share of the work items. For each item it opens a charge, draws,
+All processes spend on one dataset in one state directory. This is repeated in further state
+directories. Each process has a share of the work items. For each item it opens a charge, draws,
 releases, and closes the charge. Each item is given to two processes, so that they race for it. Now
 and then a process is killed (SIGKILL), finds its disk full, has its clock set back, or forks a
-child that tries to use its charge; a killed process is restarted with the same share. In the end,
+child that tries to use its charge. A killed process is restarted with the same share. In the end,
 the journal must be valid and contain one charge per work item, opened once and closed once. In
 the last state directory, the lifetime budget suffices for only half of the items, and the journal
 must contain exactly that many charges.

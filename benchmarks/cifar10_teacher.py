@@ -9,9 +9,9 @@ The first command measures the number for a leaderboard: it trains on 50 000 ima
 official test split once for each ε. With --folder, a fifth of the images is held out by a key.
 The public images are textures that a program draws, and the filters of the feature map are patches
 of textures. The directions of the map are fitted to the images of a generator. The same ε also pays
-for the generator. The recipe is `teacher-gaussian`, up to the teacher; no
-synthetic set is made. Settings were fixed before the first run. Rows are appended to a CSV file; an
-ε that the file contains is not run again.
+for the generator. The recipe is `teacher-gaussian`. It is run only up to the teacher, so that no
+synthetic set is made. Settings were fixed before the first run. Rows are appended to a CSV file. A
+combination of split, ε and seed that the file contains is not run again.
 """
 
 from __future__ import annotations

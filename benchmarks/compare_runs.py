@@ -240,9 +240,10 @@ def find_evaluation(state: Path, release: str, ledger: str) -> dict | None:
 def with_differences(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
     """Return a table of the runs, sorted by recipe and ε, and a warning per kind of difference.
 
-    Accuracies are in [0, 1], or NaN if a run was not evaluated by the classifier. For each run,
-    "differs" lists the entries that are missing or differ from the most common value (the first, if
-    several are equally common), and "ledger" if the ledger is invalid.
+    Accuracies are in [0, 1], or NaN if a run was not evaluated by the classifier. For each run, the
+    column "differs" names what makes it hard to compare: each of IDENTITY_COLUMNS and "delta" whose
+    value is missing or is not the most common one (the first, if several are equally common), and
+    "ledger" if the ledger is invalid.
     """
     runs = pd.DataFrame(rows)
     warnings = [

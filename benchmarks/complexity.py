@@ -74,7 +74,7 @@ def entropies(levels: np.ndarray, count: int) -> np.ndarray:
 
 
 def complexity(images: np.ndarray) -> dict[str, float]:
-    """Return means over the images, and their number: entropy, texture_complexity, images."""
+    """Return the images' mean "entropy" and "texture_complexity", and their number, "images"."""
     return {
         "entropy": float(entropy(images).mean()),
         "texture_complexity": float(texture_complexity(images).mean()),
@@ -85,7 +85,7 @@ def complexity(images: np.ndarray) -> dict[str, float]:
 def complexity_by_step(
     release: ImageSet, real: ImageSet, central: Artifact, auxiliary: Artifact
 ) -> dict[str, dict[str, float]]:
-    """Measure central and auxiliary images, if the stages are on, then released and real images."""
+    """Measure central and auxiliary images, if their stages are enabled, then release and real."""
     images = {}
     if central.enabled:
         means = np.load(central.path / "mean.npy")

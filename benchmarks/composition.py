@@ -3,11 +3,11 @@
     OMP_NUM_THREADS=1 python benchmarks/composition.py [--sets fashion-mnist,CIFAR]
         [--epsilons 1] [--seeds 0,1,2,3]
 
-CIFAR: a folder of CIFAR-10's training images, with one folder per class. Two teachers are
-trained: one with the recipe's noise multipliers under `privacy.accountant: rdp`, one with those
-under `exact`. Both use the same draws of noise. The directions of the features are fitted to the
-hold-out, which no release may use, so both accuracies are only upper bounds. But they can be
-compared. Accuracy is on the hold-out, in %.
+CIFAR: a folder of CIFAR-10's training images, with one folder per class. For each set, ε and seed,
+two teachers are trained. One has the recipe's noise multipliers under `privacy.accountant: rdp`,
+the other the multipliers under `exact`. Both use the same draws of noise. The directions of the
+features are fitted to the hold-out, which no release may use. So both accuracies are only upper
+bounds, but they can be compared. Accuracy is on the hold-out, in %.
 """
 
 from __future__ import annotations

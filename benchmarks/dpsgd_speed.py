@@ -5,10 +5,11 @@
 
 Every variant makes the same number of image passes (forward and backward of one image at one noise
 level) in the same process, in interleaved rounds, so that a busy machine slows all of them alike.
-On one thread, CPU time is measured, which other processes do not affect. `images/s` is from the
-best round. `ratio` is the median over rounds of the variant's time divided by the plain step's time
-at the same precision. Peak memory is measured in one process per variant, above the memory before
-the first step. The images are random, so nothing is downloaded.
+On one thread, CPU time is measured, which other processes do not affect. `images/s` is the number
+of image passes per second in the best round. `ratio` is the median over rounds of the variant's
+time divided by the plain step's time at the same precision. Peak memory is measured in one process
+per variant, above the memory before the first step. The images are random, so nothing is
+downloaded.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def charged(project: Project) -> list[str]:
 
 
 def nothing_yet(project: Project) -> None:
-    """Prepare nothing: the project is as `stage init` wrote it, without a state directory."""
+    """Prepare nothing: the project is as `make_project` left it, without a state directory."""
 
 
 def prepared_first(project: Project) -> None:
@@ -298,8 +298,8 @@ def strike(
 ) -> Iterable[tuple[str, str]]:
     """Kill the command at event `number`, and try each state of the files after it.
 
-    Yields the name of each tried state, and what was wrong, "" for nothing. before: shape of each
-    state at the previous event; it is updated.
+    Yields the name of each tried state, and a description of what was wrong ("" if nothing was).
+    before: shape of each state at the previous event. This function updates it.
     """
     at_end = number > len(events)
     start(project, kept, case, number)

@@ -10,7 +10,7 @@ The parts are:
 - `busy`: measures how busy the device is (torch.profiler), and whether a step waits for it;
 - `noise`: measures the cost of the noise in a full step;
 - `others`: runs the sampler, the warm-up, the generator, votes and classifiers;
-- `killed`: kills and resumes twenty steps on digits, under one charge.
+- `killed`: kills a run of twenty steps on digits, and resumes it under the same charge.
 
 All checks run, and a summary is printed at the end. The exit code is 1 if a check failed. On a CPU,
 and with --small, speed is not checked. DVC is not needed; a part is skipped, with the reason, if a
@@ -204,7 +204,7 @@ def gradients(found: Found) -> None:
         )
 
     # Put one image in every place of a chunk, among other images, and compare its gradients.
-    for autocast, rounding in ((False, 1e-4), (True, 1e-5)):  # cuDNN computes float32 in TF32
+    for autocast, rounding in ((False, 1e-4), (True, 1e-5)):  # cuDNN uses TF32 for float32
         first = matrix(model, images, labels, drawn, autocast)
         apart = 0.0
         for place in range(count):

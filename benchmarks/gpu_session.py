@@ -8,16 +8,16 @@
 
 The parts run in this order, the most valuable first:
 
-- `recipes`: the tests of all stages of nine recipes, on this GPU instead of a simulated one;
+- `recipes`: the tests of all stages of eight recipes, on this GPU instead of a simulated one;
 - `step`: a full step;
 - `more`: the steps of other networks;
 - `fitting`: the generator, the features and the votes;
 - `drawing`: the sampler;
 - `stages`: each stage of `teacher-generator` on Fashion-MNIST; the release is copied to
   OUT/release, to be evaluated elsewhere;
-- `graph`: a chunk as a CUDA graph, also for K = 1;
+- `graph`: a chunk as a CUDA graph, for K = 1, 8 and 32;
 - `compile`: a plain step by `torch.compile`, the strongest baseline;
-- `checks`: two parts of `gpu.py`;
+- `checks`: the parts `gradients` and `killed` of `gpu.py`;
 - `steps`: passes per second of DP-SGD, compared with the fastest of several plain steps of the same
   precision, and with Opacus;
 - `profile`: the kernels of a step;
@@ -313,7 +313,7 @@ def compiled(found: Session) -> None:
 
 
 def recipes(found: Session) -> None:
-    """Run the tests of all stages of nine recipes on this GPU instead of a simulated one."""
+    """Run the tests of all stages of eight recipes on this GPU instead of a simulated one."""
     if found.device != "cuda":
         return found.skip("recipes", "needs a GPU")
     tests = "tests/stages/test_stages_on_a_gpu.py"

@@ -4,18 +4,19 @@
 
 Each case changes one file: parameters, a recipe, a plan, a card, the ledger, DVC's lock, a journal,
 an artifact or images. It changes the file in one way: cut short, bits flipped, emptied, a value of
-another type, a key removed, repeated or added, deep nesting, huge numbers, bytes that are not text,
-or a pipe, a folder, or a sparse file of a terabyte in its place. In some cases, the file's recorded
-hash is updated. A command of the program then runs in its own process, with bounded memory and
-time. It must exit with 0, 2, 3 or 4, print no traceback, leave no incomplete file, and accept
-nothing wrong: no changed ledger, no artifact with changed bytes, no journal that lost a charge.
+another type, a key removed, repeated or added, deep nesting, huge numbers or bytes that are not
+text. In some cases the file is removed, or replaced by a pipe, a folder, a link or a sparse file of
+a terabyte. In some of the other cases, the file's recorded hash is updated. A command of the
+program then runs in its own process, with bounded memory and time. It must exit with 0, 2, 3 or 4,
+print no traceback, leave no incomplete file, and accept nothing wrong: no changed ledger, no
+artifact with changed bytes, no journal that lost a charge.
 
-Then each file of `bombs.py` is read in its own process. That process may use 2 GB more memory than
-PyTorch and all decoders take after their import. (The limit is RLIMIT_DATA, which counts private
-memory. RLIMIT_AS would count the whole address space, which is 3 GB after the import.) The program
-must refuse each file within 20 seconds by one of its own errors, not caused by a MemoryError. It
-may write at most LARGEST_PICTURE bytes plus a megabyte, and it must leave no file in the state
-directory or among the temporary files.
+Then each file that `bombs.py` builds is read in its own process. That process may use 2 GB more
+memory than PyTorch and all decoders take after their import. (The limit is RLIMIT_DATA, which
+counts private memory. RLIMIT_AS would count the whole address space, which is 3 GB after the
+import.) The program must refuse each file within 20 seconds by one of its own errors, not caused by
+a MemoryError. It may write at most LARGEST_PICTURE bytes plus a megabyte, and it must leave no file
+in the state directory or among the temporary files.
 """
 
 from __future__ import annotations

@@ -155,10 +155,10 @@ def p_by_shuffling(
 
     near: distance of each training image to the nearest image of the set;
     strangers: the same for each hold-out image;
-    rank: place of one stranger in the order of distances, counted from 1.
+    rank: the limit is the distance of the rank-th nearest stranger, counted from 1.
 
     Returns the share of shuffles in which at least as many training images as observed are nearer
-    than this stranger.
+    than the limit.
     """
     distances = np.concatenate([near, strangers])
     seen = (near < np.sort(strangers)[rank - 1]).sum()

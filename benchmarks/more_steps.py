@@ -5,8 +5,8 @@
 
 The data are two classes of Fashion-MNIST (the Debian package dataset-fashion-mnist) at 14×14: 3 900
 T-shirts, and as many shirts as --rare states. The features are released with `SHARE` of the budget,
-as in recipe teacher-generator; class counts are treated as known. A classifier is trained on the
-generator's images, and tested on the test images of both classes. The table has the
+as in recipe teacher-generator at ε = 1. The class counts are treated as known. A classifier is
+trained on the generator's images, and tested on the test images of both classes. The table has the
 classifier's balanced accuracy in %: mean and standard deviation over the seeds of noise, generator
 and classifier. All data are public, so there is no journal.
 """

@@ -1,4 +1,4 @@
-"""The longer utility protocol of DP-Diffusion (§5.6, §6): accuracy by size, ensembles, selection.
+"""The utility protocol of DP-Diffusion (§5.6, §6): accuracy by size, ensembles, model selection.
 
 All results are local. Within a part, every training has the same number of gradient steps, so that
 a curve shows the effect of more images, not of more training.
@@ -141,9 +141,10 @@ def model_selection(
 ) -> dict:
     """Measure whether settings rank alike on synthetic and on real images.
 
-    Each setting is trained on nine tenths of the synthetic images, and scored on the rest
-    ("synthetic") and on `holdout` ("real"). With `train`, each setting is also trained on as many
-    real images, and scored on `holdout` ("retrained"). Source: DP-Diffusion §6, Figure 4.
+    A tenth of the synthetic images, at most SCORED, is set aside. Each setting is trained on the
+    others, and scored on the images set aside ("synthetic") and on `holdout` ("real"). With
+    `train`, each setting is also trained on as many real images (all, if there are fewer), and
+    scored on `holdout` ("retrained"). Source: DP-Diffusion §6, Figure 4.
 
     Args:
         settings: Settings to compare.
@@ -154,11 +155,12 @@ def model_selection(
         progress: Called with a line before each training.
 
     Returns:
-        "settings": one row per setting; "kept": number of synthetic images scored; "spearman",
-        "kendall": rank correlations of "synthetic" and "real", 0 if all scores are equal; "chosen":
-        index of the best setting by "synthetic"; "rank": its rank by "real", 1 for the best;
-        "regret": the best "real" minus the "real" of that setting. With `train`, the same values
-        for "retrained" in place of "real", with the suffix "_retrained".
+        "settings": one row per setting; "kept": number of synthetic images set aside; "spearman",
+        "kendall": rank correlations of "synthetic" and "real", 0 if either score is the same for
+        all settings; "chosen": index of the best setting by "synthetic"; "rank": its rank by
+        "real", 1 for the best; "regret": the best "real" minus the "real" of the chosen setting.
+        With `train`, also the last five for "retrained" in place of "real", with the suffix
+        "_retrained".
     """
     order = np.random.default_rng(1).permutation(len(synthetic))
     kept = min(max(1, round(KEPT * len(synthetic))), SCORED)

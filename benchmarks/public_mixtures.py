@@ -8,12 +8,12 @@ PROJECT: folder of a project from `stage init`, with a public set. All stages up
 the generator must have run. Its sensitive set must in fact be public, because the hold-out is
 scored. ROWS.npz: written by `label`, with generated ("drawn") images, and with the public images
 that the teacher labels with the highest confidence. The last fifth of the drawn images is set
-aside. The other drawn images and the public images form these mixtures:
+aside for testing. The mixtures contain the other drawn images, the public images, or both:
 
 - `drawn`: drawn images only;
 - `half`: as many drawn as public images;
-- `quarter`: all these drawn images, and half of the public images (by default, 27 % of the
-  mixture);
+- `quarter`: all drawn images that are not set aside, and half of the public images (by default,
+  27 % of the mixture);
 - `public`: public images only.
 
 A student's agreement with the teacher is measured on the drawn images that were set aside, and on
@@ -107,7 +107,7 @@ def save_rows(file: Path, source: str, drawn: int, number: int) -> None:
 def show_student(rows: dict[str, np.ndarray], mixture: str, steps: int, seed: int) -> None:
     kept = int((1 - JUDGES) * len(rows["drawn"]))
     public = len(rows["public"])
-    # Indices of the drawn images, and of the public images, in each mixture.
+    # Mixture -> (indices of its drawn images, indices of its public images)
     parts = {
         "drawn": (slice(kept), slice(0)),
         "half": (slice(min(kept, public)), slice(None)),

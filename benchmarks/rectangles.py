@@ -3,7 +3,7 @@ r"""Measure teachers on full non-square pictures, and on squares.
 A teacher is a linear classifier with differential privacy.
 
     OMP_NUM_THREADS=1 python benchmarks/rectangles.py FOLDER [--sizes 96x128,96x96,128x128pad]
-        [--map patches] [--pattern '^(\\d+)_'] [--epsilons 1,10] [--seeds 0,1,2]
+        [--map patches] [--pattern '^(\d+)_'] [--epsilons 1,10] [--seeds 0,1,2]
 
 FOLDER: public pictures in class folders, used as the sensitive ones; --pattern: finds, in a file
 name, the original that the picture is a copy of. Every seed holds out another fifth of the
@@ -37,7 +37,7 @@ DRAWN = 100  # Textures of each kind
 
 
 def read(folder: str, size: str, pattern: str) -> tuple[Tensor, Tensor, np.ndarray]:
-    """Load images, (N, 3, H, W) float32, their labels, and the number of each image's original."""
+    """Load images, (N, 3, H, W) float32, their labels, and the index of each image's original."""
     sides = tuple(map(int, re.findall(r"\d+", size)))
     fit = "pad" if size.endswith("pad") else "crop"
     ways: dict[str, Any] = {"size": sides, "fit": fit}

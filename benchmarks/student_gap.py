@@ -15,9 +15,9 @@ local, because they are measured on real images; `causes` and `heads` also fit p
 real images.
 
 - `causes`: compares networks trained on the release with networks trained on real images, both
-  without and with shifts and scaling; then, for networks trained on the release, recomputes the
-  batch norms' statistics on the other half, without labels, and refits the last layer on the
-  release and on real images
+  without and with shifts and scaling. For networks trained on the release, it also recomputes the
+  batch norms' statistics on the other half of the hold-out, which needs no labels, and refits the
+  last layer on the release and on real images
 - `heads`: fits last layers to real images without noise, which bounds what a last layer with
   differential privacy could reach on the same features
 - `labels`: trains on images that are labelled by several rules. Some rules change the labels of

@@ -86,8 +86,9 @@ def comments_of(kind: type) -> dict[str, str]:
 
 
 def description(kind: type[BaseModel], name: str) -> str:
-    """The comment of a field, its own or inherited, or an entry of EVERYWHERE; "" if there is
-    none.
+    """Return the comment of a field, its own or inherited, or its entry in EVERYWHERE.
+
+    Returns "" if there is neither.
     """
     parents = (
         parent
@@ -221,7 +222,7 @@ def rows_of(
 
 
 def sections() -> dict[str, type[BaseModel]]:
-    """The sections of params.yaml: name -> class."""
+    """Return the sections of params.yaml: name -> class."""
     kinds = {name: field.annotation for name, field in Params.model_fields.items()}
     return {
         name: kind
@@ -231,7 +232,7 @@ def sections() -> dict[str, type[BaseModel]]:
 
 
 def all_rows() -> Iterator[tuple[str, str, str, str]]:
-    """Every setting, the top level first."""
+    """Yield one row per setting, as `rows_of` does, beginning with the top level."""
     for name, field in Params.model_fields.items():
         if name not in sections():
             yield (
@@ -246,7 +247,7 @@ def all_rows() -> Iterator[tuple[str, str, str, str]]:
 
 
 def parameters() -> str:
-    """A table for each section."""
+    """Return a table for the top level, for each section, and for the noise levels."""
     rows, parts = list(all_rows()), []
     top = [row for row in rows if "." not in row[0]]
     parts.append("### Top level\n\n" + settings_table(top))
@@ -318,7 +319,7 @@ def known_commands() -> dict[str, Any]:
 
 
 def option_row(param: Any) -> tuple[str, str, str]:
-    """(name, default, meaning)."""
+    """Return (name, default, meaning) of an option."""
     default = (
         "" if param.default is None or getattr(param, "is_flag", False) else f"`{param.default}`"
     )
@@ -342,8 +343,8 @@ def options() -> str:
 
 
 def commands() -> str:
-    """Describe the commands besides the stages of the plan, and the options that only few commands
-    have.
+    """Describe the commands besides the stages of the plan, and the options that only a few
+    commands have.
     """
     shared, lines = shared_options(), []
     for name, command in known_commands().items():
@@ -451,7 +452,7 @@ def fresh_pages() -> dict[Path, str]:
 
 
 def main() -> int:
-    """Write or check; returns the exit code."""
+    """Write the pages or, with --check, compare them with the code. Returns the exit code."""
     pages = fresh_pages()
     if lacking := [row[0] for row in all_rows() if not row[3]]:
         print(f"settings without a description: {', '.join(lacking)}", file=sys.stderr)

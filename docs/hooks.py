@@ -54,7 +54,7 @@ def notebook_page(text: str) -> str:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that do not lie in `docs/`."""
+    """Add the pages from outside `docs/`, and a page for each notebook."""
     for path, page in PAGES.items():
         files.append(
             File.generated(config, page, content=(ROOT / path).read_text(encoding="utf-8"))

@@ -2,9 +2,9 @@
 
 `sfumato.Project` creates a release from a folder of images. `sfumato.load_release(folder)` loads a
 release as arrays, which requires only NumPy. `sfumato.stream(folder)` draws any number of further
-images. `sfumato.load_teacher(folder)` and `sfumato.load_student(folder)` load the classifiers of
-recipes that have them. `sfumato.open_charge` opens a charge for a custom query. Each name is
-imported on first use.
+images. `sfumato.load_teacher(folder)` and `sfumato.load_student(folder)` load the classifiers that
+some recipes train. `sfumato.open_charge` opens a charge for a custom query. Each name is imported
+on first use.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class SfumatoError(Exception):
             form of a name such as {option.size_hint}.
         option: Option of a command, or parameter of a function, that is wrong.
         proposed: Suggested value for the option.
-        values: Values of the template.
+        values: Further values to insert into the template.
     """
 
     exit_code = 1
@@ -129,7 +129,7 @@ def public(error: SfumatoError) -> SfumatoError:
     return error
 
 
-# Called by `reading_sensitive`, so that `stage` withholds output from then on
+# Functions that `reading_sensitive` calls. `stage` adds one that withholds output from then on
 watchers: list[Callable[[], None]] = []
 
 
@@ -150,7 +150,8 @@ def is_failure(error: BaseException) -> bool:
     """Return whether an error means that the machine failed (disk, mount, memory, limit of open
     files), rather than that a file is damaged.
 
-    An OSError without a number comes from a library, and is about the content of a file.
+    An OSError without `errno` is raised by a library. It concerns the content of a file, unless its
+    text is about memory (`lacks_memory`).
     """
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno not in ABOUT_A_PATH
@@ -166,8 +167,8 @@ def reason_of(error: BaseException) -> str:
 
 @contextmanager
 def passing_over(*causes: type[Exception]) -> Iterator[None]:
-    """Suppress any of `causes`, except a failure of the machine, because such a failure does not
-    mean that a file is damaged.
+    """Suppress any of `causes`, except a failure of the machine (`is_failure`), which does not mean
+    that a file is damaged.
     """
     try:
         yield

@@ -30,8 +30,8 @@ def release_means(
 ) -> None:
     """Release the noisy sum of `features` over each class, divided by `run.counts.total`.
 
-    about: content of features.json, from which `features` can be rebuilt, together with `network`
-    and, for `embedding`, the teacher;
+    about: content of features.json. `features` can be rebuilt from it, from `network` and, for
+    `embedding`, from the teacher;
     network: network that computes the features, None if there is none;
     sensitivity: bound on the contribution of one image, in words;
     cache: values that, together with the state of `features`, identify the stored rows of the
@@ -56,9 +56,10 @@ def release_means(
 
 
 def encoded(run: QueryRun, function: Callable[[Tensor], Tensor], encoder: str) -> str | None:
-    """Return the key of the stored rows that `function` computes from the images.
+    """Compute and store rows of the images, unless they are stored already, and return their key.
 
-    A charge draws these rows instead of images. encoder: digest of `function`.
+    A charge draws these rows instead of images. function: computes rows from images; encoder:
+    digest of `function`.
     """
     from sfumato.queries.feature_means import encoding_alone
     from sfumato.runtime.compute import device

@@ -7,8 +7,8 @@ Starting Python with its libraries takes seconds of processor time, but a fork t
 a second. FOLDER is private to the user. The server creates two entries in it: a socket, and a
 folder `bin`, which the caller puts first in PATH. The server reads no images. Each command runs in
 a separate child with its own streams, folder, environment, signals and exit code, as if a process
-had been started for it. The server ends when the process that started it ends, which it notices
-because its standard input is a pipe from that process.
+had been started for it. The server's standard input is a pipe from the process that started it.
+When that process ends, the pipe is closed, and the server ends too.
 
 Guarantee: only the user can hand over a command, because of FOLDER's mode. A child does not inherit
 the randomness of the noise: each process draws a new key.

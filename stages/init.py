@@ -1,4 +1,4 @@
-"""`stage init`: create a project from a folder of images, for `dvc repro`."""
+"""`stage init`: create a project from a folder of images."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def init(
     from sfumato.planning.create import Owner, propose_project, summary, warnings
     from sfumato.runtime.progress import discard
 
-    use_until_the_end(state_dir())  # marks all datasets, because the name is not known yet
+    use_until_the_end(state_dir())  # marks all datasets as in use: the name is not known yet
 
     decided = [
         name

@@ -222,7 +222,10 @@ def history(
 
 
 def warn_of_older_copy(odometer: Odometer, charge: str) -> None:
-    """Warn that the journal lacks a charge or head that the project's files contain."""
+    """Warn that the journal lacks an entry that the project's files contain.
+
+    charge: id of the missing charge, or head (hash) of the missing entry.
+    """
     say(
         f"{odometer.path} is an older copy or a different journal: it lacks the entry "
         f"{charge[:8]}, which this project's files contain"

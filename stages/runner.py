@@ -362,9 +362,14 @@ class QueryRun(StageRun):
             raise NothingToDo(done) from None
 
     def latents(self, encoder: str | None, purpose: str, load: Callable[[], Encode]) -> str | None:
-        """Return the key of the latents that a charge draws instead of pixels.
+        """Compute and store the latents of the images, unless they are stored already, and return
+        their key.
 
-        Latents are the stored outputs of an encoder. Returns None if there is no encoder.
+        Latents are outputs of an encoder. A charge draws them instead of pixels. Returns None if
+        there is no encoder.
+
+        encoder: digest of the encoder, or None; purpose: purpose of the latents, for the journal;
+        load: function that loads the encoder.
         """
         if encoder is None:
             return None

@@ -48,7 +48,8 @@ def tell(*lines: str) -> None:
 def wrapped(text: str, stream: IO[str]) -> str:
     """Wrap text between words for a terminal.
 
-    Continuation lines are indented to the first word of the text.
+    Continuation lines are indented to the first word of the text. A label before two or more
+    spaces, such as `local`, does not count as text.
     """
     if not stream.isatty() or "git add " in text:  # a command to copy stays on one line
         return text

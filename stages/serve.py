@@ -171,8 +171,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def files() -> dict[str, Path]:
-    """Return the files that the server sends as they are, by the name that follows the token in a
-    URL.
+    """Return the files that the server sends unchanged, by their names after the token in the URL.
 
     Files that do not exist are left out. No request gets the bytes of any other file.
     """

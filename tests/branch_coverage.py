@@ -1,4 +1,4 @@
-"""Fail if tests take fewer branches of a package than its floor: `make coverage`.
+"""Fail if the tests take too small a share of a package's branches (`make coverage`).
 
 `make test` measures the branches with SlipCover ([tool.slipcover] in pyproject.toml), but not in
 processes that tests start. If a package is below its floor, test the branches that are printed.
@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-# Percentages of branches
+# Package -> smallest allowed percentage of branches taken
 FLOORS = {"sfumato/dpsgd": 95, "sfumato/privacy": 95, "sfumato/queries": 95}
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -1,4 +1,4 @@
-"""A certificate authority of a test: chains for signing pictures and for stamping times, in PEM."""
+"""A certificate authority for tests. It issues PEM chains for signing and for time stamps."""
 
 import subprocess
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,7 @@ def named(common: str) -> x509.Name:
 
 
 def certificate(common: str, key, issuer: str, issuer_key, purpose=None) -> bytes:
-    """A certificate for a purpose, or of an authority without one."""
+    """Issue a certificate in PEM. purpose: extended key usage; None for an authority."""
     authority = purpose is None
     usage = dict.fromkeys(
         (

@@ -15,7 +15,8 @@ from sfumato.data import prepare
 from sfumato.data.images import ImageSet
 from sfumato.storage.in_use import until_the_end
 
-# Files of more than half a minute of processor, in the order in which two workers take them.
+# Files that take more than half a minute of processor time, in the order in which two workers
+# take them.
 LONGEST = [
     *("pipeline", "kills", "stages_on_a_gpu", "on_a_gpu", "recipes", "accountant", "plan"),
     *("two_worlds", "notebooks", "several_labels", "init", "latents", "audit"),
@@ -24,8 +25,9 @@ LONGEST = [
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Skip garbage collection of the million objects that collection creates, which takes a third
-    of the time.
+    """Switch off the garbage collector while pytest collects the tests.
+
+    It would take a third of that time, because pytest creates a million objects.
     """
     gc.disable()
     try:
@@ -47,8 +49,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def environment() -> Iterator[MutableMapping[str, str]]:
-    """The real one, for a test to change: afterwards it is as before, and so is the current
-    folder.
+    """Yield the environment variables, which a test may change.
+
+    They and the current folder are restored after the test.
     """
     folder = Path.cwd()
     with mock.patch.dict(os.environ):
@@ -59,8 +62,9 @@ def environment() -> Iterator[MutableMapping[str, str]]:
 
 @pytest.fixture(autouse=True)
 def one_key(environment: MutableMapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give all new datasets of this process the same key: with a random one, a split of few images
-    may have no hold-out.
+    """Give all new datasets of this process the same key.
+
+    With a random key, a split of few images may have no hold-out.
     """
 
     def secret_key(state: Path, dataset_id: str) -> bytes:
@@ -73,7 +77,7 @@ def one_key(environment: MutableMapping[str, str], monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def here(tmp_path: Path, environment: MutableMapping[str, str]) -> Path:
-    """The current folder, which is empty, with a state directory of its own in it."""
+    """Make an empty folder the current one, with the state directory in it. Returns the folder."""
     os.chdir(tmp_path)
     environment["SFUMATO_STATE"] = str(tmp_path / "state")
     return tmp_path
@@ -81,9 +85,7 @@ def here(tmp_path: Path, environment: MutableMapping[str, str]) -> Path:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A function: what `torch.cuda` answers, as on a host with such cards:
-    `cuda(device_count=2)`.
-    """
+    """Return a function that replaces results of `torch.cuda`, as in `cuda(device_count=2)`."""
     import torch
 
     def answer(**answers: object) -> None:
@@ -97,7 +99,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def bfloat16(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """A function: whether the processor has bfloat16 arithmetic."""
+    """Return a function that sets whether the processor has bfloat16 arithmetic."""
     import torch
 
     return lambda there: monkeypatch.setattr(
@@ -107,21 +109,19 @@ def bfloat16(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
 @pytest.fixture
 def clip_as_one_matrix(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """A function: whether rows are clipped as one matrix, which is the way on a GPU."""
+    """Return a function that sets whether rows are clipped as one matrix, as on a GPU."""
     return lambda joint: monkeypatch.setattr("sfumato.dpsgd.clip.one_matrix", lambda device: joint)
 
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that was written just now counts as one that no longer changes, so that no test
-    waits.
-    """
+    """Treat a file that was just written as one that no longer changes, so that no test waits."""
     monkeypatch.setattr("sfumato.data.prepare.FRESH", 0.0)
 
 
 @pytest.fixture
 def uninstall(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """A function: from now on, this package is not installed."""
+    """Return a function that makes a package count as not installed."""
     return lambda name: monkeypatch.setitem(sys.modules, name, None)
 
 
@@ -159,8 +159,9 @@ def digits() -> ImageSet:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tiny public models of the classes zero, one and two, by `tiny_diffusers.KINDS`: not to be
-    changed.
+    """Write tiny public models of the classes zero, one and two, one per kind.
+
+    The kinds are `tiny_diffusers.KINDS`. Tests must not change the models.
     """
     pytest.importorskip("diffusers")
     pytest.importorskip("transformers")

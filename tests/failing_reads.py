@@ -1,4 +1,4 @@
-"""Files and folders that cannot be opened or read for a while, as on a mount that falters."""
+"""Make files and folders fail to open or to read, as on an unreliable mount."""
 
 import errno
 import io
@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
-# errors of disks, mounts, networks, limits and memory
+# Error number -> message, for errors of disks, mounts, networks, limits and memory
 ERRNOS = {
     code: os.strerror(code) for code in (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT)
 }
 ERRNOS |= {code: os.strerror(code) for code in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)}
 
-refused: list["Refusal"] = []  # the one at work: a hook can never be taken away
+refused: list["Refusal"] = []  # the last one is active
 
 
 class Refusal:
-    """Refuse to open a path that contains this text, after this many successful times."""
+    """Refuse to open paths that contain `text`, after `after` such paths were opened."""
 
     def __init__(self, text: str, code: int, after: int) -> None:
         self.text = text
@@ -48,7 +48,10 @@ sys.addaudithook(listen)
 
 @contextmanager
 def failing_opens(text: str, code: int = errno.EIO, after: int = 0) -> Iterator[Refusal]:
-    """Opening files and folders with `text` in their path fails meanwhile."""
+    """Make files and folders fail to open if their path contains `text`.
+
+    after: number of opens that succeed first.
+    """
     refused.append(Refusal(text, code, after))
     try:
         yield refused[-1]
@@ -58,8 +61,9 @@ def failing_opens(text: str, code: int = errno.EIO, after: int = 0) -> Iterator[
 
 @contextmanager
 def failing_reads(text: str, error: type[Exception] = OSError) -> Iterator[None]:
-    """The bytes of such files cannot be read meanwhile, though they open; as the system has it,
-    without their names.
+    """Make files fail to read, though not to open, if their path contains `text`.
+
+    Like the system's own error, an OSError does not contain the file's name.
     """
 
     class Failing(io.FileIO):

@@ -1,8 +1,9 @@
 """Faults in a stage that `forked_stages` runs: a kill, Ctrl-C, no memory or a full disk, at a
 chosen moment.
 
-The environment variable FAULT, made by `fault`, requests one. Moments are counted over all stages
-that have it: each entry of the journal has four. The project's code does not contain any of this.
+The environment variable FAULT, which `fault` builds, requests a fault. Each entry of the journal
+has four moments. They are counted over all stages that run with this variable. The project's code
+does not contain any of this.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ import safetensors.torch
 from sfumato.storage.journal import Journal
 
 KINDS = ("kill", "interrupt", "memory", "full")
-# Of an entry: half of it is written; its head is the old one
+# Moments of a journal entry. within: half of it is written; unanchored: it is written, but the
+# stored head is still the one of the entry before
 MOMENTS = ("before", "within", "unanchored", "after")
 SIGNALS = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT, "memory": signal.SIGUSR1}
 
 
 def fault(folder: Path, state: Path, kind: str = "", number: int = 0) -> dict[str, str]:
-    """Return the variable for a fault at this moment, counted from 1; 0 means none.
+    """Return the variable FAULT for a fault at moment `number`, counted from 1; 0 means no fault.
 
     folder: gets the file `moments`, with one line per moment. While it contains a file `full`, the
     disk of `state` is full.
@@ -37,8 +39,8 @@ def fault(folder: Path, state: Path, kind: str = "", number: int = 0) -> dict[st
 
 
 def install(folder: str, state: str, kind: str, number: int) -> None:
-    """Put the faults into this process, for as long as it lives."""
-    if kind == "file":  # counted in file events
+    """Install the fault in this process. It cannot be removed."""
+    if kind == "file":  # `number` counts file events
         return file_faults.install(folder, number)
     moments = Path(folder, "moments")
     full = Path(folder, "full")
@@ -46,7 +48,7 @@ def install(folder: str, state: str, kind: str, number: int) -> None:
     write = os.write
     flush = os.fsync
     save = safetensors.torch.serialize_file
-    cut = False  # the next line of the journal
+    cut = False  # whether to cut the next line of the journal
 
     def reached(name: str) -> bool:
         with moments.open("a") as file:
@@ -91,7 +93,7 @@ def install(folder: str, state: str, kind: str, number: int) -> None:
     def save_file(tensors: object, path: str, metadata: object = None) -> None:
         try:
             needs_room(path)
-        except OSError as error:  # the stage's own message
+        except OSError as error:  # as the library reports it
             raise safetensors.SafetensorError(
                 f"Error while serializing: I/O error: {error}"
             ) from error
@@ -119,7 +121,7 @@ def install(folder: str, state: str, kind: str, number: int) -> None:
 
 
 def path_of(descriptor: int) -> str:
-    """Return the path of an open file; empty if the system does not provide it."""
+    """Return the path of an open file, or /dev/null if the system does not provide it."""
     try:
         return os.readlink(f"/proc/self/fd/{descriptor}")
     except OSError:

@@ -2,12 +2,13 @@
 
 Events are every open for writing, write, flush, rename, removal, new folder and change of mode
 below one folder. The process ends before the event of a chosen number takes place, or in the middle
-of it if it is a write. Beside the folder it leaves two copies of it, as a power cut at that moment
-could leave the files:
+of it if it is a write. It leaves two copies beside the folder, as a power cut at that moment could
+leave the files:
 
-- `<folder>.emptied`: every name is there; a file has the content that was last flushed, and is
-  empty if none was.
-- `<folder>.lost`: a folder has only the names that it had when it was last flushed itself, too.
+- `<folder>.emptied` has every name. Each file has the content that was last flushed, or is empty if
+  none was.
+- `<folder>.lost` is the same, but each folder has only the names that it had when the folder itself
+  was last flushed.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ KILLED = 137
 
 
 class Disk:
-    """Simulate which files below a folder survive a power cut."""
+    """A record of which files below a folder survive a power cut."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.contents: dict[int, bytes] = {}  # last flushed content of each inode
-        # Of each folder, as last flushed: the inode of each name
+        # Inode of a folder -> inode of each name in it, as last flushed
         self.names: dict[int, dict[str, int]] = {}
         self.modes: dict[int, int] = {}
-        self.removed: list[int] = []  # descriptors, so that no inode gets another file
+        self.removed: list[int] = []  # open descriptors, so that no inode is used again
         for path in (folder, *folder.rglob("*")):
             self.flush(path)
 
@@ -60,9 +61,7 @@ class Disk:
             self.removed.append(os.open(path, os.O_PATH | os.O_NOFOLLOW))
 
     def cut_power(self) -> None:
-        """Write both copies; a copy that would be no other than the files as they are is left
-        out.
-        """
+        """Write both copies, except a copy that would equal the present files."""
         emptied: dict[str, bytes | None] = {}  # None is a folder
         now: dict[str, bytes | None] = {}
         for path in self.folder.rglob("*"):
@@ -95,9 +94,9 @@ class Disk:
 
 
 def install(folder: str, number: int) -> None:
-    """Put the fault into this process, for as long as it lives.
+    """Install the fault in this process. It cannot be removed.
 
-    At number 0 there is none, and events are counted.
+    number: event at which the process ends; 0 to only count the events.
     """
     prepare.FRESH = 0.0  # makes every run have the same events, however fast the machine is
     disk = Disk(Path(folder))
@@ -118,7 +117,7 @@ def install(folder: str, number: int) -> None:
         end(code)
 
     def reached(event: str, path: str, begin: Callable[[], object] = lambda: None) -> None:
-        """Count an event, and end at the chosen one. begin: does half of it."""
+        """Count an event, and end the process at the chosen one. begin: does half of the event."""
         nonlocal seen
         if over or not path.startswith(folder + "/"):
             return
@@ -205,8 +204,9 @@ def path_of(descriptor: int) -> str:
 
 
 def located(path: object, folder: int = -1) -> str:
-    """The whole path of what an event is about. folder: the descriptor of the folder that it is in,
-    or -1.
+    """Return the absolute path that an event is about.
+
+    folder: descriptor of the folder that the path is relative to, or -1 for the current folder.
     """
     if isinstance(path, int):
         return path_of(path)

@@ -3,8 +3,9 @@ server.
 
     python tests/forked_stages.py FOLDER
 
-`client` writes the programs. Beside `stage` and `dvc` there is `module`, which takes Python's words
-for one: `-P -m dvc ...`. Commands run under any circumstances, with the faults that FAULT names.
+`client` writes the programs: `stage`, `dvc`, and `module`, which takes arguments as Python does,
+such as `-P -m dvc ...`. The server accepts every command. A command of `stage` runs with the fault
+that the variable FAULT requests.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ PROGRAMS = ("stage", "dvc", "module")
 
 
 def client(folder: Path, address: Path) -> Path:
-    """A folder with the programs, to be put first into PATH.
+    """Write the programs to a new folder, which must come first in PATH. Returns the folder.
 
     The server gets a program's name as the first word.
     """
@@ -68,7 +69,7 @@ def client(folder: Path, address: Path) -> Path:
 def start(address: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     """Start the process that runs stages, with the code that PYTHONPATH names.
 
-    It ends with this process.
+    It ends when this process ends.
     """
     words = [sys.executable, __file__, str(address.parent)]
     process = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE)
@@ -80,7 +81,7 @@ def start(address: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]
 
 
 def end_stages(address: Path, number: int = signal.SIGKILL) -> None:
-    """Send a signal to all that runs, and wait, after a kill, until it is gone."""
+    """Send a signal to all running programs. After SIGKILL, wait until they have ended."""
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(str(address))
         process, _, _ = struct.unpack(
@@ -94,10 +95,13 @@ def end_stages(address: Path, number: int = signal.SIGKILL) -> None:
 
 
 def send(process: int, number: int) -> None:
-    """A signal to a stage; one that ends it, to all that DVC started too."""
+    """Send a signal to a program.
+
+    A signal that ends the program also goes to the processes that it started.
+    """
     try:
         (os.kill if number == SIGNALS["memory"] else os.killpg)(process, number)
-    except ProcessLookupError:  # it has not yet become the first of a group, or has ended
+    except ProcessLookupError:  # it does not lead a group yet, or it has ended
         if psutil.pid_exists(process):
             os.kill(process, number)
 
@@ -111,14 +115,14 @@ def import_all() -> None:
     # Built once, not in each fork
     typer.main.get_command = functools.cache(typer.main.get_command)
     typer.main.get_command(cli.app)
-    gc.freeze()  # no fork looks through what was imported
+    gc.freeze()  # garbage collection in forks skips what was imported
 
 
 def run(request: ForkRequest) -> None:
     """Run a program in the child."""
     name, *words = request.words
     if (name, *words[:1]) == ("stage", "run"):
-        # The processes that this command starts fork too, and import nothing again
+        # The processes that this command starts run by fork, too, and import nothing again
         sys.executable = shutil.which("module") or sys.executable
     if name == "module":
         name, *words = words[words.index("-m") + 1 :]
@@ -126,7 +130,7 @@ def run(request: ForkRequest) -> None:
     program = "stages.cli" if name == "stage" else name
     if name == "dvc":
         signal.signal(SIGNALS["memory"], signal.SIG_IGN)
-        # From our package, which DVC itself does not import
+        # These handlers are from our package, which DVC itself does not import
         logging.getLogger().handlers.clear()
         program = "dvc.cli"
     elif "FAULT" in os.environ:

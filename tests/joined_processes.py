@@ -1,6 +1,4 @@
-"""Several processes of one group, as `torchrun` starts them, by fork from a process that has
-imported the libraries.
-"""
+"""Start a group of processes, as `torchrun` does, by fork from one with imported libraries."""
 
 import multiprocessing
 import os
@@ -21,11 +19,10 @@ LIBRARIES = [
 
 
 def run_joined(count: int, work: Callable[..., None], *given: object) -> None:
-    """Run `work(*given)`, which joins the group, in `count` processes; a single process has no
-    group.
+    """Run `work(*given)` in `count` processes.
 
-    work: a function of a module. Raises ProcessException if one fails or is killed, after ending
-    the others.
+    work: a function of a module, which joins the group. A single process has no group. Raises
+    ProcessException if a process fails or is killed, after ending the others.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(count)}

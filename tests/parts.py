@@ -1,4 +1,4 @@
-"""What the baselines add to the tables of general tests.
+"""Entries that the baselines add to the tables of general tests.
 
 The baselines may be deleted together with `tests/baselines`, so no other test names them. A general
 test adds the entries of the same table in `tests/baselines` to its own.

@@ -1,10 +1,10 @@
-"""The most memory that PyTorch's CPU allocator held at a time."""
+"""Measure the peak memory of PyTorch's CPU allocator."""
 
 from collections.abc import Callable
 
 
 def peak_memory(work: Callable[[], object]) -> int:
-    """The most bytes that `work` held at a time, beyond what was there before."""
+    """Return the largest number of bytes that `work` has allocated at a time."""
     from torch.profiler import ProfilerActivity, profile
 
     work()

@@ -5,11 +5,11 @@ use of memory.
         train(model.to("cuda"))
     assert card.waiting == {"dpsgd/run.py update"}
 
-Tensors of `cuda` are FakeTensors: shapes and types by PyTorch's own rules, which also refuse to mix
-devices, and no numbers. Tensors of the CPU are real. Numbers copied down from the card are made up.
-There is one card of compute capability 9.0; results and speed of its kernels, NCCL and fused
-optimisers are not simulated. With SFUMATO_REAL_GPU=1, `pretended_gpu` pretends nothing: the tests
-then run on this machine's card.
+Tensors on `cuda` are FakeTensors. They have shapes and types by PyTorch's own rules, which also
+refuse to mix devices, but no numbers. Tensors on the CPU are real. Numbers that are copied from the
+card to the CPU are made up. There is one card of compute capability 9.0. Results and speed of its
+kernels, NCCL and fused optimisers are not simulated. With SFUMATO_REAL_GPU=1, nothing is simulated:
+the tests then run on this machine's card.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from sfumato.runtime import compute
 
 CUDA = torch.device("cuda", 0)
 GIB = 2**30
-# Numbers in the larger tensor: more than of one image, by which a network finds the width of its
-# layers
+# Products on the CPU are counted if their larger tensor has at least this many numbers. The single
+# image by which a network finds the width of its layers has fewer.
 LARGE = 4000
 PRODUCT = tuple(
     f"{Path(__file__).resolve().parents[1] / folder}/" for folder in ("sfumato", "stages")
 )
 CPU_GENERATOR = torch.Generator
 aten = torch.ops.aten
-# work for a card; on real tensors, the card would be idle
+# Operations that are work for the card. On real tensors, the CPU does this work.
 PRODUCTS = {
     *(
         aten.convolution.default,
@@ -54,7 +54,7 @@ PRODUCTS = {
     *(aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.mv.default),
 }
 
-# --- autocast, which fake tensors escape: what is on PyTorch's lists and used here ----------------
+# --- autocast, which ignores fake tensors: PyTorch's lists, as far as the product uses them -------
 
 HALF = {
     *(
@@ -115,9 +115,7 @@ def on_card(value: Any) -> bool:
 
 
 def autocast_type(function: Any, arguments: Any) -> torch.dtype | None:
-    """The type into which CUDA's autocast brings the arguments of a function; None if it leaves
-    them.
-    """
+    """Return the type to which CUDA's autocast casts a function's arguments, or None."""
     types = {
         value.dtype for value in tree_leaves(arguments) if on_card(value) and value.dtype in FLOATS
     }
@@ -157,7 +155,7 @@ class Asked(TorchFunctionMode):
 
 
 def with_index(value: Any) -> Any:
-    """`cuda` as the one card that is there."""
+    """Replace the device `cuda` by the only card."""
     if isinstance(value, torch.device):
         return CUDA if value.type == "cuda" else value
     return CUDA if isinstance(value, str) and value == "cuda" else value
@@ -167,8 +165,9 @@ def with_index(value: Any) -> Any:
 
 
 def place() -> tuple[str, int] | None:
-    """The innermost line of the product that runs now: its file and function, and its number; None
-    of a test's own.
+    """Return the innermost line of the product that runs now: file and function, and line number.
+
+    Returns None if only a test's own code runs.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -181,13 +180,13 @@ def place() -> tuple[str, int] | None:
 
 
 class Card:
-    """Record what a program did with the card.
+    """A record of what a program did with the card.
 
-    waits, copies: how often, by place, line and operation: the program waited for the card; it
-    copied memory up that is not pinned. on_cpu: how often a product or convolution of at least
-    LARGE numbers ran beside the card, by place.
-    held: number of tensors that came into its memory. live, peak: bytes of tensors; more than
-    `size` raises OutOfMemoryError.
+    waits: how often the program waited for the card, by place, line and operation; copies: the same
+    for copies of memory that is not pinned, from the CPU to the card; on_cpu: how often a product
+    or convolution with at least LARGE numbers ran on the CPU, by place; held: number of storages
+    that were created in the card's memory; live, peak: present and largest number of bytes there;
+    more than `size` raises OutOfMemoryError.
     """
 
     def __init__(self, size: int) -> None:
@@ -200,12 +199,12 @@ class Card:
 
     @property
     def waiting(self) -> set[str]:
-        """The places that wait, by file and function."""
+        """Return the places that waited for the card, by file and function."""
         return {where for where, _, _ in self.waits}
 
     @property
     def copying(self) -> set[str]:
-        """The places that copy memory up that is not pinned."""
+        """Return the places that copied unpinned memory to the card, by file and function."""
         return {where for where, _, _ in self.copies}
 
     def waited(self, what: str) -> None:
@@ -217,12 +216,12 @@ class Card:
             self.copies[*where, what] += 1
 
     def beside(self, tensors: Sequence[Tensor]) -> None:
-        """Count a product on the CPU."""
+        """Count a product that runs on the CPU."""
         if max(value.numel() for value in tensors) >= LARGE and (where := place()):
             self.on_cpu[where[0]] += 1
 
     def hold(self, tensor: Tensor) -> None:
-        """Count the memory of a tensor for as long as it is there."""
+        """Count a tensor's memory until the memory is freed."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         size = storage.nbytes()
@@ -249,8 +248,10 @@ class Fake(FakeTensorMode):
 
 
 def of_card(kwargs: dict) -> dict:
-    """Without `dispatch_device`, C++ finds fake tensors on the meta device, and asks for others
-    there.
+    """Replace the device `meta` in the arguments by the card.
+
+    Without `dispatch_device`, PyTorch's C++ code takes fake tensors for tensors on `meta`, and
+    creates others there.
     """
     if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta":
         return {**kwargs, "device": CUDA}
@@ -258,8 +259,8 @@ def of_card(kwargs: dict) -> dict:
 
 
 class Operators(TorchDispatchMode):
-    """Sends operators to the CPU or to the card, copies between them, and answers for numbers that
-    are not there.
+    """A mode that runs operators on the CPU or on the card, copies between them, and makes up
+    numbers.
     """
 
     def __init__(self, fake: FakeTensorMode, card: Card) -> None:
@@ -293,7 +294,7 @@ class Operators(TorchDispatchMode):
             args = (args[0], [self.index(part, on_card(args[0])) for part in args[1]], *args[2:])
             if len(args) > 2 and args[2].ndim and on_card(args[0]) and not on_card(args[2]):
                 raise RuntimeError("index_put_ of values of the CPU into a tensor of the card")
-            if len(args) > 2 and args[2].ndim:  # if the number of rows is made up
+            if len(args) > 2 and args[2].ndim:  # because the number of rows may be made up
                 args = (*args[:2], args[2][:1], *args[3:])
         return self.run(function, args, kwargs)
 
@@ -305,8 +306,9 @@ class Operators(TorchDispatchMode):
         return result
 
     def up(self, values: Any) -> Any:
-        """Real tensors as fake ones of the CPU: only PyTorch may decide whether they match the
-        card's tensors.
+        """Convert real tensors to fake tensors on the CPU.
+
+        So PyTorch itself decides whether they match the card's tensors.
         """
 
         def one(value: Any) -> Any:
@@ -316,7 +318,7 @@ class Operators(TorchDispatchMode):
         return tree_map(one, values)
 
     def copy(self, function: Any, args: Any, kwargs: Any, upwards: bool) -> Any:
-        """A copy, within the card or from one side to the other."""
+        """Copy a tensor within the card, or between the CPU and the card."""
         into = function is aten.copy_.default
         target, source = args[:2] if into else (None, args[0])
         down = on_card(source) and (
@@ -337,7 +339,7 @@ class Operators(TorchDispatchMode):
         return self.run(function, args, kwargs)
 
     def made_up(self, source: Tensor) -> Tensor:
-        """A tensor of the CPU of this shape and type: numbers in [0, 1), or zeros, or truths."""
+        """Make up a tensor of the same shape and type on the CPU: floats in [0, 1), 0, or True."""
         with _disable_current_modes():
             shape = tuple(source.shape)
             if source.dtype.is_floating_point:
@@ -345,9 +347,9 @@ class Operators(TorchDispatchMode):
             return torch.full(shape, source.dtype == torch.bool, dtype=source.dtype)
 
     def index(self, part: Tensor | None, card: bool) -> Tensor | None:
-        """Numbers of rows, of the card if what they index is.
+        """Convert an index to row numbers, on the card if the indexed tensor is there.
 
-        By truths of the card: half of them, made up.
+        A boolean index on the card selects half of the rows. Their numbers are made up.
         """
         if isinstance(part, Tensor) and part.dtype == torch.bool and part.ndim > 1:
             raise NotImplementedError("an index by truths of several dimensions")
@@ -373,7 +375,7 @@ def integers(tensor: Tensor, *shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int64, device=tensor.device)
 
 
-# each waits: the program needs its result, or its size depends on numbers
+# Operators that wait for the card: their result, or its size, depends on numbers
 ANSWERS: dict[Any, Callable[..., Any]] = {
     aten._local_scalar_dense.default: any_number,
     aten.equal.default: lambda first, second: False,
@@ -416,7 +418,9 @@ class Generator(CPU_GENERATOR):
 def apply(
     module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True
 ) -> nn.Module:
-    """`nn.Module._apply` with new parameters: a real one cannot become one of the card in place."""
+    """Replace `nn.Module._apply`: create new parameters, because a real one cannot move to the
+    card.
+    """
     for part in module.modules():
         for name, value in part._parameters.items():
             if value is not None:
@@ -435,7 +439,7 @@ def pinned(tensor: Tensor) -> Tensor:
 
 
 def torch_cuda(card: Card) -> dict[str, Callable[..., Any]]:
-    """Answer in place of `torch.cuda`."""
+    """Return replacements for functions of `torch.cuda`, by name."""
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -458,11 +462,11 @@ def torch_cuda(card: Card) -> dict[str, Callable[..., Any]]:
 
 
 def patches(card: Card) -> Iterator[Any]:
-    """Where PyTorch would ask a driver."""
+    """Yield patches of all places where PyTorch would call a driver."""
     make = Tensor._make_subclass
 
     def without_dispatch(cls: type, data: Tensor, *about: Any, **options: Any) -> Any:
-        """A FakeTensor with `dispatch_device` would have autograd start a thread for each card."""
+        """Make a tensor without `dispatch_device`, with which autograd starts a thread per card."""
         return make(
             cls, data, *about, **options | ({"dispatch_device": False} if cls is FakeTensor else {})
         )
@@ -482,7 +486,7 @@ def patches(card: Card) -> Iterator[Any]:
 
 
 class RealCard(Card):
-    """This machine's card. Only tensors that came into its memory are counted."""
+    """This machine's card. Of the counts, only `held` is measured."""
 
     @property
     def held(self) -> int:
@@ -495,7 +499,7 @@ class RealCard(Card):
 
 @contextmanager
 def pretended_gpu(size: int = 80 * GIB) -> Iterator[Card]:
-    """Everything inside finds one card with so many bytes."""
+    """Simulate one card with `size` bytes of memory inside the context."""
     if os.environ.get("SFUMATO_REAL_GPU") == "1":
         yield RealCard(size)
         return

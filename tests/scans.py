@@ -1,5 +1,5 @@
-"""Scans as hospitals have them, made from digits: NIfTI volumes, BIDS, DICOM series, and the same
-slices as PNG.
+"""Scans as hospitals have them, made from digits: NIfTI volumes, BIDS, DICOM series, and slices as
+PNG.
 """
 
 from pathlib import Path
@@ -16,19 +16,22 @@ PEOPLE = 24
 
 
 def phantom(person: int, slices: int = SLICES) -> np.ndarray:
-    """Pictures of one person, (slices, 16, 12) uint8, upright: digits of the person's class."""
+    """Make a person's slices, (slices, 16, 12) uint8: upright digits of the person's class."""
     digits = load_digits()
     own = digits.images[digits.target == person % 2][person // 2 * slices :][:slices]
     pictures = np.zeros((slices, 16, 12), np.uint8)
     pictures[:, 4:12, 2:10] = own * 15
-    pictures[:, 0, 0] = 250  # front, or top, and left
+    pictures[:, 0, 0] = 250  # marks the front (or top) left corner
     return pictures
 
 
 def write_nifti(
     file: Path, pictures: np.ndarray, turned: str = "RAS", spacing=(1, 1, 5), kind=np.uint8, **scale
 ) -> Path:
-    """Axial slices, from below, as a volume whose axes are stored as `turned`."""
+    """Write axial slices, the lowest first, as a volume.
+
+    turned: directions in which the volume's axes are stored.
+    """
     values = pictures.transpose(2, 1, 0)[:, ::-1]  # axes: right, front, up
     image = nibabel.Nifti1Image(values.astype(kind), np.diag([1, 1, 5, 1.0]))
     if scale:
@@ -45,8 +48,9 @@ def write_nifti(
 def write_bids(
     root: Path, people: int = PEOPLE, head: str = "group", suffixes=("T1w",), **scale
 ) -> Path:
-    """A volume of each suffix for each person, every third in two sessions, and the table of
-    participants.
+    """Write a BIDS dataset with one volume per person, session and suffix, and participants.tsv.
+
+    Every third person has two sessions, the others have none.
     """
     rows = [f"participant_id\tage\tsex\t{head}"]
     for person in range(people):
@@ -67,8 +71,9 @@ def write_bids(
 
 
 def write_pictures(root: Path, pictures: dict[str, tuple[str, str, np.ndarray]]) -> Path:
-    """PNG files, and a table of labels and patients. pictures: by name, the label, the person and
-    the slices.
+    """Write slices as PNG files, and a table of their labels and patients.
+
+    pictures: name -> label, person and slices.
     """
     root.mkdir(parents=True)
     rows = ["file_name,label,patient"]
@@ -83,7 +88,7 @@ def write_pictures(root: Path, pictures: dict[str, tuple[str, str, np.ndarray]])
 def write_dicom(
     file: Path, values: np.ndarray, patient: str, series: str = "1.2.3", **more
 ) -> Path:
-    """A DICOM file of one frame, (H, W), or of several, (N, H, W), in 12 bits."""
+    """Write a DICOM file of one frame, (H, W), or of several, (N, H, W), in 12 bits."""
     meta = FileMetaDataset()
     meta.MediaStorageSOPClassUID = CTImageStorage
     meta.TransferSyntaxUID = ExplicitVRLittleEndian
@@ -110,7 +115,10 @@ def write_dicom(
 
 
 def write_series(folder: Path, pictures: np.ndarray, patient: str, series: str, **more) -> Path:
-    """A file for each slice, whose names are not in the order of the positions, and a localizer."""
+    """Write a DICOM file per slice, and a localizer.
+
+    The order of the file names is not the order of the slices' positions.
+    """
     names = np.random.default_rng(len(pictures)).permutation(len(pictures))
     for number, picture in enumerate(pictures):
         write_dicom(

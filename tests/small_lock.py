@@ -1,4 +1,4 @@
-"""`dvc.lock` as DVC writes it, of the stages whose files are in the current folder."""
+"""Write `dvc.lock` as DVC does, for the stages whose files are in the current folder."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -12,11 +12,10 @@ from sfumato.settings.stages import dvc_stages
 
 
 def locked(path: Path, off: Collection[str] = ()) -> dict:
-    """Return the entry of a file or folder.
+    """Return the entry of a file or folder in the lock.
 
-    One that is not here gets an md5 of zeros, or the md5 of an empty artifact.
-
-    off: the queries whose artifacts are empty.
+    off: the queries that are switched off. Their artifacts get the md5 of an empty artifact.
+    Anything else that does not exist gets an md5 of zeros.
     """
     if path.name in off:
         md5 = empty_artifact_md5(path.name)
@@ -28,9 +27,7 @@ def locked(path: Path, off: Collection[str] = ()) -> dict:
 
 
 def write_lock() -> None:
-    """Write the lock of every stage whose outputs are here, for tests that run stages without
-    DVC.
-    """
+    """Write the lock of every stage whose outputs exist, for tests that run stages without DVC."""
     save_lock(
         {
             name
@@ -41,14 +38,18 @@ def write_lock() -> None:
 
 
 def write_lock_of_another_machine(off: Collection[str]) -> None:
-    """Write the lock of a whole run whose artifacts are not here. off: the queries that were
-    off.
+    """Write the lock of a complete run whose artifacts do not exist here.
+
+    off: the queries that were switched off.
     """
     save_lock(dvc_stages().keys(), off)
 
 
 def save_lock(names: Collection[str], off: Collection[str] | None = None) -> None:
-    """Write the entries of these stages. off: None leaves out dependencies that do not exist."""
+    """Write the entries of these stages.
+
+    off: as in `locked`; None to also leave out dependencies that do not exist.
+    """
     stages = {}
     for name, (commands, reads, writes) in dvc_stages().items():
         if writes and name in names:

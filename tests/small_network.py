@@ -1,6 +1,4 @@
-"""A small U-Net of two resolutions with attention, the names of its query, key and value matrices,
-and drawing.
-"""
+"""A small U-Net with two resolutions and attention, and helpers for its tests."""
 
 from typing import Any
 
@@ -16,13 +14,13 @@ CHOSEN = [f"{place}.attention.{part}.weight" for place, part in zip(PLACES, "vqk
 
 
 def draw_images(generator, count, priors=None, seed=0):
-    """All images that `drawing` gives in parts, and their labels."""
+    """Draw images by `drawing`, and join its parts. Returns the images and their labels."""
     parts, labels = drawing(generator, count, priors, seed)
     return torch.cat(list(parts)), labels
 
 
 class OneDraw:
-    """A charge that draws these images again and again."""
+    """A stand-in for a charge that draws the same images each time."""
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         self.images = images
@@ -36,7 +34,7 @@ class OneDraw:
 
 
 def perturbed(model: UNet, std: float = 0.1) -> UNet:
-    """Not a fresh network, whose zero-initialised layers hide most gradients."""
+    """Add noise to a network's weights. Zero-initialised layers would hide most gradients."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(std * torch.randn_like(parameter))

@@ -1,4 +1,4 @@
-"""Small networks of one's own: architectures of torchvision with random weights in safetensors."""
+"""Small own networks: architectures of torchvision with random weights, in safetensors files."""
 
 import hashlib
 from pathlib import Path
@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from sfumato.settings.queries import OwnNetwork
 
-# The smallest; its last layer is a convolution, and a dropout comes before it
+# The smallest architecture. Its last layer is a convolution, after a dropout.
 ARCHITECTURE = "squeezenet1_1"
 
 
@@ -17,7 +17,7 @@ def named(path: Path, **more) -> OwnNetwork:
 
 
 def small_file(path: Path, seed: int = 0) -> OwnNetwork:
-    """Writes the weights to `path`."""
+    """Write a network's weights to `path`. Returns its settings."""
     from torchvision import models
 
     torch.manual_seed(seed)

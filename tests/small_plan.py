@@ -29,7 +29,7 @@ def card(dataset_id="digits", shape=(1, 8, 8), **more) -> Card:
 
 
 def public_card(classes: str, source="glyphs") -> PublicCard:
-    """Return the card of ten images per class. classes: one letter per class."""
+    """Return the card of a public set with ten images per class. classes: one letter per class."""
     images = 10 * len(classes)
     return PublicCard(
         enabled=True, source=source, shape=(1, 8, 8), classes=tuple(classes), images=images

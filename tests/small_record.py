@@ -5,7 +5,7 @@ from sfumato.settings.data import IMAGE
 
 
 def small_record(number: int, mechanism: Mechanism, **more) -> dict:
-    """more: what differs, such as its stage."""
+    """Return a record. more: fields to add or replace, such as `stage`."""
     return {
         "id": f"{number:032x}",
         "stage": "count",

@@ -1,6 +1,4 @@
-"""A small release of digits and a teacher of theirs, as `stage synthesize` and `stage teacher`
-write them.
-"""
+"""Write a small release of digits, and a teacher, as `stage synthesize` and `stage teacher` do."""
 
 import json
 from dataclasses import asdict
@@ -71,7 +69,7 @@ def release_plan(digits, about=None, prepared=None, **settings) -> SimpleNamespa
 
 
 def mean_generator(digits) -> GaussianGenerator:
-    """Draw about the mean of each digit, with independent noise."""
+    """Return a generator that draws around the mean of each digit, with independent noise."""
     features = {
         "shape": (1, 8, 8),
         "frequencies": 64,

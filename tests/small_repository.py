@@ -18,9 +18,9 @@ import psutil
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-SIZE = 317  # images of the source: a number to search git for
-# The key of the hold-out. With it the numbers searched for are always the same, and none of them is
-# public by chance, as the 62 classes of glyphs are.
+SIZE = 317  # images of the source. A test searches git for this number.
+# The key of the hold-out is fixed, so that the numbers that a test searches git for are always the
+# same. None of them equals a public number, such as the 62 classes of glyphs.
 KEY = bytes(range(32))
 SMALL = {
     "recipe": "full",
@@ -47,8 +47,10 @@ SMALL = {
 
 @functools.cache
 def server() -> tuple[psutil.Process, Path]:
-    """A process with this tree's code that runs stages and DVC by fork, a tenth of the time; and
-    its address.
+    """Start a process that runs stages and DVC by fork, with this tree's code, in a tenth of the
+    time.
+
+    Returns the process and its address.
     """
     base = Path(tempfile.mkdtemp(prefix="stages-"))
     process = forked_stages.start(
@@ -60,20 +62,22 @@ def server() -> tuple[psutil.Process, Path]:
 
 @functools.cache
 def programs() -> Path:
-    """A folder with the programs `stage` and `dvc`, which run by fork."""
+    """Write the programs `stage` and `dvc`, which run by fork. Returns their folder."""
     address = server()[1]
     return forked_stages.client(address.with_name("bin"), address)
 
 
 def forked_seconds() -> float:
-    """Processor time of all that ran by fork, to its end."""
+    """Return the processor seconds of all forked programs that have ended."""
     return sum(server()[0].cpu_times()[2:4])
 
 
 class Repository:
-    """environment: of the program `stage` as it is installed, with the repository's code.
+    """A small repository with the project's code.
 
-    forked: `run` runs its stages by fork, which imports nothing again, with the code of this tree.
+    environment: environment of the installed program `stage`, which runs the repository's code;
+    forked: whether programs run by fork instead, with this tree's code, so that nothing is imported
+    again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -90,7 +94,7 @@ class Repository:
 
     @property
     def given(self) -> dict:
-        """Folder and environment of a program."""
+        """Return the arguments of `subprocess` for a program: folder and environment."""
         path = self.environment["PATH"]
         return {
             "cwd": self.path,
@@ -112,8 +116,9 @@ class Repository:
         return text
 
     def kill(self, name: str, reached: Callable[[], bool]) -> None:
-        """Start a stage, and kill it when this is reached: by fork too, it is a process of its
-        own.
+        """Start a stage, and kill it when `reached()` is true.
+
+        A forked stage has its own process, which is killed, too.
         """
         silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         process = subprocess.Popen(["stage", name], **self.given, **silent)
@@ -139,7 +144,7 @@ class Repository:
         )
 
     def opened(self) -> list[str]:
-        """The stages of all charges ever opened, in order."""
+        """Return the stages of all charges ever opened, in order."""
         return [entry["record"]["stage"] for entry in self.journal() if entry["kind"] == "open"]
 
     def journal(self) -> list[dict]:
@@ -162,7 +167,7 @@ def ran(text: str) -> set[str]:
 
 
 def make_repository(path: Path) -> Repository:
-    """Create a repository from sources, not yet run."""
+    """Create a repository from the project's files. Nothing is run yet."""
     for name in ("sfumato", "stages", "pipelines"):
         shutil.copytree(ROOT / name, path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
@@ -186,6 +191,6 @@ def make_repository(path: Path) -> Repository:
 QUERIES = ["central", "count", "finetune", "frequency", "saliency", "teacher"]
 
 
-# Which params.yaml re-runs, to the same end
+# Stages that run again after any change of params.yaml, with the same results
 PREPARED = {"prepare-sensitive", "prepare-public", "plan"}
 AFTER = {"synthesize", "student", "ledger", "report", "evaluate"}

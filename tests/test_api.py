@@ -19,7 +19,7 @@ PAGE = ROOT / "docs" / "api.md"
 PLACES = {
     "/home/me/.local/state/sfumato": "digits-state",
     "/data/clinic": "images",
-}  # names in the examples, replaced in the test
+}  # name in the examples -> folder in the test
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from program import call
 
 @pytest.fixture
 def run(environment, tmp_path):
-    """Run the program; its exit code and what it wrote."""
+    """Return a function that runs the program, and returns its exit code and its results."""
     environment["SFUMATO_DEVICE"] = "cpu"
 
     def on_the_cpu() -> tuple[int, dict]:
@@ -44,7 +44,7 @@ def test_it_runs_without_a_gpu_and_writes_what_it_found(run, tmp_path, capsys):
         "charged once",
     ):
         assert what in checked
-    assert "busy" not in checked  # nothing is asserted of speed here
+    assert "busy" not in checked  # speed is not checked here
     assert {row["part"] for row in content["rows"]} >= {
         "gradients",
         "device",

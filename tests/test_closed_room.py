@@ -1,4 +1,4 @@
-"""`docs/closed-room.sh`: what is carried in is checked, then installed from the folder only."""
+"""`docs/closed-room.sh` checks the folder that is carried in, and installs only from it."""
 
 import hashlib
 import re
@@ -21,7 +21,7 @@ def sha256(path: Path) -> str:
 
 @pytest.fixture
 def room(tmp_path) -> Path:
-    """A folder as `pack` leaves it, with a package of two lines."""
+    """Create a folder as `pack` leaves it, with a tiny package."""
     wheel = tmp_path / "room" / "wheels" / "sfumato-9.9-py3-none-any.whl"
     wheel.parent.mkdir(parents=True)
     about = "sfumato-9.9.dist-info"

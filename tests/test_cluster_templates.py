@@ -28,7 +28,7 @@ wait $other
 
 @pytest.fixture
 def project(tmp_path):
-    """A folder with parameters, four shards, and programs that stand for a cluster's."""
+    """Create a project with four shards, and programs that replace a cluster's."""
     data = write_set(tmp_path / "in", "tar")
     (tmp_path / "params.yaml").write_text(
         yaml.safe_dump({"data": data.model_dump(mode="json", exclude_defaults=True)})

@@ -1,5 +1,6 @@
-"""The container, read as text, since no builder is here: small, without root, nothing private in
-it, state outside.
+"""The Dockerfile, read as text because nothing can build it here.
+
+The image is small, runs without root, contains nothing private, and keeps its state outside.
 """
 
 import re
@@ -48,8 +49,10 @@ def test_what_runs_is_not_root_and_its_state_is_a_volume():
 
 
 def test_a_stop_reaches_every_process_like_ctrl_c():
-    """DVC ignores it while a stage runs, which ends by itself; without `-g` no stage would get
-    it. `-s` reaps in Apptainer too, where tini is not the first process.
+    """DVC ignores SIGINT while a stage runs, and the stage ends itself.
+
+    Without `-g`, no stage would get the signal. `-s` also reaps processes in Apptainer, where tini
+    is not the first process.
     """
     entry = ['["tini", "-s", "-g", "--"]']
     assert said("ENTRYPOINT") == entry and said("STOPSIGNAL") == ["SIGINT"]

@@ -84,7 +84,7 @@ def test_the_navigation_names_every_page_once():
         path.relative_to(docs).with_suffix(".md").as_posix() for path in docs.rglob("*.ipynb")
     }
     assert len(named) == len({*named})
-    # Of releases: the page of the gallery links to them
+    # The cards of releases, to which the page of the gallery links
     cards = {*docs.glob("gallery/*/README.md")}
     pages = {path.relative_to(docs).as_posix() for path in {*docs.rglob("*.md")} - cards}
     assert {*named} == pages | notebooks | GENERATED
@@ -119,7 +119,7 @@ def test_every_link_of_the_site_leads_to_a_local_page(site):
 
 
 def commands_in(text):
-    """The lines of shell in a page that call `stage`."""
+    """Yield the arguments of each call of `stage` in a page's shell blocks."""
     for block in re.findall(r"^```sh\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             for part in re.split(r"&&|\|", line.split(" #")[0]):
@@ -213,7 +213,7 @@ def settings_named_in(text):
 
 
 def test_every_setting_named_in_the_docs_exists():
-    """The changelog and the page on upgrading are left out: they name those that were removed."""
+    """The changelog and the page on upgrading are left out, because they name removed settings."""
     left_out = {"CHANGELOG.md", "upgrading.md"}
     pages = [page for page in PAGES if page.name not in left_out and "gallery" not in page.parts]
     named = [
@@ -251,14 +251,14 @@ UNLINKED = {"CHANGELOG.md", "SECURITY.md", "reference.md", "api.md", "glossary.m
 
 
 def prose_lines(text):
-    """The lines of a page without code, pictures and headings."""
+    """Return the lines of a page without code, pictures and headings."""
     text = re.sub(r"^```.*?^```\n", "", text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"`[^`\n]*`|!\[[^\]]*\]\([^)]*\)", "", text)
     return [line for line in text.splitlines() if not line.startswith("#")]
 
 
 def unlinked_terms(text):
-    """The terms whose first line in a page does not link to their entry in the glossary."""
+    """Yield the terms whose first line in a page does not link to their entry in the glossary."""
     lines = prose_lines(text)
     for anchor, pattern in TERMS.items():
         seen_in = (line for line in lines if re.search(pattern, re.sub(r"\]\([^)]*\)", "]", line)))
@@ -291,7 +291,7 @@ def test_a_term_without_a_link_is_found(text, wrong):
 
 
 def rows_in(text):
-    """The rows of the tables of a page: cells by the heads of their columns."""
+    """Yield the rows of a page's tables, each as a mapping from column head to cell."""
     heads = []
     for line in text.splitlines():
         if not line.startswith("|"):

@@ -2,12 +2,12 @@
 revision.
 
 A case runs the function of its stage, `stages/<name>.py`, on tiny inputs that no other stage made.
-Draws, secret or public, are fixed, charges add no noise, and nothing runs in bfloat16. Pinned is a
-summary of every sum that the charge releases, of every set of images before it is rounded, and of
-every array that the stage writes.
+Draws, secret or public, are fixed, charges add no noise, and nothing runs in bfloat16.
+`golden.json` contains a summary of every sum that the charge releases, of every set of images
+before it is rounded, and of every array that the stage writes.
 
-`python tests/test_golden.py --write [NAME…]` writes the summaries again, where the revision of the
-stage was raised.
+`python tests/test_golden.py --write [NAME…]` writes the summaries of these cases, or of all, again.
+It refuses a case whose results changed without a new revision of the stage.
 """
 
 from __future__ import annotations
@@ -80,11 +80,12 @@ from sfumato.training.selection import save_choice
 from stages.runner import QueryRun
 
 GOLDEN = Path(__file__).with_name("golden.json")
-# Of the sensitive and of the public images
+# Classes of the sensitive and of the public images
 CLASSES = ("0", "1", "2", "3")
 OTHERS = ("4", "5", "6", "7", "8")
 COUNT, PUBLIC = 16, 40  # sensitive and public images
-# Noise multiplier of charges that add none: releases are rounded to less than a millionth
+# Noise multiplier of the charges, which add no noise. By it, releases are rounded to less than a
+# millionth.
 NOISE = 2**-10
 NETWORK = Model(width=8, multipliers=(1, 2), attention=(1,))
 
@@ -93,8 +94,9 @@ NETWORK = Model(width=8, multipliers=(1, 2), attention=(1,))
 
 @functools.cache
 def digits(first: int, last: int, colour: bool) -> tuple[np.ndarray, np.ndarray]:
-    """All 8×8 digits from `first` to `last`, (N, 8, 8, C) uint8, and their labels from 0 on, (N,)
-    int64.
+    """Return all 8×8 digits from `first` to `last`, and their labels.
+
+    Images: (N, 8, 8, C) uint8. Labels: (N,) int64, counted from 0.
     """
     bunch = load_digits()
     chosen = (bunch.target >= first) & (bunch.target <= last)
@@ -104,7 +106,7 @@ def digits(first: int, last: int, colour: bool) -> tuple[np.ndarray, np.ndarray]
 
 
 def sensitive(case: Case) -> ImageSet:
-    """16 digits of 4 classes; grouped: in groups of 1, 2, 3, 4 and 6."""
+    """Return 16 digits of 4 classes; if the case is grouped, in groups of 1, 2, 3, 4 and 6."""
     images, labels = digits(0, 3, case.colour)
     groups = np.repeat(np.arange(5), (1, 2, 3, 4, 6)).astype(np.int64) if case.grouped else None
     return ImageSet(images[:COUNT], labels[:COUNT], CLASSES, groups)
@@ -115,7 +117,7 @@ def public(shape: Shape) -> ImageSet:
     return ImageSet(images[:PUBLIC], labels[:PUBLIC], OTHERS)
 
 
-# --- the inputs of a stage: by name, what writes a fixed artifact ---------------------------------
+# --- the inputs of a stage: functions that write fixed artifacts, by name -------------------------
 
 
 def seeded(name: str) -> torch.Generator:
@@ -128,9 +130,7 @@ def normal(name: str, *size: int, scale: float = 1.0) -> Tensor:
 
 @torch.no_grad()
 def filled(network: nn.Module, kind: str = "") -> Any:
-    """The network with weights that follow from their names and shapes, however it starts them;
-    others of each kind.
-    """
+    """Give a network weights that depend only on their names and shapes, and on `kind`."""
     for name, value in network.named_parameters():
         inputs = value[0].numel() if value.ndim > 1 else 25
         centre = value.ndim == 1 and name.endswith("weight")  # 1 for the weights of a norm
@@ -206,7 +206,7 @@ def made_public(folder: Path, shape: Shape) -> None:
 
 
 def made_drawing(folder: Path, shape: Shape, kind: str = "") -> None:
-    """A generator, and images as of one."""
+    """Write a generator, and images as if it had drawn them."""
     save_generator(filled(new_generator(shape, 4, 4, 8, 0), kind), folder)
     images = public(shape)
     first = len(kind)
@@ -222,7 +222,7 @@ def made_unet(folder: Path, shape: Shape, classes: int = 4, kind: str = "") -> N
 
 
 def made_adapters(folder: Path, shape: Shape) -> None:
-    """Adapters on the network of `made_unet`."""
+    """Write adapters on the network of `made_unet`."""
     model = unet_of(shape)
     with tempfile.TemporaryDirectory() as base:
         model.save(Path(base))
@@ -270,7 +270,7 @@ def made_saliency(folder: Path, shape: Shape) -> None:
 
 
 def made_stream(folder: Path, shape: Shape) -> None:
-    """A release whose networks draw on."""
+    """Write a release with a stream."""
     settings = Synthesize(
         sources={"auxiliary": 1.0}, count=20, relabel=True, mixed=0.25, stream=True
     )
@@ -321,9 +321,9 @@ MADE: dict[str, Maker] = {
 class Case:
     """A stage under some settings.
 
-    given: function that writes an input, instead of the one in MADE, or None for a stage that is
-    switched off; model: keys of the network that differ from NETWORK; tolerance: relative
-    tolerance; above 1e-6 if the computation amplifies rounding.
+    given: name of an input -> function that writes it, instead of the one in MADE, or None if the
+    stage that makes it is switched off; tolerance: relative tolerance, above 1e-6 if the
+    computation amplifies rounding.
     """
 
     stage: str
@@ -340,7 +340,7 @@ class Case:
 
 
 def case(stage: str, /, **given: Any) -> Case:
-    """given: fields of the case; else settings."""
+    """Build a case. given: fields of `Case`, and settings of the stage."""
     own = {
         key: given.pop(key)
         for key in ("colour", "grouped", "group_cap", "given", "tolerance")
@@ -353,8 +353,8 @@ def maps(*names: str, **more: Any) -> list[dict]:
     return [{"map": name, **more} for name in names]
 
 
-# tolerances: of sums of a float32 feature, of a gradient through a network, of what principal
-# directions are in
+# Tolerances: for sums of a float32 feature, for gradients through a network, and for results that
+# depend on principal directions
 FEATURE = 1e-5
 GRADIENT = 5e-5
 DIRECTIONS = 5e-4
@@ -555,15 +555,15 @@ CASES: dict[str, Case] = {
         for name, (stage, given) in of_baselines("baseline_settings", "GOLDEN").items()
     },
 }
-# a stage without settings uses its defaults
+# A stage without a case gets one with its default settings
 PINNED = {case.stage for case in CASES.values()}
 CASES |= {
     name: case(name)
     for name, stage in STAGES.items()
     if stage.kind is not Kind.LOCAL and name not in PINNED
 }
-# of a map that has none, its features by the usual kernel; the weights of imagenet come with an
-# extra
+# A map without a case gets one with the usual kernel, except imagenet's maps: their weights come
+# with an extra
 MAPPED = {each["map"] for case in CASES.values() for each in case.settings.get("features", ())}
 MAPPED |= {"imagenet", "imagenet-middle"}
 CASES |= {
@@ -578,7 +578,7 @@ CASES |= {
 
 
 class NoNoise(NoiseSource):
-    """Fixed draws, and zeros in the place of noise."""
+    """A source with fixed draws, and zeros in place of noise."""
 
     def gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
         return torch.zeros(shape, dtype=torch.float64)
@@ -588,8 +588,8 @@ class NoNoise(NoiseSource):
 class SilentRun(QueryRun):
     """A run of any stage on images in memory.
 
-    encoded: what stands for the images where the stage encodes them; seen: what is released, and
-    images before they are rounded, by name.
+    encoded: encoded images, for stages that encode them; seen: by name, the released sums, and the
+    images before they are rounded.
     """
 
     images: ImageSet
@@ -637,7 +637,7 @@ class SilentRun(QueryRun):
         return "rows"
 
     def show(self, images: Tensor) -> Tensor:
-        """In the place of `as_bytes`: what is drawn or varied, part by part."""
+        """Replace `as_bytes`, and record the drawn or varied images before they are rounded."""
         self.seen["drawn"] = torch.cat(
             [*([self.seen["drawn"]] if "drawn" in self.seen else []), images.detach()]
         )
@@ -651,7 +651,7 @@ def import_all() -> None:
 
 @contextmanager
 def settled(run: SilentRun) -> Iterator[None]:
-    """Fixed randomness and arithmetic: secret draws, precision, signs of eigenvectors."""
+    """Fix randomness and arithmetic: secret draws, precision, signs of eigenvectors."""
     autocast = torch.autocast
     eigh = torch.linalg.eigh
     svd = torch.svd_lowrank
@@ -677,8 +677,9 @@ def settled(run: SilentRun) -> Iterator[None]:
     begin = Gradients.__init__
 
     def begun(gradients: Gradients, *given: Any, **more: Any) -> None:
-        """After a draw for blank images, by which the precision was chosen when the values were
-        stored.
+        """Draw for blank images first.
+
+        The code did so, to choose the precision, when the values were pinned.
         """
         begin(gradients, *given, **more)
         gradients.draw(torch.zeros(gradients.microbatch_size, *gradients.model.shape))
@@ -693,7 +694,7 @@ def settled(run: SilentRun) -> Iterator[None]:
                 patch.setattr(module, name, stand_ins[name])
         patch.setattr(Gradients, "__init__", begun)
         patch.setattr(torch, "autocast", lambda kind, *rest, **more: autocast(kind, enabled=False))
-        # Of 40: the last ones are rounding
+        # Fewer directions than usual: with so few images, the last would be rounding errors
         patch.setattr("sfumato.queries.feature_means.EMBEDDING_DIMENSION", 8)
         patch.setattr(torch.linalg, "eigh", signed_eigh)
         patch.setattr(torch, "svd_lowrank", signed_svd)
@@ -710,7 +711,7 @@ def settled(run: SilentRun) -> Iterator[None]:
 
 
 def inputs_of(case: Case, settings: Any, folder: Path) -> dict[str, Artifact]:
-    """The artifacts that the stage reads under these settings, made now."""
+    """Write the artifacts that the stage reads under these settings. Returns them by name."""
     found = {}
     for name in (name for name in STAGES[case.stage].inputs if settings.reads(name)):
         make = case.given.get(name, MADE[name])
@@ -770,7 +771,7 @@ COLUMNS = ("raw_norm", "debiased", "noised_gradient_norm", "parents")  # columns
 
 
 def written(directory: Path) -> dict[str, Tensor]:
-    """The arrays of an artifact; of a network all weights in one."""
+    """Return an artifact's arrays by file. All weights of a network are joined in one array."""
     found = {}
     for path in sorted(directory.iterdir()):
         if path.suffix == ".npy" and path.name != "kinds.npy":  # words
@@ -795,15 +796,17 @@ def written(directory: Path) -> dict[str, Tensor]:
 
 
 def idle(name: str) -> bool:
-    """Return whether rounding decides a value: a key's offset, whose gradient is zero until Adam
-    enlarges it; or a principal direction in which features hardly vary. Results that depend on it
-    are pinned with the releases.
+    """Return whether rounding decides the values of a tensor.
+
+    It does so for a key's offset, whose gradient is zero until Adam enlarges it, and for a
+    principal direction in which features hardly vary. Results that depend on them are pinned with
+    the releases.
     """
     return name.endswith((".k.bias", "directions"))
 
 
 def numbers(content: Any) -> Iterator[float]:
-    """The numbers of a JSON document in order; a name as one."""
+    """Yield the numbers of a JSON document in order. Each text is replaced by a checksum."""
     if isinstance(content, str):
         yield zlib.crc32(content.encode()) % 2**16
     elif isinstance(content, (int, float)):
@@ -909,9 +912,9 @@ def test_a_stage_computes_what_it_did_under_its_revision(name):
 
 
 def write(names: list[str]) -> int:
-    """Pin cases anew, all where none is named.
+    """Pin the named cases again, or all cases if none is named. Returns the exit code.
 
-    A case that changed under the same revision is refused.
+    A case whose results changed under the same revision is refused.
     """
     golden = read_golden()
     refused = []
@@ -938,7 +941,7 @@ def write(names: list[str]) -> int:
 
 
 def as_text(golden: Mapping[str, dict]) -> str:
-    """JSON with a line for each tensor."""
+    """Format the pinned results as JSON, with one line per tensor."""
     entries = []
     for name, entry in golden.items():
         lines = [

@@ -1,6 +1,6 @@
 """Pin each query's releases of images of 24×32 pixels, as `test_golden.py` does for 8×8.
 
-`python tests/test_golden_rectangles.py` pins the cases that are missing in the file of numbers.
+`python tests/test_golden_rectangles.py` pins the cases that `golden_rectangles.json` lacks.
 """
 
 import json
@@ -15,7 +15,7 @@ from sfumato.data.images import Shape
 from sfumato.settings.stages import QUERIES, STAGES
 
 GOLDEN = Path(__file__).with_name("golden_rectangles.json")
-# Its first case
+# Stage -> name of its first case
 FIRST = {case.stage: name for name, case in reversed(CASES.items()) if not case.given}
 PINNED = [*(FIRST[query] for query in QUERIES), "central mode", "frequency of blocks"]
 

@@ -1,4 +1,4 @@
-"""The house: imports point one way, `dvc.yaml` is written from the table of stages, files stay
+"""House rules: imports point one way, `dvc.yaml` is written from the table of stages, files stay
 short.
 """
 
@@ -45,15 +45,16 @@ ORDER = [
     "release",
     "evaluation",
     "planning",
-    "__init__",  # the package itself, whose names are in rooms before it
+    "__init__",  # the package itself, which exports names of earlier rooms
     "stages",
 ]
 DELETABLE = {"text_to_image", "baselines"}  # rooms that may be deleted, see `test_rooms.py`
 
 
 def imported(nodes: Iterable[ast.AST]) -> set[str]:
-    """The names that these statements import, for type checking too, such as
-    `sfumato.data.images.ImageSet`.
+    """Return the names that these statements import, such as `sfumato.data.images.ImageSet`.
+
+    Imports for type checking are included.
     """
     names = set()
     for node in nodes:
@@ -65,8 +66,9 @@ def imported(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def rooms(tree: ast.AST) -> set[str]:
-    """The rooms that a module imports: `sfumato.data.images` is in `data`, and `sfumato` itself is
-    `__init__`.
+    """Return the rooms that a module imports.
+
+    The room of `sfumato.data.images` is `data`, and the room of `sfumato` itself is `__init__`.
     """
     found = set()
     for name in imported(ast.walk(tree)):
@@ -90,8 +92,9 @@ def room_of(path: Path) -> str:
 
 
 def early(tree: ast.AST) -> Iterator[ast.AST]:
-    """The statements of a module outside functions: an import in a function is how a method reaches
-    a later module.
+    """Yield the statements of a module outside functions.
+
+    A function may import a later module, so that its imports are not among them.
     """
     for node in ast.iter_child_nodes(tree):
         if not isinstance(node, ast.FunctionDef):
@@ -113,7 +116,7 @@ def arrows(texts: Mapping[str, str]) -> dict[str, set[str]]:
 
 
 def circle(texts: Mapping[str, str]) -> tuple[str, ...]:
-    """Modules that import each other in a ring, if any do."""
+    """Return modules that import each other in a ring, or an empty tuple."""
     try:
         TopologicalSorter(arrows(texts)).prepare()
     except CycleError as error:
@@ -225,7 +228,7 @@ LOOSENED = re.compile(
 
 
 def runs_files(tree: ast.AST) -> list[str]:
-    """Yield the calls in a module that could run a program from a file."""
+    """List the calls in a module that could run a program from a file."""
     found = [match[0] for match in LOOSENED.finditer(ast.unparse(tree))]
     for node in ast.walk(tree):
         text = ast.unparse(node)
@@ -246,12 +249,15 @@ def runs_files(tree: ast.AST) -> list[str]:
 
 
 def test_nothing_in_a_file_is_run():
-    """Only two pickles are read, with known bytes; tables in the code name modules to import."""
+    """Only two pickles are read, and their bytes are known.
+
+    Modules to import by name are named in tables in the code, not in files.
+    """
     texts = {str(path.relative_to(ROOT)): path.read_text() for path in MODULES}
     assert {
         name: found for name, text in texts.items() if (found := runs_files(ast.parse(text)))
     } == {}
-    # Of a known sha256
+    # Modules that unpickle a file of a known sha256
     pickled = ["sfumato/evaluation/extractors.py", "sfumato/features/efficientnet_lite.py"]
     assert [name for name, text in texts.items() if "torch.load(" in text] == pickled
     by_name = [name for name, text in texts.items() if "import_module(" in text]
@@ -309,7 +315,7 @@ def test_an_own_project_gets_the_same_pipeline():
 
 
 def test_dvc_never_brings_an_old_card_or_an_old_total_back():
-    """Its run cache would: what was spent since then would be gone from the ledger."""
+    """DVC's run cache would do so without `persist`: the ledger would then lack later charges."""
     stages = dvc_yaml()["stages"]
     for name, key in (("prepare-sensitive", "outs"), ("ledger", "metrics")):
         (entry,) = stages[name][key]
@@ -342,8 +348,9 @@ def test_recipes_name_their_stages_in_the_order_of_the_table():
 
 @pytest.mark.parametrize("name", list(STAGES))
 def test_stage_modules_are_thin(name):
-    """They name what they read, call the library and save, and declare their time and what does not
-    fit.
+    """They name what they read, call the library and save the results.
+
+    They also declare their running time, and settings that do not fit.
     """
     tree = ast.parse((ROOT / "stages" / f"{name}.py").read_text())
     assert sum(isinstance(node, ast.FunctionDef) for node in ast.walk(tree)) <= 5
@@ -354,7 +361,7 @@ def test_stage_modules_are_thin(name):
 
 
 def code_tokens(node: ast.AST) -> int:
-    """The size of a function: tokens of code, without texts, comments and ends of lines."""
+    """Return the number of code tokens of a function, without strings, comments and line ends."""
     text = io.StringIO(ast.unparse(node)).readline
     layout = {"COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "STRING", "ENDMARKER"}
     return sum(tokenize.tok_name[found.type] not in layout for found in generate_tokens(text))
@@ -365,7 +372,7 @@ COMMANDS = {"init", "plan", "ledger", "merge"} & {path.stem for path in MODULES}
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_commands_are_thin(name):
-    """They parse options, ask and print: the library does the work, for `Project` too."""
+    """They parse options, ask and print. The library does the work, so that `Project` can, too."""
     text = (ROOT / "stages" / f"{name}.py").read_text()
     functions = [
         node
@@ -382,7 +389,10 @@ def test_commands_are_thin(name):
 
 
 def test_the_library_starts_only_dvc_and_git():
-    """Otherwise, one of two threads would work in the folder that the other has changed to."""
+    """It also neither reads nor changes the current folder.
+
+    Otherwise, a thread could work in the folder to which another thread has changed.
+    """
     texts = {
         str(path.relative_to(ROOT)): path.read_text()
         for path in MODULES
@@ -398,7 +408,7 @@ def test_the_library_starts_only_dvc_and_git():
 def test_only_queries_open_charges():
     for name in STAGES:
         text = (ROOT / "stages" / f"{name}.py").read_text()
-        opens = "open_charge" in text or "release_means" in text  # which opens a charge
+        opens = "open_charge" in text or "release_means" in text  # `release_means` opens a charge
         assert opens == (name in QUERIES), name
 
 
@@ -449,8 +459,10 @@ def names_in_section(title: str, node: ast.AST) -> list[str]:
 
 
 def docstring_mistakes(tree: ast.AST) -> list[str]:
-    """Names that a docstring describes and its object lacks, exceptions that do not exist, headers
-    of another form.
+    """List the mistakes in the docstrings of a module.
+
+    Mistakes are described names that do not exist, exceptions that do not exist, and section
+    headers of another form.
     """
     wrong = []
     for node in ast.walk(tree):
@@ -526,7 +538,7 @@ MOST = {
 
 
 def constants_of(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """The names in capitals that a module defines, each with its value as text."""
+    """Yield the names in capitals that a module defines, each with its value as text."""
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         for target in (
@@ -589,8 +601,9 @@ def test_names_of_tests_are_short():
 
 
 def test_a_first_run_in_a_clone_meets_no_ledger():
-    """Its charges are in no journal of a newcomer, whose first run would call the odometer
-    incomplete.
+    """Its charges would be missing from a new user's journal.
+
+    So the first run would call the odometer incomplete.
     """
     listed = subprocess.run(
         ["git", "ls-files", "ledger.json", "dvc.lock"], cwd=ROOT, capture_output=True, text=True

@@ -1,5 +1,6 @@
-"""Installation: PyTorch's CPU builds without an NVIDIA card, the public index where PyTorch's own
-does not answer.
+"""Installation takes PyTorch's CPU builds if there is no NVIDIA card.
+
+It takes them from the public index if PyTorch's own index does not answer.
 """
 
 import os
@@ -31,7 +32,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def index(tmp_path):
-    """The address of an index that has a page for torch."""
+    """Serve an index that has a page for torch. Yields its address."""
     (tmp_path / "index" / "torch").mkdir(parents=True)
     handler = partial(Quiet, directory=tmp_path / "index")
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -93,7 +94,7 @@ def add_wheel(folder: Path, version: str) -> None:
 
 @pytest.mark.parametrize(("answers", "build"), [(True, "+cpu"), (False, "")])
 def test_pip_takes_the_cpu_build_if_its_index_answers(tmp_path, index, answers, build):
-    """Before, the install ended with "No matching distribution" where the index was blocked."""
+    """The installation once ended with "No matching distribution" if the index was blocked."""
     name, version = BUILDS[0]
     add_wheel(tmp_path / "index" / "public", version)
     add_wheel(tmp_path / "index" / "cpu", f"{version}+cpu")
@@ -140,8 +141,9 @@ def test_make_keeps_cuda_for_an_nvidia_card(tmp_path, index):
 
 
 def test_make_lets_python_keep_compiled_modules(tmp_path):
-    """Containers often forbid it, and a start of Python that compiles PyTorch takes three times as
-    long.
+    """Containers often forbid it.
+
+    A start of Python that has to compile PyTorch takes three times as long.
     """
     (tmp_path / "Makefile").write_text(
         f"include {ROOT / 'Makefile'}\nprobe:\n"

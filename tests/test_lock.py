@@ -1,5 +1,6 @@
-"""`requirements.lock` names every package that an installation takes, by exact version and by
-hashes, and no place.
+"""`requirements.lock` names every package of an installation by exact version and hashes.
+
+It names no place to take them from.
 """
 
 import re
@@ -18,7 +19,7 @@ def plain(name: str) -> str:
 
 
 def pins() -> dict[str, tuple[str, list[str]]]:
-    """Name -> version and sha256 of its files."""
+    """Return the version of each package and the sha256 of its files, by name."""
     found = {}
     for entry in re.split(r"\n(?=[^\s#])", "\n" + re.sub(r"(?m)^#.*\n", "", LOCK))[1:]:
         first, *hashes = re.split(r"\s*\\\n\s*", entry.strip())
@@ -31,7 +32,7 @@ PINS = pins()
 CONSTRAINTS = (
     line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
 )
-# What the lock names too
+# Constraints on packages that are also in the lock
 BOTH = {plain(name): said for name, said in CONSTRAINTS if plain(name) in PINS}
 
 

@@ -23,8 +23,9 @@ def test_a_notebook_is_committed_without_outputs(path):
 
 
 def test_the_first_release_runs_and_teaches_a_network(tmp_path, environment):
-    """Guessing reads 10 % of the digits; 91 % were read in the run that the bound of 60 % was set
-    by.
+    """Guessing reads 10 % of the digits.
+
+    When the bound of 60 % was set, the network read 91 %.
     """
     from nbclient import NotebookClient
 
@@ -39,7 +40,7 @@ def test_the_first_release_runs_and_teaches_a_network(tmp_path, environment):
         environment[name] = str(tmp_path / name)
     startup = tmp_path / "IPYTHONDIR" / "profile_default" / "startup"
     startup.mkdir(parents=True)
-    # forks, so that the notebook's commands import nothing again
+    # The notebook's commands run by fork, so that they import nothing again
     (startup / "forked.py").write_text(
         f"import sys; sys.executable = {str(programs() / 'module')!r}"
     )

@@ -1,8 +1,8 @@
-"""Each part of the pipeline on a pretended GPU: nothing mixes devices, and only known places wait
+"""Each part of the pipeline on a simulated GPU: nothing mixes devices, and only known places wait
 for the card.
 
-A place that is new here costs speed: the card idles while the program waits. Take the wait away, or
-add the place to the part that has it.
+A new place costs speed, because the card idles while the program waits. Remove the wait, or add the
+place to its part.
 """
 
 from collections.abc import Callable
@@ -70,12 +70,12 @@ SHAPE = (1, 16, 16)
 CLASSES = 10
 ONE_LEVEL = {"multipliers": (1,), "attention": (0,)}  # any small network
 EVEN = torch.full((CLASSES,), 1 / CLASSES).double()
-DRAWN = "privacy/charge.py Charge._noised"  # a sum comes to the CPU, where the noise is made
-# Once before a charge: whether an image's place matters
+DRAWN = "privacy/charge.py Charge._noised"  # copies a sum to the CPU, where noise is added
+# Runs once before a charge, to find out whether an image's place in a batch matters
 TRIED = "features/batch_invariant.py place_matters"
 SUMMED = {"privacy/charge.py Charge.sum", "privacy/rows.py bounded_sum"}
 LABELLED = "features/teacher_network.py probabilities_of"
-# Plain means
+# Batch norms wait if their statistics are plain means over all batches
 SETTLED = {
     f"generators/network.py {name}.forward" for name in ("Widen", "GeneratorBlock", "Generator")
 }
@@ -83,9 +83,7 @@ PARTS: dict[str, tuple[Callable[[], object], set[str]]] = {}
 
 
 def part(*waits: str | set[str]) -> Callable[[Callable[[], object]], Callable[[], object]]:
-    """Enter a part into the table. waits: the places that wait for the card, no more and no
-    less.
-    """
+    """Add a part to the table. waits: exactly the places that wait for the card."""
 
     def entered(function: Callable[[], object]) -> Callable[[], object]:
         known = {
@@ -97,7 +95,7 @@ def part(*waits: str | set[str]) -> Callable[[Callable[[], object]], Callable[[]
     return entered
 
 
-# --- what the parts run on ------------------------------------------------------------------------
+# --- inputs of the parts --------------------------------------------------------------------------
 
 
 def images(count: int = 40, shape: Shape = SHAPE) -> ImageSet:
@@ -107,7 +105,7 @@ def images(count: int = 40, shape: Shape = SHAPE) -> ImageSet:
 
 
 def charge(drawn: ImageSet | LatentSet, max_norm: float = 1.0, uses: int = 3) -> Charge:
-    """A charge on images in memory; no budget is asked."""
+    """Open a charge on images in memory, without a budget."""
     mechanism = Mechanism(noise_multiplier=1.0, sample_rate=1.0, uses=uses)
     record = {"stage": "count", "max_norm": max_norm, "event": mechanism.to_json()}
     return Charge(record, drawn, odometer=None, noise=NoiseSource(0), run=Path(), lock=ExitStack())
@@ -141,7 +139,7 @@ def latents(features: Any, function: Callable[[Tensor], Tensor]) -> LatentSet:
 def gradient_sum_of(
     model: UNet, *, groups: bool = False, autocast: bool = False, law: Any = None, **more: Any
 ) -> None:
-    """A sum of clipped gradients in two chunks, the draws of each in two parts."""
+    """Compute a sum of clipped gradients in two chunks, with the draws of each in two parts."""
     shape, labels_shape = ((6, 4), (6, 4)) if groups else ((6,), (6,))
     shown = torch.rand(*shape, *SHAPE, device=CUDA)
     labels = torch.zeros(*labels_shape, *[CLASSES] * model.several, dtype=torch.int64, device=CUDA)
@@ -364,7 +362,7 @@ def test_features_learned_on_a_gpu_are_queried_there():
 
 
 def test_under_autocast_a_norm_keeps_the_type_of_its_images():
-    """In float32 it would take half as much memory again, and a seventh of the time of a step."""
+    """In float32, it would need 50 % more memory, and a seventh of the time of a step."""
     with pretended_gpu():
         images = torch.zeros(4, 8, 6, 6, device="cuda", dtype=torch.bfloat16)
         with torch.autocast("cuda", torch.bfloat16):

@@ -1,4 +1,4 @@
-"""Parts that may be deleted with their recipes: nothing else leads to them."""
+"""Some parts may be deleted with their recipes: nothing else imports them."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ from sfumato.settings.stages import BASELINES
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = {*BASELINES}
 OWN = {f"stages/{name}.py" for name in NAMES}
-# By part: its files and folders, and the modules that may lead to it
+# Part -> its files and folders, and the modules that may import it
 PARTS = {
     "baselines": ({"sfumato/baselines"} | OWN, set()),
     "text_to_image": (
@@ -42,7 +42,10 @@ def module_of(name: str) -> str:
 
 
 def imported(tree: ast.AST) -> set[str]:
-    """The modules that a module imports, and names that it may give to `import_module`."""
+    """Return the modules that a module imports, and all its strings.
+
+    The strings may be arguments of `import_module`.
+    """
     found = set[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -100,7 +103,7 @@ def names_in(text: str) -> set[str]:
 
 
 def models_of(kind: type[BaseModel]) -> set[type[BaseModel]]:
-    """A model of settings and those within it."""
+    """Return a model of settings, and all models within it."""
     within = {each for field in kind.model_fields.values() for each in types_in(field.annotation)}
     return {kind}.union(*(models_of(each) for each in within))
 

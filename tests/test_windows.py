@@ -1,4 +1,4 @@
-"""The promise for Windows: check a ledger and load a release without what only POSIX has."""
+"""On Windows, a ledger can be checked and a release loaded, without what only POSIX has."""
 
 import os
 import subprocess

@@ -1,5 +1,6 @@
-"""Tiny random text-to-image models in the on-disk layout of `diffusers`, in place of Stable
-Diffusion and PixArt.
+"""Tiny random text-to-image models in the on-disk layout of `diffusers`.
+
+They replace Stable Diffusion and PixArt.
 """
 
 import json
@@ -63,7 +64,7 @@ def save_t5_text(directory: Path, width: int) -> None:
 
 
 def save_tiny_model(directory: Path, kind: str, width: int = 16) -> Path:
-    """A model of one of KINDS for images of 16×16, whose latents are 4×8×8."""
+    """Write a model of one of KINDS for images of 16×16, whose latents are 4×8×8."""
     import diffusers
 
     torch.manual_seed(0)
@@ -92,7 +93,7 @@ def save_tiny_model(directory: Path, kind: str, width: int = 16) -> Path:
             caption_channels=width,
             norm_num_groups=4,
         )
-        # The last layer of a fresh one is not zero, but the first scale is small
+        # The last layer of a new network is not zero, but its first scale is small
         with torch.no_grad():
             for parameter in network.parameters():
                 parameter.add_(0.05 * torch.randn_like(parameter))
@@ -149,8 +150,9 @@ def save_tiny_model(directory: Path, kind: str, width: int = 16) -> Path:
 
 
 def save_references(root: Path, classes: tuple[str, ...]) -> Path:
-    """A model of each of KINDS under its name, and what `stage pretrain` makes of it under
-    `<kind>-reference`.
+    """Write a model of each of KINDS under its name, and what `stage pretrain` makes of it.
+
+    The latter is under `<kind>-reference`. Returns `root`.
     """
     from sfumato.settings.training import Model
     from sfumato.text_to_image.reference import save_reference

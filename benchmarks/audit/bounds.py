@@ -123,7 +123,10 @@ def refutes_f_dp(
 
 
 def guess(scores: np.ndarray, inside: np.ndarray, guesses: int) -> int:
-    """Guess "in" for the highest scores, "out" for as many of the lowest; count right guesses."""
+    """Guess "in" for the highest scores and "out" for the lowest, and count the right guesses.
+
+    Half of the `guesses` are "in", the other half "out".
+    """
     order = np.argsort(scores)
     out, into = order[: guesses // 2], order[len(order) - (guesses - guesses // 2) :]
     return int((~inside[out]).sum() + inside[into].sum())

@@ -4,10 +4,10 @@ The audit is white-box: the observer sees every released sum. It needs only one 
 little at a small ε. If, for example, even an ideal observer guesses only 55 % of the coins right,
 the bound from a thousand guesses is far below ε.
 
-Two bounds share the allowed failure probability. The first refutes (ε, δ) only, for any mechanism.
-The second uses the full privacy curve of DP-SGD with this sample rate and number of steps. It tests
-each noise multiplier of a grid, and refutes those under which the guesses would be too good. It
-returns the ε of the smallest multiplier that it refutes.
+Two lower bounds on ε share the allowed failure probability. The first is valid for any
+(ε, δ)-private mechanism. The second uses the full privacy curve of DP-SGD with this sample rate and
+number of steps. It searches a grid of noise multipliers, and refutes those under which so many
+right guesses are too improbable. It returns the ε of the smallest multiplier that it refutes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sfumato.privacy.events import ADD_OR_REMOVE_ONE, Mechanism
 
 SIDE = 32  # Pixels per side of the images, which gives 1 024 canaries
 DELTA, SAMPLE_RATE = 1e-5, 0.5
-# Fractions of the canaries to guess: those with the most certain scores
+# Fractions of the canaries to guess. The canaries with the most certain scores are guessed.
 FRACTIONS = (1 / 64, 1 / 16, 1 / 4, 1)
 NOISES = 0.5 * 1.04 ** np.arange(136)  # Noise multipliers to try, up to 100
 EPSILONS = np.arange(0, 20, 0.2)  # Points of a mechanism's privacy curve
@@ -39,9 +39,10 @@ class OneRun:
     """Result of one audited run.
 
     epsilon: ε claimed at DELTA; exact: ε of the same noise by its privacy-loss distribution; low:
-    lower bound on ε at `confidence`, the larger of low_pair and low_curve; low_pair, low_curve:
-    lower bounds by (ε, δ) only and by the privacy curve of DP-SGD, each with half of the allowed
-    failure probability; right: share of right guesses, from 0 to 1.
+    lower bound on ε at `confidence`, the larger of low_pair and low_curve; low_pair: lower bound
+    for any (ε, δ)-private mechanism; low_curve: lower bound by the privacy curve of DP-SGD (each
+    of the two may fail with half of the allowed probability); right: share of right guesses if all
+    canaries are guessed, from 0 to 1.
     """
 
     epsilon: float
@@ -70,7 +71,7 @@ def privacy_curve(steps: int, noise_multiplier: float) -> tuple[float, np.ndarra
 
 
 def epsilon_by_curve(steps: int, guesses: int, correct: int, false_alarms: float) -> float:
-    """Return ε of the smallest of NOISES that the guesses refute, or 0 if they refute none."""
+    """Return the ε of the smallest of NOISES that the guesses refute, or 0 if they refute none."""
     refuted = len(NOISES)
     low, high = 0, len(NOISES)
     while low < high:
@@ -88,10 +89,10 @@ def one_run(
 ) -> OneRun:
     """Run DP-SGD calibrated to ε = `target`, and attack it.
 
-    Each canary is an image with one white pixel, and its gradient is that pixel only, clipped to
-    the bound. The score of a canary is the sum of the values released at its pixel, over all steps.
-    Both bounds are computed for several numbers of guesses: FRACTIONS of the canaries. The allowed
-    failure probability, 1 − confidence, is split evenly over all these bounds.
+    Each canary is an image with one white pixel. Its gradient is zero except at that pixel, and is
+    clipped to the bound. The score of a canary is the sum of the values released at its pixel, over
+    all steps. Both bounds are computed for several numbers of guesses: FRACTIONS of the canaries.
+    The allowed failure probability, 1 − confidence, is split evenly over all these bounds.
     subject: a query whose source of noise has a planted bug, or None.
     """
     count = SIDE**2

@@ -30,8 +30,10 @@ from sfumato.settings.data import Data
 class Verdict:
     """Result of a repeated audit.
 
-    mu: claimed μ; low, high: measured bounds on μ; low_bits: lower bound from odd or even
-    only; off_grid: number of releases with values that are not multiples of the public grid;
+    planted: whether the subject has a planted bug; mu: claimed μ; low, high: measured bounds on μ;
+    low_bits: lower bound on μ by a test that reads only whether one value of a release, divided by
+    the public grid, is odd or even; off_grid: number of releases with values that are not
+    multiples of the public grid; runs: number of releases with the target, and of those without it;
     alarm: whether the audit refutes the claim.
     """
 
@@ -146,7 +148,7 @@ def audit(
     confidence: float = 0.999,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Verdict:
-    """Measure how well releases with one image, the target, can be distinguished from others.
+    """Measure how well releases with one image, the target, differ from releases without it.
 
     There are `runs` releases with the target and as many without it. The test judges a release to
     contain the target if it lies nearer to the sum with the target than to the sum without it. The

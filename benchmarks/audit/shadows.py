@@ -142,7 +142,7 @@ def lira(scores: np.ndarray, inside: np.ndarray, pair: int) -> np.ndarray:
 
 
 def rmia(scores: np.ndarray, pair: int) -> np.ndarray:
-    """Compute (2, N) log ratios: probability of an image's label to its mean over the shadows.
+    """Compute (2, N) log ratios: probability of each image's label, over its mean in all shadows.
 
     The arguments are as in `lira`. With the paper's threshold γ = 1, RMIA ranks the images of one
     release by this ratio.

@@ -230,7 +230,8 @@ def query_evolve(
     that was killed is resumed. The data stored between rounds depend on sensitive images only
     through noisy votes. After the last round, the population has `settings.images` members.
 
-    open_charge: opens a charge that draws the vectors of sensitive images, computed by `embedding`;
+    open_charge: function that opens a charge. The charge draws vectors that `embedding` computed
+    from the sensitive images;
     priors: (M,), share of each class among the candidates, from public or released numbers.
 
     Returns the charge (all its releases are recorded on disk), the last population, and the public

@@ -105,9 +105,10 @@ def open_picture(file: Path | Member) -> io.BytesIO:
 
 
 def format_at(file: Path | Member) -> Format | None:
-    """Return the unsupported format of a file or of a link; None if none is recognised.
+    """Return the unsupported format of a file, or None.
 
-    A file is recognised by its first bytes, and a link by its target.
+    The format is recognised by the file's first bytes or, for a link to a missing file, by the
+    link's target.
     """
     if isinstance(file, Path) and not file.is_file():
         return link_format(file)
@@ -119,7 +120,7 @@ def format_at(file: Path | Member) -> Format | None:
 
 @contextmanager
 def naming_formats(file: Path | Member) -> Iterator[None]:
-    """Return a context that replaces a DataError by AnotherFormat if the format is unsupported."""
+    """Return a context that replaces a DataError by AnotherFormat if `format_at` finds a format."""
     try:
         yield
     except DataError as error:

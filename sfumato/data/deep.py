@@ -135,9 +135,9 @@ def installed(extra: str, name: str) -> AbstractContextManager[None]:
 def decode_deep(
     opened: ImageFile, file: BinaryIO, span: Span | None, name: str
 ) -> np.ndarray | None:
-    """Decode a picture with more than 8 bits, and convert it by `eight_bits` to (H, W, C) uint8.
+    """Decode a picture with more than 8 bits, or with signed values, into (H, W, C) uint8.
 
-    Returns None for a picture with 8 bits or fewer.
+    The values are converted by `eight_bits`. Returns None for any other picture.
 
     opened: the picture as Pillow opened it. If Pillow would keep only 8 bits per value, another
     library decodes `file` instead.
@@ -233,7 +233,7 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
     with installed("depth", name):
         from tifffile import TiffFile
 
-    # Photometry (0 and 1: grey, 2: colour) -> number of channels without alpha, and with alpha
+    # PhotometricInterpretation (0 and 1: grey, 2: colour) -> channel counts without and with alpha
     channels = {0: (1, 2), 1: (1, 2), 2: (3, 4)}
     file.seek(0)
     with TiffFile(BytesIO(file.read())) as tiff:

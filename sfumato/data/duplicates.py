@@ -1,4 +1,4 @@
-"""Refuse images already counted under another dataset id, or already charged in other groups.
+"""Refuse images already counted under another dataset id, and charged images that change groups.
 
 Otherwise, no odometer would contain the whole cost of these images.
 """
@@ -85,7 +85,7 @@ def resized_copies(fresh: Path, other: Path) -> bool:
 def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
     """Yield grey thumbnails of the sensitive images and then of the hold-out images, in batches.
 
-    A batch is (N, 64). Each row has mean 0 and norm 1, or norm 0 for a blank image.
+    A batch is (N, 64). Each row has mean 0 and norm 1, or norm 0 for a uniform image.
     most: maximum number of images to choose from each part; every call chooses the same images.
     """
     for images in (load_array(home / part / IMAGES) for part in (SENSITIVE, HOLDOUT)):
@@ -106,7 +106,9 @@ def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
 def refuse_regrouping(data: Data, home: Path, fresh: Path, journal: Journal) -> None:
     """Add an entry to the journal if charged images change their groups.
 
-    Raises ConfigError instead if the owner has not confirmed the change.
+    home, fresh: folders of the earlier and of the new images.
+
+    Raises ConfigError instead if the owner has not confirmed the change (`data.other_groups`).
     """
     if not regrouped(home, fresh, journal.records()):
         return

@@ -69,8 +69,8 @@ def ids_of_files(
 ) -> Ids:
     """Find the id of the person of each picture, by the rule `groups`.
 
-    files: pictures below `root`. The ids are returned in the same order;
-    given: ids from the column of a table, if the rule names one.
+    files: pictures below `root`, in the order of the ids to return;
+    given: cells of the column of ids, in the order of `files`, if the rule names a column.
 
     Raises DataError if a table cannot be read or does not match the files, and the errors of
     `ids_of_persons` and `checked_ids`.
@@ -277,8 +277,9 @@ def plain_id(text: str) -> str:
 def spelling(text: str) -> str:
     """Map all spellings of an id to one text.
 
-    The text is the result of `plain_id` after two replacements. Characters that look alike are
-    replaced by one of them, and ae, oe, ue by a, o, u, so that Müller equals Mueller.
+    The result of `plain_id` is changed in two ways. In words of four or more letters, ae, oe, ue
+    and aa become a, o, u and a, so that Müller equals Mueller. Characters that look alike are
+    replaced by one of them.
     """
     name = re.sub(
         r"[^\W\d_]{4,}", lambda word: re.sub("([aou])e|a(?=a)", r"\1", word[0]), plain_id(text)

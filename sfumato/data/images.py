@@ -101,8 +101,8 @@ class ImageSet:
 
 
 class ImageWriter:
-    """Writes images one by one to `images.npy` and `labels.npy`, and their groups, if any, to
-    `groups.npy`. Memory use is constant.
+    """A writer of images to `images.npy`, their labels to `labels.npy`, and their groups, if any,
+    to `groups.npy`. It writes one image at a time, so memory use is constant.
 
     The files are complete after the context ends. An exception leaves incomplete files, so use a
     temporary directory.
@@ -187,8 +187,10 @@ def load_images(
 ) -> ImageSet:
     """Load the set in `directory`, memory-mapped read-only and validated.
 
-    shape: expected (C, H, W). Raises DataError if the set is missing or damaged, has a different
-    shape, or does not match `grouped`.
+    grouped: whether the set is expected to have groups; shape: expected (C, H, W).
+
+    Raises DataError if the set is missing or damaged, or if its groups or its shape are not as
+    expected.
     """
     if (directory / GROUPS).exists() and not grouped:
         raise DataError(f"{directory / GROUPS} {GROUPS_REFUSED}.")
@@ -223,7 +225,7 @@ def load_array(path: Path) -> np.ndarray:
 def check_images(
     images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], directory: Path
 ) -> None:
-    """Raise DataError unless the arrays are a valid set over `classes`."""
+    """Raise DataError unless the arrays are valid images and labels of `classes`."""
     if (
         images.dtype != np.uint8
         or images.ndim != 4
@@ -280,9 +282,9 @@ def having(labels: np.ndarray, label: int) -> np.ndarray:
 
 
 def strata(labels: np.ndarray) -> np.ndarray:
-    """Return the stratum of each image, (N,) int64.
+    """Return the stratum of each image in a stratified split, (N,) int64.
 
-    It is the image's label. If images have several labels, all images are in the stratum 0.
+    The stratum is the image's label or, if images have several labels, 0 for all images.
     """
     if labels.ndim == 1:
         return labels

@@ -374,7 +374,8 @@ def folder_layout(path: Path, groups: Groups | None, classes: Classes | None) ->
             {folder.name for part in parts for folder in folders_in(part)}
             for parts in (train, test)
         )
-        if classes is None:  # first: later messages state these names, so none may be a person's
+        # Checked first: later messages contain these names, so none of them may be a person's
+        if classes is None:
             check_names(sorted(names | held_out))
         if classes is None and len(held_out - names) > len(held_out) / 2:
             raise Unclear(
@@ -415,8 +416,8 @@ def check_beside(
     """Raise Unclear or ConfigError if a file beside class folders may contain labels but is not
     read.
 
-    outer: folders that may be classes; nested: whether they contain folders; decided: whether the
-    owner stated what they are.
+    outer: folders that may be classes; nested: whether they contain only folders; decided: whether
+    the owner has named the classes or stated how to find the persons.
     """
     no_classes = len({folder.name for folder in outer}) < 2 and not nested
     beside = dict.fromkeys(

@@ -56,8 +56,9 @@ def file_at(path: str, *within: Any) -> PictureFile:
 def still_broken(home: Path, data: Data) -> bool:
     """Return whether all pictures that were left out of the set in `home` are still unreadable.
 
-    Returns True if no picture was left out, and False if their list is missing. Raises
-    FileNotFoundError if a listed picture no longer exists, for example in a temporary folder.
+    Returns True if no picture was left out. Returns False if pictures were left out, but the list
+    LEFT_OUT_FILES is missing. Raises FileNotFoundError if a listed picture no longer exists, for
+    example in a temporary folder.
     """
     if not (home / LEFT_OUT).exists():
         return True

@@ -1,8 +1,8 @@
 """Find the records of charges behind public inputs, and sensitive images among public images.
 
-Public images and models cost nothing. But if they were made from sensitive images, their
-`privacy.json` contains the records of the charges. If that file is missing, files that were
-released from this state directory are recognised by their bytes.
+Public images and models cost nothing, unless they were made from sensitive images. In that case,
+their `privacy.json` contains the records of the charges. Files that were released from this state
+directory are recognised by their bytes, even without that file.
 
 The guarantee does not cover public images, so no sensitive or hold-out image may be among them.
 Only exact duplicates in the stored shape are found, because copies that were recoloured or

@@ -259,7 +259,7 @@ def candidates_in(
     stems: Sequence[str],
     labels: Sequence[Hashable],
 ) -> list[Column]:
-    """Return the columns that may name persons.
+    """Return the columns that may contain ids of persons.
 
     before: columns to the left of the counter; after: the counter and the columns to its right (see
     `at_first_unique`).
@@ -472,7 +472,8 @@ def number_column(
     before = {re.split(r"[\W_]", tail.rstrip("-_. "))[-1] for tail in tails}
     glued = {re.split(r"[\W_]", tail)[-1] for tail in tails}
     padded = all(value is None or len(value) > 2 or value[0] == "0" for value in values)
-    at_site = all(re.search(r"\d_S_$", head) for head, _ in heads)  # site_S_subject
+    # Matches names such as 012_S_0034, which contain the numbers of a site and of a subject
+    at_site = all(re.search(r"\d_S_$", head) for head, _ in heads)
     if len({*map(int, filter(None, values))}) < len({*values} - {None}):
         # Leading zeros are left out, because otherwise two ids could differ only in zeros
         pattern = rf"{times(ONE_NUMBER, place)}\D*0*(\d+)"
@@ -532,8 +533,9 @@ def chunk_columns(stems: Sequence[str]) -> list[Column]:
 
 
 def mixes(chunks: set[str]) -> bool:
-    """Return whether letters and digits alternate in many different ways, as in hexadecimal ids,
-    but not in ids such as P001a or C33P1thin.
+    """Return whether letters and digits alternate in many different ways.
+
+    They do in hexadecimal ids, but not in ids such as P001a or C33P1thin.
     """
     forms = {
         chunk: re.sub(r"\d+", "0", chunk)

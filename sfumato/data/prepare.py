@@ -8,7 +8,8 @@ Guarantee: the conversion of an image, and its assignment to the sensitive set o
 depend only on that image, the key and the section `data`. There are three exceptions. If the source
 has a test split, this split is the hold-out. With groups, the assignment depends on the id of the
 group instead of the image. The conversion of a slice depends on its volume, which shows one person.
-The card does not depend on the images, except on their shape if `data` sets no shape.
+The card does not depend on the images, except on their shape if `data` does not set `size` and
+`channels`.
 """
 
 import hashlib
@@ -85,8 +86,9 @@ def prepare_sensitive(
 
     An older set of the same id is kept if it was made from the same files with the same settings.
     Otherwise, it is replaced when the new set is complete. The card contains no number of images or
-    groups, and no hash of any kind. Its version is `data.version` or, if that is not set, a random
-    version, which stays the same for this dataset.
+    groups, and no hash of any kind. Its version is `data.version`. If that is not set, the dataset
+    keeps its earlier random version or, if it never had one, the version of the older set. A first
+    set gets a new random version.
 
     state: state directory for the images; card: path of the card; workers: number of processes that
     convert shards, see `read_shards`.
@@ -105,7 +107,7 @@ def prepare_sensitive(
         key = secret_key(state, data.name)
         listing = listing_of(data, key)
         if listing is not None and (same := prepared_from(home, listing, data, state)) is not None:
-            # Compute the fingerprint now if the last process was killed before it did
+            # Compute the fingerprint if the last process was killed before computing it
             kept_fingerprint(state, read_card(home / CARD))
             replace_file(card, same)
             shutil.rmtree(shards_folder(home), ignore_errors=True)
@@ -308,7 +310,7 @@ def prepare_public(
     private: Callable[[], Iterable[ImageSet]] = tuple,
     state: Path | None = None,
 ) -> dict:
-    """Write the public set as the artifact `out`: images, labels, card and picture.
+    """Write the public set as the artifact `out`: images, labels, card and a grid of some images.
 
     Returns the content of its card.
 
@@ -464,9 +466,9 @@ def split(
 
     Returns the sensitive part.
 
-    The hold-out is the official test split of the source. Without one, it is chosen by hashes. The
-    hashes are of the images, so that identical images are in the same part. With groups, they are
-    of the groups' ids, so that all images of a group are in the same part.
+    The hold-out is the official test split of the source. Without one, a keyed hash of each image
+    decides its part, so that identical images are in the same part. With groups, a keyed hash of
+    the group's id decides, so that all images of a group are in the same part.
 
     several: whether images can have several labels.
     """

@@ -163,8 +163,8 @@ def of_series(
 ) -> Iterator[tuple[int, Path | Slice]]:
     """Yield (index of the file, picture) for the pictures of one series.
 
-    Pictures are sorted by position or, if any position is missing, by number. members: index and
-    header of each file in the series.
+    Pictures are sorted by position or, if any position is missing, by InstanceNumber. members:
+    index and header of each file in the series.
 
     Raises DataError if `volume` selects no picture, or if `volume.axis` is set.
     """

@@ -55,7 +55,7 @@ FRESH = 2.0  # seconds after a change during which a second change may get the s
 CONVERTED = "converted.json"  # file with the fields of `Converted`
 PERSONS_FILE = "persons.npy"  # file with the result of `groups.persons_of`, one text per picture
 
-Task = tuple[Shard, Path]  # a shard, and the folder of its images
+Task = tuple[Shard, Path]  # a shard, and the folder for its converted images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +83,10 @@ def shards_folder(home: Path) -> Path:
 def shards_in(data: Data) -> list[Shard]:
     """Return the shards of the source, in the order of its images.
 
-    Returns an empty list if the source must be read as a whole. This is so if the source is a
-    single file, a small folder or volumes, if pictures have several labels, or if one table lists
-    all pictures or the persons of all pictures.
+    Returns an empty list if the source must be read as a whole. This is so for a single file or a
+    small folder, if `data.volume` is set, if pictures have several labels, or if one table lists
+    all pictures. It is also so if `data.groups` finds persons in other ways than by `pattern`,
+    `column` or `dicom`.
     """
     single = data.labels != SEVERAL and data.volume is None
     ways = set[str]()

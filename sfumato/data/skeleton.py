@@ -92,7 +92,7 @@ Files that are neither readable pictures nor text tables were not copied. Number
 
 @dataclass
 class Disguise:
-    """Replaces the words, numbers, dates and hexadecimal ids in names and tables.
+    """A callable that replaces the words, numbers, dates and hexadecimal ids in names and tables.
 
     Equal words get the same replacement, and so do equal numbers, dates and ids. The replacements
     depend on a secret key and other random numbers, which are not stored.

@@ -47,8 +47,8 @@ class Survey:
     images: number of images without the hold-out;
     held_out: number of images in the hold-out, None if there is none;
     side, longer: medians of the shorter and of the longer sides, in pixels;
-    proportion: median of height divided by width; 1 if at least a quarter of the pictures are in
-    portrait format and at least a quarter are not;
+    proportion: median of height divided by width; 1 if 1 is between the quartiles of this ratio, as
+    in a mixture of portrait and landscape formats;
     colour: whether most pictures are in colour;
     groups: rule for finding persons' ids;
     persons: number of persons, without the hold-out; None if no rule finds them;
@@ -219,7 +219,7 @@ def check_not_empty(source: Source, path: Path) -> None:
 
 
 def whole_file(file: PictureFile) -> Path | Member:
-    """Return the file that contains a picture: for a slice, its volume."""
+    """Return the volume or DICOM file that contains a slice, and any other picture unchanged."""
     if isinstance(file, Slice):
         return file.path
     return file

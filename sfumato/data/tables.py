@@ -25,7 +25,7 @@ from sfumato.storage.plain_json import parse_json, read_bytes
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
-# Names used by Hugging Face's `imagefolder`
+# Names of the tables that Hugging Face's `imagefolder` reads
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 # Names of tables with several labels per picture. Such a table has one column of 0 and 1 per label,
 # or one column of lists
@@ -345,11 +345,12 @@ def parquet_rows(table: Path) -> Rows:
 def records_of(
     file: ParquetFile, columns: Sequence[str], name: str, picture: str | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of an open Parquet file, a few at a time, after checking its metadata against
-    the limits.
+    """Yield the rows of an open Parquet file, after checking its metadata against the limits.
 
-    columns: columns of cells to read; picture: column of pictures to read too. With such a column,
-    rows are read one at a time. Raises DataError if the table is too large.
+    Rows are read in batches of at most 1024 or, with pictures, one at a time.
+
+    columns: columns of cells to read; picture: column of pictures to read too. Raises DataError if
+    the table is too large.
     """
     about = file.metadata
     groups = [about.row_group(i) for i in range(about.num_row_groups)]

@@ -1,7 +1,7 @@
 """Read NIfTI volumes.
 
-Each slice becomes an upright picture. If no range is set, percentiles of the values of a volume
-are shown as black and white.
+Each slice becomes an upright picture. If no range is set, two percentiles of the volume's values
+are shown as black and as white.
 
 Guarantee: a slice depends only on its own volume. All slices of a volume belong to one person.
 """
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from sfumato.settings.data import Volume
 
 SUFFIXES = (".nii.gz", ".nii")
-# Axis along which the slices follow each other. The axes of the array point to the right, to the
-# front and to the top of the body. The first of the two other axes is the horizontal axis of a
+# Array axis along which the slices follow each other. The array's axes point to the right, to the
+# front and to the top of the body. Of the other two axes, the first is the horizontal axis of a
 # slice.
 AXES = {"sagittal": 0, "coronal": 1, "axial": 2}
 AXIAL = "axial"
@@ -37,7 +37,7 @@ AXIAL = "axial"
 PERCENTILES = (1, 99)
 FARTHEST_OFFSET = 2**24  # maximum number of bytes before the values
 LARGEST_VALUE = 8  # maximum number of bytes per value
-MAGIC = (b"n+1", b"n+2")  # first bytes of the magic number of files with header and values
+MAGIC = (b"n+1", b"n+2")  # first bytes of the magic number, if a file has header and values
 only_reader = threading.Lock()
 # The volume that was read last. It is kept, because its slices are requested one after the other
 last_read: dict[object, Values | DataError] = {}
@@ -204,8 +204,8 @@ def percentiles(flat: np.ndarray) -> tuple[float, float]:
 
 @contextmanager
 def damaged(path: Path) -> Iterator[None]:
-    """Raise ConfigError if nibabel is missing, and DataError for any exception that damaged bytes
-    cause.
+    """Return a context that raises ConfigError if nibabel is missing, and DataError in place of any
+    exception that damaged bytes cause.
     """
     with installed("volumes", str(path)):
         import nibabel

@@ -1,6 +1,6 @@
-"""Define the interface of a denoiser, and draw noise levels.
+"""Interface of denoisers, and functions that draw noise levels.
 
-Source: Karras et al. 2022 (EDM) for the log-normal; DP-Diffusion §3.3 for the mixture of timesteps.
+Source: Karras et al. 2022 (EDM) for log-normal levels; DP-Diffusion §3.3 for mixtures of timesteps.
 """
 
 import functools
@@ -17,8 +17,8 @@ from sfumato.runtime.progress import Progress
 from sfumato.settings.fields import Size, both_sides
 from sfumato.settings.noise_levels import NoiseLevels, TimestepMixture
 
-# A guide returns a shift to add to the denoised image D. Pixel values are in about [-1, 1].
-# Arguments: D, its labels, and the variance of the clean image given its noisy version.
+# A guide returns a shift to add to the denoised images D, which have values in about [-1, 1].
+# Arguments: D, the labels, and the variance of the clean image given its noisy version.
 Guide = Callable[[Tensor, Tensor, float], Tensor]
 # A sampler draws one image per label: (B, C, H, W) float32 in [0, 1], on the CPU.
 Sampler = Callable[[Tensor], Tensor]
@@ -27,7 +27,7 @@ TIMESTEPS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """The way in which a diffusion model draws images.
+    """Options for drawing images from a diffusion model.
 
     steps: number of solver steps;
     guidance: g in D + g·(D − D₀); D is the image denoised with its label, D₀ without it;

@@ -10,8 +10,8 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 class EMA:
     """Average of a dict of tensors: after step t, average ← d·average + (1 − d)·value.
 
-    The decay d is min(decay, (1 + t)/(10 + t)). So even in a short run, the initial values have
-    little weight.
+    d is the smaller of `decay` and (1 + t)/(10 + t), so that the initial values have little weight
+    even in a short run.
     """
 
     decay = 0.999

@@ -1,6 +1,7 @@
 """The denoiser's objective: EDM preconditioning and weighting.
 
-Networks in `sfumato.diffusion` take images in [-1, 1]. Everywhere else, images are in [0, 1].
+Denoising works on images in [-1, 1]. `per_image_loss` and `sample` convert from and to [0, 1], the
+range of images in the rest of the program.
 
 Source: Karras et al. 2022 (EDM), Table 1.
 """

@@ -1,8 +1,8 @@
 """Draw images: Heun's second-order solver of the probability-flow ODE, with guidance.
 
-Source: EDM, Algorithm 1 (deterministic) and Eq. 5; Ho & Salimans 2021 for guidance without a
-classifier; Dhariwal & Nichol 2021 for guidance by a classifier; Bansal et al. 2023 for applying the
-classifier to the denoised image.
+Source: EDM, Algorithm 1 (deterministic) and Eq. 5; Ho & Salimans 2021 for classifier-free guidance;
+Dhariwal & Nichol 2021 for classifier guidance; Bansal et al. 2023 for applying the classifier to
+the denoised image.
 """
 
 import itertools

@@ -2,8 +2,8 @@
 
 `diffusion.objective` adds the preconditioning. The network meets the conditions of
 `sfumato.dpsgd.per_image`: no image affects another, the first dimension of every activation is the
-batch, and trained weights are used only by functions in its RULES. Attention has four plain
-`nn.Linear`, so that LoRA can replace them by name.
+batch, and trained weights are used only by functions in its RULES. An attention block has four
+plain `nn.Linear` layers, which LoRA can replace by name.
 """
 
 import math
@@ -28,7 +28,7 @@ from sfumato.storage.weights import load_network, save_network
 # On CUDA, PyTorch's derivative of group normalisation fails if a batch has more groups than this
 MOST_GROUPS = 65_535
 # Maximum numbers of pixels and of images that one process draws at a time, by device.
-# Pixels are counted at the resolution of the network.
+# Pixels are counted after the pixel-unshuffle stem.
 DRAWN_TOGETHER = {"cpu": (2**17, 256), "cuda": (2**19, 512)}
 
 
@@ -270,8 +270,8 @@ class UNet(Denoiser):
     def sampler(self, sampling: Sampling, generator: torch.Generator) -> Sampler:
         """Return a function that draws images by Heun's solver.
 
-        It uses bfloat16 if the device is faster with it. The images have the network's own shape;
-        `sampling.shape` is ignored.
+        The function computes in bfloat16 if `prefers_bfloat16` returns true for the network. The
+        images have the network's own shape; `sampling.shape` is ignored.
         """
         autocast = distributed.broadcast_object(prefers_bfloat16(self))
 

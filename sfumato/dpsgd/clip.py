@@ -13,7 +13,7 @@ RUN = 64  # Number of squares to add up in float32; the results are added up in 
 # Relative margin of a clipped norm.
 # It exceeds the error of a float32 sum of RUN squares, and of the square root of this sum.
 FLOAT32_SLACK = 2.0**-18
-# Maximum number of entries of rows in float64 at a time, by device
+# Maximum number of entries to convert to float64 at a time, by device
 NUMBERS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
 
 

@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA): a layer uses W + scale·A·B instead of W.
 
-W is frozen, and only A and B are trained. Training never computes A·B, so a per-image gradient has
-r·(m + n) numbers instead of m·n.
+W is frozen, and only A and B are trained. Training never computes A·B. So with rank r, the
+per-image gradient of an m×n matrix has r·(m + n) numbers instead of m·n.
 
 Source: Hu et al. 2022 (LoRA); DP-SAPF Eq. 9 and Algorithm 2, for the initial values.
 """

@@ -52,7 +52,7 @@ class PerImage(TorchFunctionMode):
             name: weight.detach().expand(images, *weight.shape).requires_grad_()
             for name, weight in weights.items()
         }
-        # By the id of a weight: the weight and its rows.
+        # Maps the id of a weight to the weight and its rows.
         # A reference to the weight is kept, so that no other tensor gets its id.
         self.of: dict[int, tuple[Tensor, Tensor]] = {}
         for name, weight in weights.items():

@@ -1,7 +1,7 @@
 """DP-SGD for a denoiser.
 
 Each step draws images, sums their clipped gradients, adds noise and takes an Adam step. A `Charge`
-draws the images and adds the noise, so no code here reads the noise multiplier or the sample rate.
+draws the images and adds the noise, so no step uses the noise multiplier or the sample rate.
 
 Source: Abadi et al. 2016 for the step; Dockhorn et al. 2023 (DPDM) for the K draws.
 """
@@ -152,7 +152,7 @@ class State(Trained, Gradients):
     """The state of a run between steps: the trained weights, their average, and Adam's moments.
 
     model: network whose parameters with `requires_grad` are trained, in place;
-    public_batch: public expected size of a draw, the denominator of a step;
+    public_batch: public expected size of a draw, by which each step divides the gradient sum;
     autocast, generator: see `Gradients`.
     """
 
@@ -204,7 +204,7 @@ class State(Trained, Gradients):
 
 
 def step(state: State, charge: Charge) -> dict[str, float]:
-    """Make one Poisson draw, one release and one Adam step. Returns the public row of the log."""
+    """Make one Poisson draw, one release and one Adam step. Returns a row of the public log."""
     return update(state, charge.release(gradient_sum(state, charge), state.config.max_grad_norm))
 
 
@@ -271,7 +271,7 @@ def update(state: State, noised: Tensor, public: Tensor | None = None) -> dict[s
 
     public: gradient on public images, (P,), to add to the released gradient.
 
-    Returns the public row of the log. Raises ConfigError if a weight is not finite after the step.
+    Returns a row of the public log. Raises ConfigError if a weight is not finite after the step.
     """
     gradient = noised.to(next(iter(state.parameters.values()))) / state.public_batch
     state.descend(gradient if public is None else gradient + public)

@@ -50,11 +50,10 @@ def choose_trainable(
     - attention: every parameter of the attention layers (DP-LDM, without its conditioning
       embedder).
     - attention-lora: adapters on all query, key and value matrices (DP-LoRA).
-    - salient: the full matrices of the first candidates in `ranking`, a share `settings.ratio` of
-      all candidates.
-    - salient-lora: adapters on the same candidates as `salient`; the rest is frozen (DP-SAPF).
+    - salient: the first matrices in `ranking`, a share `settings.ratio` of all, without adapters.
+    - salient-lora: adapters on the same matrices as `salient`; the rest is frozen (DP-SAPF).
 
-    ranking: names of the candidates, the most salient first; None if no ranking is needed.
+    ranking: names of all `candidates`, the most salient first; None if no ranking is needed.
 
     Raises ConfigError if a needed ranking is missing, there is nothing to train, or the adapter
     rank is too high; DataError if the ranking names parameters that the model does not have.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sfumato.features.public_network import MaxAndMean, PooledBlock
 
-PENULTIMATE_WIDTH = 128  # Width of the layer before the last one of `mlp` and `cnn`
+PENULTIMATE_WIDTH = 128  # Width of the last hidden layer of `mlp` and `cnn`
 # A module that maps images, (B, C, H, W) in [-1, 1], to features, (B, width); and its width
 Body = tuple[nn.Module, int]
 
@@ -79,9 +79,10 @@ def perceptron(pixels: int) -> nn.Sequential:
 
 
 def pooled_convolutions(channels: int, height: int, width: int) -> Body:
-    """Build a convolution and up to four blocks. Each block halves the sides, down to 4 pixels.
+    """Build a convolution and up to four blocks. Each block halves the sides.
 
-    So images of 32×32 pixels get three blocks. Returns (body, feature width).
+    Blocks are added while the shorter side has 8 pixels or more, so images of 32×32 pixels get
+    three blocks. Returns (body, feature width).
     """
     blocks: list[nn.Module] = []
     depth = 32
@@ -95,13 +96,14 @@ def pooled_convolutions(channels: int, height: int, width: int) -> Body:
 
 
 def convolutions(channels: int, height: int, width: int) -> nn.Sequential:
-    """Build a CNN from stages of two 3×3 convolutions with batch norms.
+    """Build a CNN of 1 to 4 stages and a dense layer.
 
-    A stage ends with a pooling layer if the shorter side has 2 pixels or more. A dense layer
-    follows the last stage. There are 1 to 4 stages: after the first, a stage is added as long as
-    the shorter side still has 7 pixels or more. Grey images with a shorter side of 16 to 32 pixels
-    start at half resolution. If the shorter side has more than 32 pixels, strided convolutions
-    first halve it until it has at most 32.
+    A stage has two 3×3 convolutions with batch norms. It ends with a pooling layer if the shorter
+    side has 2 pixels or more. After the first stage, stages are added while the shorter side has 7
+    pixels or more.
+
+    Grey images with a shorter side of 16 to 32 pixels start at half resolution. If the shorter side
+    has more than 32 pixels, strided convolutions first halve it until it has at most 32.
     """
     layers: list[nn.Module] = []
     side = min(height, width)

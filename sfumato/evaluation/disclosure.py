@@ -39,15 +39,17 @@ def disclosure(
     extractor: Extractor,
     more: np.ndarray | None = None,
 ) -> dict:
-    """Run `compare_nearness` on images and return its result.
+    """Test whether training images are nearer to the released images than hold-out images are.
 
-    If persons are known, all images of a person form one unit. Otherwise, equal images form one
-    unit. The distance of a unit is the distance of its nearest image. From a large set, units are
-    drawn at random.
+    `compare_nearness` describes the test. If persons are known, all images of a person form one
+    unit. Otherwise, equal images form one unit. The distance of a unit is the distance of its
+    nearest image. If a set is large, only some of its units, drawn at random, are tested.
 
     generated: released images that were generated, or None if all are public;
     more: (n, H, W, C) uint8, further images drawn from the released networks, as any recipient can
     draw them.
+
+    Returns the result of `compare_nearness` or, if `generated` is None, only "sentence".
     """
     if generated is None:
         return {
@@ -66,9 +68,9 @@ def disclosure(
 
 
 def membership(network: ImageClassifier, train: ImageSet, holdout: ImageSet) -> dict:
-    """Run `compare_nearness` on the losses of a network.
+    """Test whether a network has lower losses on training images than on hold-out images.
 
-    An image with a low loss counts as near.
+    `compare_nearness` describes the test. Losses are used as distances.
     """
 
     def losses(real: ImageSet) -> np.ndarray:
@@ -86,7 +88,7 @@ def compare_sets(
     holdout: ImageSet,
     random: np.random.Generator,
 ) -> dict:
-    """Run `compare_nearness` on the units of both sets (see `disclosure`).
+    """Run `compare_nearness` on two sets, whose images form units as in `disclosure`.
 
     nearness_of: function from n images to (n,) numbers, which are smaller for nearer images.
     """
@@ -113,8 +115,8 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
     near: (n,), distances of the training units to the release; strangers: (m,), distances of the
     strangers to the release; unit: "images" or "persons".
 
-    There are two tests, with k = 1 and k = m/100 (rounded up), so p-values are doubled. If m is at
-    most 100, there is only the test with k = 1, and nothing is doubled.
+    There are two tests, with k = 1 and k = m/100 (rounded up), so each p-value is doubled. If m is
+    at most 100, there is only the test with k = 1, and its p-value is not doubled.
 
     At least x training units are nearer than the k-th stranger if and only if fewer than k of the
     x + k − 1 nearest units are strangers. If nothing was copied, the number of strangers among

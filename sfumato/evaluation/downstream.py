@@ -90,7 +90,7 @@ class Scored:
     shifted: accuracy under each distortion of the hold-out;
     right: (N,) bool, whether each image was classified correctly;
     calibration: expected calibration error;
-    odds: (N,) log odds of the second class, if there are two classes, each with images;
+    odds: (N,) log odds of the second class, if there are two classes and both have images;
     second: (N,) bool, whether each image is of the second class.
     """
 
@@ -123,7 +123,7 @@ def evaluate_classifier(
 def scored_by(
     scores: Callable[[ImageSet], np.ndarray], holdout: ImageSet, moved: Mapping[str, ImageSet]
 ) -> Scored:
-    """Score a classifier on `holdout`, and on `moved`.
+    """Score a classifier on `holdout`, and on `moved`, distorted versions of `holdout`.
 
     scores: function from a set to (N, classes) logits.
     """
@@ -192,7 +192,7 @@ def aggregate(
 
     If images have one label each, the result has more entries: "interval" (see
     `bootstrap_interval`); "calibration", the mean of the calibration errors; "two_classes" (see
-    `ranked`), if there are two classes, each with images; and "by_column" (see `by_column`), if
+    `ranked`), if there are two classes and both have images; and "by_column" (see `by_column`), if
     `compared` is given.
     """
     per_seed = [one.accuracy for one in scored]
@@ -253,9 +253,9 @@ def ranked(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = Non
     """Compute the usual numbers of medical studies with two classes: AUROC, and the sensitivity to
     each class.
 
-    For the sensitivity to a class, the threshold is chosen so that a share SPECIFICITY of the other
-    class is classified correctly. The sensitivity is the share of the class that is then classified
-    correctly. Returns [{"what", "mean", "interval"}, …], with means over the seeds.
+    For the sensitivity to a class, the threshold is chosen so that at least the share SPECIFICITY
+    of the other class is classified correctly. The sensitivity is the share of the class that is
+    then classified correctly. Returns [{"what", "mean", "interval"}, …], with means over the seeds.
     """
     second = scored[0].second
     assert second is not None

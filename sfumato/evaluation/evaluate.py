@@ -63,9 +63,9 @@ def evaluate_folder(
 ) -> Metrics | None:
     """Measure the release in a folder on the real images that `card` describes.
 
-    This function opens the real images, which is recorded in the journal. All processes must call
-    this function. After the work that they share, the process group ends, and only the first
-    process continues.
+    The journal records that this function opens the real images. All processes must call this
+    function. After the work that they share, the process group ends, and only the first process
+    continues.
 
     classifiers: folder of each classifier in LOADERS. A folder may be missing;
     out: folder for pictures.
@@ -125,7 +125,10 @@ def evaluate_folder(
 
 
 def loaded(classifiers: Mapping[str, Path]) -> dict[str, ImageClassifier]:
-    """Load the released classifiers, by stage, from the folders that exist and contain one."""
+    """Load the released classifiers, by stage.
+
+    A folder is left out if it is missing, or if the recipe did not use its stage.
+    """
     return {
         name: LOADERS[name](folder).to(device())
         for name, folder in classifiers.items()

@@ -22,7 +22,7 @@ PAIRS = 6  # Pairs per class
 
 
 def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, path: Path) -> None:
-    """Plot the released images nearest to a training image, each beside that image.
+    """Plot the released images nearest to training images, each beside its nearest training image.
 
     Each of the first 20 classes has a row of at most PAIRS pairs.
     """
@@ -89,7 +89,7 @@ def plot_detected(detected: Detected, path: Path) -> None:
 
 
 def framed(image: np.ndarray, scale: int, colour: tuple[int, int, int]) -> np.ndarray:
-    """Return an image, (H, W, C) uint8, in RGB, magnified, with a frame two pixels wide."""
+    """Convert an image, (H, W, C) uint8, to RGB, magnify it, and add a frame two pixels wide."""
     larger = (
         np.broadcast_to(image, (*image.shape[:2], 3)).repeat(scale, axis=0).repeat(scale, axis=1)
     )

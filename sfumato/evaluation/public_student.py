@@ -1,6 +1,6 @@
 """Score sets of images by a linear classifier on the features of a public network.
 
-Tables and messages call this classifier the second student. For each set, a new one is trained. Its
+Tables and messages call this classifier the second student. A new one is trained on each set. Its
 scores can be compared between sets, but not with the scores of other classifiers.
 """
 
@@ -49,7 +49,9 @@ def score_students(
     holdout: ImageSet,
     seeds: Sequence[int],
 ) -> dict:
-    """For each set and seed, train a student on at most `scores.COMPARED` images, and score it.
+    """Train a student on each set with each seed, and score it on `holdout`.
+
+    At most `scores.COMPARED` images of each set are used.
 
     Returns {"network", "trained_on": {name of the set: result of `aggregate`}}.
     """

@@ -255,7 +255,10 @@ def absent_labels(image_set: ImageSet) -> np.ndarray:
 
 
 def subsample_indices(count: int, most: int) -> np.ndarray:
-    """Return the indices of all rows, or of `most` rows drawn with a fixed seed, ascending."""
+    """Choose all of `count` rows or, if there are more than `most`, draw `most` with a fixed seed.
+
+    Returns their indices, ascending.
+    """
     if count <= most:
         return np.arange(count)
     return np.sort(np.random.default_rng(0).choice(count, most, replace=False))

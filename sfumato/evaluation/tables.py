@@ -1,6 +1,6 @@
-"""The numbers of an evaluation as tables for CSV files, the terminal and the owner's report.
+"""Tables with the numbers of an evaluation, for the terminal and the owner's report.
 
-All of them are local.
+All tables are local.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -62,8 +62,8 @@ def reliability_heads(measure: str) -> list[str]:
 
 
 def accuracy_tables(metrics: Mapping, sets: Mapping[str, dict], measure: str) -> Iterator[Table]:
-    """Yield tables of accuracies on the real hold-out: for all sets, for each class, and on shifted
-    images.
+    """Yield tables of accuracies on the real hold-out: for all sets, for each class of the release,
+    and on distorted images.
 
     sets: result of `classifier_rows`, by the set on which the classifiers were trained.
     """
@@ -175,9 +175,9 @@ def table_of(
 def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
     """Read the local content of the owner's report.
 
-    The content consists of the results of `stage evaluate` and of the noisy pictures that the
-    models learned from. Missing files, and pictures of incomplete artifacts, are left out. Raises
-    DataError if the results cannot be read.
+    The content consists of the results of `stage evaluate`, and of pictures that earlier stages
+    wrote into their artifacts. Missing files, and pictures of incomplete artifacts, are left out.
+    Raises DataError if the results cannot be read.
     """
     numbers = Local()
     causes = (*UNREADABLE, LookupError, RuntimeError)

@@ -1,6 +1,6 @@
-"""The verdict on a release: how much a classifier learns from it, by balanced accuracy.
+"""The verdict on a release: how much a classifier learns from it, compared with real images.
 
-The verdict is local. It depends on how much a classifier learns of what there is to learn:
+The verdict is local. It depends on this share:
 
     learned = (release - chance) / (real - chance)
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from sfumato.data.images import per_class
 
-# For each level: the smallest share that must be learned (a convention), and a sentence.
+# For each level: the smallest value of `learned` (a convention), and a sentence.
 # Levels are listed from best to worst.
 VERDICT_LEVELS = {
     "good": (0.9, "a classifier learns nearly as much from this release as from the real images"),
@@ -97,7 +97,7 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> Ver
     error = math.sqrt(chance * (1 - chance) / len(labels))
     if labels.ndim == 2:
         error = auroc_error(present, len(labels))
-    clear = 3.0 * error  # a larger margin above chance is hardly due to chance
+    clear = 3.0 * error  # a larger margin is hardly due to random errors
     learned = None
     if present.min() < FEWEST_OF_A_CLASS:
         level = UNJUDGED
@@ -212,7 +212,7 @@ def auroc_error(having: np.ndarray, count: int) -> float:
 
 
 def best(values: Mapping) -> dict[str, float]:
-    """Return the highest accuracy and the highest balanced accuracy of one set's classifiers."""
+    """Return the highest accuracy and balanced accuracy of classifiers trained on one set."""
     rows = classifier_rows(values).values()
     return {
         "accuracy": max(row["mean"] for row in rows),

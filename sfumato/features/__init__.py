@@ -41,8 +41,8 @@ FEATURES: dict[str, Callable[[Shape], nn.Module]] = {
     "imagenet": from_module("own_network", "imagenet"),
     "imagenet-middle": from_module("own_network", "imagenet_middle"),
 }
-# Two maps of a trained public classifier: CLASSIFIER is its method `features`, and CELLS is its
-# method `feature_map`. They and OWN are not in FEATURES
+# FEATURES does not contain these maps, because they need a network.
+# CLASSIFIER and CELLS are the methods `features` and `feature_map` of a trained public classifier.
 CLASSIFIER = "classifier"
 CELLS = "cells"
 OWN = "own"  # Map of the owner's network, `sfumato.features.own_network`

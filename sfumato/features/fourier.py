@@ -27,7 +27,7 @@ EXPLICIT_KERNELS = ("linear", "squared")  # Kernels that need no random frequenc
 
 
 class OfBlocks(nn.Module):
-    """Feature map of the block means of images.
+    """A public map, applied to the block means of images.
 
     The input is images, (B, C, H, W), at full size or averaged over blocks that are not larger than
     `block`. block: side of a block, in pixels of the full image.
@@ -56,9 +56,9 @@ class FourierFeatures(nn.Module):
 
     The frequencies are split equally between all pairs of a map and one of its length-scales. A
     map's share of the squared norm is proportional to its weight, and is split evenly over its
-    length-scales. A frequency is ω ~ N(0, I/ℓ²), where ℓ is the length-scale in units of √d, and d
-    is the dimension of the map's output. For the kernel "rational-quadratic", 1/(1 + r²/(2ℓ²)),
-    each ω is multiplied by the square root of an exponentially distributed number.
+    length-scales. A frequency is ω ~ N(0, I/ℓ²), where ℓ is √d times the length-scale, and d is the
+    dimension of the map's output. For the kernel "rational-quadratic", 1/(1 + r²/(2ℓ²)), each ω is
+    multiplied by the square root of an exponentially distributed number.
 
     A map with the kernel "linear" or "squared" has no frequencies. Its output, or its squared
     output, is scaled to norm 1 and appended to the Fourier features. So K is `size` plus the
@@ -135,7 +135,7 @@ class FourierFeatures(nn.Module):
     def vectors(self, images: Tensor) -> Tensor:
         """Concatenate the outputs of all maps for the images: (B, Σ d).
 
-        If the images are block means, maps that need finer images return zeros.
+        If the images are block means, the outputs of maps that need finer images are zeros.
         """
         block = self.block_of(images)
         vectors = []

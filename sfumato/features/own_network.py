@@ -1,9 +1,9 @@
 """The owner's own network as a public map.
 
 The owner names a torchvision architecture and a safetensors file with the weights. Such a file
-contains only numbers, and no part of it is run. TorchScript and pickles are refused without reading
-them, because they are programs that could store images or write files. The only exception is one
-pickle with a known sha256 (see `of_architecture`).
+contains only numbers, and no part of it is run. TorchScript and pickles are refused and never run,
+because they are programs that could store images or write files. The only exception is one pickle
+with a known sha256, from which only tensors are read (see `of_architecture`).
 """
 
 from collections.abc import Callable, Sequence

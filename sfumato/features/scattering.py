@@ -13,7 +13,7 @@ LARGEST = 64  # Maximum shorter side, in pixels; larger images are replaced by t
 
 
 class Filtered(torch.autograd.Function):
-    """Convolve planes with fixed filters of odd size, with zeros around the planes.
+    """Convolution of planes with fixed filters of odd size, with zeros around the planes.
 
     (N, 1, H, W), (F, 1, size, size) -> (N, F, H, W). Only the planes have a gradient.
 
@@ -125,7 +125,7 @@ class Moduli(Scattering):
     scaled to √d · r / (‖r‖ + 1), so that faint images stay faint.
 
     cell: side of a cell, in pixels. It is 2 if the shorter side of the image is below 48 pixels. In
-    larger images, the shorter side has 16 cells or a few more.
+    larger images, the shorter side has 16 to 21 cells.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -197,7 +197,7 @@ def to_root_norm(rows: Tensor, faint: float) -> Tensor:
 
 
 def unit(rows: Tensor) -> Tensor:
-    """Center each row and scale it to norm 1; a constant row becomes zero."""
+    """Centre each row and scale it to norm 1; a constant row becomes zero."""
     rows = rows - rows.mean(dim=1, keepdim=True)
     return rows / (torch.linalg.vector_norm(rows, dim=1, keepdim=True) + 1e-3)
 

@@ -12,7 +12,7 @@ from sfumato.features.scattering import to_root_norm
 class Tangent(nn.Module):
     """Gradient of an untrained network with respect to its weights, scaled to norm √d.
 
-    The network has one hidden layer. (B, C, H, W) -> (B, d), d = width · (pixels + 1): the gradient
+    The network has one hidden layer. (B, C, H, W) -> (B, d), d = width · (C·H·W + 1): the gradient
     of f(x) = Σ a_j · silu(w_j · x) with respect to all w_j and a_j.
 
     Source: DP-NTK (Yang et al. 2023), with SiLU instead of ReLU, because the gradient of a ReLU

@@ -199,8 +199,8 @@ def best_temperature(shares: Tensor, labels: Tensor) -> float:
 
 
 def share_offsets(probabilities: Tensor, target_counts: Tensor) -> Tensor:
-    """Find offsets to add to log p, so that class m is the likeliest class of `target_counts[m]`
-    images.
+    """Find offsets to add to log probabilities, so that class m is the likeliest class of
+    `target_counts[m]` images.
 
     A noisy teacher predicts some classes too often and others hardly ever, but ranks the images of
     a class reliably. The search takes shorter and shorter steps, because the number of images per

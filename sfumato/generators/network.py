@@ -137,7 +137,7 @@ class Generator(nn.Module):
             last = max(8, width // 4)
             self.widen: nn.Module = Widen(width, 4 * last)
         else:
-            last = 1024 // COARSE  # channels times side is 1024 at each level
+            last = 1024 // COARSE  # channels of a level: 1024 / side, but at least 8
             self.widen = Enlarge(width, last)
         self.norm = nn.BatchNorm2d(last)
         self.details = nn.Conv2d(last, channels, 5, padding=2)

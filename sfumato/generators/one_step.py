@@ -159,7 +159,7 @@ def pace(done: float) -> float:
 def embedding_of(match: FeatureMeans, images: Tensor, weights: Tensor, priors: Tensor) -> Tensor:
     """Compute the embedding μ(G) of a batch of images, (K, classes).
 
-    Column m is priors_m times the weighted mean of φ over the images, with column m of `weights`.
+    Column m is priors_m times the mean of φ over the images, weighted by column m of `weights`.
     images: (B, C, H, W); weights: (B, classes), from `labels_to_fit`.
     """
     counts = weights.sum(0)
@@ -167,7 +167,9 @@ def embedding_of(match: FeatureMeans, images: Tensor, weights: Tensor, priors: T
 
 
 def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor) -> Tensor:
-    """Estimate ‖μ̃ − μ(G)‖² − ‖μ̃‖² from a batch, as a weighted sum over the columns.
+    """Estimate ‖μ̃ − μ(G)‖² from a batch, without the constant ‖μ̃‖².
+
+    The result is a weighted sum over the columns.
 
     The squared norm of a batch mean is a biased estimate of ‖μ(G)‖². Because ‖φ‖ = 1, the bias is
     known, and is subtracted; otherwise, small batches would reward images without variety. The
@@ -190,13 +192,13 @@ def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor)
 
 
 class EarlyStopping:
-    """Stops the fit of each class when it begins to fit the noise of the release.
+    """Rule that stops the fit of a class when the generator begins to fit the noise of the release.
 
-    Some features of a release, chosen by `held_out`, are left out of the loss. Their noise is
-    independent of the noise of the other features. So it adds only a constant to the expected
-    squared distance between the generator's and the released embedding in the held-out features.
-    This distance falls while the fit learns the class, and rises when the fit learns the noise of
-    the other features.
+    Some features of a release, chosen by `held_out`, are left out of the loss. In these features,
+    the rule observes the squared distance between the generator's embedding and the released one.
+    The noise of these features is independent of the noise of the other features, so it adds only a
+    constant to the expected distance. The distance falls while the fit learns the class, and rises
+    when the fit learns the noise of the other features.
 
     After PATIENCE steps without a smaller distance, the fit of the class stops: the target of the
     class becomes the moving average of the generator's embeddings, as it was at the step with the

@@ -31,7 +31,8 @@ def write_brief(made: ProjectPlan, folder: Path) -> list[str]:
     has not set.
 
     Guarantee: no image is read. The page depends only on the settings, the card of the sensitive
-    images, the charges in the journal, and the records of earlier releases in the budget.
+    images, the charges in the journal, and the charges of earlier releases that the budget
+    includes.
     """
     text = template(Path(__file__).with_name(MARKDOWN), autoescape=False, plain=plain).render(
         brief_facts(made)

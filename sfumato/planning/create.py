@@ -55,7 +55,8 @@ class Owner:
     question, the type is None. If there is no one to answer, `ask` itself is None, and each answer
     is the default;
     see: function that shows a line that only the owner may read;
-    spelling: function that returns how this front end spells an option, such as size_hint.
+    spelling: function that takes an option's name, such as size_hint, and returns its form in this
+    front end, such as --size-hint.
     """
 
     ask: Callable[[str, object, type | None], Any] | None = None
@@ -86,8 +87,8 @@ class Proposed:
     chosen: the chosen proposal; others: the proposals for other sizes;
     seconds: expected seconds of each stage;
     plan: plan of the chosen proposal;
-    counted: True if the published number of images or persons is the program's rounded count, False
-    if the owner gave the number;
+    counted: True if the option `size_hint` was not given. The published number of images or persons
+    is then the program's rounded count, or the number that the owner entered at the prompt;
     spelling: see `Owner`.
     """
 
@@ -137,7 +138,7 @@ def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed
     """Survey a folder of images, and choose parameters that suit the images, ε and the allowed
     minutes.
 
-    Writes and spends nothing.
+    Spends nothing, and writes only caches in the state directory.
 
     state: the private state directory. Raises the errors of `survey`, and ConfigError or DataError
     if an option does not match the images.
@@ -249,8 +250,10 @@ def count_public(folder: Path | None, owner: Owner) -> int:
 def check_places(options: InitOptions) -> None:
     """Raise ConfigError unless the images and the project folder are usable.
 
-    The images must exist, git must not track them, DVC must accept the path of the project, and no
-    file may be overwritten.
+    The images must exist, and their folders must not overlap the project folder, because git would
+    track the images. The public images must be in another folder than the sensitive ones. DVC must
+    accept the path of the project folder. Unless `options.force` is set, the project folder must
+    not contain a project yet.
     """
     out = options.out
     if {*"{}"} & {*str(out)}:

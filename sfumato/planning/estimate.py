@@ -79,7 +79,7 @@ def operations_per_second() -> float:
 
 
 class Machine:
-    """The speed of this machine and the last duration of each stage, stored in the state
+    """The speed of this machine and the last duration of each free stage, stored in the state
     directory.
     """
 

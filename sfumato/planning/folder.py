@@ -136,8 +136,8 @@ def resolve_project(
 def unprepared(folder: Path, params: Params, say: Say) -> Card:
     """List the files of the owner's images, and return the card that the images will have.
 
-    Raises DataError if the images must be prepared first: their source is public, their path is a
-    URL, or `data.size` or `data.channels` is not set.
+    Raises DataError if the images must be prepared first: their source is a published set, their
+    path is a URL, or `data.size` or `data.channels` is not set.
     """
     reading_sensitive()
     data = seen_from(folder, params.data)
@@ -183,8 +183,9 @@ def coming_public(
 
 
 def changed_pictures(params: Params, state: Path) -> str | None:
-    """Return a note if pictures were added or removed since the preparation. DVC does not notice
-    such changes.
+    """Return a note if the files of the sensitive images have changed since the preparation.
+
+    DVC does not notice such changes. A change of the settings in `data` also leads to the note.
     """
     file = dataset_directory(state, params.data.name) / LISTING
     if not file.is_file() or is_url(params.data.path):  # planning needs no network

@@ -58,11 +58,12 @@ def size_factor(fit_length: float, side: int, largest: int, product: float) -> f
 
 
 def expected_part(kind: str, product: float, size_factor: float = 1.0, sure: float = 0.0) -> float:
-    """Return the expected share of what a classifier can learn, from 0 to 1.
+    """Forecast how much a classifier learns from the release, as a share of what it could learn
+    from real images (0 to 1).
 
     A forecast's range contained 7/8 of the results of public sets that were left out of the fit.
 
-    kind: key of the offsets;
+    kind: key of `offsets` in `forecast.yaml`;
     product: units · ε;
     size_factor: result of `size_factor`;
     sure: 0 for the forecast itself, `range_width(units)` for the upper end of its range, and
@@ -122,7 +123,8 @@ def curve(kind: str, product: float) -> dict[str, Any]:
     (name, point) per public run; "here" is the point of the project; "levels" are the levels of the
     verdict.
 
-    kind: key of the offsets, which selects the public runs; product: units · ε of the project.
+    kind: key of `offsets` in `forecast.yaml`, which also selects the public runs;
+    product: units · ε of the project.
     """
     powers = [step / 10 for step in range(15, 66)]
     low, line, high = (

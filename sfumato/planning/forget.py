@@ -1,6 +1,7 @@
-"""Delete the private files of a dataset: its copy, caches, checkpoints and kept releases.
+"""Delete the private files of a dataset: the copy of its images, caches, checkpoints and kept
+releases.
 
-Its journal is kept.
+The journal of the dataset is kept.
 """
 
 import re
@@ -105,8 +106,8 @@ def forgotten_on(state: Path, dataset_id: str) -> str | None:
 
 
 def forget_dataset(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> str | None:
-    """Delete the `private_files` of a dataset and unpacked archives, then the project's files
-    `here`.
+    """Delete the `private_files` of a dataset and all unpacked archives. Then delete the project's
+    files, `here`.
 
     The journal is kept. It records the deletion, and its charges still count.
 

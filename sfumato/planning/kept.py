@@ -120,10 +120,10 @@ def repeat_count(name: str, params: Params, plan: str, runs: Sequence[Run]) -> i
     for all queries that depend on the named query, because their inputs will change. So the numbers
     of the query and of all stages before it are added.
 
-    The sum is compared with the largest `again` in the records of the query's releases or, if it
-    has no release, of its open runs. If the sum is larger, the result is this `again` plus 1,
-    otherwise `again` itself. So each request is granted once. If there is no earlier run, the
-    result is the sum.
+    A record contains the number of repeat payments so far, as `again`. The sum is compared with the
+    largest `again` of the query's releases or, if it has no release, of its open runs. If the sum
+    is larger, the result is this `again` plus 1, otherwise `again` itself. So each request is
+    granted once. If there is no earlier run, the result is the sum.
 
     plan: digest of the query's plan.
     """

@@ -32,8 +32,8 @@ class ProjectPlan(Plan):
     public: card of the public images, if a stage reads them;
     inherited: charges of earlier releases from which public images or a public model were made;
     past: earlier charges;
-    seen: ids of charges and journal heads (see `sfumato.privacy.odometer`) in the project's ledgers
-    and artifacts; empty if there is no journal;
+    seen: ids of charges, and heads (hashes of journal entries, see `sfumato.privacy.odometer`), in
+    the project's ledgers and artifacts; empty if there is no journal;
     unprepared: commands that must prepare images first.
     """
 
@@ -49,8 +49,8 @@ class ProjectPlan(Plan):
         return Odometer(self.past.state, self.card.dataset_id)
 
     def remarks(self) -> Iterator[str]:
-        """Yield lines about charges of earlier releases in the budget, warnings about settings, and
-        queries that run in one process.
+        """Yield lines for the owner: charges of earlier releases that the budget includes, warnings
+        about settings, and queries that run in only one process.
         """
         if self.inherited:
             ids = ", ".join(sorted({record["dataset_id"] for record in self.inherited}))
@@ -71,7 +71,7 @@ class ProjectPlan(Plan):
     def spending(self) -> tuple[list[Decision], set[str]]:
         """Decide what each query will do, and which stages will run.
 
-        Raises BudgetError if the journal lacks charges.
+        Raises BudgetError if the journal lacks charges that the project's files contain.
         """
         if self.odometer.head() is not None:
             check_known(

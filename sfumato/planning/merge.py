@@ -46,7 +46,9 @@ def merge_projects(
     sums.
 
     The owners must have the same settings. Each owner's ε stays the same if no person is among the
-    images of two owners; different_people: True if the owners confirm this. Returns (merged
+    images of two owners.
+
+    different_people: True if the owners confirm that there is no such person. Returns (merged
     queries, dataset ids). Raises ConfigError or DataError if merging fails.
     """
     check_folders(folders, out)

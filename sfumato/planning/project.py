@@ -264,8 +264,8 @@ def forking(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
 def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> None:
     """Run `dvc repro` with the DVC and the `stage` command of this Python environment.
 
-    shown: print DVC's lines, except lines about disabled stages; terminal: let DVC and its stages
-    use the terminal.
+    shown: print the lines of DVC and its stages, except hints and lines about disabled stages;
+    terminal: let DVC and its stages use the terminal.
 
     A lock of DVC is removed first if the programs that took it no longer run. If this process is
     killed or interrupted, everything that DVC started is interrupted too, and killed 2 seconds

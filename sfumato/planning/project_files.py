@@ -245,7 +245,7 @@ def begin_repository(out: Path, say: Say) -> None:
     )
     with failed, Repo.init(str(out), no_scm=not has_git, subdir=inside) as repo:
         with repo.config.edit("repo") as config:
-            # Either setting would make DVC contact its vendor
+            # If either setting were true, DVC would contact its vendor
             config["core"] |= {"analytics": False, "check_update": False}
         # By default, any account may write into DVC's index, and `dvc checkout` runs code that is
         # pickled there.

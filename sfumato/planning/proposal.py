@@ -178,6 +178,8 @@ def propose(known: Known, seconds: Seconds) -> Proposal:
 def proposals(known: Known, sides: Sequence[Size], seconds: Seconds) -> list[Proposal]:
     """Make a proposal for each size that has a row in the table.
 
+    A row with `on_request` is used only if there is a single size.
+
     The first proposal is the chosen one; the others follow, the largest size first. Among the sizes
     that can be run within the minutes, the chosen size is the largest one that is at least 90 % as
     useful as the most useful one. If no size can be run within the minutes, the smallest size is
@@ -317,8 +319,8 @@ def with_images_of_the_release(
 
 
 def for_so_many(content: Layer, known: Known, row: Row, runs: Sequence[str]) -> Layer:
-    """Adapt the shares of the budget, the teacher's constants and the use of its labels to the
-    number of images or persons and to ε.
+    """Adapt the shares of the budget and the teacher's constants to ε and the number of images or
+    persons. For few colour images, also apply the changes `few_colour` of the table.
     """
     product = known.epsilon * known.size_hint
     if row.get("tuned_at"):
@@ -360,7 +362,8 @@ def small_sample(what: str, product: float) -> float:
 
 
 def at_effective_epsilon(recipe: str, epsilon: float) -> Layer:
-    """Return the noise of each query of a recipe, and the teacher's constants, at `epsilon`.
+    """Return the settings of a recipe that depend on ε: the noise of queries, and the teacher's
+    learning rate, clip and number of steps.
 
     epsilon: privacy.epsilon times the number of images or persons, divided by the number of images
     with which the recipe was tuned. If it is less than 1, the teacher's learning rate is lowered.

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 
 def noise_requests(params: Params) -> dict[str, NoiseRequest]:
-    """Return the part of the budget that each query in `run` requests.
+    """Return what each query in `run` requests: a noise multiplier, a share of the budget, or the
+    rest of it.
 
     Raises ConfigError unless exactly one query requests the rest of the budget.
     """
@@ -269,7 +270,7 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
 
 
 def policy_of(plan: Plan) -> SpendingPolicy:
-    """Return the owner's permissions. They are kept apart from the plans of the stages."""
+    """Return the owner's permissions to spend, which `plan_texts` puts into a file of their own."""
     privacy = plan.params.privacy
     return SpendingPolicy(
         delta=plan.budget["delta"],

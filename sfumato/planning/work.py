@@ -48,7 +48,8 @@ class WorkCount(TorchDispatchMode):
 def operations_of(build: Callable[[], nn.Module], *inputs: object) -> int:
     """Build a network, and count the operations of its forward pass on one image.
 
-    inputs: arguments of the pass; a tuple is the shape of a blank tensor.
+    inputs: arguments of the forward pass. A tuple stands for a batch with one blank image of this
+    shape.
     """
     key = repr((build, inputs))
     if key not in _counted:

@@ -39,7 +39,7 @@ ORDERS: tuple[float, ...] = (
     *range(256, 1025, 64),
     *(1536, 2048, 3072, 4096),
 )
-LARGEST_PLD = 100.0  # Largest ε for which a privacy-loss distribution is computed
+LARGEST_PLD = 100.0  # Largest ε by RDP for which `epsilon` uses a privacy-loss distribution
 ROOT_ERROR = 1e-11  # Error of an exact ε: ten times the tolerance of dp-accounting's search
 MOST_NOISE = 1e7  # Upper end of the search for a noise multiplier
 EXACT = "exact"
@@ -74,8 +74,8 @@ def _computed_curve(event: DpEvent, orders: tuple[float, ...]) -> np.ndarray:
     accountant = RdpAccountant(list(orders), relation(ADD_OR_REMOVE_ONE))
     logger = get_absl_logger()
     disabled = logger.disabled
-    # dp-accounting warns about each order at which its computation does not converge. At these
-    # orders, the RDP is infinite here. The logger is disabled, because a change of its level would
+    # dp-accounting warns about each order at which its computation does not converge. This function
+    # returns infinity at these orders. The logger is disabled, because a change of its level would
     # clear the caches of all loggers.
     logger.disabled = True
     try:
@@ -311,16 +311,16 @@ def calibrate(
     At each order, the allowed RDP is `target`, minus the conversion term, minus the RDP of
     `before`.
 
-    A share is a fraction of the whole budget's RDP at `reference_order`: `target` minus the
-    conversion term. With the accountant `exact`, the whole budget's RDP is instead the RDP of one
-    Gaussian whose ε is exactly `target`. The order depends only on the stage's sampling, the target
-    and delta.
+    A share is a fraction of the whole budget's RDP at `reference_order`, which is `target` minus
+    the conversion term. With the accountant `exact`, the whole budget's RDP is instead the RDP of
+    one Gaussian whose ε is exactly `target`. `reference_order` depends only on the stage's
+    sampling, the target and delta.
 
     The stage with neither a multiplier nor a share takes the rest, at the order that needs the
     least noise. With the accountants `pld` and `exact`, it instead gets the least noise at which
     the ε by this accountant is at most `target`.
 
-    Computed multipliers are rounded upwards to 4 digits.
+    Computed multipliers are rounded upwards to 4 significant digits.
 
     Args:
         asks: Request of each stage, by its name; exactly one has neither a multiplier nor a share.
@@ -369,8 +369,8 @@ def calibrate(
         return epsilon([*others, asks[rest].with_noise(noise).event], delta, accountant, adjacency)
 
     if accountant == EXACT:
-        # The exact ε requires less noise than Rényi's bound. So the search ends 10 % above the
-        # multiplier that Rényi's bound requires
+        # The exact ε requires less noise than Rényi's bound. So the search needs no multiplier more
+        # than 10 % above the one that Rényi's bound requires
         enough = min(1.1 * best_noise, MOST_NOISE)
         best_noise = smallest_noise(
             lambda noise: total(round_up(noise)) <= target, high=enough, tolerance=1e-4

@@ -83,8 +83,8 @@ class AlreadyReleasedError(BudgetError):
 
     digest: digest of the release's `privacy.json`, if the journal contains it;
     problem: reason why the kept copy of the release cannot be restored, or empty;
-    pay: setting that allows the work to spend again;
-    note: private sentence, if the images have changed since the release; otherwise empty.
+    pay: setting with which the owner pays for the work again;
+    note: private text about images that have changed since the release, otherwise empty.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ from sfumato.settings.fields import is_positive
 # Indices of images, and the weight of each image. The weights are None unless all images of the
 # drawn groups are read
 Drawn = tuple[np.ndarray, np.ndarray | None]
-PROBES = 4  # Number of images of public noise. All processes must compute equal rows from them
+PROBES = 4  # Number of images of random pixels that `Charge.probe` returns
 SMALLEST_NORM = 1e-20  # Far from both ends of the range in which float32 has full precision
 LARGEST_NORM = 1e20
 
@@ -118,11 +118,13 @@ class Charge:
 
         Yields:
             ((B, C, H, W) float32, (B,) int64): images in [0, 1] or their latents, and labels. If
-            images have groups and `draws` is None, these are all images of each drawn group, and a
-            third tensor, (B,) float64, contains the weight of each image in its group.
+            images have several labels, labels are (B, classes) uint8. If images have groups and
+            `draws` is None, these are all images of each drawn group, and a third tensor, (B,)
+            float64, contains the weight of each image in its group.
 
         Raises:
-            BudgetError: The charge is closed, all uses are spent, or the last draw is not released.
+            BudgetError: The charge is closed, all uses are spent, or the last draw was not
+                released.
         """
         self._check_owner()
         if self._closed or self.used >= self.uses:
@@ -250,10 +252,10 @@ class Charge:
         return self.release(total.cpu(), max_norm, integer=integer)
 
     def probe(self) -> tuple[Tensor, Tensor]:
-        """Return images of public noise, and labels for them. They are equal in all processes.
+        """Return images of random pixels, and labels for them. They are equal in all processes.
 
-        Public noise is random numbers from a fixed seed. The rows of these images show the shape of
-        a sum before any sensitive image is drawn.
+        The pixels are public, because their seed is fixed. The rows of these images show the shape
+        of a sum before any sensitive image is drawn.
         """
         images, none = self._images.batch(np.zeros(0, dtype=np.int64))
         labels = torch.arange(PROBES) if none.ndim == 1 else none.new_ones(PROBES, *none.shape[1:])
@@ -265,8 +267,8 @@ class Charge:
     def release(self, total: Tensor, max_norm: float, *, integer: bool = False) -> Tensor:
         """Return `total` + N(0, (noise_multiplier · max_norm)² I), rounded to a public grid.
 
-        This completes the use. The sum and the rounding are done in float64; the result has the
-        type of `total`.
+        This completes the use. The noise is added and the sum is rounded in float64. The result is
+        float64 if `total` is float64, otherwise float32.
 
         Args:
             total: Tensor of any shape: the sum over the units of the draw, or over this process's
@@ -322,13 +324,14 @@ class Charge:
         """Copy `tensors` from the first process to all others, and check that the other values,
         `plain`, are equal in all processes.
 
-        With one process, as in this class, there is nothing to do.
+        Does nothing in this class, which is for a single process.
         """
 
     def check_alike(self, rows: Sequence[Tensor]) -> None:
-        """Raise ConfigError unless the rows of public noise are equal in all processes.
+        """Raise ConfigError unless `rows`, the rows of the images of `probe`, are equal in all
+        processes, up to rounding.
 
-        With one process, as in this class, there is nothing to do.
+        Does nothing in this class, which is for a single process.
         """
 
     def _check_owner(self) -> None:
@@ -351,8 +354,8 @@ class Charge:
     def durable(self, checkpoint: str | None = None) -> None:
         """Journal that the state after all uses so far is on disk.
 
-        If this process is killed, the charge is resumed from the newest such state. checkpoint:
-        sha256 of the file that contains the state.
+        If this process is killed, the charge is resumed from the newest state in the journal.
+        checkpoint: sha256 of the file that contains the state.
         """
         self._journal(PROGRESS, uses=self.used, checkpoint=checkpoint)
 

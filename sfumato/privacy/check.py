@@ -260,7 +260,7 @@ def differs(stated: float, computed: float) -> bool:
 def odometer_problems(ledger: Mapping) -> list[str]:
     """Recompute the ledger's entry about the odometer, and list all errors in this entry.
 
-    The entry is computed from the ledger's records and from the other charges that it lists.
+    The entry is recomputed from the ledger's records and from the charges in its list `others`.
     """
     stated = ledger["odometer"]
     try:

@@ -21,8 +21,10 @@ class NoiseSource:
     """A stream of randomness that cannot be replayed.
 
     It runs AES in counter mode, with 128 bits of `os.urandom` as the key. A forked process gets a
-    new stream. A source cannot be saved, copied or pickled. With `seed` (tests only) the stream is
-    repeatable; `label` then marks each record, and every check of such a record fails.
+    new stream. A source cannot be saved, copied or pickled.
+
+    seed: only for tests. It makes the stream repeatable. Records then contain the label SEEDED
+    instead of SECRET, and every check refuses them.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -64,12 +66,12 @@ def rounded(noisy: torch.Tensor, grid: float) -> torch.Tensor:
 
 
 def public_grid(std: float) -> float:
-    """Return the grid to which a release with noise of this standard deviation is rounded.
+    """Return the step of the grid for releases with noise of this standard deviation.
 
-    The grid is a public power of two, about 2^GRID_BITS times finer than the noise. In double
-    precision, the last bits of "sum + noise" depend on the sum, so they could distinguish an empty
-    sum from any other. A release contains none of these bits, because neighbouring points of the
-    grid are thousands of floats apart.
+    A release is rounded to a multiple of this step, which is a public power of two, about
+    2^GRID_BITS times finer than the noise. In double precision, the last bits of "sum + noise"
+    depend on the sum, so they could distinguish an empty sum from any other. A release contains
+    none of these bits, because neighbouring points of the grid are thousands of floats apart.
 
     Source: Mironov 2012.
     """

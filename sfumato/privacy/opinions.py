@@ -1,8 +1,8 @@
 """Compute a ledger's cost by Opacus' accountants too, so that a mistake in one library is noticed.
 
-Every accountant computes an upper bound on the same ε. The ε by the ledger's accountant is computed
-a second time, with a known largest error. If the second ε minus this error is more than 1 % above
-the first ε, one of the two is wrong, and the check must fail.
+Every accountant computes an upper bound on the same ε. The bound by the ledger's accountant is
+compared with a second bound, whose largest error is known. If the second bound minus this error is
+more than 1 % above the first bound, one of the two is wrong, and the check must fail.
 
 - RDP: Opacus' curve is compared with ours, at the orders that Opacus can compute. Both curves are
   converted to ε in the same way.
@@ -146,7 +146,10 @@ def disagreements(opinions: Mapping[str, Opinion], accountant: str) -> list[str]
 
 
 def opacus_rdp(parts: Sequence[Mechanism], delta: float) -> Opinion:
-    """Compute epsilon from Opacus' Rényi curve, and `Opinion.ours` from ours at the same orders."""
+    """Compute epsilon from Opacus' Rényi curve and, for `Opinion.ours`, from our own curve.
+
+    Both are computed at the orders that Opacus can compute.
+    """
     from opacus.accountants.analysis.rdp import compute_rdp
 
     theirs = np.full(len(ORDERS), np.inf)

@@ -46,9 +46,10 @@ class OwnCharge:
 
         Args:
             rows: Function from images, (B, C, H, W) float32 in [0, 1], and labels, (B,) int64, to
-                one row per image, (B, K). A row must depend on its own image only. The function
-                must not store anything, draw random numbers or print. Its first calls are trials
-                on images of random pixels.
+                one row per image, (B, K). If images have several labels, labels are (B, classes)
+                of 0 and 1. A row must depend on its own image only. The function must not store
+                anything, draw random numbers or print. Its first calls are trials on images of
+                random pixels.
             max_norm: L2 bound of a row. It must equal the charge's bound, which is the default.
                 Longer rows are scaled down to it. Non-finite rows, and batches whose rows are not
                 (B, K), are left out.
@@ -155,9 +156,9 @@ def open_charge(
     Guarantee:
         The charge covers sums of rows if each row depends on one image only. A function with memory
         breaks this condition. Examples are a function that stores earlier images, a running mean or
-        a count of its calls; and a function that skips images it has seen before. A function that
-        draws random numbers breaks it too, because the generator's state depends on earlier calls.
-        One image then changes the rows of others, and the noise does not hide this change. `sum`
+        a count of its calls, and one that skips images it has seen before. A function that draws
+        random numbers breaks it too, because the generator's state depends on earlier calls. One
+        image then changes the rows of others, and the noise does not hide this change. `sum`
         refuses a function that returns two different rows for one image of random pixels, but
         cannot detect any other memory.
     """

@@ -137,9 +137,9 @@ def write_ledger(
     ledger = build_ledger(budget, records, journal, dataset_id=odometer.dataset_id, head=head)
     spent = save_ledger(ledger, artifacts, folder, state, out)
     # Remove the private copies of releases that the previous ledger contained and this one does
-    # not. Keep all other copies: a release in this ledger can then be restored at no cost, and a
+    # not. Keep all other copies. A release in this ledger can then be restored at no cost. A
     # release that no ledger has contained yet is paid for and still needed, because the pipeline
-    # may have been killed before it used the release.
+    # may have been killed before it used this release.
     replaced = earlier - records.keys()
     if replaced:
         for run, record in odometer.runs().items():

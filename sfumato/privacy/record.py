@@ -16,7 +16,7 @@ from sfumato.storage.documents import Exact, validated
 
 @dataclass(frozen=True, kw_only=True)
 class Record(Exact):
-    id: str  # also the name of the run's directory
+    id: str  # the id of a charge's first record is also the name of the run's directory
     stage: str
     dataset_id: DatasetId
     data_version: str

@@ -96,8 +96,8 @@ class QueryPlan(StagePlan[S]):
 class Lineage:
     """Facts that decide, together with a query's own plan, whether the query spends.
 
-    plan: digest of the settings of the query and of all stages before it. It also covers the
-    revisions of these stages if they are queries;
+    plan: digest of the settings of the query and of all stages whose results it uses. It covers the
+    revisions of the queries among them and, if one of them reads the public set, this set's card;
     again: number of times that the owner asked to pay again.
     """
 
@@ -124,10 +124,10 @@ def read_lineage(folder: Path, stage: str) -> Lineage:
 
 
 def settings_digest(content: Mapping[str, Any]) -> str:
-    """Compute the digest of the revision and all non-default settings.
+    """Compute the digest of a stage's resolved file, without the fields that affect no result.
 
-    Defaults are left out, so that a new option does not change the digest of older plans. Fields
-    that affect no result are left out too.
+    The file contains only settings that differ from their defaults, so a new option does not change
+    the digest of older plans.
     """
     decides = deepcopy(
         {

@@ -114,9 +114,9 @@ def bounded_sum(rows: Rows, max_norm: float, weights: Tensor | None = None) -> T
     Guarantee:
         Adding or removing one image or one group changes the sum by at most `max_norm` in L2,
         because longer rows are scaled to that norm. A row is left out if one of its entries is not
-        finite or is beyond 1e100; otherwise a broken image would turn the release into NaN and so
-        reveal its presence. Entries below 1e-100 count as zero, because their squares would
-        underflow and be missing from the norm.
+        finite or has an absolute value above 1e100. Otherwise, a broken image would turn the
+        release into NaN and so reveal its presence. Absolute values below 1e-100 count as zero,
+        because their squares would underflow and be missing from the norm.
     """
     parts = [part.detach().to(torch.float64, copy=True) for part in rows if part is not None]
     sound = torch.stack(

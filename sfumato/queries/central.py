@@ -47,7 +47,7 @@ def query_central(charge: Charge, denominators: Tensor, shape: Shape, settings: 
     Each release has a separate draw. An image is clipped to `central_norm`.
 
     denominators: (classes,), public expected number of drawn images of each class (the sample rate
-    times the public number of images of the class), never a realised count;
+    times the public number of images of the class), never the exact number;
     shape: (C, H, W) of the images.
 
     Returns float32, not clamped to [0, 1]: (R, M, C, H, W) for the mean, (R, M, bins, C, H, W) for

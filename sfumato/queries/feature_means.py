@@ -44,13 +44,13 @@ from sfumato.training.public_classifier import train_public_classifier
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
 
-SQUARES = 0.5  # Share of the squared features in the squared norm of `moments` (DP-MEPF)
+SQUARES = 0.5  # Share of the squared features in a row's squared norm, in `moments` (DP-MEPF)
 # Arguments of CosineMoments in `covariance`
 COSINE = {"frequencies": 64, "contrasts": 16, "bound": 0.3, "products": 0.7}
 LENGTH_SCALES = (1.22, 0.63)  # Length scales of `embedding`, in units of √d for d features
-TEACHER = 0.5  # Share of the teacher's features in the squared norm of `embedding`
+TEACHER = 0.5  # Share of the teacher's features in a row's squared norm, in `embedding`
 LEARNED = Classifier(network="whitened", width=32, learning_rate=0.1)  # Network of `embedding`
-EMBEDDING_DIMENSION = 512  # Number of principal directions of this network's features
+EMBEDDING_DIMENSION = 512  # Number of principal directions of the features of LEARNED
 
 # φ: (B, C, H, W) float32 in [0, 1] -> (B, K) float32, of norm 1 at most
 Features = FourierFeatures | CosineMoments
@@ -63,7 +63,7 @@ def query_feature_means(
     """Release Σ φ(x) ⊗ onehot(y) over all sensitive images, divided by a public size.
 
     features: the map φ; rows and their float64 sum are computed on the device of `features`;
-    public_size: N̄, the public number of images, never a realised count;
+    public_size: N̄, the public number of images, never the exact number;
     cached: whether the charge draws `features.vectors` of the images instead of the images.
 
     Returns (K, classes) float32 on the CPU, for `fit_generator`; with several labels,
@@ -107,8 +107,8 @@ def moment_features(
     sensitivity 1 covers both.
 
     feature: CLASSIFIER or CELLS (see `sfumato.features.projection`);
-    squares: share of the squares in the squared norm, below 1. If it is 0, there are no squares,
-    and K is the number of features.
+    squares: share of the squared features in a row's squared norm, below 1. If it is 0, a row has
+    no squared features, and K is the number of features.
 
     Source: Harder et al. 2023 (DP-MEPF).
     """
@@ -143,7 +143,7 @@ def learned_features(
     A release of these features depends on the charges of both maps.
 
     size: number of Fourier features;
-    share: share of the teacher's features in the squared norm.
+    share: share of the teacher's features in a row's squared norm.
     """
     maps = {"teacher": (teacher, share), "network": (network, 1 - share)}
     features = [

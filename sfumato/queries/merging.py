@@ -34,8 +34,8 @@ MERGED = tuple(name for name in QUERIES if STAGES[name].adds_up)
 def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, PlanFile]]) -> list[str]:
     """Check that the plans of all owners agree, and return the names of the enabled queries.
 
-    Raises ConfigError if a query cannot be merged, if `count` is not enabled, or if public settings
-    of the plans differ.
+    Raises ConfigError if a query cannot be merged, if `count` is not enabled, or if the plans
+    differ in a setting on which owners must agree.
     """
     queries = [name for name in QUERIES if any(plan[name]["enabled"] for plan in plans)]
     if name := next((name for name in queries if name not in MERGED), None):

@@ -54,7 +54,7 @@ def query_teacher(
     `error_rows` over one draw. The result is the mean of the weights over the last steps;
     `settings.average` is their share of all steps. This averaging is post-processing.
 
-    public_size: public expected size of a draw, never a realised count;
+    public_size: public expected size of a draw, never the exact size;
     covariance: (d, d), covariance of features of public or released images, which preconditions the
     steps if `settings.ridge` is set. Steps are computed on the device of this tensor;
     offsets: (M,), only if images have several labels: for each label, the logit of the released

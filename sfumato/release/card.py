@@ -30,12 +30,13 @@ PREPARED = {
     "range": None,
     "filter": "lanczos",
 }
-REQUESTED_LABELS = "asked.npy"  # Classes requested from the models, if the teacher set the labels
+# File with the classes requested from the models, for a release with the teacher's labels
+REQUESTED_LABELS = "asked.npy"
 UNCHANGED = {
     "plain": "as a model drew it",
     "public": "a public image, privately selected and labelled",
 }
-# If images have several labels, this table has one row per image and one column per label.
+# For images with several labels: a table with one row per image and one column per label
 LABEL_TABLE = "labels.csv"
 
 
@@ -81,7 +82,7 @@ def dataset_card(
         kinds=kinds,
         claim=claims.pop() if len(claims) == 1 else "",
         owners=sorted(records.owners),
-        # Bound for persons in the sets of all owners
+        # Bound for a person who is in the sets of all owners
         together=bound_text(cost_of(plan, Records(records))["epsilon"]),
         classes=[(str(label), name, str(number)) for label, (name, number) in numbers],
         about=[
@@ -115,7 +116,7 @@ def privacy_facts(
 def template(name: str | Path, *, autoescape: bool, **filters: Callable[..., str]) -> Template:
     """Load a template by its name in this folder, or by its path.
 
-    filters: further filters by their names.
+    filters: further Jinja filters, by name.
     """
     environment = Environment(
         autoescape=autoescape,
@@ -138,7 +139,7 @@ def page(text: str, title: str) -> str:
 
 
 def cost_of(plan: StagePlan[Settings], records: Records) -> Cost:
-    """Compute what all charges behind a release cost one person, by the plan's accountant.
+    """Compute the cost of all charges behind a release for one unit, by the plan's accountant.
 
     Epsilon is computed at the plan's delta. If the plan has no delta, the default is used. Returns
     epsilon, delta, the adjacency of the records, and the protected units.

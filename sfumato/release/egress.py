@@ -29,7 +29,7 @@ from sfumato.storage.digest import digest_of_file
 from sfumato.storage.files import csv_text, replacing_directory, write_json
 from sfumato.storage.png import png_bytes
 
-MOST_ARCHIVES = 10  # Maximum number; with nine other files, the package has fewer than 20
+MOST_ARCHIVES = 10  # Maximum number of archives. With nine other files, there are fewer than 20
 VERIFY = Path(__file__).with_name("verify.py")
 FORM = "risk-form.html"
 COLUMNS = dict.fromkeys(("column", "meaning", "type", "values"), "")
@@ -108,7 +108,7 @@ def verified_ledger(project: Path) -> Verified:
 
 
 def write_manifest(directory: Path) -> None:
-    """List the size and the SHA-256 of each file."""
+    """Write the manifest, which lists the size and the SHA-256 of each other file."""
     listed = {
         file.name: {"bytes": file.stat().st_size, "sha256": digest_of_file(file)}
         for file in sorted(directory.iterdir())
@@ -145,8 +145,8 @@ def write_pictures(
 
     The same release always gives the same bytes, unless the pictures are signed.
 
-    card: card of the package. If it names a pattern, and the card of the release does not, the
-    pattern is added to all pictures except public ones.
+    card: card of the package. If it has an entry `pattern`, and the card of the release has none,
+    this pattern is added to all pictures except public ones.
     """
     mark = mark_of(card["sources"])
     lacking = "pattern" in card and "pattern" not in release.card
@@ -158,7 +158,7 @@ def write_pictures(
                 image = release.images[i : i + 1]
                 if lacking and release.kinds[i] != PUBLIC_KIND:
                     image = add_pattern(image, card["pattern"])
-                entry = zipfile.ZipInfo(file_name(i))  # dated 1980
+                entry = zipfile.ZipInfo(file_name(i))  # always dated 1980, for equal bytes
                 archive.writestr(entry, sign(png_bytes(image[0], mark.xmp)))
 
 

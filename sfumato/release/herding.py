@@ -3,9 +3,9 @@
 Herding costs no privacy.
 
 The stage `frequency` releases the mean features of the sensitive images, with noise. A generator
-may have a fault that changes these means by less than the noise, for example if one image in twenty
-shows only a plain coloured disc. Longer fitting cannot remove such a fault. Faulty images have
-small inner products with the released means, so `nearest_mean` leaves them out.
+may have a fault that changes the means of its images by less than this noise, for example if one
+image in twenty shows only a plain coloured disc. Longer fitting cannot remove such a fault. Faulty
+images have small inner products with the released means, so `nearest_mean` leaves them out.
 
 Source: Chen, Welling and Smola 2010. Here, random Fourier features approximate the kernel.
 """
@@ -111,8 +111,8 @@ def feature_cells(features: FourierFeatures, images: Tensor, cells: Tensor) -> T
 def nearest_mean(rows: Tensor, target: Tensor, number: int) -> Tensor:
     """Choose rows one by one, so that their mean approaches the target.
 
-    The tenth of the rows with the smallest inner products with the target is never chosen. Fewer
-    rows are excluded if this would leave fewer than `number`.
+    Rows are excluded if their inner products with the target are among the smallest 10 %. Fewer
+    rows are excluded if otherwise fewer than `number` would remain.
 
     rows: (N, d), all of the same norm;
     target: (d,).
@@ -120,7 +120,7 @@ def nearest_mean(rows: Tensor, target: Tensor, number: int) -> Tensor:
     Returns the indices of the chosen rows, (number,) int64.
     """
     towards = rows @ target
-    beside = torch.zeros_like(towards)  # products with the sum of the chosen rows
+    beside = torch.zeros_like(towards)  # inner products with the sum of the chosen rows
     left_out = min(int(0.1 * len(rows)), len(rows) - number)
     free = torch.ones_like(towards, dtype=torch.bool)
     free[towards.argsort()[:left_out]] = False

@@ -19,7 +19,7 @@ from sfumato.release.exports import PUBLIC_SOURCE
 from sfumato.release.synthesis import Drawn
 from sfumato.settings.release import Synthesize
 
-LABELS_COMPARED = 1000  # Largest number of drawn images whose two labels are compared
+LABELS_COMPARED = 1000  # Maximum number of drawn images to compare
 
 
 def labels_fit(
@@ -27,9 +27,9 @@ def labels_fit(
 ) -> bool:
     """Return False if the teacher's labels agree too little with the requested classes.
 
-    The agreement is Cohen's kappa; its minimum is `settings.least_agreement`. Returns True without
-    a comparison if this minimum is 0, if the teacher does not label the release, if there are only
-    public images, or if images have several labels.
+    The agreement is measured by Cohen's kappa, and must be at least `settings.least_agreement`.
+    Returns True without a comparison if this minimum is 0, if the teacher does not label the
+    release, if there are only public images, or if images have several labels.
 
     drawn: function that draws images, such as `draw_mixture`. Public images are not compared.
     """

@@ -82,7 +82,10 @@ class Release:
         return f"<Release {self.path}: {shape}\n {classes}\n {cost}>"
 
     def prepare(self, picture: str | Path | np.ndarray) -> np.ndarray:
-        """Rotate, crop and resize a picture in the same way as the sensitive pictures.
+        """Prepare a picture in the same way as the sensitive pictures.
+
+        The picture is cropped or padded, resized, and converted to grey or colour. A file is first
+        rotated as its EXIF data state.
 
         Args:
             picture: A file, or (H, W, C) uint8 of any size.

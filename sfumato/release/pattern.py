@@ -47,8 +47,8 @@ def coefficients(images: np.ndarray, key: str) -> tuple[np.ndarray, np.ndarray, 
     """Compute the coefficient and the cell of each block, and the sign of each cell.
 
     Blocks are in the same cell if they have the same place in their pictures, and if the same range
-    of grey levels contains their means. The sign of a cell is 1 for even multiples of STEP, and −1
-    for odd ones.
+    of grey levels contains their means. The sign of a cell is 1 if the pattern rounds its blocks to
+    even multiples of STEP, and −1 if it rounds them to odd ones.
 
     images: (N, H, W, C) uint8.
 

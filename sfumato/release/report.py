@@ -66,7 +66,7 @@ class Table(NamedTuple):
 
 
 class Local(NamedTuple):
-    """Content of the owner's edition only."""
+    """Content that only the owner's edition shows."""
 
     verdict: str = ""  # one sentence about the quality of the release
     metrics: tuple[Table, ...] = ()  # numbers from real images
@@ -138,7 +138,7 @@ def checked_release(release: Path, ledger: Path) -> tuple[Artifact, dict, float]
 
 
 def what_was_released(artifact: Artifact) -> Facts:
-    """Collect what the report shows of a release, such as the number of images and the grid."""
+    """Collect facts about a release for the report, such as the number of images and the grid."""
     with explained(
         DataError,
         lambda error: (
@@ -235,7 +235,7 @@ def what_it_cost(ledger: Mapping, spent: float) -> Facts:
             for owner, part in behind.of_one_person().items()
             if behind.owners
         ],
-        "together": cost_of(Records(behind)),  # bound for persons in the sets of all owners
+        "together": cost_of(Records(behind)),  # bound for a person who is in the sets of all owners
     }
 
 
@@ -282,8 +282,8 @@ def attack_bounds(profiles: Sequence[Profile]) -> dict[str, str]:
     profiles: privacy profiles, δ as a function of ε. Each bound is the largest over the profiles.
 
     Returns "guess", the share of right guesses about whether one unit was used; "hits", the share
-    of used units that are recognised if 1 in 100 unused units are wrongly accused; and "strength",
-    a word that rates the protection by the first share.
+    of used units that are recognised if 1 in 100 unused units is wrongly accused; and "strength", a
+    word that rates the protection by "guess".
     """
     advantage = max(map(membership_advantage, profiles))
     hits = max(true_positive_rate(profile, false_positive_rate=0.01) for profile in profiles)

@@ -37,7 +37,7 @@ CROISSANT = "croissant.json"
 REGISTRY = "deployment.yaml"
 CATALOGUE = "healthdcat.jsonld"
 TURTLE = "healthdcat.ttl"
-# Settings in section `release` that the owner must fill in before a file is written
+# For each file, the settings in section `release` that the owner must provide before it is written
 NEEDS = {
     REGISTRY: ("owner", "owner_type", "purpose", "region"),
     TURTLE: (

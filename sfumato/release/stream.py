@@ -56,8 +56,8 @@ GAMMA = 0.3  # Brightness: pixels are raised to a power between exp(-GAMMA) and 
 class Recipe(Exact):
     """Entry `stream` of a release's card. This entry and the networks determine the drawn images.
 
-    settings: the settings of `Synthesize` for drawing; priors: share of each label, empty for equal
-    shares;
+    settings: settings of `Synthesize` that determine how images are drawn;
+    priors: share of each label, empty for equal shares;
     offsets, temperature: see `Labelling`; mirrored: whether mirror images keep their label.
     """
 

@@ -50,7 +50,7 @@ def kept_images(
 ) -> Parts:
     """Choose `count` images of an artifact at random.
 
-    If a class has too few images, they are repeated. A class without images is left out.
+    If a class has too few images, its images are repeated. A class without images is left out.
     """
     classes = (
         len(priors)
@@ -76,8 +76,9 @@ def chosen_images(
 ) -> Parts:
     """Choose `count` of the public images that `select` kept.
 
-    In each class, the images with the most confident labels of the teacher are chosen. Raises
-    DataError if a class has too few images.
+    In each class, the first images are chosen. If the teacher made the selection, these are the
+    images with the highest probability of the class. Raises DataError if a class has too few
+    images.
     """
     public = load_public(paths["public"], shape)
     images, labels, _ = public_training_set(public, paths["select"], None)

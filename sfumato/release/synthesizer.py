@@ -1,4 +1,4 @@
-"""Load, from an artifact, the network that draws images: one of our own, or a public model."""
+"""Load the diffusion model of an artifact: a network of our own, or a public model."""
 
 from pathlib import Path
 from types import ModuleType

@@ -20,7 +20,7 @@ from sfumato.features.teacher_network import (
 )
 from sfumato.settings.release import Synthesize
 
-BLEND = (0.3, 0.7)  # Range of the first image's weight in a blend
+BLEND = (0.3, 0.7)  # Range of an image's own weight in its blend with a partner
 KINDS = ("plain", "distorted", "blend", "public")  # Kinds of released images
 PLAIN, _, BLENDED, FROM_PUBLIC = KINDS
 VARIED_BATCH = 500  # Images varied at a time, so that memory is bounded
@@ -35,7 +35,7 @@ class Varied:
     kinds: (N,), one of KINDS for each image;
     requested_labels: (n,) int64, the classes that were requested from the models for the n images
     that were not distorted or blended. None if the teacher did not label the release, if images
-    have several labels, or if they were selected by herding;
+    have several labels, or if the images were selected by herding;
     mixture: entry of the card about the decision whether to include public images. "chosen" names
     the chosen mixture. "agreement" contains, for each mixture, how often a classifier trained on it
     agrees with the teacher;
@@ -85,7 +85,7 @@ def vary(
             .argsort(dim=0, descending=True, stable=True)
             .argsort(dim=0)
         )
-        # A label that n images had is given to the n images with its highest probabilities
+        # If n images had a label, the n images with its highest probabilities now get it
         labels = (places < labels.sum(dim=0)).to(torch.uint8)
     elif settings.relabel and teacher is not None:
         requested = labels[:plain]
@@ -205,7 +205,7 @@ def texture(number: int, height: int, width: int, random: torch.Generator) -> Te
     slanted = uniform(random, 0, math.pi, *one_each)
     upright = (slanted / (math.pi / 2)).round() * (math.pi / 2)
     angle = torch.where(uniform(random, 0, 1, *one_each) < 0.5, upright, slanted)
-    # Stripes have 1 to 7 half waves across the image; there are 4 to 14 spots per side.
+    # Stripes have 1 to 7 waves across the image. There are 4 to 14 spots per side.
     phase = math.pi * uniform(random, 1, 7, *one_each) * (across * angle.cos() + down * angle.sin())
     phase += uniform(random, 0, 2 * math.pi, *one_each)
     cells = int(torch.randint(4, 15, (1,), generator=random))

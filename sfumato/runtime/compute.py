@@ -76,7 +76,7 @@ def keep_freed_memory() -> None:
 def fast_bfloat16(device: str) -> bool:
     """Return whether the device has bfloat16 arithmetic.
 
-    The answer does not depend on a timing, so it never changes on one machine.
+    No speed is measured, so the answer never changes on one machine.
     """
     if device == "cuda":
         return torch.cuda.get_device_capability() >= (8, 0)  # an older GPU emulates it, slowly

@@ -1,11 +1,11 @@
-"""Run one stage in many processes, as `torchrun` starts them.
+"""Run one stage in several processes, which `torchrun` starts.
 
 Without `torchrun`, the functions work on the values of the only process.
 
-Only the first process has a charge: it draws, adds the noise and writes the artifact. Each other
-process reads its share of the images in a draw, but never a sum over all images. All processes
-belong to the owner, so they trust each other. Functions that broadcast, reduce, gather or compare
-are collective calls: every process must call them.
+Only the first process draws images, adds the noise and writes the artifact. Each other process
+reads its share of the drawn images. It gets the sum over all drawn images only with noise. All
+processes belong to the owner, so they trust each other. Functions that broadcast, reduce, gather or
+compare are collective calls: every process must call them.
 """
 
 import os

@@ -14,7 +14,7 @@ class NoiseLaw(Strict):
 
     @model_serializer(mode="wrap")
     def with_law(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Keep `law` even if defaults are left out: a reader needs it to choose the class."""
+        """Keep `law` even if defaults are left out, because it is needed to choose the class."""
         return {"law": self.law, **handler(self)}
 
 

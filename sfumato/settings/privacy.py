@@ -14,7 +14,9 @@ UNLIMITED = "unlimited"  # lifetime budget, for public images
 
 
 def parse_lifetime(value: object) -> object:
-    """Return a lifetime budget: a positive number, or "unlimited"."""
+    """Return a lifetime budget unchanged. Raise ValueError unless it is None, a positive number or
+    "unlimited".
+    """
     if value is not None and value != UNLIMITED and not is_positive(value):
         raise ValueError("expected a positive number, or `unlimited` if the images are public")
     return value

@@ -149,8 +149,8 @@ class TeacherMap(Strict):
     weight: Scale = 1.0
 
 
-# Defaults of `Teacher`: the first number for ε up to 1, the second for ε from 10 on. In between, a
-# default is proportional to a power of ε
+# Defaults of `Teacher`, by `fitted_on`. The first number is for ε up to 1, the second for ε from
+# 10 on. In between, a default is proportional to a power of ε
 TEACHER_CONSTANTS: dict[str, dict[str, tuple[float, float]]] = {
     "public": {
         "dimension": (256, 512),

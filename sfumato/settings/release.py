@@ -149,7 +149,8 @@ class Synthesize(Settings):
     def reads(self, name: str) -> bool:
         """Return whether the stage reads this input.
 
-        LoRA adapters need `pretrain`, and `select` needs the public set.
+        If `finetune` is a source, `pretrain` is read too, because LoRA adapters need its weights.
+        If `select` is a source, the public set is read too.
         """
         if name == "teacher":
             return self.relabel or self.choose or self.teacher_guidance > 0

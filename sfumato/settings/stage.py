@@ -27,10 +27,11 @@ PROPOSAL = "evaluation/proposal.json"
 
 
 class Kind(StrEnum):
-    """Kind of a stage, by the data that it may read. A query measures sensitive images, and spends;
-    a free stage reads only public or released data.
+    """Kind of a stage, by the data that it may read.
 
-    A local stage reads real images outside the guarantee, so its results are not part of a release.
+    A query measures sensitive images, and spends budget. A free stage reads only public or released
+    data. A local stage reads real images outside the guarantee, so its results are not part of a
+    release.
     """
 
     QUERY = "query"
@@ -56,9 +57,9 @@ def nothing(*_: object) -> tuple[()]:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage that the plan resolves.
+    """Declaration of a stage of the pipeline.
 
-    Its module, `stages/<name>.py`, ends with its declaration, `STAGE`.
+    The stage's module, `stages/<name>.py`, ends with this declaration, `STAGE`.
 
     Args:
         settings_in: Class of its settings as `module:class`, imported on first use.

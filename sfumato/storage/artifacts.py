@@ -181,8 +181,8 @@ def writing(
 ) -> Iterator[Path]:
     """Yield a new directory, which becomes the artifact `out` if the block succeeds.
 
-    `privacy.json` is then added to it. If the block fails, the new directory is removed. Raises
-    ConfigError if `out` contains anything but an artifact of `stage`.
+    Before the directory replaces `out`, `privacy.json` is added to it. If the block fails, the new
+    directory is removed. Raises ConfigError if `out` contains anything but an artifact of `stage`.
     """
     check_out(out, stage)
     with replacing_directory(out) as directory:

@@ -69,9 +69,10 @@ def files_in(folder: Path, pattern: str) -> list[Path]:
 
 
 def entries_below(folder: Path) -> Iterator[str]:
-    """Yield the path of everything below a folder, sorted. An unreadable folder is skipped.
+    """Yield the path of everything below a folder, sorted within each folder.
 
-    Raises OSError if the disk or the mount fails (`is_failure`); `os.walk` would ignore that.
+    An unreadable folder is skipped. Raises OSError if the disk or the mount fails (`is_failure`),
+    which `os.walk` would ignore.
     """
 
     def refuse(error: OSError) -> None:
@@ -115,7 +116,7 @@ def write_local(path: Path, content: bytes | memoryview) -> None:
 
 
 def replace_private(path: Path, content: bytes | memoryview) -> None:
-    """Write a file as `write_local` does, in a directory with mode 0700."""
+    """Write a file as `write_local` does, and set the mode of its folder to 0700."""
     make_folder(path.parent)
     path.parent.chmod(0o700)
     write_local(path, content)
@@ -135,8 +136,8 @@ def write_json(path: Path, content: object, **options: Any) -> None:
 def csv_text(rows: Iterable[Mapping[str, object]], columns: Mapping[str, str]) -> str:
     """Format CSV with a header.
 
-    columns: format of the values in each column, by its name. None becomes an empty cell. A text
-    that a spreadsheet would read as a formula gets an apostrophe in front.
+    columns: format of the values in each column, by the column's name. The value None becomes an
+    empty cell. A text that a spreadsheet would read as a formula gets an apostrophe in front.
     """
 
     def cell(value: object, form: str) -> str:
@@ -285,7 +286,7 @@ def delete(paths: Iterable[Path]) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush a file or a directory entry to the disk."""
+    """Flush a file, or the entries of a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

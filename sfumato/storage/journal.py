@@ -32,7 +32,7 @@ GENESIS = "genesis"  # First entry or, in a journal older than the chain, the fi
 # Entry with records and heads that this journal lacked. They come from ledgers, artifacts, or a
 # journal that was set aside
 ADOPT = "adopt"
-REGROUP = "regroup"  # Charged images were prepared again in other groups
+REGROUP = "regroup"  # Images on which budget was spent were assigned to other groups
 WAY_OUT = (
     "what was spent is unknown, so nothing more can be spent. Restore the journal from a backup of "
     "the whole state directory, or run `stage ledger adopt`, which counts what can be read and "
@@ -135,8 +135,8 @@ class Journal:
         """Set an invalid journal aside.
 
         Returns the unchecked entries of all journals ever set aside, and the number of unreadable
-        entries. Entries of journals set aside earlier are included, because a kill may have ended
-        the process before it counted them.
+        entries. Entries of journals set aside earlier are included, because the process that set
+        them aside may have been killed before it counted their entries.
         """
         aside = self.path.with_name(f"{self.dataset_id}.{time.time_ns()}.aside")
         if self.path.exists():

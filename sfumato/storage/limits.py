@@ -95,13 +95,13 @@ def check_volume(name: str, shape: tuple[int, int, int], itemsize: int) -> None:
 
 
 class Allowance:
-    """The number of bytes that an archive, with the archives inside it, may still unpack to."""
+    """Number of bytes that may still be unpacked from an archive and the archives inside it."""
 
     def __init__(self, path: Path, size: int, folder: Path) -> None:
         """Compute the limit.
 
-        path: path of the outermost archive; size: its size in bytes; folder: a folder on the disk
-        to write to.
+        path: path of the outermost archive; size: its size in bytes; folder: a folder, which may
+        not exist yet, on the disk to which the archive is unpacked.
         """
         self.path = path
         self.folder = folder
@@ -111,7 +111,10 @@ class Allowance:
         self.remaining = self.limit
 
     def take(self, size: int) -> None:
-        """Reserve `size` bytes for a file. Raises DataError if fewer bytes remain."""
+        """Reserve `size` bytes for a file, but at least DISK_BLOCK.
+
+        Raises DataError if fewer bytes remain.
+        """
         self.require(max(size, DISK_BLOCK))
         self.remaining -= max(size, DISK_BLOCK)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# A charge in the form of the journal, which `sfumato.privacy.record.Record` checks
+# Record of a charge, as in the journal. `sfumato.privacy.record.Record` defines its form
 Record = dict[str, Any]
 
 

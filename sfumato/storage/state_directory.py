@@ -18,7 +18,8 @@ NAMING_A_REPOSITORY = (
     *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE"),
 )
 REFUSED = 126
-DVC_INDEX = "dvc"  # Folder below the state directory, also named in the Makefile and the container
+# Folder of DVC's index, below the state directory. The Makefile and the Dockerfile name it too
+DVC_INDEX = "dvc"
 
 
 def state_dir() -> Path:
@@ -80,7 +81,7 @@ def in_git(path: Path) -> bool:
     """Return whether git would track a file: it is in a work tree that does not ignore it.
 
     Git refuses a repository that another account owns. The file then counts as tracked, unless
-    `is_foreign` is true. Example: another person's repository in a shared parent folder.
+    `is_foreign` is true, as for another person's repository in a shared parent folder.
     """
     path = path.resolve()
     root = next((folder for folder in path.parents if (folder / ".git").exists()), None)

@@ -45,7 +45,7 @@ def save_network(
     write_json(directory / CONFIG, arguments, indent=2, sort_keys=True)
     with replacing(directory / weights) as temporary:
         save_tensors(tensors, temporary)
-        # Safetensors makes the file readable only by its owner, so copy the other file's mode
+        # Safetensors makes the file readable only by its owner, so copy the mode of CONFIG
         temporary.chmod((directory / CONFIG).stat().st_mode)
 
 

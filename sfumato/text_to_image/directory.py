@@ -1,7 +1,7 @@
 """A public text-to-image model on disk, in the layout of `diffusers`.
 
-Only JSON and names of files are read here, so a plan can be checked without `diffusers` and
-`transformers`. Pickles are never opened.
+This module parses only JSON; it lists or hashes other files. So a plan can be checked without
+`diffusers` and `transformers`. Pickles are never opened.
 """
 
 import re
@@ -285,7 +285,7 @@ def part_digest(path: Path, part: str) -> str:
 
 
 def choose_image_size(model: ModelDirectory, settings: Model) -> int:
-    """Return the side of the images in pixels: `model.image_size`, or else the model's own size.
+    """Return the side of images in pixels: `settings.image_size`, or by default `model.image_size`.
 
     Raises ConfigError if the VAE or the network does not accept this size.
     """

@@ -162,7 +162,7 @@ class LatentDiffusion(Denoiser):
         return torch.searchsorted(levels, sigma).clamp(max=steps - 1)
 
     def sampler(self, sampling: Sampling, generator: torch.Generator) -> Sampler:
-        """Return a function that draws images with the library's sampler.
+        """Return a function that draws images with the model's own scheduler from `diffusers`.
 
         The function draws latents, decodes them, and resizes the images to `sampling.shape` or, by
         default, to the model's image size. Raises ValueError if `sampling.guide` is set.
@@ -198,7 +198,7 @@ class LatentDiffusion(Denoiser):
 
         Returns (B, c, h, w) float32 on the model's device.
 
-        guidance: g in ε + g·(ε − ε_no label); the library's guidance_scale is g + 1;
+        guidance: g in ε + g·(ε − ε_no label). In `diffusers`, guidance_scale is g + 1;
         generator: a CPU generator, which fixes the latents;
         autocast: run the network in bfloat16.
         """

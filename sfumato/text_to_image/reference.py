@@ -85,7 +85,7 @@ def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list
 def save_reference(
     settings: Model, dataset_id: str, classes: Sequence[str], directory: Path, device: torch.device
 ) -> dict[str, Any]:
-    """Check the model that `settings` names, encode the class prompts, and write the reference.
+    """Check the model that `settings` names, embed the class prompts, and write the reference.
 
     The files are `config.json`, whose content is returned, and `prompts.safetensors`. Raises
     ConfigError or DataError if there is no such model, a part is missing, the model's sha256 is not

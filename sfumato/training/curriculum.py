@@ -52,7 +52,8 @@ class MappedImages:
 
 Images = Tensor | MappedImages  # (N, C, H, W), uint8 or float32 in [0, 1]
 # Images and labels of each source, by the name of the source.
-# Labels are row numbers of the model's label table, (N,) int64, or 0 and 1, (N, classes).
+# Labels are row numbers of the model's label table, (N,) int64. With several labels per image, they
+# are 0 and 1, (N, classes).
 Sources = Mapping[str, tuple[Images, Tensor]]
 
 IMAGES_PER_DRAW = 2  # Number of images that get the same RandAugment operations
@@ -89,14 +90,14 @@ def warm_up(
         if device.type == "cuda":
             batches = ahead(batches)
         for step, batch in enumerate(batches, start=1):
-            # With adversarial model perturbation (`phase.amp`), the gradient is computed at nearby
-            # weights with a higher loss.
+            # Split into microbatches of at most `most` images
             parts = (
                 to_device(distributed.local_shard(tensor), device).split(most) for tensor in batch
             )
             mean = functools.partial(mean_loss, model, autocast=fast, size=phase.batch)
-            # Split into microbatches of at most `most` images
             losses = functools.partial(map, mean, [*zip(*parts, strict=True)])
+            # With adversarial model perturbation (`phase.amp`), the gradient is computed at nearby
+            # weights with a higher loss.
             amp_gradient(parameters.values(), losses, phase.amp)
             optimiser.step()
             ema.update(parameters)
@@ -161,11 +162,13 @@ def mixed_batch(
 
 
 def rand_augment(images: Tensor, operations: int, generator: torch.Generator) -> Tensor:
-    """Apply `operations` of the 14 RandAugment operations to each image.
+    """Apply `operations` random operations to each image, drawn from the 14 of RandAugment.
 
-    The images are split into groups of IMAGES_PER_DRAW, and all images of a group get the same
-    operations. images: (N, C, H, W) float32 in [0, 1], which are rounded to 8 bits first. Returns
-    images of the same shape and range, in the same order.
+    An operation may be drawn more than once. The images are split into groups of IMAGES_PER_DRAW,
+    and all images of a group get the same operations.
+
+    images: (N, C, H, W) float32 in [0, 1], which are rounded to 8 bits first. Returns images of the
+    same shape and range, in the same order.
 
     Source: Cubuk et al. 2019, with torchvision's list of operations and its default magnitude.
     """

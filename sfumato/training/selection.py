@@ -20,7 +20,7 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text, write_json
 from sfumato.storage.png import save_png, to_grid
 
-EXAMPLES = 6  # Images per class in the picture
+EXAMPLES = 6  # Number of images per class in `example_grid`, and of public classes in a table row
 
 
 class Kept(NamedTuple):
@@ -39,9 +39,10 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
 
     histogram: (R, P), noisy votes for P public classes. With a single row, the `keep` classes with
     the most votes are chosen (RPGen). With one row per sensitive class (PrivImage), pairs of a row
-    and a public class are processed in descending order of votes. Ties go to the smaller row index,
-    then to the smaller class index. The public class is assigned to the row, unless the class is
-    already assigned or the row is full. In the end, each row has ⌊keep/R⌋ or ⌈keep/R⌉ classes.
+    and a public class are processed in descending order of votes. Each pair assigns its public
+    class to its row, unless the class is already assigned or the row is full. In the end, each row
+    has ⌊keep/R⌋ or ⌈keep/R⌉ classes. Ties go to the smaller row index, then to the smaller class
+    index.
     """
     rows, public_classes = histogram.shape
     share, extra = divmod(keep, rows)

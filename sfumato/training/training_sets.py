@@ -49,7 +49,7 @@ def load_central(directory: Path, shape: Shape) -> tuple[Tensor, Tensor]:
 
     Each of the R releases has one image for each of the M classes. If the releases contain a
     histogram for each pixel, the value of a pixel is the midpoint of its fullest bin. In all
-    releases, a median blur of each channel then removes noise, at no cost.
+    releases, a median blur of each channel then removes noise. The blur costs no privacy.
 
     shape: (C, H, W) of the sensitive images. Raises DataError for a release of another shape.
     """

@@ -1,8 +1,9 @@
-"""Every query as the privacy tests see it: how it is run on a few 8×8 images, its bound, and what
-its charge draws.
+"""Every query as a case for the privacy tests: how to run it on a few 8×8 images, its bound, and
+what its charge draws.
 
-`test_queries.py` fails for a query without a case; `tests/baselines` has the baselines' cases. They
-run with a `Recorder` and with real charges, on images and groups, in one process and in several.
+`test_queries.py` fails for a query without a case; `tests/baselines` has the baselines' cases. The
+cases run with a `Recorder` and with real charges, on images and groups, in one process and in
+several.
 """
 
 import functools
@@ -44,17 +45,18 @@ from sfumato.training.public_classifier import train_public_classifier
 
 SHAPE = (1, 8, 8)
 CLASSES = 10
-PUBLIC = 50.0  # every public size
-# Whose weights come with an extra
+PUBLIC = 50.0  # Public size, for every query
+# All maps but those whose weights come with an extra
 MAPS = [name for name in ALL_MAPS if not name.startswith("imagenet")]
 C = 1e-3  # clip of gradients, far below their norms: every row is clipped
 
 
 class Recorder:
-    """A charge in memory: it draws all its images, adds no noise, and records what it was asked to
-    release. asked: the sum of each release, its bound, and whether it counts. given: fixed numbers
-    to release instead of the sums, so that any difference that remains does not come from the
-    releases.
+    """A stand-in for a charge. It draws all its images, adds no noise, and records the releases.
+
+    asked: for each release, the sum, its bound, and whether it is a sum of integers; given: whether
+    to release fixed numbers instead of the sums, so that any remaining difference does not come
+    from the releases.
     """
 
     noise_multiplier = 2.0
@@ -106,8 +108,10 @@ class Recorder:
 
 
 class GivenCharge:
-    """Draw the given batches and release the given sum for any input, so that only the rest differs
-    for an observer.
+    """A stand-in for a charge that draws the given batches.
+
+    released: sum to release whatever the input, so that an observer finds a difference only
+    elsewhere; None to release the true sums.
     """
 
     noise_multiplier = 1.0
@@ -132,10 +136,11 @@ class GivenCharge:
 class Case:
     """A query under some settings.
 
-    query: spends a charge of `uses` uses and returns what it made of the releases; bound: Δ;
-    integer: its sums count;
-    axis: of the sum, the classes, if an image adds only to its own; encode: (B, 1, 8, 8) -> (B, d),
-    which the charge draws instead of images; rounding: relative, of the sum.
+    query: function that spends a charge of `uses` uses, and returns what it computes from the
+    releases; bound: Δ; integer: whether its sums are of integers; axis: axis of a sum that has the
+    classes, if an image adds only to its own class, or None; encode: function from images, (B, 1,
+    8, 8), to the vectors that the charge draws instead, (B, d), or None; rounding: relative
+    rounding error of a sum.
     """
 
     stage: str
@@ -154,9 +159,9 @@ class Case:
         return images if self.encode is None else rows_alone(self.encode, images)
 
     def totals(self, drawn: Tensor, labels: Tensor, **more: Any) -> list[Tensor]:
-        """The sums before noise, by release.
+        """Return the sums before noise, one per release.
 
-        Later ones follow from fixed releases, not from these sums.
+        Later sums depend on fixed releases, not on the earlier sums.
         """
         charge = Recorder(drawn, labels, self.uses, given=True, **more)
         self.query(charge)
@@ -165,7 +170,7 @@ class Case:
     def moves(
         self, images: Tensor, labels: Tensor, left_out: Iterable[int], **more: Any
     ) -> list[float]:
-        """Return how far each of these images moves each release."""
+        """Return by how much (L2) leaving out each of these images moves each release."""
         drawn = self.drawn(images)
         found = []
         whole = self.totals(drawn, labels, **more)
@@ -187,7 +192,7 @@ class Case:
         return found[0].double()
 
 
-# --- what the queries run on ----------------------------------------------------------------------
+# --- inputs of the queries ------------------------------------------------------------------------
 
 FEATURES = FourierFeatures(SHAPE, [FeatureMap(), FeatureMap(map="scattering")], 120, seed=0)
 BLOCKS = FourierFeatures(SHAPE, [FeatureMap(), FeatureMap(map="moduli", block=2)], 80, seed=0)
@@ -197,7 +202,7 @@ LEARNED = FourierFeatures(SHAPE, [FeatureMap(), FeatureMap(map="moduli")], 80, s
 @functools.cache
 @torch.enable_grad()
 def classifier():
-    """A trained public network."""
+    """Train a public network."""
     bunch = load_digits()
     images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
     digits = ImageSet(images, bunch.target.astype(np.int64), tuple(str(i) for i in range(CLASSES)))
@@ -303,7 +308,7 @@ def finetune(charge: Any, draws: int = 1, model: UNet | None = None) -> dict[str
 @functools.cache
 @torch.enable_grad()
 def own_map() -> ProjectedFeatures:
-    """Features of a network from a file of its weights."""
+    """Return the features of a network whose weights come from a file."""
     with tempfile.TemporaryDirectory() as folder:
         features = ProjectedFeatures(
             OWN, SHAPE, 40, small_file(Path(folder) / "weights").arguments()
@@ -330,7 +335,7 @@ def modes(**settings: Any) -> dict[str, Any]:
 
 
 def moments(classes: int = CLASSES) -> dict[str, Any]:
-    """The public network is trained when it is first asked."""
+    """Return fields of a case. The public network is trained when the case first runs."""
     query = lambda charge: means(moment_map(), classes, cached=True)(charge)  # noqa: E731
     return {"query": query, "encode": lambda images: moment_map().vectors(images)}
 

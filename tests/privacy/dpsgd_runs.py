@@ -1,6 +1,4 @@
-"""Small runs of DP-SGD, and checks for any network whose gradients are clipped image
-by image.
-"""
+"""Small runs of DP-SGD, and checks for any network with gradients that are clipped per image."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,13 +18,13 @@ from sfumato.settings.training import Architecture
 
 CLIP = 1e-4  # far below any gradient, so that every image is clipped
 Named = Mapping[str, Tensor]
-Batch = tuple[Tensor, Tensor, Draws]  # images, labels, what is drawn for them
+Batch = tuple[Tensor, Tensor, Draws]  # images, labels, and their draws
 
 
 def matrix(
     model: Denoiser, parameters: Named, images: Tensor, labels: Tensor, drawn: Draws
 ) -> Tensor:
-    """Per-image gradients as rows of one matrix, (B, P)."""
+    """Return the per-image gradients as the rows of one matrix, (B, P)."""
     rows = per_image_gradients(model, parameters, images, labels, drawn)
     return torch.cat([part.flatten(1) for part in rows.values()], dim=1)
 
@@ -38,8 +36,9 @@ def check_rows(
     shown: Callable[[int], Tensor],
     error: float = 1e-4,
 ) -> None:
-    """Check that each image's gradient is the gradient of its own mean loss over its draws. shown:
-    label of an image in each draw.
+    """Check that each image's gradient is the gradient of its own mean loss over its draws.
+
+    shown: function from the number of an image to its label in each draw.
     """
     (images, _, drawn), rows = batch, matrix(model, parameters, *batch)
     for i in range(len(images)):
@@ -59,7 +58,10 @@ def check_clip(
     chunk: int,
     autocast: bool = False,
 ) -> None:
-    """Each image moves the sum by the clip, for its gradient is longer, and by no more."""
+    """Check that each image moves the sum by the clip, and by no more.
+
+    The gradient of each image must be longer than twice the clip.
+    """
     (images, labels, drawn), rows = batch, matrix(model, parameters, *batch)
     assert rows.norm(dim=1).min() > 2 * clip
 
@@ -88,8 +90,9 @@ def trainer(seed: int = 0, **options: Any) -> State:
 
 @dataclass(frozen=True)
 class Run:
-    """A stage that spends a charge step by step. of: the part of its state that has the draws of
-    DP-SGD.
+    """A stage that spends a charge step by step.
+
+    of: function from the stage's state to the part with DP-SGD's draws.
     """
 
     make: Callable[..., Any]
@@ -100,7 +103,7 @@ class Run:
     def after(
         self, state: Any, drawn: Sequence[tuple[Tensor, Tensor]], released: Tensor | None = None
     ) -> list[dict]:
-        """The rows of the log after a step on each of these draws."""
+        """Return the log's rows after one step on each of these draws."""
         charge = GivenCharge(list(drawn), released)
         rows = [self.step(state, charge) for _ in drawn]
         assert [bound for _, bound in charge.seen] == [CLIP] * len(drawn)

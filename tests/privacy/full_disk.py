@@ -1,7 +1,9 @@
-"""Run by `test_full_disk.py` in a process with its own full disk: `python full_disk.py FOLDER`.
+"""Program that `test_full_disk.py` runs in a process with its own full disk.
 
-FOLDER is the root of a small file system. Writes JSON: what failed, and the files on the disk
-afterwards.
+    python full_disk.py FOLDER
+
+FOLDER is the root of a small file system. The program prints JSON: what failed, and the files on
+the disk afterwards.
 """
 
 import errno
@@ -19,11 +21,11 @@ from sfumato.settings.data import Data
 from sfumato.storage.artifacts import read_artifact, writing
 
 PAGE = 4096
-ROOM = range(12)  # free pages on the disk: from none to more than a charge needs
+ROOM = range(12)  # numbers of free pages, from none to more than a charge needs
 
 
 def fill(folder: Path, pages: int) -> Path:
-    """Leave so many pages on the disk."""
+    """Fill the disk, but leave `pages` free. Returns the file that fills it."""
     ballast = folder / "ballast"
     disk = os.statvfs(folder)
     with ballast.open("wb") as file:
@@ -57,7 +59,7 @@ def main(folder: Path) -> None:
         except OSError as error:
             failed = errno.errorcode[error.errno or 0]
         released = (releases / plan).is_dir()
-        # On the full disk: its journal is read, and is whole
+        # The journal can be read while the disk is full, and is complete
         charges = len(owner.odometer.opened())
         ballast.unlink()
         if failed:

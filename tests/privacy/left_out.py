@@ -1,10 +1,11 @@
-"""Run by `test_left_out.py` in several processes, or in one.
+"""Program that `test_left_out.py` runs in several processes.
 
-The first process saves every sum that a query releases of a set, and of that set without one of its
-images or groups. The processes are not equal: all but the first see each image mirrored, paler and
-of another class: their rows differ. Noise is so small that the sums show through. What is drawn for
-an image in DP-SGD, and the process that a row is dealt to, are tied to the image. The other sums
-would be released by processes that differ in their rows or their settings.
+For every query, the first process saves the sums that are released for a set, and for the set
+without one of its images or groups. The processes differ: all but the first get each image
+mirrored, paler and with another class, so that their rows differ. The noise is so small that a
+release shows its sum. DP-SGD's draws for an image, and the process to which its row is assigned,
+depend only on the image. The first process also saves whether processes with different rows or
+settings refuse to release.
 """
 
 from collections.abc import Iterator
@@ -46,7 +47,7 @@ SINGLES = (0, 100, 201)  # images to leave out if images are the unit
 
 
 def charge_on(images: ImageSet | LatentSet, max_norm: float, uses: int) -> Charge:
-    """This process's charge on images in memory, or a worker's part of the first one's."""
+    """Return the first process's charge on images in memory, or a worker's part of it."""
     if distributed.is_main():
         return opened(images, max_norm, uses=uses, kind=SharedCharge)
     mechanism = Mechanism(noise_multiplier=HIDDEN, sample_rate=1.0, uses=uses)
@@ -55,8 +56,9 @@ def charge_on(images: ImageSet | LatentSet, max_norm: float, uses: int) -> Charg
 
 
 def neighbours(everyone: ImageSet) -> Iterator[tuple[str, ImageSet, np.ndarray]]:
-    """Yield (who is left out, the set, the process of each image): for groups, and for single
-    images.
+    """Yield (who is left out, the set, the process of each image).
+
+    The unit is first a group, then a single image.
     """
     places = np.random.default_rng(0).integers(distributed.world_size(), size=len(everyone))
     yield "group whole", everyone, places
@@ -85,7 +87,7 @@ DEALT = processes.assign_processes
 
 
 def other_rows(charge: Charge, rows_of, *given, **more) -> torch.Tensor:
-    """A sum whose rows are a hundredth longer."""
+    """Compute a sum whose rows are one hundredth longer."""
     return SUM(
         charge,
         lambda *batch: Rows(1.01 * (rows := rows_of(*batch)).left, rows.right),

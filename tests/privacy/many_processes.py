@@ -1,9 +1,9 @@
-"""Run by `test_processes.py` in one process or several.
+"""Program that `test_processes.py` runs in one process or several.
 
-With `kill`, only DP-SGD is run, and all processes but the first are killed after that step. Draws
-of DP-SGD are tied to the image and the step, so that it does not matter which process an image
-falls to. All but the first differ: their weights move after each step, and the next step must begin
-with the weights of the first.
+With `kill`, only DP-SGD runs, and all processes but the first are killed after step `kill`.
+DP-SGD's draws depend only on the image and the step, so that it does not matter which process gets
+an image. The processes differ: after each step, all but the first change their weights, and the
+next step must begin with the first process's weights.
 """
 
 import os
@@ -35,7 +35,7 @@ STEPS = Mechanism(noise_multiplier=0.5, sample_rate=0.05, uses=5)
 
 
 class Tied(State):
-    """Draws of an image that depend only on its pixels and the step."""
+    """A state whose draws for an image depend only on the image's pixels and the step."""
 
     @torch.no_grad()
     def descend(self, gradient):

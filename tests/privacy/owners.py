@@ -53,7 +53,7 @@ class Owner:
 
 @pytest.fixture
 def owner(tmp_path, tmp_path_factory) -> Owner:
-    """In a folder of its own: a copy of the digits, which are prepared once."""
+    """Return an owner of the digits, in a new folder. The digits are prepared only once."""
     prepared = tmp_path_factory.getbasetemp() / "prepared-digits"
     if not (prepared / "card.json").exists():
         prepare_sensitive(Data(), prepared / "state", prepared / "card.json", prepared / "raw")

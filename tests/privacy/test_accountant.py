@@ -97,9 +97,9 @@ def test_pld_is_never_worse_than_rdp(composition, delta):
 @pytest.mark.parametrize("rate", [0.01, 1 / 14, 0.5, 1.0])
 @pytest.mark.parametrize("noise", [0.4, 0.8, 2.0, 14.5])
 def test_opacus_agrees(noise, rate):
-    """Exactly at whole orders.
+    """At integer orders, both compute the same.
 
-    Between them dp-accounting gives an upper bound: never below the value of Opacus.
+    Between them, dp-accounting computes an upper bound, which is never below the value of Opacus.
     """
     from opacus.accountants.analysis.rdp import compute_rdp
 
@@ -107,7 +107,7 @@ def test_opacus_agrees(noise, rate):
     whole = np.array([order == int(order) for order in ORDERS])
     for i, order in enumerate(ORDERS):
         theirs = compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=[order])
-        # It drops the orders that it cannot compute
+        # Opacus drops the orders that it cannot compute
         if len(theirs) == 1 and np.isfinite(theirs[0]):
             assert ours[i] >= theirs[0] * (1 - 1e-6)
             assert not whole[i] or ours[i] == pytest.approx(theirs[0], rel=1e-6)
@@ -121,9 +121,7 @@ def test_order_that_cannot_be_computed_is_never_free():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
 def test_an_order_without_a_number_never_lowers_epsilon(monkeypatch, value):
-    """The library may fail at the order that would be best: another one must then be taken, and a
-    worse ε.
-    """
+    """The library may fail at the best order. Then another order must be used, with a larger ε."""
     event = Mechanism(noise_multiplier=2.0).event
     whole, best = epsilon_and_order(rdp_curve([event]), 1e-5)
     monkeypatch.setattr(accountant, "_computed_curve", accountant._computed_curve.__wrapped__)
@@ -206,8 +204,8 @@ def test_a_share_of_one_release_is_that_part_of_a_gaussian(target, share):
     )
 
 
-# METHODS §7: the honest shares of the selection at N = 162 770, T = 1000, q = 4096/N, laid out like
-# Table 10 of DP-SAPF.
+# METHODS §7: true share of the selection in %, by ε and noise multiplier, at N = 162 770, T = 1000,
+# q = 4096/N. Table 10 of DP-SAPF has the same layout.
 SALIENCY_SHARES = {
     1: {5: 87.0, 10: 21.8, 20: 5.4, 25: 3.5},
     5: {5: 4.6, 10: 1.15, 20: 0.29, 25: 0.18},
@@ -335,7 +333,8 @@ def delta_in_sixty_digits(epsilon: mpmath.mpf, mu: mpmath.mpf) -> mpmath.mpf:
     return first - mpmath.exp(epsilon) * second
 
 
-# (noise multiplier, uses): one, many, loud, quiet, and so quiet that float64 cancels
+# (noise multiplier, uses): one release, several, with little noise, with much noise, and with so
+# much that float64 cancels
 GAUSSIANS = [
     [(4.139, 1)],
     [(30.0, 60), (7.557, 1), (9.255, 1), (58.54, 1)],
@@ -464,7 +463,7 @@ def test_exact_counts_what_inputs_bring_along():
 
 
 def test_older_accountants_give_the_noise_of_before():
-    """Another noise would make a project that exists spend again."""
+    """With other noise, an existing project would spend again."""
     asks = {
         "count": NoiseRequest(share=0.02),
         "central": NoiseRequest(share=0.05, sample_rate=0.1, uses=5),
@@ -476,7 +475,7 @@ def test_older_accountants_give_the_noise_of_before():
 
 
 def order_of(limit: float, delta: float) -> float:
-    """The order at which a Gaussian over all images that just meets the limit is accounted."""
+    """Return the best order for a Gaussian over all images that just meets the limit."""
     return max(ORDERS, key=lambda order: (limit - conversion(order, delta)) / order)
 
 
@@ -487,7 +486,10 @@ def order_of(limit: float, delta: float) -> float:
 )
 @settings(deadline=None, max_examples=60)
 def test_of_gaussians_over_all_images_the_limit_fixes_the_order(sigmas, limit, delta):
-    """So the least ε over all orders is a filter at one order, which no outcome moves."""
+    """So the smallest ε over all orders is a privacy filter at one order.
+
+    No outcome of a query changes this order.
+    """
     events = [GaussianDpEvent(sigma) for sigma in sigmas]
     order = order_of(limit, delta)
     at_it = rdp_curve(events, (order,))[0] + conversion(order, delta)
@@ -495,7 +497,7 @@ def test_of_gaussians_over_all_images_the_limit_fixes_the_order(sigmas, limit, d
 
 
 def test_the_order_moves_if_queries_sample():
-    """So what is proven at one order is not proven for the least over all of them."""
+    """So a proof for one order does not cover the smallest ε over all orders."""
     delta = 1e-5
     many = [
         Mechanism(noise_multiplier=1.0, sample_rate=0.01, uses=uses).event for uses in (100, 10_000)

@@ -33,7 +33,7 @@ class Unreadable(np.ndarray):
 
 
 def spend(charge):
-    """Use a charge up, and close it."""
+    """Use up a charge, and close it."""
     while charge.used < charge.uses:
         draw(charge)
         charge.release(torch.zeros(3), max_norm=1.0)
@@ -126,7 +126,7 @@ def test_a_bound_that_gives_no_noise_or_all_is_refused(owner, bound):
 
 
 def released_values(owner, total: float, integer: bool, count: int = 20_000) -> np.ndarray:
-    """Many releases of the same small total, float64: one entry each."""
+    """Return `count` releases of the same small total, float64."""
     charge = owner.open(Mechanism(noise_multiplier=3.0), plan=f"{total}")
     draw(charge)
     return charge.release(
@@ -135,18 +135,19 @@ def released_values(owner, total: float, integer: bool, count: int = 20_000) -> 
 
 
 def test_the_last_bits_of_a_count_tell_nothing(owner):
-    """Raw, a total of 0 plus noise has bits below 2⁻⁵³ for one outcome in fourteen, and a total of
-    1 never has.
+    """Without rounding, 0 plus noise has bits below 2⁻⁵³ in one of fourteen outcomes.
+
+    1 plus noise never has such bits.
     """
     raw = np.random.default_rng(0).standard_normal(20_000) * 3
     bits = [
         np.mean((values != 0) & (np.abs(values) < 0.5) & (values * 2.0**53 % 1 != 0))
         for values in (raw, raw + 1)
     ]
-    assert bits[0] > 0.02 and bits[1] == 0  # the attack, on what a release must not be
+    assert bits[0] > 0.02 and bits[1] == 0  # the attack succeeds on unrounded sums
     empty, one = (released_values(owner, total, integer=True) for total in (0.0, 1.0))
     assert np.array_equal(empty, np.rint(empty)) and np.array_equal(one, np.rint(one))
-    # The same outcomes, both ways
+    # Both totals have the same outcomes
     assert set(range(-6, 8)) <= set(empty.astype(int)) & set(one.astype(int))
 
 
@@ -155,15 +156,16 @@ def test_the_last_bits_of_a_sum_tell_nothing(owner):
     for total in (0.0, 0.3, 1 / 3, 1e-9):
         values = released_values(owner, total, integer=False)
         assert np.array_equal(values, np.rint(values / grid) * grid)
-    assert grid < 1e-5 * 3.0  # rounding costs nothing that one could see
-    # Public, for any sum
+    assert grid < 1e-5 * 3.0  # rounding is negligible beside the noise
+    # The grid is a power of two, and the same for similar bounds
     assert public_grid(3.0) == public_grid(3.9) and np.log2(grid) == int(np.log2(grid))
 
 
 def test_each_draw_is_dealt_to_the_processes_anew(owner, monkeypatch):
-    """False-alarm rate 2^-1000: two deals of all images to two processes are equal.
+    """A false alarm has probability 2^-1000: two assignments of all images to two processes are
+    equal.
 
-    The others' rows are not read.
+    The rows of the other process are not read.
     """
     for name, value in {"world_size": 2, "rank": 0}.items():
         monkeypatch.setattr(distributed, name, lambda value=value: value)
@@ -214,8 +216,8 @@ def test_a_fork_cannot_use_the_charge_of_its_parent(owner):
 
 
 def test_a_resume_with_another_mechanism_is_refused(owner):
-    """Otherwise, a caller with less noise, or a larger rate, would be charged according to the
-    record.
+    """Otherwise, a caller with less noise, or a larger rate, would only be charged for the record's
+    mechanism.
     """
     charge = owner.open(THREE)
     draw(charge), charge.release(torch.zeros(1), 1.0)
@@ -278,7 +280,7 @@ def test_the_same_work_is_refused_once_it_was_released(owner):
         owner.open(inputs=["another input"])
     assert refusal.value.problem  # nothing made from other inputs is restored
     with pytest.raises(BudgetError, match="already released"):
-        # The same settings and inputs, with any history
+        # The same settings and inputs, in another plan
         owner.open(plan="newer", settings="plan")
     again = owner.open(again=1)
     assert again.record["id"] != charge.record["id"]
@@ -296,7 +298,7 @@ def test_a_killed_run_is_continued_at_its_last_durable_use(owner):
     charge._lock.close()
     resumed = owner.open(THREE)
     assert resumed.record == charge.record | {"id": resumed.record["id"]} and resumed.used == 1
-    # A copy of the state may resume from the same step
+    # The id is new, because a copy of the state may resume from the same step
     assert resumed.record["id"] != charge.record["id"]
     assert owner.odometer.opened() == [resumed.record]
     spend(resumed)
@@ -305,22 +307,23 @@ def test_a_killed_run_is_continued_at_its_last_durable_use(owner):
 
 
 def test_an_open_run_of_the_same_plan_is_not_paid_again(owner):
-    """Two clones whose `pretrain` gave other bytes: the digests of their inputs differ, and the
-    plan is the same.
+    """Two clones have the same plan, but inputs with different digests.
+
+    The reason is that `pretrain` wrote different bytes in each clone.
     """
     held = owner.open(THREE, inputs=["one"])
     for inputs in ("one", "two"):
         with pytest.raises(BudgetError, match="locked by another process"):
             owner.open(THREE, inputs=[inputs])
     assert held.used == 0
-    held._lock.close()  # a kill; then the free stage is run again
+    held._lock.close()  # a kill, after which the free stage runs again
     with pytest.raises(
         BudgetError,
         match="with different inputs.*Restore the old artifacts.*spend_again: {count: 1}",
     ):
         owner.open(THREE, inputs=["two"])
     assert len(owner.odometer.opened()) == 1
-    again = owner.open(THREE, inputs=["two"], again=1)  # requested
+    again = owner.open(THREE, inputs=["two"], again=1)  # a new charge was requested
     again.abandon()
     resumed = owner.open(THREE, inputs=["one"])
     assert resumed.run == held.run and len(owner.odometer.opened()) == 2
@@ -405,7 +408,7 @@ def test_missing_images_are_named(owner, tmp_path):
 
 
 def test_the_charge_itself_bounds_and_drops_rows(owner):
-    """Rows a thousand times too long, and one that is not finite, where a query forgot both."""
+    """The query forgets to clip: its rows are a thousand times too long, and one is not finite."""
     charge = owner.open(Mechanism(noise_multiplier=1e-3), max_norm=0.5)
     images = len(load_prepared(owner.state, owner.card, "sensitive"))
     batches = []
@@ -450,6 +453,6 @@ def test_an_exact_lifetime_counts_charges_of_older_projects(owner):
     with pytest.raises(BudgetError, match="would raise the total to"):
         second(exact - 1e-6, "exact")
     with pytest.raises(BudgetError, match="would raise the total to"):
-        second(renyi - 1e-6, "rdp")  # a project of before counts no less than it did
+        second(renyi - 1e-6, "rdp")  # an older project still counts by Rényi's bound
     second(exact + 1e-6, "exact")
     assert owner.odometer.events() == both

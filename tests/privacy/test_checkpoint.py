@@ -47,7 +47,7 @@ def test_only_the_journalled_checkpoint_is_kept(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-# The last tensor, one before it, the header with its log
+# Places of the flipped bit: the last tensor, the tensor before it, the header with the log
 @pytest.mark.parametrize("place", [-1, -12, 40])
 def test_a_checkpoint_with_a_flipped_bit_is_not_gone_on_from(owner, place):
     mechanism = Mechanism(noise_multiplier=2.0, sample_rate=0.3, uses=3)

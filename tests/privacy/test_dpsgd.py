@@ -23,7 +23,7 @@ LAW = TimestepMixture()
 @pytest.fixture(scope="module")
 def model() -> UNet:
     torch.manual_seed(0)
-    # 5 and 3 pixels
+    # The two levels have sides of 5 and 3 pixels
     return perturbed(
         UNet(10, 3, 4, Architecture(width=8, multipliers=(1, 2), attention=(0, 1), unshuffle=2))
     )
@@ -81,7 +81,7 @@ def test_the_draws_of_an_image_are_averaged_before_the_clip(model):
     averaged_first = summed(torch.stack(each).mean(0), C)
     clipped_first = sum(summed(rows, C) for rows in each)
     assert torch.allclose(total, averaged_first, atol=1e-4 * C)
-    assert torch.linalg.vector_norm(total - clipped_first) > C  # the mistake would not pass
+    assert torch.linalg.vector_norm(total - clipped_first) > C  # so the test finds this mistake
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -125,20 +125,20 @@ def test_a_row_is_clipped_or_kept_or_dropped():
 
 
 def test_the_norm_of_a_long_row_is_exact_enough():
-    # float32 accumulation would understate it and let the row out longer than the clip
+    # float32 accumulation would understate the norm, and the clipped row would exceed the clip
     row = torch.rand(1, 2_000_000, generator=torch.Generator().manual_seed(0))
     assert float(squared_norms(row)) == pytest.approx(float(row.double().norm()) ** 2, rel=1e-6)
     assert float(summed(row, 1.0).norm()) <= 1
 
 
 def awkward_rows(length: int) -> dict[str, Tensor]:
-    """Vectors whose float32 norm is easily understated, by what they are."""
+    """Return vectors whose norm is easily understated in float32, by description."""
     random = torch.Generator().manual_seed(length)
     mixed = torch.randn(length, generator=random) * 10 ** (
         8 * torch.rand(length, generator=random) - 4
     )
     late = torch.full((length,), 1e-4)
-    late[::64] = 1.0  # first in each run: the small ones after it vanish beside it
+    late[::64] = 1.0  # the first of each 64: the small values after it vanish in the sum
     return {
         "equal": torch.ones(length),
         "equal, not a power of two": torch.full((length,), 0.3),
@@ -163,13 +163,13 @@ def test_a_row_of_any_length_is_within_the_clip_to_the_last_bit(length, bound, c
             norm = float(torch.linalg.vector_norm(summed(row[None], bound)))
             assert norm <= bound, name
             full = min(float(row.double().norm()), bound)
-            # And hardly any shorter than it may be
+            # The row is hardly shorter than allowed
             assert norm >= 0.9999 * full * full / (full + 1e-6), name
 
 
 def test_a_sum_over_many_rows_moves_by_the_clip_and_no_rounding():
-    """A float32 total of 2000 rows of nearly one direction rounds by more than the slack of the
-    clip.
+    """A float32 total of 2000 nearly parallel rows would have rounding errors above the clip's
+    slack.
     """
     rows = 1 + 0.1 * torch.rand(2000, 500, generator=torch.Generator().manual_seed(0))
     whole = summed(rows, C)
@@ -213,11 +213,12 @@ def test_empty_draw_is_a_step_and_the_denominator_is_public():
 
 
 def test_the_noise_of_a_step_is_as_long_as_announced():
-    """The norm of 6 000 normals: its standard deviation is 0.9 %; 5 % are more than five of
-    them.
+    """The norm of 6 000 normals has a standard deviation of 0.9 %.
+
+    The tolerance of 5 % is more than five of them.
     """
     run = trainer()
-    # Of an empty draw
+    # The noise of an empty draw
     noise = 3.0 * CLIP * torch.randn(run.size, generator=torch.Generator().manual_seed(0))
     assert run.size > 6_000
     assert update(run, noise)["noised_gradient_norm"] / CLIP == pytest.approx(

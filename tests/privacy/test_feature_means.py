@@ -1,7 +1,7 @@
-"""Means of features of networks, public ones (moments) and one that learned from releases (the
-second embedding).
+"""Mean features of a public network (moments), and of one that learned from releases (the second
+embedding).
 
-One image moves the one release by at most one, on trained networks, and no other image's part.
+On trained networks, one image moves the release by at most one, and changes no other image's part.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""Adding or removing one group of images changes every sum by at most what one image could: on real
-networks, for every query.
+"""Adding or removing one group of images changes every sum by at most what one image could.
 
-The charges here are real, with noise so small that the sum shows through.
+The tests use real networks, all queries and real charges, with noise so small that a release shows
+its sum.
 """
 
 import math
@@ -34,7 +34,7 @@ from sfumato.queries.count import query_count
 from sfumato.settings.data import GROUP, Data, Groups
 from sfumato.settings.queries import FeatureMap
 
-SIZES = (1, 7, 200)  # sizes of the groups to leave out; 30 more have 3 images
+SIZES = (1, 7, 200)  # sizes of the groups to leave out; 30 more have 2 or 3 images
 CLASSES = tuple(str(i) for i in range(10))
 HIDDEN = 1e-9  # noise multiplier
 CASES = OWN | of_baselines("baseline_cases", "CASES")
@@ -51,7 +51,7 @@ def opened(
     seed=None,
     kind=Charge,
 ) -> Charge:
-    """A charge on images in memory; no budget is asked."""
+    """Open a charge on images in memory, without a budget."""
     mechanism = Mechanism(noise_multiplier=noise, sample_rate=rate, uses=uses)
     record = {"stage": "count", "max_norm": max_norm, "event": mechanism.to_json()}
     more = {
@@ -65,16 +65,17 @@ def opened(
 
 
 def part(images, keep: np.ndarray):
-    """The images at `keep`, with their groups."""
+    """Return the images at `keep`, with their groups."""
     if isinstance(images, LatentSet):
         return LatentSet(images.latents[keep], images.labels[keep], images.groups[keep])
     return ImageSet(images.images[keep], images.labels[keep], images.classes, images.groups[keep])
 
 
 def made_patients(digits: ImageSet) -> ImageSet:
-    """297 digits, shuffled.
+    """Return 297 digits, shuffled.
 
-    Groups 0, 1, 2 have 1, 7 and 200 images, some white: the longest rows that there are.
+    Groups 0, 1 and 2 have 1, 7 and 200 images. White ones among them have the longest possible
+    rows.
     """
     chosen = np.random.default_rng(0).permutation(len(digits))[: sum(SIZES) + 89]
     images = digits.images[chosen].copy()
@@ -110,7 +111,7 @@ def move(case: Case, images, group: int, cap: int = 1) -> float:
 
 
 def picks_in_order(generator, sizes: np.ndarray, draws: int) -> np.ndarray:
-    """Picks that do not depend on who else is drawn, so that two draws can be compared."""
+    """Pick images independently of the other groups, so that two draws can be compared."""
     return np.arange(draws) % sizes[:, None]
 
 
@@ -122,7 +123,7 @@ def test_one_group_moves_the_sum_by_at_most_the_bound(name, patients, monkeypatc
     for group in range(3):
         moved = move(case, few, group)
         assert moved <= case.bound * (1 + 1e-5)
-        # It was in the sum; gradients are clipped
+        # The group was in the sum. Clipped gradients reach nearly the bound.
         assert moved > (0.9 if case.rounding > 1e-6 else 0.01) * case.bound
 
 
@@ -148,7 +149,7 @@ def test_the_weights_of_a_group_add_up_to_at_most_one(cap):
 
 
 def test_a_group_alone_is_an_image_to_the_last_bit(patients):
-    """Groups of one image each: the same sum as without groups, under the same noise."""
+    """Groups of one image give the same sum as no groups, under the same noise."""
     singles = replace(patients, groups=np.random.default_rng(0).permutation(len(patients)))
     plain = replace(patients, groups=None)
     assert len(GroupIndex(singles.groups)) == len(singles)
@@ -260,8 +261,9 @@ def test_picks_are_secret_and_differ_from_step_to_step(patients):
 def distinguishability(
     query, with_them: ImageSet, without: ImageSet, noise: float, releases: int
 ) -> float:
-    """Return the distance of the best test's means, in standard deviations: at most μ = 1/σ for a
-    Gaussian of bound 1.
+    """Return the distance of the best test's means, in standard deviations.
+
+    It is at most μ = 1/σ for a Gaussian mechanism of bound 1.
     """
     axis = (query(with_them, HIDDEN) - query(without, HIDDEN)).double().flatten()
     axis /= axis.norm()
@@ -275,9 +277,9 @@ def distinguishability(
 
 @pytest.mark.parametrize("name", ["count", "frequency"])
 def test_an_image_copied_fifty_times_is_no_easier_to_find(name, digits):
-    """600 releases with a patient and 600 without.
+    """There are 600 releases with a patient and 600 without.
 
-    The standard error of μ is √(2/600) = 0.058: five of them, 0.3.
+    The standard error of μ is √(2/600) = 0.058. The tolerance, 0.3, is five of them.
     """
     sigma = 2.0
     releases = 600
@@ -299,7 +301,7 @@ def test_an_image_copied_fifty_times_is_no_easier_to_find(name, digits):
         found = distinguishability(query, everyone, without, sigma, releases)
         assert abs(found - 1 / sigma) < 0.3
         singly = [ImageSet(i.images, i.labels, CLASSES) for i in (everyone, without)]
-        # As images each counts: the attack that this is
+        # If images are the unit, each copy counts, and the attack succeeds
         assert distinguishability(query, *singly, sigma, 20) > 10
 
 
@@ -308,7 +310,7 @@ def test_an_image_copied_fifty_times_is_no_easier_to_find(name, digits):
 
 @pytest.fixture
 def clinic(owner, tmp_path, digits):
-    """The owner of a set with groups."""
+    """Prepare a set with groups. Returns its owner."""
     groups = 1 + np.random.default_rng(0).geometric(0.2, 300).cumsum().searchsorted(np.arange(600))
     path = tmp_path / "set.npz"
     images = {"images": digits.images[:600], "labels": digits.labels[:600]}

@@ -1,5 +1,6 @@
-"""Adding or removing one image changes only its own votes: on a trained network, also where
-rounding decides the class.
+"""Adding or removing one image changes only its own votes.
+
+The network is trained, and in some tests rounding decides the class.
 """
 
 import copy
@@ -27,8 +28,9 @@ def trained(digits) -> ResNet:
 
 @pytest.fixture(scope="module")
 def undecided(trained) -> ResNet:
-    """Each class eight times, the copies a rounding error apart: the last bits of a sum decide
-    which of them leads.
+    """Return a network with eight copies of each class, which differ by rounding errors.
+
+    The last bits of a sum decide which copy has the largest logit.
     """
     model = copy.deepcopy(trained)
     model.classes = 8 * CLASSES
@@ -60,10 +62,10 @@ def total(
 @pytest.mark.parametrize("votes", [1, 5])
 @pytest.mark.parametrize("classes", [None, CLASSES])
 def test_one_image_moves_the_votes_by_exactly_the_bound(network, votes, classes, sample, request):
-    """The bound is met, never passed: the image's own votes go, and no other image's vote turns.
+    """The bound is reached, but never exceeded: only the image's own votes change.
 
-    In chunks of 89 the last of the 90 images is in a chunk of its own until one before it is
-    missing.
+    In chunks of 89, the last of the 90 images has its own chunk, unless an earlier image is left
+    out.
     """
     model = request.getfixturevalue(network)
     images, labels = sample

@@ -1,5 +1,5 @@
-"""Guarantees with public text-to-image models: what one image moves, what a latent depends on, who
-may draw it.
+"""Guarantees with public text-to-image models: what one image changes, what a latent depends on,
+and who may draw it.
 """
 
 from dataclasses import replace
@@ -42,7 +42,7 @@ B, C = 5, 1e-5  # images, clip (far below the norms: every row is clipped)
 
 
 def network(models, kind: str, trainable: str = "attention-lora"):
-    """A model with adapters that do something, and what is trained of it."""
+    """Load a model, and perturb its trained weights. Returns the model and these weights."""
     from sfumato.text_to_image.network import load_latent
 
     model = load_latent(models / f"{kind}-reference")
@@ -130,9 +130,7 @@ def test_a_latent_that_is_not_finite_counts_for_nothing(models, kind, value):
 
 
 def encode(images):
-    """Encode row by row: the mean of each image's quarters, divided by a thousandth so that all
-    values differ.
-    """
+    """Encode each image by the means of its four quarters, divided by 1000."""
     return torch.nn.functional.avg_pool2d(images, 4).expand(-1, 2, -1, -1) / 1000
 
 
@@ -200,8 +198,9 @@ def test_changed_images_or_encoders_have_their_own_latents(encoded, tmp_path):
 
 
 def test_latents_are_known_by_images_encoder_and_revision(encoded, monkeypatch):
-    """Because of the images, a withdrawal changes them. Because of the others, latents of another
-    map are never drawn.
+    """The images are part of the key, so that a withdrawal changes it.
+
+    Encoder and revision are part of it, so that latents of another map are never drawn.
     """
     other = replace(encoded.card, version="another")
     assert (
@@ -212,7 +211,7 @@ def test_latents_are_known_by_images_encoder_and_revision(encoded, monkeypatch):
 
 
 def test_the_charge_hands_out_no_number_that_is_not_finite():
-    """A kernel of bfloat16 may spread it over the rows of other images; without it none can."""
+    """A bfloat16 kernel may spread such a number over the rows of other images."""
     latents = np.random.default_rng(0).normal(size=(7, 3, 5, 5)).astype(np.float16)
     broken = latents.copy()
     broken[2, 1, 1], broken[5, 0, 0] = [np.nan, np.inf, -np.inf, 1, np.nan], np.inf
@@ -242,7 +241,7 @@ def test_an_interrupted_encoding_leaves_nothing(owner, monkeypatch):
         owner.state, owner.card, key, encode, lambda done, whole: seen.append((done, whole))
     )
     assert have_latents(owner.state, owner.card, key)
-    # Whatever the number of images, which is private
+    # The number of steps does not depend on the number of images, which is private
     assert seen == [(done, 100) for done in range(1, 101)]
-    write_latents(owner.state, owner.card, key, killed)  # there: nothing is encoded again
+    write_latents(owner.state, owner.card, key, killed)  # nothing is encoded again
     assert len(calls) == 3

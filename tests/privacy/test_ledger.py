@@ -47,7 +47,7 @@ def ledger_of(*records: dict, **budget) -> dict:
 
 
 def sealed(ledger: dict) -> dict:
-    """Return a ledger whose editor has corrected the digest too."""
+    """Return an edited ledger with a correct digest."""
     body = {key: value for key, value in ledger.items() if key != "digest"}
     return {**body, "digest": digest_of(body)}
 
@@ -70,8 +70,8 @@ def test_the_same_query_twice_costs_twice():
 
 
 def test_the_odometers_line_is_the_union_of_all_charges():
-    """With an empty state directory, or an older journal, fewer charges were reported than the
-    release has.
+    """With an empty state directory, or an older journal, it once had fewer charges than the
+    release.
     """
     other = {**COUNT, "id": f"{8:032x}"}
     aborted = {**STEPS, "id": f"{9:032x}"}
@@ -325,7 +325,7 @@ def test_every_query_of_the_lock_must_be_in_the_ledger(tmp_path):
     )
     problems = lock_problems(ledger, *locked(tmp_path, ledger, count="a.dir", frequency="b.dir"))
     assert any("frequency ran" in p for p in problems)
-    # A record that lost its stage ended in a KeyError
+    # A record without a stage once caused a KeyError
     nowhere = edited(lambda x: record_in(x, COUNT).pop("stage"))
     assert any(
         "count ran" in p for p in lock_problems(nowhere, *locked(tmp_path, nowhere, count="a.dir"))
@@ -460,7 +460,7 @@ GALLERY = Path(__file__).resolve().parents[2] / "docs" / "gallery"
 
 @pytest.mark.parametrize("name", ["clothes", "digits", "mri"])
 def test_a_ledger_of_before_is_built_again_as_it_was(name):
-    """A receiver, and the owner's next run, find the same numbers, and no further one."""
+    """A recipient, and the owner's next run, compute the same numbers, and no others."""
     stored = read_ledger(GALLERY / name / "ledger.json")
     line = stored["odometer"]
     records = Records.of_ledger(stored)
@@ -478,8 +478,9 @@ def test_a_ledger_of_before_is_built_again_as_it_was(name):
 
 
 def write_artifacts(folder: Path, records: dict | None = None, apart: Sequence[str] = ()) -> None:
-    """Write two queries, a free stage that reads both, and their plans. records: others, by the
-    name of an artifact.
+    """Write two queries, a free stage that reads both, and their plans.
+
+    records: artifact -> records to write instead.
     """
     (folder / "artifacts/plan").mkdir(parents=True)
     made = {"count": [COUNT], "frequency": [COUNT, LOUD], "auxiliary": [COUNT, LOUD]}
@@ -542,7 +543,7 @@ def test_an_artifact_that_was_changed_is_a_reason(tmp_path):
     assert "artifacts/count: released no longer has the bytes" in found
 
 
-# --- of several owners ----------------------------------------------------------------------------
+# --- ledgers of several owners --------------------------------------------------------------------
 
 NORTH = {**COUNT, "dataset_id": "north"}
 SOUTH = {**LOUD, "dataset_id": "south"}
@@ -554,7 +555,7 @@ def merged_ledger() -> dict:
 
 
 def test_ledger_and_artifacts_set_the_same_data_sets_apart(tmp_path):
-    """A ledger that does so by itself would count each record for some people only."""
+    """If only the ledger did so, it would count each record for some people only."""
     records = {"count": [NORTH], "frequency": [NORTH, SOUTH], "auxiliary": [NORTH, SOUTH]}
     for declared in ((), APART):
         write_artifacts(folder := tmp_path / f"{len(declared)}", records, declared)
@@ -567,7 +568,7 @@ def test_ledger_and_artifacts_set_the_same_data_sets_apart(tmp_path):
 
 
 def test_the_second_opinion_is_on_the_person_who_pays_most(tmp_path, monkeypatch):
-    """At the δ of the claim."""
+    """The opinion is computed at the δ of the claim."""
     requested = []
 
     def recorded(records, delta, _):

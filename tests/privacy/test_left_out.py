@@ -54,8 +54,9 @@ def test_a_single_process_query_refuses_many_processes(stage, owner, monkeypatch
 
 @pytest.mark.parametrize("stage", [stage for stage in QUERIES if not STAGES[stage].spread])
 def test_a_query_that_runs_alone_refuses_to_be_launched(stage, tmp_path, monkeypatch, environment):
-    """Before anything is read or opened; it is not run in one process either, for that was not
-    asked.
+    """It refuses before anything is read or opened.
+
+    It does not run in one process instead, because that was not requested.
     """
     plan = SimpleNamespace(enabled=True, settings=SimpleNamespace(reads=lambda name: False))
     monkeypatch.setattr(runner, "load_plan", lambda *given: plan)
@@ -72,8 +73,9 @@ def test_the_queries_that_share_their_work_are_these():
 
 
 def test_both_processes_have_a_part_of_the_sum(sums):
-    """A process that sees nothing would make the test above easy: all 9 groups and 226 images are
-    in the counts.
+    """Otherwise, a process without images would make the tests above pass.
+
+    All 9 groups and 226 images are in the counts.
     """
     assert float(sums["count, group whole"].sum()) == pytest.approx(9, abs=1e-3)
     assert float(sums["count, image whole"].sum()) == pytest.approx(226, abs=1e-3)

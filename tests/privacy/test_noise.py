@@ -1,6 +1,7 @@
-"""False-alarm rates are computed from the true distribution.
+"""Sources of noise: fresh, secret, and with the right distribution.
 
-The sources below are unseeded: each run is a fresh test.
+The sources are unseeded, so that each run is a new test. False-alarm rates are computed from the
+true distribution.
 """
 
 import copy
@@ -54,7 +55,7 @@ def test_a_seed_is_told_in_the_label():
 
 @pytest.fixture
 def short_pieces(monkeypatch) -> None:
-    """Treat eleven numbers or more as long."""
+    """Draw more than ten numbers in pieces, as long noise."""
     monkeypatch.setattr(noise, "PIECE", 10)
 
 

@@ -43,9 +43,7 @@ def test_a_killed_append_is_dropped_and_swallows_nothing(tmp_path):
 
 
 def test_a_last_line_without_its_newline_is_an_entry(tmp_path):
-    """An editor, a copy or a tool that cuts the last newline off took the newest charge away with
-    it.
-    """
+    """An editor or a copy may cut off the last newline. This once removed the newest charge."""
     odometer = begun(tmp_path)
     odometer.append("open", record={"id": "x"})
     odometer.path.write_bytes(odometer.path.read_bytes().rstrip(b"\n"))
@@ -256,13 +254,13 @@ def test_a_journal_without_its_anchor_that_was_used_is_refused(tmp_path, trace):
 
 
 class Killed(BaseException):
-    """The end of the process."""
+    """Stand-in for the end of the process."""
 
 
 @pytest.mark.parametrize("how", ["a line taken out", "deleted", "its key deleted"])
 @pytest.mark.parametrize("last", ["begin", "_append", "append"])
 def test_a_killed_adoption_is_repeated_without_loss(tmp_path, monkeypatch, how, last):
-    """`last`: the call at which it dies. Until it is done again, nothing can be spent."""
+    """The adoption is killed at the call `last`. Until it is repeated, nothing can be spent."""
     odometer = spent(tmp_path)
     LOST[how](odometer)
     shutil.rmtree(odometer.images)  # no image shows that there was a journal

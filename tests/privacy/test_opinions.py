@@ -50,8 +50,9 @@ def test_opacus_agrees_on_compositions(seed):
 
 @pytest.fixture
 def mistaken(monkeypatch) -> Callable[[str, float], None]:
-    """A function: our accountant of this name finds an epsilon, or a Rényi curve, that many times
-    the right one.
+    """Return a function that makes one of our accountants wrong by a factor.
+
+    name: the accountant, or "curve" for the Rényi curve.
     """
     curve = opinions.rdp_curve
     bound = opinions.epsilon

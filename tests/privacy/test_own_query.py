@@ -1,4 +1,4 @@
-"""A query of one's own: no path to the images without a charge."""
+"""A custom query reaches the images only through a charge."""
 
 import traceback
 
@@ -42,7 +42,7 @@ def test_a_sum_is_of_bounded_rows_made_of_one_image_each(owner):
     with opened(owner, sigma=1.0, lifetime_epsilon="unlimited") as charge:
         total = charge.sum(rows)
     images = seen[4:]  # the first calls are trials on public noise
-    assert {*images} == {1} and abs(total.item() - len(images)) < 8  # deviations
+    assert {*images} == {1} and abs(total.item() - len(images)) < 8  # standard deviations
 
 
 def test_nothing_is_drawn_beyond_uses_or_lifetime(owner):
@@ -68,7 +68,7 @@ def test_a_name_is_none_of_a_stage(owner, name):
 
 
 def hidden(owner, **more):
-    """A charge whose noise hides nothing: what it releases is the sum."""
+    """Open a charge with so little noise that its releases are the sums."""
     return opened(owner, sigma=1e-6, lifetime_epsilon="unlimited", **more)
 
 
@@ -116,7 +116,10 @@ def test_a_function_without_one_row_per_image_is_refused(owner, wrong):
 
 
 def seen_otherwise(rows):
-    """`rows` once images are drawn, and `brightness` on public noise, which four calls get."""
+    """Return a function that is `brightness` on public noise, and `rows` on drawn images.
+
+    The first four calls get public noise.
+    """
     calls = []
 
     def function(images, labels):
@@ -139,7 +142,7 @@ def test_drawn_images_without_rows_add_nothing_in_silence(owner, wrong, size, ca
 
 @pytest.mark.parametrize("count", [1, 8, 50])
 def test_one_image_with_many_rows_moves_the_sum_by_nothing(owner, count):
-    """A function that gives one image `count` rows, of norm 1 each, and any other image one row."""
+    """The function returns `count` rows of norm 1 for one image, and one row for any other."""
 
     def rows(special):
         def function(images, labels):
@@ -175,7 +178,7 @@ def test_rows_that_are_not_finite_are_left_out(owner):
 
 
 class Remembering:
-    """Functions whose row of an image depends on earlier calls."""
+    """Functions whose row for an image depends on earlier calls."""
 
     def __init__(self) -> None:
         self.calls, self.mean, self.seen = 0, 0.0, set()

@@ -1,5 +1,6 @@
-"""One charge over several processes: the same release as with one, the noise once, nothing lost
-where one dies.
+"""One charge over several processes releases the same as in one process.
+
+It adds the noise once, and loses nothing if a process dies.
 """
 
 import math
@@ -18,7 +19,7 @@ from sfumato.settings.data import Data
 
 
 def run(folder: Path, processes: int, kill: int | None = None) -> dict[int, dict]:
-    """Return the findings of each process."""
+    """Run the program in several processes. Returns the results of each, by its rank."""
     out = folder / f"out-{processes}"
     out.mkdir()
     run_joined(processes, main, folder / "state", folder / "card.json", out, kill)
@@ -27,7 +28,7 @@ def run(folder: Path, processes: int, kill: int | None = None) -> dict[int, dict
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Prepare the same digits and hold-out in several state directories."""
+    """Return a function that prepares the digits in a new folder, always with the same hold-out."""
 
     def make(name: str) -> Path:
         folder = tmp_path_factory.mktemp(name)
@@ -60,8 +61,9 @@ def test_all_processes_end_dp_sgd_with_equal_weights(one, several):
 
 
 def test_noise_is_added_once(several):
-    """False-alarm rate 1e-6: the variance of 20 000 Gaussians is within 5 standard errors; noise of
-    two is at 100.
+    """The variance of 20 000 Gaussians is within 5 standard errors: false-alarm rate 1e-6.
+
+    If two processes added noise, the variance would be off by 100 standard errors.
     """
     found, _ = several
     noise = found[0]["noise"]

@@ -80,7 +80,7 @@ def test_the_renyi_curve_gives_a_useful_upper_bound(sigma):
     known = renyi_profile(gaussian(sigma))
     assert exact_advantage(sigma) <= membership_advantage(known) < 1
     assert exact_rate(sigma, 0.01) <= true_positive_rate(known) < 1
-    # Pinsker is √(π/2) ≈ 1.25 above, and the lowest order 1.05 adds 3 %
+    # Pinsker's bound is √(π/2) ≈ 1.25 times as large, and the lowest order, 1.05, adds 3 %
     assert membership_advantage(known) < 1.4 * exact_advantage(sigma)
 
 
@@ -95,8 +95,9 @@ def test_the_profile_goes_through_the_epsilon_of_the_ledger():
 
 
 def test_the_exact_subsampled_test_stays_below_the_bound():
-    """One use: the best test is a threshold on the released sum, so its hit rate is known, in both
-    directions.
+    """With one use, the best test is a threshold on the released sum.
+
+    So its hit rate is known, in both directions.
     """
     q = 0.3
     sigma = 0.7
@@ -106,7 +107,7 @@ def test_the_exact_subsampled_test_stays_below_the_bound():
     hits = (1 - q) * alpha + q * (1 - NORMAL.cdf((threshold - 1) / sigma))
     assert hits - 1e-9 <= bound
 
-    # Share of sums with the image that lie below x: there "not used" is claimed
+    # Share of sums with the image that are below x, for which the test claims "not used"
     def tail(x: float) -> float:
         return (1 - q) * NORMAL.cdf(x / sigma) + q * NORMAL.cdf((x - 1) / sigma)
 
@@ -194,7 +195,7 @@ def test_the_low_orders_bound_the_advantage_as_all_do(sigma, rate):
 
 
 def test_what_a_report_asks_of_one_composition_is_computed_once(monkeypatch):
-    """In any order of the events, and of either relation its own."""
+    """The order of the events does not matter, and each adjacency has its own result."""
     composed = []
     compose = PLDAccountant.compose
     monkeypatch.setattr(
@@ -213,7 +214,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def one_gaussian(target: float) -> Mechanism:
-    """Return the mechanism with the least noise at this ε, as projects of `stage init` have it."""
+    """Return the mechanism with the least noise at this ε, as in projects of `stage init`."""
     (one,) = calibrate({"frequency": NoiseRequest()}, target, 1e-5, accountant="exact").values()
     return one
 

@@ -39,7 +39,7 @@ def record(number: int, noise_multiplier: float = 4.0) -> dict:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A ledger of two charges, and the lock that DVC wrote of it."""
+    """Write a ledger of two charges, and its entry in DVC's lock. Returns the folder."""
     folder = tmp_path_factory.mktemp("ledger")
     ledger = build_ledger(BUDGET, Records.of(map(record, (1, 2))), [])
     (folder / "ledger.json").write_text(ledger_text(ledger))
@@ -51,7 +51,7 @@ def written(tmp_path_factory):
 
 
 def reasons(folder: Path) -> list[str]:
-    """Why `stage ledger check` refuses."""
+    """Return why `stage ledger check` refuses the ledger; empty if it does not."""
     try:
         ledger = read_ledger(folder / "ledger.json")
         return [
@@ -63,7 +63,7 @@ def reasons(folder: Path) -> list[str]:
 
 
 def turned(content: bytes, place: int) -> bytes:
-    """With one bit turned."""
+    """Flip one bit."""
     changed = bytearray(content)
     changed[place // 8] ^= 1 << place % 8
     return bytes(changed)
@@ -162,7 +162,7 @@ def test_a_plan_holds_its_budget_and_reads_back_or_is_refused(
         return
     assert made.budget["epsilon"] <= target * (1 + 1e-9)
     events = [mechanism.event for mechanism in made.mechanisms.values()]
-    # Not only by its own statement
+    # Computed again, because the plan may state a wrong ε
     assert epsilon(events, made.budget["delta"]) <= target * (1 + 1e-9)
     with tempfile.TemporaryDirectory(prefix="plan-") as place:
         folder = Path(place)
@@ -172,7 +172,7 @@ def test_a_plan_holds_its_budget_and_reads_back_or_is_refused(
             read = read_stage_plan(folder / f"{name}.yaml", name)
             assert read.mechanism == mechanism
             assert read_lineage(folder, name).plan == made.lineage[name].plan
-            # another mechanism in the file is another work: what was released is not taken for it
+            # with another mechanism, the plan has another digest, and no earlier release is used
             content = yaml.safe_load((folder / f"{name}.yaml").read_text())
             content["mechanism"]["noise_multiplier"] /= 2
             (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))

@@ -1,5 +1,6 @@
-"""Adding or removing one image changes the sum of a query by at most its bound, before noise:
-digits and awkward inputs.
+"""Before noise, adding or removing one image changes a query's sum by at most its bound.
+
+The images are digits and awkward inputs.
 """
 
 import math
@@ -19,15 +20,16 @@ Drawn = tuple[Tensor, Tensor]
 
 
 def test_every_query_has_a_case():
-    """A query without one would pass every test of this file, of groups, of processes and of what a
-    query shows.
+    """A query without a case would pass every test in this file.
+
+    It would also pass the tests of groups, of several processes, and of what a query shows.
     """
     assert {case.stage for case in CASES.values()} == set(QUERIES)
 
 
 @pytest.fixture(scope="module")
 def sample(digits) -> Drawn:
-    """Twenty digits, the last of them all white: the largest norm that an image can have."""
+    """Return twenty digits. The last is replaced by a white image, which has the largest norm."""
     images, labels = digits.batch(range(20))
     images[-1] = 1.0
     return images, labels
@@ -48,7 +50,7 @@ def test_one_image_moves_the_total_by_at_most_the_bound(name, layout, sample):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e38, -5.0, 7.0])
 def test_a_broken_image_moves_the_total_by_at_most_the_bound(name, value, sample):
-    """One that is not finite adds nothing at all, unless no pixel is read."""
+    """An image that is not finite adds nothing, unless the query reads no pixel."""
     images = sample[0].clone()
     labels = sample[1]
     images[17, 0, 3, 4:] = value
@@ -63,7 +65,7 @@ def test_a_broken_image_moves_the_total_by_at_most_the_bound(name, value, sample
 @pytest.mark.parametrize("label", [-1, 10, 2**40])
 @pytest.mark.parametrize("name", CASES)
 def test_a_label_out_of_range_neither_stops_the_query_nor_counts(name, label, sample):
-    """It counts as no label: where an image adds only to its own class, to nothing."""
+    """It counts as no label. If an image adds only to its own class, this image adds nothing."""
     images = sample[0]
     labels = sample[1].clone()
     case = CASES[name]

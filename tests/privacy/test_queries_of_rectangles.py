@@ -73,7 +73,7 @@ OF_RECTANGLES = {
 }
 
 OWN = {case.stage for case in OF_RECTANGLES.values()}
-# a query whose case of squares depends on no shape needs none of its own
+# a query whose case does not depend on the shape uses the case of squares
 CASES = OF_RECTANGLES | {name: case for name, case in OF_SQUARES.items() if case.stage not in OWN}
 
 

@@ -1,5 +1,5 @@
-"""The saliency query: its sensitivity on a network with attention, its one charge, what noise does
-to its norms.
+"""The saliency query: its sensitivity on a network with attention, its only charge, and the effect
+of noise on its norms.
 """
 
 import csv
@@ -71,7 +71,7 @@ def test_one_image_moves_the_candidates_sum_by_the_clip(chunk):
     (whole,) = case.totals(images, labels)
     assert len(whole) == sum(MODEL.get_parameter(name).numel() for name in candidates(MODEL))
     moved = case.moves(images, labels, range(B))
-    # (near the bound, otherwise the test would be void)
+    # The moves are near the bound; otherwise, the test would be void
     assert min(moved) > 0.95 * CLIP and max(moved) <= CLIP * (1 + 1e-5)
 
 
@@ -108,16 +108,16 @@ def test_the_vectors_are_one_release_over_the_public_size():
 def test_the_draws_of_the_query_are_secret():
     answers = []
     for _ in range(2):
-        torch.manual_seed(0)  # nothing public fixes them
+        torch.manual_seed(0)  # a public seed must not fix them
         vectors = query(Recorder(*drawn_images(B, classes=4, shape=(3, 8, 8))))
         answers.append(torch.cat(list(vectors.values())))
     assert not torch.equal(*answers)
 
 
 def test_the_whole_query_is_one_gaussian_of_its_noise(owner):
-    # A fresh network ends in zeros, so no gradient reaches attention: what is released is the noise
-    # alone. 2 688 entries; the standard deviation within 7 %, five standard errors: false alarm
-    # below 1e-6. The same for the sum of the debiased squares.
+    # The last layer of a new network is zero, so no gradient reaches attention, and the release is
+    # only noise. For its 2 688 entries, 7 % of the standard deviation are five standard errors,
+    # with a false-alarm rate below 1e-6. The sum of the debiased squares has the same tolerance.
     torch.manual_seed(0)
     model = build_unet(**ARGUMENTS)
     mechanism = Mechanism(noise_multiplier=3.0)
@@ -136,8 +136,8 @@ def test_the_whole_query_is_one_gaussian_of_its_noise(owner):
 
 
 def test_the_debiased_squared_norm_is_unbiased():
-    # Gaussian noise on known vectors, 2000 trials, fixed seed; five standard errors of the mean:
-    # under another seed, a false alarm below 1e-6.
+    # Gaussian noise on known vectors, 2000 trials, fixed seed. The tolerance of the mean is five
+    # standard errors. Under another seed, the false-alarm rate is below 1e-6.
     std = 0.3
     trials = 2000
     generator = torch.Generator().manual_seed(0)
@@ -160,7 +160,7 @@ def test_the_debiased_squared_norm_is_unbiased():
         square = float(vector.square().sum())
         error = math.sqrt((2 * len(vector) * std**4 + 4 * std**2 * square) / trials)
         assert sum(found[name]) / trials == pytest.approx(square, abs=5 * error)
-        assert sum(raw[name]) / trials > square + 20 * error  # the raw one is not
+        assert sum(raw[name]) / trials > square + 20 * error  # the raw square is biased
 
 
 def test_the_debiased_rank_ignores_noise_of_large_matrices():
@@ -169,7 +169,7 @@ def test_the_debiased_rank_ignores_noise_of_large_matrices():
         "large, no signal": torch.randn(10_000, generator=generator),
         "small, signal": torch.randn(16, generator=generator) + 30,
     }
-    # 120 against 101: only just
+    # The small matrix has the larger raw norm, 120, but the large one has 101
     assert [row.raw_rank for row in rank_candidates(noisy, 1.0).itertuples()] == [2, 1]
     noisy["large, no signal"] = torch.randn(40_000, generator=generator)
     rows = list(rank_candidates(noisy, 1.0).itertuples())
@@ -189,7 +189,10 @@ def test_one_image_moves_the_adapter_gradients_by_the_clip(kind):
 
 @pytest.fixture
 def desk(owner, here, monkeypatch):
-    """A repository with a warmed-up network, and the two stages on plans made here."""
+    """Write a project with a pretrained network.
+
+    Returns a function that runs `saliency` or `finetune` by the given settings and mechanism.
+    """
     artifacts = here / "artifacts"
     home = here / "data" / "sensitive"
     (artifacts / "plan").mkdir(parents=True)
@@ -226,7 +229,7 @@ def test_the_release_chooses_what_is_trained(desk, owner, monkeypatch):
     directory = desk.artifacts / "saliency"
     choice = json.loads((directory / "saliency.json").read_text())
     order = [name for (name,) in choice["ranked"]["debiased"]]
-    # 30 % of 15, the default, in the order of the model
+    # By default, 30 % of the 15 matrices are trained. They are listed in the model's order.
     selected = sorted(order[:5], key=candidates(network()).index)
     table = list(csv.DictReader((directory / "saliency.csv").read_text().splitlines()))
     assert sorted(path.name for path in directory.iterdir()) == [
@@ -287,10 +290,10 @@ def test_the_release_chooses_what_is_trained(desk, owner, monkeypatch):
     assert said["parameters"] == sum(4 * sum(shape) for shape in shapes)
     assert len((finetune / "log.csv").read_text().splitlines()) == 5
     paid = json.loads((finetune / "privacy.json").read_text())["records"]
-    assert set(paid) == {record["id"] for record in opened}  # records of both
+    assert set(paid) == {record["id"] for record in opened}  # records of both queries
     assert changed(pretrain) == set(selected)
 
-    # In full: weights, and no adapter left beside them
+    # Without adapters, all weights are written, and the adapter's files are removed
     desk("finetune", training("salient"), STEPS)
     assert {path.name for path in finetune.iterdir()} == {
         "config.json",

@@ -46,9 +46,9 @@ def test_a_draw_in_blocks_is_ascending_and_bounded(size, rate, monkeypatch):
 
 
 def test_each_row_falls_to_any_process_whatever_the_others_do():
-    """False-alarm rate 1e-6: binomials within six standard errors.
+    """Binomial counts are within six standard errors: false-alarm rate 1e-6.
 
-    Dealt in turn, no two neighbours would be alike.
+    If rows were assigned in turn, no two neighbours would have the same process.
     """
     rows = 30_000
     many = 3

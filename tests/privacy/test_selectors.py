@@ -1,5 +1,6 @@
-"""Neighbouring sets exceed the costs that DP-SAPF states, or omits, for its selectors. Each
-statement of docs/papers.md is a number here.
+"""Neighbouring sets exceed the costs that DP-SAPF states, or omits, for its selectors.
+
+The numbers here support the statements in docs/papers.md.
 """
 
 import itertools
@@ -22,11 +23,11 @@ def cost(noise_multiplier: float) -> float:
 
 
 def excess(noise_multiplier: float, claimed: float) -> float:
-    """The largest P(A | D′) − e^ε·P(A | D): the δ that the claim of ε needs.
+    """Return the δ that a claim of ε needs: the largest P(A | D′) − e^ε·P(A | D).
 
-    D′ has one image more, whose clipped gradient lies in one entry: that entry is N(1, σ²) in place
-    of N(0, σ²), in units of the clip, and A is what exceeds the best threshold, where the
-    likelihood ratio is e^ε.
+    D′ has one more image, whose clipped gradient lies in one entry. In units of the clip, this
+    entry is N(1, σ²) instead of N(0, σ²). A is the event that the entry exceeds the best threshold,
+    at which the likelihood ratio is e^ε.
     """
     threshold = 0.5 + claimed * noise_multiplier**2
     with_it = norm.sf(threshold, 1, noise_multiplier)
@@ -36,9 +37,9 @@ def excess(noise_multiplier: float, claimed: float) -> float:
 
 @pytest.mark.parametrize("budget", PRINTED)
 def test_gaussian_selection_at_sigma_5_exceeds_its_share(budget):
-    """A share s of the Rényi cost of ε is a Gaussian of σ(ε)/√s.
+    """A share s of the Rényi cost of ε corresponds to a Gaussian with noise σ(ε)/√s.
 
-    At σ = 5, two neighbouring sets differ by more.
+    At σ = 5, two neighbouring sets differ by more than this Gaussian allows.
     """
     whole = calibrate({"all": NoiseRequest()}, budget, DELTA)["all"].noise_multiplier
     claimed = cost(whole / math.sqrt(PRINTED[budget]))
@@ -47,8 +48,9 @@ def test_gaussian_selection_at_sigma_5_exceeds_its_share(budget):
 
 
 def peeled(scores: list[float], picks: list[int], beta: float) -> float:
-    """ln of the probability that the exponential mechanism picks these, one after the other: ∝
-    exp(β·score/2).
+    """Return ln of the probability that the exponential mechanism picks these, one after another.
+
+    The probability of a pick is proportional to exp(β·score/2).
     """
     left = dict(enumerate(scores))
     total = 0.0
@@ -62,10 +64,11 @@ def peeled(scores: list[float], picks: list[int], beta: float) -> float:
 
 @pytest.mark.parametrize("beta", [0.1, 1.0])
 def test_exponential_picks_cost_more_than_one_of_them(beta):
-    """14 of 48 matrices, scores in clips: an image whose gradient is spread over the 14 moves each
-    by 1/√14.
+    """14 of 48 matrices are picked by scores in units of the clip.
 
-    Charged as one pick, e^β is exceeded; c picks stay within e^{cβ}, and here near √c·β/2.
+    An image whose gradient is spread over the 14 changes each of their scores by 1/√14. The privacy
+    loss exceeds β, the cost of one pick. The loss of c picks is at most c·β, and is near √c·β/2
+    here.
     """
     matrices = 48
     picks = list(range(14))
@@ -82,10 +85,10 @@ def test_one_image_in_one_matrix_moves_its_score_by_the_clip():
 
 
 def released(gap: int, name: str, beta: float, delta: float) -> dict[str, float]:
-    """Propose-test-release: the best set as it is, where distance + Laplace(1/β) > ln(1/δ′)/β; else
-    nothing.
+    """Return the probability of each outcome of propose-test-release.
 
-    gap: neighbours that the best set is from another, 0 where one image more changes it.
+    The best set is released if gap + Laplace(1/β) > ln(1/δ′)/β; otherwise nothing is. gap: distance
+    from data with another best set, in images; 0 if one more image changes it.
     """
     passes = (
         0.5 * math.exp(-(math.log(1 / delta) - gap * beta))
@@ -97,10 +100,13 @@ def released(gap: int, name: str, beta: float, delta: float) -> dict[str, float]
 
 @pytest.mark.parametrize("delta", [1e-3, DELTA])
 def test_propose_test_release_adds_its_own_delta(delta):
-    """Two neighbouring sets whose best sets differ: what one may release, the other never does."""
+    """Two neighbouring data sets have different best sets.
+
+    What one may release, the other never releases.
+    """
     one = released(0, "A", 0.1, delta)
     other = released(0, "B", 0.1, delta)
-    # Rényi divergence of every order above 1: infinite
+    # So the Rényi divergence of every order above 1 is infinite
     assert one["A"] > 0 and other.get("A", 0.0) == 0.0
     for claimed in (0.1, 1.0, 10.0):
         best = max(

@@ -1,7 +1,7 @@
-"""Adding or removing one image, with any number of labels, changes a query's sum by at most its
+"""Adding or removing one image with any number of labels changes a query's sum by at most its
 bound.
 
-Every query that takes several labels has a case here, as `test_queries.py` has of one label.
+Every query that takes several labels has a case here, as in `test_queries.py` for one label.
 """
 
 import math
@@ -90,10 +90,10 @@ def test_any_labels_move_every_sum_by_at_most_the_bound(name, who, some):
     images, labels = some.batch(range(20))
     charge = Recorder(case.drawn(images), labels, case.uses)
     case.query(charge)
-    # The charge refuses another than its record's
+    # A charge refuses any bound but its record's
     assert {bound for _, bound, _ in charge.asked} == {case.bound}
     moved = case.moves(images, labels, [who])
-    # It was in the sum
+    # The image was in the sum
     assert min(moved) > 0.2 * case.bound and max(moved) <= case.bound * (1 + case.rounding)
 
 
@@ -113,9 +113,9 @@ def test_rows_of_labels_have_the_norms_that_are_said():
 @pytest.mark.parametrize("group", [0, 1, 2, 3])
 @pytest.mark.parametrize("name", ["count", "frequency", "teacher", "finetune of 8 draws"])
 def test_one_patient_moves_a_charges_sum_by_the_bound(name, group, some, monkeypatch):
-    """Real charges, whose noise is so small that the sums show through.
+    """The charges are real, with so little noise that a release shows its sum.
 
-    One patient's images have no labels, or all.
+    The images of one patient have no labels; another's have all.
     """
     monkeypatch.setattr(door, "group_picks", picks_in_order)
     case = CASES[name]

@@ -1,5 +1,6 @@
-"""The teacher's guarantee: one image moves the sum of gradients by no more than the clip, and no
-other image's part.
+"""The teacher's guarantee: one image moves the sum of gradients by no more than the clip.
+
+It changes no other image's part.
 """
 
 import math
@@ -44,7 +45,7 @@ def test_a_row_depends_on_its_image_alone_to_the_last_bit(features, digits):
 
 @pytest.mark.parametrize("max_norm", [0.1, math.sqrt(2)])
 def test_one_image_moves_each_release_by_at_most_the_clip(features, digits, max_norm):
-    """Along the weights of a run in which the sums differ from one image to none."""
+    """Test at zero weights, and at large random weights."""
     images, labels = digits.batch(range(90))
     rows = rows_alone(features, images)
     weights = (
@@ -66,14 +67,12 @@ def test_one_image_moves_each_release_by_at_most_the_clip(features, digits, max_
                 )
             )
         assert max(moves) <= max_norm * (1 + 1e-9)
-        assert max(moves) > 0.5 * min(max_norm, 0.9)  # the bound is not a loose one
+        assert max(moves) > 0.5 * min(max_norm, 0.9)  # the bound is not loose
 
 
 @pytest.mark.parametrize("classes", [2, 10, 100])
 def test_a_first_step_from_zero_needs_no_bound_above_one(classes):
-    """Recipe teacher-mixed releases only this step, at max_norm 1, so it must not cut the errors of
-    any class.
-    """
+    """Recipe teacher-mixed releases only this step, at max_norm 1, so 1 must not clip any error."""
     rows = torch.nn.functional.normalize(torch.randn(60, 6, dtype=torch.float64), dim=1).float()
     found = error_rows(
         torch.zeros(6, classes, dtype=torch.float64), rows, torch.arange(60) % classes

@@ -95,13 +95,13 @@ def test_the_charge_is_on_the_disk_before_an_image_is_read(owner, monkeypatch):
 
 
 def test_nobody_else_may_write_while_a_charge_is_being_opened(owner, monkeypatch):
-    """Two that read the same journal at once would both find room in the budget."""
+    """Two processes that read the same journal at once would both find room in the budget."""
     owner.open(plan="first")._lock.close()
     tried = []
     write = Odometer._write
 
     def other(self, line):
-        # a lock file that is not this process's own object: as another process would try it
+        # a second lock object, as in another process
         try:
             FileLock(self.path.with_suffix(".lock"), is_singleton=False).acquire(timeout=0)
             tried.append("taken")
@@ -125,9 +125,9 @@ def test_a_record_names_the_day_and_not_the_second(owner):
 
 # --- who may open the door ------------------------------------------------------------------------
 
-# By door to real images, every module that opens it or hands on what comes through it. No other can
-# look at any. An addition is a decision: a query by a charge; else local work, which is journalled
-# and marked.
+# Door to real images -> the modules that open it, or pass on what comes through it. No other module
+# can read real images. An added module must be a query with a charge, or local work, which is
+# journalled and marked.
 DOORS = {
     "open_charge": {
         *(f"stages/{name}.py" for name in (*QUERIES, "feature_means", "runner")),
@@ -140,7 +140,7 @@ DOORS = {
         *("sfumato/privacy/authorize.py", "sfumato/evaluation/evaluate.py"),
         *("stages/doctor.py", "stages/prepare.py"),
     },
-    # data/prepare: to see whether what was prepared is whole
+    # data/prepare verifies that the prepared images are complete
     "load_prepared": {
         "sfumato/privacy/authorize.py",
         "sfumato/data/store.py",
@@ -151,7 +151,7 @@ DOORS = {
 
 
 def doors_of(path: Path) -> set[str]:
-    """The doors that a module names, imports or calls."""
+    """Return the doors that a module names, imports or calls."""
     names = {ast.Name: "id", ast.Attribute: "attr", ast.alias: "name"}
     nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     return {
@@ -160,8 +160,8 @@ def doors_of(path: Path) -> set[str]:
 
 
 def test_free_stages_have_no_door_to_real_images():
-    """Nothing that is to be shared may come from `select`, `synthesize` or `pretrain` looking at
-    real images.
+    """The results of `select`, `synthesize` and `pretrain` are shared, so they must not read real
+    images.
     """
     for stage in STAGES.values():
         if stage.kind is Kind.FREE:
@@ -174,7 +174,7 @@ def test_free_stages_have_no_door_to_real_images():
 
 
 def test_every_module_with_a_door_is_known():
-    """A new door is found here, and is to be named above."""
+    """A new door fails this test until it is added to DOORS."""
     for folder in ("sfumato", "stages"):
         for path in (ROOT / folder).rglob("*.py"):
             for door in doors_of(path):
@@ -182,7 +182,7 @@ def test_every_module_with_a_door_is_known():
 
 
 def calls_of(path: Path, name: str) -> list[ast.Call]:
-    """Calls of a function, or of `partial` on it."""
+    """Return the calls of a function, or of `partial` on it."""
     calls = [
         node
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
@@ -221,7 +221,7 @@ def test_a_bar_without_a_clock_shows_none(environment):
 
 @pytest.fixture
 def made_from(tmp_path) -> dict[str, Artifact]:
-    """Two artifacts that cost something."""
+    """Write two artifacts, each with a record of its own."""
     found = {}
     for number, name in enumerate(("frequency", "count"), start=11):
         with writing(tmp_path / name, name, records=[record(number)]):
@@ -241,7 +241,10 @@ def test_every_artifact_carries_the_records_of_its_inputs(made_from, tmp_path):
 
 
 def test_a_query_carries_its_record_and_its_inputs_records(owner, made_from, tmp_path, monkeypatch):
-    """Not before: a kill between the two would leave a release that a later run draws again."""
+    """The artifact is written only when the charge is closed.
+
+    Otherwise, a kill between the two would leave a release that a later run draws again.
+    """
     charge = owner.open(stage="finetune")
     out = tmp_path / "out"
     run = QueryRun(plan=SimpleNamespace(stage="finetune"), inputs=made_from, out=out)
@@ -290,7 +293,7 @@ MIXED = [record(1), record(2, adjacency=ZERO_OUT_ONE)]
 
 
 def test_one_record_under_add_or_remove_limits_the_whole():
-    """A claim is valid for neighbours for which every part of it is valid."""
+    """A claim is valid only for neighbours for which all its parts are valid."""
     ledger = build_ledger(BUDGET, Records.of(MIXED), [])
     assert ledger["adjacency"] == ADD_OR_REMOVE_ONE
     digits = {
@@ -397,7 +400,7 @@ def test_a_unit_that_was_not_asked_for_is_never_taken():
     assert inherited_events([record(2)], 99.0, 1e-5) and inherited_events(
         [grouped], 99.0, 1e-5, GROUP
     )
-    # Both are known, and cost what the other does not
+    # Both units are known, but the cost for one is not the cost for the other
     for one, asked in ((grouped, IMAGE), (record(2), GROUP)):
         with pytest.raises(BudgetError, match="protects the unit"):
             inherited_events([one], 99.0, 1e-5, asked)
@@ -407,13 +410,13 @@ def test_a_unit_that_was_not_asked_for_is_never_taken():
 
 
 def test_a_journal_that_lacks_a_ledgers_charge_opens_none(owner):
-    """It is an older copy: what was spent since is not known."""
+    """The journal is an older copy, so that later charges are not known."""
     bounded = SpendingPolicy(delta=1e-5, lifetime_epsilon=50.0)
     with pytest.raises(BudgetError, match="older copy"):
         owner.open(permission=bounded, seen=["f" * 32])
     first = owner.open(permission=bounded)
     owner.open(permission=bounded, plan="next", seen=[first.record["id"], owner.odometer.head()])
-    owner.open(plan="public images", seen=["f" * 32])  # which has no budget
+    owner.open(plan="public images", seen=["f" * 32])  # this plan has no budget
     owner.card = replace(owner.card, source="npz")
     (owner.state / "data/digits" / CARD).write_bytes(card_text(asdict(owner.card)))
     # Custom charges, for any lifetime budget
@@ -430,7 +433,9 @@ def test_keys_are_drawn_and_not_derived_from_what_others_know(tmp_path):
 
 
 def test_numbers_from_real_images_never_land_in_an_artifact(here):
-    """Not in its folder, nor anywhere below it or in the folder of all: they would be shared."""
+    """They would be shared. So they may not be in its folder, below it, or in the folder of all
+    artifacts.
+    """
     with writing(here / "shared", "count"):
         pass
     for file in (

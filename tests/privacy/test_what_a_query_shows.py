@@ -27,7 +27,7 @@ QUERIES = (
 
 
 def given(case: Case, drawn: Images) -> Recorder:
-    """A charge on what a query draws of the images, whose releases are fixed."""
+    """Return a charge that draws what the case draws of the images, and releases fixed numbers."""
     return Recorder(case.drawn(drawn[0].clone()), drawn[1].clone(), case.uses, given=True)
 
 
@@ -35,7 +35,7 @@ def parts(found: object) -> list[Tensor]:
     return list(found.values()) if isinstance(found, dict) else [found]  # type: ignore[list-item]
 
 
-# many, one, none; only one class; dark, bright and broken ones
+# many images, one or none; images of one class; dark and broken images
 OTHERS = {
     "more": drawn_images(90, 1),
     "one": drawn_images(1, 2),
@@ -49,8 +49,9 @@ OTHERS = {
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("name", QUERIES)
 def test_a_query_reports_what_follows_from_the_release(name, other, capfd, caplog):
-    """No realised count divides it, nothing of the clean sum fills it in, and bounds and uses are
-    public.
+    """It is not divided by a true count, and contains nothing of the true sum.
+
+    Bounds and uses are public.
     """
     case = QUERIES[name]
     seen = []
@@ -110,8 +111,8 @@ KEYS = {
     ],
 )
 def test_every_key_of_a_query_reaches_it(query, keys, base):
-    """A key that is read nowhere, or on the way only, changes neither what is handed over nor what
-    comes back.
+    """A key that the query ignores changes neither what it passes to the charge nor what it
+    returns.
     """
     assert differ(
         *(trace(functools.partial(query, **settings)) for settings in (base, base | keys))
@@ -143,8 +144,9 @@ def test_every_key_of_dpsgd_reaches_its_steps(keys):
 @pytest.mark.parametrize("name", ["frequency", "covariance", "histogram"])
 @pytest.mark.parametrize("count", [1, 3, 40])
 def test_maps_see_sensitive_images_in_batches_of_one_size(monkeypatch, name, count):
-    """Kernels round differently for another batch: a row, and a vote in a near tie, would depend on
-    the others.
+    """Kernels round differently for another batch size.
+
+    A row, or a vote in a near tie, would then depend on the other images.
     """
     classifier()  # trained once, before sizes are counted
     sizes = set()

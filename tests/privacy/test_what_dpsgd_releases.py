@@ -28,14 +28,15 @@ def test_one_image_moves_a_steps_sum_by_the_clip_once(draws):
     step(trainer(draws=draws), charge)
     ((total, bound),) = charge.seen
     assert bound == CLIP
-    # The whole clip: this gradient is far longer
+    # The sum reaches the clip, because this gradient is far longer
     assert 0.9 * CLIP <= float(torch.linalg.vector_norm(total)) <= CLIP
 
 
 @pytest.mark.parametrize("count", [1, 5, 9])
 def test_kernels_get_batches_of_one_size(monkeypatch, count):
-    """They round differently for another size: an image's gradient would then depend on how many
-    others there are.
+    """Kernels round differently for another batch size.
+
+    An image's gradient would then depend on the number of other images.
     """
     sizes = set()
     inner = gradients.per_image_gradients
@@ -51,8 +52,9 @@ def test_kernels_get_batches_of_one_size(monkeypatch, count):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_step_follows_from_the_released_sum_alone(name):
-    """Moments, rates, average, denominators, generated images, the log: the same for other images,
-    more, or none.
+    """It is the same for other images, more images, or none.
+
+    This includes moments, rates, average, denominators, generated images, and the log.
     """
     run = RUNS[name]
     found = []
@@ -69,9 +71,7 @@ def test_a_step_follows_from_the_released_sum_alone(name):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_checkpoint_contains_weights_and_moments_only(name):
-    """Neither a sum before its noise nor a generator of randomness, by which draws to come would be
-    known.
-    """
+    """It contains no sum before noise, and no random generator, which would reveal future draws."""
     state = RUNS[name].make()
     RUNS[name].after(state, draws_of(3))
     assert {key.split(".")[0] for key in state.tensors()} == KINDS[name]
@@ -104,8 +104,9 @@ def test_a_run_goes_on_from_its_state(name):
 
 @pytest.fixture
 def durable(owner):
-    """Runs on the owner's images that save each step and are killed after one. opened: their
-    charges, in order.
+    """Return a function that runs a stage on the owner's images, and is killed after step `last`.
+
+    Each step is saved. The function's attribute `opened` lists the charges of all runs, in order.
     """
     opened = []
 
@@ -162,8 +163,9 @@ def test_a_step_that_is_not_on_disk_is_not_journalled(durable, owner, monkeypatc
 
 
 def test_a_run_that_lost_its_checkpoint_is_paid_for_again(durable, owner):
-    """Its steps were shown: drawing them anew under the same record would give two releases for
-    one.
+    """Its steps were released.
+
+    Drawing them again under the same record would give two releases for one.
     """
     with pytest.raises(KeyboardInterrupt):
         durable("finetune", 1)

@@ -22,7 +22,7 @@ RARE = 1e-7  # false-alarm rate of a test of a distribution
 def zeros_released(
     owner, count: int, sigma: float = 2.0, total: float = 0.0, **mechanism
 ) -> np.ndarray:
-    """Release sums of zeros, divided by the noise: (count,) float64."""
+    """Release `count` sums that equal `total`. Returns their noise divided by sigma, float64."""
     charge = owner.open(
         Mechanism(noise_multiplier=sigma, **mechanism), plan=f"{count} {total} {mechanism}"
     )
@@ -33,8 +33,9 @@ def zeros_released(
 
 
 def test_a_release_is_the_sum_plus_a_normal_to_the_tails(owner):
-    """Kolmogorov–Smirnov for the middle; the numbers beyond 3, 4 and 4.5 for the tails, which
-    protect the outliers.
+    """Kolmogorov–Smirnov tests the middle.
+
+    The number of values beyond 3, 4 and 4.5 tests the tails, which protect outliers.
     """
     found = zeros_released(owner, 2_000_000)
     assert stats.kstest(found[:200_000], "norm").pvalue > RARE
@@ -44,8 +45,9 @@ def test_a_release_is_the_sum_plus_a_normal_to_the_tails(owner):
 
 
 def test_every_entry_has_its_own_noise(owner):
-    """Two equal entries of 4 000 would be one chance in 10⁵; rows or columns that share their noise
-    have thousands.
+    """Two equal entries among 4 000 have a chance of 10⁻⁵.
+
+    Rows or columns that share their noise have thousands.
     """
     charge = owner.open()
     list(charge.batches(4096))
@@ -74,14 +76,15 @@ def test_every_use_of_a_charge_has_fresh_noise_of_full_size(owner):
     ("rank", "law"),
     [
         *((rank, {}) for rank in ("0", "1", "3")),
-        ("0", {"sample_rate": 0.1}),  # sampling pays in the accounting, not in the noise
-        # A multiple of 8 in single precision: such noise would vanish or be seen
+        ("0", {"sample_rate": 0.1}),  # sampling changes the accounting, not the noise
+        # In single precision, sums of 1e8 are multiples of 8: noise would vanish or be visible
         ("0", {"sigma": 1.0, "total": 1e8}),
     ],
 )
 def test_the_noise_is_complete_on_any_process_and_rate(owner, environment, rank, law):
-    """The noise of one release comes from one process: a part of it on each would be too little
-    where one is lost.
+    """One process draws the complete noise of a release.
+
+    If each process drew a part, a lost process would leave too little.
     """
     for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "4"}.items():
         environment[name] = value
@@ -89,8 +92,9 @@ def test_the_noise_is_complete_on_any_process_and_rate(owner, environment, rank,
 
 
 def test_the_grid_of_a_release_is_the_same_whatever_was_summed(owner):
-    """A grid that grows with the sum would reveal its size: half of all values are odd multiples of
-    the public grid.
+    """A grid that grows with the sum would reveal the sum's size.
+
+    On the public grid, half of all values are odd multiples.
     """
     grid = public_grid(2.0)
     for total in (0.0, 1e3, 1e6):
@@ -112,7 +116,7 @@ def test_where_the_noise_fails_nothing_is_released(owner, monkeypatch, error):
         charge.release(torch.ones(8), 1.0)
 
 
-ENTROPY = {  # bytes from the operating system, and some of their places
+ENTROPY = {  # name -> stream, bytes from the system, some of their places
     "noise": (lambda: NoiseSource().gaussian((8,), 1.0).tolist(), 16, range(16)),
     "draws": (
         lambda: torch.rand(1300, generator=secret_generator()).tolist(),
@@ -124,7 +128,7 @@ ENTROPY = {  # bytes from the operating system, and some of their places
 
 @pytest.mark.parametrize("name", ENTROPY)
 def test_all_entropy_of_the_system_enters_and_nothing_else(monkeypatch, name):
-    """A generator that expands 32 bits of a seed can be found by trying all."""
+    """A generator with a seed of 32 bits can be found by trying all seeds."""
     stream, size, places = ENTROPY[name]
     entropy = bytearray(os.urandom(size))
 
@@ -154,8 +158,9 @@ def test_the_noise_has_all_bits_of_a_double():
 
 
 def test_the_sizes_of_draws_are_binomial(owner):
-    """Small draws, where an empty one is frequent and one of three times the expected size not
-    rare; χ².
+    """Draws are so small that empty ones are frequent, and some have three times the expected size.
+
+    The test is χ².
     """
     images = len(load_prepared(owner.state, owner.card, "sensitive"))
     sizes = []
@@ -172,8 +177,9 @@ def test_the_sizes_of_draws_are_binomial(owner):
 
 
 def test_draws_are_secret_and_new_each_time(owner):
-    """Neither a global seed nor the number of the use fixes them: two charges draw different
-    images, use by use.
+    """Neither a global seed nor the number of the use fixes them.
+
+    Two charges draw different images in each use.
     """
     drawn = []
     for plan in ("one", "two"):
@@ -188,7 +194,5 @@ def test_draws_are_secret_and_new_each_time(owner):
 
 @pytest.mark.parametrize("std", [1e-6, 0.3, 2.0, 5e4])
 def test_the_grid_lies_between_the_last_bit_and_the_noise(std):
-    """Test all values of noise up to eight standard deviations: a thousand floats between two
-    multiples.
-    """
+    """For noise of up to eight standard deviations, a thousand floats lie between two multiples."""
     assert 1000 * np.spacing(8 * std) < public_grid(std) < 1e-5 * std

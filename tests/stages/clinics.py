@@ -22,8 +22,9 @@ SMALL = {
 
 
 def begin_clinics(home: Path, digits: ImageSet, **epsilons: float) -> Path:
-    """A folder below `home` for each name, whose clinic released counts and an embedding of 500
-    digits of its own.
+    """Create a project below `home` for each name. Returns `home`.
+
+    Each clinic releases counts and an embedding of its own 500 digits.
     """
     for i, (name, epsilon) in enumerate(epsilons.items()):
         (home / name).mkdir()

@@ -1,4 +1,4 @@
-"""The program as a function, in a folder of its own."""
+"""Fixtures that run the program as a function, in a temporary folder."""
 
 import json
 import os
@@ -20,8 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Desk:
-    """`stage` in the current folder. terminal: if it writes to one; answers: to questions; base:
-    for `params`.
+    """The program `stage`, run in the current folder.
+
+    terminal: whether it writes to a terminal; answers: answers to its questions; base: settings
+    that `params` writes, with changes.
     """
 
     def __init__(self) -> None:
@@ -64,38 +66,39 @@ class Desk:
 
     @property
     def journal(self) -> list[dict]:
-        """The entries of the one journal of the state directory."""
+        """Return the entries of the only journal in the state directory."""
         (path,) = Path("state/odometer").glob("*.jsonl")
         return [json.loads(line) for line in path.read_text().splitlines()]
 
     @property
     def opened(self) -> list[str]:
-        """The stages of all charges ever opened, in order."""
+        """Return the stages of all charges ever opened, in order."""
         return [entry["record"]["stage"] for entry in self.journal if entry["kind"] == "open"]
 
 
 @pytest.fixture
 def desk(here) -> Desk:
-    """In a folder with the recipes, and with a state directory of its own."""
+    """Return a desk in an empty folder with the recipes and a state directory."""
     shutil.copytree(ROOT / "pipelines", here / "pipelines")
     return Desk()
 
 
 @pytest.fixture
 def quick(expect_seconds) -> None:
-    """Nothing is timed: the tests of the times are elsewhere."""
+    """Set fixed running times, so that nothing is timed. Other tests cover the times."""
     found = {name: 1.0 for name in estimate.FRAME}
     expect_seconds(lambda params: {**found, "evaluate": params.evaluate.steps})
 
 
 class Killed(BaseException):
-    """The end of the process: nothing catches it."""
+    """Stand-in for the end of the process, which nothing catches."""
 
 
 @pytest.fixture
 def killed_at(desk, monkeypatch):
-    """A function that runs a stage until it calls what has this name for the nth time, as a kill
-    would end it there.
+    """Return a function that runs a stage, and kills it at the nth call of a function.
+
+    name: name of that function; end: error to raise there instead of the kill.
     """
 
     def until(stage: str, name: str, times: int = 1, end: BaseException | None = None) -> None:

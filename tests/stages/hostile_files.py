@@ -1,4 +1,4 @@
-"""What the sender of a file can do to it: replace it, edit it and sign it again."""
+"""Attacks by the sender of a file: replace it, edit it, and update the hashes."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def edit(path: Path, *keys: str, value: object = None, drop: bool = False) -> No
 
 
 def edit_records(artifact: Path, **changes) -> None:
-    """Change all records of an artifact, and its signature. A change to None drops the key."""
+    """Change all records of an artifact, and update its hashes. A change to None drops the key."""
     records = json.loads((artifact / "privacy.json").read_text())["records"]
     changed = {
         key: {k: v for k, v in (record | changes).items() if v is not None}
@@ -51,7 +51,7 @@ def edit_records(artifact: Path, **changes) -> None:
 
 
 def replaced(path: Path, kind: str) -> None:
-    """Put something else in the place of a file."""
+    """Replace a file by something else. kind: one of KINDS."""
     content = path.read_bytes()
     path.unlink()
     if kind == "link":

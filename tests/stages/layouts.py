@@ -33,7 +33,7 @@ def picture(seed: int) -> bytes:
 
 
 def draw(root: Path, names: list[str], first: int = 0) -> list[str]:
-    """A picture of its own for each path below `root`. Returns the paths."""
+    """Write a different picture to each path below `root`. Returns the paths."""
     for i, name in enumerate(names, first):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(picture(i))
@@ -50,8 +50,9 @@ def table(root: Path, columns: dict[str, list], name: str = "metadata.csv") -> N
 
 
 def folders(name: str = "{kind}/{i}.png", each: int = 30, kinds=KINDS, people=IDS):
-    """Pictures of 20 persons in class folders: `name` is a form of kind, person, number of the
-    picture.
+    """Return a function that writes pictures of 20 persons in class folders.
+
+    name: template of the paths, with `kind`, `person`, and `i`, the number of the picture.
     """
     return lambda root: draw(
         root,
@@ -64,7 +65,10 @@ def folders(name: str = "{kind}/{i}.png", each: int = 30, kinds=KINDS, people=ID
 
 
 def splits(*names: str, form: str = "{kind}/{i}.png", shared: bool = False):
-    """Write the same into folders for parts. Unless `shared`, each part has its own persons."""
+    """Return a function that writes class folders below one folder per part.
+
+    Unless `shared`, each part has its own persons.
+    """
 
     def write(root: Path) -> None:
         for number, name in enumerate(names):
@@ -84,7 +88,10 @@ def tabled(
     form: str = "scans/{i}.png",
     classes=KINDS,
 ):
-    """A table with columns: what is in each by its name, as `CELLS` has it."""
+    """Return a function that writes pictures, and a table of them.
+
+    columns: heads and contents, such as "label=kind"; the contents are keys of CELLS.
+    """
 
     def write(root: Path) -> None:
         for number, part in enumerate(parts):
@@ -174,7 +181,7 @@ def archive(split: bool = False, **more):
 
 
 def zipped(write, folder: str = "set"):
-    """The same in a zip, within a folder."""
+    """Return a function that writes the layout into a folder, and zips the folder."""
 
     def pack(root: Path) -> None:
         (root.parent / "loose").mkdir()
@@ -185,8 +192,9 @@ def zipped(write, folder: str = "set"):
 
 
 def hub(*parts: str, **columns: str):
-    """Parquet with pictures inside, as hubs have them: numbers of classes, whose names stand beside
-    the schema.
+    """Return a function that writes Parquet files with pictures inside, as hubs have them.
+
+    The labels are numbers. The names of the classes are in the metadata of the schema.
     """
 
     def write(root: Path) -> None:
@@ -215,7 +223,7 @@ def both(*writers):
 
 
 def littered(write):
-    """With what systems leave beside pictures."""
+    """Return a function that also writes the files that systems leave beside pictures."""
 
     def leave(root: Path) -> None:
         write(root)
@@ -227,7 +235,7 @@ def littered(write):
     return leave
 
 
-# ---- what becomes of it
+# ---- the expected results
 
 # answers to questions: "-" is the default
 WHOLE = "- n - - y"  # name, no two of one person, minutes, size, write
@@ -239,9 +247,14 @@ ORDER = "according to the order of the levels"
 
 @dataclass(frozen=True)
 class Layout:
-    """write: function that writes it to a path; why: message of --yes if it refuses; answers:
-    answers to the questions on a terminal. classes: classes that are then prepared, or None; way:
-    rule for finding persons; held_out: whether there is a hold-out.
+    """A source of images, and what `stage init` should understand of it.
+
+    - write: function that writes the source to a path
+    - why: message of `--yes` if it refuses, or None
+    - answers: answers to the questions on a terminal
+    - classes: classes that are then prepared, or None if no project is created
+    - way: rule for finding persons
+    - held_out: whether there is a hold-out
     """
 
     write: Callable[[Path], object]
@@ -253,17 +266,17 @@ class Layout:
 
 
 def images(write, why=None, answers=WHOLE, classes=KINDS, held_out=False) -> Layout:
-    """Each image is protected for itself."""
+    """Describe a layout in which each image is protected separately."""
     return Layout(write, why, answers, classes, held_out=held_out)
 
 
 def persons(way, write, why=None, answers=PERSONS, classes=KINDS, held_out=False) -> Layout:
-    """All images of a person are protected as one."""
+    """Describe a layout in which all images of a person are protected as one."""
     return Layout(write, why, answers, classes, way, held_out)
 
 
 def refused(write, why, answers="-") -> Layout:
-    """No answer makes a project of it, or not these."""
+    """Describe a layout for which `stage init` creates no project with these answers."""
     return Layout(write, why, answers, None)
 
 
@@ -276,12 +289,13 @@ def committed() -> str:
 
 
 def bring(layout: Layout, desk, place: Path) -> None:
-    """Write it into a folder, begin a project with --yes and one with answers, prepare what was
-    begun, and check.
+    """Write a layout, create a project with --yes and one with answers, and check them.
+
+    Each created project is also prepared.
     """
     layout.write(place / "in")
     (brought,) = place.glob("in*")
-    secret = {*SECRET} - {*(layout.classes or ())}  # without names that their owner called classes
+    secret = {*SECRET} - {*(layout.classes or ())}  # without names that the owner chose as classes
     for name, begun in {"yes": layout.why is None, "asked": layout.classes is not None}.items():
         (place / name / ".dvc").mkdir(parents=True)  # a repository is there already
         os.chdir(place / name)

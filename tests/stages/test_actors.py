@@ -1,5 +1,6 @@
-"""Names of people who acted are in the private log and `ledger history --actors`, and in no file
-that leaves.
+"""Names of people who acted are in the private log and `ledger history --actors`.
+
+No file that leaves contains them.
 """
 
 import json
@@ -19,7 +20,7 @@ RUN = [name for name in STAGES if name != "evaluate"]
 
 @pytest.fixture
 def project(desk, environment, digits):
-    """A project whose charges two people opened."""
+    """Create a project whose charges two people opened."""
     classes = np.array(digits.classes)
     np.savez("source.npz", images=digits.images[:317], labels=digits.labels[:317], classes=classes)
     desk.base = overlaid(SMALL, {"recipe": "dp-merf"})

@@ -20,7 +20,7 @@ ONE_SHOT = {
     "before it is journalled": ("sfumato.privacy.charge.Charge.close", "restored, nothing"),
     "before it is taken over": ("stages.runner.copy_directory", "restored, nothing"),
 }
-DP_SGD = {  # the call that dies, and which of them
+DP_SGD = {  # moment -> function at which the run dies, number of the call
     "before the first step": ("sfumato.dpsgd.run.step", 1),
     "after a checkpoint": ("sfumato.dpsgd.run.step", 3),
     "after the last checkpoint": ("sfumato.diffusion.ema.ema_model", 1),
@@ -35,7 +35,7 @@ DP_SGD_RELEASED = {
 
 @pytest.fixture
 def desk(desk, digits):
-    """A project as `stage init` writes it, with small settings and persons of two images each."""
+    """Create a project as `stage init` does, with small settings and persons of two images each."""
     for i in range(IMAGES):
         folder = Path("pictures") / str(digits.labels[i])
         folder.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ UNITS = {
 
 @pytest.fixture(params=UNITS)
 def trained(desk, request, environment):
-    """All but DP-SGD is done, which has a checkpoint after each step."""
+    """Run all stages before DP-SGD, which saves a checkpoint after each step."""
     environment["SFUMATO_CHECKPOINT_EVERY"] = "1"
     desk.params(**UNITS[request.param])
     desk.run_all("prepare sensitive", "prepare public", "plan", "count", "central", "pretrain")

@@ -28,7 +28,7 @@ PERSONS = {
 
 @pytest.fixture
 def scans(desk, digits):
-    """Pictures of 60 persons, not prepared yet."""
+    """Write pictures of 60 persons, not prepared yet."""
     for i in range(180):
         path = Path("in", str(digits.labels[i]), f"p{i % 60}_{i}.png")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def test_no_sentence_claims_that_a_law_is_met(scans):
     ],
 )
 def test_public_images_are_counted_as_the_release_counts(synthesize, words):
-    """With `choose`, they join the number that is drawn; without, they are part of it."""
+    """With `choose`, they are added to the drawn images; without, they are part of `count`."""
     made = SimpleNamespace(
         params=params(synthesize={"count": 600, **synthesize}), card=card(), mechanisms={}
     )

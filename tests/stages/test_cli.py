@@ -43,14 +43,14 @@ def desk(desk):
 
 @pytest.fixture
 def planned(desk):
-    """With the digits prepared, and a plan."""
+    """Prepare the digits, and write a plan."""
     desk.run_all("prepare sensitive", "plan")
     return desk
 
 
 @pytest.fixture
 def own(desk):
-    """With 40 pictures of cats and as many of dogs, which are not prepared yet."""
+    """Write 40 pictures of cats and as many of dogs, not prepared yet."""
     for i, name in enumerate(("cat", "dog")):
         Path("images", name).mkdir(parents=True)
         for j in range(40):
@@ -110,7 +110,7 @@ import sfumato.data.prepare
     ids=["help", "library", "ledger"],
 )
 def test_nothing_heavy_is_imported_unasked(code, unasked):
-    """The time is a bound that only a heavy import breaks, also on a busy machine."""
+    """The time limit is so large that only a heavy import exceeds it, even on a busy machine."""
     start = time.perf_counter()
     code = f"import sys\n{code}\nprint([name for name in {unasked} if name in sys.modules])"
     done = subprocess.run(
@@ -283,7 +283,10 @@ def test_locals_are_never_shown():
 
 @pytest.fixture
 def fails(desk, monkeypatch):
-    """A function: what the program answers if its command raises this."""
+    """Return a function that runs a command that raises a fault.
+
+    It returns the exit code and the output.
+    """
 
     def with_fault(fault: BaseException) -> tuple[int, str]:
         def fail(**_: str) -> None:

@@ -30,7 +30,7 @@ def test_the_doctor_names_an_ended_program_of_a_reused_id(desk):
     said = " ".join(desk.run("doctor").replace("│", " ").split())
     assert f"PID {os.getpid()} (/opt/sfumato/bin/dvc repro never), which has ended" in said
     assert "rm .dvc/tmp/rwlock" in said
-    # Another form
+    # The entry has another form
     lock.write_text(json.dumps({"write": {"/project/artifacts/count": {"pid": "1"}}}))
     desk.run("doctor", "damaged")
 

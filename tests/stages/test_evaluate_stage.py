@@ -28,14 +28,14 @@ CARD = Path("data/sensitive/card.json")
 
 @pytest.fixture(scope="module")
 def digits(digits) -> ImageSet:
-    """Between margins, so that they are 8×12: all of this file is of rectangles."""
+    """Return digits with margins, 8×12, so that all tests in this file use rectangles."""
     margins = ((0, 0), (0, 0), (2, 2), (0, 0))
     return ImageSet(np.pad(digits.images, margins), digits.labels, digits.classes)
 
 
 @pytest.fixture
 def desk(desk, digits, short_judging):
-    """With prepared digits and a release of other digits."""
+    """Prepare digits, and write a release of other digits."""
     arrays = {"images": digits.images[:500, ..., 0], "labels": digits.labels[:500]}
     np.savez("source.npz", **arrays, classes=np.array(digits.classes))
     data = {"dataset_id": "digits", "source": "npz", "path": "source.npz"}
@@ -47,7 +47,7 @@ def desk(desk, digits, short_judging):
 
 @pytest.fixture
 def evaluate(desk):
-    """Run `stage evaluate` with further words and settings; check its output and exit code."""
+    """Return a function that runs `stage evaluate`, and checks its output and exit code."""
 
     def run(words: str = "", *said: str, code: int = 0, **settings) -> str:
         card = read_card(CARD)
@@ -80,7 +80,7 @@ def measured() -> dict:
 
 
 def journalled(desk) -> list[str]:
-    """Return the journal's entries on the sensitive images since they were prepared."""
+    """Return the kinds of the journal's entries since the images were prepared."""
     genesis, *found = [entry["kind"] for entry in desk.journal]
     assert genesis == "genesis"
     return found
@@ -101,14 +101,14 @@ def test_numbers_pictures_and_features_are_written_privately(desk, evaluate, ter
 
 
 def test_warnings_are_shown_on_a_terminal_and_kept(desk, evaluate):
-    assert "rank-deficient" not in evaluate("", fidelity=["frechet"])  # they name numbers
+    assert "rank-deficient" not in evaluate("", fidelity=["frechet"])  # warnings contain numbers
     assert measured()["warnings"]
     desk.terminal = True
     evaluate("", "warning: real: ", "rank-deficient", fidelity=["frechet"])
 
 
 def test_a_log_holds_no_number_from_real_images(evaluate):
-    """Standard output that is no terminal is kept: by CI, by a scheduler, in a file."""
+    """Output that does not go to a terminal is stored, for example by CI or by a scheduler."""
     text = evaluate("", "metrics.json: local, not to be shared", fidelity=[])
     found = measured()
     means = [f"{100 * values['lr']['mean']:.1f}" for values in (found["release"], found["real"])]
@@ -203,9 +203,7 @@ def test_a_state_directory_that_git_would_take_is_refused(evaluate):
 
 
 def test_a_release_that_lacks_a_class_is_judged_as_it_is(evaluate, digits, terminal):
-    """Noisy counts at a small ε leave classes out: the owner needs the verdict then more than
-    ever.
-    """
+    """Noisy counts at a small ε may leave out classes. The owner then needs the verdict most."""
     release(digits, digits.labels != 6)
     evaluate("", "no image of class '6'", "synthesize.count", "Verdict: ")
     assert measured()["release"]["lr"]["per_class"][6]["mean"] == 0
@@ -221,7 +219,7 @@ def test_a_release_that_lacks_a_class_is_judged_as_it_is(evaluate, digits, termi
     ],
 )
 def test_a_hold_out_that_cannot_judge_is_explained(desk, evaluate, kind, why):
-    """Everything was spent by then: what else there is must be written."""
+    """The budget is spent by then, so all other results must be written."""
     Path("evaluation").mkdir()
     Path("evaluation/detected.png").write_bytes(b"of an earlier release")
     folder = Path("state/data/digits")
@@ -251,8 +249,8 @@ def test_a_hold_out_that_cannot_judge_is_explained(desk, evaluate, kind, why):
 
 
 def test_the_verdict_tells_a_release_of_noise_from_one_of_digits(evaluate, digits, monkeypatch):
-    """In a log, it is only in metrics.json."""
-    # A secret key selects about ten of each
+    """In a log, the verdict is not shown. It is only in metrics.json."""
+    # A secret key selects only about ten hold-out images of each class
     monkeypatch.setattr("sfumato.evaluation.verdict.FEWEST_OF_A_CLASS", 1)
     assert "good" not in evaluate(fidelity=[], epochs=12)
     assert measured()["verdict"]["level"] in ("fair", "good")
@@ -327,9 +325,7 @@ def test_without_fidelity_there_are_accuracies_only(evaluate, terminal, environm
 
 
 def test_a_log_does_not_say_whether_there_are_warnings(evaluate, monkeypatch):
-    """Whether there are warnings is one bit about the real images, and the log leaves the
-    machine.
-    """
+    """This is one bit about the real images, and the log leaves the machine."""
     real = library.evaluate_release
     said = set()
     for found in ([], ["real: few images"]):

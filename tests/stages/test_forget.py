@@ -1,5 +1,6 @@
-"""`stage forget` and `stage du`: no part of a picture stays, spending does, and no log shows the
-number of pictures.
+"""`stage forget` and `stage du`: no part of a picture remains, and all spending does.
+
+No log shows the number of pictures.
 """
 
 import json
@@ -26,7 +27,7 @@ from sfumato.settings.stages import STAGES
 from sfumato.storage.in_use import until_the_end
 from stages.forget import local_files
 
-# A picture of 8×8, many times in each class: 64 bytes that no other file has
+# An 8×8 picture that is in each class many times. No other file has these 64 bytes.
 MARK = bytes(range(7, 71))
 COPY = Path("state/data/clinic")
 
@@ -46,12 +47,15 @@ PARAMS = {
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory) -> Path:
-    """A folder with 400 such pictures, and with the project once it is made."""
+    """Write 400 pictures, a quarter of them with the bytes of MARK.
+
+    The folder also contains the project, once it is made.
+    """
     folder = tmp_path_factory.mktemp("shelf")
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (400, 8, 8), dtype=np.uint8)
     images[::4] = np.frombuffer(MARK, np.uint8).reshape(8, 8)
-    images[::4, 7, 7] = np.arange(100)  # otherwise, they would all be held out together
+    images[::4, 7, 7] = np.arange(100)  # equal pictures would all be held out together
     np.savez(
         folder / "real.npz",
         images=images,
@@ -63,9 +67,9 @@ def shelf(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def desk(desk, shelf):
-    """A project with a release of them, an evaluation, and what killed commands left.
+    """Create a project with a release, an evaluation, and files that killed commands left.
 
-    It is made once, and copied.
+    The project is made once, and then copied.
     """
     desk.base = PARAMS | {
         "data": {"dataset_id": "clinic", "source": "npz", "path": str(shelf / "real.npz")}
@@ -84,7 +88,7 @@ def desk(desk, shelf):
 
 
 def marked(folder: str = "state") -> list[Path]:
-    """Return the files that contain the picture, except its last byte."""
+    """Return the files that contain MARK without its last byte."""
     return [
         path
         for path in Path(folder).rglob("*")
@@ -125,7 +129,7 @@ def test_a_forgotten_file_under_another_name_is_refused(desk):
 
 @pytest.mark.parametrize("times", range(1, 7))
 def test_killed_in_the_middle_it_is_run_again(desk, monkeypatch, times):
-    """At each deletion, and before its entry in the journal."""
+    """It is killed at each deletion, and before its entry in the journal."""
     calls = []
 
     def dying(*given, whole=library.delete, **more):
@@ -180,7 +184,7 @@ def test_the_end_of_another_data_set_leaves_this_project_alone(desk):
 
 @pytest.fixture
 def begun(tmp_path) -> Odometer:
-    """The journal of a data set `a.b` in an empty state directory."""
+    """Begin the journal of a data set `a.b` in an empty state directory."""
     odometer = Odometer(tmp_path / "state", "a.b")
     odometer.begin()
     odometer.images.parent.mkdir()
@@ -264,7 +268,7 @@ def test_no_log_shows_that_pictures_were_left_out(desk):
 INIT = (
     "init ../real.npz --yes --epsilon 5 --minutes 1 --one-image-each --dataset-id other --out new"
 )
-# Command: its exit code, and its functions that read real images, or write what they show
+# Command, its exit code, and a function of it that reads real images or writes results from them
 WORK = [
     ("evaluate", 0, "sfumato.evaluation.evaluate.evaluate_release"),
     ("evaluate", 0, "sfumato.evaluation.evaluate.keep_private"),
@@ -281,7 +285,7 @@ WORK = [
 
 @pytest.fixture
 def before(monkeypatch):
-    """A function: something happens once, before this function is called."""
+    """Return a function that lets something happen once, before a named function is called."""
 
     def happens(name: str, what) -> None:
         module, _, function = name.rpartition(".")
@@ -324,7 +328,7 @@ def test_nothing_is_forgotten_under_work_with_real_images(desk, before, command,
 
 
 def test_preparing_by_the_library_writes_nothing_after_forget(desk, before):
-    """The fingerprint of the images came after the lock."""
+    """The fingerprint of the images was once written without the lock."""
     refused = []
 
     def try_it() -> None:
@@ -417,7 +421,7 @@ def test_experiments_and_killed_evaluations_are_deleted(desk):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(MARK)
     unfinished = Path(f"state/evaluations/.00.json.{dead}-1.tmp")
-    unfinished.write_bytes(MARK)  # cut before it names its dataset
+    unfinished.write_bytes(MARK)  # was cut before the name of its dataset
     (tried / "params.yaml").touch()
     assert len(marked(".")) > 8
     desk.run("forget --yes", ".dvc/tmp/exps/standalone/tmpab12")
@@ -481,7 +485,7 @@ def test_the_name_comes_from_the_parameters_without_a_card(desk):
 
 
 def test_no_refusal_of_forget_leads_in_a_circle(desk):
-    """None of them requests to prepare images that should be deleted."""
+    """No refusal tells the owner to prepare images that should be deleted."""
     project = Path.cwd()
     Path("empty").mkdir()
     os.chdir("empty")

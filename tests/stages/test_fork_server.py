@@ -1,7 +1,6 @@
-"""Commands in forks of one process: each is as a process that was started for it, and none outlives
-its server.
+"""Commands in forks of one process behave like separate processes, and do not outlive their server.
 
-Most tests fork a server without libraries, whose commands are the functions of `COMMANDS` below.
+Most tests start a server without libraries, whose commands are the functions of `COMMANDS` below.
 """
 
 import json
@@ -69,7 +68,7 @@ fork_server.main()
 class Served:
     """A server in a folder, and the environment whose `stage` uses it.
 
-    An ordinary `stage` prints that it is one.
+    The ordinary program `stage` only prints that it is the ordinary one.
     """
 
     def __init__(self, folder: Path, **more: str) -> None:

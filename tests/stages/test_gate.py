@@ -55,14 +55,14 @@ def edit_lock(change: Callable[[dict], object]) -> None:
 
 
 def relock() -> None:
-    """Give the ledger's md5 to the lock, which stays as DVC writes it."""
+    """Write the ledger's md5 into the lock, which otherwise stays as DVC writes it."""
     text = LOCK.read_text()
     (old,) = {*re.findall(r"path: ledger\.json\n +hash: md5\n +md5: (\w+)", text)}
     LOCK.write_text(text.replace(old, hashlib.md5(LEDGER.read_bytes()).hexdigest()))
 
 
 def conflict(path: Path) -> None:
-    """Leave both sides in a file, as git does."""
+    """Add git's marks of a merge conflict to a file."""
     path.write_text(path.read_text() + "<<<<<<< HEAD\n=======\n{}\n>>>>>>> theirs\n")
 
 
@@ -73,7 +73,10 @@ def sign(ledger: dict) -> None:
 
 
 def rebuild(change: Callable[[list[dict]], object] = len, others: bool = True, **budget) -> None:
-    """Write the ledger that the program would write of changed records, with another budget."""
+    """Write a ledger of changed records, with another budget, as the program would.
+
+    others: whether the odometer also counts an aborted charge.
+    """
     old = read_json()
     records = old["records"]
     change(records)
@@ -105,7 +108,7 @@ def cheaper(ledger: dict) -> None:
 
 
 def resigned(change: Callable[[dict], object]) -> Callable[[], None]:
-    """The ledger after `change`, with digest and lock that fit it."""
+    """Return an edit that changes the ledger, and updates its digest and the lock."""
 
     def edit() -> None:
         ledger = read_json()
@@ -117,7 +120,10 @@ def resigned(change: Callable[[dict], object]) -> Callable[[], None]:
 
 
 def rewritten(change: Callable[[list[dict]], object] = len, **more) -> Callable[[], None]:
-    """A ledger that the program would write of other records, and a lock that fits it."""
+    """Return an edit that writes a ledger of other records, as the program would.
+
+    The edit also updates the lock.
+    """
 
     def edit() -> None:
         rebuild(change, **more)
@@ -127,8 +133,9 @@ def rewritten(change: Callable[[list[dict]], object] = len, **more) -> Callable[
 
 
 def replaced(path: Path, target: str | None = None, text: str | bytes = "") -> Callable[[], None]:
-    """A link, or other content, in the place of a file; beside a ledger that was made cheaper and
-    signed.
+    """Return an edit that replaces a file by a link or other content.
+
+    The edit also writes a ledger with a lower cost and a correct digest.
     """
 
     def edit() -> None:
@@ -149,7 +156,7 @@ def as_folder(path: Path) -> None:
 
 
 def linked(path: Path) -> Callable[[], None]:
-    """The same content elsewhere in the repository, and a link to it."""
+    """Return an edit that moves a file elsewhere in the repository, and links to it."""
 
     def edit() -> None:
         shutil.move(path, "elsewhere")
@@ -204,12 +211,15 @@ def respell_count(stages: dict) -> None:
 
 
 def without_count(change: Callable[[dict], object]) -> Callable[[], None]:
-    """A ledger without the record of `count`, beside a lock that is changed to fit it."""
+    """Return an edit that removes the record of `count` from the ledger.
+
+    change: edit of the lock that makes it fit.
+    """
     return both(rewritten(trim_count), in_lock(change))
 
 
 def list_twice(stages: dict) -> None:
-    """A second stage that wrote the ledger at hand."""
+    """Add a second stage that wrote the present ledger."""
     md5 = hashlib.md5(LEDGER.read_bytes()).hexdigest()
     stages["again"] = {"cmd": "true", "outs": [out_of(stages, "ledger") | {"md5": md5}]}
 
@@ -219,8 +229,8 @@ TOGETHER = "`ledger.json` and `dvc.lock` together"
 NEXT_RUN = "`params.yaml`, recipes, profiles"
 SETTINGS = "`.dvc/config`, `.gitignore`, `.gitattributes`"
 NESTED = "[" * 100_000
-# Each edit of a pull request; the row of the page that covers it, if the gate accepts it; else what
-# the gate says.
+# Name -> edit of a pull request, and the row of the page that covers it, if the gate accepts it;
+# otherwise, a part of the gate's message.
 EDITS: dict[str, tuple[Callable[[], object], str]] = {
     # the lock
     "lock deleted": (both(lambda: rebuild(raise_noise), LOCK.unlink), "dvc.lock does not exist"),
@@ -404,8 +414,9 @@ def git(folder: Path, *words: str) -> None:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
-    """The repository's own demo as a project: its parameters, recipes, lock and ledger, with an
-    aborted charge.
+    """Create a project from the repository's own demo.
+
+    It has the demo's parameters, recipes, lock and ledger, and an aborted charge.
     """
     folder = tmp_path_factory.mktemp("gate") / "base"
     folder.mkdir()
@@ -428,8 +439,9 @@ def base(tmp_path_factory) -> Path:
 
 
 def gate(base: Path, edit: Callable[[], object], environment) -> tuple[int, str]:
-    """Exit code and words of the base's own command on a fresh checkout of a pull request that
-    makes this edit.
+    """Run the base's command on a fresh checkout of a pull request that makes this edit.
+
+    Returns the exit code and the output.
     """
     fork = base.with_name("fork")
     checkout = base.with_name("checkout")

@@ -1,8 +1,9 @@
-"""Hostile files of a released teacher. Whoever made them can sign them.
+"""Hostile files of a released teacher. Their author can also update the hashes.
 
-Each is refused in one sentence: never a traceback, never taken. `tests/privacy/test_own_query.py`
-has the words that `sfumato.open_charge` is called with; `tests/queries/test_kept_feature_means.py`
-and others, the forms of single files; `test_hostile_projects.py`, whole projects.
+Each is refused in one sentence, without a traceback. Other tests of hostile input: for arguments of
+`sfumato.open_charge`, `tests/privacy/test_own_query.py`; for single files,
+`tests/queries/test_kept_feature_means.py` and others; for complete projects,
+`test_hostile_projects.py`.
 """
 
 import json
@@ -23,7 +24,7 @@ from sfumato.storage.artifacts import writing
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
-    """A released teacher."""
+    """Write a released teacher."""
     path = tmp_path_factory.mktemp("released") / "teacher"
     features = ProjectedFeatures(
         CELLS, (1, 8, 8), 6, arguments_of(build_network("whitened", (1, 8, 8), 4, 4))

@@ -1,6 +1,6 @@
-"""Hostile projects that are sent to `stage merge`. Whoever made their files can sign them.
+"""Hostile projects that are sent to `stage merge`. Their authors can also update the hashes.
 
-Each is refused in one sentence: never a traceback, never taken.
+Each is refused in one sentence, without a traceback.
 """
 
 import os
@@ -19,7 +19,9 @@ from stages.merge import merge
 
 @pytest.fixture(scope="module")
 def clinics(tmp_path_factory, digits):
-    """The projects of two clinics, which released counts and an embedding of their own digits."""
+    """Create the projects of two clinics, which released counts and an embedding of their own
+    digits.
+    """
     return begin_clinics(tmp_path_factory.mktemp("clinics"), digits, north=5, south=5)
 
 
@@ -168,12 +170,15 @@ def test_there_are_many():
 
 @pytest.fixture
 def without_repository(monkeypatch) -> None:
-    """A merged project begins no repository, which takes longer than all else."""
+    """Create no repository for a merged project, because it takes longer than all else."""
     monkeypatch.setattr("sfumato.planning.project_files.begin_repository", lambda out, say: None)
 
 
 def test_no_hostile_project_is_merged_or_ends_in_a_traceback(clinics, tmp_path, without_repository):
-    """Each in the place of either clinic, in turns; without hostility the two are merged."""
+    """Each hostile project replaces one of the two clinics, in turn.
+
+    The unchanged projects are merged.
+    """
     wrong = {}
     for number, (name, harm) in enumerate({"as they are": lambda own: None, **MERGED}.items()):
         folders = [clinics / owner for owner in ("north", "south")]
@@ -195,8 +200,9 @@ def test_no_hostile_project_is_merged_or_ends_in_a_traceback(clinics, tmp_path, 
 
 
 def test_a_merge_that_was_killed_anywhere_runs_again(clinics, tmp_path, without_repository):
-    """At each file and folder that it puts in place, as a power cut would: nothing is cleaned
-    up.
+    """It is killed at each file and folder that it renames.
+
+    As after a power cut, nothing is cleaned up.
     """
     folders = [clinics / name for name in ("north", "south")]
     out = tmp_path / "out"
@@ -219,7 +225,7 @@ def test_a_merge_that_was_killed_anywhere_runs_again(clinics, tmp_path, without_
 
     steps = 0
     while (code := merge_and_die(steps)) == 9:
-        if steps % 3 == 0:  # otherwise, the next one runs in what several left behind
+        if steps % 3 == 0:  # other merges run in what earlier ones left
             assert merge_and_die(10**6) == 0
             shutil.rmtree(out)
         steps += 1

@@ -1,6 +1,4 @@
-"""`stage init`: what it refuses, what it asks, what it writes, and a project of its own from a
-folder to a release.
-"""
+"""`stage init`: what it refuses, asks and writes, and a complete run from a folder to a release."""
 
 import io
 import json
@@ -38,7 +36,7 @@ EACH = 60
 
 
 def write_shapes(root, each=EACH, side=SIDE):
-    """Discs, crosses and stripes in random colours, a folder each."""
+    """Write discs, crosses and stripes in random colours, one folder per shape."""
     random = np.random.default_rng(0)
     y, x = np.mgrid[:side, :side] - side // 2
     masks = {
@@ -64,8 +62,9 @@ def project(tmp_path):
 
 @pytest.fixture
 def init(desk, quick, project, tmp_path):
-    """Run `stage init` with these options on the folder `in` beside the project. It must print
-    `said`. Returns its output.
+    """Return a function that runs `stage init` with options on the folder `in` beside the project.
+
+    The program must print `said`. The function returns the output.
     """
 
     def call(options: str = "", *said: str, code: int = 0) -> str:
@@ -96,7 +95,7 @@ def test_a_project_is_written_without_a_question(desk, quick, project, tmp_path)
         "path": str(tmp_path / "my photos"),
     }
     assert own()["data"] == {**place, "size": 8, "channels": 3} and own()["profile"] is None
-    # 0.8 · 180, to one significant digit
+    # 0.8 · 180 images, rounded to one significant digit
     assert own()["privacy"] == {"epsilon": 5.0, "size_hint": 100, "accountant": "exact"}
     assert "size_hint=100" in text and "--size-hint" in text and "together" in text
     assert (project / ".git").is_dir() and (project / ".dvc" / "config").is_file()
@@ -110,7 +109,7 @@ def test_a_project_is_written_without_a_question(desk, quick, project, tmp_path)
     )
     assert "/config.local" in (project / ".dvc" / ".gitignore").read_text()
     assert "/data/sensitive/" in (project / ".gitignore").read_text().split()
-    # Else git on Windows changes hashed files
+    # Otherwise, git on Windows changes hashed files
     assert (project / ".gitattributes").read_text() == "* -text\n"
     workflow = yaml.safe_load((project / ".github/workflows/ledger.yml").read_text())
     check = f"stage ledger check --epsilon 5 --delta {default_delta(100)!r} --unit image"
@@ -347,11 +346,11 @@ def test_a_folder_that_names_persons_protects_persons(desk, init, tmp_path, way,
         "protects each person with all their images",
         "of persons, rounded to one significant digit",
     )
-    # In a folder, one name is one person
+    # With folders, one name in several classes is one person
     persons = {"folder": 30, "array": 90}[way] * (1 if split else 0.8)
     assert own()["data"]["groups"] == {way: True} and own()["privacy"]["unit"] == "group"
     assert own()["privacy"]["size_hint"] == int(float(f"{persons:.0e}"))
-    desk.run("prepare sensitive")  # the folder is read so, too
+    desk.run("prepare sensitive")  # preparation reads the folder in the same way
     assert "P00" not in text
 
 
@@ -374,8 +373,9 @@ def test_the_time_of_reading_images_is_not_in_the_parameters(init, tmp_path, mon
 
 
 def rows_of(text: str) -> list[list[str]]:
-    """The rows of the table of sizes: pixels, minutes, minutes up to which more help, expected
-    usefulness.
+    """Return the rows of the table of sizes.
+
+    The columns are pixels, minutes, minutes up to which more time helps, and expected usefulness.
     """
     (table,) = re.findall(r"proposed sizes.*?└", text, re.S)
     return [
@@ -466,7 +466,7 @@ def test_pictures_added_after_preparation_are_reported(desk, init, tmp_path, set
 def test_what_the_plan_would_warn_of_is_said_at_once(desk, quick, project, tmp_path):
     root = write_shapes(tmp_path / "in", each=10)
     warnings = "the guarantee is almost meaningless", "so few units cannot be protected"
-    # A log
+    # The output is a log
     assert "pictures of each class" not in desk.run(f"init {root} --epsilon 1e9 --yes", *warnings)
 
 
@@ -576,11 +576,10 @@ import_libraries(ForkRequest(words=["finetune"], folder=".", environment={}, aro
 def test_from_a_folder_to_a_release_in_the_time_announced(
     desk, project, tmp_path, monkeypatch, environment, capsys
 ):
-    """Three commands in a folder of its own, where neither the recipes nor the code are files of
-    the project.
+    """Three commands run in a new folder, which contains neither recipes nor code.
 
-    DVC and its stages run by fork, and what a stage imports is timed once; `make demo` starts each
-    as it is installed.
+    DVC and its stages run by fork, and the imports of a stage are timed once. `make demo` starts
+    each as an installed program.
     """
     write_shapes(tmp_path / "photos")
     environment["DVC_SITE_CACHE_DIR"] = str(tmp_path / "dvc")
@@ -621,11 +620,11 @@ def test_from_a_folder_to_a_release_in_the_time_announced(
     monkeypatch.setattr(project_module, "DVC_HINTS", ())
     release = sfumato.Project(project).run()  # the same project from Python: nothing is left to do
     again = re.findall(r"Running stage '(.+)'", capsys.readouterr().out)
-    assert again == ["plan"]  # which checks for an upgrade of the package
+    assert again == ["plan"]  # `plan` checks for an upgrade of the package
     assert len(release) == len(images) and len(Odometer(tmp_path / "state", "photos").opened()) == 2
 
-    # In processor time, which other programs change less. Within a factor of 2 is the aim, of 4 the
-    # test: load remains
+    # Processor time is compared, which depends less on other programs. The aim is a factor of 2.
+    # The test allows 4, because other programs still have some influence.
     announced = float(
         re.search(r"together\D+([\d.]+)", told.split("minutes on an idle machine")[1])[1]
     )

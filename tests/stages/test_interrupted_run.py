@@ -31,7 +31,8 @@ def run_on_a_terminal(
 ) -> tuple[int, str]:
     """Run `stage` as a shell does, not by fork, with a terminal of its own.
 
-    interrupt: when to press Ctrl-C, once. Returns the exit code and what the terminal shows.
+    interrupt: returns whether to press Ctrl-C, which is pressed once. Returns the exit code and
+    what the terminal shows.
     """
     process, terminal = pty.fork()
     if not process:
@@ -54,12 +55,12 @@ def run_on_a_terminal(
 
 
 def steps(repository: Repository) -> int:
-    """How many checkpoints of DP-SGD the journal names."""
+    """Return the number of checkpoints of DP-SGD that the journal names."""
     return sum(entry["kind"] == "progress" for entry in repository.journal())
 
 
 def still_running(repository: Repository) -> list[str]:
-    """The programs in the repository's folder that have not ended within some seconds."""
+    """Return the programs in the repository's folder that do not end within ten seconds."""
     deadline = time.monotonic() + 10
     while True:
         found = []

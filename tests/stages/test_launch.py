@@ -24,7 +24,7 @@ def test_a_launcher_that_launches_itself_ends_at_once(environment, here):
     assert not (here / "begun").exists()
 
 
-# Its own exit code is not enough: 0 may leave no artifact
+# The launcher's own exit code is not enough: with 0, there may still be no artifact
 NO_END = "before the first process finished"
 
 
@@ -46,8 +46,9 @@ def test_a_launch_without_a_first_process_is_an_error(launcher, kind, message, e
 
 
 def leaving(code: int, own: int) -> str:
-    """A launcher that notes where it is to leave a code, leaves this one there, and ends with its
-    own.
+    """Return a launcher that writes `code` as the stage's exit code, and ends with `own`.
+
+    It also notes the path of the file to which it writes `code`.
     """
     noted = f"file = os.environ['{launch.EXIT_CODE}']; open('noted', 'a').write(file + chr(10))"
     return (
@@ -66,13 +67,13 @@ def test_a_module_in_the_current_folder_does_not_run(environment, here, monkeypa
 
 
 def test_the_exit_code_is_that_of_the_first_process(environment):
-    """`torchrun` turns each into 1."""
+    """`torchrun` itself would end with 1."""
     environment[launch.LAUNCH] = leaving(3, 1)
     assert launch.again() == 3
 
 
 def test_the_exit_code_comes_by_the_state_directory(environment, here):
-    """Rank 0 may be on another host, where no temporary folder of this one is."""
+    """Rank 0 may be on another host, which has no access to this host's temporary folder."""
     environment[launch.LAUNCH] = leaving(0, 1)
     assert launch.again() == launch.again() == 0
     files = [Path(line) for line in (here / "noted").read_text().splitlines()]

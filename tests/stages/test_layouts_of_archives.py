@@ -1,4 +1,4 @@
-"""Zips, tar files, Parquet and arrays: read as what is packed in them."""
+"""Zips, tar files, Parquet and arrays are read like the layouts packed in them."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,7 @@
-"""Persons in the names of folders and files: a group each, in one part, or a question.
+"""Persons in the names of folders and files: each becomes a group in one part, or a question is
+asked.
 
-Never a class.
+A person never becomes a class.
 """
 
 from pathlib import Path
@@ -34,13 +35,13 @@ YEARS = ("2025", "2026")
 
 
 def odd_names(root: Path) -> None:
-    """Names that repeat their beginnings, but for two."""
+    """Write pictures whose names repeat their beginnings, except two."""
     draw(root, [f"{kind}/{IDS[i % 20]}_{i}.png" for kind in KINDS for i in range(30)])
     draw(root, [f"{kind}/lost.png" for kind in KINDS], 90)
 
 
 def beside_parts(root: Path) -> None:
-    """Parts with class folders, each with a table of persons; some are in both."""
+    """Write two parts with class folders, each with a table of persons. Some are in both parts."""
     for number, part in enumerate(("train", "test")):
         names = draw(
             root / part, [f"{kind}/{i}.png" for kind in KINDS for i in range(24)], 100 * number
@@ -49,8 +50,9 @@ def beside_parts(root: Path) -> None:
 
 
 def glued_in_one_part(root: Path) -> None:
-    """Cells of 20 smears, named after their class in valid/ only; a smear has cells of both
-    classes, in both parts.
+    """Write cells of 20 smears. A smear has cells of both classes, in both parts.
+
+    Only in valid/, the names of malignant cells begin with the class.
     """
     for number, (part, glued) in enumerate((("train", ""), ("valid", "Malignant"))):
         names = [f"C{100 + i % 20}P{61 + i % 20}thinF_IMG_cell_{i // 20}.png" for i in range(60)]

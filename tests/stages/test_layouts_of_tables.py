@@ -29,13 +29,13 @@ from layouts import (
 
 
 def beside(root: Path) -> None:
-    """Class folders, and a table that names the person of each picture."""
+    """Write class folders, and a table with the person of each picture."""
     names = folders()(root)
     table(root, {"file_name": names, "participant-id": [IDS[i % 20] for i in range(60)]})
 
 
 def accented(root: Path) -> None:
-    """Files as macOS names them, and a table as others do."""
+    """Write files with names in macOS's form of Unicode, and a table in the usual form."""
     names = draw(root, [unicodedata.normalize("NFD", f"schädel/{i}.png") for i in range(48)])
     table(
         root,
@@ -53,8 +53,9 @@ def listed(
     named=lambda path: path.name,
     tables=("export.csv",),
 ):
-    """Write pictures in folders without meaning, and tables as clinics export them: with other
-    names, or semicolons.
+    """Return a function that writes pictures in folders without meaning, and tables of them.
+
+    The tables are as clinics export them: with other names, or with semicolons.
     """
 
     def write(root: Path) -> None:
@@ -69,7 +70,7 @@ def listed(
 
 
 def beside_folders(name: str, content: bytes = b"PK", form: str = "{kind}/{i}.png"):
-    """Class folders, or others, and a file beside them that is not read."""
+    """Return a function that writes folders of pictures, and an unread file beside them."""
     return both(folders(form), lambda root: (root / name).write_bytes(content))
 
 

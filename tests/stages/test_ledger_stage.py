@@ -46,7 +46,7 @@ def request(plan: str, mechanism: Mechanism, stage: str = "count") -> ChargeRequ
 
 
 def charged(plan: str, noise: float = 5.0) -> dict:
-    """The record of a count that was opened and closed."""
+    """Open and close a charge for a count. Returns its record."""
     work = request(plan, Mechanism(noise_multiplier=noise))
     charge = open_charge(STATE.absolute(), read_card(CARD), work, UNLIMITED)
     charge.close()
@@ -54,7 +54,7 @@ def charged(plan: str, noise: float = 5.0) -> dict:
 
 
 def release(*records: dict) -> None:
-    """Artifacts as `dvc repro`, or DVC's cache, leaves them."""
+    """Write artifacts as `dvc repro`, or DVC's cache, leaves them."""
     for name in QUERIES:
         shutil.rmtree(f"artifacts/{name}", ignore_errors=True)
         write_empty(Path("artifacts") / name, name)
@@ -70,7 +70,7 @@ def release(*records: dict) -> None:
 
 
 def save_set(path: Path | str, images: np.ndarray) -> None:
-    """An archive of images in two classes."""
+    """Write an archive of images in two classes."""
     np.savez(path, images=images, labels=np.arange(len(images)) % 2, classes=np.array(["a", "b"]))
 
 
@@ -89,7 +89,7 @@ def line() -> dict:
 
 @pytest.fixture
 def desk(desk):
-    """An owner's project: prepared images, a state directory, a budget."""
+    """Create an owner's project: prepared images, a state directory, and a budget."""
     save_set("real.npz", random_images(60))
     Path("pipelines/one.yaml").write_text("description: one\n")
     desk.base = PARAMS
@@ -192,7 +192,7 @@ def test_a_journal_that_contradicts_the_ledger_is_refused(desk, lost):
 
 
 def test_a_copied_state_directory_continues_under_another_id(desk):
-    """Two continuations of one run left one id: together they were charged once."""
+    """Two continuations of one run once had the same id, and were charged once together."""
     work = request("p", Mechanism(noise_multiplier=2.0, sample_rate=0.5, uses=4), stage="finetune")
     killed = open_charge(STATE.absolute(), read_card(CARD), work, UNLIMITED)
     killed._lock.close()
@@ -202,7 +202,7 @@ def test_a_copied_state_directory_continues_under_another_id(desk):
         charge = open_charge(state.absolute(), read_card(CARD), work, UNLIMITED)
         assert charge.run.name == killed.record["id"]
         charge.close()
-        assert odometer(state).opened() == [charge.record]  # once in one place
+        assert odometer(state).opened() == [charge.record]  # one charge per state directory
         records.append(charge.record)
     assert records[0]["id"] != records[1]["id"] and records[0]["event"] == records[1]["event"]
     release(records[1])  # the other continuation's release comes to this place
@@ -219,7 +219,7 @@ def as_public(path: str, **more) -> dict:
 
 
 def public_records(desk, path: str, **more) -> dict:
-    """The charges of the set that is prepared from these public images."""
+    """Prepare public images from `path`. Returns the records of the prepared set."""
     desk.params(**as_public(path, **more))
     desk.run("prepare public")
     return read_artifact(Path("data/public"), "public").records
@@ -242,11 +242,11 @@ def test_a_copied_release_without_privacy_json_is_recognised(desk):
     release(record)
     desk.run("ledger write")
     released = np.load("artifacts/synthesize/images.npy")[..., 0]
-    # Also where it was put into another format, or is a part of a set
+    # It is also recognised in another format, and as a part of a set
     for rows in (slice(None), slice(3, 5)):
         save_set("copy.npz", np.concatenate([random_images(30), released[rows]]))
         assert public_records(desk, "copy.npz", declared_public=True) == {record["id"]: record}
-    # The same file, in any shape that it is prepared in
+    # The same file is recognised in any prepared shape
     shutil.copy("artifacts/synthesize/images.npz", "copy.npz")
     assert [found.records for found in recognised(STATE, hashes(Path("copy.npz")))] == [
         {record["id"]: record}
@@ -254,8 +254,9 @@ def test_a_copied_release_without_privacy_json_is_recognised(desk):
 
 
 def test_public_images_released_unchanged_stay_public(desk):
-    """A release of public images that were privately chosen: its files carry its cost, the public
-    set does not.
+    """The release consists of public images that were chosen privately.
+
+    Its files carry its cost, but the public set does not.
     """
     record = charged("p")
     release(record)

@@ -1,4 +1,4 @@
-"""`SFUMATO_LAUNCH`: the commands and `dvc repro` as they are, each query in two processes."""
+"""With `SFUMATO_LAUNCH`, the commands and `dvc repro` run each query in two processes."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from small_repository import Repository, make_repository, programs
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory) -> Repository:
     made = make_repository(tmp_path_factory.mktemp("repository"))
-    # `torchrun` by fork, and what it starts: neither imports anything again
+    # `torchrun` and the processes that it starts run by fork, and import nothing again
     module = str(programs() / "module")
     torchrun = f"{module} -m torch.distributed.run"
     made.environment["SFUMATO_LAUNCH"] = f"{torchrun} --standalone --nproc-per-node=2"
@@ -42,9 +42,7 @@ def test_a_refusal_is_one_line_and_its_own_exit_code(repository):
 
 
 def test_shards_converted_in_two_processes_end_in_one_line(repository):
-    """The process that starts the two has read the names of files by then, and prints nothing more
-    itself.
-    """
+    """The process that starts the two has read the file names before, and prints nothing itself."""
     for shard, label in enumerate("ab"):
         folder = repository.path / f"unpacked-{shard}"
         folder.mkdir()
@@ -61,7 +59,7 @@ def test_shards_converted_in_two_processes_end_in_one_line(repository):
 
 
 def test_a_launcher_that_starts_no_group_is_named_in_a_sentence(repository, monkeypatch):
-    """`python` would start itself without end. `test_launch.py` has the others."""
+    """`python` would start itself without end. `test_launch.py` tests other launchers."""
     monkeypatch.setitem(repository.environment, "SFUMATO_LAUNCH", "python")
     before = repository.opened()
     text = repository.stage(

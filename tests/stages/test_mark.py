@@ -14,7 +14,7 @@ KEY = pattern_key("clinic", 0)
 
 @pytest.fixture
 def pictures(desk, digits) -> np.ndarray:
-    """Twenty of 64 pixels, and the card of their release."""
+    """Return twenty pictures of 64×64 pixels, and write the card of their release."""
     Path("card.json").write_text(json.dumps({"shape": [1, 64, 64], "pattern": KEY}))
     return np.stack(
         [

@@ -1,5 +1,5 @@
 """`stage merge`: two clinics with the same settings, one release, and a ledger that is valid for
-the people of each.
+the people of each clinic.
 """
 
 import json
@@ -95,7 +95,7 @@ def test_two_clinics_release_together_at_their_own_epsilon(clinics, tmp_path):
 
 
 def test_the_plan_of_a_merge_has_the_delta_of_its_budget(tmp_path):
-    """An owner's larger δ would go into the card, beside an ε that is smaller there."""
+    """Otherwise, the card would state an owner's larger δ, at which ε is smaller."""
     plans = {
         name: {"stage": name, "dataset_id": "north", "size_hint": 300}
         for name in ("count", "synthesize")

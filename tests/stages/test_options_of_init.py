@@ -140,7 +140,7 @@ def test_persons_are_found_by_a_typed_value_as_by_its_text(quick, here, tmp_path
 
 
 def answering(*answers: object) -> Owner:
-    """An owner who gives these answers one after the other, as to `stage init` on a terminal."""
+    """Return an owner who gives these answers one after another, as on a terminal."""
     remaining = iter(answers)
     return Owner(lambda question, default, kind: next(remaining))
 

@@ -24,7 +24,7 @@ PARAMS = {
 
 @pytest.fixture
 def clinic(desk, digits):
-    """`stage`, in a folder with digits of patients: 1 to about 20 images of each."""
+    """Write digits of patients, with 1 to about 20 images each. Returns `desk`."""
     sizes = np.random.default_rng(0).geometric(0.25, 200)
     ids = np.array([f"Q7734-{i}" for i in np.repeat(np.arange(200), sizes)[:500]])
     classes = np.array([str(i) for i in range(10)])
@@ -115,5 +115,5 @@ def test_a_plan_without_a_unit_says_so_and_is_what_it_always_was(clinic):
         assert ("privacy.unit is not set" in said) is not bool(privacy)
         plans.append({p.name: p.read_text() for p in Path("artifacts/plan").iterdir()})
     changed = {name for name in plans[0] if plans[0][name] != plans[1][name]}
-    assert changed == {"permission.json"}  # the owner's word re-runs nothing
+    assert changed == {"permission.json"}  # the owner's statement runs no stage again
     assert not any("unit" in text or "group" in text for text in plans[0].values())

@@ -1,9 +1,8 @@
-"""`stage run` and `dvc repro` as the data owner meets them: what re-runs, what re-spends, what is
-refused, and what a kill costs.
+"""`stage run` and `dvc repro` as the data owner meets them: what runs again, what spends again,
+what is refused, and what a kill costs.
 
-One small real run, then edits of it.
-The tests of this module share one repository and run in the order of the file, each from what the
-last one left.
+The tests share one repository, and run in the order of the file. The first makes a small real run.
+Each of the others continues from the state that the previous one left.
 """
 
 import hashlib
@@ -30,7 +29,7 @@ def commands(text: str) -> list[str]:
 
 
 def test_a_first_run_ends_in_a_release_with_a_ledger_that_holds(repository):
-    """Without DVC, which runs every stage below, once the owner has one image more."""
+    """The run does not use DVC. A later test runs every stage with DVC, after one more image."""
     text = repository.stage("run --no-dvc")
     assert {*STAGES, "prepare sensitive", "plan", "ledger write", "report"} <= {*commands(text)}
     images = np.load(repository.path / "artifacts/synthesize/images.npy")
@@ -131,9 +130,7 @@ def test_git_contains_no_size_count_or_hash_of_images(repository):
 
 
 def test_a_saved_experiment_holds_no_numbers_from_real_images(repository):
-    """DVC commits every metric and plot that dvc.yaml names with a saved experiment, also those
-    that git ignores.
-    """
+    """DVC commits every metric and plot in dvc.yaml with an experiment, even if git ignores it."""
     files = ("dvc.yaml", "dvc.lock", "ledger.json", "params.yaml", ".gitignore", ".dvcignore")
     owner = ("-c", "user.name=owner", "-c", "user.email=owner@localhost")
     commit = ("git", *owner, "commit", "-qm", "a first release")
@@ -188,7 +185,7 @@ def test_other_code_under_the_same_revisions_runs_nothing(repository, monkeypatc
         file.write_text(content)
 
 
-# Of the warm-up
+# Queries before and after the warm-up
 UPSTREAM = {"count", "central", "frequency", "teacher"}
 DOWNSTREAM = ["finetune", "saliency"]
 
@@ -207,19 +204,19 @@ def test_changing_the_warm_up_spends_downstream_only(repository):
         assert all(f"{query}: already released" in text for query in UPSTREAM)
     released = (repository.path / "artifacts/teacher/privacy.json").read_bytes()
     text = repository.repro()
-    # For DVC, any teacher may read the generator, although this one does not: so it runs, and
-    # finds its release
+    # For DVC, any teacher may read the generator, although this one does not. So `teacher` runs,
+    # and finds its release
     assert UPSTREAM & ran(text) == {"teacher"} and text.count("restored, nothing is charged") == 1
     assert (repository.path / "artifacts/teacher/privacy.json").read_bytes() == released
     assert sorted(repository.opened()[before:]) == DOWNSTREAM
     ledger = json.loads((repository.path / "ledger.json").read_text())
     held = {path.parent.name for path in (repository.path / "state/runs").glob("*/released")}
-    # Copies of its releases, and of nothing else
+    # There are copies of the ledger's releases, and of nothing else
     assert held == {record["id"] for record in ledger["records"]}
 
 
 def cache_object(repository, file: str):
-    """Where DVC keeps the bytes of a file."""
+    """Return the path of a file's bytes in DVC's cache."""
     md5 = hashlib.md5((repository.path / file).read_bytes()).hexdigest()
     return repository.path / ".dvc/cache/files/md5" / md5[:2] / md5[2:]
 
@@ -264,7 +261,10 @@ def test_a_forced_run_without_copies_is_refused(repository):
 
 
 def test_a_paid_release_that_no_ledger_held_yet_keeps_its_copy(repository):
-    """The state after a kill before it was taken over, with a ledger of the earlier releases."""
+    """This is the state after a kill before the release was copied to the project.
+
+    The ledger contains only the earlier releases.
+    """
     artifact = repository.path / "artifacts/count"
     repository.edit(privacy={"spend_again": ["count"]})
     repository.stage("plan")
@@ -284,12 +284,13 @@ def test_a_paid_release_that_no_ledger_held_yet_keeps_its_copy(repository):
     assert (artifact / "privacy.json").read_bytes() == released
 
 
-# --- what an image more costs, and what a kill leaves: nothing is paid twice, nothing is resumed fo
+# --- what one more image costs, and what a kill leaves --------------------------------------------
 
 
 def test_an_image_more_runs_every_query(repository):
-    """They run once the owner states that the images changed. Nothing public reveals it, so nothing
-    spends without a request.
+    """They run only when the owner states that the images changed.
+
+    Nothing public reveals the change, so nothing spends without this statement.
     """
     repository.edit(privacy={"spend_again": []})
     repository.write_source(SIZE + 1)

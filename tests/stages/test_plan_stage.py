@@ -13,7 +13,7 @@ from stages.state import read_policy
 
 @pytest.fixture
 def planned(desk):
-    """With the digits prepared, and a plan."""
+    """Prepare the digits, and write a plan."""
     desk.base = {"recipe": "dpdm"}
     desk.params()
     desk.run_all("prepare sensitive", "plan")

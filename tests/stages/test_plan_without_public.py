@@ -1,4 +1,4 @@
-"""The dry run says what the next run spends, while the public images are missing or out of date."""
+"""The dry run states what the next run spends, even if public images are missing or out of date."""
 
 import shutil
 from pathlib import Path
@@ -31,7 +31,7 @@ HISTOGRAM = {
 
 @pytest.fixture
 def pictures() -> Path:
-    """A folder of public pictures with a test part, which is not used."""
+    """Write a folder of public pictures with a test part, which is not used."""
     random = np.random.default_rng(0)
     for number in range(60):
         folder = Path("pictures") / ("test" if number > 40 else "train") / "ab"[number % 2]
@@ -51,7 +51,7 @@ def released(desk, base) -> None:
 
 
 def test_missing_public_images_cost_nothing(desk):
-    """DVC removes them before `prepare public`, which stops at invalid parameters."""
+    """DVC removes them before it runs `prepare public`, which may stop at invalid parameters."""
     released(desk, TEACHER)
     shutil.rmtree("data/public")
     desk.params(privacy={"epsilon": 0})
@@ -82,7 +82,7 @@ def test_a_missing_folder_of_public_pictures_costs_nothing(desk, pictures):
 
 @pytest.mark.parametrize("base", [TEACHER, HISTOGRAM], ids=["teacher", "histogram"])
 def test_other_public_images_are_announced_as_a_cost(desk, base):
-    """Before, the dry run promised that nothing would be spent, and the run spent."""
+    """The dry run once promised that nothing would be spent, but the run spent."""
     released(desk, base)
     query = next(name for name in base["run"][1:] if name in ("teacher", "histogram"))
     desk.params(public={"per_class": 3})

@@ -11,7 +11,9 @@ from PIL import Image
 
 @pytest.fixture
 def clinic(desk):
-    """Pictures of six persons in two classes, and `stage prepare` as a function of what and of
+    """Write pictures of six persons in two classes.
+
+    Returns a function that runs `stage prepare`. Its arguments are what to prepare, and
     `data.groups`.
     """
     random = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""The stage as a whole, on tiny artifacts."""
+"""`stage pretrain` on tiny artifacts."""
 
 import json
 from pathlib import Path
@@ -56,9 +56,7 @@ def auxiliary(path):
 
 @pytest.fixture
 def stage(here):
-    """The stage on a resolved configuration with the phases given; its inputs are folders of
-    `here`.
-    """
+    """Return a function that runs the stage with these phases. Its inputs are folders in `here`."""
     Path("data").mkdir()
     Path("plan").mkdir()
     Path("artifacts").symlink_to(here)

@@ -1,6 +1,6 @@
-"""A project from Python.
+"""A project in Python.
 
-A whole run of one is in `test_init.py`, where its folder has a release already.
+`test_init.py` also tests `run`, in a folder that already has a release.
 """
 
 import json

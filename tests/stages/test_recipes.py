@@ -1,5 +1,5 @@
-"""Every shipped recipe that needs no downloaded model, with its own features, networks and sources,
-at few steps.
+"""Every shipped recipe that needs no downloaded model runs with its own features, networks and
+sources, for few steps.
 """
 
 import itertools
@@ -29,7 +29,7 @@ SMALL = {
     "frequency": {"size": 100},
     "embedding": {"size": 100, "learned": {"steps": 2}},
     "classifier": {"steps": 4, "width": 8},
-    # Of each class as many as the release has: noisy counts may ask for all
+    # As many images of each class as the release has: noisy counts may request them all
     "select": {"images": 240},
     "auxiliary": {"steps": 4, "batch": 40, "images": 40},
     "refine": {"steps": 2, "batch": 40, "images": 40},
@@ -41,8 +41,8 @@ SMALL = {
 }
 
 
-# a recipe of each family, which together have every query and every kind of generator: they run at
-# 8×12
+# One recipe of each family, run at 8×12. Together they have every query and every kind of
+# generator.
 OBLONG = ["dp-mepf", "feta-pro", "sapf-pixel", "teacher-diffusion", "teacher-gaussian"]
 OBLONG += of_baselines("baseline_settings", "OBLONG")
 

@@ -1,4 +1,4 @@
-"""The order in which `stage run` takes stages without DVC; `test_pipeline.py` runs them."""
+"""The order in which `stage run` runs stages without DVC; `test_pipeline.py` runs them."""
 
 import pytest
 import yaml

@@ -76,7 +76,7 @@ class Pretended:
 
 @pytest.fixture
 def server(here):
-    """The page of a small project, served until the test ends."""
+    """Serve the page of a small project until the test ends."""
     Path("params.yaml").write_text(yaml.safe_dump(PARAMS))
     Path(PROPOSAL).parent.mkdir()
     Path(PROPOSAL).write_text(json.dumps(FOUND))
@@ -96,7 +96,7 @@ def server(here):
 
 
 def ask(server, path, method="GET", **headers):
-    """Status, headers and text of an answer."""
+    """Send a request. Returns the status, headers and text of the answer."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
     connection.request(method, path, headers=headers)
     answer = connection.getresponse()
@@ -233,7 +233,7 @@ def test_a_run_starts_once_and_its_end_or_its_error_is_shown(server):
 
 
 def test_two_presses_at_the_same_moment_start_one_run(server, monkeypatch):
-    """Both would otherwise find that nothing runs."""
+    """Otherwise, both would find that nothing runs."""
     both = threading.Barrier(2)
     looked = Server.stage
     started = []
@@ -291,7 +291,7 @@ def test_the_page_shows_images_sizes_plan_verdict_and_pictures(server):
         json.dumps({"accountant": "exact", "epsilon": {"exact": 4.99979, "rdp": 5.487}})
     )
     text = ask(server, server.base)[2].encode("latin-1").decode()
-    # By the accountant of the ledger
+    # ε is computed by the ledger's accountant
     assert "600 images have been released, at a privacy cost of ε = 5." in text
     assert f"fair: {SECRET}" in text
 
@@ -311,7 +311,7 @@ def test_a_run_from_elsewhere_is_seen_and_no_second_one_starts(server, monkeypat
     assert server.project.runs == 0
     running.write_text(json.dumps({"read": {plan: [{"pid": 2**22 + 1, "cmd": "dvc"}]}}))  # killed
     assert "<button" in ask(server, server.base)[2]
-    # Its number is another's now
+    # Another process now has its process id
     running.write_text(json.dumps({"read": {plan: [mine | {"cmd": "dvc repro never"}]}}))
     assert "<button" in ask(server, server.base)[2]
 

@@ -67,7 +67,7 @@ def desk(desk):
 
 @pytest.fixture
 def chests(desk):
-    """`stage`, in a folder with 1 000 such pictures and their table."""
+    """Write 1 000 pictures and their table. Returns `desk`."""
     Path("chests/ward").mkdir(parents=True)
     everyone = pictures(1000)
     rows = []
@@ -81,7 +81,7 @@ def chests(desk):
 
 @pytest.fixture
 def archive(desk):
-    """`stage` and the archive that it takes: a function that writes such pictures into it."""
+    """Return `desk`, and a function that writes pictures into the archive that it reads."""
 
     def save(found: ImageSet) -> None:
         np.savez("set.npz", images=found.images, labels=found.labels, classes=np.array(FINDINGS))
@@ -113,7 +113,7 @@ def test_a_folder_with_fourteen_labels_becomes_a_release(chests):
     assert found["measure"] == "AUROC"
     aurocs = [one["mean"] for one in found["release"]["lr"]["per_class"]]
     assert len(aurocs) == 14 and np.mean(aurocs) > 0.75
-    assert np.sum(np.array(aurocs) > 0.55) >= 12  # the noise, which is secret, may hide a rare one
+    assert np.sum(np.array(aurocs) > 0.55) >= 12  # secret noise may hide a rare label
     image, target = release.to_torch()[3]
     assert image.shape == (1, 12, 12) and target.tolist() == release.labels[3].tolist()
     assert list(release.to_pandas().columns) == ["image", "kind", *FINDINGS]
@@ -178,9 +178,7 @@ def test_a_medmnist_archive_is_labelled_by_a_teacher(desk):
 
 
 def test_init_protects_the_patients_of_a_table_of_findings(chests):
-    """The table of the fixture, with a patient for every two pictures: 1 000 of them, 400 patients
-    not held out.
-    """
+    """In the table, each patient has two of the 1 000 pictures. 400 patients are not held out."""
     rows = [row.split(",") for row in Path("chests/labels.csv").read_text().splitlines()]
     write_table([[*row, f"p{i // 2}"] for i, row in enumerate(rows[1:])], [*rows[0], "patient_id"])
     chests.run(
@@ -212,8 +210,9 @@ def test_init_takes_a_medmnist_archive_with_numbered_labels(desk, several):
 
 
 def test_a_diffusion_model_learns_several_labels_by_dp_sgd(archive):
-    """A label lights a cell of its own: in images with it that cell is brighter, after DP-SGD at so
-    large an ε.
+    """Each label lights its own cell.
+
+    After DP-SGD at a large ε, the cell is brighter in images with the label.
     """
     desk, save = archive
     save(pictures(800))

@@ -47,7 +47,7 @@ def planned(desk) -> dict[str, str]:
 
 @pytest.fixture
 def desk(desk):
-    """With the digits prepared."""
+    """Prepare the digits."""
     desk.base = SMALL
     desk.params()
     desk.run("prepare sensitive")
@@ -62,7 +62,7 @@ def plan(desk) -> dict[str, str]:
 
 @pytest.fixture
 def released(desk, plan):
-    """`desk` after count and central were released: the first plan, by file name."""
+    """Release count and central. Returns the first plan, by file name."""
     desk.run_all("count", "central")
     return plan
 
@@ -93,9 +93,9 @@ def test_a_loss_keeps_what_was_released(desk, released, loss):
     assert planned(desk) == released
     if loss == "nothing":
         paid = Path("artifacts/count/privacy.json").read_bytes()
-        # Its own artifact lies there
+        # The stage's own artifact exists
         text = desk.run("count", "already released", "A copy is kept", code=3)
-        assert "spend_again" not in text  # no suggestion to pay beside a copy
+        assert "spend_again" not in text  # no advice to pay if there is a copy
         assert Path("artifacts/count/privacy.json").read_bytes() == paid
         shutil.rmtree("artifacts/count")
         desk.run("count", "restored, nothing")
@@ -108,7 +108,7 @@ def raise_revision(monkeypatch, name: str) -> None:
 
 CHANGES_OF_A_PLAN = {
     "revision of central": (lambda patch: raise_revision(patch, "central"), {}, ["central"]),
-    # Central reads it
+    # Central reads the count
     "revision of count": (lambda patch: raise_revision(patch, "count"), {}, ["count", "central"]),
     "settings": (lambda _: None, {"central": {"repeats": 3}}, ["central"]),
     "version of the images": (lambda _: None, {"data": {"version": "2"}}, ["count", "central"]),
@@ -204,21 +204,21 @@ def test_a_stage_in_spend_again_and_its_users_run_once(desk, released):
     desk.run("plan --dry-run", "count: would again spend", "central: would again spend")
     anew = planned(desk)
     assert all(anew[f"{s}.yaml"] != released[f"{s}.yaml"] for s in ("count", "central"))
-    assert planned(desk) == anew  # the wish is the same until it is granted
+    assert planned(desk) == anew  # the request stays the same until it is fulfilled
     desk.run_all("count", "central")
     assert desk.opened == ["count", "central"] * 2
-    assert planned(desk) == anew  # granted: the key may stay
+    assert planned(desk) == anew  # fulfilled: the key may stay
     desk.run(
         "plan --dry-run",
         "privacy.spend_again was already applied to: count. To pay once more, set "
         "privacy.spend_again: {count: 2}",
     )
-    # The wish is compared with the odometer, not with the last plan
+    # The request is compared with the odometer, not with the last plan
     lost = Path("artifacts/plan").rename("elsewhere")
     assert planned(desk) == anew and lost.is_dir()
     desk.run("count", code=3)
     desk.params(privacy={"lifetime_epsilon": 99})
-    now = planned(desk)  # and may be removed: the later releases are kept
+    now = planned(desk)  # the key may be removed, and the later releases are kept
     assert all(now[f"{s}.yaml"] == anew[f"{s}.yaml"] for s in ("count", "central"))
     desk.params(privacy={"spend_again": {"central": 2}, "lifetime_epsilon": 99})
     third = planned(desk)
@@ -260,7 +260,7 @@ def test_a_kill_costs_nothing_at_any_moment(desk, plan, killed_at, moment):
 
 
 def withdraw(desk, monkeypatch) -> None:
-    """The same source without its class 3, under the same data.version."""
+    """Prepare the same source without class 3, under the same data.version."""
 
     def without(data, raw):
         source = read_source(data, raw)
@@ -277,7 +277,7 @@ def test_an_open_charge_does_not_go_on_with_other_images(desk, monkeypatch, plan
     before = Path("data/sensitive/card.json").read_bytes()
     with monkeypatch.context() as context:
         withdraw(desk, context)
-        assert Path("data/sensitive/card.json").read_bytes() == before  # it does not reveal it
+        assert Path("data/sensitive/card.json").read_bytes() == before  # it hides the change
         desk.run("count", "was started on images that differ", "spend_again: {count: 1}", code=4)
     assert desk.opened == ["count"] and not Path("artifacts/count").exists()
     desk.run_all("prepare sensitive", "count")  # the same images
@@ -335,7 +335,7 @@ def test_a_kept_copy_that_was_changed_is_not_put_back(desk, plan, killed_at, cha
         "stages.runner.copy_directory" if journalled else "sfumato.privacy.charge.Charge.close",
     )
     if not journalled and change in ("a file and its hash", "a link to nowhere"):
-        return  # nothing records it, and nothing exists
+        return  # no journal entry records the hash, or no copy exists
     (kept,) = Path("state/runs").glob("*/released")
     CHANGES[change](kept)
     desk.run("count", "You can restore this copy", "spend_again: {count: 1}", code=4)
@@ -344,9 +344,7 @@ def test_a_kept_copy_that_was_changed_is_not_put_back(desk, plan, killed_at, cha
 
 
 def test_a_release_is_copied_by_one_process_at_a_time(desk, monkeypatch, plan):
-    """A process that finds it released while another copies it waits, so that DVC then finds an
-    artifact.
-    """
+    """If another process is copying the release, a process waits, so that DVC then finds it."""
     copied = []
 
     def copy(kept, out):
@@ -372,7 +370,7 @@ def test_a_copy_with_a_journal_older_than_its_digest_restores(desk, released, mo
 
 
 def test_leftovers_restored_after_dvc_removed_them_are_fine(desk, released, environment):
-    """DVC was killed, its stage was not: the stage ends while the next one starts."""
+    """DVC was killed, but its stage was not, and ends while the next one starts."""
     desk.run("count", code=3)
     environment["DVC_STAGE"] = "count"
     desk.run("count", "restored, nothing is charged")
@@ -430,9 +428,7 @@ def in_cache(content: bytes, end: str = "") -> str:
 
 
 def removed_by_dvc() -> None:
-    """The artifact of count, which DVC has moved to its cache, and removed before it runs the stage
-    again.
-    """
+    """Move the artifact of count to DVC's cache, as DVC does before it runs the stage again."""
     md5 = in_cache(Path("artifacts/count/privacy.json").read_bytes())
     folder = in_cache(json.dumps([{"md5": md5, "relpath": "privacy.json"}]).encode(), ".dir")
     lock = {
@@ -446,9 +442,7 @@ def removed_by_dvc() -> None:
 
 
 def kept_release() -> None:
-    """Return the kept release of count in a state directory with only the journal being an older
-    copy.
-    """
+    """Restore the kept release of count, so that only the journal is an older copy."""
     (newer,) = Path("newer/runs").iterdir()
     shutil.copytree(newer, Path("state/runs", newer.name), dirs_exist_ok=True)
     shutil.rmtree("artifacts/count")
@@ -464,7 +458,7 @@ EVIDENCE = {
 
 @pytest.mark.parametrize("evidence", EVIDENCE)
 def test_a_rolled_back_state_spends_nothing_again(desk, plan, evidence):
-    """No ledger is written yet: the journal that lacks a charge is found by what names it."""
+    """There is no ledger yet. Other files name the charge that the journal lacks."""
     shutil.copytree("state", "older")
     desk.run("count")
     Path("state").rename("newer")
@@ -494,7 +488,7 @@ def test_an_artifact_elsewhere_is_evidence_before_it_is_replaced(desk, plan):
 
 
 def test_a_damaged_artifact_is_adopted_with_its_charge(desk, plan):
-    """Its other files do not record what was spent."""
+    """Only its privacy.json records what was spent; the damaged file is another."""
     shutil.copytree("state", "older")
     desk.run("count")
     shutil.rmtree("state")
@@ -504,7 +498,7 @@ def test_a_damaged_artifact_is_adopted_with_its_charge(desk, plan):
 
 
 def test_a_lost_journal_is_adopted_without_a_data_card(desk, plan):
-    """`stage prepare sensitive`, which makes the card, asks for the journal first."""
+    """`stage prepare sensitive`, which writes the card, requires the journal."""
     desk.run("count")
     Path("state/keys/digits.journal").unlink()
     shutil.rmtree("data/sensitive")

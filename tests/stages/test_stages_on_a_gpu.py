@@ -1,6 +1,4 @@
-"""The stages of recipes on a pretended GPU, from 40 digits to a release, by the program's
-commands.
-"""
+"""The stages of recipes on a simulated GPU, from 40 digits to a release, run as commands."""
 
 import json
 from collections.abc import Collection
@@ -17,10 +15,10 @@ from sfumato.settings.stages import QUERIES, STAGES
 PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"
 EVALUATED = ["teacher-generator", "full", "teacher-public"]
 ADDED = ("student",)  # a stage that no recipe runs: `teacher-generator` with a stream
-# The other stages
+# Recipes that have the other stages
 OTHERS = ["dp-mepf", "teacher-gaussian", "sapf-pixel"]
 OTHERS += of_baselines("baseline_settings", "RECIPES")
-# Each kind of stage with a network of its own, in one run
+# Stages that a test leaves on the CPU: one of each kind with a network of its own
 PLANTED = ("histogram", "select", "pretrain", "saliency", "finetune", "synthesize")
 # stages that need no card: they count labels, sum pixels, or choose images by number
 IDLE = {"count", "central"}
@@ -30,8 +28,8 @@ IDLE_IN = {
     "teacher-gaussian": {"auxiliary"},
     **of_baselines("baseline_settings", "IDLE_IN"),
 }
-# Places, by recipe, where products of real tensors run on the CPU beside the card: features that
-# are rebuilt with one image, a layer that whitens patches once, and Gaussians
+# Recipe -> places where products of real tensors may run on the CPU: features that are rebuilt
+# with one image, a layer that whitens patches once, and Gaussians
 ON_CPU = {
     "teacher-generator": {
         "features/public_network.py WhitenedCNN.whiten",
@@ -73,7 +71,7 @@ def recipe_of(name: str) -> dict:
 
 @pytest.fixture
 def untrained(monkeypatch):
-    """Weights of a pretended card have no numbers, so none seem trained."""
+    """Skip the check of trained weights, because weights on a simulated card have no numbers."""
     monkeypatch.setattr("sfumato.dpsgd.trainable.check_trained", lambda *weights: None)
 
 
@@ -87,7 +85,7 @@ def write_source(digits) -> None:
 
 
 def run_stages(desk, card, environment, run: list[str], on_cpu: Collection[str] = ()) -> set[str]:
-    """Prepare, plan and run all stages; returns which of `run` put nothing on the card.
+    """Prepare, plan and run all stages. Returns the stages of `run` that put nothing on the card.
 
     on_cpu: stages for which the machine has no card.
     """
@@ -122,7 +120,7 @@ def test_every_stage_of_a_recipe_runs_on_a_gpu(
         stage for stage in STAGES if stage in stages and (stage != "evaluate" or name in EVALUATED)
     ]
     desk.base = SMALL
-    # Of each class as many as the release has
+    # As many images of each class as the release has
     select = {"ratio": 0.2} if "histogram" in run else {"images": 240}
     desk.params(recipe=name, run=run, select=select, synthesize={"stream": "student" in run})
     with pretended_gpu() as card:

@@ -24,8 +24,8 @@ ERASED = re.compile(r"\x1b\[(\d)A\x1b\[J")
 
 @pytest.fixture
 def desk(desk, digits, environment, expect_seconds):
-    """A planned project on digits whose stages take a minute each, with the lock that DVC writes
-    after a stage.
+    """Plan a project on digits whose stages take a minute each. `dvc.lock` exists, as after a
+    stage.
     """
     np.savez(
         "source.npz",
@@ -81,7 +81,7 @@ def test_each_stage_states_its_place_minutes_and_epsilon(desk):
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
 def test_the_preview_shows_each_class_in_a_row_of_its_own(classes, here):
-    """Class m has the grey 20 · m: in the row of a name are pictures of its class only."""
+    """Class m has the grey level 20 · m. Each row shows only pictures of its class."""
     names = tuple(f"class {label}" for label in range(classes))
     labels = np.arange(100) % classes
     images = np.broadcast_to((20 * labels).astype(np.uint8)[:, None, None, None], (100, 8, 8, 1))

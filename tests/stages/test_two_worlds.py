@@ -25,7 +25,7 @@ from sfumato.settings.recipes import overlaid
 from sfumato.settings.stages import QUERIES, STAGES
 
 VICTIM = "in/3/Maria_1902.png"
-# All stages
+# Recipes that together have all stages
 TOGETHER = [
     "full",
     "teacher-generator",
@@ -64,9 +64,9 @@ def test_these_recipes_run_every_stage():
 def world(
     desk, digits, monkeypatch, expect_seconds, short_judging, settled
 ) -> Callable[[bool], Callable[..., Log]]:
-    """Begins anew, with the victim's picture or without it.
+    """Return a function that starts again, with the victim's picture or without it.
 
-    Returns `run`, which runs commands and gives the log.
+    That function returns `run`, which runs commands and returns their log.
     """
     expect_seconds(lambda params: dict.fromkeys(estimate.FRAME, 60.0))
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
@@ -108,8 +108,9 @@ def world(
 
 @pytest.mark.parametrize("name", TOGETHER)
 def test_every_stage_prints_the_same_without_one_image(world, desk, name):
-    """A withdrawal too: in one world, releases are restored after an image was removed, in the
-    other without a change.
+    """This includes a withdrawal.
+
+    In one world, releases are restored after an image was removed, in the other after no change.
     """
     logs = []
     used = run_of(name)
@@ -222,7 +223,7 @@ def test_init_prints_the_same_with_and_without_one_image(world):
 
 
 def test_a_log_does_not_say_that_a_picture_is_left_out(world, desk, monkeypatch):
-    """Whether it is broken depends on the picture; the owner finds it in a private file."""
+    """Whether a picture is broken depends on real data. Only a private file names it."""
     logs = set()
     for spoil in (None, "text", "gone"):
         run = world(spoil != "gone")
@@ -279,7 +280,7 @@ if __name__ == "__main__":  # not in a worker, which runs this file too
 
 @pytest.mark.parametrize("workers", [None, 2])
 def test_what_libraries_print_by_themselves_is_kept_privately(world, desk, here, workers):
-    """Libraries in C write to descriptors. Each of several workers has its own."""
+    """Libraries in C write to file descriptors, and each worker has its own."""
     world(True)
     desk.params(recipe="dp-merf")
     (here / "native.py").write_text(NATIVE)

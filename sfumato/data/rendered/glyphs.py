@@ -43,7 +43,7 @@ def glyph_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, 
 
 
 def font_files() -> list[Path]:
-    """Return the paths of those fonts of matplotlib that contain all of CHARACTERS.
+    """Return the paths of the matplotlib fonts that contain all of CHARACTERS.
 
     Raises DataError if a file is missing.
     """

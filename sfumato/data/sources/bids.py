@@ -24,7 +24,8 @@ NO_LABEL = {"", "n/a"}
 def is_bids(path: Path) -> bool:
     """Return whether a folder follows BIDS.
 
-    It must contain folders of subjects and, beside them, a file that BIDS requires.
+    It must contain folders of subjects and, beside them, `participants.tsv` or
+    `dataset_description.json`.
     """
     subjects = any(folder.name.startswith(SUBJECT) for folder in folders_in(path))
     return subjects and any(

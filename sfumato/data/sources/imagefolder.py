@@ -1,6 +1,6 @@
-"""Read pictures from one folder per class, or pictures that `tabled` lists.
+"""Read pictures whose labels are in the names of class folders, in a table or in tar files.
 
-The class folders may be in `train/` and `test/`.
+Class folders may be in `train/` and `test/`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,13 +42,14 @@ from sfumato.settings.data import OUTER, Groups
 
 
 def read_imagefolder(request: Request, raw: Path) -> Source:
-    """Read a folder with one folder of pictures per class, or pictures that `tabled` lists.
+    """Read pictures whose labels are in the names of class folders, in a table or in tar files.
 
     Class folders and their pictures are sorted by name. Hidden files are ignored. Folders with the
     names of parts, such as train, are treated as parts (see `split_of`). If labels are in a table
     or in tar files, `numbered` or, with several labels, `list_labels` determines the classes.
 
-    If files cannot be used, raises DataError that lists all of them, now or during decoding.
+    If files cannot be used, raises DataError that lists all of them, in this call or while the
+    pictures are decoded.
     """
     path = request.required_path()
     groups = request.groups
@@ -381,7 +382,7 @@ def problems_of(files: Sequence[Place], request: Request) -> list[DataError]:
 
 
 def refusal(problems: Sequence[DataError]) -> DataError:
-    """Return one error with all problems, in at most 200 lines.
+    """Return one error that lists the problems. Beyond 200 lines, they are only counted.
 
     If there are no problems, the error states that pictures changed while they were read.
     """

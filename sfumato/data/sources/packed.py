@@ -49,7 +49,8 @@ UNPACKED = "unpacked"  # folder in the state directory for unpacked archives
 # Private folders with unpacked archives, and private copies of files from URLs. A key consists of
 # the path or the URL, the time of the last change (0 for a URL), and the thread.
 MADE_HERE: dict[tuple[Path | str, int, int], Path] = {}
-# Locks by (thread, folder). A lock shows other processes that this process still runs.
+# Locks of private folders, by (thread, folder). A lock shows other processes that this process
+# still runs.
 HELD: dict[tuple[int, Path], ExitStack] = {}
 
 

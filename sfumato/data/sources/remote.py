@@ -19,7 +19,7 @@ from sfumato.errors import FULL, ConfigError, DataError, SfumatoError, public, r
 from sfumato.settings.data import is_url
 from sfumato.storage.files import open_private
 
-# Entries of a file's description that change with its content
+# Entries of fsspec's description of a file that change with the file's content
 CHANGING = (
     "ETag",
     "etag",

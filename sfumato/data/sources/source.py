@@ -34,7 +34,7 @@ class ListedBlock:
 class Shard:
     """A part of a source that is converted independently of the other parts.
 
-    path: a file, its URL, or the folder that `block` is a part of;
+    path: a file or its URL; for a block, the folder of the whole set;
     state: values that change if the content changes; None if a change cannot be detected.
     """
 

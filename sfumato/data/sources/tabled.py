@@ -127,8 +127,8 @@ def list_labels(request: Request) -> Listing:
     The labels are in a table beside the pictures. By default, the table has one column of 0 and 1
     per label: the columns that `request.classes` names, or all columns except file names and ids.
     If `label_column` is set, each cell of that column lists the labels of one picture. Class names
-    are the names of the columns, or `request.classes`, so they do not depend on
-    the images. Raises DataError if the table is unsuitable.
+    are the names of the columns, or `request.classes`, so they do not depend on the images. Raises
+    DataError if the table is unsuitable.
     """
     root = request.required_path()
     table = table_path(root)

@@ -26,15 +26,15 @@ def feature_likelihood(
 ) -> dict[str, float]:
     """Compute `fld` and `generalisation_gap`, in hundredths of a nat per dimension.
 
-    `fld` is the negative log-likelihood of the hold-out under the synthetic set, minus its negative
-    log-likelihood under a baseline. The baseline's centres are one half of the training features,
-    and its widths are fitted to the other half. A set with `fld` 0 is as good as real images;
-    copies of training images give values in the thousands.
+    `fld` is the negative log-likelihood of the hold-out under the Gaussians on the synthetic set,
+    minus its negative log-likelihood under a baseline. The baseline consists of Gaussians on one
+    half of the training features, and its widths are fitted to the other half. A set with `fld` 0
+    is as good as real images. Copies of training images give values in the thousands.
 
     `generalisation_gap` is the negative log-likelihood of the training set, minus the negative
-    log-likelihood of the hold-out, both under the synthetic set. It is far below 0 if images were
-    memorised. Widths are fitted by expectation-maximisation, not by 50 steps of Adam as in the
-    paper.
+    log-likelihood of the hold-out, both under the Gaussians on the synthetic set. It is far below 0
+    if images were memorised. Widths are fitted by expectation-maximisation, not by 50 steps of Adam
+    as in the paper.
 
     synthetic, train, holdout: (N, D), finite, each with 4 rows or more. Each feature is shifted and
     scaled so that it has mean 0 and variance 1 on the hold-out. If a feature is constant on the

@@ -45,10 +45,10 @@ def precision_recall(
 
     Each image is the centre of a closed ball that reaches to its k-th nearest neighbour in the same
     set. Precision is the share of synthetic images inside at least one ball of a real image. Recall
-    is the share of real images inside at least one ball of a synthetic image. For density, count
-    for each synthetic image the balls of real images around it: density is the mean of these
-    counts, divided by k, and can exceed 1. Coverage is the share of real images with at least one
-    synthetic image in their ball.
+    is the share of real images inside at least one ball of a synthetic image. For each synthetic
+    image, count the balls of real images that contain it. Density is the mean of these counts,
+    divided by k, and can exceed 1. Coverage is the share of real images with at least one synthetic
+    image in their ball.
 
     synthetic: (N, D), real: (M, D), finite. Also returns "neighbours", the k that was used. Source:
     Kynkäänniemi et al. 2019, with k = 3; Naeem et al. 2020.
@@ -82,12 +82,14 @@ def precision_recall(
 def authenticity(synthetic: np.ndarray, train: np.ndarray, holdout: np.ndarray) -> dict[str, float]:
     """Measure whether a set is nearer to the training images than new real images are.
 
-    `authenticity` is the share of synthetic images farther from their nearest training image than
-    this training image is from its own nearest neighbour among the training images (Alaa et al.
-    2022). It is near one half for new real images, and 0 for copies. `distance_ratio` is the
-    median distance of synthetic images to their nearest training image, divided by the median
-    distance of hold-out images to their nearest training image. It is near 1 for new real images,
+    Let t be the training image nearest to a synthetic image. The synthetic image counts as
+    authentic if another training image is nearer to t than the synthetic image is (Alaa et al.
+    2022). `authenticity` is the share of authentic images. It is near one half for new real images,
     and 0 for copies.
+
+    `distance_ratio` is the median distance of synthetic images to their nearest training image,
+    divided by the median distance of hold-out images to their nearest training image. It is near 1
+    for new real images, and 0 for copies.
     """
     index, distance = nearest_rows(synthetic, train)
     fresh = float(np.median(nearest_rows(holdout, train)[1]))
