@@ -53,7 +53,7 @@ def picture() -> bytes:
 
 
 def read(path: Path, source: str = "imagefolder", **settings: Any) -> None:
-    """Read every image of a set as `stage prepare sensitive` does."""
+    """Read every image of a set in the same way as `stage prepare sensitive`."""
     from sfumato.data.sources import read_source
 
     settings = {"range": (0, 255), "dataset_id": "own", **settings}
@@ -63,14 +63,16 @@ def read(path: Path, source: str = "imagefolder", **settings: Any) -> None:
 
 
 def look(path: Path, **settings: Any) -> None:
-    """Read every image of a set as `stage init` does."""
+    """Read every image of a set in the same way as `stage init`."""
     from sfumato.data.survey import survey
 
     survey(path, span=(0, 255), **settings)
 
 
 def receive(folder: Path) -> None:
-    """Read a release as its recipient does, and prepare a picture like its images."""
+    """Do what a recipient does: load a release, make a table of it, and prepare a picture in the
+    same way as the sensitive pictures.
+    """
     from sfumato.release.loading import load_release
 
     release = load_release(folder)

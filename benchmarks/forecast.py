@@ -32,11 +32,11 @@ HEADER = (
     "sets only.\n"
 )
 HEADER += "# product: units · ε; learned: gain over chance, divided by the gain from real images.\n"
-COVERED = 7 / 8  # The range is so wide that this share of the results of left-out sets lies in it
+COVERED = 7 / 8  # At least this share of the results of left-out sets must lie in the range
 SMALL = (
     100,
     2000,
-)  # Units of a small set. The same share of small sets has all results in the range
+)  # Units of a small set. In the same share of small sets, all results must lie in the range
 COLOURS = {"grey": "tab:blue", "colour": "tab:orange", "chosen": "tab:green"}
 NAMES = {
     "grey": "grey images",
@@ -46,7 +46,10 @@ NAMES = {
 
 
 def runs() -> pd.DataFrame:
-    """Read the runs, and add the columns `product` and `learned`, as HEADER defines them."""
+    """Read the runs. Adds the column `product`, and computes `learned` where it is missing.
+
+    HEADER defines both columns.
+    """
     table = pd.read_csv(HERE / "results" / "usefulness.csv")
     chance = 100 / table.classes
     learned = (table.release - chance) / (table.real.fillna(100) - chance)
@@ -70,9 +73,12 @@ def height_at(line: dict[str, Any], kind: str, product: Any) -> Any:
 
 
 def left_out(table: pd.DataFrame) -> pd.DataFrame:
-    """Forecast each run from the other sets. Runs of the only set of a kind are omitted."""
+    """Forecast each run from sets of other pictures.
+
+    A run is omitted if there is no such set of its kind.
+    """
     rows = []
-    # sets of the same pictures are left out together
+    # Sets of the same pictures, such as "brain MRI" and "brain MRI of 500", are left out together
     pictures = np.array([str(name).split(" of ")[0] for name in table.set])
     for picture, run in zip(pictures, table.itertuples(), strict=True):
         line = line_of(table[pictures != picture])
@@ -161,7 +167,7 @@ def draw(table: pd.DataFrame, line: dict[str, Any]) -> None:
     for name, epsilon, product, learned in (
         table[["set", "epsilon", "product", "learned"]].to_numpy().tolist()
     ):
-        small = " of " in name  # beside the whole set: its name goes to the left
+        small = " of " in name  # a part of another set; its name is written to the left
         axes.annotate(
             f"{name}, ε = {epsilon:g}",
             (product, 100 * learned),

@@ -4,8 +4,8 @@
 
 Projects are created in a temporary folder, as `stage init` writes them. They protect images or
 persons, and use one-shot queries or DP-SGD. Faults are SIGKILL, SIGINT, a MemoryError and a full
-disk of the state directory (`tests/faults.py`). They come before, during and after the writing of
-each journal entry, and at random times during a full `dvc repro`. The next `dvc repro` must succeed
+disk of the state directory (`tests/faults.py`). They occur before, during and after the writing of
+a journal entry, and at random times during a full `dvc repro`. The next `dvc repro` must succeed
 without help. Then each query must have one charge, the ledger must contain these charges, ε must
 equal the plan's, every artifact must be complete, and no temporary file may be left. If a kill
 damaged one of DVC's own files, the remedy of `stage doctor` is applied and counted. Finally, Python
@@ -52,7 +52,7 @@ from stages.fork_server import SOCKET  # noqa: E402
 NAME, PERSONS, EACH = "photos", 30, 2
 LONGEST = 600  # Seconds that a run may take
 IN_A_ROW = 4  # Number of successive runs with a fault, before a run without a fault
-AMID = 1.5  # Every other fault comes within this many seconds of the run's first journal entry
+AMID = 1.5  # Every other fault occurs within this many seconds of the run's first journal entry
 GONE = 5  # Seconds within which DVC and its stage must end
 ENTRIES = (
     "faults when the journal gets an entry. none: no faults; turn: one fault per entry, with the "
@@ -85,8 +85,9 @@ RECIPES: dict[str, dict[str, Any]] = {  # last query -> additions to params.yaml
 class Project:
     """A project under test.
 
-    folder: contains the project, its state directory, and files of the faults; query: the last
-    query; programs: folder with the programs `stage` and DVC.
+    folder: contains the project, its state directory, and the files that faults use;
+    query: the last query;
+    programs: folder with the programs `stage` and DVC.
     """
 
     folder: Path
@@ -215,8 +216,8 @@ def cure(project: Project) -> bool:
 
 # --- faults at every entry of the journal ---------------------------------------------------------
 
-# A function that runs a project. Its keyword arguments are added to the environment, where they may
-# cause a fault.
+# A function that runs a project. Its keyword arguments become environment variables, which may
+# request a fault.
 Run = Callable[..., tuple[int, str]]
 
 
@@ -265,10 +266,13 @@ def kinds_at(number: int, *, every: bool = False) -> tuple[str, ...]:
 def strike_after(project: Project, kind: str, seconds: float, *, amid: bool) -> tuple[bool, int]:
     """Run `dvc repro`, with a fault of this kind after `seconds`.
 
-    If an earlier fault damaged DVC's files, they are cured, and the run is started again. amid:
-    whether the seconds start at the run's first journal entry. Returns whether the fault stopped
-    the last run, and the number of cures. Raises AssertionError if a run fails before the fault and
-    cannot be cured.
+    If an earlier fault damaged DVC's files, they are cured, and the run is started again.
+
+    amid: whether to count the seconds from the run's first journal entry, instead of from its
+    start.
+
+    Returns whether the fault stopped the last run, and the number of cures. Raises AssertionError
+    if a run fails before the fault and cannot be cured.
     """
     for cured in range(len(CURES) + 1):
         process = project.start(*project.repro(), **fault(project.folder, project.state, kind))
@@ -293,7 +297,9 @@ def strike_after(project: Project, kind: str, seconds: float, *, amid: bool) -> 
 def strike_often(
     project: Project, fresh: Path, kind: str, seconds: Sequence[float]
 ) -> tuple[int, int]:
-    """Disturb one run after another until one finishes. Every other fault comes during a query.
+    """Disturb one run after another until one finishes.
+
+    The first fault, and then every other fault, is timed from the first journal entry of its run.
 
     Returns how many runs were stopped, and how many cures there were.
     """
@@ -314,7 +320,8 @@ def strike_often(
 def kill_caller(project: Project, pause: float) -> tuple[int, int]:
     """Kill a Python process during `Project.run`, `pause` seconds after a stage began.
 
-    Raises AssertionError unless all processes that it started end soon. Returns 1 fault, 0 cures.
+    Returns 1 fault and 0 cures. Raises AssertionError unless all processes that the killed one
+    started end within GONE seconds.
     """
     words = [sys.executable, "-c", "import sfumato; sfumato.Project().run(progress=False)"]
     caller = subprocess.Popen(words, cwd=project.home, env=project.environment)
@@ -343,9 +350,9 @@ def words_of(process: psutil.Process) -> str:
 
 
 class Figures:
-    """Number of injected faults by kind, and a list of those that the program handled wrongly.
+    """Number of injected faults by kind, and a list of the faults that were handled wrongly.
 
-    stop: whether to stop at the first of these.
+    stop: whether to stop at the first fault that is handled wrongly.
     """
 
     def __init__(self, stop: bool) -> None:

@@ -6,9 +6,9 @@
 
 PROJECT: folder of a project from `stage init`, with a public set. All stages up to the teacher and
 the generator must have run. Its sensitive set must in fact be public, because the hold-out is
-scored. ROWS.npz: written by `label`, with generated ("drawn") images, and with the public images
+scored. ROWS.npz: written by `label`. It contains generated ("drawn") images, and the public images
 that the teacher labels with the highest confidence. The last fifth of the drawn images is set
-aside for testing. The mixtures contain the other drawn images, the public images, or both:
+aside for testing. The mixtures contain the other drawn images, these public images, or both:
 
 - `drawn`: drawn images only;
 - `half`: as many drawn as public images;
@@ -38,7 +38,7 @@ from sfumato.privacy.authorize import open_local
 from sfumato.storage.state_directory import state_dir
 from sfumato.training.selection import surest
 
-JUDGES = 0.2  # Share of the drawn images that is set aside, to compare students on
+JUDGES = 0.2  # Share of the drawn images that is set aside to test the students
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def save_rows(file: Path, source: str, drawn: int, number: int) -> None:
-    """Write drawn and public images with the teacher's labels, and the hold-out with its own.
+    """Write drawn and public images labelled by the teacher, and the hold-out with its own labels.
 
     The file is not a release, because it contains the hold-out.
     """

@@ -2,11 +2,12 @@
 
 The generated parts are between the marks `<!-- NAME -->` and `<!-- /NAME -->`.
 
-Everything comes from the code: the table of stages, the Typer app, the exit codes of
-`sfumato.errors`, the recipes in `pipelines/` and the settings. The description of a setting is the
-comment at the end of its line, the comment lines directly above it, the description in the class
-from which it is inherited, or an entry of EVERYWHERE. In a description, `one of TABLE (its/module)`
-is replaced by the names in that table. The description of a section is the docstring of its class.
+These parts are made from the table of stages, the Typer app, the exit codes of `sfumato.errors`,
+the fidelity metrics, the recipes and profiles in `pipelines/`, and the settings. The description of
+a setting is the comment at the end of its line, the comment lines directly above it, the
+description in the class from which it is inherited, or an entry of EVERYWHERE. In a description,
+`one of TABLE (its/module)` is replaced by the names in that table. The description of a section is
+the docstring of its class.
 
     python docs/generate.py            # write
     python docs/generate.py --check    # exit 1 if the page differs from the code
@@ -109,7 +110,7 @@ def description(kind: type[BaseModel], name: str) -> str:
 
 
 def one_of(table: str, module: str, section: str) -> str:
-    """Return the names in a table of the code, without those that only other sections accept."""
+    """Return the names in a table of the code. Leaves out names that only other sections accept."""
     entries = getattr(import_module(module.replace("/", ".")), table).items()
     names = [name for name, entry in entries if section in getattr(entry, "sections", (section,))]
     return f"one of {', '.join(f'`{name}`' for name in names)}"
@@ -201,9 +202,9 @@ def rows_of(
     kind: type[BaseModel], prefix: str, seen: dict[type, str] | None = None
 ) -> Iterator[tuple[str, str, str, str]]:
     """Yield (key, type, default, description) of every field of a model, and of the models within
-    it. Fields of a model that occurs twice are yielded once.
+    it. If a model occurs twice, its fields are yielded only the first time.
 
-    seen: the models that were shown already, and the key of each.
+    seen: model that was yielded already -> its key.
     """
     seen = {} if seen is None else seen
     for name, field in kind.model_fields.items():
@@ -343,8 +344,9 @@ def options() -> str:
 
 
 def commands() -> str:
-    """Describe the commands besides the stages of the plan, and the options that only a few
-    commands have.
+    """Describe each command with its arguments, and with the options that are not shared.
+
+    Stages of the plan that have only shared options are left out.
     """
     shared, lines = shared_options(), []
     for name, command in known_commands().items():

@@ -1,9 +1,9 @@
-"""A kill, or a power cut, at a chosen file event of a process.
+"""Simulate a kill, or a power cut, at a chosen file event of a process.
 
-Events are every open for writing, write, flush, rename, removal, new folder and change of mode
-below one folder. The process ends before the event of a chosen number takes place, or in the middle
-of it if it is a write. It leaves two copies beside the folder, as a power cut at that moment could
-leave the files:
+An event is any of these operations below one folder: open a file for writing, write, flush, rename,
+remove, create a folder, change a mode. The process ends just before the event with the chosen
+number. If this event is a write, half of it is done first, except for safetensors files. Up to two
+copies are left beside the folder, as a power cut at that moment could leave the files:
 
 - `<folder>.emptied` has every name. Each file has the content that was last flushed, or is empty if
   none was.
@@ -33,7 +33,7 @@ KILLED = 137
 
 
 class Disk:
-    """A record of which files below a folder survive a power cut."""
+    """A record of the names and contents below a folder that would survive a power cut."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,7 +41,7 @@ class Disk:
         # Inode of a folder -> inode of each name in it, as last flushed
         self.names: dict[int, dict[str, int]] = {}
         self.modes: dict[int, int] = {}
-        self.removed: list[int] = []  # open descriptors, so that no inode is used again
+        self.removed: list[int] = []  # open descriptors, so that no inode is reused
         for path in (folder, *folder.rglob("*")):
             self.flush(path)
 
@@ -56,13 +56,13 @@ class Disk:
             self.contents[status.st_ino] = path.read_bytes()
 
     def keep(self, path: str) -> None:
-        """Keep the inode of a file that is about to be removed or replaced."""
+        """Open a file that is about to be removed or replaced, so that its inode is not reused."""
         if os.path.lexists(path):
             self.removed.append(os.open(path, os.O_PATH | os.O_NOFOLLOW))
 
     def cut_power(self) -> None:
-        """Write both copies, except a copy that would equal the present files."""
-        emptied: dict[str, bytes | None] = {}  # None is a folder
+        """Write the two copies. Leaves out a copy that would equal the present files."""
+        emptied: dict[str, bytes | None] = {}  # None stands for a folder
         now: dict[str, bytes | None] = {}
         for path in self.folder.rglob("*"):
             name = str(path.relative_to(self.folder))

@@ -6,8 +6,9 @@ Draws, secret or public, are fixed, charges add no noise, and nothing runs in bf
 `golden.json` contains a summary of every sum that the charge releases, of every set of images
 before it is rounded, and of every array that the stage writes.
 
-`python tests/test_golden.py --write [NAME…]` writes the summaries of these cases, or of all, again.
-It refuses a case whose results changed without a new revision of the stage.
+`python tests/test_golden.py --write [NAME…]` writes the summaries of the named cases again, or of
+all cases if none is named. It refuses a case if its results changed, but the stage's revision did
+not.
 """
 
 from __future__ import annotations
@@ -83,9 +84,9 @@ GOLDEN = Path(__file__).with_name("golden.json")
 # Classes of the sensitive and of the public images
 CLASSES = ("0", "1", "2", "3")
 OTHERS = ("4", "5", "6", "7", "8")
-COUNT, PUBLIC = 16, 40  # sensitive and public images
-# Noise multiplier of the charges, which add no noise. By it, releases are rounded to less than a
-# millionth.
+COUNT, PUBLIC = 16, 40  # numbers of sensitive and of public images
+# Noise multiplier of the charges. They add no noise, but round releases to steps that depend on
+# this number: here, to less than a millionth of `max_norm`.
 NOISE = 2**-10
 NETWORK = Model(width=8, multipliers=(1, 2), attention=(1,))
 
@@ -130,7 +131,9 @@ def normal(name: str, *size: int, scale: float = 1.0) -> Tensor:
 
 @torch.no_grad()
 def filled(network: nn.Module, kind: str = "") -> Any:
-    """Give a network weights that depend only on their names and shapes, and on `kind`."""
+    """Set the weights of a network to values that depend only on their names and shapes, and on
+    `kind`. Returns the network in eval mode.
+    """
     for name, value in network.named_parameters():
         inputs = value[0].numel() if value.ndim > 1 else 25
         centre = value.ndim == 1 and name.endswith("weight")  # 1 for the weights of a norm
@@ -168,8 +171,8 @@ def made_frequency(folder: Path, shape: Shape) -> None:
 
 @torch.no_grad()
 def network_of(shape: Shape) -> Any:
-    """Return a public network. No feature is zero for all images, because the scale of such a
-    feature would be rounding.
+    """Return a public network. Its biases are raised by 1, so that no feature is zero for all
+    images: the scale of such a feature would consist of rounding errors.
     """
     network = filled(build_network("residual", shape, len(OTHERS), 8))
     for name, value in network.named_parameters():
@@ -206,7 +209,7 @@ def made_public(folder: Path, shape: Shape) -> None:
 
 
 def made_drawing(folder: Path, shape: Shape, kind: str = "") -> None:
-    """Write a generator, and images as if it had drawn them."""
+    """Write a generator, and public images in place of images that it would draw."""
     save_generator(filled(new_generator(shape, 4, 4, 8, 0), kind), folder)
     images = public(shape)
     first = len(kind)
@@ -321,9 +324,9 @@ MADE: dict[str, Maker] = {
 class Case:
     """A stage under some settings.
 
-    given: name of an input -> function that writes it, instead of the one in MADE, or None if the
-    stage that makes it is switched off; tolerance: relative tolerance, above 1e-6 if the
-    computation amplifies rounding.
+    given: name of an input -> function that writes it instead of the function in MADE, or None if
+    the stage that makes this input is switched off;
+    tolerance: relative tolerance, above 1e-6 if the computation amplifies rounding errors.
     """
 
     stage: str
@@ -562,8 +565,8 @@ CASES |= {
     for name, stage in STAGES.items()
     if stage.kind is not Kind.LOCAL and name not in PINNED
 }
-# A map without a case gets one with the usual kernel, except imagenet's maps: their weights come
-# with an extra
+# A map without a case gets one with the usual kernel, except imagenet's maps: an extra installs
+# their weights
 MAPPED = {each["map"] for case in CASES.values() for each in case.settings.get("features", ())}
 MAPPED |= {"imagenet", "imagenet-middle"}
 CASES |= {
@@ -588,8 +591,8 @@ class NoNoise(NoiseSource):
 class SilentRun(QueryRun):
     """A run of any stage on images in memory.
 
-    encoded: encoded images, for stages that encode them; seen: by name, the released sums, and the
-    images before they are rounded.
+    encoded: encoded images, for stages that encode images;
+    seen: name -> released sum, or images before they are rounded.
     """
 
     images: ImageSet
@@ -677,9 +680,9 @@ def settled(run: SilentRun) -> Iterator[None]:
     begin = Gradients.__init__
 
     def begun(gradients: Gradients, *given: Any, **more: Any) -> None:
-        """Draw for blank images first.
+        """Draw once for blank images, before all other draws.
 
-        The code did so, to choose the precision, when the values were pinned.
+        When the values were pinned, the code did this to choose the precision.
         """
         begin(gradients, *given, **more)
         gradients.draw(torch.zeros(gradients.microbatch_size, *gradients.model.shape))
@@ -694,7 +697,7 @@ def settled(run: SilentRun) -> Iterator[None]:
                 patch.setattr(module, name, stand_ins[name])
         patch.setattr(Gradients, "__init__", begun)
         patch.setattr(torch, "autocast", lambda kind, *rest, **more: autocast(kind, enabled=False))
-        # Fewer directions than usual: with so few images, the last would be rounding errors
+        # Fewer directions than usual: with so few images, the last would consist of rounding errors
         patch.setattr("sfumato.queries.feature_means.EMBEDDING_DIMENSION", 8)
         patch.setattr(torch.linalg, "eigh", signed_eigh)
         patch.setattr(torch, "svd_lowrank", signed_svd)
@@ -766,15 +769,17 @@ def computed(case: Case) -> dict[str, Tensor]:
         return run.seen | written(run.out)
 
 
-NUMBERS = ("counts.json", "saliency.json", "trainable.json")  # their numbers and names are results
-COLUMNS = ("raw_norm", "debiased", "noised_gradient_norm", "parents")  # columns of tables
+# Files whose numbers and names are results
+NUMBERS = ("counts.json", "saliency.json", "trainable.json")
+# Columns of CSV files that are results
+COLUMNS = ("raw_norm", "debiased", "noised_gradient_norm", "parents")
 
 
 def written(directory: Path) -> dict[str, Tensor]:
     """Return an artifact's arrays by file. All weights of a network are joined in one array."""
     found = {}
     for path in sorted(directory.iterdir()):
-        if path.suffix == ".npy" and path.name != "kinds.npy":  # words
+        if path.suffix == ".npy" and path.name != "kinds.npy":  # contains text
             found[path.name] = torch.from_numpy(np.load(path))
         elif path.suffix == ".safetensors":
             tensors = {
@@ -796,11 +801,11 @@ def written(directory: Path) -> dict[str, Tensor]:
 
 
 def idle(name: str) -> bool:
-    """Return whether rounding decides the values of a tensor.
+    """Return whether rounding errors determine the values of a tensor.
 
-    It does so for a key's offset, whose gradient is zero until Adam enlarges it, and for a
-    principal direction in which features hardly vary. Results that depend on them are pinned with
-    the releases.
+    This is true of two kinds of tensor: the bias of attention keys, because its exact gradient is
+    zero and Adam enlarges the rounding errors; and principal directions, because features hardly
+    vary along some of them. Results that depend on these tensors are pinned with the releases.
     """
     return name.endswith((".k.bias", "directions"))
 

@@ -23,9 +23,9 @@ def test_a_notebook_is_committed_without_outputs(path):
 
 
 def test_the_first_release_runs_and_teaches_a_network(tmp_path, environment):
-    """Guessing reads 10 % of the digits.
+    """Guessing recognises 10 % of the digits.
 
-    When the bound of 60 % was set, the network read 91 %.
+    When the bound of 60 % was set, the network recognised 91 %.
     """
     from nbclient import NotebookClient
 

@@ -150,9 +150,8 @@ def save_tiny_model(directory: Path, kind: str, width: int = 16) -> Path:
 
 
 def save_references(root: Path, classes: tuple[str, ...]) -> Path:
-    """Write a model of each of KINDS under its name, and what `stage pretrain` makes of it.
-
-    The latter is under `<kind>-reference`. Returns `root`.
+    """Write a model of each of KINDS as `<kind>`, and the artifact of `stage pretrain` for it as
+    `<kind>-reference`. Returns `root`.
     """
     from sfumato.settings.training import Model
     from sfumato.text_to_image.reference import save_reference

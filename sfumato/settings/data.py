@@ -81,12 +81,12 @@ class Groups(Strict):
     # Treat each NIfTI volume as one person with all its slices. A person with several volumes is
     # then not protected as a whole
     volume: bool = False
-    # Name of a column of metadata.*, of a .json key (webdataset) or of an array (.npz). It contains
-    # the ids
+    # Name of the column of metadata.*, the key in each .json (webdataset) or the array (.npz) that
+    # contains the ids
     column: str | None = None
     # Owner's confirmation that one person may have up to this many images. Without it, an id is
-    # refused if it has more than 30 images and more than 10 times as many as the 90th percentile of
-    # all ids
+    # refused if it has more than 30 images, and more than 10 times the 90th percentile of the
+    # numbers of images per id
     largest: Positive | None = None
     # Owner's confirmation that each image without an id is its person's only image. Otherwise, such
     # images are refused
@@ -184,9 +184,9 @@ class Data(Strict):
     # Treatment of images whose proportions differ from `size`: crop to the middle, or pad with
     # black bars
     fit: Literal["crop", "pad"] = "crop"
-    # Class names in the order of the labels. Set it if the files do not list the class names. This
-    # applies to MedMNIST, webdataset and tables (label_column). If `labels` is `several`, set it to
-    # the columns that contain the labels
+    # Class names, in the order of the labels; None: the names in the files. Required for MedMNIST
+    # and webdataset, and with `label_column` or `groups: {folder: outer}`. If `labels` is `several`
+    # and the table has one column per label, the names of these columns
     classes: tuple[ClassName, ...] | None = None
     # Name of the label's column in metadata.csv, .jsonl or .parquet (imagefolder), or of the
     # label's key in each .json (webdataset); None: labels are the names of folders, or .cls files.

@@ -17,7 +17,8 @@ class Saliency(QuerySettings):
     # Probability that an image's label is hidden, independently at each of its noise levels
     label_dropout: ClassVar[float] = Model.label_dropout
     noise: Noise = "2%"
-    max_norm: Norm = 1.0  # L2 clip C_s of one image's gradient over all candidate matrices
+    # L2 clip C_s of one image's gradient, over all query, key and value matrices together
+    max_norm: Norm = 1.0
     noise_levels: NoiseLevels = LogNormal()  # Distribution of the noise levels
     # Number of images whose gradients are computed at once; None: as many as fit into memory
     microbatch_size: Positive | None = machine(None)

@@ -25,16 +25,18 @@ class Evaluate(Settings):
     epochs: Positive = 12
     # Gradient steps of each training run; None: the steps of `epochs` passes
     steps: Positive | None = None
-    bound: bool = True  # Also train on the real training images, as an upper bound
+    # Also train the classifiers on the real training images, to get an upper bound of the accuracy
+    bound: bool = True
     # Public network for one more classifier, which is linear in the features of this network:
     # `scattering` (fixed wavelets), `imagenet` (requires sfumato[imagenet]) or a network of your
     # own; None: no such classifier
     public_student: OwnNetwork | Literal["scattering", "imagenet"] | None = None
-    # Feature space of the fidelity metrics. `embedded`: a small network trained on drawn images;
-    # `inception`: a downloaded network; `pixels`: small versions of the pictures, which are fast to
-    # compare and good enough to find copies
+    # Feature space of the fidelity metrics. `embedded`: a small network, trained on pictures that
+    # the program draws itself; `inception`: a downloaded network; `pixels`: small versions of the
+    # pictures, which are fast to compare and good enough to find copies
     extractor: Literal["embedded", "inception", "pixels"] = "embedded"
-    # Network of your own for the feature space, instead of `extractor`
+    # Network of your own for the feature space, to replace `embedded`. With another `extractor`, it
+    # has no effect
     network: OwnNetwork | None = None
     weights: str | None = None  # Path of Inception's weights; None: downloaded by pytorch-fid
     # Metrics to compute (see Fidelity numbers); None: all that the extractor supports; []: none

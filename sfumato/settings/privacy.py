@@ -29,17 +29,19 @@ class Privacy(Strict):
     """The unit of protection, the target of one release, and the limit on all spending."""
 
     epsilon: PositiveFloat = 10.0  # Target ε of one release
-    # Target δ, at most 1 / size_hint; None: 1 / (size_hint · ln size_hint)
+    # Target δ, at most 1 / size_hint and at most 0.001; None: 1 / (size_hint · ln size_hint), but
+    # at most 0.001
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     # Unit of protection: `image` is one image with its labels, `group` all images of one person
     # (data.groups). Writing `image` also confirms that no person has two images; None: like
     # `image`, without this confirmation
     unit: Literal["image", "group"] | None = None
-    # Public number m of images. A person with n images has the weight min(n, m)/m, so a person with
-    # m or more images has the full weight; None: all persons have the full weight
+    # Public number m of images per person. In every measurement, a person with n images has the
+    # weight min(n, m)/m, so a person with m or more images has the full weight; None: all persons
+    # have the full weight. Requires the stage `count`
     group_cap: Annotated[int, Field(ge=2)] | None = None
-    # Public, rounded number of units: of images or, if `unit` is `group`, of persons. Sample rate,
-    # steps, σ and δ are computed from it. Required
+    # Public, rounded number of units: of images or, if `unit` is `group`, of persons. Sample rates,
+    # σ and δ are computed from it. Required
     size_hint: Annotated[int, Field(ge=FEWEST_UNITS, le=MOST_UNITS)] | None = None
     # Owner's statement that the number of units is public, and equals size_hint exactly. The
     # guarantee then compares the set with a set in which one unit is replaced by a blank

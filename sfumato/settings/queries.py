@@ -24,7 +24,7 @@ class Central(QuerySettings):
     statistic: Literal["mean", "mode"] = "mean"
     repeats: Positive = 5  # Number of releases; each release contains one central image per class
     batch: Positive = 6000  # Expected images per release: sample_rate = batch / size_hint
-    # L2 clip of an image; None: √(number of pixel values), the maximum
+    # L2 clip of an image; None: √(number of pixel values), the largest norm of an image
     max_norm: Norm | None = None
     # Histogram bins of a pixel, for the statistic `mode`: 2 suits grey images, 16 colour
     bins: Annotated[int, Field(ge=2, le=256)] = 2
@@ -142,7 +142,7 @@ class OwnNetwork(Strict):
 class TeacherMap(Strict):
     """One of several public maps (functions of an image). Their outputs are concatenated."""
 
-    map: str  # Public map, with the same values as teacher.feature
+    map: str  # Public map: one of the values of teacher.feature
     network: OwnNetwork | None = None  # The owner's network, for the map `own`
     # Weight of this map. Its share of the squared norm of all features is this weight, divided by
     # the sum of the weights of all maps
@@ -191,11 +191,11 @@ class Teacher(QuerySettings):
     # Several maps, to be used instead of `feature`. Their outputs are concatenated
     features: tuple[TeacherMap, ...] = ()
     flip: bool = False  # Give an image and its mirror image the same features
-    # Images whose principal directions span the features: the public set, or the images drawn by
-    # `auxiliary`
+    # Images on which the principal component analysis of the features is fitted: the public set, or
+    # the images drawn by `auxiliary`
     fitted_on: Literal["public", "auxiliary"] = "public"
     dimension: Positive = 512  # Maximum feature dimension
-    # Power p: each direction is scaled by variance^(−p/2)
+    # Power p: each principal component of the features is multiplied by variance^(−p/2)
     power: Annotated[float, Field(ge=0, le=1)] = 0.5
     steps: Positive = 40  # Gradient steps; each is one release
     # Expected images per step: sample_rate = batch / size_hint; None: all images, sample_rate 1
@@ -206,7 +206,8 @@ class Teacher(QuerySettings):
     # L2 clip C of an image's errors. The error in a class is the label (1 or 0) minus the predicted
     # probability. With one label per image, the norm of the errors is at most √2
     max_norm: Annotated[Norm, Field(le=1.4143)] = 1.4142
-    # Ridge λ of the preconditioner λ(covariance + λ)⁻¹; None: no preconditioner
+    # Ridge λ of the preconditioner of the gradient steps, λ(C + λ)⁻¹, with the covariance C of the
+    # features; None: no preconditioner
     ridge: PositiveFloat | None = None
     # Share of the steps, counted from the last one, over which the weights are averaged
     average: Share = 0.5

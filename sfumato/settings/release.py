@@ -29,7 +29,8 @@ class Release(Strict):
     """
 
     owner: Line | None = None  # Publisher of the set
-    owner_type: Publisher | None = None  # Kind of publisher, for deployment.yaml
+    # Kind of publisher, for the entry in OpenDP's Deployments Registry (deployment.yaml)
+    owner_type: Publisher | None = None
     contact: Line | None = None  # Address for questions about the set
     purpose: Line | None = None  # Purpose of the set
     # Controller of the personal data, if it is someone other than the owner
@@ -77,20 +78,21 @@ class Synthesize(Settings):
     # is 2 for ε up to 1, and 0 from ε = 10 on
     sources: dict[Drawable, Scale] = Field(default={"finetune": 1.0}, min_length=1)
     steps: Positive = 18  # Heun steps of the diffusion sampler
-    # Strength g of classifier-free guidance, D + g·(D − D_unconditional); 0: off
+    # Strength g of classifier-free guidance; 0: off. The denoised image is D + g·(D − D₀), with D
+    # computed for its label, and D₀ without a label
     guidance: Annotated[float, Field(ge=0, le=1e3)] = 0.0
-    # Distribution of the labels to draw: `prior` follows the noisy counts (equal shares without
-    # `count`), `uniform` draws equally many images of each class
+    # Distribution of the labels to draw: `prior` follows the noisy counts, or draws equal shares if
+    # `count` is not in `run`; `uniform` draws equally many images of each class
     labels: Literal["prior", "uniform"] = "prior"
     # Strength of guidance by the teacher's class probabilities, for diffusion models that draw
-    # pixels; 0: off, 1: Bayes' rule
+    # pixels; 0: off, 1: the strength that follows from Bayes' rule
     teacher_guidance: Annotated[float, Field(ge=0, le=1e3)] = 0.0
-    # Add all images of `select`, with their labels, if they do no harm. To find out, two
-    # classifiers are trained, one with these images and one without, and each is compared with the
-    # teacher. The images are added if the first classifier agrees with the teacher at least as
-    # often as the second on public images, and at most 2 percentage points less often on drawn
-    # images. If they are added, only every k-th drawn image is kept, so that the numbers of images
-    # have the ratio of the weights in `sources`
+    # Add all images of `select`, with their labels, if they do no harm. To find out, one classifier
+    # is trained with these images and one without, and both are compared with the teacher. The
+    # images are added if the classifier trained with them agrees with the teacher at least as often
+    # as the other one on public images, and at most 2 percentage points less often on drawn images.
+    # Of the drawn images, only every k-th is then kept. k is chosen so that drawn and added images
+    # are about in the ratio of their weights in `sources`
     choose: bool = False
     # Number of images to draw for each image that is kept; 1: keep all images. The kept images of a
     # class are chosen so that the mean of their features is as close as possible to the `frequency`
@@ -99,17 +101,19 @@ class Synthesize(Settings):
     # Let the teacher label the images. Otherwise, an image has the label for which it was drawn
     relabel: bool = False
     # Minimum agreement (Cohen's kappa) between the teacher's labels of drawn images and the classes
-    # for which the images were drawn. Below this minimum, the images keep those classes, and none
-    # is distorted or blended; 0: the images always get the teacher's labels
+    # for which the images were drawn. If the agreement is lower, `relabel`, `distorted` and `mixed`
+    # have no effect: each image keeps the class for which it was drawn; 0: no such check
     least_agreement: Fraction = 0.0
-    # Share of the images to warp, texture and relight; requires `relabel`
+    # Share of the images to distort: each is warped, multiplied by a texture, and made brighter or
+    # darker. Requires `relabel`
     distorted: Fraction = 0.0
-    # Share of the images to blend, each with an image of another class. This is a class that the
-    # teacher tends to confuse with the image's own class. Requires `relabel`
+    # Share of the images to blend, each with an image of another class. Classes that the teacher
+    # tends to confuse with the image's own class are preferred. Requires `relabel`
     mixed: Fraction = 0.0
-    # Kinds of image in which `relabel` keeps the requested shares of the classes, by a correction
-    # of the teacher's probabilities. `plain`: only in plain images; distorted and blended images
-    # get the same correction. `each`: separately in plain, in distorted and in blended images
+    # Images in which each class keeps its requested share when the teacher labels them (`relabel`).
+    # To achieve this, the teacher's probabilities are corrected. `plain`: the correction is
+    # computed on plain images, and also applied to distorted and blended ones. `each`: a separate
+    # correction is computed for each of plain, distorted and blended images
     shares: Literal["plain", "each"] = "plain"
     # Add the teacher and the networks that draw the images to the release. Recipients can then draw
     # any number of images (`sfumato.stream`). Requires a source with a network that the recipe

@@ -48,8 +48,8 @@ class Select(Settings):
     # Share of the public classes to keep, but at least one class; 1: all classes, so that no
     # histogram is needed. It applies to selection by votes
     ratio: Share = 0.05
-    # Number of images to keep, the same number for each sensitive class. It applies to selection by
-    # the teacher
+    # Total number of images to keep, divided equally among the sensitive classes. It applies to
+    # selection by the teacher
     images: Positive = 20_000
 
     def reads(self, name: str) -> bool:
@@ -69,10 +69,13 @@ class Auxiliary(Fit):
     """A one-step generator fitted to a noisy release, and images drawn from it (FETA-Pro §3.3)."""
 
     latent: Positive = 32  # Latent dimension: number of random inputs of the generator per image
-    width: Positive = 40  # Channels at half resolution
+    # Feature channels of the generator at half the resolution of its coarse image. This image has
+    # at most 1024 pixels, such as 32×32, and is enlarged if the result is larger
+    width: Positive = 40
     # Release to which the generator is fitted; `covariance` fits Gaussians instead of a network
     target: Literal["frequency", "moments", "covariance"] = "frequency"
-    # Add fine detail of public images to the Gaussians; requires `target: covariance`
+    # Add fine detail of public images to the images drawn from the Gaussians; requires
+    # `target: covariance`
     details: bool = False
 
     def reads(self, name: str) -> bool:
@@ -171,7 +174,7 @@ class Model(Architecture):
     # Latent diffusion model in the diffusers layout: a folder, or hub:owner/name[@revision]; None:
     # the built-in network
     directory: str | None = None
-    # Expected sha256 of that model, as `stage pretrain` prints it; None: not checked
+    # Expected sha256 of the model in `directory`, as `stage pretrain` prints it; None: not checked
     sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
     # Side in pixels to which images are resized before they are encoded; None: the model's own size
     image_size: Positive | None = None
@@ -221,8 +224,8 @@ class Phase(Strict):
 
     # Sources of the training images, each with its sampling weight
     sources: Annotated[dict[TrainingSource, Scale], Field(min_length=1)]
-    # Gradient steps of Adam. A recipe may give `part` instead, the phase's share of
-    # `pretrain.steps`
+    # Gradient steps of Adam. A phase may set `part` instead: such phases divide `pretrain.steps` in
+    # proportion to their `part`
     steps: Positive
     batch: Positive = 64  # Images per step
     learning_rate: LearningRate = 3e-4  # Learning rate of Adam
@@ -234,8 +237,8 @@ class Phase(Strict):
 class Pretrain(Settings):
     """The curriculum: phases of training before DP-SGD.
 
-    The `part` of a phase is its share of `steps`. The batch size and the learning rate apply to
-    every phase that does not set its own.
+    Phases without steps of their own divide `steps` in proportion to their `part` (default: 1). The
+    batch size and the learning rate apply to every phase that does not set its own.
     """
 
     chooser: ClassVar[str] = "phases"

@@ -1,4 +1,4 @@
-"""The queries of the baselines as the privacy tests see them, and small runs of DP-GAN.
+"""The queries of the baselines as cases of the privacy tests, and small runs of DP-GAN.
 
 `tests/parts.py` adds each table to the table of the same name in the general tests.
 """
@@ -63,7 +63,7 @@ def renderer() -> RendererGenerator:
 
 
 def all_rounds(charge: Recorder) -> dict[str, Tensor]:
-    """All rounds of Private Evolution, with what they draw between them."""
+    """Run all rounds of Private Evolution. Returns the last population."""
     settings = Evolve(rounds=3, population=40, images=30)
     embedding = distance_features(settings, SHAPE, renderer(), seed=0)
     charge.run, charge.durable = Path(tempfile.mkdtemp()), lambda *digest: None

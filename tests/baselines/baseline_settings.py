@@ -21,13 +21,13 @@ SMALLER = {
 }
 SPENT = {"adversarial": {"noise": 1000.0}}
 RATES = {"adversarial": ("max_grad_norm",)}
-# What recipes do without the card: the stages, and the places
+# Recipe -> stages that do not use the GPU, and places that may compute on the CPU
 IDLE_IN = {"pe": {"synthesize"}}
 ON_CPU = {"pe": {"features/projection.py ProjectedFeatures.projected"}}
 
-# Cases of `tests/test_golden.py`: each is a stage, and its settings and other fields
+# Cases of `tests/test_golden.py`: name -> stage, and its settings and other fields
 EVOLVE = {"rounds": 2, "population": 24, "images": 12}
-TOLERANCE = 5e-5  # relative, of a gradient through a network
+TOLERANCE = 5e-5  # relative tolerance of gradients through a network
 MATCHED = {"tolerance": TOLERANCE, "steps": 3, "batch": 12, "microbatch_size": 8}
 DRAWN_IMAGES = [
     {"sources": {"auxiliary": 1.0, "refine": 2.0}},

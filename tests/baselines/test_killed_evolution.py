@@ -1,6 +1,4 @@
-"""A kill amid Private Evolution costs nothing: the rounds that were released are kept, and paid for
-once.
-"""
+"""A kill during Private Evolution costs nothing: released rounds are kept, and paid for once."""
 
 import json
 
@@ -28,19 +26,19 @@ def test_a_kill_in_round_three_of_five_costs_nothing(tmp_path):
             [0, *(entry["uses"] for entry in repository.journal() if entry["kind"] == "progress")]
         )
 
-    # the kill: two rounds are durable, the third is under way or durable too
+    # Kill the run when at least two rounds are durable, but not all
     repository.kill("evolve", lambda: durable() >= 2)
     assert durable() < ROUNDS
     opened = [entry for entry in repository.journal() if entry["kind"] == "open"][-1]
     assert not (repository.path / "artifacts/evolve").exists()
 
-    # Its state: a population of public candidates, without votes, noisy or clean
+    # A checkpoint contains a population of public candidates, but no votes, noisy or not
     run = repository.path / "state/runs" / opened["record"]["id"]
     left = [load_file(path) for path in run.glob("checkpoint-*.safetensors")]
-    assert 1 <= len(left) <= 2  # the kill may fall between a new one and the end of the old
+    assert 1 <= len(left) <= 2  # the kill may come before an old one is removed
     assert all(sorted(population) == ["genes", "kinds", "labels"] for population in left)
 
-    # It resumes, and is charged once for all rounds
+    # The run resumes, and all rounds are charged once
     repository.stage("evolve", "resuming run", "no further cost")
     assert repository.opened() == ["count", "evolve"]
     assert not list(run.glob("checkpoint-*"))
@@ -50,7 +48,7 @@ def test_a_kill_in_round_three_of_five_costs_nothing(tmp_path):
     log = (repository.path / "artifacts/evolve/log.csv").read_text().splitlines()
     assert [int(row.split(",")[0]) for row in log[1:]] == list(range(1, ROUNDS + 1))
 
-    # the population is a source of the release
+    # The release is drawn from the population
     for name in ("auxiliary", "refine", "select", "pretrain", "finetune", "teacher"):
         repository.run("stage", name)
     repository.stage("synthesize")

@@ -17,7 +17,7 @@ from sfumato.training.training_sets import training_sets
 def drawn_from(
     population: Path, shape: tuple[int, ...] = (8, 8, 1), classes: tuple[str, ...] = tuple("abc")
 ) -> None:
-    """Draw from a population of such images and classes."""
+    """Draw a release from a population with this shape of images and these classes."""
     images = np.zeros((6, *shape), np.uint8)
     save_images(population, ImageSet(images, np.arange(6) % len(classes), classes))
     settings = Synthesize(count=5, sources={"evolve": 1})

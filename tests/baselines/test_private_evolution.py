@@ -1,5 +1,5 @@
-"""Private Evolution: an image has one vote in a round, wherever it is; T rounds cost √T/σ, killed
-or not.
+"""In each round of Private Evolution, an image has one vote. T rounds cost as much as one Gaussian
+mechanism with μ = √T/σ, even if the run is killed and resumed.
 """
 
 import math
@@ -36,7 +36,7 @@ def generator() -> RendererGenerator:
 
 @pytest.fixture(scope="module")
 def places(generator, digits):
-    """Where 90 digits and 124 candidates are, in a real embedding; the candidates' classes."""
+    """Return 90 digits in a real embedding, their classes, 124 candidates, and their classes."""
     settings = Evolve(population=124)
     embedding = distance_features(settings, SHAPE, generator, seed=0)
     images, labels = digits.batch(range(90))
@@ -64,8 +64,8 @@ def test_one_image_moves_the_votes_by_exactly_its_own(places):
 
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_votes_do_not_depend_on_batches_or_order(places, scale):
-    """Sums of whole numbers are exact, so no near tie turns: also where candidates are copies a
-    rounding apart.
+    """Distances are exact sums of whole numbers, so near ties are always decided in the same way,
+    even if candidates differ only by rounding.
     """
     vectors, labels, candidates, classes = places
     chance = torch.Generator().manual_seed(0)
@@ -107,8 +107,8 @@ def test_a_long_vector_votes_once_and_a_non_finite_one_never(value):
 
 @pytest.mark.parametrize(("sigma", "rounds"), [(4.0, 4), (10.0, 25)])
 def test_the_rounds_cost_what_one_gaussian_of_mu_costs(sigma, rounds):
-    """T Gaussians of σ, each of every image, are one of σ/√T: in Rényi form T·α/(2σ²) =
-    α/(2(σ/√T)²).
+    """T Gaussians with σ over all images cost as much as one with σ/√T, because their Rényi
+    divergences are equal: T·α/(2σ²) = α/(2(σ/√T)²).
     """
     assert Evolve(rounds=rounds).sampling(60_000) == (1.0, rounds)
     asked = Mechanism(noise_multiplier=sigma, uses=rounds)
@@ -119,8 +119,9 @@ def test_the_rounds_cost_what_one_gaussian_of_mu_costs(sigma, rounds):
 
 
 def evolved(owner, generator, settings, charges, stop=None, say=lambda text: None):
-    """A run of the query on the prepared digits, stopped after so many rounds. charges: what was
-    opened, in order.
+    """Run the query on the prepared digits.
+
+    stop: round after which the run is stopped; charges: list to which opened charges are appended.
     """
     embedding = distance_features(settings, SHAPE, generator, seed=0)
 

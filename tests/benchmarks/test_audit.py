@@ -42,8 +42,8 @@ def test_the_interval_is_the_exact_one():
 
 
 def test_the_bounds_of_mu_hold_the_truth_and_close_in_on_it():
-    """Exact shares of a Gaussian of μ = 1.5 at half the distance: no sampling, so no false
-    alarm.
+    """The rates are computed for a Gaussian with μ = 1.5 and the threshold μ/2, and not sampled, so
+    this test has no false alarm.
     """
     widths = []
     for runs in (1000, 10_000, 100_000):
@@ -59,8 +59,9 @@ def test_the_bounds_of_mu_hold_the_truth_and_close_in_on_it():
 
 
 def test_the_bound_of_one_run_is_that_of_coins_without_delta():
-    """With δ = 0, right guesses are at most coins of e^ε/(1 + e^ε); a δ only ever weakens what is
-    proven.
+    """With δ = 0, guesses are right at most as often as a coin with probability e^ε/(1 + e^ε).
+
+    With δ > 0, the same guesses prove less.
     """
     assert one_run_p_value(100, 50, 40, 1.0, 0.0) == pytest.approx(
         binom.sf(39, 50, np.e / (1 + np.e))
@@ -73,7 +74,10 @@ def test_the_bound_of_one_run_is_that_of_coins_without_delta():
 
 
 def gaussian_curve(mu: float) -> tuple[np.ndarray, np.ndarray]:
-    """ε, and the δ of the Gaussian mechanism that is μ-GDP at each. Source: Balle and Wang 2018."""
+    """Return several ε, and the δ of a Gaussian mechanism that is μ-GDP at each of them.
+
+    Source: Balle and Wang 2018.
+    """
     epsilons = np.arange(0, 12, 0.25)
     return epsilons, norm.cdf(mu / 2 - epsilons / mu) - np.exp(epsilons) * norm.cdf(
         -mu / 2 - epsilons / mu
@@ -83,12 +87,12 @@ def gaussian_curve(mu: float) -> tuple[np.ndarray, np.ndarray]:
 def most_likely(
     canaries: int, guesses: int, correct: int, epsilons: np.ndarray, deltas: np.ndarray
 ) -> float:
-    """The largest chance of at least `correct` right guesses, by a linear program over the chances
-    of each number.
+    """Return the largest probability of at least `correct` right guesses, by a linear program.
 
-    For each j, what is right with at least j right is at most f̄ of what is wrong with at least j −
-    1, and f̄ is the least of the lines that (ε, δ) draws: at most e^ε of it plus δ, and so of the
-    opposite event.
+    Its variables are the probabilities of each number of right guesses. Per canary, let r be the
+    expected number of right guesses, counted if at least j are right, and w the expected number of
+    wrong guesses, counted if at least j − 1 are right. Then r ≤ f̄(w) for each j. f̄ is the minimum
+    of the lines e^ε · w + δ and 1 − e^−ε · (1 − δ − w) over all (ε, δ).
     """
     number = np.arange(guesses + 1)
     rows = [np.ones(guesses + 1)]
@@ -118,8 +122,9 @@ def test_the_f_dp_bound_of_one_run_is_that_of_a_linear_program(mu, case):
 
 @pytest.mark.parametrize("mu", [0.3, 1.0])
 def test_the_f_dp_bound_rarely_refutes_a_true_claim(mu):
-    """The best guesser of independent Gaussian canaries is right Φ(μ/2) of the time: exact, no
-    sampling.
+    """The best guess of an independent Gaussian canary is right with probability Φ(μ/2).
+
+    So the number of right guesses is binomial, and nothing is sampled.
     """
     curve = least_chance(*gaussian_curve(mu))
     refuted = [correct for correct in range(201) if refutes_f_dp(200, 200, correct, curve, 0.05)]
@@ -153,9 +158,10 @@ def test_guesses_are_the_surest():
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_every_release_is_as_noisy_as_claimed_and_no_noisier(name, monkeypatch):
-    """False alarm: 2 in 100 000. With 400 releases the bounds of μ = 2 are about ±0.8.
+    """The false-alarm rate is 2 in 100 000. With 400 releases, the bounds of μ = 2 are about ±0.8.
 
-    What a query tests about the kernels of this machine, on random images, is the same each time.
+    Queries also test this machine's kernels on random images. The result is always the same, so it
+    is computed once.
     """
     for query in ("feature_means", "histogram"):
         monkeypatch.setattr(f"sfumato.queries.{query}.place_matters", TESTED)
@@ -169,7 +175,7 @@ def test_planted_bugs_are_found(subject):
 
 
 def test_a_release_off_the_grid_is_found():
-    """A sum in float64 without a grid: its last bits differ between an empty sum and another."""
+    """Without a grid, the last bits of a float64 sum would distinguish an empty sum from others."""
 
     def spend(charge):
         released = query_count(charge, 4)
@@ -182,7 +188,7 @@ def test_a_release_off_the_grid_is_found():
 
 
 def test_one_run_finds_missing_noise_and_proves_only_the_truth():
-    """The honest run is held to a confidence of 99.999 %: a false alarm in 100 000."""
+    """The honest run is tested at a confidence of 99.999 %: one false alarm in 100 000 runs."""
     honest = one_run(3.0, steps=2, confidence=SURE)
     assert not honest.alarm and honest.low <= honest.exact <= 3.0 and 0.5 < honest.right < 0.85
     assert honest.low == max(honest.low_pair, honest.low_curve)

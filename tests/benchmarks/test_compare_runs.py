@@ -1,4 +1,4 @@
-"""Runs side by side: where they come from, what marks them, and the script as a user meets it."""
+"""Comparison of runs: where runs are read from, the marks of incomparable runs, and the script."""
 
 import csv
 import json
@@ -237,8 +237,9 @@ def shown(*rows: tuple[str | None, str, dict | None, str]) -> list[dict]:
 
 
 def test_experiments_are_joined_with_kept_numbers(tmp_path):
-    """A change after the noise keeps the records and so the ledger: only the release distinguishes
-    `again` from `calm-sea`.
+    """A change of a free stage keeps the records, and so the ledger.
+
+    So only the release distinguishes `again` from `calm-sea`.
     """
     one, two, other = (
         ledger_of(name, 1, 10, key)
@@ -292,7 +293,7 @@ def test_a_table_keeps_gaps_and_disarms_formulas(tmp_path):
     write_run(tmp_path / "a", "full", 1, 0.8)
     b = write_run(tmp_path / "b", "dpdm", 1, 0.7)
     content = json.loads((b / "metrics.json").read_text())
-    # As evaluations of earlier versions, which stay readable
+    # Evaluations of earlier versions lack this number, and stay readable
     del content["release"]["fidelity"]["mind"]
     (b / "metrics.json").write_text(json.dumps(content))
     assert read_run(b)["mind"] is None and read_run(b)["distance"] is not None
@@ -348,7 +349,7 @@ def test_the_table_shows_folders_without_their_common_part(capsys, environment):
         pd.DataFrame([row | {"run": "/runs/steps=[40]"}, row | {"run": "/runs/[red]"}]), []
     )
     show_local([table], Path("comparison.csv"))
-    # No terminal
+    # Without a terminal, no numbers are printed
     assert "steps" not in (text := capsys.readouterr().out) and "comparison.csv: local" in text
     with redirect_stdout(program.Terminal()) as screen:
         show_local([table], Path("comparison.csv"))

@@ -19,7 +19,7 @@ def test_entropy_is_that_of_the_grey_levels():
 
 
 def pattern_entropy(plane):
-    """Local binary patterns pixel by pixel."""
+    """Compute the entropy of the local binary patterns, pixel by pixel."""
     counts = [0] * 10
     circle = [(-1, -1), (-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1)]
     for i in range(1, plane.shape[0] - 1):

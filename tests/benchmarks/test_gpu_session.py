@@ -19,8 +19,9 @@ BENCHMARKS = Path(gpu_session.__file__).parent
 
 @pytest.fixture
 def run(environment, tmp_path):
-    """Run the program on the CPU at small sizes. Return its exit code, and the lines on disk except
-    the machine's.
+    """Return a function that runs the program on the CPU at small sizes.
+
+    The function returns the exit code, and the lines on disk, without the line on the machine.
     """
     environment["SFUMATO_DEVICE"] = "cpu"
 
@@ -131,7 +132,7 @@ def test_a_step_that_cannot_run_here_is_skipped(run, monkeypatch):
 
 
 def test_a_bare_machine_finds_the_carried_packages_first(tmp_path):
-    """Where pydantic is not installed, `bare` puts .gpu/site first, also for child processes."""
+    """If pydantic is not installed, `bare` puts .gpu/site first, also for child processes."""
     copy = tmp_path / "benchmarks" / "bare.py"
     site = tmp_path / ".gpu" / "site"
     copy.parent.mkdir()

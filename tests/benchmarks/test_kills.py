@@ -1,7 +1,7 @@
 """Short forms of two scripts.
 
-`benchmarks/kills.py`: a fault at every moment of the journal's entries, each kind in turn.
-`benchmarks/file_kills.py`: a kill and a power cut at the file events that decide.
+`benchmarks/kills.py`: a fault at moments of the journal's entries, with the kinds in turn.
+`benchmarks/file_kills.py`: a kill and a power cut when the files in DECIDE are renamed or removed.
 """
 
 import shutil
@@ -16,9 +16,9 @@ from sfumato.settings.stages import STAGES
 
 
 def as_dvc_does(project: Project, **more: str) -> tuple[int, str]:
-    """The plan, and the query unless it has ended well.
+    """Run the plan, and the query unless it has released. Returns the exit code and the output.
 
-    A fault comes after the plan, which writes no entry.
+    more: a fault. With a fault, only the query is run, because the plan writes no journal entry.
     """
     artifact = project.home / "artifacts" / project.query
     code, said = (0, "") if more else project.run("stage", "plan")
@@ -32,8 +32,8 @@ def as_dvc_does(project: Project, **more: str) -> tuple[int, str]:
     ("query", "unit", "every"), [("frequency", "image", 1), ("finetune", "group", 3)]
 )
 def test_a_fault_at_any_entry_of_the_journal_costs_nothing(tmp_path, query, unit, every):
-    """Of DP-SGD every third moment, with each kind and at each part of an entry: the script strikes
-    at all.
+    """With DP-SGD, only every third moment is tested, but each kind of fault and each moment of an
+    entry occurs. The script tests all moments.
     """
     project = make_project(tmp_path / "work", query, unit, programs())
     names = [*STAGES]
@@ -53,7 +53,7 @@ def test_a_fault_at_any_entry_of_the_journal_costs_nothing(tmp_path, query, unit
     assert not wrong, "\n".join(wrong)
 
 
-DECIDE = {  # the events that are struck, and then the end: the names that files get or lose
+DECIDE = {  # case -> ends of the paths at whose rename or removal the process is killed
     "prepare": ("keys/photos.journal", "keys/photos", "data/photos"),
     "prepare again": ("data/.photos.old", "data/photos", ".photos.old/holdout"),
     "count": ("keys/photos.journal", "released", "artifacts/count"),

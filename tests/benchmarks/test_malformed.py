@@ -1,5 +1,6 @@
-"""Read many damaged files, each by its own reader: either one of our errors is raised, or the
-content is correct.
+"""Read many damaged files, each by its own reader.
+
+The reader either accepts the content, or raises an expected error with a message.
 
 `benchmarks/malformed.py` generates them, and also runs the program itself.
 """
@@ -35,7 +36,7 @@ from sfumato.storage.weights import load_tensors, save_tensors
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = importlib.util.spec_from_file_location("malformed", ROOT / "benchmarks/malformed.py")
 malformed = importlib.util.module_from_spec(SPEC)
-sys.modules[SPEC.name] = malformed  # its dataclasses look here
+sys.modules[SPEC.name] = malformed  # dataclasses look up their module here
 SPEC.loader.exec_module(malformed)
 
 CARD = {
@@ -91,7 +92,7 @@ def take_all(path: Path) -> None:
         pass
 
 
-# file -> content if undamaged (from its path), and the reader
+# File -> function from its path to its undamaged content, and the reader
 READERS = {
     "params.yaml": (
         lambda path: b"recipe: dpdm\nseed: 3\nprivacy: {epsilon: 2}\n",
@@ -140,7 +141,7 @@ def test_a_damaged_file_is_read_or_refused_in_one_sentence(tmp_path, name):
         except own as error:
             refused += 1
             assert str(error)
-    assert refused > 20  # the others have valid content
+    assert refused > 20  # the other damage leaves valid content
 
 
 BOMBS = (

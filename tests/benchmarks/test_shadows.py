@@ -1,5 +1,5 @@
-"""Attacks on releases of halves: they find what was planted, nothing where there is nothing, and
-bounds are exact.
+"""Attacks on releases made from half of the images: they find a planted leak, and nothing
+otherwise. Their bounds are exact.
 """
 
 import numpy as np
@@ -82,8 +82,8 @@ def test_the_two_releases_of_a_pair_count_once():
 
 @pytest.mark.parametrize("leak", [0.0, 3.0])
 def test_the_attacks_find_only_what_the_student_remembers(tmp_path, leak):
-    """False alarm of the silent case: an AUC or advantage of 5 standard errors, below 1 in 100
-    000.
+    """Without a leak, an AUC or an advantage is beyond 5 standard errors with a probability below 1
+    in 100 000.
     """
     random = np.random.default_rng(1)
     labels = random.integers(0, len(CLASSES), IMAGES)

@@ -1,4 +1,4 @@
-"""Unpack archives of all tests of data into a state directory that no other test uses."""
+"""A state directory for each test of data, in which archives are unpacked."""
 
 from collections.abc import MutableMapping
 

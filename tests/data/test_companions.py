@@ -4,7 +4,7 @@ import pytest
 
 from sfumato.data.companions import companions_in
 
-PAIRS = {  # the name of a picture, and of what accompanies it
+PAIRS = {  # name of a picture: names of the files that accompany it
     "x1.png": [
         "x1_segmentation.png",
         "x1_mask.png",

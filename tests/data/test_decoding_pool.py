@@ -1,5 +1,5 @@
-"""Decoding in several threads: the same pictures, order and messages, and an end when anything goes
-wrong.
+"""Decoding in several threads gives the pictures, order and messages of one thread. The threads end
+when reading stops.
 """
 
 import errno
@@ -23,8 +23,8 @@ REQUEST = {"section": "data", "name": "imagefolder", "path": None, "size": (6, 6
 
 
 def pictures(root: Path, broken=()) -> list[Path]:
-    """90 pictures of 30 persons in three classes, some in colour and some in other proportions;
-    `broken` are none.
+    """Write 90 pictures of 30 persons in three classes, some in colour and some not square. The
+    files `broken` contain no picture.
     """
     for i in range(90):
         file = root / "abc"[i // 30] / f"P{i % 30:02}_{i}.png"
@@ -109,7 +109,9 @@ def test_who_reads_no_further_ends_them_all(tmp_path):
 
 
 def test_a_fault_of_the_code_is_raised_as_in_one_thread(tmp_path, monkeypatch):
-    """Such as 16 bits without a range: `stage init` asks for it."""
+    """A 16-bit picture without a range ends the reading with an error, so that `stage init` asks
+    for the range.
+    """
     files = pictures(tmp_path / "in")
     Image.fromarray(np.zeros((6, 6), np.uint16)).save(files[40])
     files[20].write_bytes(b"no picture")

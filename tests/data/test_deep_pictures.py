@@ -30,7 +30,7 @@ RAMP = np.arange(4096, dtype=np.uint16).reshape(64, 64)  # all levels of 12 bits
 def dicom(
     file: Path, values: np.ndarray, patient: str = "", kind: str = "MONOCHROME2", **more
 ) -> Path:
-    """A DICOM file of 12 bits, as a scanner writes it."""
+    """Write a DICOM file of 12 bits, as a scanner does."""
     meta = FileMetaDataset()
     meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
     meta.TransferSyntaxUID = ExplicitVRLittleEndian
@@ -54,7 +54,7 @@ def dicom(
 
 
 def compressed(file: Path, syntax: pydicom.uid.UID) -> Path:
-    """The ramp of 12 bits in a compressed syntax."""
+    """Write the ramp of 12 bits with a compressed transfer syntax."""
     data = dcmread(dicom(file, RAMP))
     encoders = {
         pydicom.uid.JPEGLSLossless: imagecodecs.jpegls_encode,
@@ -138,7 +138,7 @@ def test_dicom_is_known_by_its_bytes(name, tmp_path):
 
 
 def test_padding_is_black_in_either_photometry_and_by_a_range(tmp_path):
-    # Padding is the highest value, beside half of the levels
+    # The first 8 columns are padding, the highest value. The other values are below half of it
     corner = np.where(np.arange(64) < 8, 4095, RAMP // 2)
     for kind in ("MONOCHROME1", "MONOCHROME2"):
         shown = decode(
@@ -167,7 +167,7 @@ def test_padding_is_black_in_either_photometry_and_by_a_range(tmp_path):
         HighBit=15,
     )
     data = dcmread(file)
-    data.add_new("PixelPaddingValue", "US", 63536)  # -2000, in the type that some devices write
+    data.add_new("PixelPaddingValue", "US", 63536)  # -2000, unsigned as some devices write it
     data.save_as(file)
     assert not decode(file, span=(0, 4095))[:, :8].any()
 

@@ -1,5 +1,5 @@
-"""A disk, a mount or a limit that fails for a while: no picture, table or person is missing because
-of it.
+"""A disk or mount that fails for a while, or a limit of open files, never makes a picture, table or
+person disappear.
 """
 
 import errno
@@ -33,13 +33,13 @@ from sfumato.storage.documents import read_json
 
 @dataclass(frozen=True)
 class Case:
-    """A sensitive source of 40 images, three of them broken where some may be, and what of it
-    fails.
+    """A sensitive source of 40 pictures. `images` of them are intact, and one path cannot be opened
+    for a while.
     """
 
     settings: Data
     fails: str  # part of the path that cannot be opened
-    after: int = 0  # openings that go well before
+    after: int = 0  # number of opens that succeed first
     images: int = 37
 
 
@@ -70,7 +70,7 @@ def the_table(root: Path) -> Case:
 
 
 def strays(root: Path) -> Case:
-    """Let one file fail among files that are not pictures by name."""
+    """Let a file fail whose name does not look like a picture's."""
     place = folder(root / "in")
     (place / "cat/notes").write_text("no picture")
     return Case(data(place, skip="20%", groups=Groups(pattern=r"_(P\d)")), "cat/notes")
@@ -106,7 +106,7 @@ def zipped(root: Path) -> Case:
 
 
 def out_of_a_zip(root: Path) -> Case:
-    """A picture that was unpacked into the state directory."""
+    """Let a picture fail that was unpacked into the state directory."""
     return Case(zipped(root).settings, "in/cat/03_P3.png", after=2)
 
 
@@ -174,7 +174,7 @@ CASES += [parquet, npz, dicoms, idx]
 
 
 def prepare(settings: Data, root: Path) -> int:
-    """Prepare it; returns how many images there are."""
+    """Prepare the set. Returns the number of its images."""
     state = Path(os.environ["SFUMATO_STATE"])
     prepare_sensitive(settings, state, root / "card.json", root)
     card = read_card(root / "card.json")
@@ -213,11 +213,13 @@ def test_what_opens_and_cannot_be_read_is_not_left_out(tmp_path, settled, make, 
 
 
 def test_the_limit_of_open_files_never_makes_a_set_smaller(tmp_path, settled):
-    """At every limit, by the system itself: the whole set, or an error that names the limit."""
+    """Under each limit, which the system itself enforces, the set is complete or the error is
+    EMFILE.
+    """
     settings = class_folders(tmp_path).settings
     assert prepare(settings, tmp_path) == 37
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)  # all below are in use
+    lowest = os.dup(0)  # all lower numbers are in use
     os.close(lowest)
     outcomes = []
     for spare in range(64):
@@ -255,7 +257,7 @@ def test_a_shard_cut_while_it_is_read_loses_no_picture(tmp_path):
 
 def test_no_memory_for_a_picture_names_it_and_is_no_damage(tmp_path, monkeypatch):
     file = next(folder(tmp_path, broken=()).glob("*/*.png"))
-    # Pillow's own words
+    # The second error is the one that Pillow raises
     for lacking in (MemoryError(), OSError("out of memory error when reading image file")):
         monkeypatch.setattr(
             "PIL.PngImagePlugin.PngImageFile.load",
@@ -358,7 +360,7 @@ def test_images_keep_their_version_when_the_card_cannot_be_read(tmp_path):
 
 
 def test_a_folder_that_cannot_be_listed_does_not_make_a_listing(tmp_path, settled):
-    """`os.walk` passes over it in silence."""
+    """`os.walk` would skip such a folder without an error."""
     folder(tmp_path / "in")
     with failing_opens(f"{tmp_path}/in/dog"), pytest.raises(OSError):
         [*statuses(tmp_path / "in")]
@@ -378,7 +380,7 @@ def test_public_images_are_not_fewer_either(tmp_path, code):
 
 
 def test_pictures_repaired_meanwhile_are_said_in_words(tmp_path, monkeypatch):
-    """Not as 0 files that cannot be used."""
+    """Otherwise the message would be that 0 files cannot be used."""
     folder(tmp_path)
     settings = data(tmp_path)
     source = read_source(settings, tmp_path)
@@ -408,6 +410,6 @@ def test_a_zip_that_is_cut_within_a_picture_is_refused_in_words(tmp_path):
     last = content.rindex(b"PK\x01\x02")  # the entry of the last picture, with its two sizes
     content[last + 20 : last + 28] = 2 * len(content).to_bytes(4, "little")
     file.write_bytes(content)
-    # Newer versions of Python see at once that the pictures would overlap
+    # Newer versions of Python notice at once that entries overlap
     with pytest.raises(DataError, match=r"set\.zip cannot be read \((it ends too|Overlapped)"):
         layout_of(file, None, classes=ALL)

@@ -1,5 +1,5 @@
-"""Groups of images: their ids are found and never shown, they are held out whole, and nothing spent
-is forgotten.
+"""Groups of images: their ids are found and never shown, a group is held out as a whole, and no
+charge is forgotten.
 """
 
 import json
@@ -25,11 +25,11 @@ from sfumato.privacy.policy import SpendingPolicy
 from sfumato.settings.data import Data, Groups
 from sfumato.storage.journal import Journal
 
-ID = "Q7734"  # how every id here begins: it must be in no file and in no message
+ID = "Q7734"  # begins every id here, and must be in no file and in no message
 
 
 class Clinic:
-    """Pictures of patients in two classes, 1 to 4 of each, and a place to prepare them in."""
+    """Pictures of 40 patients in two classes, 1 to 4 per patient, and a place to prepare them."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "in"
@@ -57,7 +57,7 @@ class Clinic:
         return {"array": True}
 
     def nest(self) -> None:
-        """One folder a patient, in each class."""
+        """Move the pictures of each class into one folder per patient."""
         for name, patient in self.rows:
             place = self.root / Path(name).parent / patient
             place.mkdir(exist_ok=True)
@@ -72,7 +72,7 @@ class Clinic:
         return prepare_sensitive(Data(**settings), self.state, self.card, self.root.parent / "raw")
 
     def parts(self) -> dict[str, dict[int, set[str]]]:
-        """The patients of each group of both parts."""
+        """Return the patients of each group, for both parts."""
         found = {}
         for name in ("sensitive", "holdout"):
             image_set = load_prepared(self.state, read_card(self.card), name)
@@ -131,7 +131,7 @@ def test_all_images_of_a_patient_are_one_group_and_in_one_part(way, clinic):
     everyone = [patients for part in parts.values() for patients in part.values()]
     assert all(len(patients) == 1 for patients in everyone) and len(everyone) == 40
     assert len(set.union(*everyone)) == 40
-    assert 2 <= len(parts["holdout"]) <= 18  # 40 coins of 0.2, by a fixed key
+    assert 2 <= len(parts["holdout"]) <= 18  # 40 draws with probability 0.2, by a fixed key
 
 
 def test_a_patient_is_held_out_whatever_the_others_are(clinic):
@@ -158,7 +158,7 @@ def test_no_id_is_written_and_the_card_names_only_the_unit(clinic, capfd):
         ), path
     card = json.loads(clinic.card.read_text())
     assert card.pop("unit") == "group"
-    # Those of a set without groups
+    # The same facts as for a set without groups
     facts = {"dataset_id", "source", "shape", "range", "classes", "split", "version"}
     assert set(card) == facts and ID not in "".join(capfd.readouterr())
 
@@ -183,7 +183,7 @@ def test_an_image_without_an_id_can_be_confirmed_as_a_group(clinic):
 
 
 def with_id(clinic, change) -> dict:
-    """A table in which the id of the sixth picture is changed."""
+    """Write the table with another id for the sixth picture."""
     name, patient = clinic.rows[5]
     return clinic.write([*clinic.rows[:5], (name, change(patient)), *clinic.rows[6:]])
 
@@ -223,7 +223,7 @@ BAD = {
 
 @pytest.fixture
 def at_once() -> Iterator[None]:
-    """Fail the test if anything waits permanently."""
+    """Fail the test if it takes more than 10 seconds."""
     before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits for more than 10 s"))
     signal.alarm(10)
     yield
@@ -416,8 +416,8 @@ def test_names_of_files_may_count_persons_from_zero():
 
 
 def test_an_id_with_far_more_images_than_others_is_asked_about(clinic):
-    """One id for all who are unknown: each of them, with an id of their own too, would be in two
-    groups.
+    """One id may stand for all unknown persons. Those who also have an id of their own are then in
+    two groups.
     """
     crowd = [
         (name, f"{ID}-00" if i < 60 else patient) for i, (name, patient) in enumerate(clinic.rows)
@@ -441,14 +441,14 @@ def test_groups_go_with_images_of_the_owner_alone():
 
 # --- the odometer follows the person --------------------------------------------------------------
 
-TENS = {"pattern": r"^(\w+-\d)\d_"}  # ten patients in one group
+TENS = {"pattern": r"^(\w+-\d)\d_"}  # each group has ten patients
 
 
 @pytest.mark.parametrize(
     ("first", "then"), [(PATIENTS, TENS), (TENS, PATIENTS), (None, TENS), (TENS, None)]
 )
 def test_charged_images_change_groups_only_if_the_owner_agrees(first, then, clinic):
-    # A part may not be empty
+    # No hold-out: with four groups, it could be empty, which is refused
     first, then = ({"groups": given, "holdout_fraction": 0} for given in (first, then))
     clinic.prepare(**first)
     clinic.prepare(**then)  # nothing is spent: the owner may still correct the groups
@@ -461,10 +461,10 @@ def test_charged_images_change_groups_only_if_the_owner_agrees(first, then, clin
         clinic.prepare(**then)
     assert clinic.card.read_text() == card and odometer.complete()
     clinic.prepare(**then, other_groups=True)
-    # Never reset, and marked as incomplete
+    # The odometer is not reset, but marked as incomplete
     assert odometer.opened() == before and not odometer.complete()
     with pytest.raises(BudgetError, match="its cost for one (image|person) is unknown"):
-        # Epsilon of an image does not bound the cost of a person with forty
+        # The ε of one image does not bound the cost for a person with forty images
         clinic.spend("then", lifetime=1000.0)
     clinic.spend("then")
 

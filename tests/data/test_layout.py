@@ -93,7 +93,7 @@ def test_ids_look_more_like_ids_than_diagnoses():
 def test_a_folder_with_classes_one_level_below_is_named(tmp_path):
     """Archives often unpack like this.
 
-    It is not taken: one class with a folder for each person looks the same.
+    The folder is only proposed, because one class with a folder per person looks the same.
     """
     for kind in ("ill", "well"):
         (tmp_path / "scans" / kind).mkdir(parents=True)

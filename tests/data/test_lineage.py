@@ -65,7 +65,7 @@ def test_a_copied_file_of_a_release_is_recognised_in_any_folder(tmp_path, copy):
 
 
 def test_a_link_to_a_file_of_a_release_brings_its_records(tmp_path):
-    """In another state directory too, where nothing is known of its bytes."""
+    """The records are found without the state directory, which lists the bytes of releases."""
     artifact = released(tmp_path / "state", 1)
     (tmp_path / "mine.npy").symlink_to(artifact.path / IMAGES)
     assert records_of(lineage(tmp_path / "mine.npy", "public", True, None)) == [artifact.records]

@@ -1,5 +1,5 @@
-"""Names of files as sets have them: the right person is proposed, or the owner is asked; counters
-are no persons.
+"""File names as real sets have them. The right person is proposed or the owner is asked, and
+counters are not taken for persons.
 """
 
 import hashlib
@@ -32,8 +32,9 @@ CODES = (
 SIDES = ("LEFT", "RIGHT")
 VIEWS = ("CC", "MLO")
 
-# name of a picture, by the number of its person and of the picture among theirs (from 0), of the
-# set, and its class
+# Functions that return the name of a picture. Their arguments are the number of its person, the
+# picture's number among the pictures of that person, its number in the set (all from 0), and its
+# class
 RIGHT = {
     "slices of volumes": lambda p, j, i, k: f"BraTS20_Training_{p:03}_{50 + 3 * j}.png",
     "slices in two parts": lambda p, j, i, k: (
@@ -206,8 +207,10 @@ def test_eyes_in_different_classes_are_of_one_person(scheme):
 
 
 def brought(form, spread):
-    """Six pictures each of 20 persons, and whose they are. spread: a person's pictures are in all
-    classes.
+    """Name six pictures of each of 20 persons. Returns what is found in the names, the names, and
+    the person of each name.
+
+    spread: whether a person's pictures are in both classes, and not only in one.
     """
     rows = []
     for p in range(20):
@@ -381,8 +384,8 @@ def photograph(
     [(5, [""], 1, True), (600, [""], 1, False), (600, ["A1"], 1, True), (600, ["A1"], 7, False)],
 )
 def test_photographs_in_a_row_are_evidence_of_one_person(tmp_path, apart, serials, step, row):
-    """Ten hand signs, five seconds apart, or ten pictures that one device numbered one after
-    another.
+    """Ten pictures taken five seconds apart are evidence, and so are ten with consecutive numbers
+    from one device.
     """
     files = [photograph(tmp_path / f"x{step * i:03}.jpg", apart * i, serials[0]) for i in range(10)]
     assert taken_in_a_row(files) == row

@@ -1,6 +1,4 @@
-"""Every depth, photometry and alpha of picture files is shown as the file states, or refused by
-name.
-"""
+"""Picture files of every depth, photometry and alpha are shown as the file states, or refused."""
 
 import struct
 import zlib
@@ -13,7 +11,7 @@ import tifffile
 from sfumato.data.decoding import decode
 from sfumato.errors import ConfigError, DataError
 
-RAMP = np.arange(4096, dtype=np.uint16).reshape(64, 64)  # all levels of 12 bits, in a file of 16
+RAMP = np.arange(4096, dtype=np.uint16).reshape(64, 64)  # all levels of 12 bits, stored in 16 bits
 SHOWN = np.rint(255 * (RAMP / 4095))[..., None]
 FULL = np.full_like(RAMP, 65535)
 HALF = np.full_like(RAMP, 32768)
@@ -22,7 +20,7 @@ KINDS = {"RGB": 2, "LA": 4, "RGBA": 6}  # the colour types of PNG
 
 
 def png(file, values, kind, orientation=1):
-    """A PNG of 16 bits a channel, (H, W, C), which Pillow does not write."""
+    """Write (H, W, C) values as a PNG of 16 bits per channel, which Pillow cannot do."""
     height, width, _ = values.shape
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
     exif = struct.pack(">2sHIHHHIHHI", b"MM", 42, 8, 1, 274, 3, 1, orientation, 0, 0)
@@ -67,7 +65,8 @@ def stacked(*channels):
 COLOUR = stacked(RAMP, RAMP[::-1], RAMP.T)
 SHOWN_COLOUR = np.rint(255 * (COLOUR / 4095))
 ALPHA = {"photometric": "rgb", "extrasamples": ["unassalpha"]}
-# name: how it is written, the values in the file, and what is shown by the range 0 to 4095
+# file name: writer, values in the file, and pixels shown for the range 0 to 4095 (None: computed in
+# the test)
 SHOWN_AS = {
     "rgb.png": (lambda f, v: png(f, v, "RGB"), COLOUR, SHOWN_COLOUR),
     "rgba.png": (

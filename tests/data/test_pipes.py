@@ -1,5 +1,5 @@
-"""A pipe or a socket among pictures, tables and archives is refused, or passed over, at once: it
-would never answer.
+"""A pipe or a socket among pictures, tables and archives is refused or skipped at once, because
+reading it would never end.
 """
 
 import os
@@ -20,7 +20,7 @@ from sfumato.data.survey import survey
 from sfumato.errors import DataError, SfumatoError
 from sfumato.settings.data import Data, Groups, Public
 
-SECONDS = 5  # more than any of this takes
+SECONDS = 5  # longer than any call here takes
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def put(kind: str, place: Path) -> Path:
         os.mkfifo(place)
     else:
         before = Path.cwd()
-        os.chdir(place.parent)  # the path of a socket is short
+        os.chdir(place.parent)  # the path of a socket must be short
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(place.name)
         os.chdir(before)
@@ -130,7 +130,7 @@ def test_a_pipe_in_place_of_a_table_of_persons_is_refused(tmp_path, name, kind):
 
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
 def test_a_pipe_in_place_of_what_was_listed_is_refused(tmp_path, kind):
-    """A picture, a table and a part of a set in the form of MNIST."""
+    """A picture that a table lists, a file of a set in the form of MNIST, and a tar file."""
     table = with_table(tmp_path / "tabled").settings
     place = put(kind, tmp_path / "tabled/in/cat/03_P3.png")
     with in_time(place), pytest.raises(DataError, match=r"row \d+, names"):

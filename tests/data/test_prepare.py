@@ -120,7 +120,8 @@ def test_duplicates_land_together_even_with_other_labels(owner, images):
 
 
 def test_the_held_out_share_is_the_asked_fraction():
-    # 4000 independent draws at 0.2: standard deviation 25; five of them: false alarm in 1.7 million
+    # 4000 independent draws at 0.2 have a standard deviation of 25.3. Chance exceeds five of these
+    # once in 1.7 million cases
     images = np.random.default_rng(0).integers(0, 256, (4000, 4, 4, 1), dtype=np.uint8)
     assert abs(sum(is_held_out(image, KEY, 0.2) for image in images) - 800) < 5 * 25.3
     assert not any(is_held_out(image, KEY, 0.0) for image in images)
@@ -160,14 +161,14 @@ def test_the_card_is_the_same_before_and_after_a_withdrawal(owner, images, tmp_p
     for changed, used in sets:
         owner.prepare(changed, labels=np.arange(len(changed)) % used)
         assert json.loads(owner.card.read_text()) == card
-    # Random, not computed from the images
+    # The version is random, not computed from the images
     assert Owner(tmp_path / "other").prepare(images).version != version
 
 
 def test_the_owner_names_the_version_of_the_images(owner, images):
     first = owner.prepare(images).version
     assert owner.prepare(images, version="2026-11").version == "2026-11" != first
-    assert owner.prepare(images).version == first  # back is back
+    assert owner.prepare(images).version == first  # the earlier version returns
 
 
 def test_the_fingerprint_follows_exactly_the_sensitive_set(owner, images):
@@ -175,7 +176,7 @@ def test_the_fingerprint_follows_exactly_the_sensitive_set(owner, images):
     kept = owner.state / "data" / "set" / "fingerprint"
 
     def of(images, labels) -> str:
-        """It is kept for each preparation anew."""
+        """Prepare the set. Returns its fingerprint, after checking how it is stored."""
         card = owner.prepare(images, labels)
         found = kept.read_text()
         kept.unlink()  # older versions did not store it
@@ -223,7 +224,7 @@ def test_the_key_is_drawn_once_and_survives_preparing_again(owner, images):
 
 
 def test_only_the_owner_may_read_what_is_stored(owner, images, monkeypatch):
-    """A state directory that others may read is tightened, or refused."""
+    """A state directory that others may read gets stricter permissions, or it is refused."""
     for folder in (owner.state, owner.state / "keys"):
         folder.mkdir()
         folder.chmod(0o755)
@@ -264,7 +265,7 @@ def test_a_failure_leaves_the_old_files_and_no_partial_ones(owner, tmp_path, ear
     if earlier:
         owner.take(**folder)
     before = owner.files()
-    (tmp_path / "in/dog/9.png").write_bytes(b"broken")  # the last of them
+    (tmp_path / "in/dog/9.png").write_bytes(b"broken")  # the last picture that is read
     with pytest.raises(DataError, match="cannot be read"):
         owner.take(**folder)
     changed = {path.parent.name for path, _ in owner.files().items() ^ before.items()}
@@ -281,7 +282,7 @@ def test_a_kill_between_the_two_renames_is_mended(owner, images):
     before = rows(owner.part("sensitive"))
     home = owner.state / "data" / "set"
     home.rename(home.with_name(".set.old"))
-    home.with_name(".set.4194305.tmp").mkdir()  # of a killed process: Linux gives no such id
+    home.with_name(".set.4194305.tmp").mkdir()  # left by a killed process; Linux assigns no such id
     with pytest.raises(DataError, match="expected uint8"):
         owner.prepare(images.astype(np.float32))
     assert rows(owner.part("sensitive")) == before
@@ -366,7 +367,7 @@ def test_a_large_public_set_passes_through_little_memory(tmp_path):
     card = prepare_public(public, (3, 32, 32), tmp_path / "public", tmp_path, seed=0)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    # Of 37 MB: a piece of 512 images, the picture, the headers
+    # The images have 37 MB, but are read and written one by one
     assert card["images"] == 12000 and peak < 12e6
 
 
@@ -391,7 +392,7 @@ def test_the_sensitive_images_are_never_taken_for_public_ones(data, public, refu
 
 
 def test_a_source_that_may_be_sensitive_is_not_public(tmp_path, monkeypatch, images):
-    """Its entry in the table is enough."""
+    """Its entry in SOURCES is enough for a refusal."""
     monkeypatch.setitem(SOURCES, "histology", SourceKind("drawn:read_digits", ("data", "public")))
     read_public(Public(source="histology"), (1, 5, 6), tmp_path, seed=0)
     with pytest.raises(ConfigError, match="sensitive images themselves"):
@@ -459,13 +460,13 @@ def others():
 
 
 def test_a_public_set_that_holds_real_images_is_refused(desk, images, others):
-    """A copy of the sensitive folder, or of a part of it, would be given away as it is."""
+    """Otherwise a copy of the sensitive folder, or of a part of it, would be published as it is."""
     mixed = others.copy()
     mixed[[4, 17]] = images[[3, 200]]
     for public, size, words in (
         (mixed, None, ("2 of the 30", "4, 17")),  # some of them
         (images, None, ("300 of the 300",)),  # a copy under another name
-        (images, 4, ("300 of the 300",)),  # both get the stored shape
+        (images, 4, ("300 of the 300",)),  # both resized to the stored shape
     ):
         params = OWN | {"data": OWN["data"] | {"size": size}}
         write_own(images, public)
@@ -495,13 +496,15 @@ def test_later_real_images_are_found_by_preparing_public_again(desk, images, oth
 
 @pytest.fixture
 def take_folder(owner, tmp_path, settled):
-    """Prepares the folder of pictures `in`; returns how often it was stored anew until then."""
+    """Return a function that prepares the folder `in`, and returns how often the set was stored
+    anew so far.
+    """
     root = write_folder(tmp_path / "in", per_class=20)
     homes = [0]
 
     def take(**changes):
         owner.take(dataset_id="set", source="imagefolder", path=str(root), **changes)
-        # The new one is made beside the one before
+        # A new set gets a new inode, because it is written beside the old one
         home = (owner.state / "data" / "set").stat().st_ino
         homes.extend([home] * (home != homes[-1]))
         return len(homes) - 1
@@ -514,7 +517,7 @@ def test_unchanged_files_are_prepared_once(take_folder, owner, tmp_path):
     before = rows(owner.part("sensitive"))
     owner.card.unlink()
     assert take_folder() == 1 and rows(owner.part("sensitive")) == before
-    # Later than now is just now
+    # A change time in the future counts as just now
     os.utime(tmp_path / "in/cat/0.png", times=2 * (time.time() + 3600,))
     assert [take_folder(), take_folder()] == [2, 3]
 
@@ -571,13 +574,13 @@ def test_a_log_shows_nothing_of_reading_images(take_folder, capsys):
 
 
 def test_images_counted_under_one_id_are_not_counted_again(owner, images):
-    """A second name was a second odometer, from nought, for the same people."""
+    """Otherwise a second name would start a second odometer, from zero, for the same people."""
     owner.prepare(images)
     card = owner.card.read_text()
     some = np.concatenate(
         [images[:1], np.random.default_rng(5).integers(0, 256, (80, 5, 6), dtype=np.uint8)]
     )
-    # All, one of them, the same file resized
+    # All images, one of them among others, and all images resized
     for changed, more in ((images, {}), (some, {}), (images, {"size": 4})):
         with pytest.raises(ConfigError, match=r"dataset id 'set'.*data\.different_people"):
             owner.prepare(changed, dataset_id="again", **more)
@@ -589,14 +592,16 @@ def test_images_counted_under_one_id_are_not_counted_again(owner, images):
 
 
 def test_resized_copies_under_another_id_are_found(owner, tmp_path, digits):
-    """Copied, resized and named anew, the same people had a fresh odometer."""
+    """Otherwise the same people would get a fresh odometer if their images were copied, resized and
+    given another id.
+    """
     large = np.kron(digits.images[..., 0], np.ones((1, 3, 3), dtype=np.uint8))  # 24×24
     owner.prepare(large[:400], size=20)
     owner.file = tmp_path / "copies.npz"
     for changes in ({"size": 12}, {"size": 16, "channels": 3}):
         with pytest.raises(ConfigError, match=r"already counted under the dataset id 'set'"):
             owner.prepare(large[100:300], dataset_id="again", **changes)
-    # Stored alike, and no byte is the same
+    # Stored with the same size from enlarged copies, so that the bytes differ
     with pytest.raises(ConfigError, match=r"already counted under the dataset id 'set'"):
         owner.prepare(
             np.kron(large[100:300], np.ones((1, 2, 2), dtype=np.uint8)), dataset_id="again", size=20
@@ -665,7 +670,9 @@ LOSSES = {
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_key_that_split_images_is_never_drawn_again(tmp_path, images, loss):
-    """Another key would bring training images into the hold-out, which judges releases."""
+    """With another key, training images could get into the hold-out, on which releases are
+    measured.
+    """
     owner = Owner(tmp_path)
     owner.prepare(images)
     key = owner.state / "keys/set"
@@ -677,7 +684,7 @@ def test_a_key_that_split_images_is_never_drawn_again(tmp_path, images, loss):
         ):
             owner.prepare(images)
     assert (key.read_bytes() if key.exists() else None) == left
-    key.write_bytes(bytes(32))  # the owner's own word
+    key.write_bytes(bytes(32))  # a key that the owner wrote
     owner.prepare(images)
 
 
@@ -727,8 +734,8 @@ def test_a_fingerprint_that_was_cut_short_is_computed_again(tmp_path, images):
 
 
 def test_images_replaced_before_a_kill_are_removed_later(tmp_path, images, settled):
-    """The new set is in place, and the same files are found unchanged: nothing else is left to
-    do.
+    """The new set is in place, and its files count as unchanged, so the second call only removes
+    the old set.
     """
     owner = Owner(tmp_path)
     owner.prepare(images)

@@ -1,5 +1,5 @@
-"""Shards by URL, read from a real server of S3's protocol (moto): private copies, one sentence for
-each refusal.
+"""Shards by URL, read from a server of the S3 protocol (moto). Copies are private, and each refusal
+is one sentence.
 """
 
 import errno
@@ -138,7 +138,7 @@ def test_a_server_that_does_not_answer_is_one_sentence(local, tmp_path, monkeypa
 
 
 def test_refused_credentials_are_one_sentence_without_them(local, tmp_path, monkeypatch):
-    """The answer of a server that checks credentials, which it may repeat."""
+    """A server that checks credentials may repeat them in its answer."""
     import s3fs
 
     def refused(self, path, **more):

@@ -108,7 +108,9 @@ def test_a_texture_stays_in_range_and_varies(name, channels):
 
 
 def test_families_can_be_told_apart_by_their_roughness():
-    """Mean step between neighbours: 1/f noise and dead leaves are rougher than plain shapes."""
+    """Roughness is the mean step between neighbouring pixels. 1/f noise and dead leaves are rougher
+    than plain shapes.
+    """
     drawn = drawn_set("procedural", (1, 32, 32), 40)
     step = np.abs(np.diff(drawn.images[..., 0].astype(float), axis=2)).mean((1, 2))
     mean = {name: step[drawn.labels == label].mean() for label, name in enumerate(drawn.classes)}

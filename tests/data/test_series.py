@@ -29,8 +29,8 @@ def settings(root, **more):
 
 
 def write_clinic(root, people=6):
-    """Class folders, in them a folder per patient, and in it one per series: two of the first
-    patient.
+    """Write class folders with a folder per patient, which contains a folder per series. The first
+    patient has two series.
     """
     for person in range(people):
         for number in range(2 if person == 0 else 1):

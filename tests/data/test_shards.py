@@ -1,5 +1,5 @@
-"""Sets prepared shard by shard: the bytes of a reading at once, in any number of processes, also
-after kills.
+"""Sets prepared shard by shard have the same bytes as sets read at once, in any number of processes
+and after kills.
 """
 
 import io
@@ -84,7 +84,7 @@ WRITERS = {"tar": write_tar, "parquet": write_parquet}
 def write_set(folder: Path, form: str, names=NAMES, **more) -> Data:
     for start, name in enumerate(names):
         WRITERS[form](folder / f"{name}.{form}", range(10 * start, 10 * start + 10), **more)
-    for file in folder.iterdir():  # not changed just now
+    for file in folder.iterdir():  # no file may count as changed just now
         os.utime(file, (1e9, 1e9))
     return settings(folder, form)
 
@@ -100,13 +100,15 @@ def settings(folder: Path, form: str, **more) -> Data:
 
 @pytest.fixture
 def settled(monkeypatch):
-    """Files count as unchanged for long, though a status change cannot be set back."""
+    """Let files count as unchanged for long, because the time of a status change cannot be set
+    back.
+    """
     monkeypatch.setattr(shards, "FRESH", -1.0)
     monkeypatch.setattr(prepare, "FRESH", -1.0)
 
 
 def prepared(data: Data, state: Path, workers: int | None = None) -> dict[str, bytes]:
-    """Prepare with a fixed key; returns the files of the set."""
+    """Prepare with a fixed key. Returns the arrays of the set, as bytes."""
     (state / "keys").mkdir(parents=True, exist_ok=True)
     (state / "keys/set").write_bytes(bytes(range(32)))
     prepare_sensitive(data, state, state / "card.json", state / "raw", workers)
@@ -147,8 +149,8 @@ def test_shards_of_a_hold_out_keep_their_place(tmp_path, form):
 
 @pytest.mark.parametrize("form", WRITERS)
 def test_broken_pictures_count_over_all_shards(tmp_path, form):
-    """Three of ten are broken in one shard, which is above the limit for the shard and below it for
-    all.
+    """Three of ten pictures are broken in one shard. This exceeds the limit for that shard, but not
+    for all shards together.
     """
     write_set(tmp_path / "in", form, broken=(11, 13, 15))
     data = settings(tmp_path / "in", form, skip=0.1, groups={"column": "patient"})
@@ -177,7 +179,7 @@ def test_any_number_of_workers_gives_the_same_bytes(tmp_path, workers):
 
 
 def joined(data: Data, state: Path) -> None:
-    """One of the processes that `torchrun` starts."""
+    """Prepare the set as one of the processes that `torchrun` starts."""
     distributed.join()
     if not distributed.is_main():
         shards.help_first(data)

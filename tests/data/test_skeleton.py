@@ -20,13 +20,15 @@ from sfumato.settings.data import Groups
 
 
 def understood(names, kinds):
-    """Whether a pattern is proposed, and the number of persons that it finds."""
+    """Return whether a pattern is proposed, and the number of persons that it finds; None if
+    nothing is found.
+    """
     found = repeats_in(names, kinds, kinds, sorted({*kinds}))
     return found and (found.groups is not None, found.persons)
 
 
 def named(form):
-    """Names of six pictures each of 20 persons, and their classes."""
+    """Return the names of six pictures of each of 20 persons, and their classes."""
     rows = []
     for person in range(20):
         for j in range(6):
@@ -35,8 +37,8 @@ def named(form):
     return rows
 
 
-# Numbers count in steps, are coordinates, or join an id and a counter. If replaced, they lose that
-# relation, and the owner must describe the names in words.
+# Schemes whose numbers count in steps, are coordinates, or join an id and a counter. Replaced
+# numbers lose that relation, and the owner must describe the names in words.
 ARITHMETIC = {
     "ADNI",
     "a counter in steps",
@@ -67,7 +69,9 @@ def test_two_names_are_never_replaced_by_one():
     "form", ["person{}_{}", "Patient{}_{}", "{1}_SUBJECT{0}", "patientid{}_{}"]
 )
 def test_no_person_of_the_copy_has_a_name_of_the_original(form):
-    """Nearly all numbers occur, so that numbers alone would coincide."""
+    """Nearly all numbers below 900 occur, so replacing only the numbers would give names of the
+    original.
+    """
     names = [form.format(person, view) for person in range(1, 900) if person % 7 for view in (1, 2)]
     copies = [*map(Disguise(names, random.Random(0)), names)]
     kinds = ["one"] * len(names)

@@ -22,12 +22,12 @@ from sfumato.data.survey import survey
 from sfumato.errors import DataError
 from sfumato.settings.data import Data, Groups
 
-BROKEN = ("cat/00_P0.png", "cat/05_P1.png", "dog/19_P3.png")  # the first, one amid, the last
+BROKEN = ("cat/00_P0.png", "cat/05_P1.png", "dog/19_P3.png")  # the first, one in between, the last
 
 
 def folder(root: Path, broken=BROKEN, spare=True) -> Path:
-    """Write 40 pictures of four persons in two classes. Pixel values are the pictures' numbers;
-    `broken` files are invalid.
+    """Write 40 pictures of four persons in two classes. A picture's value is its number; the files
+    `broken` contain no picture. With `spare=False`, one picture is missing.
     """
     for kind, i in itertools.product(("cat", "dog"), range(20)):
         file = root / kind / f"{i:02}_P{i % 4}.png"
@@ -77,7 +77,9 @@ def test_another_share_is_refused(share):
 
 
 def test_leaving_out_is_of_one_picture_only(tmp_path):
-    """With and without a whole image, the same others are left out, and all others are the same."""
+    """Removing one intact picture changes neither which others are left out nor the pictures that
+    remain.
+    """
     ways = {"skip": "10%", "size": 6, "channels": 1}
     first, second = (
         read_source(data(folder(tmp_path / str(spare), spare=spare), **ways), tmp_path)
@@ -141,7 +143,7 @@ def test_conversions_are_counted_once_on_a_terminal_only(tmp_path):
     root = folder(tmp_path / "in")
     for i in range(3):
         Image.new("RGB", (6, 6), (9, i, 0)).save(root / "cat" / f"1{i}_P0.png")
-    # Without colours, but saved with them
+    # Grey, but saved in colour: not counted as made grey
     Image.new("RGB", (6, 6), (9, 9, 9)).save(root / "cat/13_P0.png")
     Image.new("L", (9, 6), 7).save(root / "dog/10_P2.png")
     for terminal, fit in itertools.product((False, True), ("crop", "pad")):

@@ -56,7 +56,7 @@ def test_each_orientation_gives_the_same_upright_slices(turned, suffix, tmp_path
 
 def test_coronal_and_sagittal_slices_have_the_head_at_the_top(tmp_path):
     file = write_nifti(tmp_path / "x.nii", PICTURES, "LIP")
-    volume = PICTURES[::-1]  # seen from above; rows from the front, columns from the left
+    volume = PICTURES[::-1]  # slices from above, rows from the front, columns from the left
     assert np.array_equal(shown(file, axis="coronal"), volume.transpose(1, 0, 2)[::-1])
     assert np.array_equal(shown(file, axis="sagittal"), volume.transpose(2, 0, 1)[..., ::-1])
 
@@ -212,7 +212,7 @@ REFUSED = {
 
 @pytest.fixture
 def little_memory(tmp_path):
-    """Nothing in the test may take 16 MB, once everything is imported."""
+    """Fail the test if it takes 16 MB of memory, not counting imports."""
     read_all(settings(write_classes(tmp_path / "warm")), tmp_path)
     tracemalloc.start()
     yield
@@ -236,7 +236,9 @@ def test_a_volume_is_refused_in_little_memory(name, tmp_path, little_memory):
 
 
 def test_gzip_is_read_only_as_far_as_its_header_states(tmp_path, little_memory):
-    """256 MB of zeros behind the values; and an extension in front of them that claims 2 GB."""
+    """One file has 256 MB of zeros behind its values. Another has an extension before them that
+    claims 2 GB.
+    """
     root = write_classes(tmp_path / "in")
     values = phantom(1).tobytes()
     with gzip.open(root / "one/long.nii.gz", "wb", 1) as file:
@@ -248,7 +250,7 @@ def test_gzip_is_read_only_as_far_as_its_header_states(tmp_path, little_memory):
             bytes(header((12, 16, 6))) + b"\1\0\0\0" + struct.pack("<2i", 2**31 - 16, 4) + values
         )
     _, images, _ = read_all(settings(root), tmp_path)
-    without_matrix = phantom(1)[:, ::-1, ::-1]  # the first axis leads to the left then
+    without_matrix = phantom(1)[:, ::-1, ::-1]  # its first axis runs to the left
     assert np.array_equal(np.stack(images[6:12])[..., 0], without_matrix) and len(images) == 36
 
 
@@ -275,7 +277,7 @@ def test_a_missing_package_is_named(tmp_path, uninstall):
 
 
 def take(data, home, key=bytes(range(32))):
-    """Prepare a set; returns every array that was stored, by its place, and the card."""
+    """Prepare a set. Returns its card, and the bytes of every stored array by path."""
     (home / "keys").mkdir(parents=True, mode=0o700)
     (home / "keys/scans").write_bytes(key)
     prepare_sensitive(data, home, home / "card.json", home / "raw")
@@ -338,7 +340,7 @@ def test_the_only_column_named_like_a_label_is_taken(head, tmp_path):
 
 
 def test_another_column_is_asked_about(tmp_path):
-    root = write_bids(tmp_path / "in", head="handed")  # a second column beside sex
+    root = write_bids(tmp_path / "in", head="handed")  # another possible label, beside sex
     with pytest.raises(
         Unclear, match="age, sex, handed: set label_column to the column that contains the labels"
     ):

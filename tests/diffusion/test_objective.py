@@ -39,7 +39,7 @@ def test_network_input_and_target_have_unit_variance():
             seen.append((x, c_noise))
             return torch.zeros_like(x)
 
-        # λ·mean((D − y)²) of a network that answers 0 is the variance of its target
+        # If the network returns 0, λ·mean((D − y)²) is the variance of its target
         loss = per_image_loss(
             record, images, torch.zeros(64).long(), sigma, noise, sigma_data
         ).mean()
@@ -67,8 +67,8 @@ def test_log_normal_levels_have_their_law():
     logs = draw_noise_levels(
         LogNormal(mean=-0.5, std=0.7), n, torch.Generator().manual_seed(0)
     ).log()
-    # fixed seed; five standard errors, so a false alarm under another seed has probability below
-    # 2e-6
+    # The tolerance is five standard errors. The seed is fixed; with another one, the false-alarm
+    # rate is below 2e-6.
     assert float(logs.mean()) == pytest.approx(-0.5, abs=5 * 0.7 / math.sqrt(n))
     assert float(logs.std()) == pytest.approx(0.7, abs=5 * 0.7 / math.sqrt(2 * n))
     assert draw_noise_levels(LogNormal(), 0, torch.Generator()).shape == (0,)

@@ -12,8 +12,9 @@ from sfumato.settings.training import Architecture
 
 
 class Gaussian(Denoiser):
-    """The exact network for images N(mean of the label, std²) in [-1, 1]; label `classes` is N(0,
-    std²).
+    """The exact network for images from N(mean of the label, std²), in [-1, 1].
+
+    The label `classes` stands for no label. Its mean is 0.
     """
 
     resolution = 4
@@ -48,12 +49,13 @@ def test_schedule_falls_from_the_largest_level_to_zero():
 
 
 def test_a_gaussian_is_recovered_per_label():
-    n, std = 2000, 0.15  # six standard deviations inside [-1, 1]: the clamp does nothing
+    n, std = 2000, 0.15  # 4.7 standard deviations lie inside [-1, 1], so clamping is rare
     labels = torch.arange(2).repeat_interleave(n)
     images = draw(Gaussian(std), labels, steps=32)
     for label, mean in [(0, -0.3), (1, 0.3)]:
         part = images[labels == label]
-        # five standard errors and 1 % for the solver; false alarm below 1e-6 under another seed
+        # The tolerance is five standard errors, plus 1 % for the solver. With another seed, the
+        # false-alarm rate is below 1e-6.
         assert float(part.mean()) == pytest.approx(
             mean, abs=5 * std / math.sqrt(part.numel()) + 0.003
         )
@@ -69,8 +71,8 @@ def test_heun_is_of_second_order():
 
 
 def test_guidance_moves_away_from_the_unconditional_mean():
-    # D + g(D − D_u) of two Gaussians of one width is the denoiser of a Gaussian with mean m + g(m −
-    # m_u)
+    # For two Gaussians of equal width, D + g(D − D_u) is the denoiser of a Gaussian with mean
+    # m + g(m − m_u)
     images = draw(Gaussian(0.1), torch.ones(1000).long(), steps=32, guidance=0.5)
     assert float(images.mean()) == pytest.approx(0.3 * 1.5, abs=0.005)
 
@@ -113,8 +115,8 @@ def test_a_large_network_draws_the_same_images_in_bfloat16(bfloat16, known, larg
 
 
 def test_a_guide_draws_from_the_product_of_both_densities():
-    # images N(0, s²), and a guide with p(label | image) ~ exp(-(image - a)² / 2t²): their
-    # product is N(m, v)
+    # For images from N(0, s²) and a guide with p(label | image) ~ exp(-(image - a)² / 2t²), the
+    # product of the densities is N(m, v)
     spread = Gaussian.sigma_data
     target = 1.0
     width = 2.0
@@ -125,6 +127,6 @@ def test_a_guide_draws_from_the_product_of_both_densities():
     labels = torch.full((2000,), 2)
     drawn = draw(Gaussian(spread), labels, steps=40, guide=guide)
     variance = 1 / (spread**-2 + width**-2)
-    # 0.059; a standard error .003
+    # The expected mean is 0.059, and its standard error is 0.003
     assert float(drawn.mean()) == pytest.approx(variance * target / width**2, abs=0.01)
     assert abs(float(draw(Gaussian(spread), labels, steps=40).mean())) < 0.01

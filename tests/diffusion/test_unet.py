@@ -59,7 +59,7 @@ def test_noise_level_label_and_every_parameter_matter():
     x = torch.randn(1, 1, 8, 8).expand(5, -1, -1, -1)
     c_noise = torch.zeros(5)
     outputs = model(x, c_noise, torch.arange(5)).flatten(1)
-    assert torch.pdist(outputs).min() > 1e-3  # four labels and none: all different
+    assert torch.pdist(outputs).min() > 1e-3  # four labels and no label: all differ
     assert (model(x, c_noise + 0.3, torch.arange(5)).flatten(1) - outputs).norm(dim=1).min() > 1e-3
     outputs.square().sum().backward()
     idle = [
@@ -67,7 +67,7 @@ def test_noise_level_label_and_every_parameter_matter():
         for name, parameter in model.named_parameters()
         if parameter.grad is None or not parameter.grad.any()
     ]
-    # Softmax does not see a constant added to all keys
+    # A constant added to all keys does not change the softmax, so their bias has no gradient
     assert all(name.endswith("attention.k.bias") for name in idle)
 
 
@@ -174,7 +174,7 @@ def test_extra_classes_leave_other_initial_weights_unchanged():
         6,
         32,
     )
-    # 192 normals of standard deviation 0.5: off by six of their own
+    # The standard deviation of 192 normals is 0.5, within six standard errors
     assert 0.35 < extra.std() < 0.65
     assert torch.pdist(extra).min() > 0.1
 

@@ -29,7 +29,7 @@ NAMES = [
 
 
 RANK = 3
-SCALE = 0.5  # another than 1, by which a product without it would show
+SCALE = 0.5  # not 1, so that a product without the scale is noticed
 
 
 def inputs(count: int = 3):
@@ -38,7 +38,7 @@ def inputs(count: int = 3):
 
 
 def adapted(model: nn.Module, names: list[str] = NAMES) -> nn.Module:
-    """The model with adapters as training leaves them: B no longer zero."""
+    """Add adapters to the model. Their B is not zero, as after training."""
     add_lora(model, names, RANK, 0, SCALE)
     with torch.no_grad():
         for layer in adapted_layers(model).values():
@@ -47,7 +47,7 @@ def adapted(model: nn.Module, names: list[str] = NAMES) -> nn.Module:
 
 
 class Foreign(nn.Module):
-    """Names as public text-to-image models have them."""
+    """A network whose layers have the names of public text-to-image models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def test_adapters_start_as_nothing():
         answer = plain(row)
         add_lora(net, [name], RANK, 0, SCALE)
         assert torch.equal(net.get_submodule(path)(row), answer), name  # equal to the last bit
-    # Other layers round by where their memory lies
+    # The rounding of other layers depends on the place of their memory
     torch.testing.assert_close(model(*x), expected, rtol=0, atol=1e-5)
     assert list(adapted_layers(model)) == sorted(
         NAMES, key=list(dict(model.named_parameters())).index
@@ -212,7 +212,7 @@ def test_a_layer_whose_weight_is_used_past_it_is_refused():
 
 @pytest.fixture
 def saved(tmp_path):
-    """A base, adapters on it, and what the adapted network answers."""
+    """Save a base, and adapters on it. Returns the adapters' folder, the base's, and the output."""
     model = network()
     model.save(tmp_path / "pretrain")
     adapted(model, candidates(model))

@@ -1,5 +1,5 @@
 """Choose how much of a draw to compute at a time. Except for rounding, no released number depends
-on it.
+on this choice.
 """
 
 from collections.abc import Callable
@@ -62,7 +62,10 @@ def test_draws_in_parts_are_averaged_before_the_clip(model, draws_per_pass, grou
 
 @pytest.mark.parametrize(("draws_per_pass", "broken"), [(1, None), (3, None), (2, 3)])
 def test_one_image_in_parts_moves_the_sum_by_the_clip(model, draws_per_pass, broken):
-    """broken: a draw of image 2 that is not finite, in the second part. Its image adds nothing."""
+    """If one of an image's draws is not finite, the image adds nothing.
+
+    broken: this draw of image 2, in the second part, or None.
+    """
     parameters = dict(model.named_parameters())
     images, labels, drawn = batch(model, 8 if broken is None else 4)
     if broken is not None:
@@ -100,7 +103,7 @@ def test_as_one_matrix_rows_are_clipped_kept_or_dropped_as_apart(clip_as_one_mat
 
 @pytest.fixture
 def room_of(monkeypatch) -> Callable[[float], None]:
-    """A function: so many bytes are free, on any device."""
+    """Return a function that sets how many bytes are free, on any device."""
     return lambda size: monkeypatch.setattr(microbatch, "room_on", lambda *where: size)
 
 
@@ -111,7 +114,7 @@ def gradient_bytes(model: UNet) -> int:
 @pytest.mark.parametrize("draws", [1, 8, 32])
 @pytest.mark.parametrize("room", [0.5, 3, 30, 1000, 10**6])
 def test_what_is_chosen_fits_and_is_a_power_of_two(room_of, model, draws, room):
-    """room: in activations of one pass."""
+    """room: free memory, in units of the activations of one pass."""
     parameters = dict(model.named_parameters())
     one = activation_bytes(model, parameters)
     room_of(room * one)
@@ -138,8 +141,8 @@ def test_a_cpu_microbatch_is_fast_and_at_most_half_a_batch(model, draws, batch):
     ("batch", "images"), [(100.0, 120), (499.0, 272), (4096.0, 470), (1e6, 500)]
 )
 def test_on_a_gpu_a_usual_draw_fills_its_microbatches(room_of, model, batch, images):
-    """The last one is filled up with copies: with 500 images each, a draw of 512 would take twice
-    as long as necessary.
+    """The last microbatch is filled up with copies. In microbatches of 500 images, a draw of 512
+    would take twice as long as necessary.
     """
     room_of(1e12)
     parameters = dict(model.named_parameters())
@@ -158,10 +161,11 @@ def test_the_users_size_is_taken_unless_layers_need_fewer():
 
 @pytest.fixture
 def chosen_on_a_gpu(monkeypatch, cuda):
-    """Return a function that chooses if this many passes fit. It returns whether by products,
-    images, draws, and the trials.
+    """Return a function that chooses a microbatch as on a GPU, with stand-ins on the CPU.
 
-    On a CPU, with stand-ins for the device and its arithmetic. fast: bfloat16.
+    It returns (whether by products, images, draws), and the trials: (whether by products, passes).
+    largest: number of passes that fit, without products (False) and by products (True);
+    fast: whether the GPU has bfloat16.
     """
 
     def choose(
@@ -199,7 +203,7 @@ def test_a_gpu_size_is_halved_until_a_trial_fits(chosen_on_a_gpu, largest, expec
 
 
 def test_without_a_fitting_size_the_other_way_is_tried(chosen_on_a_gpu):
-    """cuDNN may have no kernel for the grouped convolution of any number of images."""
+    """cuDNN may lack a kernel for the grouped convolution, for any number of images."""
     assert chosen_on_a_gpu({False: 0, True: 1000}, fast=False)[0] == (True, 64, 8)
     assert chosen_on_a_gpu({False: 1000, True: 0})[0] == (False, 64, 8)
     with pytest.raises(MemoryError, match="one image does not fit into GPU memory"):
@@ -295,13 +299,13 @@ def test_a_line_tells_the_memory_of_an_outline_as_of_the_network(model):
 
 
 def test_a_run_goes_on_with_another_microbatch(model):
-    """Nothing of it is kept, and the sum of the next step is the same up to rounding."""
+    """No checkpoint contains a microbatch. The next step has the same sum, up to rounding."""
     drawn = torch.rand(9, 1, 8, 8), torch.arange(9) % 4
 
     def state(**options) -> State:
         config = Finetune(draws=4, max_grad_norm=C, microbatch_size=16)
         state = State(network((1,)), config, public_batch=16.0, autocast=False)
-        # 16 · 4 images: all in one piece, drawn alike
+        # Both states make the same draws
         state.generator = torch.Generator().manual_seed(3)
         for name, value in options.items():
             setattr(state, name, value)

@@ -32,8 +32,9 @@ DRAWS = 2
 def rows_of(
     module: nn.Module, x: Tensor, use=None, names: set[str] | None = None
 ) -> dict[str, Tensor]:
-    """Gradients per image of a sum of squares; x: (K·B, ...), the k-th row of image b at k·B
-    + b.
+    """Return the per-image gradients of a sum of squares.
+
+    x: (K·B, ...); row k·B + b is the k-th draw of image b.
     """
     parameters = {
         name: value.detach()
@@ -116,7 +117,7 @@ def test_shifted_and_grouped_weight_gradients_are_the_same(given, layout):
     "given", [{"padding": 1}, {"stride": 2, "padding": (2, 1)}, {"dilation": (2, 1)}]
 )
 def test_by_products_an_image_of_infinities_touches_no_other_row(given):
-    """Zeros beside an image must be its own: zero times infinity is no number."""
+    """No row may read other images, not even times zero, because zero times infinity is NaN."""
     torch.manual_seed(0)
     layer = nn.Conv2d(3, 5, (3, 2), **given)
     x = torch.randn(DRAWS * IMAGES, 3, 9, 8)
@@ -233,7 +234,7 @@ def test_an_unused_weight_has_no_gradient():
     ],
 )
 def test_a_use_without_a_rule_is_refused(use):
-    """A weight that lost its gradient here would be trained less, without any sign of it."""
+    """Otherwise, a part of the weight's gradient would be missing, without any sign of it."""
     with pytest.raises(NoRuleError, match="has no per-image gradient"):
         layer = nn.Linear(4, 4, bias=False)
         x = torch.randn(DRAWS * IMAGES, 4)
@@ -263,13 +264,13 @@ NETWORKS = {
         "unshuffle": 2,
     },
     "deep": {"resolution": 7, "channels": 2, "multipliers": (1, 1), "attention": (), "blocks": 2},
-}  # the pixels of the second are 6, 3 and 2 a side
+}  # the levels of the second network have sides of 6, 3 and 2 pixels
 
 
 @pytest.mark.parametrize("adapted", [False, True])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_network_has_the_gradients_that_vmap_finds(name, adapted):
-    """vmap keeps images apart by itself: where both agree, the network does too."""
+    """vmap always keeps images apart. A network with the same gradients keeps them apart, too."""
     torch.manual_seed(0)
     model = perturbed(build_unet(classes=4, **{"width": 8, **NETWORKS[name]}))
     if adapted:
@@ -296,8 +297,10 @@ def test_the_network_has_the_gradients_that_vmap_finds(name, adapted):
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_gradient_depends_on_neither_place_nor_company(autocast):
-    """If one image leaves, others move up. If rounding depended on the place, thousands of images
-    together would exceed the clip.
+    """If one image is left out, others get other places in the batch.
+
+    If rounding depended on the place, the sum of thousands of images would move by more than the
+    clip.
     """
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
@@ -323,7 +326,7 @@ def test_a_gradient_depends_on_neither_place_nor_company(autocast):
 
 
 def test_gradients_at_foreign_parameters_are_refused():
-    """Their rows would be zeros: a layer is known by its very weight."""
+    """The layers do not recognise copies of their weights, so the rows of copies would be zero."""
     model = network()
     copies = {name: value.detach().clone() for name, value in model.named_parameters()}
     batch = (

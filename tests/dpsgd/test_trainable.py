@@ -1,5 +1,6 @@
-"""The trainable sets: exactly the chosen parameters, under every network's names; any other outcome
-is caught.
+"""A trainable set contains exactly the chosen parameters, for every network and its names.
+
+Any other outcome is detected.
 """
 
 import math
@@ -60,7 +61,7 @@ def test_a_part_is_rounded_and_at_least_one(ratio, total, count):
 
 
 def ranked(chosen: list[str]) -> list[str]:
-    """A ranking, the chosen ones first."""
+    """Return a ranking of the candidates that begins with the chosen ones."""
     return [*chosen, *(name for name in QKV if name not in chosen)]
 
 
@@ -78,9 +79,9 @@ def expected(kind: str, model: UNet) -> list[str]:
 def test_exactly_the_chosen_parameters_are_trained(kind):
     model = network()
     wanted = expected(kind, model)
-    # Independent of the order of the names
+    # The order of the ranked names has no influence on the set
     names = choose_trainable(model, settings(kind), ranked(CHOSEN[::-1]), seed=0)
-    reference = network().named_parameters()  # it trains, and saves, adapters on an untouched base
+    reference = network().named_parameters()  # adapters leave the weights of the base unchanged
     assert all(torch.equal(value, model.get_parameter(name)) for name, value in reference)
     assert names == [name for name, value in model.named_parameters() if value.requires_grad]
     assert sorted(names) == sorted(wanted)

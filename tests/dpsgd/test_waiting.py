@@ -1,6 +1,4 @@
-"""Find operations inside a step that would make the processor wait for a GPU, by running it on a
-CPU.
-"""
+"""Find operations that would make a step wait for a GPU, by running the step on a CPU."""
 
 from typing import Any
 
@@ -18,8 +16,8 @@ from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import LogNormal, TimestepMixture
 from sfumato.settings.training import Architecture
 
-# The program needs their result, so a GPU must have finished; or their size depends on the content
-# of a tensor
+# Operations that wait for a GPU, because the program needs their result, or because the size of
+# their result depends on the content of a tensor
 WAITS = {
     f"aten::{name}"
     for name in (
@@ -35,7 +33,7 @@ WAITS = {
         *("_unique2", "unique_dim", "bincount", "repeat_interleave.Tensor"),
     )
 }
-SENDS = "aten::lift_fresh"  # a tensor made of Python numbers
+SENDS = "aten::lift_fresh"  # makes a tensor of Python numbers, which must be sent to the GPU
 
 
 class NoWaiting(TorchDispatchMode):
@@ -44,7 +42,7 @@ class NoWaiting(TorchDispatchMode):
     ) -> Any:
         name = operator._schema.name
         assert name not in WAITS and name != SENDS, name
-        # By truths: as many as there are
+        # The size of an index by booleans depends on their values
         if name in ("aten::index", "aten::index_put", "aten::index_put_"):
             assert not any(
                 isinstance(part, Tensor) and part.dtype == torch.bool
@@ -82,8 +80,9 @@ def test_nothing_in_the_sum_of_a_draw_waits_for_a_gpu(clip_as_one_matrix, law, d
 
 
 def test_what_waits_is_noticed(monkeypatch):
-    """On a CPU the clip looks which rows are broken, and waits: were it done so on a GPU, the test
-    above would fail.
+    """On a CPU, the clip searches for broken rows, and waits for the result.
+
+    If it did so on a GPU, the test above would fail.
     """
     run = state(LogNormal())
     charge = one_draw(3)

@@ -1,4 +1,4 @@
-"""Run by `test_dealt_out.py` in one process or several, with a folder of digits."""
+"""Program that `test_dealt_out.py` runs in one process or several, with a folder of digits."""
 
 import json
 from pathlib import Path

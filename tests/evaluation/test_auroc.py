@@ -33,7 +33,9 @@ def test_a_label_that_all_images_have_or_none_has_no_auroc():
 
 
 def test_uninformative_scores_are_within_three_errors_of_half():
-    """200 means over three labels: each leaves 3 standard errors with a chance of at most 0.3 %."""
+    """Each of the 200 means over three labels is off by more than 3 standard errors with a
+    probability of at most 0.3 %.
+    """
     random = np.random.default_rng(0)
     labels = made(120).labels
     error = auroc_error(labels.sum(axis=0), len(labels))

@@ -1,6 +1,4 @@
-"""Accuracy by a column of the table: on groups whose answer is known, and from the table to the
-numbers.
-"""
+"""Accuracy by a column of the owner's table, and what `stage prepare` stores of this column."""
 
 import json
 from pathlib import Path
@@ -18,8 +16,9 @@ from sfumato.settings.data import Data
 
 
 def column_of(**parts: tuple[int, float]) -> dict:
-    """Return the result of `by_column` for groups with these numbers of images and shares of right
-    answers.
+    """Return the result of `by_column`.
+
+    parts: for each group, its number of images and the share that is classified correctly.
     """
     right = np.concatenate(
         [np.arange(count) < count * share for count, share in parts.values()]
@@ -28,8 +27,8 @@ def column_of(**parts: tuple[int, float]) -> dict:
 
 
 def test_each_group_has_an_accuracy_an_interval_and_a_gap():
-    """The interval by the normal law is within 2 points of 1000 resamples of 400 images but for one
-    run in 10 000.
+    """The bootstrap interval of 400 images is within 2 percentage points of the normal
+    approximation. With other resamples, one run in 10 000 would fail.
     """
     found = column_of(f=(400, 0.8), m=(200, 0.5))
     assert [(row["group"], row["images"], row["mean"]) for row in found["groups"]] == [
@@ -60,7 +59,10 @@ def test_numbers_without_a_column_are_as_they_were():
 
 @pytest.fixture
 def clinic(tmp_path) -> Data:
-    """Pictures whose brightness is their site, in a folder with a table."""
+    """Write pictures whose brightness depends on their site, and a table of the sites.
+
+    Returns the settings of this set.
+    """
     rows = ["file_name,site"]
     random = np.random.default_rng(0)
     for i in range(60):

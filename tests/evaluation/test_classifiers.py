@@ -49,9 +49,10 @@ def test_the_networks_of_the_papers_have_their_published_size(network, millions)
 
 @pytest.mark.parametrize(("name", "expected"), DEPTHS.items())
 def test_a_network_is_as_deep_as_it_is_said_to_be(name, expected):
-    """Depth counts the convolutions in a row and the head.
+    """The depth is the number of convolutions in a row, plus one for the head.
 
-    1×1 shortcuts do not count, except in WRN, which counts 4 of stem, shortcuts and head (6n + 4).
+    1×1 shortcuts do not count. By its paper, a WRN with 6n convolutions in its blocks has depth
+    6n + 4, which is two more than this count.
     """
     model = build_classifier(name, (1, 8, 8), 10)
     beside = {

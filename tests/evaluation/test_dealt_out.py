@@ -1,5 +1,6 @@
-"""`evaluate` in several processes: the numbers of one, each classifier trained once, the images
-opened once.
+"""In several processes, `evaluate` computes the same numbers as in one.
+
+Each classifier is trained once, and the journal gets one entry.
 """
 
 import json
@@ -40,7 +41,7 @@ def test_two_processes_find_the_same_and_share_the_training(folder):
     shares = [rank["trained"] for rank in several]
     assert len(one["trained"]) == 12 and [len(share) for share in shares] == [6, 6]
     assert sorted(shares[0] + shares[1]) == sorted(one["trained"])
-    # Or the order of seeds would not show
+    # Otherwise, the test would not find a wrong order of the seeds
     assert len(set(one["found"]["release"]["mlp"]["per_seed"])) > 1
 
 

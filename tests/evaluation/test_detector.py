@@ -28,8 +28,8 @@ def speckled(image_set: ImageSet, rows: np.ndarray) -> ImageSet:
 
 
 def test_real_images_cannot_be_told_from_real_ones(halves):
-    """About 450 images of each in the tested half: four standard errors of 1/2 are 0.07, a false
-    alarm in 16 000.
+    """About 450 images of each set are tested. The tolerance, 0.07, is four standard errors, so
+    there is one false alarm in 16 000 runs.
     """
     assert abs(detect(*halves).accuracy - 0.5) < 0.07
 
@@ -43,13 +43,13 @@ def test_images_with_several_labels_are_detected_without_class(halves, short_jud
         ImageSet(h.images, own.astype(np.uint8), ("a", "b", "c"))
         for h, own in zip(halves, labels, strict=True)
     ]
-    assert len(detect(*sets).images) == len(halves[1])  # half of both sets, for any labels
+    assert len(detect(*sets).images) == len(halves[1])  # half of all images, for any labels
 
 
 def test_images_that_give_themselves_away_are_ranked_first(halves):
     spoilt = np.arange(len(halves[0])) % 2 == 0
     found = detect(speckled(halves[0], spoilt), halves[1])
-    assert 0.65 < found.accuracy < 0.85  # half of them are as real ones: 3/4 at best
+    assert 0.65 < found.accuracy < 0.85  # half are unchanged, so 3/4 is the best
     drawn = found.images[found.drawn]
     seen = {image.tobytes() for image in speckled(halves[0], spoilt).images[spoilt]}
     first = drawn[np.argsort(-found.scores[found.drawn])][:50]
@@ -57,8 +57,8 @@ def test_images_that_give_themselves_away_are_ranked_first(halves):
 
 
 def test_shares_of_the_classes_do_not_tell_the_sets_apart(halves):
-    """One set has only the first half of the digits, the other all: what is compared has both
-    alike.
+    """One set has only the digits 0 to 4, the other has all. Of each class, the same number of
+    images is compared.
     """
     few = halves[0].take(np.flatnonzero(halves[0].labels < 5))
     found = detect(few, halves[1])

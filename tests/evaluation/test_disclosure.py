@@ -1,5 +1,5 @@
-"""The test for copies: exact, conservative with ties, by persons, silent without copies, loud on
-one in a hundred.
+"""The test for copies is exact, conservative with ties, and counts persons. It gives an alarm if
+one released image in a hundred is a copy, and no alarm if there are no copies.
 """
 
 import itertools
@@ -20,8 +20,8 @@ PIXELS = Extractor(name="pixels", digest="pixels", embed=lambda images: images.f
 
 
 def test_p_is_that_of_all_orders():
-    """7 training units and 4 strangers: of the 330 orders, how many have as many units before the
-    first stranger?
+    """7 training units and 4 strangers have 330 orders. p is the share of orders with at least as
+    many training units before the first stranger.
     """
     orders = [set(places) for places in itertools.combinations(range(11), 4)]
     before = [min(strangers) for strangers in orders]
@@ -34,7 +34,10 @@ def test_p_is_that_of_all_orders():
 
 
 def test_it_rings_by_mistake_as_often_as_it_says_at_most():
-    """1000 honest releases, twice: so many small p come once in 1000 such tests, or more rarely."""
+    """Test 1000 honest releases, twice.
+
+    With fresh seeds, more small p than these limits would occur in at most about one of 1000 runs.
+    """
     rng = np.random.default_rng(0)
     for n, m in ((300, 80), (900, 450)):
         found = [compare_nearness(rng.random(n), rng.random(m), "images") for _ in range(1000)]
@@ -44,8 +47,8 @@ def test_it_rings_by_mistake_as_often_as_it_says_at_most():
 
 
 def test_equal_distances_count_for_innocence():
-    """If the nearest hold-out images are as near as copies, no distance distinguishes copies from
-    strangers.
+    """Distances cannot distinguish copies from strangers if the nearest hold-out images are as near
+    to the release as copies.
     """
     found = compare_nearness(np.zeros(500), np.zeros(100), "images")
     assert (found["near"], found["p"], found["rings"], found["epsilon"]) == (0, 1, False, 0)
@@ -54,7 +57,7 @@ def test_equal_distances_count_for_innocence():
         compare_nearness(rng.integers(9, size=300), rng.integers(9, size=80), "images")
         for _ in range(300)
     ]
-    # Three in ten such tests would have one without this
+    # Even without ties, one of 300 comparisons gives an alarm with a probability of up to 26 %
     assert not any(found["rings"] for found in whole)
 
 
@@ -63,23 +66,25 @@ def test_the_bound_on_epsilon_is_that_of_clopper_and_pearson():
     strangers = np.arange(1.0, 201.0) / 100
     found = compare_nearness(near, strangers, "images")
 
-    def low_odds(count, k):  # half of a quarter of the 5 %, on either of two tests
+    # The lower limit is wrong with a probability of 1.25 %, a quarter of 5 %, in each of two tests.
+    # The upper limit below is wrong with a probability of 2.5 %.
+    def low_odds(count, k):
         low = binomtest(count, count + k - 1).proportion_ci(1 - 0.025).low
         return low / (1 - low)
 
     high = binomtest(800, 1000).proportion_ci(0.95).high
     expected = max(math.log(low_odds(40, k) * (1 - high) / high) for k in (1, 2))
     assert found["rings"] and found["epsilon"] == pytest.approx(expected) and 0.5 < expected < 1.5
-    # 40 draws without a stranger, doubled for two tests
+    # The probability that 40 draws contain no stranger, doubled because there are two tests
     assert found["p"] == pytest.approx(2 * math.prod((800 - i) / (1000 - i) for i in range(40)))
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 3.0])
 def test_the_bound_on_epsilon_fails_at_most_once_in_twenty(epsilon):
-    """200 hold-outs drawn by coins of 1 : 4, which a release of that ε then favours: the 300
-    nearest have better odds.
+    """Each unit is used for training with odds of 4 : 1. For the 300 units nearest to the release,
+    the odds are e^ε times as high, the most that an ε-private release allows.
 
-    More than 20 failures come once in 1000 such tests.
+    In 200 trials, more than 20 failures have a probability of about 0.001.
     """
     rng = np.random.default_rng(0)
     failures = 0
@@ -95,7 +100,9 @@ def test_the_bound_on_epsilon_fails_at_most_once_in_twenty(epsilon):
 
 
 def test_the_most_that_may_pass_unseen_is_what_it_says():
-    """So many copies and none more, nearer than every stranger; the others as chance has them."""
+    """One copy more than `unseen` gives an alarm, even if all training images that were not copied
+    are farther from the release than every stranger.
+    """
     for n, m in ((800, 200), (1440, 350)):
         unseen = compare_nearness(np.arange(n) + 1.0, np.arange(m) + 0.5, "images")["unseen"]
         strangers = np.arange(m) + 1.0
@@ -109,7 +116,7 @@ def images(pool, rows):
 
 @pytest.fixture(scope="module")
 def pool(digits):
-    """6000 digits of 8×8 with noise of their own, all different."""
+    """Draw 6000 digits of 8×8 pixels, and add noise to each, so that all are different."""
     rng = np.random.default_rng(0)
     drawn = images(digits, rng.integers(len(digits), size=6000))
     noisy = (drawn.images + rng.integers(-40, 41, drawn.images.shape)).clip(0, 255).astype(np.uint8)
@@ -118,8 +125,10 @@ def pool(digits):
 
 
 def split(pool, seed, copied):
-    """2000 training images, 1000 strangers, and a release of 2000 others, the first `copied` of
-    them copies.
+    """Return a release of 2000 images, 2000 training images and 1000 strangers.
+
+    The first `copied` images of the release are copies of training images. Its other images are
+    neither training images nor strangers.
     """
     rows = np.random.default_rng(seed).permutation(len(pool))
     train = rows[:2000]
@@ -134,7 +143,9 @@ def split(pool, seed, copied):
 
 @pytest.mark.parametrize(("copied", "loud"), [(0, False), (20, True)])
 def test_one_copy_in_a_hundred_raises_the_alarm(pool, copied, loud):
-    """An honest release rings in one of 1000 at most, so fresh seeds fail this once in 50 times."""
+    """An honest release gives an alarm with a probability of at most 0.001. With fresh seeds, an
+    alarm for one of 20 honest releases would occur in at most one of 50 runs.
+    """
     found = [disclosure(*split(pool, seed, copied), PIXELS) for seed in range(20)]
     assert [one["rings"] for one in found] == [loud] * 20
     words = "A SIGN OF COPYING" if loud else "no sign of copying"
@@ -163,7 +174,9 @@ def test_a_person_is_one_unit_as_near_as_the_nearest_image(pool):
 
 
 def test_equal_images_count_once(pool):
-    """They are held out together: ten near ones are one coincidence, not ten."""
+    """Equal images are held out together or not at all. So ten equal images near the release are
+    one coincidence, not ten.
+    """
     release, train, holdout = split(pool, 0, 0)
     rows = np.concatenate([np.arange(len(train)), np.repeat(np.arange(10), 50)])
     assert disclosure(release, images(train, rows), holdout, PIXELS) == disclosure(
@@ -192,7 +205,7 @@ def test_public_images_are_not_tested_and_it_says_why(pool, tmp_path):
 
 
 def test_images_drawn_from_the_networks_are_tested_too(digits):
-    """A generator that copies shows in what recipients draw, even if the release does not."""
+    """Copies among the images that recipients draw are found, even if the release has none."""
     real = np.array(digits.images[:1200])
     train, holdout = (
         ImageSet(part, np.zeros(len(part), np.int64), ("a",)) for part in (real[:600], real[600:])
@@ -203,9 +216,7 @@ def test_images_drawn_from_the_networks_are_tested_too(digits):
 
 
 class Knows(torch.nn.Module):
-    """A classifier of two classes that is sure of the images it has stored, and unsure of
-    others.
-    """
+    """A classifier with two classes that is certain of stored images, and uncertain of others."""
 
     several = False
     classes = 2

@@ -1,5 +1,6 @@
-"""Fréchet distance, kernel distance and Inception Score equal their definitions and pytorch-fid's
-values.
+"""The distances and the Inception Score equal their definitions.
+
+The Fréchet distance equals pytorch-fid's.
 """
 
 import math
@@ -22,7 +23,7 @@ RNG = np.random.default_rng(0)
 
 
 def skewed(rows, columns, rank, seed):
-    """Correlated features of a given rank, off centre."""
+    """Return correlated features of a given rank, whose mean is not zero."""
     rng = np.random.default_rng(seed)
     return rng.normal(size=(rows, rank)) @ rng.normal(size=(rank, columns)) + rng.normal(
         size=columns
@@ -31,8 +32,10 @@ def skewed(rows, columns, rank, seed):
 
 @pytest.fixture
 def pytorch_fid(monkeypatch):
-    """pytorch-fid's own distance; a shim takes the argument that it passes to sqrtm where scipy no
-    longer does.
+    """Return pytorch-fid's own distance.
+
+    pytorch-fid passes `disp` to SciPy's `sqrtm`. Newer versions of SciPy do not accept this
+    argument, so a wrapper accepts it.
     """
     from pytorch_fid import fid_score
 
@@ -74,7 +77,7 @@ def test_the_frechet_distance_is_symmetric_and_finds_a_shift():
 
 
 def mmd_by_loops(a, b):
-    """The unbiased estimate, written as the three sums of its definition."""
+    """Compute the unbiased estimate by the three sums of its definition."""
 
     def kernel(x, y):
         return (sum(p * q for p, q in zip(x, y, strict=True)) / len(x) + 1) ** 3
@@ -90,7 +93,7 @@ def test_the_kernel_distance_is_that_of_its_definition():
     a = RNG.normal(size=(7, 3))
     b = RNG.normal(1, 2, size=(9, 3))
     assert squared_mmd(a, b) == pytest.approx(mmd_by_loops(a, b), rel=1e-12)
-    # One subset of everything is the plain estimate
+    # If each subset contains all rows, the result is the plain estimate
     a = RNG.normal(size=(12, 4))
     b = RNG.normal(size=(12, 4))
     assert kernel_distance(a, b, subsets=3) == (
@@ -100,9 +103,9 @@ def test_the_kernel_distance_is_that_of_its_definition():
 
 
 def test_the_kernel_distance_is_unbiased_at_any_size():
-    """Mean of 400 independent estimates, within 4 standard errors of 0.
+    """The mean of 400 independent estimates is within 4 standard errors of 0.
 
-    One false alarm in 16 000 runs (the seed is fixed).
+    The seed is fixed. With another seed, each size gives a false alarm in one of 16 000 runs.
     """
     rng = np.random.default_rng(1)
     for size in (4, 20):
@@ -123,7 +126,7 @@ def test_the_kernel_distance_grows_with_a_shift():
 
 
 def score_by_loops(p):
-    """exp of the mean divergence of each row from the mean row."""
+    """Return exp of the mean Kullback–Leibler divergence of the rows from their mean."""
     mean = [sum(row[j] for row in p) / len(p) for j in range(len(p[0]))]
     apart = (sum(x * math.log(x / m) for x, m in zip(row, mean, strict=True) if x > 0) for row in p)
     return math.exp(sum(apart) / len(p))
@@ -150,7 +153,7 @@ def test_the_sliced_distance_follows_its_definition_in_blocks(rows, number):
     a = RNG.normal(size=(rows, 3))
     b = RNG.normal(1, 2, size=(rows, 3))
     axes = np.random.default_rng(0)
-    # All rows, in any order
+    # `sliced_distance` first draws rows of each set: here, all rows in a random order
     axes.choice(rows, rows, replace=False), axes.choice(rows, rows, replace=False)
     directions = axes.normal(size=(number, 3))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
@@ -163,14 +166,14 @@ def test_the_sliced_distance_is_symmetric_and_finds_a_shift():
     b = skewed(120, 8, 8, 6)
     assert sliced_distance(a, b, 120, 50)[0] == pytest.approx(sliced_distance(b, a, 120, 50)[0])
     assert sliced_distance(a, a, 120) == (pytest.approx(0, abs=1e-12), pytest.approx(0, abs=1e-12))
-    # For a shift by 3 on 8 axes, a random direction has 9 · 8 / 8 on average
+    # A shift by 3 on 8 axes has a mean square of 9 · 8 / 8 along a random direction
     assert sliced_distance(a, a + 3, 120)[0] == pytest.approx(3, rel=0.1)
     assert sliced_distance(a, b, 30)[1] > 0, "each seed draws its own rows and directions"
 
 
 def test_equal_moments_do_not_make_the_sliced_distance_small():
-    """Two points and a Gaussian, both of mean 0 and variance 1: the Fréchet distance takes them for
-    equal.
+    """Compare the four points (±1, ±1) with a Gaussian. Both sets have mean 0 and variance 1, so
+    their Fréchet distance is nearly 0.
     """
     rng = np.random.default_rng(0)
     real = rng.normal(size=(4000, 2))

@@ -23,7 +23,7 @@ GREY, COLOUR = (
 
 @pytest.fixture(scope="module")
 def inception_file(tmp_path_factory):
-    """pytorch-fid's network with weights drawn at random, in the format of its published file."""
+    """Write random weights for pytorch-fid's network, in the format of its published file."""
     from pytorch_fid import inception
 
     torch.manual_seed(0)
@@ -42,7 +42,7 @@ def inception_file(tmp_path_factory):
 
 @pytest.fixture
 def published(inception_file, monkeypatch):
-    """Return the same file, accepted as the published one."""
+    """Return `inception_file`, whose hash is now expected instead of the published file's."""
     monkeypatch.setattr(
         extractors, "INCEPTION_SHA256", hashlib.sha256(inception_file.read_bytes()).hexdigest()
     )
@@ -80,8 +80,8 @@ def test_only_the_published_weights_are_taken(tmp_path, inception_file):
 
 
 def test_a_file_with_the_same_first_digits_is_not_unpickled(tmp_path, monkeypatch):
-    """A few digits are easily matched by trial, so anyone who chooses the file could exploit the
-    unpickler.
+    """The first digits of a hash are easily matched by trial. Checking only them would let an
+    attacker exploit the unpickler.
     """
     other = tmp_path / "other.pth"
     other.write_bytes(b"no weights: who unpickles it finds that out in another way")

@@ -15,7 +15,7 @@ RNG = np.random.default_rng(0)
 
 
 def features(count, seed):
-    """Points near a curved sheet in 10 dimensions; the sheet is always the same."""
+    """Return points near a curved sheet in 10 dimensions. The sheet is always the same."""
     sheet = np.random.default_rng(9).normal(size=(3, 10))
     rng = np.random.default_rng(seed)
     return np.maximum(rng.normal(size=(count, 3)) @ sheet, -0.5) + 0.1 * rng.normal(
@@ -63,8 +63,8 @@ def test_a_set_counted_four_times_has_the_same_likelihood():
 
 
 def test_the_widths_are_as_likely_as_those_of_a_gradient_method():
-    """Expectation-maximisation is not worse than plain autograd and Adam at the best of several
-    learning rates.
+    """The mean log-likelihood by expectation-maximisation is at most 0.02 below the best that Adam
+    finds with two learning rates.
     """
     centres = torch.from_numpy(features(30, 4))
     points = torch.from_numpy(features(60, 5))

@@ -12,7 +12,7 @@ from sfumato.evaluation.holdout import LOOK_ALIKES, unusable, without_copies
 
 
 def resized(images: np.ndarray, side: int) -> np.ndarray:
-    """The images saved as JPEG at another size, and stored at their own again."""
+    """Save the images as JPEG at another size, and resize them back."""
     found = []
     for image in images:
         file = io.BytesIO()
@@ -31,7 +31,7 @@ def images_of(*parts: np.ndarray, **more) -> ImageSet:
 
 @pytest.fixture(scope="module")
 def drawn() -> np.ndarray:
-    """Eighty different pictures of 64 × 64."""
+    """Draw eighty different pictures of 64 × 64."""
     return drawn_set("glyphs", (1, 64, 64), 8).images[:80]
 
 
@@ -57,8 +57,8 @@ def test_a_hold_out_without_copies_is_itself(drawn, digits):
 
 
 def test_a_few_that_look_alike_are_no_copies_and_equal_ones_are(drawn):
-    """Some trousers look nearly the same. A copy byte for byte is always a copy, however few there
-    are.
+    """Different images may look nearly the same, such as trousers, so a few of them do not count as
+    copies. An equal image always counts as a copy.
     """
     train = drawn[:1]
     holdout = np.repeat(drawn[1:2], round(2 / LOOK_ALIKES), axis=0)

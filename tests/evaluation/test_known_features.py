@@ -10,7 +10,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, size=(9, 4, 4, 1), dtype=np.u
 
 @pytest.fixture
 def counted():
-    """An extractor of two features that counts the images it was shown."""
+    """Return an extractor of two features, and a list of the sizes of the batches shown to it."""
     shown = []
 
     def embed(images):

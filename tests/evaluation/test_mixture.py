@@ -1,5 +1,6 @@
-"""The mixture that is released is chosen by students of what was released: no real image is looked
-at, no ε spent.
+"""The mixture to release is chosen by comparing students, classifiers that are trained on it.
+
+The choice reads no real image, so it spends no ε.
 """
 
 from collections import Counter
@@ -27,7 +28,7 @@ MIXED = {
 
 
 def shaded(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Dark and bright noise, two classes: (N, 1, 8, 8) uint8."""
+    """Return images of noise, (N, 1, 8, 8) uint8, and their classes: 0 is dark, 1 is bright."""
     random = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % 2
     return (
@@ -36,7 +37,7 @@ def shaded(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Dark(TeacherNetwork):
-    """Takes every image for the class 0, bright ones with less certainty."""
+    """A teacher that assigns every image to class 0, but is less certain of bright ones."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         light = images.mean(dim=(1, 2, 3))
@@ -99,7 +100,9 @@ def test_public_images_stay_if_they_help_and_cost_nothing(beside, name):
 
 
 def test_the_teacher_labels_public_judges_in_equal_shares():
-    """It may take all public images for one class: what it is surest of counts."""
+    """The teacher assigns all images to class 0. The half that it is least certain of is labelled
+    1.
+    """
     images, labels = shaded(mixture.JUDGES + 80, 1)
     public = ImageSet(pixels(images), labels.numpy(), ("dark", "bright"))
     found = judges(seen_dark, public.take(np.arange(20)), public, 0)
@@ -130,7 +133,7 @@ def test_public_images_keep_their_labels_among_drawn_ones():
 def test_the_release_is_the_mixture_that_was_chosen(quick, monkeypatch, name):
     monkeypatch.setattr("sfumato.evaluation.mixture.chosen_mixture", lambda agreements: name)
     found = computed(case("synthesize", **MIXED, count=60))
-    public = PUBLIC // 2  # number from the selection
+    public = PUBLIC // 2  # number of selected images
     assert len(found["images.npy"]) == (2 * public if name == WITH else 60)
     shown = {image.tobytes() for image in found["images.npy"].numpy()}
     joined = {image.tobytes() for image in digits(4, 8, False)[0][:PUBLIC][1::2, ..., None]}

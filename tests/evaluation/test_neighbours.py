@@ -20,7 +20,7 @@ def kth(points, i, k):
 
 
 def by_definition(synthetic, real, k):
-    """From the whole table of distances at once."""
+    """Compute the measures from the complete table of distances."""
     apart = cdist(synthetic, real)
     real_balls, synthetic_balls = (
         np.sort(cdist(own, own), axis=1)[:, k] for own in (real, synthetic)

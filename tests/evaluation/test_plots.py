@@ -33,5 +33,5 @@ def test_a_copied_image_is_shown_first_and_called_local(tmp_path, monkeypatch, c
     assert "local: not for release" in text and "class 1" in text
     copy = shown.index((synthetic.images[copied].tobytes(), (37, 99, 168)))  # blue
     assert shown[copy + 1] == (real.images[31].tobytes(), (224, 122, 31))  # orange
-    # The first of class 1
+    # The copy is the first picture of class 1
     assert copy == 1 + 2 * min(plots.PAIRS, np.count_nonzero(synthetic.labels == 0))

@@ -1,5 +1,5 @@
-"""The student on a public network: what it learns, and that nothing sets it beside the students
-from scratch.
+"""The second student uses features of a public network. It learns from true labels, and its scores
+have a table of their own, apart from the scores of classifiers trained from scratch.
 """
 
 import numpy as np
@@ -26,7 +26,9 @@ def found(digits) -> dict:
 
 
 def test_it_learns_from_true_labels_and_not_from_shuffled_ones(found):
-    """400 images of ten classes: chance stays below 0.2 but for less than one in a million."""
+    """Independent guesses on 400 images of ten classes reach an accuracy of 0.2 with a probability
+    below one in a million.
+    """
     assert (
         found["trained_on"]["real"]["mean"] > 0.85 and found["trained_on"]["release"]["mean"] < 0.2
     )

@@ -19,9 +19,9 @@ PIXELS = Extractor(name="pixels-64", digest="pixels", embed=lambda images: image
 
 @pytest.fixture(scope="module")
 def sets(digits):
-    """Real training and hold-out digits, a good synthetic set (other digits) and a bad one.
+    """Return training and hold-out digits, a good synthetic set of other digits, and a bad one.
 
-    The bad one is inverted, its labels moved by one.
+    The images of the bad set are inverted, and its labels are raised by one.
     """
     order = np.random.default_rng(0).permutation(len(digits))
     train, holdout, good = (digits.take(part) for part in np.array_split(order, 3))

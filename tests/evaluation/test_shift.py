@@ -1,4 +1,4 @@
-"""The distortions of the hold-out are fixed, small and as named."""
+"""The distortions of the hold-out are fixed and small, and do what their names state."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The verdict: between guessing and the real images, by thresholds that the module states."""
+"""The verdict places a release between guessing and real images, by thresholds of its module."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ BOUNDS = {
 
 @pytest.mark.parametrize(("release", "level"), BOUNDS.items())
 def test_the_level_is_the_part_of_what_there_is_to_learn(release, level):
-    """Chance is 25 %, the real images teach 95 %: the thresholds lie at 32, 60 and 88 %."""
+    """Chance is 25 %, and real images reach 95 %, so the thresholds are at 32, 60 and 88 %."""
     found = judged(release)
     assert found["level"] == level and found["learned"] == pytest.approx((release - 0.25) / 0.7)
     assert (
@@ -60,7 +60,9 @@ def test_naming_only_the_largest_class_is_useless():
 
 
 def test_a_teacher_that_beats_real_training_is_the_ruler():
-    """A student of few steps learned 67.8 % from real images, the private teacher 84.9 %."""
+    """Trained on real images for few steps, a student once reached 67.8 %, but the private teacher
+    reached 84.9 %.
+    """
     teacher = {"accuracy": 0.849, "balanced_accuracy": 0.849}
     found = judged(0.66, real=0.678, teacher=teacher)
     assert (
@@ -104,8 +106,8 @@ def test_without_the_bound_the_verdict_is_never_kinder():
     "labels", [np.repeat(np.arange(4), [250, 250, 250, 9]), np.repeat(np.arange(3), 250)]
 )
 def test_a_handful_of_images_per_class_is_not_judged(labels):
-    """With 7 hold-out images, it stated that real images teach nothing either, although no
-    classifier had been trained.
+    """With 7 hold-out images, the verdict once stated that real images teach nothing either. But no
+    classifier had been trained on real images.
     """
     teacher = {"accuracy": 1.0, "balanced_accuracy": 1.0}
     for more in ({}, {"real": None}, {"teacher": teacher}):

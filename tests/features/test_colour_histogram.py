@@ -1,6 +1,4 @@
-"""The histogram of colours: the row does not mind where they are, and a surface counts by its
-size.
-"""
+"""The colour histogram ignores the places of pixels. Each colour counts by its share of pixels."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The cosine transform and its products: a rotation, bounded rows, and the mirror."""
+"""The cosine transform is a rotation. Rows have norm 1 at most, and may ignore mirroring."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def test_coefficients_are_a_rotation_of_the_image():
     found = features.coefficients(images)
     torch.testing.assert_close(found.norm(dim=1), (images - 0.5).flatten(1).norm(dim=1))
     torch.testing.assert_close(features.images(found), images)
-    # Grey: only brightness, and only its mean
+    # A grey image has only one coefficient that is not zero: its mean brightness
     plain = features.coefficients(torch.full((1, *SHAPE), 0.75))
     assert plain.abs().argmax() == 0 and plain[0, 1:].abs().max() < 1e-5
 
@@ -31,7 +31,7 @@ def test_no_row_is_longer_than_one(shape, flip):
     assert rows.shape[1] == features.size
     assert rows.norm(dim=1).max() <= 1 + 1e-6
     if not flip:
-        # They are clipped: the bound is met
+        # These rows are clipped, so they have the largest norm
         torch.testing.assert_close(rows[:2].norm(dim=1), torch.ones(2).double())
 
 

@@ -1,6 +1,4 @@
-"""EfficientNet-lite0 with ImageNet's weights: the numbers of its package, in an architecture of our
-own.
-"""
+"""EfficientNet-lite0: our own architecture, with weights for ImageNet from a package."""
 
 import pytest
 import torch

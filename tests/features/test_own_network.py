@@ -1,6 +1,6 @@
-"""A network of one's own: numbers of a file in an architecture by name.
+"""A network of the owner's: a named architecture, with weights from a file.
 
-Nothing of the file is run.
+Nothing in the file is run.
 """
 
 import json
@@ -77,8 +77,8 @@ def test_it_stays_in_evaluation_mode(tmp_path, digits):
 
 
 def test_a_row_is_the_same_to_the_last_bit_in_any_company(tmp_path, digits):
-    """Also where the network is a part of the features, as in the query that learns on a
-    teacher's.
+    """Test the network by itself, and as a part of other features, as in the query that uses a
+    teacher's features.
     """
     images = digits.batch(range(40))[0]
     own = ProjectedFeatures(OWN, SHAPE, 5, small_file(tmp_path / "weights").arguments())
@@ -97,7 +97,7 @@ BESIDE = [{"map": "patches"}, {"map": OWN, "weight": 0.5}, {"map": OWN}]
 
 
 def side_by_side(path: Path, digits, **more) -> tuple[Teacher, ProjectedFeatures]:
-    """Two networks of the owner's beside patches."""
+    """Fit features of patches and two own networks. Returns their settings and the features."""
     first, second = (
         small_file(path / name, seed) for seed, name in enumerate(("weights", "others"))
     )
@@ -160,9 +160,7 @@ def test_a_network_with_features_that_are_not_finite_is_refused(tmp_path, digits
 
 
 class Writes(nn.Module):
-    """A program that writes a file: it could as well read one, and carry images away in its
-    rows.
-    """
+    """A program that writes a file. It could as well read a file, and hide images in its rows."""
 
     def __init__(self, place: Path) -> None:
         super().__init__()
@@ -230,7 +228,7 @@ def test_a_program_is_refused_by_teacher_and_evaluate(tmp_path, digits, write, a
 
 @pytest.fixture
 def released(tmp_path, digits) -> Path:
-    """A teacher on a network of the owner's, which is gone since."""
+    """Release a teacher on a network of the owner's. Returns its folder."""
     (tmp_path / "owner").mkdir()
     settings = Teacher(
         feature="own", network=small_file(tmp_path / "owner" / "weights"), dimension=5
@@ -274,7 +272,7 @@ def test_a_released_teacher_contains_its_network_and_no_path(tmp_path, released,
 
 
 def test_a_teacher_takes_each_of_its_networks_along(tmp_path, digits):
-    """Also when the owner's are gone, each in its place."""
+    """The teacher needs no files of the owner's, and uses each network in its place."""
     (tmp_path / "owner").mkdir()
     teacher = TeacherNetwork.of(
         side_by_side(tmp_path / "owner", digits)[1], torch.arange(50.0).double().view(5, 10)
@@ -293,8 +291,8 @@ def test_a_teacher_takes_each_of_its_networks_along(tmp_path, digits):
 def test_a_program_in_place_of_a_released_network_is_refused(
     tmp_path, released, digits, architecture
 ):
-    """Whoever changed the release wrote all hashes anew; where there is no architecture, as old
-    releases were.
+    """The attacker has updated all hashes. Without an architecture, the release has the form of old
+    releases.
     """
     ran = tmp_path / "ran"
 
@@ -316,7 +314,7 @@ def test_a_program_in_place_of_a_released_network_is_refused(
     assert not ran.exists()
 
 
-# --- which file, and whose ------------------------------------------------------------------------
+# --- the file is the named one, and public --------------------------------------------------------
 
 
 def test_another_file_than_the_named_one_is_refused(tmp_path):

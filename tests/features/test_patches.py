@@ -1,4 +1,4 @@
-"""Patches of textures as filters: what they are, and that a mirrored image may stand for itself."""
+"""Whitened patches of textures as filters. With `flip`, a mirrored image has the same row."""
 
 import torch
 

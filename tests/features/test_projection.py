@@ -30,7 +30,7 @@ def test_a_row_of_every_map_is_of_its_image_alone(feature, images):
     made = FEATURES[feature]((1, 8, 8))
     kept = [0, 1, 2, 4, 5, 6]
     changed = images[:7].clone()
-    changed[3] = images[20]  # a map may take an image for its negative
+    changed[3] = images[20]  # not the negative, which may have the same row
     rows = made(images[:7])
     others = made(changed)
     torch.testing.assert_close(others[kept], rows[kept], rtol=1e-5, atol=1e-5)
@@ -106,7 +106,10 @@ def test_directions_are_those_of_all_blocks_together(images):
 
 
 def test_an_image_at_a_block_centre_has_a_row_of_norm_one(images):
-    """There is nothing to divide by: neither not-a-number nor a norm above 1 may come of it."""
+    """The image equals the centre, so the block is zero before its norm is fixed.
+
+    The result must be neither NaN nor longer than 1.
+    """
     features = ProjectedFeatures(BESIDE, (1, 8, 8), 20)
     features.fit(images[:1].expand(40, -1, -1, -1), 0.5, seed=0)
     rows = features(images[:9])

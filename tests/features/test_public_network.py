@@ -23,16 +23,16 @@ def test_every_parameter_learns_and_loads_bit_for_bit(kind, shape, tmp_path):
     images = torch.rand(8, *shape)
     if kind is WhitenedCNN:
         model.whiten(images)
-    else:  # the blocks of a new network pass on what they are given
+    else:  # in a new network, these weights are zero, so a block equals its shortcut
         for block in model.blocks:
             torch.nn.init.ones_(block.second_norm.weight)
-    logits = model(images)  # this moves the batch statistics, too
+    logits = model(images)  # this updates the batch statistics, too
     assert logits.shape == (8, 7)
     logits.square().sum().backward()
     assert all(
         value.grad is not None and value.grad.abs().sum() > 0 for value in model.parameters()
     )
-    assert "filters" not in dict(model.named_parameters())  # whitening stays as it is
+    assert "filters" not in dict(model.named_parameters())  # whitening is not trained
     save_network(model, arguments_of(model), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "config.json",

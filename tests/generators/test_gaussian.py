@@ -1,4 +1,4 @@
-"""Gaussians of a release: exact without noise, cautious with it, drawn as every generator is."""
+"""Gaussians fitted to a release have its exact moments without noise, and are shrunk with noise."""
 
 import math
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ def release(clouds: tuple[torch.Tensor, torch.Tensor], deviation: float, classes
 
 @pytest.fixture(scope="module")
 def clouds() -> tuple[torch.Tensor, torch.Tensor]:
-    """Smooth images of two classes: bright above, and bright on the left."""
+    """Return smooth images of two classes, bright above or bright on the left, and labels."""
     random = torch.Generator().manual_seed(1)
     coarse = torch.randn(4000, 3, 4, 4, generator=random) * 0.08
     images = 0.5 + torch.nn.functional.interpolate(coarse, SHAPE[1:], mode="bicubic")
@@ -68,13 +68,13 @@ def test_what_is_drawn_has_the_moments_of_its_class(clouds):
     above = drawn[own == 0][:, :, :8].mean()
     left = drawn[own == 1][:, :, :, :8].mean()
     assert above > 0.6 and left > 0.6
-    # spread of brightness, which the release contains completely
+    # The spread of the mean brightness, which the release contains completely
     assert math.isclose(drawn.mean((1, 2, 3)).std(), images.mean((1, 2, 3)).std(), rel_tol=0.35)
 
 
 def test_noise_alone_gives_one_gaussian_for_all_classes(clouds):
     generator = fit_gaussians(release(clouds, 3.0), torch.tensor([0.5, 0.5]))
-    # deviations of pure noise: the classes' means are equal, and each covariance is one diagonal
+    # With so much noise, the classes' means are nearly equal, and covariances nearly diagonal
     assert (generator.means[0] - generator.means[1]).norm() < 0.5 * generator.features.radius
     covariances = generator.factors @ generator.factors.transpose(1, 2)
     apart = covariances - torch.diag_embed(covariances.diagonal(dim1=1, dim2=2))
@@ -122,7 +122,7 @@ def test_recolouring_keeps_edges_and_nothing_of_the_colours():
     steps = (found[..., 3] - found[..., 4]).abs().mean((1, 2))
     assert steps.min() > 0.02 and torch.equal(found[..., 0], found[..., 3])
     strongest = found[..., 0].mean(2).argmax(1).bincount(minlength=3)
-    assert strongest.min() > 80  # each channel in turn
+    assert strongest.min() > 80  # each channel is the strongest in many images
     same = recoloured(image[None, :1], torch.full((1, RECOLOURED), 0.5))
     assert same.shape == (1, 1, 8, 8)
 

@@ -43,7 +43,7 @@ def joint_embedding(images, labels, classes):
 
 @pytest.fixture(scope="module")
 def three_digits(digits):
-    """Zeros, ones and twos, the twos ten times rarer; their target and priors."""
+    """Return zeros, ones, and a tenth as many twos: images, labels, target and priors."""
     images, labels = digits.batch(range(len(digits)))
     keep = torch.cat(
         [(labels == m).nonzero()[:count, 0] for m, count in ((0, 170), (1, 170), (2, 17))]
@@ -54,7 +54,7 @@ def three_digits(digits):
 
 @pytest.fixture(scope="module")
 def fitted(three_digits):
-    """A generator for that target."""
+    """Fit a generator to the target of `three_digits`."""
     _, _, target, priors = three_digits
     return fit(target, priors=priors)
 
@@ -80,7 +80,7 @@ def test_images_of_one_class_differ(three_digits, fitted):
 
 @pytest.mark.parametrize("fast", [False, True])
 def test_the_fit_is_in_bfloat16_on_a_device_that_has_it(fast, bfloat16):
-    """A processor that only emulates it takes up to sixteen times as long."""
+    """A processor that only emulates bfloat16 takes up to sixteen times as long."""
     bfloat16(fast)
     seen = []
 
@@ -90,7 +90,7 @@ def test_the_fit_is_in_bfloat16_on_a_device_that_has_it(fast, bfloat16):
 
     with register_module_forward_pre_hook(note):
         fit(torch.zeros(1000, 3), CONFIG.model_copy(update={"steps": 2}))
-    assert seen[:2] == [fast, fast]  # later its statistics are settled
+    assert seen[:2] == [fast, fast]  # later calls compute the final statistics
 
 
 def test_the_seed_fixes_the_generator_and_the_images():
@@ -132,7 +132,10 @@ def test_label_shares_are_met_to_within_one():
 
 
 def test_label_shares_are_right_on_average():
-    """1000 draws of 2 labels at prior 0.3: 600 ± 5 standard deviations (false alarm under 1e-6)."""
+    """Of 1000 draws of 2 labels, 600 labels are expected at a prior of 0.3.
+
+    The tolerance is 5 standard deviations, with a false-alarm rate below 1e-6.
+    """
     random = torch.Generator().manual_seed(0)
     rare = sum(
         (balanced_labels(2, torch.tensor([0.7, 0.3]), 2, random) == 1).sum().item()
@@ -159,7 +162,7 @@ def test_a_saved_generator_draws_the_same_images_or_none(tmp_path, shape):
 
 
 def test_the_statistics_of_the_averaged_network_are_its_own():
-    """In eval mode it draws what it draws in training mode, where each batch has its own
+    """In eval mode, it draws nearly the same as in training mode, where each batch has its own
     statistics.
     """
     config = CONFIG.model_copy(update={"steps": 70})
@@ -172,8 +175,8 @@ def test_the_statistics_of_the_averaged_network_are_its_own():
 
 
 def test_a_second_match_and_a_teacher_both_pull(three_digits):
-    """A teacher that calls bright images class 0 and dark ones class 1 makes its classes bright and
-    dark.
+    """A teacher that assigns bright images to class 0, and dark ones to class 1, makes class 0
+    bright and class 1 dark.
     """
     images, labels, target, _ = three_digits
     config = CONFIG.model_copy(update={"steps": 100})
@@ -197,12 +200,12 @@ def test_a_second_match_and_a_teacher_both_pull(three_digits):
 
 
 def stopped_at(noise: float, steps: int = 400) -> tuple[EarlyStopping, list[float]]:
-    """Fit one class whose embedding moves from zero to its signal, of norm 1, and then to the noise
-    of the cells it sees.
+    """Simulate the fit of one class. Its embedding moves from zero to its signal, of norm 1, and
+    then to the noise in the cells that it sees.
 
-    In cells that it does not see, this noise is another direction of the same length.
+    In the other cells, it moves to other noise of the same norm.
 
-    Returns the state at the end and, by step, the part of the noise in the target.
+    Returns the state at the end and, for each step, the share of the noise in the target.
     """
     random = torch.Generator().manual_seed(1)
     signal, chance, other = (
@@ -225,10 +228,10 @@ def stopped_at(noise: float, steps: int = 400) -> tuple[EarlyStopping, list[floa
 
 def test_a_class_is_held_where_the_fit_begins_to_learn_its_noise():
     stopping, parts = stopped_at(noise=0.7)
-    # Before: the release as it is
+    # At first, the target is the release itself
     assert stopping.held.all() and parts[0] == pytest.approx(1, abs=0.15)
-    assert abs(parts[-1]) < 0.35  # after: what the class is, with little of the noise
-    assert (stopping.targets[0] - stopping.matches[0].table).norm() > 0.4  # so not the release
+    assert abs(parts[-1]) < 0.35  # at the end, the target contains little noise
+    assert (stopping.targets[0] - stopping.matches[0].table).norm() > 0.4  # not the release
 
 
 def test_a_class_that_comes_nearer_is_not_held():
@@ -258,7 +261,7 @@ def test_the_loss_does_not_see_the_cells_that_judge_it():
     assert torch.equal(embedding.grad != 0, stopping.unseen[0] == 0)
     assert 0.1 < float(stopping.unseen[0].mean()) < 0.3
     waves = stopping.unseen[0].view(2, 500)
-    # Cosine and sine of a frequency: φ has the same norm on what is left
+    # Cosine and sine of a frequency are left out together, so φ has a constant norm on the rest
     assert torch.equal(waves[0], waves[1])
 
 
@@ -295,8 +298,8 @@ def test_half_of_the_steps_are_coarse_the_others_shared(blocks, steps, expected)
 
 
 def test_a_large_image_is_fitted_coarse_to_fine(monkeypatch):
-    """With two kinds of stripes, 64 pixels per side, the coarse levels see the brightness, and the
-    last level the stripes.
+    """Two classes of stripes, of 64 pixels per side, differ in brightness. Coarse levels learn the
+    brightness, and the last level learns the stripes.
     """
     side = 64
     stripes = 0.5 + 0.2 * torch.cos(torch.arange(side) * math.pi)[:, None].expand(side, side)

@@ -2,8 +2,7 @@
 
     python tests/language/check.py        exit code 1, and a line for each place, if there are any
 
-The kinds are in `kinds.yaml`. A use that is right is listed there, with the number of lines that
-may have it.
+The kinds are in `kinds.yaml`. It also lists permitted uses, and in how many lines each may occur.
 """
 
 from __future__ import annotations
@@ -122,7 +121,8 @@ def texts_of(path: Path, name: str) -> Iterator[Text]:
             yield Text(place, "names", node.id)
         if isinstance(node, ast.arg | ast.FunctionDef):
             yield Text(place, "names", node.arg if isinstance(node, ast.arg) else node.name)
-    # Last line of a comment that fills its line: the next line may continue its sentence
+    # Line of the last comment that has its line to itself. A comment on the next line may continue
+    # its sentence.
     comment = -1
     for token in tokenize.generate_tokens(io.StringIO(content).readline):
         place = f"{name}:{token.start[0]}"
@@ -153,7 +153,7 @@ def is_assembled(node: ast.AST) -> bool:
 
 
 def found_in(kind: Kind, texts: Sequence[Text]) -> list[Text]:
-    """Return the texts of this kind, one for each line, without allowed ones."""
+    """Return the lines with a sentence of this kind, without permitted ones."""
     used: Counter[str] = Counter()
     found = []
     for text in texts:

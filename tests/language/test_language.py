@@ -24,7 +24,7 @@ PLACES = {
 
 
 def planted(kind: Kind, folder: Path) -> Path:
-    """Write a module of `folder` with the example of a kind."""
+    """Write a module with the example of a kind below `folder`. Returns `folder`."""
     quoted = (
         f'X = "{kind.example}, of course"'
         if {"strings", "docstrings"} <= {*kind.sorts}

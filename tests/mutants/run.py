@@ -2,12 +2,12 @@
 tree.
 
     make mutants                                     all of them, on one thread
-    python tests/mutants/run.py --seconds 60         a random sample, as long as it takes
+    python tests/mutants/run.py --seconds 60         a random sample: none starts after 60 s
     python tests/mutants/run.py --only NAME --show   one, with the output of its tests
 
-A mutant is an entry of a YAML file beside this one: a file, a fragment that occurs in it once, its
-replacement, and tests, at least one of which must fail. One process imports the libraries, and
-forks for each mutant.
+The mutants are the entries of the YAML files in this folder. An entry names a file, a fragment that
+occurs once in this file, its replacement, and tests. At least one of the tests must fail. One
+process imports the libraries, and forks for each mutant.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SLOW_IMPORTS = (
     ),
     *("dp_accounting.rdp", "dp_accounting.pld"),
 )
-LIMIT = 180  # seconds for the tests of one mutant; one that hangs is not caught
+LIMIT = 180  # seconds for the tests of one mutant; a mutant whose tests take longer is BROKEN
 LIMIT_OF_ALL = 3600  # seconds for all tests once, without any mutant
 KILLED = "killed"
 SURVIVED = "survived"
@@ -65,8 +65,11 @@ BROKEN = "broken"
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """mistake: the kind of mistake; tests: one of these must fail; harmless: reason why none can
-    fail, if so.
+    """A mistake, and the tests that must find it.
+
+    mistake: kind of the mistake;
+    tests: at least one of these tests must fail, unless `harmless` is set;
+    harmless: the reason why no test can fail; empty if a test must fail.
     """
 
     name: str
@@ -78,9 +81,9 @@ class Mutant:
     harmless: str = ""
 
     def apply(self, tree: Path) -> str:
-        """Change the file in `tree`; returns what it was.
+        """Change the file in `tree`. Returns its text before the change.
 
-        Raises ValueError unless the fragment occurs once.
+        Raises ValueError unless the fragment occurs exactly once.
         """
         path = tree / self.file
         before = path.read_text(encoding="utf-8")
@@ -101,7 +104,7 @@ class Outcome:
 
     @property
     def failed(self) -> str:
-        """Return the test that caught it, and its output."""
+        """Return the line of the output that names the failed test, or "" if none failed."""
         lines = [
             line for line in self.output.splitlines() if line.startswith(("FAILED ", "ERROR "))
         ]
@@ -118,7 +121,7 @@ def load_mutants() -> list[Mutant]:
 
 
 def copy_tree(target: Path) -> None:
-    """The files of this repository that git tracks or would take, compiled."""
+    """Copy the files of this repository that git tracks or would add, and compile them."""
     listed = [
         "git",
         "-C",
@@ -139,8 +142,10 @@ def copy_tree(target: Path) -> None:
 
 
 def run_tests(tree: Path, tests: Sequence[str], limit: float = LIMIT) -> tuple[int, str]:
-    """pytest's exit code and output, from a fork in which `tree` is the project; −1 after `limit`
-    seconds.
+    """Run tests in a fork in which `tree` is the project.
+
+    Returns pytest's exit code and its output. The exit code is −1 if the tests took more than
+    `limit` seconds.
     """
     log = tree.parent / "output"
     scratch = tree.parent / "scratch"
@@ -189,7 +194,8 @@ def try_mutant(tree: Path, mutant: Mutant) -> Outcome:
         before = mutant.apply(tree)
     except ValueError as error:
         return Outcome(mutant=mutant, result=BROKEN, seconds=0.0, output=str(error))
-    # A clock with whole seconds could not distinguish them
+    # Remove the compiled code of this file. Python compares file times in whole seconds, so it
+    # might not notice the change.
     for stale in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
         stale.unlink()
     try:
@@ -201,7 +207,7 @@ def try_mutant(tree: Path, mutant: Mutant) -> Outcome:
 
 
 def outcomes(mutants: Sequence[Mutant], seconds: float) -> Iterator[Outcome]:
-    """Try one after the other, as long as there are seconds left after the preparation."""
+    """Try one mutant after another. None is started later than `seconds` after the preparation."""
     for name in SLOW_IMPORTS:
         import_module(name)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
@@ -215,8 +221,8 @@ def outcomes(mutants: Sequence[Mutant], seconds: float) -> Iterator[Outcome]:
 
 
 def check_tests(mutants: Sequence[Mutant]) -> None:
-    """Raise ValueError where a test that must fail with a mutant fails without: it would catch
-    everything.
+    """Raise ValueError if tests of the mutants fail without any mutant: such tests would seem to
+    catch every mutant.
     """
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy_tree(tree := Path(folder) / "tree")

@@ -1,5 +1,5 @@
-"""A new project asks for the number of images of a class by a share of the budget; one that exists
-keeps its noise.
+"""In a new project, the number of images of each class gets a share of the budget. An existing
+project keeps its noise.
 """
 
 import re
@@ -40,7 +40,7 @@ def test_every_profile_gives_count_a_share():
 
 
 def test_a_missing_key_means_what_it_meant_at_release():
-    """Another default would be another mechanism: the digest of such a release would change, and it
-    be paid again.
+    """Another default would mean another mechanism. The digest of such a release would change, and
+    the release would be paid for again.
     """
     assert Count().noise == 50.0 and Params.model_validate({}).count.noise == 50.0

@@ -1,4 +1,4 @@
-"""Expected times: in proportion to the work, corrected by past runs, without a look at the
+"""Expected times are proportional to the work, corrected by past runs, and independent of the
 images.
 """
 
@@ -71,7 +71,7 @@ def test_operations_count_products_and_what_takes_as_long():
     counted = operations_of(partial(nn.Sequential, *layers), (2, 4, 4))
     products = 2 * (16 * 3 * 2 * 9 + 48 * 5)
     written = 48 + 5
-    assert counted == products + WRITTEN * written + CALL * 4  # its weight is seen transposed
+    assert counted == products + WRITTEN * written + CALL * 4  # three layers and a transpose
 
 
 LABELLED = ["teacher-generator", "teacher-public", "teacher-gaussian", "full"]
@@ -103,7 +103,7 @@ def test_an_ordinary_query_reads_each_drawn_image_once():
     )
     for name in ("count", "covariance", "moments"):
         assert many.of(name) == pytest.approx(10 * few.of(name)) and few.of(name) > 0, name
-    # The one that looks through a network
+    # `moments` computes features with a network
     assert few.of("moments") == 500 * few.network("classifier")
 
 
@@ -121,7 +121,7 @@ def test_every_seed_trains_on_a_release_that_is_all_plain():
         )
         for seeds in ([0], [0, 1, 2])
     )
-    # One more training is by the labels asked for
+    # Both add one training on the requested labels: 3 + 1 = 2 · (1 + 1)
     assert three.of("evaluate") == 2 * one.of("evaluate")
 
 
@@ -146,7 +146,7 @@ def test_a_past_run_corrects_the_estimate_of_more_work_too(tmp_path):
     more = {"auxiliary": {**SMALL["auxiliary"], "steps": 900}}
     after = expected(tmp_path)[1]
     longer = expected(tmp_path, **more)[1]
-    # Kept to two digits
+    # Durations are stored to two digits
     assert after["auxiliary"] - after["plan"] == pytest.approx(2 * work, rel=0.05)
     assert longer["auxiliary"] - longer["plan"] > 1.4 * (after["auxiliary"] - after["plan"])
     remember(tmp_path, plan_of(params, "auxiliary"), work / 10)  # a run that was resumed at its end
@@ -210,7 +210,7 @@ def test_the_estimate_is_of_an_idle_machine_for_any_threads(tmp_path, monkeypatc
     params, first = expected(tmp_path)
     plan = plan_of(params, "auxiliary")
     work = first["auxiliary"] - first["plan"]
-    with one_thread():  # other programs have no influence
+    with one_thread():  # one thread is timed without the influence of other programs
         clock = iter([0.0, work * 2])
         monkeypatch.setattr(estimate, "now", lambda: next(clock))
         with timed(tmp_path, plan):

@@ -1,4 +1,4 @@
-"""The forecast of `stage init`: from public results only, as sure as they agree."""
+"""The forecast of `stage init` uses only public results. Its range shows how well they agree."""
 
 import re
 
@@ -53,12 +53,12 @@ def test_smaller_images_teach_less_only_with_many_units():
         == size_factor(1.0, 64, 128, 400)
         == size_factor(1.0, 64, 9000, 400)
     )
-    for product in (10, 100, 400, 1000, 3000):  # always a share, even if the numbers are small
+    for product in (10, 100, 400, 1000, 3000):  # always a share, even if the product is small
         assert all(
             expected_part(kind, product, size_factor(1.0, 8, 224, product), 1.0) < 1
             for kind in KINDS
         )
-    # Without a jump between them
+    # Between few and many units, there is no jump
     assert all(0.95 < size_factor(1.0, side, 224, 2900) < 1.05 for side in sides)
 
 
@@ -83,7 +83,7 @@ def test_what_the_advice_asks_for_is_the_next_level(units):
 
 
 def test_the_line_is_that_of_the_public_results():
-    """`python benchmarks/forecast.py` writes it."""
+    """`python benchmarks/forecast.py` writes the line."""
     assert fit.fitted(fit.runs()) == LINE
 
 

@@ -107,7 +107,7 @@ def test_profiles_of_the_papers_have_their_sizes(profile, weights, drawn):
 
 
 def test_the_resolved_files_read_back(tmp_path):
-    # So that all queries fit in
+    # With this noise, the budget is enough for all queries
     spent = {"frequency": {"noise": "50%"}, **of_baselines("baseline_settings", "SPENT")}
     streaming = {"synthesize": {"stream": True}}
     made = make_plan(params(recipe="full", run=list(STAGES), **spent, **streaming), card())
@@ -117,7 +117,7 @@ def test_the_resolved_files_read_back(tmp_path):
         plan = read_stage_plan(tmp_path / f"{stage}.yaml", stage)
         assert plan.enabled and getattr(plan, "mechanism", None) == made.mechanisms.get(stage)
         assert isinstance(plan, QueryPlan) == (stage in made.mechanisms)
-        assert "noise" not in made.files[stage]["settings"]  # no query gets its noise
+        assert "noise" not in made.files[stage]["settings"]  # the mechanism replaces it
     with pytest.raises(ConfigError, match="not a resolved configuration of `count`"):
         read_stage_plan(tmp_path / "central.yaml", "count")
     with pytest.raises(ConfigError, match="stage plan"):
@@ -165,17 +165,17 @@ def test_a_network_at_its_defaults_reads_back(tmp_path):
         ({"classifier": {"steps": 7}}, {"classifier"}),
         ({"teacher": {"batch": 100}}, {"teacher"}),
         ({"privacy": {"lifetime_epsilon": "unlimited"}}, set()),
-        ({"finetune": {"steps": 30}}, {"finetune"}),  # shares keep their noise
+        ({"finetune": {"steps": 30}}, {"finetune"}),  # queries with a share keep their noise
         ({"finetune": {"batch": 300}}, {"finetune"}),
     ],
 )
 def test_an_edit_changes_the_files_of_its_own_stages_only(edit, changed):
     fixed = {"recipe": "full"}
-    # A share of the budget: give it its noise, so that no other stage's is calibrated anew
+    # The teacher has a share of the budget. Fix its noise, so that only finetune is calibrated anew
     if "teacher" in edit:
         fixed |= {"teacher": {"noise": 30.0}}
         edit = {"teacher": {"noise": 30.0, **edit["teacher"]}}
-        changed = changed | {"finetune"}  # finetune takes the rest
+        changed = changed | {"finetune"}  # finetune takes the rest of the budget
     before = files(**fixed)
     after = files(**fixed | edit)
     assert {stage for stage in STAGES if before[stage] != after[stage]} == changed
@@ -419,7 +419,7 @@ def test_a_map_without_installed_weights_is_refused_early(uninstall):
             make_plan(params(**content), card())
 
 
-TEACHER_DIGESTS = [  # the same teacher under any name
+TEACHER_DIGESTS = [  # three ways to name the same teacher
     {"feature": "patches"},
     {"features": [{"map": "patches"}]},
     {"features": [{"map": "patches", "weight": 3.0}]},
@@ -552,9 +552,9 @@ def test_a_hint_that_weakens_the_guarantee_is_said(privacy, words):
     ("noise", "classes", "said"), [(50, 20, True), (50, 2, False), ("1%", 20, False)]
 )
 def test_a_count_of_mostly_noise_is_reported_and_unchanged(noise, classes, said):
-    """72 and -5 for two classes of 100.
+    """Two classes of 100 images were counted as 72 and -5.
 
-    Another default would make every project that has it spend again.
+    Another default would make every project that uses it spend again.
     """
     loaded = params(recipe="dp-merf", count={"noise": noise}, privacy={"size_hint": 2000})
     found = [
@@ -580,7 +580,7 @@ def test_a_share_of_another_recipe_gives_way_to_the_rest():
     assert params(recipe="feta-pro", **shares).frequency.noise == "30%"
     own = params(recipe="dp-merf", **{**shares, "count": {"noise": "rest"}})
     assert own.frequency.noise == "30%" and own.count.noise == "rest"
-    with pytest.raises(ConfigError, match="exactly one query"):  # a number is meant
+    with pytest.raises(ConfigError, match="exactly one query"):  # none takes the rest
         noise_requests(
             params(recipe="dp-merf", frequency={"noise": 3.0}, privacy={"size_hint": 1500})
         )
@@ -598,7 +598,7 @@ def test_an_existing_project_keeps_accountant_and_noise():
         name: mechanism.noise_multiplier for name, mechanism in made.mechanisms.items()
     } == BEFORE_EXACT
     assert made.budget["epsilon"] == pytest.approx(9.999804389986677, rel=1e-12)
-    # Where params.yaml does not name one
+    # The accountant if params.yaml names none
     assert params(recipe="teacher-generator").privacy.accountant == "rdp"
 
 
@@ -615,7 +615,9 @@ def test_the_committed_ledger_is_that_of_profile_digits():
 
 
 def test_how_pictures_were_cut_changes_no_digest():
-    """A project with bars that was released before plans recorded them does not spend again."""
+    """A project with padded images that was released before plans recorded the padding does not
+    spend again.
+    """
     usual, padded = (
         make_plan(params(recipe="full", profile="digits", data={"fit": fit}), card())
         for fit in ("crop", "pad")

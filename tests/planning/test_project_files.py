@@ -1,4 +1,4 @@
-"""The files of a project of its own."""
+"""The files that `stage init` writes into a project, and the renewal of an older `dvc.yaml`."""
 
 import subprocess
 
@@ -78,7 +78,7 @@ def test_a_project_in_a_larger_repository_has_a_root_workflow(folder, here):
 def test_a_project_of_its_own_has_the_workflow_that_it_had(here):
     assert workflow_place(here / "new") == WorkflowPlace(".github/workflows/ledger.yml", "")
     text = project_files(CONTENT, {}, 3, WorkflowPlace())[".github/workflows/ledger.yml"]
-    # PyYAML takes `on` for true
+    # PyYAML reads the key `on` as true
     assert [*yaml.safe_load(text)] == ["name", True, "permissions", "jobs"]
     subprocess.run(["git", "init", "-q", str(here / "own")], check=True)
     assert workflow_place(here / "own") == WorkflowPlace()

@@ -31,8 +31,8 @@ BESIDE = replace(GREY, side=64, public="/public", public_images=1100)
 
 
 def seconds(asked, side: int | None = None) -> dict[str, float]:
-    """Simulate a machine on which a step takes a second at 32 pixels per side, and less for smaller
-    images.
+    """Return the seconds of each timed stage. A step takes a second at 32 pixels per side and a
+    `frequency.size` of 11 000. It takes less if either is smaller.
     """
     one = ((side or asked.data.size) / 32) ** 2 * asked.frequency.size / 11_000
     timed = "auxiliary", "refine", "classifier", "evaluate"
@@ -101,7 +101,7 @@ def test_more_minutes_buy_steps_up_to_the_measured_ones():
 
 
 def test_with_time_enough_the_proposal_is_what_was_measured():
-    """Grey images of 28×28, as many as Fashion-MNIST has: the scale that its results come from."""
+    """GREY has the image size and image count of Fashion-MNIST, on which recipes were measured."""
     longer = {
         "auxiliary": {"steps": 1800},
         "refine": {"steps": 600},
@@ -132,8 +132,8 @@ def test_fewer_images_at_more_epsilon_get_equal_shares():
 
 @pytest.mark.parametrize("known", [GREY, replace(GREY, side=128), COLOUR, CELLS])
 def test_few_images_get_a_teacher_of_fewer_directions(known):
-    """400 X-rays at ε = 1: 86 % with 128 directions and this ridge, 80 % with 1024 directions and
-    the ridge of many images.
+    """400 X-rays at ε = 1 gave 86 % with 128 directions and this ridge, but 80 % with 1024
+    directions and the ridge for many images.
     """
     found = []
     ridges = []
@@ -150,8 +150,8 @@ def test_few_images_get_a_teacher_of_fewer_directions(known):
 
 @pytest.mark.parametrize("known", [COLOUR, CELLS])
 def test_few_colour_images_may_keep_the_requested_classes(known):
-    """On 1 650 photographs at ε = 10, the requested classes taught 25.5 %, and the labels of the
-    teacher 16.6 %.
+    """With 1 650 photographs at ε = 10, the accuracy was 25.5 % with the requested classes as
+    labels, and 16.6 % with the teacher's labels.
     """
     found = []
     for size in (2000, 5000, 6000, 40_000):
@@ -174,7 +174,7 @@ def test_few_images_buy_class_counts_exact_to_a_tenth(known):
 
 @pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CELLS, CHOSEN, SEVERAL])
 def test_a_size_is_obeyed_however_short_the_time_is(known):
-    """`--size 32` was overruled by 16 pixels where the minutes were few."""
+    """In an earlier version, 16 pixels replaced `--size 32` if there were few minutes."""
     least = propose(replace(known, minutes=0.001), seconds)
     assert not least.enough and least.fit_length == 0 and least.params.data.size == known.side
 
@@ -186,7 +186,7 @@ def test_the_evaluation_takes_a_quarter_of_the_minutes(known, minutes):
     judged, unjudged = (propose(replace(known, evaluate=some), seconds) for some in (True, False))
     assert 0 < judged.judging <= 60 * minutes / 4 and judged.params.evaluate.bound
     assert not unjudged.params.runs("evaluate") and unjudged.judging == 0
-    # So that the rest could grow further
+    # Without the evaluation, the rest may take more time
     lighter = judged.params.frequency.size < unjudged.params.frequency.size
     assert (
         lighter or unjudged.fit_length >= judged.fit_length
@@ -273,8 +273,8 @@ def test_the_largest_size_within_the_minutes_is_proposed():
 
 
 def test_few_persons_get_a_size_at_which_little_is_enough():
-    """400 at ε = 1: releases of 16 pixels taught 49 % of brain MRI and 78 % of X-rays, of 32 pixels
-    39 and 75 %.
+    """With 400 units at ε = 1, releases of 16 pixels gave 49 % accuracy for brain MRI and 78 % for
+    X-rays. Releases of 32 pixels gave 39 % and 75 %.
     """
     sizes = []
     for size in (400, 1000, 2000, 60_000):

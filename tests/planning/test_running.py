@@ -1,5 +1,5 @@
-"""DVC's lock on what runs: numbers of processes come again, after a reboot and in every new
-container.
+"""DVC's lock lists running programs by process number. Numbers are used again after a reboot and in
+every new container.
 """
 
 import json
@@ -23,7 +23,9 @@ COMMAND = "/opt/sfumato/bin/dvc repro"
 
 @pytest.fixture
 def started() -> Iterator:
-    """A function that starts a program with these last words, which ends with the test."""
+    """Yield a function that starts a program with the given last words. The program ends with the
+    test.
+    """
     programs = []
 
     def start(*words: str) -> int:
@@ -40,8 +42,8 @@ def started() -> Iterator:
 def write_lock(
     folder: Path, process: int, command: str = COMMAND, age: float = 0.0, path: str = "out"
 ) -> Path:
-    """DVC's lock, last written `age` seconds ago, in which a process writes one path and reads
-    another.
+    """Write DVC's lock, last changed `age` seconds ago, in which a process writes one path and
+    reads another.
     """
     lock = folder / RUNNING
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +62,7 @@ def running(folder: Path) -> list[bool]:
 def test_the_program_of_the_lock_runs(tmp_path, started):
     write_lock(tmp_path, started("repro"))
     assert running(tmp_path) == [True, True]
-    write_lock(tmp_path, started(), command="notebook.py")  # DVC's own library, without options
+    write_lock(tmp_path, started(), command="notebook.py")  # DVC used as a library
     assert running(tmp_path) == [True, True]
 
 
@@ -75,7 +77,7 @@ def test_a_program_that_began_after_the_lock_did_not_write_it(tmp_path, started)
 
 
 def test_a_killed_program_that_nobody_reaped_is_not_running(tmp_path, started):
-    """In a container whose first process waits for none."""
+    """Such a program remains in a container whose first process never waits for others."""
     process = started("repro")
     write_lock(tmp_path, process)
     psutil.Process(process).kill()
@@ -93,7 +95,7 @@ def test_only_a_lock_of_ended_programs_is_removed(tmp_path, started):
     assert lock.exists()
     lock.write_text("{")
     remove_unused_lock(tmp_path)
-    assert lock.exists()  # its content is unreadable
+    assert lock.exists()  # because its content cannot be read
     write_lock(tmp_path, started("serve"))
     remove_unused_lock(tmp_path)
     assert not lock.exists()
@@ -115,7 +117,7 @@ def project(tmp_path, environment) -> Path:
 
 
 def test_a_run_goes_on_where_another_program_has_the_old_number(project, started):
-    """`dvc repro` is busy for as long as that program runs; `Project.run` is not."""
+    """`dvc repro` refuses to start while that program runs, but `Project.run` starts."""
     (project / "go").touch()
     write_lock(project, started("serve"), age=3600)
     busy = subprocess.run(

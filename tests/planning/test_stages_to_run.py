@@ -10,7 +10,7 @@ from sfumato.settings.stages import STAGES
 
 
 def test_minutes_are_those_of_stages_that_will_run(tmp_path):
-    """After a run, 48.3 minutes were announced where 5.4 were taken."""
+    """An earlier version announced 48.3 minutes for a second run that took 5.4."""
     made = make_plan(params(), card())
     out = tmp_path / "artifacts" / "plan"
     artifacts = tmp_path / "artifacts"

@@ -486,7 +486,7 @@ def order_of(limit: float, delta: float) -> float:
 )
 @settings(deadline=None, max_examples=60)
 def test_of_gaussians_over_all_images_the_limit_fixes_the_order(sigmas, limit, delta):
-    """So the smallest ε over all orders is a privacy filter at one order.
+    """So a limit on the smallest ε over all orders is a privacy filter at one order.
 
     No outcome of a query changes this order.
     """

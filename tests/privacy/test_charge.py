@@ -68,7 +68,8 @@ def test_batches_are_pieces_of_one_poisson_draw(owner):
         assert all(len(piece) <= 100 for piece in pieces)
         lengths.append(sum(len(piece) for piece in pieces))
         charge.release(torch.zeros(1), 1.0)
-    # mean of 40 binomials within six standard errors; a fixed-size batch would give one length only
+    # The mean of 40 binomials is within six standard errors. Batches of a fixed size would all have
+    # the same length.
     assert abs(sum(lengths) / 40 - 0.3 * size) < 6 * (0.21 * size / 40) ** 0.5
     assert len(set(lengths)) > 3
 
@@ -113,7 +114,8 @@ def test_release_adds_noise_of_multiplier_times_bound(owner):
     draw(charge)
     total = torch.full((400_000,), 7.0)
     noise = charge.release(total, max_norm=3.0) - total
-    # s² has a standard error of σ²√(2/n): six of them, false alarm 2e-9
+    # The sample variance has a standard error of σ²√(2/n), and deviates by six of them with
+    # probability 2e-9
     assert abs(noise.double().var().item() / 7.5**2 - 1) < 6 * (2 / 400_000) ** 0.5
 
 
@@ -135,9 +137,9 @@ def released_values(owner, total: float, integer: bool, count: int = 20_000) -> 
 
 
 def test_the_last_bits_of_a_count_tell_nothing(owner):
-    """Without rounding, 0 plus noise has bits below 2⁻⁵³ in one of fourteen outcomes.
+    """Without rounding, one in fourteen outcomes of 0 plus noise has bits below 2⁻⁵³.
 
-    1 plus noise never has such bits.
+    No outcome of 1 plus noise has such bits.
     """
     raw = np.random.default_rng(0).standard_normal(20_000) * 3
     bits = [
@@ -162,10 +164,10 @@ def test_the_last_bits_of_a_sum_tell_nothing(owner):
 
 
 def test_each_draw_is_dealt_to_the_processes_anew(owner, monkeypatch):
-    """A false alarm has probability 2^-1000: two assignments of all images to two processes are
-    equal.
+    """A process reads only the images that are assigned to it.
 
-    The rows of the other process are not read.
+    By chance, the assignments of the two draws are equal with a probability below 2^-1000, and the
+    number of images is outside its limits with a probability below 1e-8.
     """
     for name, value in {"world_size": 2, "rank": 0}.items():
         monkeypatch.setattr(distributed, name, lambda value=value: value)
@@ -216,8 +218,8 @@ def test_a_fork_cannot_use_the_charge_of_its_parent(owner):
 
 
 def test_a_resume_with_another_mechanism_is_refused(owner):
-    """Otherwise, a caller with less noise, or a larger rate, would only be charged for the record's
-    mechanism.
+    """Otherwise, a caller could add less noise, or draw at a larger rate, and would only be charged
+    for the record's mechanism.
     """
     charge = owner.open(THREE)
     draw(charge), charge.release(torch.zeros(1), 1.0)
@@ -294,7 +296,7 @@ def test_a_killed_run_is_continued_at_its_last_durable_use(owner):
     charge = owner.open(THREE)
     draw(charge), charge.release(torch.zeros(1), 1.0)
     charge.durable()
-    draw(charge), charge.release(torch.zeros(1), 1.0)  # not durable: lost with the process
+    draw(charge), charge.release(torch.zeros(1), 1.0)  # not durable, so lost with the process
     charge._lock.close()
     resumed = owner.open(THREE)
     assert resumed.record == charge.record | {"id": resumed.record["id"]} and resumed.used == 1
@@ -307,9 +309,9 @@ def test_a_killed_run_is_continued_at_its_last_durable_use(owner):
 
 
 def test_an_open_run_of_the_same_plan_is_not_paid_again(owner):
-    """Two clones have the same plan, but inputs with different digests.
+    """Two clones have the same plan, but `pretrain` wrote different bytes in each clone.
 
-    The reason is that `pretrain` wrote different bytes in each clone.
+    So the inputs of the query have different digests.
     """
     held = owner.open(THREE, inputs=["one"])
     for inputs in ("one", "two"):
@@ -408,7 +410,7 @@ def test_missing_images_are_named(owner, tmp_path):
 
 
 def test_the_charge_itself_bounds_and_drops_rows(owner):
-    """The query forgets to clip: its rows are a thousand times too long, and one is not finite."""
+    """The query does not clip: its rows are scaled by 1000, and one per batch is not finite."""
     charge = owner.open(Mechanism(noise_multiplier=1e-3), max_norm=0.5)
     images = len(load_prepared(owner.state, owner.card, "sensitive"))
     batches = []
@@ -437,8 +439,8 @@ def test_rows_that_depend_on_the_batch_are_refused_without_a_use(owner):
 
 
 def test_an_exact_lifetime_counts_charges_of_older_projects(owner):
-    """Records contain mechanisms, so charges planned by Rényi's bound are composed with new
-    ones.
+    """Records contain mechanisms, not ε. So charges that were planned by Rényi's bound can be
+    composed exactly with new charges.
     """
     owner.open(plan="first", permission=SpendingPolicy(delta=1e-5, lifetime_epsilon=99.0))
     both = [Mechanism(noise_multiplier=2.0).event] * 2

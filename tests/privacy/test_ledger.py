@@ -70,7 +70,7 @@ def test_the_same_query_twice_costs_twice():
 
 
 def test_the_odometers_line_is_the_union_of_all_charges():
-    """With an empty state directory, or an older journal, it once had fewer charges than the
+    """With an empty state directory or an older journal, the line once had fewer charges than the
     release.
     """
     other = {**COUNT, "id": f"{8:032x}"}
@@ -460,7 +460,7 @@ GALLERY = Path(__file__).resolve().parents[2] / "docs" / "gallery"
 
 @pytest.mark.parametrize("name", ["clothes", "digits", "mri"])
 def test_a_ledger_of_before_is_built_again_as_it_was(name):
-    """A recipient, and the owner's next run, compute the same numbers, and no others."""
+    """A recipient and the owner's next run compute the stored numbers again."""
     stored = read_ledger(GALLERY / name / "ledger.json")
     line = stored["odometer"]
     records = Records.of_ledger(stored)

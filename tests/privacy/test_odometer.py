@@ -162,7 +162,7 @@ def test_an_adopted_journal_is_never_complete_again(tmp_path):
     odometer.path.write_text("".join([lines[0], *lines[2:], "neither is this\n"]))
     assert odometer.adopt([{"id": "two"}, {"id": "elsewhere"}], ["f" * 64]) == (4, 2)
     ids = [record["id"] for record in odometer.opened()]
-    assert sorted(ids) == ["elsewhere", "three", "three again", "two"]  # if unclear, count more
+    assert sorted(ids) == ["elsewhere", "three", "three again", "two"]  # in doubt, both are counted
     assert (
         not odometer.complete()
         and "f" * 64 in odometer.known()

@@ -1,4 +1,4 @@
-"""Test properties of every ledger, journal and plan on random ones (hypothesis)."""
+"""Test properties that every ledger, journal and plan must have, on random examples."""
 
 import hashlib
 import tempfile

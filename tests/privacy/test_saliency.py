@@ -169,7 +169,7 @@ def test_the_debiased_rank_ignores_noise_of_large_matrices():
         "large, no signal": torch.randn(10_000, generator=generator),
         "small, signal": torch.randn(16, generator=generator) + 30,
     }
-    # The small matrix has the larger raw norm, 120, but the large one has 101
+    # The small matrix has the larger raw norm: 120, against 101 for the large one
     assert [row.raw_rank for row in rank_candidates(noisy, 1.0).itertuples()] == [2, 1]
     noisy["large, no signal"] = torch.randn(40_000, generator=generator)
     rows = list(rank_candidates(noisy, 1.0).itertuples())

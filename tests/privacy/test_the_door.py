@@ -410,7 +410,7 @@ def test_a_unit_that_was_not_asked_for_is_never_taken():
 
 
 def test_a_journal_that_lacks_a_ledgers_charge_opens_none(owner):
-    """The journal is an older copy, so that later charges are not known."""
+    """Such a journal is an older copy, which lacks later charges."""
     bounded = SpendingPolicy(delta=1e-5, lifetime_epsilon=50.0)
     with pytest.raises(BudgetError, match="older copy"):
         owner.open(permission=bounded, seen=["f" * 32])

@@ -49,7 +49,7 @@ OTHERS = {
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("name", QUERIES)
 def test_a_query_reports_what_follows_from_the_release(name, other, capfd, caplog):
-    """It is not divided by a true count, and contains nothing of the true sum.
+    """The result is not divided by a true count, and contains nothing of the true sum.
 
     Bounds and uses are public.
     """

@@ -45,9 +45,9 @@ def test_a_release_is_the_sum_plus_a_normal_to_the_tails(owner):
 
 
 def test_every_entry_has_its_own_noise(owner):
-    """Two equal entries among 4 000 have a chance of 10⁻⁵.
+    """Two equal entries among 4 000 have a probability of 10⁻⁵.
 
-    Rows or columns that share their noise have thousands.
+    Rows or columns that share their noise would have thousands of equal entries.
     """
     charge = owner.open()
     list(charge.batches(4096))
@@ -194,5 +194,5 @@ def test_draws_are_secret_and_new_each_time(owner):
 
 @pytest.mark.parametrize("std", [1e-6, 0.3, 2.0, 5e4])
 def test_the_grid_lies_between_the_last_bit_and_the_noise(std):
-    """For noise of up to eight standard deviations, a thousand floats lie between two multiples."""
+    """Up to eight standard deviations of noise, a thousand floats lie between two grid points."""
     assert 1000 * np.spacing(8 * std) < public_grid(std) < 1e-5 * std

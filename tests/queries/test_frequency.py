@@ -48,9 +48,11 @@ def test_the_seed_rebuilds_the_features():
     [("gaussian", lambda u: torch.exp(-u)), ("rational-quadratic", lambda u: 1 / (1 + u))],
 )
 def test_the_inner_product_is_a_mean_of_kernels(name, kernel, digits):
-    """⟨φ(x), φ(y)⟩ → mean over length-scales of exp(−u) or 1/(1 + u), of u = ‖x − y‖²/(2ℓ²d).
+    """⟨φ(x), φ(y)⟩ approaches the mean of exp(−u) or 1/(1 + u) over the length-scales ℓ, where
+    u = ‖x − y‖²/(2ℓ²d).
 
-    Tolerance: 5 standard errors of a mean of K/2 cosines; false alarm over 144 pairs under 1e-4.
+    The tolerance is 5 standard errors of a mean of K/2 cosines, with a false-alarm rate below 1e-4
+    over all 144 pairs.
     """
     images, _ = digits.batch(range(12))
     rows = FourierFeatures((1, 8, 8), [PIXELS.model_copy(update={"kernel": name})], 20_000, seed=0)(
@@ -63,7 +65,7 @@ def test_the_inner_product_is_a_mean_of_kernels(name, kernel, digits):
 
 def test_weights_share_the_squared_norm():
     features = FourierFeatures((1, 8, 8), BOTH, 300, seed=0)
-    # Pixels 0.4, pixels 0.2, scattering
+    # Pixels at length-scale 0.4, pixels at 0.2, and scattering
     squares = features.amplitude.double().square().split([50, 50, 50])
     assert [part.sum().item() for part in squares] == pytest.approx([1 / 8, 1 / 8, 3 / 4])
 
@@ -77,7 +79,7 @@ def test_the_fast_embedding_is_the_sum_of_rows(digits):
 
 
 def test_rows_are_made_where_the_features_are(monkeypatch):
-    """On a GPU that is only pretended: shapes and devices are followed, and nothing is computed."""
+    """The GPU is only pretended: it follows shapes and devices, and computes nothing."""
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr("sfumato.queries.feature_means.place_matters", lambda *_: True)
     with FakeTensorMode():

@@ -1,4 +1,7 @@
-"""Feature means whose hashes fit and whose content does not: each file has one strict form."""
+"""Feature means with invalid content are refused, even if their hashes are correct.
+
+Each file has one strict form.
+"""
 
 import json
 from types import SimpleNamespace

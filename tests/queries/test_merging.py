@@ -1,5 +1,5 @@
-"""Counts and means of several owners, merged: the same in distribution as one owner's release over
-all images.
+"""Merged counts and means of several owners have the distribution of one owner's release of all
+images.
 """
 
 import json
@@ -56,7 +56,7 @@ def record(owner, sigma, stage="count", number=0):
 
 
 def draws_of(folder, digits, rows, sigma):
-    """Many noisy counts of some digits, (DRAWS, 10), by the query under a charge."""
+    """Release DRAWS noisy counts of some digits under one charge. Returns (DRAWS, 10)."""
     folder.mkdir()
     file = folder / "set.npz"
     np.savez(
@@ -83,10 +83,10 @@ def write_counts(folder, noisy, sigma, owner, made=public_counts):
 
 
 def test_merged_counts_are_distributed_as_one_owners_count(tmp_path, digits):
-    """Kolmogorov-Smirnov of 1000 counts less the true ones, on each side; false alarms: 1 in 10 000
-    runs.
+    """A Kolmogorov–Smirnov test compares the noise of 1000 merged counts with one owner's noise.
 
-    The noise of one owner has the variance of both.
+    The variance of the one owner's noise is the sum of both owners' variances. The false-alarm rate
+    is 1 in 10 000.
     """
     first = 6.0
     second = 8.0
@@ -125,7 +125,7 @@ def test_merging_again_adds_the_noise_of_all(tmp_path):
     assert found.total == 6 and found.priors.tolist() == pytest.approx([1 / 3] * 3)
     (tmp_path / "abc").mkdir()
     merged = merge_counts([both, parts[2]], tmp_path / "abc")
-    # Below the noise: its deviation
+    # A count below the noise's standard deviation is replaced by this deviation
     assert merged.per_class.tolist() == pytest.approx([math.sqrt(27)] * 3)
     (tmp_path / "at once").mkdir()
     assert merge_counts(parts, tmp_path / "at once").per_class.tolist() == pytest.approx(
@@ -254,8 +254,8 @@ def test_without_a_declaration_all_charges_are_composed():
 
 
 def test_a_set_that_is_not_apart_counts_for_everybody():
-    """Public images were made from a third set: a person in it may be in either of the two as
-    well.
+    """The public images were made from a third set. A person in this set may also be in one of the
+    other two.
     """
     a, b, c = ([record(name, 2.0)] for name in "abc")
     assert cost(a + b + c, ("a", "b")) == cost(a + c) > cost(a)
@@ -270,8 +270,8 @@ def test_declarations_that_overlap_leave_all_costs_added_up():
 
 
 def test_the_most_cautious_accountant_of_the_owners_counts():
-    """An owner of before and a new one: neither has to spend again, and the target is what that
-    accountant makes it.
+    """One owner may still use the older accountant, `rdp`. Neither owner has to spend again, and
+    the merged target allows the cost that the more cautious accountant computes.
     """
     records = Records.of([record("a", 2.0), record("b", 2.0)], ("a", "b"))
     delta = 1e-5
@@ -293,7 +293,7 @@ def budgets_at(*deltas):
 
 
 def test_the_smallest_delta_of_all_owners_counts():
-    """At a larger one, an owner's guarantee would be weaker than the one that the owner planned."""
+    """At a larger δ, an owner's guarantee would be weaker than planned."""
     records = Records.of([record("a", 2.0), record("b", 2.0)], ("a", "b"))
     for deltas in ((1e-5, 1e-7), (1e-7, 1e-5)):
         merged = merged_budget(budgets_at(*deltas), 4000, records)
@@ -302,7 +302,7 @@ def test_the_smallest_delta_of_all_owners_counts():
 
 
 def test_a_delta_above_one_over_all_images_is_refused():
-    """Each owner's is below 1/2000, and together they have 4000."""
+    """Each owner's δ is below 1/2000, but both together have 4000 units."""
     with pytest.raises(ConfigError, match="1/size_hint"):
         merged_budget(budgets_at(4e-4, 4e-4), 4000, Records.of([record("a", 2.0)]))
 
@@ -313,7 +313,9 @@ def test_a_delta_above_one_over_all_images_is_refused():
 @dataclass
 class Owner:
     """The parts of a project that `check_owner` reads: plans, budget, and the artifacts of two
-    queries. id: id of the data set.
+    queries.
+
+    id: id of the data set; apart: ids of data sets that are declared to share no person.
     """
 
     id: str = "a"
@@ -337,7 +339,7 @@ class Owner:
         return cost([one for records in self.records.values() for one in records], self.apart)
 
     def check(self, **changes) -> tuple[str, ...]:
-        """changes: of an artifact, by its stage."""
+        """Check this owner. changes: stage -> fields of its artifact to change."""
         budget = {"accountant": "rdp", "delta": self.delta, "size_hint": 300, "target": self.target}
         queries = []
         for stage, records in self.records.items():
@@ -400,7 +402,7 @@ def test_an_owner_whose_plans_contradict_each_other_is_refused(stage, key, value
 def test_an_owner_without_a_release_of_the_data_set_is_refused(stage):
     with pytest.raises(DataError, match="no release of this owner"):
         Owner().check(**{stage: {"enabled": False}})
-    # Of another owner; of one of two that were merged
+    # The release is another owner's, or only one of two merged owners'
     for apart, found in (((), "b"), (("a", "b"), "a")):
         owner = Owner(apart=apart)
         owner.records[stage] = [{**owner.records[stage][0], "dataset_id": found}]

@@ -1,6 +1,4 @@
-"""Labels by the teacher at the shares that were asked, and images that it guides towards a
-label.
-"""
+"""The teacher assigns labels with the requested shares, and guides images towards a label."""
 
 import numpy as np
 import pytest
@@ -22,7 +20,7 @@ from sfumato.settings.training import Architecture
 
 
 def drawn(shares, sharpness, bias, seed=0):
-    """Probabilities of a teacher that leans towards some classes, and the true labels: (N, M),
+    """Return the probabilities of a teacher that prefers some classes, (N, M), and the true labels,
     (N,).
     """
     random = torch.Generator().manual_seed(seed)
@@ -76,7 +74,7 @@ def test_released_images_get_the_teachers_labels_by_shares():
     truth = torch.arange(60) % 3
     for label in range(3):
         images[truth == label, :, :, 2 * label : 2 * label + 2] = 0.8
-    asked = np.roll(truth.numpy(), 1)  # the model drew something else than it was asked for
+    asked = np.roll(truth.numpy(), 1)  # the model drew other classes than requested
     found = relabelled(a_teacher(), ImageSet(as_uint8(images), asked, ("a", "b", "c")))
     assert np.array_equal(found.labels, truth.numpy())
     assert np.array_equal(np.bincount(found.labels), np.bincount(asked))

@@ -106,15 +106,15 @@ def test_the_card_is_the_same_bytes_each_time():
     )
 
 
-# The kinds of as many images, and their origin
+# Kinds of the 40 images of `release`, and the mark of their origin
 PLAIN = np.full(40, "plain")
 MARK = mark_of(["finetune"])
 
 
 @pytest.fixture
 def release(digits) -> ImageSet:
-    """Classes whose names sort in another order than their labels and cannot be names of
-    folders.
+    """Return images of classes whose names sort in another order than their labels. One name cannot
+    be the name of a folder.
     """
     chosen = np.flatnonzero(digits.labels < 3)[:40]
     return ImageSet(digits.images[chosen], digits.labels[chosen], ("T-shirt/top", "Bag", "été"))

@@ -1,4 +1,4 @@
-"""The Parquet export, as others read it."""
+"""Exports to Parquet, WebDataset and PNG folders, as other programs read them."""
 
 import csv
 import io
@@ -110,5 +110,5 @@ def test_a_spreadsheet_computes_no_name(tmp_path, name):
         heads, *rows = csv.reader(file)
     assert not any(cell.startswith(("=", "+", "-", "@")) for row in (heads, *rows) for cell in row)
     assert all((tmp_path / PNG / row[0]).is_file() for row in rows)
-    # A number is a number
+    # A negative number stays a number
     assert csv_text([{"x": -1.5, "y": "a"}], {"x": ".1f", "y": ""}) == "x,y\n-1.5,a\n"

@@ -27,8 +27,8 @@ def drawn(digits):
 
 @pytest.fixture(scope="module")
 def means(drawn, features):
-    """Return the means of a set: its first class, a quarter, has nine zeros to one one; its second
-    class has twos.
+    """Return the means of a set. Its first class, a quarter of the set, has nine times as many
+    zeros as ones. Its second class has only twos.
     """
     rows = features(drawn[0] / 255)
     first = 0.9 * rows[:100].mean(0) + 0.1 * rows[100:200].mean(0)
@@ -75,7 +75,7 @@ def test_exactly_the_requested_number_is_kept(drawn, means, monkeypatch):
 def test_images_far_from_the_mean_are_left_out_first():
     angles = torch.cat([torch.linspace(-0.3, 0.3, 19), torch.tensor([2.5])])
     rows = torch.stack([angles.cos(), angles.sin()], dim=1)
-    # Nearer than the mean of any of the first 19: the last one would help
+    # The mean of any of the first 19 is about (1, 0), so the last one would bring it nearer
     target = torch.tensor([0.5, 0.0])
     assert 19 not in nearest_mean(rows, target, 12)
     assert 19 in nearest_mean(rows, target, 20)

@@ -28,7 +28,7 @@ def noise(number: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_agreement_is_0_by_chance_and_near_1_for_digits(teacher, real):
-    # 800 noise images agree by chance: a standard deviation of kappa is 0.012
+    # For 800 noise images, which agree by chance, the standard deviation of kappa is 0.012
     assert abs(agreement_beyond_chance(teacher, *noise(800))) < 0.05
     assert agreement_beyond_chance(teacher, *real) > 0.7
     images, labels = real

@@ -52,7 +52,7 @@ print(release.card["epsilon"] > 0, len(release.ledger), heavy)
 print(release.cost["basis"], release.cost["epsilon"] == release.card["epsilon"])
 """
 
-# One that lets everything be imported but this package and torch.
+# A finder that lets everything be imported, except this package and torch.
 WITHOUT = """
 import sys
 class Less:
@@ -65,7 +65,7 @@ sys.meta_path.insert(0, Less())
 
 @pytest.fixture
 def release(digits, tmp_path) -> sfumato.Release:
-    """One with images in a folder for each class, and with words of its owner."""
+    """Return a release that has a folder of images for each class, and a statement of its owner."""
     about = {"owner": "The clinic"}
     return sfumato.load_release(
         write_release(tmp_path / "release", digits, about=about, export=["png", "npz"])
@@ -189,7 +189,7 @@ def test_each_image_is_of_a_kind_and_a_kind_can_be_loaded_alone(digits, tmp_path
 
 
 def test_the_pictures_show_no_distorted_image(digits, tmp_path):
-    """Someone who looks at them takes a warped copy for what the model draws."""
+    """Otherwise a viewer would mistake a warped copy for an image that the model draws."""
     few = {"count": 20, "sources": ("finetune",)}
     kinds = np.array(["plain"] * 15 + ["distorted"] * 5)
     names = digits.take(np.arange(20))
@@ -269,7 +269,9 @@ def test_an_unknown_name_of_the_package_is_an_attribute_error():
 
 @pytest.fixture
 def picture(digits, tmp_path):
-    """Write a file with a digit, 23 pixels wide and 31 high, to be rotated according to EXIF."""
+    """Write a file with a digit, 31 pixels wide and 23 high, that EXIF rotates to 23 wide and 31
+    high.
+    """
     large = Image.fromarray(digits.images[7, :, :, 0]).resize((31, 23), Image.Resampling.NEAREST)
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -307,8 +309,8 @@ def test_a_picture_is_prepared_like_training_images(digits, tmp_path, picture, p
 
 
 def test_the_readmes_code_runs_with_numpy_and_pillow(digits, tmp_path, picture):
-    """Ten lines, run where nothing of this package can be imported; the picture is prepared as the
-    package does it.
+    """At most ten lines, run where this package and torch cannot be imported, prepare the picture
+    as the package does.
     """
     path = write_release(tmp_path / "release", digits.take(np.arange(300)), count=300)
     shutil.copy(picture, path)
@@ -366,7 +368,7 @@ def rewrite(path, change) -> None:
 
 
 def replace_array(name, array):
-    """An edit that puts another array into the release."""
+    """Return an edit that puts another array into the release."""
 
     def change(path) -> None:
         np.save(path / name, array)
@@ -452,7 +454,7 @@ def test_a_card_that_does_not_fit_is_refused(release, name):
 
 
 def test_a_receiver_is_told_the_epsilon_of_the_records(release):
-    """A card that states more, by mistake or caution, does not raise it."""
+    """A card that states a larger ε, by mistake or caution, does not change the result."""
     stated = release.card["epsilon"]
     assert release.cost == {
         "epsilon": pytest.approx(stated, rel=1e-9),
@@ -466,7 +468,7 @@ def test_a_receiver_is_told_the_epsilon_of_the_records(release):
 
 
 def test_an_exact_card_holds_by_the_exact_accountant(release):
-    """Also where queries draw samples, and nothing below it."""
+    """Queries may draw samples too. A card that states less than the exact ε is refused."""
     other = small_record(5, SAMPLED, stage="finetune")
     events = [event_of(RECORD), event_of(other)]
     spent = {name: epsilon(events, release.card["delta"], name) for name in ("rdp", "exact")}

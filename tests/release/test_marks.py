@@ -26,7 +26,7 @@ NAMES = {
 
 
 def said(content: bytes) -> tuple[str | None, str]:
-    """Type and description of a PNG, as Pillow finds its XMP packet."""
+    """Return the source type and description of a PNG, from the XMP packet that Pillow finds."""
     with Image.open(io.BytesIO(content)) as opened:
         tree = ElementTree.fromstring(opened.info["xmp"])
     words = "".join(tree.find(".//dc:description", NAMES).itertext())
@@ -76,12 +76,12 @@ def test_a_table_says_it_too_and_so_does_each_picture_in_it(digits, tmp_path, so
 
 # --- files other than pictures, and the pattern in the pixels -------------------------------------
 
-# As before there were these marks
+# Digest of images.npy from before these marks existed
 IMAGES_SHA256 = "09b1ae0a110ef348106e8b65319b22bac9f44cf70bceec715b1e9806097ba812"
 
 
 def packet_in(content: bytes) -> str:
-    """The XMP packet that a scanner finds between its own marks, in any file."""
+    """Return the XMP packet that a scanner finds in any file, by the packet's own marks."""
     start = content.index(b"<?xpacket begin")
     return content[start : content.index(b'<?xpacket end="r"?>', start)].decode()
 
@@ -131,8 +131,8 @@ def after_jpeg(images: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("side", "size"), [(28, 10), (64, 1)])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_pattern_survives_jpeg_in_99_of_100(digits, side, size, channels):
-    """Unmarked sets: no key of 100, each with 1/24 900 at most: all four fail by chance once in 60
-    at most.
+    """Each of 100 keys matches an unmarked set by chance with probability at most 1/24 900. So one
+    of the four cases fails in at most one of 60 runs.
     """
     images = np.tile(larger(digits, side), channels)
     images[..., 1:] //= 2

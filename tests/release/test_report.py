@@ -108,7 +108,7 @@ def write_ledger(path: Path, records=RECORDS, change=None, **budget) -> Path:
 
 
 def test_the_lifetime_line_states_where_it_is_incomplete(tmp_path):
-    """With an empty state directory, it stated that no charge was ever opened."""
+    """With an empty state directory, an earlier version stated that no charge was ever opened."""
     release = write_release(tmp_path / "synthesize")
     ledger = write_ledger(tmp_path / "ledger.json")
     page = " ".join(report_page(release, ledger).split())
@@ -123,7 +123,7 @@ def test_the_lifetime_line_states_where_it_is_incomplete(tmp_path):
 
 
 def write_evaluation(folder: Path, seed: int) -> None:
-    """Numbers and a plot from real images that only the owner may see."""
+    """Write numbers and a plot from real images, which only the owner may see."""
     folder.mkdir(parents=True, exist_ok=True)
     metrics = json.loads(json.dumps(METRICS).replace("0.8317", f"0.{8317 + seed}"))
     (folder / "metrics.json").write_text(json.dumps(metrics))
@@ -134,8 +134,8 @@ def write_evaluation(folder: Path, seed: int) -> None:
 
 @pytest.fixture
 def desk(here):
-    """A folder with a release, its ledger and an evaluation, and `stage report` as a function that
-    lets errors out.
+    """Return `stage report` as a function that raises its errors, in a folder with a release, its
+    ledger and an evaluation.
     """
     write_release(here / "artifacts" / "synthesize")
     write_ledger(here / "ledger.json")
@@ -163,7 +163,7 @@ def pages(tmp_path_factory) -> dict[str, str]:
 
 
 class Elements(HTMLParser):
-    """Every element with its attributes; an error where tags do not nest."""
+    """All elements of a page, with their attributes. Tags that do not nest are an error."""
 
     VOID = frozenset(
         {"meta", "img", "br", "rect", "input", "line", "circle", "polyline", "polygon"}
@@ -181,7 +181,7 @@ class Elements(HTMLParser):
         if tag not in self.VOID:
             self.open.append(tag)
 
-    def handle_endtag(self, tag):  # also of <rect/>
+    def handle_endtag(self, tag):  # also called for <rect/>
         assert tag in self.VOID or self.open.pop() == tag
 
 
@@ -222,7 +222,7 @@ def test_the_public_edition_holds_no_number_of_the_evaluation(pages):
         *numbers,
         *(f"{float(n) * scale:.{digits}f}" for n in numbers for scale, digits in forms),
     }
-    # Fewer digits meet by chance
+    # Numbers of fewer digits may be equal by chance
     rounded = {n for n in rounded if len(n.replace(".", "").lstrip("0")) >= 3}
     text = re.sub(r"<style>.*?</style>|data:[^\"]*", "", pages["public"], flags=re.S)
     words = set(re.findall(r"\d+\.\d+", text))
@@ -297,7 +297,9 @@ def test_the_owners_edition_shows_the_evaluation(desk, tmp_path):
 
 
 def test_the_owners_edition_shows_the_project_on_the_curve(desk, tmp_path):
-    """At size_hint · ε across and what that lets expect up, among the grey sets."""
+    """The project lies at size_hint · ε on the horizontal axis, and at its forecast on the vertical
+    one. All other points are grey sets.
+    """
     desk()
     assert "this project" not in (tmp_path / "artifacts" / "report" / "index.html").read_text()
     desk("--audience", "owner")
@@ -493,7 +495,7 @@ def test_metrics_become_tables_with_a_cell_for_each_set(tmp_path):
     assert accuracy.columns == ("trained on", "cnn")
     assert accuracy.rows == (("release", "83.2 ± 1.2"), ("real", "97.3 ± 0.5"))
     assert by_class.rows == (("benign", "76.5 ± 1.2"),)
-    # An evaluation that was made before there were intervals
+    # METRICS is from a version without intervals
     assert reliable.rows == (("release: cnn", "–", "benign", "76.5", "0.0", "–"),)
     assert fidelity.title == "Fidelity to the real holdout images in cnn-x (local)"
     assert fidelity.rows == (("frechet", "7.654", "5.432"), ("mmd", "0.4567 ± 0.0321", "–"))
@@ -546,8 +548,8 @@ def test_a_release_of_persons_is_described_by_persons(tmp_path):
 
 
 def test_the_first_half_page_answers_an_officers_questions(tmp_path):
-    """It quotes the owner's statements, if there are any; only the owner learns which are missing.
-    δ is added up over all.
+    """It quotes the owner's statements, if there are any. Only the owner's edition names those that
+    are missing. δ is added up over all images.
     """
     about = {
         "owner": "The clinic",

@@ -1,5 +1,5 @@
-"""Sign the metadata of pictures that leave with the owner's certificate, read it back, and detect
-changed pictures.
+"""Sign the metadata of outgoing pictures with the owner's certificate, read the signature, and
+detect changed pictures.
 """
 
 import io

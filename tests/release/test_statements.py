@@ -1,5 +1,5 @@
-"""The statements beside the report: Croissant by its own validator, the others by schema and
-shapes.
+"""The statements beside the report: Croissant's own validator checks one, and a schema and shapes
+check the others.
 """
 
 import json
@@ -40,7 +40,7 @@ HEALTH = {
 }
 HEALTH |= {"access_body": "The access body", "access_url": "https://access.example.org"}
 HEALTH_TERMS = "http://healthdataportal.eu/ns/health#"
-RECOMMENDED = {  # a reader may do without these
+RECOMMENDED = {  # the shapes do not require these
     *(
         DCTERMS.publisher,
         URIRef("http://www.w3.org/ns/adms#sample"),
@@ -54,8 +54,8 @@ PUBLISHED = Path(__file__).with_name("published")
 
 @pytest.fixture
 def states(digits, tmp_path):
-    """A release, its ledger, and the statements of both as a function: (what is missing, folder of
-    the statements).
+    """Return a function that writes a release, its ledger and their statements. It returns what is
+    missing, and the folder of the statements.
     """
 
     def make(about=SAID, **more):
@@ -114,7 +114,9 @@ MOST = {"type": "number", "exclusiveMinimum": 0}
 
 
 def entry(needed: dict, more: dict | None = None) -> dict:
-    """The JSON Schema of an object: keys that it must have, and keys that it may have."""
+    """Return the JSON Schema of an object. needed: keys that it must have; more: keys that it may
+    have.
+    """
     properties = {
         key: {"enum": value} if isinstance(value, list) else value
         for key, value in (needed | (more or {})).items()
@@ -132,8 +134,8 @@ def texts(*keys: str) -> dict:
 
 
 # The keys, types and values of `schemas/deployments-schema.yaml` of the repository
-# opendp/deployments-registry-data, commit 057e5d8 (2026), as far as an entry uses them. What is
-# advice there for tier 3 is needed here.
+# opendp/deployments-registry-data, commit 057e5d8 (2026), as far as an entry uses them. What that
+# schema only recommends for tier 3 is required here.
 SOURCE = ["Peer-reviewed publication", "Formal publication by the deploying organization"]
 SOURCE += ["Authorized organizational attestation", "Other public source"]
 CURATOR = entry(

@@ -1,5 +1,5 @@
-"""The teacher for its recipients: a classifier with its classes and its cost, and without changed
-files.
+"""The teacher for its recipients: a classifier with its classes and its cost. Changed files are
+refused.
 """
 
 import numpy as np

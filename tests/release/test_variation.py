@@ -12,13 +12,17 @@ from sfumato.settings.release import Synthesize
 
 @pytest.fixture(scope="module")
 def drawn(digits):
-    """Images as models draw them, (600, 1, 8, 8) uint8, and labels."""
+    """Return digits in the form in which models draw images, (600, 1, 8, 8) uint8, and their
+    labels.
+    """
     some = digits.take(np.arange(600))
     return torch.from_numpy(some.images).permute(0, 3, 1, 2), torch.from_numpy(some.labels)
 
 
 def teacher_on(feature, dimension, drawn, classes=10):
-    """One that looks for class means of the features: right for most digits, not for all."""
+    """Return a teacher that compares features with their class means. It is right for most digits,
+    not for all.
+    """
     images, labels = drawn
     features = ProjectedFeatures(feature, images.shape[1:], dimension)
     features.fit(images, 0.5, seed=0)
@@ -122,12 +126,12 @@ def test_what_makes_no_release_is_refused(wrong, message):
 
 
 def test_every_kind_of_images_keeps_the_requested_shares():
-    """Smears with and without a dark spot: distortions add spots, so plain offsets call most of
-    them infected.
+    """Infected smears have a dark spot. Distortions add spots, so with offsets from plain images,
+    most distorted images count as infected.
     """
     random = torch.Generator().manual_seed(0)
     images = 0.75 + 0.05 * torch.randn(1200, 1, 12, 12, generator=random)
-    # Equal shares of all, but not of the 300 plain ones
+    # The classes have equal shares of all images, but not of the 300 plain ones
     labels = torch.tensor([0, 1, 1] * 100 + [1, 0, 0] * 100 + [0, 1] * 300)
     images[labels == 1, :, 4:8, 4:8] -= 0.25
     images = (255 * images.clamp(0, 1)).byte()

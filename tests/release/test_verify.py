@@ -76,7 +76,9 @@ def write_ledger(folder: Path, accountant: str, *mechanisms: Mechanism) -> dict:
 
 @pytest.mark.parametrize("recipe", NAMES)
 def test_epsilon_is_that_of_ledger_check_for_every_recipe(recipe):
-    """Both are equal if ε is exact; otherwise, ours is never smaller, for any accountant."""
+    """Both numbers are equal if every query draws all images. Otherwise, the number of `verify.py`
+    is never smaller, for any accountant.
+    """
     loaded = params(recipe=recipe, profile="digits", privacy={"epsilon": 8.0})
     plan = make_plan(loaded, card(loaded.data.name, PROFILES["digits"]))
     chosen = enumerate(plan.mechanisms.items())
@@ -173,7 +175,7 @@ def test_added_missing_and_replaced_files_are_named(folder):
     ],
 )
 def test_labels_that_contradict_the_package_are_found(folder, old, new, problem):
-    """Also with a manifest that was made again."""
+    """They are found even if the manifest was made again."""
     text = (folder / "labels.csv").read_text()
     (folder / "labels.csv").write_text(text.replace(old, new, 1))
     redo_manifest(folder)
@@ -201,8 +203,8 @@ def test_archives_of_other_pictures_are_found(folder, edit):
 @pytest.mark.parametrize("accountant", ["rdp", "pld", "exact"])
 @pytest.mark.parametrize("mechanisms", [(COUNT,), (COUNT, SAMPLED)], ids=["all images", "sampled"])
 def test_a_changed_sigma_never_fits_what_is_stated(folder, accountant, mechanisms):
-    """Also if the ledger's digest and the manifest are made again; a bit more noise is found as a
-    bit less is.
+    """This holds even if the ledger's digest and the manifest are made again, and for slightly more
+    noise as well as for slightly less.
     """
     write_ledger(folder, accountant, *mechanisms)
     assert failures(folder) == []

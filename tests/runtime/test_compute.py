@@ -34,7 +34,7 @@ def test_freed_memory_is_kept():
         )
         for word in ("keep", "no")
     }
-    assert given_back["keep"] < 20_000 < 150_000 < given_back["no"]  # KiB, of 192 MiB
+    assert given_back["keep"] < 20_000 < 150_000 < given_back["no"]  # KiB given back, of 192 MiB
 
 
 def test_a_missing_gpu_is_an_error_if_requested(environment, cuda):

@@ -12,7 +12,9 @@ from sfumato.runtime import compute, distributed
 
 @pytest.fixture
 def joined(monkeypatch, environment, cuda) -> Callable[[int, int, int], list[object]]:
-    """A function: the GPU that a process takes, and the group that it joins."""
+    """Return a function that lets a process join. It returns the GPU that the process takes, and
+    its group's backend.
+    """
     found: list[object] = []
     monkeypatch.setattr(distributed, "launched", lambda: True)
     monkeypatch.setattr(compute, "device", lambda: torch.device("cuda"))
@@ -34,7 +36,9 @@ def test_each_process_takes_a_gpu_of_its_own(joined):
 
 
 def test_more_processes_than_gpus_are_refused_once(joined):
-    """NCCL would end each with a page of words, or two would share a GPU's memory."""
+    """Otherwise NCCL would end each process with a page of text, or two processes would share a
+    GPU's memory.
+    """
     with pytest.raises(
         ConfigError, match=r"^SFUMATO_LAUNCH starts 4 processes for 2 GPUs: use --nproc-per-node=2$"
     ):

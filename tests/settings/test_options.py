@@ -15,7 +15,7 @@ from sfumato.settings.options import InitOptions
 from stages.flags import flag
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXTS = {  # option, as text -> the value that Python may give as well
+TEXTS = {  # case: option, its text, and the same value in Python
     "groups by order": ("groups", "class/person", Groups(folder=True)),
     "groups by order, outer": ("groups", "person/class", Groups(folder="outer")),
     "groups by pattern": ("groups", r"^(P\d+)_", Groups(pattern=r"^(P\d+)_")),
@@ -99,8 +99,8 @@ def test_options_are_frozen_and_an_unknown_one_is_named():
 
 
 def templates(function: ast.FunctionDef):
-    """The text of each error about an option that a function makes, and the names of the values it
-    is given.
+    """Yield the text of each error about an option that a function raises, and the names of the
+    values that the text gets.
     """
     assigned = [
         node
@@ -118,7 +118,7 @@ def templates(function: ast.FunctionDef):
             and None not in given
         ):
             text = call.args[0]
-            if isinstance(text, ast.Name):  # the last text before it
+            if isinstance(text, ast.Name):  # the last `text` assigned before the call
                 text = max(
                     (node for node in assigned if node.lineno < call.lineno),
                     key=lambda node: node.lineno,
@@ -128,7 +128,7 @@ def templates(function: ast.FunctionDef):
 
 
 def test_every_error_about_an_option_is_given_its_values():
-    """A value that is missing would end the program within its own error message."""
+    """Without one of them, the program would end with an error about its own error message."""
     known = {field.name for field in fields(InitOptions)} | {
         "delta",
         "unit",

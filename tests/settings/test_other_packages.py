@@ -1,4 +1,6 @@
-"""A stage of another package, found by its entry point, is planned, run and charged as ours are."""
+"""A stage of another package, found by its entry point, is planned, run and charged like any other
+stage.
+"""
 
 import json
 import os
@@ -68,7 +70,9 @@ PARAMS = {
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The program `stage`, by fork, of an installation that has the package too."""
+    """Yield the path of the program `stage`, run by fork, in an installation that has the package
+    too.
+    """
     base = tmp_path_factory.mktemp("installed")
     package = base / "packages"
     about = package / "brightness_query-1.0.dist-info"
@@ -86,7 +90,7 @@ def installed(tmp_path_factory):
 
 @pytest.fixture
 def run(tmp_path, installed):
-    """Run a command of `stage` in a project beside which the package is installed."""
+    """Return a function that runs a command of `stage` in a project, with the package installed."""
     project = tmp_path / "project"
     project.mkdir()
     (project / "params.yaml").write_text(yaml.safe_dump(PARAMS))

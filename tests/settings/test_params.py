@@ -99,7 +99,7 @@ def test_what_means_nothing_is_refused(content, message):
     ],
 )
 def test_true_is_no_number_and_no_text(content, key):
-    """Python takes it for 1, and would spend so much."""
+    """Python treats true as 1, so `epsilon: true` would spend ε = 1."""
     with pytest.raises(ConfigError, match=f"params.yaml: {key} must not be true or false"):
         validate(content, Path("params.yaml"))
     assert validate({"data": {"different_people": True}}, Path("params.yaml")).data.different_people
@@ -122,7 +122,7 @@ def numbers_in(node: object) -> Iterator[dict]:
         yield from numbers_in(inner)
 
 
-# By a function, or of the values of a picture
+# Limited by a function, or values of pixels
 BOUNDED_ELSEWHERE = {"noise", "lifetime_epsilon", "range", "mean"}
 
 
@@ -203,7 +203,7 @@ def test_what_cannot_be_guessed_must_be_given():
     ("epsilon", "share"), [(0.5, "30%"), (1, "30%"), (10**0.5, "9.487%"), (10, "3%"), (40, "3%")]
 )
 def test_a_share_may_depend_on_epsilon(epsilon, share):
-    """Between the ends, it is proportional to a power of ε: 30 · (3/30)^log10(ε)."""
+    """Between the ends, the share is proportional to a power of ε: 30 · (3/30)^log10(ε)."""
     table = {1: "30%", 10: "3%"}
     params = Params(
         privacy={"epsilon": epsilon}, frequency={"noise": table}, embedding={"noise": {2: "7%"}}

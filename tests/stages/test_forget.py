@@ -1,4 +1,4 @@
-"""`stage forget` and `stage du`: no part of a picture remains, and all spending does.
+"""`stage forget` and `stage du`: no part of a picture remains, but all records of spending do.
 
 No log shows the number of pictures.
 """

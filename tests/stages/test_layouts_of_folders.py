@@ -1,5 +1,5 @@
-"""Class folders: with parts for training and test, with names that no class should have, and what
-lies beside them.
+"""Class folders: with parts for training and test, with names that no class should have, and with
+other files or folders beside them.
 """
 
 import unicodedata

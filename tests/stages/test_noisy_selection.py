@@ -39,7 +39,8 @@ def test_pure_noise_selects_at_random_and_the_pipeline_completes(recipe, label, 
         "1437 images cannot have given so many votes"
     )
     right = sum(row["public_class"] == row["relabelled_as"] for row in rows)
-    # A digit gets its own class with a chance of 1 in 62: more than 3 of 10 in one of 70 000 runs
+    # A digit gets its own class with a probability of 1/62. More than 3 of the 10 digits do so in
+    # one of 70 000 runs.
     assert label == "public" or right <= 3
     labels = np.load("artifacts/synthesize/labels.npy")
     assert np.load("artifacts/synthesize/images.npy").shape == (60, 8, 8, 1) and set(labels) <= set(

@@ -1,5 +1,5 @@
-"""While DVC runs the stages, a terminal shows the progress of the pipeline, and no stage that is
-switched off.
+"""While DVC runs the stages, a terminal shows the progress of the pipeline. For stages that are
+switched off, it shows nothing.
 """
 
 import os
@@ -24,8 +24,10 @@ ERASED = re.compile(r"\x1b\[(\d)A\x1b\[J")
 
 @pytest.fixture
 def desk(desk, digits, environment, expect_seconds):
-    """Plan a project on digits whose stages take a minute each. `dvc.lock` exists, as after a
-    stage.
+    """Plan a project on digits, with an estimate of one minute per stage.
+
+    The environment is as if DVC were running `count`. `dvc.lock` is new, as if DVC had just written
+    it after another stage.
     """
     np.savez(
         "source.npz",
@@ -70,7 +72,6 @@ def test_each_stage_states_its_place_minutes_and_epsilon(desk):
         )
     written = {
         out if isinstance(out, str) else next(iter(out))
-        # Fmt: skip
         for entry in dvc_content()["stages"].values()
         for out in entry.get("outs", [])
     }

@@ -98,7 +98,7 @@ def world(
                 Path(VICTIM) if i == 200 else Path("in", str(digits.labels[i]), f"person_{i}.png")
             )
             file.parent.mkdir(parents=True, exist_ok=True)
-            # The next one is held out
+            # Digit 200 would be held out, so the victim's picture is digit 201
             Image.fromarray(digits.images[i + (i == 200), ..., 0]).save(file)
         return run
 
@@ -305,7 +305,7 @@ def test_a_terminal_shows_all(world, desk):
     run = world(True)
     desk.terminal = True
     desk.params(recipe="dp-merf")
-    # In this process, as the first is
+    # Pictures are decoded in this process, by the patched `decode` in `world`
     assert "in/0/person_0.png is odd" in run("prepare sensitive")[0][2]
     Path("in/0/Zoe_1931.png").write_bytes(b"none")
     ((_, code, text),) = run("prepare sensitive")

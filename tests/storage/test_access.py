@@ -1,4 +1,4 @@
-"""The private log of who acted: every entry of a journal and every command, and nothing that is
+"""The private log records who wrote each journal entry and ran each command. Nothing in it is
 published.
 """
 
@@ -43,7 +43,7 @@ def test_the_account_is_named_whatever_the_variable_says(tmp_path, environment, 
         ("Ann", name),
         (name, name),
     ]
-    monkeypatch.setattr(os, "getuid", lambda: 4_000_000)  # a container's number, without an account
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000)  # a container's user id, with no account
     log_access(tmp_path)
     assert lines(tmp_path)[-1]["actor"] == "uid 4000000"
 

@@ -61,9 +61,9 @@ def test_files_that_no_longer_fit_are_named(tmp_path, damage):
 
 
 def test_a_hole_of_a_terabyte_is_refused_before_it_is_read(tmp_path):
-    """A sparse file costs its maker nothing; to hash it takes half an hour.
+    """A sparse file costs its maker nothing, but hashing it would take half an hour.
 
-    The test takes no time, or it fails.
+    The test fails if reading takes 5 seconds or more.
     """
     with writing(tmp_path / "a", "pretrain") as directory:
         (directory / "weights.safetensors").write_bytes(b"as small as it should be")
@@ -132,7 +132,9 @@ def test_the_empty_artifact_has_constant_bytes(tmp_path):
     ],
 )
 def test_a_failing_disk_is_no_answer_about_an_artifact(tmp_path, ask):
-    """Such as that it is another's, that nothing was paid for it, or that its kept copy is lost."""
+    """A disk error does not mean, for example, that the artifact is another's, that nothing was
+    paid for it, or that its kept copy is lost.
+    """
     path = make(tmp_path / "count").path
     ask(path)
     with failing_opens("privacy.json"), pytest.raises(OSError) as error:

@@ -1,4 +1,4 @@
-"""Files of unknown origin: one sentence, at once, for any content."""
+"""Files of unknown origin: wrong content is refused at once and in one sentence."""
 
 import os
 import time
@@ -73,7 +73,7 @@ def test_a_text_that_is_wrong_is_one_sentence_at_once(parse, text):
 
 
 def test_text_that_begins_as_a_number_is_text():
-    """Digests in dvc.lock do."""
+    """Digests in dvc.lock may begin like a number."""
     assert (
         parse_yaml("8e2276dfa18df3b844d8fb53ef8624a0.dir") == "8e2276dfa18df3b844d8fb53ef8624a0.dir"
     )

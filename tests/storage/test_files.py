@@ -1,4 +1,6 @@
-"""Files are whole or not there; what a kill left is swept; what is private stays so."""
+"""Files are complete or absent, files of killed writers are removed, and private files stay
+private.
+"""
 
 import os
 import stat
@@ -62,7 +64,7 @@ def write_directory(path: Path) -> None:
 )
 @pytest.mark.parametrize("folder", [False, True])
 def test_writing_again_sweeps_a_killed_writers_files(tmp_path, write, folder):
-    """A stage that is switched off, or a plan, has nothing else that would look."""
+    """For a plan, or a stage that is switched off, nothing else would remove these files."""
     living = tmp_path / f".a.{os.getppid()}.tmp"
     mine, other = (tmp_path / f".{name}.{dead_process()}.tmp" for name in ("a", "b"))
     for path in (living, mine, other):
@@ -75,8 +77,8 @@ def test_writing_again_sweeps_a_killed_writers_files(tmp_path, write, folder):
 
 
 def test_a_killed_containers_files_are_swept(tmp_path, monkeypatch):
-    """In the next one, the number is another program's, which began after the file was last
-    changed.
+    """In the next container, the process number belongs to another program, which began after the
+    file was last changed.
     """
     left = tmp_path / f".a.{os.getpid()}-1.tmp"
     left.touch()
@@ -129,7 +131,7 @@ def test_every_writer_of_local_numbers_keeps_them_private(tmp_path, no_umask):
 
 
 def test_weights_that_do_not_fit_on_disk_are_one_error_line(tmp_path):
-    """In a process of its own, which may write no file of more than 1000 bytes."""
+    """The weights are saved in another process, which may write no file of more than 1000 bytes."""
     program = (
         "import resource, sys, torch\n"
         "from pathlib import Path\n"
@@ -158,7 +160,7 @@ def test_a_directory_that_cannot_be_copied_is_named(tmp_path):
 
 
 def test_a_query_leaves_no_core_dump():
-    """In a process of its own, whose limit is raised first as far as it goes."""
+    """The test uses another process, whose limit is first raised as far as possible."""
     program = (
         "import resource\n"
         "from stages.runner import keep_memory_off_disk\n"

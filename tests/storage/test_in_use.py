@@ -1,6 +1,4 @@
-"""Processes that work with real images are seen by `unused` for as long as they live, and no
-longer.
-"""
+"""`unused` detects processes that work with real images for as long as they live, and no longer."""
 
 import os
 import re
@@ -88,7 +86,7 @@ def test_a_process_that_ends_leaves_no_lock(tmp_path):
 
 
 def test_work_waits_until_the_images_are_forgotten(tmp_path):
-    """It may look whether they are there only after that."""
+    """Only then may the work check whether the images still exist."""
     with unused(tmp_path, "clinic"):
         arguments = [sys.executable, "-c", WORK, str(tmp_path), "clinic"]
         other = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
@@ -108,7 +106,7 @@ def test_the_end_of_a_fork_does_not_end_the_work(tmp_path):
 
 
 def test_names_of_locks_hold_no_options(tmp_path, monkeypatch):
-    """`stage init PATIENTS_OF_DR_NO` is named, but the folder is not."""
+    """For `stage init PATIENTS`, the command is named, but not the folder."""
     monkeypatch.setattr(sys, "argv", ["/usr/bin/stage", "init", "PATIENTS", "--groups=x"])
     use_until_the_end(tmp_path)
     (lock,) = locks(tmp_path)

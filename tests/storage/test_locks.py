@@ -17,7 +17,7 @@ from sfumato.storage.locks import file_lock, holding
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
 @pytest.mark.parametrize("there", [False, True])
 def test_a_file_system_without_locks_is_refused_at_once(tmp_path, monkeypatch, code, there):
-    """It waited permanently if an earlier lock had left its file."""
+    """An earlier version waited permanently if an earlier lock had left its file."""
     if there:
         Journal(tmp_path, "set").begin()
 

@@ -1,4 +1,4 @@
-"""Ask git about the state directory; no repository of another account runs a program."""
+"""Asking git about the state directory runs no program that another account's repository names."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ def git_here(folder: Path, *words: str) -> None:
 
 
 def trapped(folder: Path) -> Path:
-    """A repository that runs a program whenever git reads its index.
+    """Make a repository that runs a program whenever git reads its index.
 
     Returns the file that the program writes.
     """
@@ -37,8 +37,8 @@ def trapped(folder: Path) -> Path:
 
 @pytest.fixture(params=["another account", "pretended"])
 def given_away(request, environment, monkeypatch):
-    """A function that gives folders to another account: really, or as git's own tests pretend
-    it.
+    """Return a function that gives folders to another account, either really or as git's own tests
+    pretend to.
     """
     if request.param == "another account" and os.geteuid() != 0:
         pytest.skip("only root gives a folder away; the other variant runs everywhere")
@@ -60,8 +60,8 @@ def given_away(request, environment, monkeypatch):
 
 
 def pretend_owners(monkeypatch, given: set[int], mine: int, stranger: int) -> None:
-    """From now on, the files with these numbers belong to `stranger`, for `stat` and `lstat` of a
-    path.
+    """Let `stat` and `lstat` of a path report `stranger` as the owner of files with these numbers,
+    and `mine` for others.
     """
 
     def owned(whole):
@@ -96,7 +96,9 @@ def test_another_s_repository_in_an_own_folder_counts_as_taking(tmp_path, given_
 
 
 def test_a_trusted_foreign_repository_still_answers(tmp_path, given_away, environment):
-    """Trust is stated to git. The program that the repository names does not run all the same."""
+    """Git's settings mark the repository as trusted. Even so, the program that the repository names
+    does not run.
+    """
     shared = tmp_path / "shared"
     marker = trapped(shared)
     (shared / ".gitignore").write_text("/ignored/\n")
@@ -129,7 +131,7 @@ def test_own_repositories_answer_as_before_without_a_program(tmp_path):
 
 
 def test_within_a_git_hook_the_folder_s_own_repository_answers(tmp_path, environment):
-    """A hook of another repository sets these: git would ask that one."""
+    """A hook of another repository sets these variables, so git would ask that repository."""
     for name, ignored in (("asked", "state"), ("hook", "nothing")):
         trapped(tmp_path / name)
         (tmp_path / name / ".gitignore").write_text(f"/{ignored}/\n")
@@ -141,7 +143,7 @@ def test_within_a_git_hook_the_folder_s_own_repository_answers(tmp_path, environ
 
 
 def test_a_bare_repository_within_a_clone_is_not_used(tmp_path):
-    """Its settings come with the clone, so that any contributor writes them."""
+    """Its settings come with the clone, so any contributor can write them."""
     git_here(tmp_path, "init", "-q", "--bare", "planted")
     assert git("-C", str(tmp_path / "planted"), "rev-parse", "--git-dir")[0] != 0
 
@@ -168,6 +170,6 @@ def test_a_repositorys_program_fetches_no_missing_file(tmp_path):
     git_here(clone, "config", "remote.origin.uploadpack", f"touch {marker}; git-upload-pack")
     assert git("-C", str(clone), "show", "HEAD:./ledger.json")[0] not in (0, REFUSED)
     assert not marker.exists()
-    if shutil.which("sh"):  # the trap is one: plain git runs it
+    if shutil.which("sh"):  # the trap works: plain git runs the program
         subprocess.run(["git", "-C", str(clone), "show", "HEAD:./ledger.json"], capture_output=True)
         assert marker.exists()

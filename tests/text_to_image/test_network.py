@@ -1,5 +1,6 @@
-"""Public text-to-image models, tiny and random: the same numbers as the library's, bad folders,
-prompts, latents.
+"""Tiny random text-to-image models compute the same numbers as the library.
+
+Other tests cover latents, training, prompts and bad folders.
 """
 
 import json
@@ -50,7 +51,7 @@ def reference(models: Path, kind: str) -> Path:
 
 @pytest.fixture
 def copied(models, tmp_path) -> Path:
-    """A model to spoil."""
+    """Copy a model, so that a test can damage it."""
     return Path(shutil.copytree(models / "unet-epsilon", tmp_path / "spoiled"))
 
 
@@ -81,10 +82,10 @@ def test_the_network_is_the_librarys_number_for_number(models, kind):
         expected = own(x, encoder_hidden_states=model.prompts[labels], timestep=t, **more).sample[
             :, :4
         ]
-        # Fused attention
+        # Without gradients, attention is fused
         torch.testing.assert_close(model(x, t, labels), expected, rtol=1e-4, atol=1e-5)
     with torch.enable_grad():
-        # Spelled-out attention
+        # With gradients, attention is computed step by step
         torch.testing.assert_close(model(x, t, labels), expected, rtol=1e-4, atol=1e-5)
     assert float(expected.std()) > 0.01
 
@@ -213,7 +214,7 @@ def test_timesteps_follow_the_law(models):
     generator = torch.Generator().manual_seed(0)
     t = model.draw_levels(UNIFORM, 20_000, generator)
     assert t.dtype == torch.int64 and t.min() == 0 and t.max() == 999
-    # six standard errors: false alarm 2e-9
+    # The tolerance is six standard errors, with a false-alarm rate of 2e-9
     assert float(t.float().mean()) == pytest.approx(499.5, abs=6 * 288.7 / 20_000**0.5)
     t = model.draw_levels(TimestepMixture(weights=(1, 3), bounds=(0, 100, 1000)), 20_000, generator)
     assert float((t < 100).float().mean()) == pytest.approx(0.25, abs=6 * (0.1875 / 20_000) ** 0.5)
@@ -275,7 +276,7 @@ def test_frozen_parts_stay_bit_identical(models, tmp_path, kind, trainable):
     after = model.state_dict()
     for name in before:
         assert name in names or torch.equal(before[name], after[name])
-    # Of all, some have no gradient: the class-independent parts of a tiny model
+    # In a tiny model, some weights that do not depend on the class have no gradient
     if trainable != "all":
         check_trained(before, model, names)
     if trainable.endswith("-lora"):
@@ -436,9 +437,7 @@ def test_unusable_directories_are_refused_in_one_sentence(copied, tmp_path):
     ],
 )
 def test_a_part_that_names_code_is_refused_before_loading(copied, named):
-    """`transformers` fetches kernels and adapters by name, where the packages for them are
-    installed.
-    """
+    """`transformers` fetches kernels and adapters by name, if packages for them are installed."""
     config = copied / "text_encoder" / "config.json"
     if named is None:
         config.with_name("adapter_config.json").write_text("{}")

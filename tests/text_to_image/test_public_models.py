@@ -1,5 +1,5 @@
-"""`stage` on tiny public models: a whole run from images to a ledger, a user's mistakes, and no
-extra installed.
+"""`stage` on tiny public models: a run from images to a ledger, a user's mistakes, and an
+installation without the extra.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ SMALL = {
 
 
 def stage(folder: Path, *words: str, code: int = 0) -> str:
-    """One command of the `stage` program, in this process."""
+    """Run a command of `stage` in this process. Returns its output or its error."""
     with contextlib.chdir(folder), contextlib.redirect_stderr(io.StringIO()):
         result = CliRunner().invoke(app, list(words))
     if isinstance(result.exception, SfumatoError):
@@ -56,7 +56,7 @@ def stage(folder: Path, *words: str, code: int = 0) -> str:
 
 @pytest.fixture
 def repository(here, environment) -> Path:
-    """Sixty grey images of 8×8 in three classes, and an empty project."""
+    """Write sixty grey images of 8×8 in three classes to a project. Returns its folder."""
     environment["SFUMATO_CHECKPOINT_EVERY"] = "1"
     environment["SFUMATO_MICROBATCH"] = "4"
     rng = np.random.default_rng(0)
@@ -72,7 +72,7 @@ def set_up(repository: Path, directory: Path, recipe: str, **more) -> None:
     model = {"directory": str(directory), "declared_public": True}
     content = overlaid(SMALL | {"recipe": recipe, "model": model}, more)
     stages = load_params(ROOT / "params.yaml", ROOT / "pipelines", recipe=recipe).run
-    # Which takes longest
+    # `evaluate` takes the longest
     content.setdefault("run", [name for name in stages if name != "evaluate"])
     (repository / "params.yaml").write_text(yaml.safe_dump(content))
 
@@ -165,7 +165,7 @@ def test_a_users_mistake_is_one_sentence_and_an_exit_code(models, repository, un
 
 
 def test_a_model_made_from_sensitive_images_brings_records(models, repository):
-    """A fine-tuned model given as the public one lost what it had cost."""
+    """The cost of a fine-tuned model was once lost if this model was used as the public one."""
     record = small_record(
         7, Mechanism(noise_multiplier=3.0), stage="finetune", dataset_id="another"
     )

@@ -39,7 +39,7 @@ def phase(**options) -> Phase:
 
 @pytest.fixture(autouse=True)
 def fits(monkeypatch):
-    """Any batch, so that the network sees no blank image on which its memory is measured."""
+    """Let any batch fit, so that the network gets no blank image for measuring its memory."""
     monkeypatch.setattr(curriculum, "plain_microbatch", lambda model: 8)
 
 
@@ -48,13 +48,13 @@ def run(model: UNet, **options) -> dict[str, Tensor]:
 
 
 def other(radius: float = 0.2, rate: float = 0.4, steps: int = 1) -> Amp:
-    """A perturbation of other constants."""
+    """Return a perturbation with other constants."""
     made: type[Amp] = type("Other", (Amp,), {"rate": rate, "steps": steps})
     return made(radius=radius)
 
 
 def inputs_of(model: UNet) -> list[list[Tensor]]:
-    """A list that fills with what the network is shown."""
+    """Return a list to which the network's inputs are appended."""
     seen: list[list[Tensor]] = []
     model.register_forward_pre_hook(
         lambda module, inputs: seen.append([tensor.clone() for tensor in inputs])
@@ -63,7 +63,7 @@ def inputs_of(model: UNet) -> list[list[Tensor]]:
 
 
 def inside(delta: Tensor, radius: float) -> Tensor:
-    """The projection, written out by hand."""
+    """Project a perturbation on the ball, written out by hand."""
     norm = math.sqrt(float((delta.double() ** 2).sum()))
     return delta if norm <= radius else delta * (radius / norm)
 
@@ -72,9 +72,7 @@ def inside(delta: Tensor, radius: float) -> Tensor:
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize(("radius", "active"), [(0.05, True), (10.0, False)])
 def test_a_quadratic_loss_gives_what_the_hand_calculates(steps, radius, active, parts):
-    """parts: number of parameters that contain the two numbers. The norm covers all of them
-    together.
-    """
+    """parts: number of parameters that share the two numbers. One norm covers all of them."""
     theta = [part.clone().requires_grad_() for part in START.chunk(parts)]
     delta = torch.zeros(2)
     clipped = False
@@ -91,7 +89,7 @@ def test_a_quadratic_loss_gives_what_the_hand_calculates(steps, radius, active, 
     assert float(value) == pytest.approx(
         float((CURVATURE * (START + delta) ** 2).sum() / 2), rel=1e-6
     )
-    assert float(value) > float((CURVATURE * START**2).sum() / 2)  # uphill
+    assert float(value) > float((CURVATURE * START**2).sum() / 2)  # a higher loss
     assert torch.equal(torch.cat(theta), START)
 
 
@@ -160,7 +158,7 @@ def test_training_keeps_only_fitting_images_in_memory(monkeypatch):
         model = tiny()
         seen = inputs_of(model)
         averages.append(warm_up(model, [phase(), phase(amp=Amp())], SOURCES, 7))
-        # 8 are 3, 3 and 2
+        # If three images fit, a batch of 8 is split into 3, 3 and 2
         assert {len(images) for images, *_ in seen} == ({8} if fits == 8 else {3, 2})
     for name, value in averages[0].items():
         assert torch.allclose(value, averages[1][name], atol=1e-3)

@@ -73,9 +73,9 @@ def test_augmentation_keeps_range_order_and_the_generator():
     assert changed.shape == images.shape and changed.min() >= 0 and changed.max() <= 1
     moved = (changed - images).abs().amax(dim=(1, 2, 3)) > 0.01
     assert 0.5 < moved.double().mean() <= 1
-    assert len(torch.unique(changed, dim=0)) > 60  # not one operation for all
+    assert len(torch.unique(changed, dim=0)) > 60  # images get different operations
 
-    # order: dim images stay dim, bright ones bright (brightness changes by at most a third)
+    # Dim images stay dim, and bright ones bright: brightness changes by at most a third
     pair = torch.cat([torch.full((40, 1, 8, 8), 0.1), torch.full((40, 1, 8, 8), 0.6)])
     out = rand_augment(pair, 1, torch.Generator().manual_seed(0)).amax(dim=(1, 2, 3))
     assert out[:40].median() < 0.3 < out[40:].median()
@@ -131,7 +131,7 @@ def test_labels_are_dropped_at_the_given_rate():
 
 
 def public(images: int = 30) -> ImageSet:
-    """Image i is grey all over, of value i."""
+    """Return grey images in five classes. All pixels of image i have the value i."""
     pixels = np.broadcast_to(
         np.arange(images, dtype=np.uint8)[:, None, None, None], (images, 8, 8, 1)
     )
@@ -200,9 +200,9 @@ def test_sources_are_mixed_by_weight_with_their_labels(tmp_path):
 
 
 def test_a_memory_map_is_read_row_by_row_and_never_copied(tmp_path):
-    """64 GiB on paper: a copy of the whole would not fit."""
+    """The array has 64 GiB, in a sparse file, so a copy would not fit into memory."""
     size = 64 * 2**30 // 64
-    # A file of holes
+    # A sparse file: blocks that are not written take no space
     pixels = np.lib.format.open_memmap(tmp_path / "images.npy", "w+", np.uint8, (size, 8, 8, 1))
     pixels[size - 1], pixels[5] = 200, 100
     pixels.flush()
@@ -243,7 +243,7 @@ def test_public_classes_are_trained_and_leave_with_their_rows():
         phase(sources={"public": 1.0}, steps=5),
     ]
     average = warm_up(model, phases, sources, 0, label_dropout=0.3)
-    # 3: no label; the first is a measured blank
+    # 3 stands for no label. The first input is a blank image, on which memory is measured.
     assert set(torch.cat(seen[1:]).tolist()) == {3, 4, 5}
     moved = (average["label.weight"] != start).any(dim=1)
     assert moved.tolist() == [False, False, False, True, True, True]

@@ -42,7 +42,7 @@ def test_the_seed_fixes_the_network_only(digits):
 
 
 class Watched(np.memmap):
-    """A memory map that notes how many rows are asked for at a time."""
+    """A memory map that records the largest number of rows read at a time."""
 
     largest = 0
 
@@ -84,7 +84,7 @@ def test_augmentation_shifts_and_mirrors_only_on_request():
         assert set(rows.tolist()) == set(range(8 - 16 // SHIFT, 8 + 16 // SHIFT + 1))
         near = set(range(5 - 16 // SHIFT, 5 + 16 // SHIFT + 1))
         assert set(columns.tolist()) == (near | {15 - place for place in near} if flip else near)
-    flat = torch.full((20, 3, 8, 8), 0.7)  # edges are repeated
+    flat = torch.full((20, 3, 8, 8), 0.7)  # edges are repeated, so a shift changes nothing
     assert torch.equal(shift_and_mirror(flat, mirror=True), flat)
 
 

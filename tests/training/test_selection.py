@@ -41,7 +41,7 @@ def all_of(count: int) -> list[Kept]:
     return select_public(Select(ratio=1.0), None, count)
 
 
-# ---- which classes
+# ---- the classes
 
 
 def test_one_row_keeps_the_most_voted_equal_ones_in_their_order():
@@ -136,7 +136,7 @@ def test_the_picture_has_a_row_of_examples_for_each_kept_class(channels):
 
 @pytest.fixture(scope="module")
 def public(digits, tmp_path_factory):
-    """A public set: the same digits, and inverted as ten more classes."""
+    """Write a public set: the digits, and inverted digits as ten more classes."""
     images = np.concatenate([digits.images, 255 - digits.images])
     labels = np.concatenate([digits.labels, digits.labels + 10])
     both = ImageSet(images, labels, tuple("0123456789") + tuple(f"dark {i}" for i in range(10)))
@@ -155,9 +155,7 @@ def public(digits, tmp_path_factory):
 
 @pytest.fixture
 def desk(here, public):
-    """A working folder with prepared digits; a function that writes the plan of a stage and runs
-    it.
-    """
+    """Prepare digits in a new folder. Returns a function that plans and runs a stage."""
     prepare_sensitive(Data(), here / "state", here / "data/sensitive/card.json", here / "raw")
     plans = here / "artifacts/plan"
     plans.mkdir(parents=True)

@@ -7,7 +7,7 @@ from sfumato.training.training_sets import load_central, training_sets
 
 
 def test_means_become_labelled_images_in_range(tmp_path):
-    # (R, M, C, H, W), noise beyond [0, 1]
+    # (R, M, C, H, W), with noise that exceeds [0, 1]
     np.save(tmp_path / "mean.npy", np.full((3, 2, 1, 4, 4), 1.7, dtype=np.float32))
     images, labels = load_central(tmp_path, (1, 4, 4))
     assert images.shape == (6, 1, 4, 4) and torch.equal(images, torch.ones_like(images))

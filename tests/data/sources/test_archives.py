@@ -1,4 +1,4 @@
-"""Archives and tables as owners have them: read, or refused with advice that works when
+"""Archives and tables as owners have them. They are read, or refused with advice that works when
 followed.
 """
 

@@ -1,5 +1,5 @@
-"""Files that expand to far more than they are: refused by their headers, before memory or disk is
-taken.
+"""Files that expand to far more than their own size. They are refused before they fill memory or
+disk.
 """
 
 import shutil
@@ -75,7 +75,7 @@ def test_an_archive_and_those_in_it_share_one_allowance(tmp_path, here, monkeypa
         wanted = "expands to more than" if name == "large.zip" else "cannot be read as an image"
         with pytest.raises(DataError, match=wanted):
             bombs.read(path)
-    # Of the small one, till the end
+    # Pictures of the small archive, which stay until the program ends; the large one leaves none
     assert sum(file.is_file() for file in (here / "state").rglob("0.png")) == 2
 
 
@@ -99,7 +99,7 @@ def test_an_archive_that_fails_midway_leaves_nothing(tmp_path, here):
 
 
 def test_parquet_is_read_row_by_row(tmp_path, here):
-    """One value of 8 MB that 5,000 rows repeat: what is written stays below the limit, and is
+    """5,000 rows repeat one value of 8 MB. Unpacking stops at the limit, and what was written is
     removed.
     """
     path = bombs.parquet(tmp_path / "set.parquet", 5000, bytes(8 * MEGABYTE))
@@ -135,7 +135,7 @@ def test_pictures_of_cameras_and_mammograms_are_read(tmp_path):
     mammogram = np.arange(5000 * 4000, dtype=np.uint32).reshape(5000, 4000).astype(np.uint16)
     Image.fromarray(mammogram).save(tmp_path / "mammogram.png")
     shown = decode(tmp_path / "mammogram.png", span=(0, 65535))
-    assert (shown[..., 0] == np.rint(mammogram / 257)).all()  # the same as if computed at once
+    assert (shown[..., 0] == np.rint(mammogram / 257)).all()  # converted strip by strip
     (tmp_path / "mammogram.dcm").write_bytes(
         dicom(bombs.PLAIN, mammogram.tobytes(), 5000, 4000, 16)
     )

@@ -1,4 +1,4 @@
-"""Intact files in unsupported formats: reported once, with what to do, and never left out."""
+"""Intact files in unsupported formats: reported once, with advice, and never skipped as broken."""
 
 import gzip
 import io
@@ -38,7 +38,7 @@ def tar_gz() -> bytes:
     return file.getvalue()
 
 
-WHOLE = {  # file: its content, what it is called, and how to proceed
+WHOLE = {  # file name: content, name of the format in the message, and advice
     "x.jpg": (heic(), "HEIC", "heif-convert"),
     "x.heic": (heic(), "HEIC", "convert it to PNG or JPEG"),
     "x.mp4": (b"\0\0\0\x18ftypisom\0\0\2\0isomiso2" + bytes(40), "a video", "choose frames"),

@@ -1,4 +1,4 @@
-"""A folder with one folder of pictures per class: what is read, and what is refused by name."""
+"""A folder with one folder of pictures per class: what is read, and what a refusal names."""
 
 import os
 
@@ -29,7 +29,9 @@ def test_a_folder_gives_classes_without_files_of_systems(tmp_path):
     "name", ["lost+found", "LOST+FOUND", "$RECYCLE.BIN", "System Volume Information", "@eaDir"]
 )
 def test_a_folder_of_a_system_is_not_opened(name, tmp_path):
-    """A link out of the folder stands for one that may not be read: both would end the reading."""
+    """A link out of the folder stands for a folder that may not be read. Opening either would stop
+    the reading.
+    """
     root = write_folder(tmp_path / "in")
     (root / name).symlink_to(tmp_path)
     (root / "cat" / name).symlink_to(tmp_path)
@@ -60,7 +62,7 @@ def link_out(file):
 
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 6 6\n%%EndComments\n"
-SPOILED = {  # how a folder of cats and dogs is spoiled, what is named, and the fix
+SPOILED = {  # fault in a folder of cats and dogs; name and fix in the error
     "size": (
         lambda root: Image.new("RGB", (7, 6)).save(root / "dog/1.png"),
         "1.png",
@@ -133,8 +135,8 @@ def test_a_link_within_the_folder_is_a_picture(tmp_path):
 
 
 def test_a_class_whose_last_picture_is_gone_remains_a_class(tmp_path):
-    """If it were refused, or left out of the public class list, this would reveal that one
-    picture.
+    """Refusing the class, or leaving it out of the public class list, would reveal that its last
+    picture is gone.
     """
     root = write_folder(tmp_path / "in")
     before = read_all(Data(source="imagefolder", path=str(root)), tmp_path)[0]
@@ -249,5 +251,5 @@ def test_pictures_directly_in_train_and_test_are_no_two_classes(tmp_path):
         read_source(Data(source="imagefolder", path=str(root)), tmp_path)
     write_folder(root, classes=("bus", "car"))
     source = read_source(Data(source="imagefolder", path=str(root)), tmp_path)
-    # The author of params.yaml decides them
+    # Beside other class folders, `test` and `train` count as classes too
     assert source.classes == ("bus", "car", "test", "train") and source.test is None

@@ -19,7 +19,9 @@ TABLE = "nodule,file_name,mass\n1,b/2.png,0\n0, a.png ,1.0\n1,b/10.png,1\n"
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """a.png, b/10.png, b/2.png, grey levels 10, 20, 30, a hidden file, a text, and the table."""
+    """Return a folder with a.png, b/10.png and b/2.png (grey levels 10, 20 and 30), a hidden file,
+    a text file and the table.
+    """
     (tmp_path / "b").mkdir()
     for level, name in ((10, "a.png"), (20, "b/10.png"), (30, "b/2.png")):
         Image.fromarray(np.full((6, 4), level, np.uint8)).save(tmp_path / name)
@@ -100,16 +102,16 @@ def test_a_column_may_list_the_labels_and_another_the_persons(folder, name):
     ("table", "expected"),
     [
         ("file_name,age,mass,patient_id,nodule\na.png,61.5,1,7,0\n", ("mass", "nodule")),
-        ("file_name,label,male\na.png,1,0\n", None),  # `label` is the one label
+        ("file_name,label,male\na.png,1,0\n", None),  # one label per picture
         ("file_name,mass\na.png,1\n", None),
-        ("file_name,found,seen,label\na.png,a|b,c|d,x\n", None),  # the owner decides which
+        ("file_name,found,seen,label\na.png,a|b,c|d,x\n", None),  # two columns of lists
     ],
 )
 def test_several_labels_are_recognised_by_columns_or_lists(folder, table, expected):
     (folder / "labels.csv").rename(folder / "metadata.csv")
     (folder / "metadata.csv").write_text(table)
     if expected is None and "label" not in table:
-        # A sole column may be anything
+        # A single column of 0 and 1 may mean anything, so the owner is asked
         with pytest.raises(Unclear, match="the column that contains the labels"):
             layout_of(folder, None)
     form, groups = layout_of(folder, None if "label" in table or expected else "mass")

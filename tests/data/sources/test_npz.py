@@ -77,11 +77,11 @@ def test_an_archive_is_the_same_however_it_was_saved(tmp_path, order, save):
 
 
 def test_an_archive_is_never_held_whole(tmp_path):
-    count = 100_000  # 6.4 MB and 0.8 MB
+    count = 100_000  # images of 6.4 MB and labels of 0.8 MB
     data = write_npz(
         tmp_path, images=np.zeros((count, 8, 8), np.uint8), labels=np.zeros(count, np.int64)
     )
-    next(iter(read_source(data, tmp_path).train))  # imports
+    next(iter(read_source(data, tmp_path).train))  # imports modules before the measurement
     tracemalloc.start()
     assert sum(1 for _ in read_source(data, tmp_path).train) == count
     peak = tracemalloc.get_traced_memory()[1]

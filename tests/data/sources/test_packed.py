@@ -1,5 +1,5 @@
-"""A zip of any layout, and Parquet with pictures inside, are read like their content, and leave no
-files behind.
+"""Zip archives of any layout, and Parquet files with pictures inside, are read like their content
+and leave no files behind.
 """
 
 import atexit
@@ -32,7 +32,9 @@ NAMES = ["normal", "sick"]
 
 @pytest.fixture
 def state(here, monkeypatch):
-    """The state directory, and what a program does at its end."""
+    """Yield the state directory. Then run what was registered with `atexit`, and require that no
+    file is left.
+    """
     ends = []
     monkeypatch.setattr(
         atexit, "register", lambda function, *given, **more: ends.append((function, given, more))
@@ -115,8 +117,8 @@ def test_what_a_killed_program_unpacked_is_removed_by_the_next(tmp_path, state):
 
 
 def test_what_a_program_of_another_host_has_unpacked_stays(tmp_path, state):
-    """Its process id does not exist here, or belongs to another program. Its lock is shared between
-    hosts.
+    """The process id of that program does not exist here, or belongs to another program. Its lock
+    is visible on all hosts.
     """
     theirs = state / f".unpacked.{2**22 + 1}-1.tmp"
     theirs.mkdir(parents=True)

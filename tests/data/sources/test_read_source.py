@@ -40,7 +40,7 @@ def test_size_and_channels_convert_every_picture(tmp_path):
 
 
 class Unreachable:
-    """Sets of torchvision without a network."""
+    """Stand-in for `torchvision.datasets` without a network."""
 
     def __getattr__(self, name):
         return Mock(side_effect=OSError("no route to host"))
@@ -68,7 +68,7 @@ def test_real_public_images_take_the_shape_of_the_sensitive_ones(tmp_path):
         _, read, _ = read_all_public(Public(source="npz", path=path), shape, tmp_path)
         assert read.shape == (3, shape[1], shape[2], shape[0])
     weights = np.array([0.299, 0.587, 0.114])
-    # The last one was grey at full size
+    # The last shape is grey, and keeps the full size of 32×32 pixels
     assert np.abs(read[..., 0] - images @ weights).max() <= 1.5
 
 

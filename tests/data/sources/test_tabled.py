@@ -29,7 +29,9 @@ def png(value, mode="L"):
 
 
 def write_table(folder, rows, form="csv", pictures=None):
-    """Pictures of one grey each, by the name that the rows give, and a table of the rows."""
+    """Write a table of the rows, and a picture of one grey level for each file name: those in
+    `pictures`, or in the rows.
+    """
     for i, name in enumerate(pictures or [row["file_name"] for row in rows]):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(png(i))
@@ -61,7 +63,7 @@ def data(path, source="imagefolder", **changes):
 
 
 def write_tar(file, samples):
-    """samples: (name, content) of each entry."""
+    """Write a tar file. samples: name and content of each entry."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(file, "w") as archive:
         for name, content in samples:
@@ -120,7 +122,7 @@ def test_a_row_naming_an_outside_file_is_refused_unnamed(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["0.png", "0"])
 def test_a_name_that_two_files_have_names_neither(tmp_path, name):
-    """Else a picture gets the label of another."""
+    """Otherwise a picture could get the label of another one."""
     kept = ["a/0.png", "b/0.png", "c/1.png", "c/2.png"]
     write_table(tmp_path, rows_of(names=[name, "b/0.png", "1.png", "2"]), pictures=kept)
     with pytest.raises(DataError, match="row 2, names a file that is not below"):
@@ -293,7 +295,7 @@ def test_a_cut_compressed_or_damaged_shard_is_refused(tmp_path, cut):
     file.write_bytes(whole[:cut])
     with pytest.raises(DataError, match="cut short|cannot be read"):
         read_source(data(file, "webdataset"), tmp_path)
-    file.write_bytes(whole[:1024] + b"\x01" * 512 + whole[1536:])  # the header of the third entry
+    file.write_bytes(whole[:1024] + b"\x01" * 512 + whole[1536:])  # the header of the second entry
     with pytest.raises(DataError, match="damaged after entry"):
         read_source(data(file, "webdataset"), tmp_path)
 

@@ -1,4 +1,6 @@
-"""Small files as the sources expect them, drawn from a seed, and a source read to its end."""
+"""Writers of small files in the forms that the sources expect, and readers of all images of a
+source.
+"""
 
 import gzip
 
@@ -10,7 +12,7 @@ from sfumato.settings.data import Data
 
 
 def write_idx(path, array):
-    """An idx file of unsigned bytes, compressed if its name ends in .gz."""
+    """Write an idx file of unsigned bytes, compressed if its name ends in .gz."""
     header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
     path.parent.mkdir(parents=True, exist_ok=True)
     content = header + array.astype(np.uint8).tobytes()
@@ -18,7 +20,7 @@ def write_idx(path, array):
 
 
 def write_mnist(folder, train=5, test=3, suffix=".gz", seed=0):
-    """The four files of an MNIST; returns {"train" or "t10k": (images (N, 28, 28), labels
+    """Write the four files of MNIST. Returns {"train" or "t10k": (images (N, 28, 28), labels
     (N,))}.
     """
     rng = np.random.default_rng(seed)
@@ -31,8 +33,8 @@ def write_mnist(folder, train=5, test=3, suffix=".gz", seed=0):
 
 
 def write_folder(root, classes=("cat", "dog"), per_class=3, shape=(6, 6, 3)):
-    """A folder per class with pictures 0.png, 1.png and so on of `shape` (H, W, C); returns the
-    root.
+    """Write a folder per class, with pictures 0.png, 1.png and so on of `shape` (H, W, C). Returns
+    the root.
     """
     rng = np.random.default_rng(1)
     for name in classes:
@@ -53,8 +55,8 @@ NPZ = {
 
 
 def write_npz(tmp_path, **changes):
-    """The arrays of NPZ with changes (None: left out) as set.npz; returns the settings that read
-    it.
+    """Write the arrays of NPZ, with changes (None leaves an array out), to set.npz. Returns the
+    settings that read it.
     """
     np.savez(
         tmp_path / "set.npz",
@@ -64,7 +66,9 @@ def write_npz(tmp_path, **changes):
 
 
 def write_public(path, count, labels=None):
-    """Public images of three classes, of 32 pixels in colour; returns them, (N, 32, 32, 3)."""
+    """Write public images of three classes, in colour and with 32 pixels per side. Returns them,
+    (N, 32, 32, 3).
+    """
     images = np.random.default_rng(0).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
     labels = np.arange(count) % 3 if labels is None else labels
     np.savez(path, images=images, labels=labels, classes=np.array(["a", "b", "c"]))
@@ -72,14 +76,18 @@ def write_public(path, count, labels=None):
 
 
 def read_all(data, raw):
-    """A sensitive source, its training images (a list: they may differ in shape) and labels."""
+    """Read a sensitive source. Returns it, its training images (a list, because they may differ in
+    shape) and labels.
+    """
     source = read_source(data, raw)
     images, labels = zip(*source.train, strict=True)
     return source, list(images), list(labels)
 
 
 def read_all_public(public, shape, raw, seed=0):
-    """A public source brought to `shape` (C, H, W), its images (N, H, W, C) and labels (N,)."""
+    """Read a public source at `shape` (C, H, W). Returns it, its images (N, H, W, C) and labels
+    (N,).
+    """
     source = read_public(public, shape, raw, seed)
     images, labels = zip(*source.train, strict=True)
     assert source.test is None and source.size == len(images)
