@@ -1,5 +1,6 @@
 """Fixtures that many tests share."""
 
+import functools
 import gc
 import os
 import sys
@@ -10,6 +11,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from dp_accounting.rdp import rdp_privacy_accountant
 
 from sfumato.data import prepare
 from sfumato.data.images import ImageSet
@@ -21,6 +23,10 @@ LONGEST = [
     *("pipeline", "kills", "stages_on_a_gpu", "on_a_gpu", "recipes", "accountant", "plan"),
     *("two_worlds", "notebooks", "several_labels", "init", "latents", "audit"),
 ]
+
+
+# For each noise multiplier, dp-accounting computes the same binomial coefficients again
+rdp_privacy_accountant._log_comb = functools.cache(rdp_privacy_accountant._log_comb)
 
 
 @pytest.hookimpl(wrapper=True)

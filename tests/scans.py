@@ -2,6 +2,7 @@
 PNG.
 """
 
+from functools import cache
 from pathlib import Path
 
 import nibabel
@@ -13,11 +14,12 @@ from sklearn.datasets import load_digits
 
 SLICES = 6
 PEOPLE = 24
+read_digits = cache(load_digits)  # because reading them takes a tenth of a second
 
 
 def phantom(person: int, slices: int = SLICES) -> np.ndarray:
     """Make a person's slices, (slices, 16, 12) uint8: upright digits of the person's class."""
-    digits = load_digits()
+    digits = read_digits()
     own = digits.images[digits.target == person % 2][person // 2 * slices :][:slices]
     pictures = np.zeros((slices, 16, 12), np.uint8)
     pictures[:, 4:12, 2:10] = own * 15
