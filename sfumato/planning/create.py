@@ -56,7 +56,7 @@ class Owner:
     is the default;
     see: function that shows a line that only the owner may read;
     spelling: function that takes an option's name, such as size_hint, and returns its form in this
-    front end, such as --size-hint.
+    front end: on the command line with dashes, in Python unchanged.
     """
 
     ask: Callable[[str, object, type | None], Any] | None = None
@@ -87,8 +87,7 @@ class Proposed:
     chosen: the chosen proposal; others: the proposals for other sizes;
     seconds: expected seconds of each stage;
     plan: plan of the chosen proposal;
-    counted: True if the option `size_hint` was not given. The published number of images or persons
-    is then the program's rounded count, or the number that the owner entered at the prompt;
+    counted: whether the published number of images or persons is the program's rounded count;
     spelling: see `Owner`.
     """
 
@@ -236,7 +235,7 @@ def propose_for(
         plan=make_plan(
             chosen.params, proposed_card(chosen.params, seen.classes, seen.held_out is not None)
         ),
-        counted=options.size_hint is None,
+        counted=known.size_hint == rounded_count(seen),
         spelling=owner.spelling,
     )
 
@@ -492,22 +491,25 @@ def ask_for_size(seen: Survey, owner: Owner) -> int:
 
     The default answer is rounded, because the number is published.
     """
-    from sfumato.planning.proposal import rounded_size
-
     what = "sensitive images" if seen.persons is None else "persons"
-    units: float = seen.persons or seen.images
     if seen.held_out is None:
-        fraction = Data().holdout_fraction
         owner.see(
-            f"{fraction:.0%} of the {what} are set aside to test the release: count only the rest."
+            f"{Data().holdout_fraction:.0%} of the {what} are set aside to test the release: count "
+            "only the rest."
         )
-        units *= 1 - fraction
     return int(
         owner.answer(
-            f"About how many {what} are there? (published with the release)",
-            rounded_size(round(units)),
+            f"About how many {what} are there? (published with the release)", rounded_count(seen)
         )
     )
+
+
+def rounded_count(seen: Survey) -> int:
+    """Return the rounded number of images or persons outside the hold-out."""
+    from sfumato.planning.proposal import rounded_size
+
+    share = 1 - Data().holdout_fraction if seen.held_out is None else 1
+    return rounded_size(round((seen.persons or seen.images) * share))
 
 
 def understood(seen: Survey) -> Iterator[str]:

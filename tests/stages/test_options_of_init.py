@@ -13,7 +13,7 @@ from test_init import ROOT, write_shapes
 
 import sfumato
 from sfumato.errors import ConfigError, SfumatoError
-from sfumato.planning.create import Owner, ask_for_groups, look, look_for_persons
+from sfumato.planning.create import Owner, ask_for_groups, look, look_for_persons, propose_project
 from sfumato.settings.data import Groups
 from sfumato.settings.options import InitOptions
 
@@ -162,6 +162,15 @@ def test_no_confirmation_is_written_that_the_owner_did_not_give(here, tmp_path):
     options = InitOptions(images=images)
     _, seen = look(options, Owner(), here)
     assert look_for_persons(seen, options, answering(True, "(", "alone"), here)[1] is None
+
+
+def test_only_a_number_counted_by_the_program_is_called_rounded(quick, here, tmp_path):
+    images = write_shapes(tmp_path / "in", each=12)
+    given = {"epsilon": 5.0, "minutes": 1.0, "one_image_each": True, "dataset_id": "clinic"}
+    options = InitOptions(images=images, out=Path("out"), **given)
+    for number in (33, 30):  # 0.8 · 36 images are rounded to 30
+        made = propose_project(options, answering(number), here)
+        assert made.plan.budget["size_hint"] == number and made.counted == (number == 30)
 
 
 @pytest.mark.parametrize(
