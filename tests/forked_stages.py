@@ -25,6 +25,7 @@ import struct
 import subprocess
 import sys
 import time
+import weakref
 from importlib import import_module
 from pathlib import Path
 
@@ -48,6 +49,9 @@ LIBRARIES = (
     ),
     *("PIL.ImageFont", "jinja2", "matplotlib.font_manager", "pyarrow", "rich.table", "rich.tree"),
     *("dvc.cli.parser", "dvc.repo.reproduce", "dvc.stage.run", "dvc.repo.checkout"),
+    # Modules that DVC imports late, without pygit2, which would keep this process's home folder
+    *("dvc.scm", "dvc.cachemgr", "dvc.data_cloud", "dvc.lock", "dvc.rwlock", "dvc.ignore"),
+    *("dvc.dirs", "configobj", "dvc_render", "networkx", "ruamel.yaml", "dulwich.worktree"),
 )
 OURS = ("sfumato", "stages")
 PROGRAMS = ("stage", "dvc", "module")
@@ -115,6 +119,11 @@ def import_all() -> None:
     # Built once, not in each fork
     typer.main.get_command = functools.cache(typer.main.get_command)
     typer.main.get_command(cli.app)
+    # At the end of each fork, these would copy the memory that it shares with the server
+    for finalizer in weakref.finalize._registry:
+        finalizer.atexit = False
+    times = getattr(sys.modules.get("torch._dynamo.utils"), "dump_compile_times", None)
+    atexit.unregister(times)  # a report of compile times, which imports `tabulate`
     gc.freeze()  # garbage collection in forks skips what was imported
 
 

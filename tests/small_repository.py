@@ -31,17 +31,17 @@ SMALL = {
     "model": {"width": 16, "multipliers": [1, 1]},
     "public": {"per_class": 4},
     "frequency": {"size": 200},
-    "classifier": {"steps": 15, "width": 8},
+    "classifier": {"steps": 6, "width": 8},
     "select": {"images": 60},
-    "auxiliary": {"steps": 20, "images": 200},
-    "pretrain": {"steps": 20, "batch": 16},
+    "auxiliary": {"steps": 6, "images": 120},
+    "pretrain": {"steps": 6, "batch": 16},
     "run": [
         *("count", "central", "frequency", "classifier", "auxiliary", "teacher"),
         *("select", "pretrain", "saliency", "finetune", "synthesize", "evaluate"),
     ],
-    "finetune": {"steps": 24, "batch": 60, "draws": 1, "trainable": "salient-lora"},
+    "finetune": {"steps": 14, "batch": 60, "draws": 1, "trainable": "salient-lora"},
     "synthesize": {"count": 120, "steps": 3},
-    "evaluate": {"classifiers": ["lr"], "seeds": [0], "epochs": 1, "bound": False, "fidelity": []},
+    "evaluate": {"classifiers": ["lr"], "seeds": [0], "steps": 20, "bound": False, "fidelity": []},
 }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
+from small_repository import programs as forked
 
 sys.path.append(str(Path(__file__).parent / "data"))
 from test_shards import files_of, prepared, write_set
@@ -37,7 +38,9 @@ def project(tmp_path):
     (tmp_path / "state/keys/set").write_bytes(bytes(range(32)))
     programs = tmp_path / "bin"
     programs.mkdir()
-    torchrun = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m torch.distributed.run "$@"\n'
+    # `torchrun` and the processes that it starts run by fork, and import nothing again
+    module = str(forked() / "module")
+    torchrun = f'#!/bin/sh\nexec {shlex.quote(module)} -m torch.distributed.run "$@"\n'
     for name, text in {
         "sbatch": SBATCH,
         "hostname": "#!/bin/sh\necho localhost\n",
@@ -49,6 +52,7 @@ def project(tmp_path):
         "SFUMATO_STATE": str(tmp_path / "state"),
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
+        "PYTHON_EXEC": module,
     }
     return tmp_path, data, environment
 

@@ -1,12 +1,12 @@
 """Some parts may be deleted with their recipes: nothing else imports them."""
 
 import ast
+import functools
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import fresh_imports
 import pytest
 import yaml
 from pydantic import BaseModel
@@ -57,6 +57,11 @@ def imported(tree: ast.AST) -> set[str]:
     return found
 
 
+@functools.cache
+def imported_by(text: str) -> set[str]:
+    return imported(ast.parse(text))
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_nothing_else_leads_to_a_part(part):
     files, leading = PARTS[part]
@@ -64,10 +69,7 @@ def test_nothing_else_leads_to_a_part(part):
     found = {
         name
         for name, text in MODULES.items()
-        if any(
-            f"{one}.".startswith(tuple(f"{m}." for m in modules))
-            for one in imported(ast.parse(text))
-        )
+        if any(f"{one}.".startswith(tuple(f"{m}." for m in modules)) for one in imported_by(text))
     }
     assert {name for name in found if not name.startswith(tuple(files))} <= leading
 
@@ -75,7 +77,8 @@ def test_nothing_else_leads_to_a_part(part):
 def without(part: str, folder: Path) -> Path:
     """Copy the program to `folder`, without a part."""
     for name in ("sfumato", "stages", "pipelines"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        # Compiled modules are copied too, except those that another process is writing
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.pyc.*"))
     for path in (folder / name for name in PARTS[part][0]):
         if path.is_dir():
             shutil.rmtree(path)
@@ -86,11 +89,7 @@ def without(part: str, folder: Path) -> Path:
 
 def printed(program: str, folder: Path) -> str:
     """Return the output of a program that imports the copy in `folder`."""
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, env={"PYTHONPATH": "."}, capture_output=True
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout.decode()
+    return fresh_imports.printed(program, folder, folder, {"PYTHONPATH": "."})
 
 
 def names_in(text: str) -> set[str]:

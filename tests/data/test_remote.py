@@ -4,8 +4,10 @@ is one sentence.
 
 import errno
 import os
+import shutil
 import stat
 from io import StringIO
+from pathlib import Path
 
 import boto3
 import pytest
@@ -53,15 +55,33 @@ def local(server, tmp_path_factory) -> Data:
     return data
 
 
+@pytest.fixture(scope="module")
+def arrays(local, tmp_path_factory) -> dict[str, bytes]:
+    """The arrays of the set that is prepared from the folder."""
+    return prepared(local, tmp_path_factory.mktemp("local"))
+
+
+@pytest.fixture(scope="module")
+def once(local, tmp_path_factory) -> Path:
+    """Prepare a set by URL. Returns the state directory, which tests must not change."""
+    state = tmp_path_factory.mktemp("once") / "state"
+    prepared(by_url(local, URL), state)
+    return state
+
+
+@pytest.fixture
+def state(once, tmp_path) -> Path:
+    """Return a copy of the state directory, which a test may change."""
+    return shutil.copytree(once, tmp_path / "state")
+
+
 def by_url(data: Data, url: str) -> Data:
     return Data(**data.model_dump(exclude_defaults=True) | {"path": url})
 
 
 @pytest.mark.parametrize(("workers", "url"), [(1, URL), (2, URL), (1, "s3://scans/*.tar")])
-def test_shards_by_url_give_the_bytes_of_local_ones(local, tmp_path, workers, url):
-    assert prepared(by_url(local, url), tmp_path / "url", workers) == prepared(
-        local, tmp_path / "local"
-    )
+def test_shards_by_url_give_the_bytes_of_local_ones(local, arrays, tmp_path, workers, url):
+    assert prepared(by_url(local, url), tmp_path / "url", workers) == arrays
     left = [
         path
         for path in (tmp_path / "url").rglob("*")
@@ -70,21 +90,20 @@ def test_shards_by_url_give_the_bytes_of_local_ones(local, tmp_path, workers, ur
     assert not left
 
 
-def test_the_same_objects_are_not_prepared_again(local, tmp_path, monkeypatch):
-    data = by_url(local, URL)
-    first = prepared(data, tmp_path / "state")
+def test_the_same_objects_are_not_prepared_again(local, state, monkeypatch):
+    first = files_of(state)
     monkeypatch.setattr(shards, "convert", None)
-    assert prepared(data, tmp_path / "state") == first
+    assert prepared(by_url(local, URL), state) == first
 
 
-def test_a_changed_object_is_converted_again(local, tmp_path):
-    first = prepared(by_url(local, URL), tmp_path / "state")
+def test_a_changed_object_is_converted_again(local, state, tmp_path):
+    first = files_of(state)
     write_tar(tmp_path / "b-1.tar", range(50, 60))
     client = boto3.client("s3")
     kept = client.get_object(Bucket=BUCKET, Key="b-1.tar")["Body"].read()
     client.upload_file(str(tmp_path / "b-1.tar"), BUCKET, "b-1.tar")
     try:
-        assert prepared(by_url(local, URL), tmp_path / "state") != first
+        assert prepared(by_url(local, URL), state) != first
     finally:
         client.put_object(Bucket=BUCKET, Key="b-1.tar", Body=kept)
 
@@ -191,11 +210,11 @@ def test_init_with_a_url_names_the_way(tmp_path, monkeypatch):
     assert "copy a few of its files into a folder, name that" in " ".join(screen.getvalue().split())
 
 
-def test_credentials_are_in_no_file_of_state_and_project(local, tmp_path):
-    prepared(by_url(local, URL), tmp_path / "state")
-    for file in tmp_path.rglob("*"):
-        if file.is_file():
-            assert os.environ["AWS_SECRET_ACCESS_KEY"].encode() not in file.read_bytes()
+def test_credentials_are_in_no_file_of_state_and_project(state):
+    files = [file for file in state.rglob("*") if file.is_file()]
+    assert files_of(state)
+    for file in files:
+        assert os.environ["AWS_SECRET_ACCESS_KEY"].encode() not in file.read_bytes()
 
 
 def test_ranges_keep_their_zeros():

@@ -2,6 +2,7 @@
 on this choice.
 """
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -39,25 +40,34 @@ def batch(model: UNet, draws: int, groups: bool = False):
     return images, labels, draw(model, images, draws, LogNormal(), generator, label_dropout=0.2)
 
 
+@pytest.fixture(scope="module")
+def gradients(model) -> Callable[[bool, int | None], tuple[Tensor, Tensor]]:
+    """Return a function that gives the gradients of the images, and the sum of the clipped ones.
+
+    It computes the results for equal arguments once. Tests must not change them.
+    """
+
+    @functools.cache
+    def computed(groups: bool, draws_per_pass: int | None) -> tuple[Tensor, Tensor]:
+        parameters = dict(model.named_parameters())
+        given = batch(model, 8, groups)
+        rows = per_image_gradients(model, parameters, *given, draws_per_pass=draws_per_pass)
+        total = clipped_gradient_sum(model, parameters, *given, C, Microbatch(2, draws_per_pass))
+        return torch.cat([value.flatten(1) for value in rows.values()], dim=1), total
+
+    return computed
+
+
 @pytest.mark.parametrize("groups", [False, True])
 @pytest.mark.parametrize("draws_per_pass", [1, 3, 8, 20])
-def test_draws_in_parts_are_averaged_before_the_clip(model, draws_per_pass, groups):
-    parameters = dict(model.named_parameters())
-    images, labels, drawn = batch(model, 8, groups)
-    found = []
-    sums = []
-    for some in (None, draws_per_pass):
-        rows = per_image_gradients(model, parameters, images, labels, drawn, draws_per_pass=some)
-        found.append(torch.cat([value.flatten(1) for value in rows.values()], dim=1))
-        sums.append(
-            clipped_gradient_sum(model, parameters, images, labels, drawn, C, Microbatch(2, some))
-        )
-    whole, parts = found
+def test_draws_in_parts_are_averaged_before_the_clip(gradients, draws_per_pass, groups):
+    whole, total = gradients(groups, None)
+    parts, sum_of_parts = gradients(groups, draws_per_pass)
     assert (
         torch.linalg.vector_norm(parts - whole, dim=1)
         < 1e-5 * torch.linalg.vector_norm(whole, dim=1)
     ).all()
-    assert torch.linalg.vector_norm(sums[1] - sums[0]) < 1e-4 * C
+    assert torch.linalg.vector_norm(sum_of_parts - total) < 1e-4 * C
 
 
 @pytest.mark.parametrize(("draws_per_pass", "broken"), [(1, None), (3, None), (2, 3)])
@@ -67,7 +77,7 @@ def test_one_image_in_parts_moves_the_sum_by_the_clip(model, draws_per_pass, bro
     broken: this draw of image 2, in the second part, or None.
     """
     parameters = dict(model.named_parameters())
-    images, labels, drawn = batch(model, 8 if broken is None else 4)
+    images, labels, drawn = batch(model, 4)
     if broken is not None:
         drawn.noise[2, broken] = float("nan")
 

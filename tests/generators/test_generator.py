@@ -298,10 +298,10 @@ def test_half_of_the_steps_are_coarse_the_others_shared(blocks, steps, expected)
 
 
 def test_a_large_image_is_fitted_coarse_to_fine(monkeypatch):
-    """Two classes of stripes, of 64 pixels per side, differ in brightness. Coarse levels learn the
+    """Two classes of stripes, of 40 pixels per side, differ in brightness. Coarse levels learn the
     brightness, and the last level learns the stripes.
     """
-    side = 64
+    side = 40
     stripes = 0.5 + 0.2 * torch.cos(torch.arange(side) * math.pi)[:, None].expand(side, side)
     images = torch.stack([stripes - 0.25, stripes.T + 0.25])[:, None].clamp(0, 1)
     maps = [FeatureMap(block=2), FeatureMap(map="moduli", length_scales=(0.5,))]
@@ -310,10 +310,10 @@ def test_a_large_image_is_fitted_coarse_to_fine(monkeypatch):
     seen = []
     generator = new_generator((1, side, side), 2, 4, 8, 0)
     generator.register_forward_hook(lambda module, given, found: seen.append(found.shape[-1]))
-    config = Auxiliary(latent=4, width=8, steps=120, batch=16)
+    config = Auxiliary(latent=4, width=8, steps=120, batch=12)
     half = torch.tensor([0.5, 0.5])
     fit_generator(generator, Target([FeatureMeans(target, features)]), config, half, 0)
-    assert seen[:120] == [32] * 60 + [64] * 60
+    assert seen[:120] == [20] * 60 + [40] * 60
     drawn, labels = draw_images(generator, 40)
     dark, light = (drawn[labels == label].mean(0)[0] for label in (0, 1))
     assert light.mean() - dark.mean() > 0.3

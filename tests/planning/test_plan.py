@@ -53,7 +53,7 @@ def files(**content) -> dict:
 @pytest.mark.parametrize(
     ("profile", "target"),
     [
-        ("digits", 10.0),
+        ("digits", 3.0),
         ("fashion-mnist-cpu", 1.0),
         ("fashion-mnist-paper", 10.0),
         ("cifar10-paper", 10.0),

@@ -2,7 +2,11 @@
 numbers only.
 """
 
+import copy
+import functools
+from collections.abc import Iterator
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 from small_plan import card, params
@@ -12,6 +16,7 @@ from sfumato.generators.network import Generator
 from sfumato.planning.proposal import PROPOSALS, Known, proposals, propose, rounded_size, sizes_of
 from sfumato.planning.resolve import make_plan, noise_requests
 from sfumato.privacy.accountant import calibrate, default_delta
+from sfumato.settings import recipes
 
 GREY = Known(
     dataset_id="set",
@@ -28,6 +33,14 @@ COLOUR = replace(GREY, side=32, channels=3)
 CELLS = replace(COLOUR, side=64)
 CHOSEN = replace(COLOUR, public="/public", public_images=100_000)
 BESIDE = replace(GREY, side=64, public="/public", public_images=1100)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def files_read_once() -> Iterator[None]:
+    """Parse each recipe only once. A proposal reads several, and no test changes them."""
+    read = functools.cache(recipes.read_layer)
+    with mock.patch.object(recipes, "read_layer", lambda path: copy.deepcopy(read(path))):
+        yield
 
 
 def seconds(asked, side: int | None = None) -> dict[str, float]:

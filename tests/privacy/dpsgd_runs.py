@@ -57,8 +57,8 @@ def check_clip(
     clip: float,
     chunk: int,
     autocast: bool = False,
-) -> None:
-    """Check that each image moves the sum by the clip, and by no more.
+) -> Tensor:
+    """Check that each image moves the sum by the clip, and by no more. Returns the sum of all.
 
     The gradient of each image must be longer than twice the clip.
     """
@@ -76,6 +76,7 @@ def check_clip(
     for i in range(len(images)):
         moved = float(torch.linalg.vector_norm(whole - total(torch.arange(len(images)) != i)))
         assert 0.95 * clip < moved <= clip
+    return whole
 
 
 def trainer(seed: int = 0, **options: Any) -> State:

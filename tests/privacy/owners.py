@@ -54,9 +54,13 @@ class Owner:
 @pytest.fixture
 def owner(tmp_path, tmp_path_factory) -> Owner:
     """Return an owner of the digits, in a new folder. The digits are prepared only once."""
-    prepared = tmp_path_factory.getbasetemp() / "prepared-digits"
+    return owner_of(Data(), tmp_path_factory.getbasetemp() / "prepared-digits", tmp_path)
+
+
+def owner_of(data: Data, prepared: Path, folder: Path) -> Owner:
+    """Return an owner in a new folder. The images are prepared once, in the folder `prepared`."""
     if not (prepared / "card.json").exists():
-        prepare_sensitive(Data(), prepared / "state", prepared / "card.json", prepared / "raw")
-    shutil.copytree(prepared / "state", tmp_path / "state")
-    shutil.copy(prepared / "card.json", tmp_path)
-    return Owner(tmp_path / "state", read_card(tmp_path / "card.json"))
+        prepare_sensitive(data, prepared / "state", prepared / "card.json", prepared / "raw")
+    shutil.copytree(prepared / "state", folder / "state")
+    shutil.copy(prepared / "card.json", folder)
+    return Owner(folder / "state", read_card(folder / "card.json"))

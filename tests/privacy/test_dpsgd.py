@@ -29,10 +29,11 @@ def model() -> UNet:
     )
 
 
-def batch(model: UNet, draws: int):
+def batch(model: UNet, draws: int, count: int = B):
     generator = torch.Generator().manual_seed(0)
-    images = torch.rand(B, model.channels, model.resolution, model.resolution, generator=generator)
-    labels = torch.randint(model.classes, (B,), generator=generator)
+    side = model.resolution
+    images = torch.rand(count, model.channels, side, side, generator=generator)
+    labels = torch.randint(model.classes, (count,), generator=generator)
     return images, labels, draw(model, images, draws, LAW, generator, label_dropout=0.2)
 
 
@@ -85,10 +86,10 @@ def test_the_draws_of_an_image_are_averaged_before_the_clip(model):
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize(("chunk", "autocast"), [(1, False), (4, False), (64, False), (4, True)])
+@pytest.mark.parametrize(("chunk", "autocast"), [(1, False), (3, False), (64, False), (3, True)])
 @pytest.mark.parametrize("draws", [1, 8])
 def test_one_image_moves_the_sum_by_at_most_the_clip(model, draws, chunk, autocast, layout):
-    images, labels, drawn = batch(model, draws)
+    images, labels, drawn = batch(model, draws, count=4)
     check_clip(
         model, names(model), (images.to(memory_format=layout), labels, drawn), C, chunk, autocast
     )
@@ -126,7 +127,7 @@ def test_a_row_is_clipped_or_kept_or_dropped():
 
 def test_the_norm_of_a_long_row_is_exact_enough():
     # float32 accumulation would understate the norm, and the clipped row would exceed the clip
-    row = torch.rand(1, 2_000_000, generator=torch.Generator().manual_seed(0))
+    row = torch.rand(1, 2_000_063, generator=torch.Generator().manual_seed(0))  # no multiple of RUN
     assert float(squared_norms(row)) == pytest.approx(float(row.double().norm()) ** 2, rel=1e-6)
     assert float(summed(row, 1.0).norm()) <= 1
 

@@ -3,7 +3,7 @@ and who may draw it.
 """
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -38,11 +38,15 @@ from sfumato.settings.noise_levels import TimestepMixture
 KINDS = ("unet-epsilon", "unet-v", "transformer")
 CLASSES = ("zero", "one", "two")
 UNIFORM = TimestepMixture(weights=(1,), bounds=(0, 1000))
-B, C = 5, 1e-5  # images, clip (far below the norms: every row is clipped)
+B, C = 3, 1e-5  # images, clip (far below the norms: every row is clipped)
 
 
+@cache
 def network(models, kind: str, trainable: str = "attention-lora"):
-    """Load a model, and perturb its trained weights. Returns the model and these weights."""
+    """Load a model, and perturb its trained weights. Returns the model and these weights.
+
+    Tests must not change them.
+    """
     from sfumato.text_to_image.network import load_latent
 
     model = load_latent(models / f"{kind}-reference")
@@ -58,10 +62,10 @@ def network(models, kind: str, trainable: str = "attention-lora"):
     return model, parameters
 
 
-def batch(model, draws: int):
+def batch(model, draws: int, images: int = B):
     generator = torch.Generator().manual_seed(2)
-    latents = torch.randn(B, 4, 8, 8, generator=generator)
-    labels = torch.tensor([0, 1, 2, -1, 10**6])
+    latents = torch.randn(images, 4, 8, 8, generator=generator)
+    labels = torch.tensor([0, 1, 2, -1, 10**6])[-images:]
     return latents, labels, draw(model, latents, draws, UNIFORM, generator, label_dropout=0.2)
 
 
@@ -69,7 +73,7 @@ def batch(model, draws: int):
 @pytest.mark.parametrize("trainable", ["attention-lora", "all"])
 def test_per_image_gradients_are_those_of_a_plain_loop(models, kind, trainable):
     model, parameters = network(models, kind, trainable)
-    latents, labels, drawn = batch(model, 2)
+    latents, labels, drawn = batch(model, 2, images=5)
     known = torch.tensor([0, 1, 2, 3, 3])  # out of range: no label
     shown = torch.where(drawn.drop, 3, known[:, None])
     check_rows(model, parameters, (latents, labels, drawn), lambda i: shown[i], error=1e-3)
@@ -87,13 +91,11 @@ def test_one_image_moves_the_gradient_sum_by_the_clip(
     models, kind, trainable, draws, chunk, autocast
 ):
     model, parameters = network(models, kind, trainable)
-    drawn = batch(model, draws)
-    check_clip(model, parameters, drawn, C, chunk, autocast)
+    # The relative error of bfloat16 depends on the images. With these five, it stays below 0.2
+    drawn = batch(model, draws, images=5 if autocast else B)
+    half = check_clip(model, parameters, drawn, C, chunk, autocast)
     if autocast:  # nearly the same sum
-        whole, half = (
-            clipped_gradient_sum(model, parameters, *drawn, C, Microbatch(chunk, autocast=half))
-            for half in (False, True)
-        )
+        whole = clipped_gradient_sum(model, parameters, *drawn, C, Microbatch(chunk))
         assert 0 < float((whole - half).norm() / whole.norm()) < 0.2
 
 
@@ -115,9 +117,9 @@ def test_one_image_moves_the_saliency_sum_by_at_most_the_clip(models, kind):
 def test_a_latent_that_is_not_finite_counts_for_nothing(models, kind, value):
     model, parameters = network(models, kind)
     latents, labels, drawn = batch(model, 1)
-    latents[2, 0, 3, 3] = value
+    latents[0, 0, 3, 3] = value
     whole = clipped_gradient_sum(model, parameters, latents, labels, drawn, C, Microbatch(2))
-    rest = torch.arange(B) != 2
+    rest = torch.arange(B) != 0
     assert whole.isfinite().all()
     if value != 1e30:  # may stay finite, and is then clipped
         without = clipped_gradient_sum(

@@ -5,10 +5,19 @@ import traceback
 import numpy as np
 import pytest
 import torch
+from owners import Owner, owner_of
 
 import sfumato
 from sfumato.errors import BudgetError, ConfigError, DataError, SfumatoError
 from sfumato.privacy.events import Mechanism
+from sfumato.settings.data import Data
+
+
+@pytest.fixture
+def owner(tmp_path, tmp_path_factory) -> Owner:
+    """Return an owner of a fifth of the digits, because functions get images one by one."""
+    prepared = tmp_path_factory.getbasetemp() / "prepared-fifth"
+    return owner_of(Data(holdout_fraction=0.8), prepared, tmp_path)
 
 
 def opened(owner, **more):
@@ -83,6 +92,7 @@ WRONG = {
     "a row that broadcasts": lambda x, y: torch.ones(8),
     "a batch of matrices": lambda x, y: torch.ones(len(x), 64, 8),
     "one image without its batch": lambda x, y: x.squeeze().flatten(1),
+    "fewer columns for one image": lambda x, y: torch.ones(len(x), 7 + (len(x) > 1)),
     "no columns": lambda x, y: torch.ones(len(x), 0),
     "complex numbers": lambda x, y: torch.ones(len(x), 8, dtype=torch.complex64),
     "a sparse matrix": lambda x, y: torch.ones(len(x), 8).to_sparse(),
@@ -169,7 +179,7 @@ def test_rows_of_any_real_type_are_summed(owner, dtype):
         total = charge.sum(
             lambda x, y: torch.ones(len(x), 1, requires_grad=True).to(dtype), size=64
         )
-    assert total.item() > 1000 and total.dtype == torch.float64 and not total.requires_grad
+    assert total.item() > 250 and total.dtype == torch.float64 and not total.requires_grad
 
 
 def test_rows_that_are_not_finite_are_left_out(owner):

@@ -32,7 +32,7 @@ from sfumato.settings.training import Model
 from sfumato.storage.artifacts import write_empty, writing
 from stages import runner
 
-B, N = 6, PUBLIC  # images, public size
+B, N = 4, PUBLIC  # images, public size
 ARGUMENTS = {
     "resolution": 8,
     "channels": 1,
@@ -63,7 +63,7 @@ def training(kind: str) -> Finetune:
     return Finetune(trainable=kind, **steps)
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 8])
+@pytest.mark.parametrize("chunk", [1, 3, 8])
 def test_one_image_moves_the_candidates_sum_by_the_clip(chunk):
     asked = {"microbatch_size": chunk, "max_norm": CLIP}
     case = Case(stage="saliency", query=partial(released, model=MODEL, **asked), bound=CLIP)
@@ -136,13 +136,13 @@ def test_the_whole_query_is_one_gaussian_of_its_noise(owner):
 
 
 def test_the_debiased_squared_norm_is_unbiased():
-    # Gaussian noise on known vectors, 2000 trials, fixed seed. The tolerance of the mean is five
+    # Gaussian noise on known vectors, 500 trials, fixed seed. The tolerance of the mean is five
     # standard errors. Under another seed, the false-alarm rate is below 1e-6.
     std = 0.3
-    trials = 2000
+    trials = 500
     generator = torch.Generator().manual_seed(0)
     truth = {
-        "small": torch.randn(12, generator=generator).double(),
+        "small": 0.3 * torch.randn(12, generator=generator).double(),
         "large": 0.05 * torch.randn(900, generator=generator).double(),
     }
     found, raw = ({name: [] for name in truth} for _ in range(2))
@@ -184,7 +184,7 @@ def test_one_image_moves_the_adapter_gradients_by_the_clip(kind):
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     images, labels = drawn_images(B, classes=4, shape=(3, 8, 8))
     drawn = draw(model, images, 4, Saliency().noise_levels, torch.Generator().manual_seed(0))
-    check_clip(model, parameters, (images, labels, drawn), CLIP, 4)
+    check_clip(model, parameters, (images, labels, drawn), CLIP, 3)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import bombs
 import numpy as np
@@ -63,13 +64,21 @@ sys.meta_path.insert(0, Less())
 """
 
 
-@pytest.fixture
-def release(digits, tmp_path) -> sfumato.Release:
-    """Return a release that has a folder of images for each class, and a statement of its owner."""
+@pytest.fixture(scope="module")
+def written(digits, tmp_path_factory) -> Path:
+    """Write a release that has a folder of images for each class, and a statement of its owner.
+
+    Tests must not change it.
+    """
     about = {"owner": "The clinic"}
-    return sfumato.load_release(
-        write_release(tmp_path / "release", digits, about=about, export=["png", "npz"])
-    )
+    path = tmp_path_factory.mktemp("written") / "release"
+    return write_release(path, digits, about=about, export=["png", "npz"])
+
+
+@pytest.fixture
+def release(written, tmp_path) -> sfumato.Release:
+    """Return a copy of the release, which a test may change."""
+    return sfumato.load_release(shutil.copytree(written, tmp_path / "release"))
 
 
 def test_numpy_alone_reads_a_release(release, digits):

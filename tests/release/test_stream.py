@@ -180,7 +180,7 @@ def test_the_lines_of_the_readme_train_a_network(release, monkeypatch, digits, c
     monkeypatch.chdir(release)
     Image.fromarray(digits.images[0, :, :, 0]).save("x.png")
     found = {}
-    exec(lines.replace("1500", "150"), found)
+    exec(lines.replace("1500", "60"), found)
     (release / "x.png").unlink()
     assert capsys.readouterr().out.startswith("tensor([[")
     images, labels = digits.batch(np.arange(600, 1000))

@@ -25,7 +25,7 @@ def release(digits, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folder(digits, release):
-    network = train_student(release, Student(steps=250, width=8), 0)
+    network = train_student(release, Student(steps=150, width=8), 0)
     plan = SimpleNamespace(**vars(release_plan(digits, {"licence": "cc-by-4.0"})))
     with writing(release.with_name("student"), "student", records=[RECORD]) as directory:
         save_student(network, directory)

@@ -79,7 +79,7 @@ def test_epsilon_is_that_of_ledger_check_for_every_recipe(recipe):
     """Both numbers are equal if every query draws all images. Otherwise, the number of `verify.py`
     is never smaller, for any accountant.
     """
-    loaded = params(recipe=recipe, profile="digits", privacy={"epsilon": 8.0})
+    loaded = params(recipe=recipe, profile="digits", privacy={"epsilon": 2.0})
     plan = make_plan(loaded, card(loaded.data.name, PROFILES["digits"]))
     chosen = enumerate(plan.mechanisms.items())
     records = Records.of(small_record(i, one, stage=name) for i, (name, one) in chosen)

@@ -15,6 +15,7 @@ from sfumato.planning.project_files import dvc_text
 
 ROOT = Path(__file__).resolve().parents[2]
 GALLERY = ROOT / "docs" / "gallery" / "digits" / "ledger.json"
+CHECK = ("ledger", "check", "--ledger-only", "--epsilon", "10", "--ledger", str(GALLERY))
 RUN = """
 import json, sys
 from stages.cli import main
@@ -67,6 +68,12 @@ def test_an_empty_public_set_is_written_without_an_array_library(project):
     assert json.loads((project / "data" / "public" / "card.json").read_text())["enabled"] is False
 
 
+@pytest.fixture(scope="module")
+def imported_by_a_check(tmp_path_factory) -> set[str]:
+    """Return the modules that a check of a ledger without its project imports."""
+    return imported(tmp_path_factory.mktemp("check"), *CHECK)
+
+
 @pytest.mark.parametrize("recipe", ["feta-pro", "teacher-generator"])
 def test_a_plan_imports_no_network(project, recipe):
     file = project / "params.yaml"
@@ -75,10 +82,9 @@ def test_a_plan_imports_no_network(project, recipe):
     assert not imported(project, "plan") & (NETWORKS | {"sfumato.planning.estimate"})
 
 
-def test_a_ledger_is_checked_without_networks(project):
-    words = "ledger", "check", "--ledger-only", "--epsilon", "10", "--ledger", str(GALLERY)
-    assert not imported(project, *words) & NETWORKS
-    assert "opacus" in imported(project, *words, "--opinions", "all")
+def test_a_ledger_is_checked_without_networks(project, imported_by_a_check):
+    assert not imported_by_a_check & NETWORKS
+    assert "opacus" in imported(project, *CHECK, "--opinions", "all")
 
 
 WITHOUT_TORCH = """
@@ -120,11 +126,10 @@ def test_the_reviewers_packages_lack_none_that_they_require():
     assert {canonicalize_name(one.name) for one in required} <= listed()
 
 
-def test_a_ledger_check_imports_only_what_reviewers_install(project):
+def test_a_ledger_check_imports_only_what_reviewers_install(imported_by_a_check):
     """The packages of all modules that the check imports are in check.txt."""
-    words = "ledger", "check", "--ledger-only", "--epsilon", "10", "--ledger", str(GALLERY)
     packages = packages_distributions()
-    modules = {name.split(".")[0] for name in imported(project, *words) if "__mypyc" not in name}
+    modules = {name.split(".")[0] for name in imported_by_a_check if "__mypyc" not in name}
     found = {canonicalize_name(one) for name in modules for one in packages.get(name, ())}
     optional = {"charset-normalizer"}  # NumPy imports it if it is there
     assert found - listed() - optional <= {"sfumato", "setuptools"}

@@ -15,7 +15,7 @@ CTRL_C = b"\x03"
 SMALL = {
     "recipe": "dp-feta",
     "run": ["count", "central", "pretrain", "finetune", "synthesize"],
-    "finetune": {"steps": 80, "trainable": "attention"},
+    "finetune": {"steps": 40, "trainable": "attention"},
 }
 
 

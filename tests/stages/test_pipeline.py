@@ -194,7 +194,7 @@ def test_changing_the_warm_up_spends_downstream_only(repository):
     before = len(repository.opened())
     edits = {
         "select": {"images": 40},
-        "auxiliary": {"steps": 22},
+        "auxiliary": {"steps": 7},
         "pretrain": {"amp": {"radius": 0.01}},
     }
     for stage, edit in edits.items():
@@ -308,7 +308,7 @@ def test_a_killed_run_resumes_and_is_paid_for_once(repository):
     repository.edit(finetune={"learning_rate": 1e-4, "draws": 3})
     before = len(repository.opened())
     repository.stage("plan")
-    for uses in (0, 3, 10):
+    for uses in (0, 3, 7):
         entries = len(repository.journal())
 
         def reached(entries: int = entries, uses: int = uses) -> bool:
@@ -325,7 +325,7 @@ def test_a_killed_run_resumes_and_is_paid_for_once(repository):
     assert "resuming run" in text and "finetune" in ran(text)
     assert repository.opened()[before:] == ["finetune"]
     log = (repository.path / "artifacts/finetune/log.csv").read_text().splitlines()
-    assert [int(row.split(",")[0]) for row in log[1:]] == list(range(1, 25))
+    assert [int(row.split(",")[0]) for row in log[1:]] == list(range(1, 15))
     assert not list(run.glob("checkpoint-*"))
 
 

@@ -13,10 +13,10 @@ from pretended_gpu import pretended_gpu
 from sfumato.settings.stages import QUERIES, STAGES
 
 PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"
-EVALUATED = ["teacher-generator", "full", "teacher-public"]
+EVALUATED = ["teacher-generator", "full"]
 ADDED = ("student",)  # a stage that no recipe runs: `teacher-generator` with a stream
 # Recipes that have the other stages
-OTHERS = ["dp-mepf", "teacher-gaussian", "sapf-pixel"]
+OTHERS = ["teacher-public", "dp-mepf", "teacher-gaussian", "sapf-pixel"]
 OTHERS += of_baselines("baseline_settings", "RECIPES")
 # Stages that a test leaves on the CPU: one of each kind with a network of its own
 PLANTED = ("histogram", "select", "pretrain", "saliency", "finetune", "synthesize")

@@ -8,10 +8,9 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import fresh_imports
 import numpy as np
 import pytest
 import torch
@@ -199,12 +198,17 @@ def stage_with(
 # ---- without the extra
 
 
+ABSENT = ("diffusers", "transformers", "accelerate", "huggingface_hub")
+
+
 def test_the_base_install_imports_nothing_of_it(tmp_path):
     code = """
 import sys
+import torch
+torch.set_num_threads(1)  # because threads do not survive a fork
 class Absent:
     def find_spec(self, name, *rest):
-        if name.split(".")[0] in ("diffusers", "transformers", "accelerate", "huggingface_hub"):
+        if name.split(".")[0] in ABSENT:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Absent())
 import importlib, importlib.util, pkgutil, sfumato, stages
@@ -222,9 +226,6 @@ doctor()
         "PYTHONPATH": str(ROOT),
         "COLUMNS": "400",
     }
-    environment["OMP_NUM_THREADS"] = "1"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    assert "sfumato[diffusers]" in done.stdout and "dp-sapf" in done.stdout
+    code = code.replace("ABSENT", repr(ABSENT))
+    output = fresh_imports.printed(code, tmp_path, ROOT, environment, again=ABSENT)
+    assert "sfumato[diffusers]" in output and "dp-sapf" in output

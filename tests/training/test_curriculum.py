@@ -59,9 +59,9 @@ def test_the_loss_falls_and_progress_is_reported():
     noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
     batch = images, labels, torch.full((len(images),), 0.5), noise
     before = mean_loss(model, batch, False, len(images)).item()
-    phases = [phase(steps=1), phase(steps=300, batch=32)]
+    phases = [phase(steps=1), phase(steps=80, batch=32)]
     warm_up(model, phases, SOURCES, 0, lambda *row: rows.append(row))
-    assert rows[:2] == [(1, 301), (20, 301)] and rows[-1] == (301, 301)
+    assert rows[:2] == [(1, 81), (20, 81)] and rows[-1] == (81, 81)
     assert mean_loss(model, batch, False, len(images)).item() < 0.6 * before
 
 
