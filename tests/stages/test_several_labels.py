@@ -250,7 +250,8 @@ def test_a_diffusion_model_learns_several_labels_by_dp_sgd(archive):
         release.images[..., 0].reshape(120, 4, 3, 4, 3).mean(axis=(2, 4)).reshape(120, 16)[:, :14]
     )
     lit = release.labels == 1
-    assert cells[lit].mean() > cells[~lit].mean() + 10
+    # In seven runs 13 to 21, with a standard deviation of 3; without learning about 0
+    assert cells[lit].mean() > cells[~lit].mean() + 5
 
 
 @pytest.mark.parametrize(
