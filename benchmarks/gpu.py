@@ -354,7 +354,7 @@ class OneDraw:
 
 
 def noise(found: Found) -> None:
-    """Measure which share of the time of a full step (draw, sum, release, Adam) noise takes."""
+    """Measure the share of time that noise takes in a full step (draw, sum, release, Adam)."""
     from sfumato.dpsgd.run import State, step
 
     setting, images = (TINY, 32) if found.small else (PAPER, 4096)

@@ -229,10 +229,10 @@ class OpacusNorm(nn.Module):
 
 
 def opacus(setting: Setting, draws: int, device: str = "cpu") -> Callable[[], object]:
-    """Build a step with Opacus: its hooks, and its optimiser's clip and sum, without noise.
+    """Build a step with Opacus's hooks and with its optimiser, which clips and sums without noise.
 
-    Modules that Opacus does not support are replaced. K draws of an image are K rows; their
-    gradients are averaged before the optimiser clips them.
+    Modules that Opacus does not support are replaced. Each of the K draws of an image is one row of
+    a batch. The gradients of these K rows are averaged, then the optimiser clips the average.
     """
     from opacus.grad_sample import GradSampleModule
     from opacus.optimizers import DPOptimizer

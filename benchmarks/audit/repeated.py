@@ -30,10 +30,13 @@ from sfumato.settings.data import Data
 class Verdict:
     """Result of a repeated audit.
 
-    planted: whether the subject has a planted bug; mu: claimed μ; low, high: measured bounds on μ;
-    low_bits: lower bound on μ by a test that reads only whether one value of a release, divided by
-    the public grid, is odd or even; off_grid: number of releases with values that are not
-    multiples of the public grid; runs: number of releases with the target, and of those without it;
+    planted: whether the subject has a planted bug;
+    mu: claimed μ;
+    low, high: measured bounds on μ;
+    low_bits: lower bound on μ from parity: the test divides one value of each release by the
+        public grid, and uses only whether the result is odd or even;
+    off_grid: number of releases with values that are not multiples of the public grid;
+    runs: number of releases with the target, which equals the number without it;
     alarm: whether the audit refutes the claim.
     """
 

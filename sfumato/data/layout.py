@@ -563,7 +563,7 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
             any(map(PERSONAL.search, names)) or like_people(names)
         ),
         "there are many, and they contain numbers": len(names) > MANY and likeness(names) > 0,
-        "most classes have few pictures, as if each were a person": (
+        "most classes have few pictures, as if each class were one person": (
             np.median(counts or FEW) < (FEW if len(names) > MANY else LEAST)
         ),
     }

@@ -103,7 +103,7 @@ def recognised(state: Path | None, found: Iterable[str]) -> list[Artifact]:
     """Return the releases of this state directory that contain any of the hashes `found`."""
     files = [] if state is None else files_in(state / RELEASED, "*.json")
     if not files:
-        return []  # callers pass a generator, so nothing is hashed in this case
+        return []  # `found` is a generator that hashes files: returning early avoids this work
     hashes = {*found}
     releases = []
     for file in files:

@@ -195,8 +195,8 @@ def stays(word: str) -> bool:
 def numbers_replaced(numbers: set[int], generator: Random) -> dict[int, int]:
     """Return a replacement for each number.
 
-    Numbers from 1 to the first gap stay the same, and so do years if all numbers of four digits are
-    years. The other numbers are replaced in groups of numbers with equally many digits. The
+    Numbers from 1 to the first gap stay the same. Years stay the same if all other numbers of four
+    digits are years, too. The remaining numbers are grouped by their number of digits. The
     replacements in a group have the same number of digits as the originals, and the same difference
     between the largest and the smallest. They have the order of the originals, unless the average
     distance between the originals is above SPARSE. In that case, the replacements are shuffled.

@@ -526,8 +526,8 @@ def understood(seen: Survey) -> Iterator[str]:
         yield f"         ├─ DICOM localizers (overview images) left out: {seen.localizers}"
     if seen.burned_in:
         yield (
-            "         ├─ warning: number of DICOM files whose header states that text, such as a "
-            f"name, is burned into the pixels: {seen.burned_in}"
+            "         ├─ warning: DICOM files with text, such as a name, burned into the pixels "
+            f"(according to their headers): {seen.burned_in}"
         )
     for person, count in seen.largest:
         yield f"         ├─ person {person} has one of the largest numbers of images: {count}"

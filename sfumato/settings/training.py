@@ -45,8 +45,8 @@ class Select(Settings):
     chooser: ClassVar[str] = "by"
     # Criterion: `votes` (released by the stage `histogram`) or `teacher` (the teacher's labels)
     by: Literal["votes", "teacher"] = "votes"
-    # Share of the public classes to keep, but at least one class; 1: all classes, so that no
-    # histogram is needed. It applies to selection by votes
+    # Share of the public classes to keep. At least one class is kept; 1 keeps all classes, and then
+    # no histogram is needed. It applies to selection by votes
     ratio: Share = 0.05
     # Total number of images to keep, divided equally among the sensitive classes. It applies to
     # selection by the teacher

@@ -205,4 +205,5 @@ def test_the_owner_is_warned_of_burned_in_text(tmp_path):
         data.save_as(file)
     seen = survey(root, span=SPAN, classes=ALL)
     assert seen.burned_in == 3
-    assert any("burned into the pixels: 3" in line for line in understood(seen))
+    warning = "burned into the pixels (according to their headers): 3"
+    assert any(warning in line for line in understood(seen))

@@ -48,7 +48,7 @@ def test_it_rings_by_mistake_as_often_as_it_says_at_most():
 
 def test_equal_distances_count_for_innocence():
     """Distances cannot distinguish copies from strangers if the nearest hold-out images are as near
-    to the release as copies.
+    to the release as copies would be.
     """
     found = compare_nearness(np.zeros(500), np.zeros(100), "images")
     assert (found["near"], found["p"], found["rings"], found["epsilon"]) == (0, 1, False, 0)

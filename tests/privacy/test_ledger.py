@@ -70,8 +70,9 @@ def test_the_same_query_twice_costs_twice():
 
 
 def test_the_odometers_line_is_the_union_of_all_charges():
-    """With an empty state directory or an older journal, the line once had fewer charges than the
-    release.
+    """An earlier version did not count the release's charges that were missing from the journal.
+
+    Such charges are missing if the state directory is empty or the journal is an older copy.
     """
     other = {**COUNT, "id": f"{8:032x}"}
     aborted = {**STEPS, "id": f"{9:032x}"}

@@ -56,7 +56,7 @@ def test_a_single_process_query_refuses_many_processes(stage, owner, monkeypatch
 def test_a_query_that_runs_alone_refuses_to_be_launched(stage, tmp_path, monkeypatch, environment):
     """It refuses before anything is read or opened.
 
-    It does not run in one process instead, because that was not requested.
+    It does not fall back to one process, because several processes were requested.
     """
     plan = SimpleNamespace(enabled=True, settings=SimpleNamespace(reads=lambda name: False))
     monkeypatch.setattr(runner, "load_plan", lambda *given: plan)

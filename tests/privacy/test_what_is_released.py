@@ -177,9 +177,9 @@ def test_the_sizes_of_draws_are_binomial(owner):
 
 
 def test_draws_are_secret_and_new_each_time(owner):
-    """Neither a global seed nor the number of the use fixes them.
+    """With the same global seed, two charges draw different images in each use.
 
-    Two charges draw different images in each use.
+    The uses of one charge draw different images, too.
     """
     drawn = []
     for plan in ("one", "two"):

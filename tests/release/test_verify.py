@@ -55,7 +55,7 @@ def redo_manifest(folder: Path) -> None:
 
 
 def edit_json(path: Path, change) -> None:
-    """Change a JSON file, the digest of a ledger, and the manifest."""
+    """Change a JSON file, then update its own digest, if it has one, and the manifest to match."""
     content = json.loads(path.read_text())
     change(content)
     if content.pop("digest", None):

@@ -291,9 +291,11 @@ def pictures_of(
     shapes: list that receives the shape of the first picture; all pictures must have this shape;
     before: number of pictures of `every` that come before `files`.
 
-    Raises DataError that lists all pictures of `every` with a problem: they cannot be read, or
-    their size or channels differ. Guarantee: whether a picture is left out depends only on that
-    picture. If too many would be left out, the whole source is refused.
+    A picture that cannot be read is left out. The whole source is refused with DataError in three
+    cases: the pictures left out exceed the share `request.skip`, an intact picture is in an
+    unsupported format, or size or channels differ without `request.mixed`. The error lists all
+    pictures of `every` with a problem. Guarantee: if the source is not refused, whether a picture
+    is left out depends only on that picture.
     """
     with closing(decoded([place.file for place in files], request)) as images:
         for number, image in enumerate(images):

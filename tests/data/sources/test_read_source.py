@@ -43,7 +43,9 @@ def test_output_is_withheld_before_a_sensitive_source_is_opened(tmp_path, monkey
     root = write_folder(tmp_path / "in")
     withhold = Mock(side_effect=KeyError)
     monkeypatch.setattr("sfumato.errors.watchers", [withhold])
-    monkeypatch.setattr("sfumato.data.sources.imagefolder.read_imagefolder", Mock(side_effect=DataError))
+    monkeypatch.setattr(
+        "sfumato.data.sources.imagefolder.read_imagefolder", Mock(side_effect=DataError)
+    )
     with pytest.raises(KeyError):
         read_source(Data(source="imagefolder", path=str(root)), tmp_path)
     withhold.assert_called_once_with()
