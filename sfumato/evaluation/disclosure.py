@@ -88,7 +88,7 @@ def compare_sets(
     holdout: ImageSet,
     random: np.random.Generator,
 ) -> dict:
-    """Run `compare_nearness` on two sets, whose images form units as in `disclosure`.
+    """Run `compare_nearness` on two sets. Their images form units as in `disclosure`.
 
     nearness_of: function from n images to (n,) numbers, which are smaller for nearer images.
     """

@@ -1,7 +1,7 @@
 """Compute a ledger's cost by Opacus' accountants too, so that a mistake in one library is noticed.
 
 Every accountant computes an upper bound on the same ε. The bound by the ledger's accountant is
-compared with a second bound, whose largest error is known. If the second bound minus this error is
+compared with a second bound and its largest possible error. If the second bound minus this error is
 more than 1 % above the first bound, one of the two is wrong, and the check must fail.
 
 - RDP: Opacus' curve is compared with ours, at the orders that Opacus can compute. Both curves are

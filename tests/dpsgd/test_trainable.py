@@ -1,4 +1,4 @@
-"""A trainable set contains exactly the chosen parameters, for every network and its names.
+"""Every network has exactly the chosen parameters in its trainable set.
 
 Any other outcome is detected.
 """

@@ -23,7 +23,7 @@ RNG = np.random.default_rng(0)
 
 
 def skewed(rows, columns, rank, seed):
-    """Return correlated features of a given rank, whose mean is not zero."""
+    """Return correlated features of a given rank. Their mean is not zero."""
     rng = np.random.default_rng(seed)
     return rng.normal(size=(rows, rank)) @ rng.normal(size=(rank, columns)) + rng.normal(
         size=columns

@@ -42,7 +42,7 @@ def inception_file(tmp_path_factory):
 
 @pytest.fixture
 def published(inception_file, monkeypatch):
-    """Return `inception_file`, whose hash is now expected instead of the published file's."""
+    """Return `inception_file`. Its hash is now expected instead of the published one."""
     monkeypatch.setattr(
         extractors, "INCEPTION_SHA256", hashlib.sha256(inception_file.read_bytes()).hexdigest()
     )

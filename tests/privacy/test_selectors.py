@@ -25,7 +25,7 @@ def cost(noise_multiplier: float) -> float:
 def excess(noise_multiplier: float, claimed: float) -> float:
     """Return the δ that a claim of ε needs: the largest P(A | D′) − e^ε·P(A | D).
 
-    D′ has one more image, whose clipped gradient lies in one entry. In units of the clip, this
+    D′ has one more image. Its clipped gradient lies in one entry. In units of the clip, this
     entry is N(1, σ²) instead of N(0, σ²). A is the event that the entry exceeds the best threshold,
     at which the likelihood ratio is e^ε.
     """

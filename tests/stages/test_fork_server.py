@@ -1,6 +1,6 @@
 """Commands in forks of one process behave like separate processes, and do not outlive their server.
 
-Most tests start a server without libraries, whose commands are the functions of `COMMANDS` below.
+Most tests start a server without libraries. Its commands are the functions of `COMMANDS` below.
 """
 
 import json
