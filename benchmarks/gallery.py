@@ -51,7 +51,13 @@ PARAMS: dict[str, dict[str, Any]] = {
     },
 }
 FOLDERS: dict[str, dict[str, Any]] = {
-    "mri": {"epsilon": 5, "minutes": 10, "dataset_id": "brain-mri"},
+    "mri": {
+        "epsilon": 10,
+        "minutes": 13,
+        "size": 64,
+        "dataset_id": "brain-mri",
+        "one_image_each": True,
+    },
     "chest": {
         "epsilon": 10,
         "minutes": 60,

@@ -129,12 +129,13 @@ def public(error: SfumatoError) -> SfumatoError:
     return error
 
 
-# Functions that `reading_sensitive` calls. `stage` adds one that withholds output from then on
+# Functions that `reading_sensitive` calls. `stage` adds two: from then on, output is withheld, and
+# the operating system writes no core dumps
 watchers: list[Callable[[], None]] = []
 
 
 def reading_sensitive() -> None:
-    """Call all `watchers`.
+    """Call all functions in `watchers`, because sensitive files will be read next.
 
     Call this function before opening the owner's files or the private copy.
     """

@@ -22,7 +22,7 @@ def brief(out: OutOption = Path("brief")) -> None:
         resolve_project(Path(), state_dir(), Path("params.yaml"), dry_run=True, say=say), out
     )
     if unanswered:
-        say(f"answers missing in params.yaml: {', '.join(unanswered)}")
+        say(f"the page lacks some answers. Set in params.yaml: {', '.join(unanswered)}")
     tell(
         f"{out / PAGE}: the people who must permit the release sign this page before the first run"
     )

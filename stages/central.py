@@ -35,8 +35,8 @@ def problems(setup: Setup) -> Iterator[str]:
     chosen = setup.params.central
     if chosen.statistic == "mode" and chosen.max_norm is not None:
         yield (
-            f"central.max_norm={chosen.max_norm} has no effect on the mode, because the bound of "
-            "the mode is fixed: remove central.max_norm"
+            f"central.max_norm={chosen.max_norm} cannot be used with central.statistic=mode, "
+            "because the norm bound of the mode is fixed: remove central.max_norm"
         )
 
 

@@ -22,9 +22,9 @@ SkeletonOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Write a skeleton of this folder of images, which you can send with a question if "
-        "`stage init` cannot read the folder. Words in file names are replaced, and pixels are "
-        "random.",
+        help="Write a skeleton of this folder of images: a copy in which pictures have random "
+        "pixels, and most words in names and tables are replaced. If `stage init` cannot read the "
+        "folder, you can send the skeleton with a question.",
     ),
 ]
 OutOption = Annotated[Path, typer.Option(help="File to write the skeleton to.")]
@@ -96,10 +96,10 @@ def show_skeleton(folder: Path, out: Path) -> None:
 
     pictures, others, kept = write_skeleton(folder, out)
     typer.echo(
-        f"{out} was written. Pictures with random pixels: {pictures:,}. Files that are only "
-        f"listed: {others:,}."
+        f"{out} was written. Pictures with random pixels: {pictures:,}. Files that are "
+        f"listed, but not copied: {others:,}."
     )
-    typer.echo(f"Words of file names that were kept unchanged: {', '.join(kept) or 'none'}.")
+    typer.echo(f"Words kept unchanged in names and tables: {', '.join(kept) or 'none'}.")
     typer.echo(f"Look through {out} before you send it: it is not differentially private.")
 
 

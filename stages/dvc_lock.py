@@ -77,7 +77,7 @@ def rwlock_in_words() -> str:
     if ended:
         named = f"PID {ended[0].process} ({ended[0].command})"
         return (
-            f"names {named}, which has ended. If `dvc repro` waits and no other `dvc` command is "
-            f"running here, run `rm {RUNNING}`"
+            f"belongs to {named}, which has ended. If `dvc repro` waits and no other `dvc` command "
+            f"is running here, run `rm {RUNNING}`"
         )
     return "intact"

@@ -95,8 +95,8 @@ def compare_noise(made: Plan) -> Iterator[str]:
     if length > 1:
         yield (
             f"finetune: with {about}{weights:,} trained weights, the noise of a step is {ratio}, "
-            "so a step is mostly noise. Raise privacy.epsilon, the share of it that finetune gets, "
-            "or finetune.batch, or train fewer weights"
+            "so a step is mostly noise. Raise privacy.epsilon, finetune's share of it, or "
+            "finetune.batch, or train fewer weights"
         )
     else:
         yield (f"finetune: with {about}{weights:,} trained weights, the noise of a step is {ratio}")

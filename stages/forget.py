@@ -34,7 +34,7 @@ def forget(
     others = f"Known datasets: {', '.join(known) or 'none'}"
     if name is None:
         raise ConfigError(
-            f"this folder contains no project: name a dataset of {state} with --dataset. {others}"
+            f"this folder contains no project: choose a dataset in {state} with --dataset. {others}"
         )
     here = local_files() if name == mine else []
     if name not in known and not here:

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from sfumato.planning.create import Owner, Proposed
 
 WHY_THIS_SIZE = (
-    "The proposed size is the largest one that fits into the time of --minutes and is at least "
-    "90 % as useful as the most useful size that fits."
+    "Only sizes that a run can finish within --minutes are considered. The proposed size is the "
+    "largest of these that is at least 90 % as useful as the most useful one. If no size can be "
+    "finished in time, the smallest is proposed."
 )
 HELP: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # option -> text
 
@@ -71,7 +72,7 @@ def init(
     if made.out != Path.cwd():
         following = f"cd {made.out} && stage run"
     say(f"\nproject written to {made.out}. Next: {following}")
-    say("If someone must permit the release first, `stage brief` writes the request.")
+    say("If the release requires permission, `stage brief` writes the request for it.")
 
 
 def ask(lacking: str, question: str, default: Any, kind: type | None) -> Any:

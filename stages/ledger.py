@@ -163,8 +163,8 @@ def adopt() -> None:
     odometer, new, lost = adopt_charges(Path(), state_dir(), say)
     if lost:
         say(
-            f"unreadable entries of the old journal, which are not counted: {lost}. The old "
-            "journal is kept beside the new one"
+            f"number of entries in the old journal that could not be read: {lost}. They are not "
+            "counted. The old journal is kept beside the new one"
         )
     tell(f"{odometer.path}: {charges(new)} adopted, {len(odometer.opened())} counted in total")
     tell("More charges may be lost, so ledgers and reports mark the odometer as incomplete")
@@ -174,7 +174,8 @@ def adopt() -> None:
 def history(
     dataset: Annotated[str | None, typer.Option(help="Dataset id. Default: the project's.")] = None,
     delta: Annotated[
-        float | None, typer.Option(help="Delta for the total. Default: the plan's.")
+        float | None,
+        typer.Option(help="Delta at which the total ε is computed. Default: the plan's delta."),
     ] = None,
     actors: Annotated[bool, typer.Option("--actors", help="Show who caused each entry.")] = False,
 ) -> None:
@@ -189,7 +190,7 @@ def history(
 
     name = dataset or dataset_of_project()
     if name is None:
-        raise ConfigError("this folder contains no project: name a dataset with --dataset")
+        raise ConfigError("this folder contains no project: choose a dataset with --dataset")
     odometer = Odometer(state_dir(), name)
     entries = odometer.entries()
     unknown = seen_in_project(odometer.dataset_id, Path(), state_dir()) - odometer.known()

@@ -23,10 +23,10 @@ Workers = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Number of processes that convert shards, which are tar or Parquet files, or parts of "
-        "a large folder. Each process uses one thread. Three kinds of image are always converted "
-        "in one process: slices of volumes, images with several labels, and images with a table of "
-        "persons. Without this option, one process uses several threads.",
+        help="Number of processes that convert shards. A shard is a tar file, a Parquet file, or a "
+        "part of a large folder. Each process uses one thread. Three kinds of image are always "
+        "converted in one process: slices of volumes, images with several labels, and images with "
+        "a table of persons. Without this option, one process uses several threads.",
     ),
 ]
 

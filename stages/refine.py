@@ -54,8 +54,8 @@ def work(about: Work) -> float:
 def problems(setup: Setup) -> Iterator[str]:
     if setup.params.auxiliary.target == "covariance":
         yield (
-            "refine requires a generator network, but auxiliary.target=covariance fits none: "
-            "remove refine from run, or change auxiliary.target"
+            "refine requires a generator network, but auxiliary.target=covariance does not train "
+            "one: remove refine from run, or change auxiliary.target"
         )
 
 

@@ -69,7 +69,7 @@ def report(
     typer.echo(f"{page}: local, not to be shared")
     verdict = local.verdict or "none: run `stage evaluate`"
     if local.verdict and not sys.stdout.isatty():
-        verdict = f"local, and shown only on a terminal: see {METRICS_FILE} or {page}"
+        verdict = f"local, so it is shown only on a terminal, in {METRICS_FILE} and in {page}"
     # `git add` adds nothing if one of the paths is missing
     tracked = " ".join(name for name in TRACKED.split() if Path(name).exists())
     # `dvc repro` ends with these lines

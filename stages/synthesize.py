@@ -103,10 +103,10 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
 def choose(
     run: StageRun, settings: Synthesize, drawn: Callable[..., Drawn], teacher: TeacherNetwork
 ) -> tuple[Varied, np.ndarray]:
-    """Choose whether to release the drawn images with or without the selected public images.
+    """Choose whether the release contains the selected public images as well as drawn images.
 
-    Returns the chosen mixture, and the sources of its images. The sources need not be in the order
-    of the images.
+    Returns the images to release, and the source of each image. The sources may be in another order
+    than the images.
     """
     import numpy as np
     import torch
@@ -144,8 +144,9 @@ def choose(
 
 
 def drawing_work(about: Work, settings: Synthesize) -> float:
-    """Estimate the mean number of operations per image of a release or of a stream: drawing,
-    selecting and labelling.
+    """Estimate the mean number of operations per image of a release or a stream.
+
+    The operations draw, select and label images.
     """
     from sfumato.planning.work import WRITTEN
     from sfumato.release.herding import COMPARED_CELLS, TOGETHER
@@ -222,8 +223,8 @@ def problems(setup: Setup) -> Iterator[str]:
     if "select" in made.sources and not labelled:
         remedy = "set select.by: teacher, or histogram.per_class: true"
         yield (
-            "synthesize.sources contains select, whose images would keep their public labels: "
-            f"{remedy}"
+            "synthesize.sources contains select, but its images would be labelled with public "
+            f"classes instead of the sensitive ones: {remedy}"
         )
 
 

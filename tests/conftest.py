@@ -135,8 +135,9 @@ def uninstall(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def expect_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[Callable[[Any], Mapping[str, float]]], None]:
-    """Return a function that sets the seconds of each stage from the parameters, without timing
-    this machine.
+    """Return a function that replaces `expected_seconds`, so that this machine is not timed.
+
+    Its argument is a function that computes the seconds of each stage from the parameters.
     """
     expected = "sfumato.planning.estimate.expected_seconds"
     return lambda seconds: monkeypatch.setattr(expected, lambda params, *_: seconds(params))

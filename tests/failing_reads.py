@@ -19,7 +19,7 @@ refused: list["Refusal"] = []  # the last one is active
 
 
 class Refusal:
-    """Refuse to open paths that contain `text`, after `after` such paths were opened."""
+    """Refuse to open paths that contain `text`, except for the first `after` attempts."""
 
     def __init__(self, text: str, code: int, after: int) -> None:
         self.text = text

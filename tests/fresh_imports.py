@@ -23,8 +23,7 @@ def printed(
     """Run a program in a fork, and return its output.
 
     folder: current folder of the program; root: folder from which it imports the project;
-    environment: all its environment variables; again: further packages that it does not find
-    imported.
+    environment: all its environment variables; again: further packages that it must import again.
     """
     with tempfile.TemporaryFile() as output:
         child = os.fork()

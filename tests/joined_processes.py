@@ -1,4 +1,7 @@
-"""Start a group of processes, as `torchrun` does, by fork from one with imported libraries."""
+"""Start a group of processes, as `torchrun` does.
+
+They are forked from one process that has already imported the libraries.
+"""
 
 import multiprocessing
 import os

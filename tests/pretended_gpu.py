@@ -250,8 +250,8 @@ class Fake(FakeTensorMode):
 def of_card(kwargs: dict) -> dict:
     """Replace the device `meta` in the arguments by the card.
 
-    Without `dispatch_device`, PyTorch's C++ code takes fake tensors for tensors on `meta`, and
-    creates others there.
+    Without `dispatch_device`, PyTorch's C++ code treats fake tensors as tensors on `meta`, so it
+    creates further tensors on `meta`, too.
     """
     if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta":
         return {**kwargs, "device": CUDA}
@@ -466,7 +466,9 @@ def patches(card: Card) -> Iterator[Any]:
     make = Tensor._make_subclass
 
     def without_dispatch(cls: type, data: Tensor, *about: Any, **options: Any) -> Any:
-        """Make a tensor without `dispatch_device`, with which autograd starts a thread per card."""
+        """Make a tensor. `dispatch_device` is off for a FakeTensor, because with it autograd starts
+        a thread per card.
+        """
         return make(
             cls, data, *about, **options | ({"dispatch_device": False} if cls is FakeTensor else {})
         )

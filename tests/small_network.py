@@ -14,7 +14,7 @@ CHOSEN = [f"{place}.attention.{part}.weight" for place, part in zip(PLACES, "vqk
 
 
 def draw_images(generator, count, priors=None, seed=0):
-    """Draw images by `drawing`, and join its parts. Returns the images and their labels."""
+    """Draw images with `drawing`, and join the parts that it yields. Returns images and labels."""
     parts, labels = drawing(generator, count, priors, seed)
     return torch.cat(list(parts)), labels
 

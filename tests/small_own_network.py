@@ -1,4 +1,6 @@
-"""Small own networks: architectures of torchvision with random weights, in safetensors files."""
+"""Write small networks, as an owner may provide them: architectures of torchvision with random
+weights, in safetensors files.
+"""
 
 import hashlib
 from pathlib import Path

@@ -47,10 +47,10 @@ SMALL = {
 
 @functools.cache
 def server() -> tuple[psutil.Process, Path]:
-    """Start a process that runs stages and DVC by fork, with this tree's code, in a tenth of the
-    time.
+    """Start a process that runs stages and DVC by fork, with this tree's code.
 
-    Returns the process and its address.
+    A command then takes a tenth of the time, because it imports nothing again. Returns the process
+    and its address.
     """
     base = Path(tempfile.mkdtemp(prefix="stages-"))
     process = forked_stages.start(

@@ -158,7 +158,7 @@ def test_every_command_in_the_docs_exists_with_its_options():
 
 
 def sections_in(annotation):
-    """Return the sections that a value of this type may contain, itself or in a list or mapping."""
+    """Yield the sections in a type: the type itself, or types inside a list, mapping or union."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in get_args(annotation):

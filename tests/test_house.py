@@ -92,9 +92,9 @@ def room_of(path: Path) -> str:
 
 
 def early(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the statements of a module outside functions.
+    """Yield the nodes of a module that are outside functions.
 
-    A function may import a later module, so that its imports are not among them.
+    Imports inside functions are left out, because they run later and so may close a circle.
     """
     for node in ast.iter_child_nodes(tree):
         if not isinstance(node, ast.FunctionDef):
@@ -103,8 +103,10 @@ def early(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def arrows(texts: Mapping[str, str]) -> dict[str, set[str]]:
-    """Return the modules, among these texts by name, that each module imports at import time or for
-    type checking.
+    """Return, for each module, the other modules that it imports at import time or for type
+    checking.
+
+    texts: module name -> source; modules without a text are left out.
     """
     found: dict[str, set[str]] = {}
     for module, text in texts.items():
@@ -372,7 +374,7 @@ def test_recipes_name_their_stages_in_the_order_of_the_table():
 def test_stage_modules_are_thin(name):
     """They name what they read, call the library and save the results.
 
-    They also declare their running time, and settings that do not fit.
+    They also estimate their running time, and list problems of the settings.
     """
     tree = ast.parse((ROOT / "stages" / f"{name}.py").read_text())
     assert sum(isinstance(node, ast.FunctionDef) for node in ast.walk(tree)) <= 5
@@ -413,7 +415,7 @@ def test_commands_are_thin(name):
 def test_the_library_starts_only_dvc_and_git():
     """It also neither reads nor changes the current folder.
 
-    Otherwise, a thread could work in the folder to which another thread has changed.
+    Otherwise, if one thread changed the current folder, another would work in the wrong folder.
     """
     texts = {
         str(path.relative_to(ROOT)): path.read_text()
@@ -612,7 +614,7 @@ def test_names_of_tests_are_short():
 
 
 def test_a_first_run_in_a_clone_meets_no_ledger():
-    """Its charges would be missing from a new user's journal.
+    """The charges of a committed ledger would be missing from a new user's journal.
 
     So the first run would call the odometer incomplete.
     """

@@ -137,7 +137,7 @@ def teacher() -> TeacherNetwork:
 
 
 def latents(features: Any, function: Callable[[Tensor], Tensor]) -> LatentSet:
-    """Return the rows of a map on the card, as a charge draws them."""
+    """Encode images on the card by `function`. Returns the vectors, as a charge draws them."""
     drawn = images(FEW)
     rows = encoding_alone(function, SHAPE, CUDA)(drawn.batch(np.arange(len(drawn)))[0])
     return LatentSet(rows.cpu().half().numpy(), drawn.labels)
@@ -157,7 +157,8 @@ def gradient_sum_of(
 ) -> None:
     """Compute a sum of clipped gradients.
 
-    in_parts: whether to compute it in two chunks, with the draws of each in two parts.
+    in_parts: whether to split the images into two chunks, and the draws of each image into two
+    parts.
     """
     count, draws = (6, 4) if in_parts else (4, 2)
     shape = (count, 4) if groups else (count,)
@@ -382,7 +383,7 @@ def test_features_learned_on_a_gpu_are_queried_there():
 
 
 def test_under_autocast_a_norm_keeps_the_type_of_its_images():
-    """In float32, it would need 50 % more memory, and a seventh of the time of a step."""
+    """In float32, a step would need 50 % more memory, and would take a seventh longer."""
     with pretended_gpu():
         images = torch.zeros(4, 8, 6, 6, device="cuda", dtype=torch.bfloat16)
         with torch.autocast("cuda", torch.bfloat16):

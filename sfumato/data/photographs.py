@@ -49,7 +49,7 @@ def taken_in_a_row(files: Sequence[Path | Member]) -> bool:
 
 
 def near(times: Sequence[float], most: float) -> int:
-    """Count the times that are within `most` seconds of another time. times: sorted."""
+    """Count the entries of `times`, sorted, that are at most `most` seconds from another entry."""
     close = [after - before <= most for before, after in pairwise(times)]
     return sum(before or after for before, after in pairwise([False, *close, False]))
 

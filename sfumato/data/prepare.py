@@ -86,16 +86,17 @@ def prepare_sensitive(
 
     An older set of the same id is kept if it was made from the same files with the same settings.
     Otherwise, it is replaced when the new set is complete. The card contains no number of images or
-    groups, and no hash of any kind. Its version is `data.version`. If that is not set, the dataset
-    keeps its earlier random version or, if it never had one, the version of the older set. A first
-    set gets a new random version.
+    groups, and no hash of any kind. Its version is `data.version`. If that is not set, an earlier
+    random version of the dataset is used again. A dataset that never had a random version keeps the
+    version of the older set. The first set of a dataset gets a new random version.
 
     state: state directory for the images; card: path of the card; workers: number of processes that
     convert shards, see `read_shards`.
 
-    Raises ConfigError or DataError if the source cannot be used (see `sources.read_source`), if its
-    images are counted under another id, or if charged images would change their groups. The older
-    set and card are then unchanged. Raises BudgetError if the journal is lost or invalid.
+    Raises ConfigError or DataError if the source cannot be used (see `sources.read_source`), if the
+    same images are already counted under another id, or if charged images would change their groups
+    and the owner has not confirmed this (`data.other_groups`). The older set and card are then
+    unchanged. Raises BudgetError if the journal is lost or invalid.
     """
     home = dataset_directory(state, data.name)
     for directory in (state, home.parent, state / "keys"):
@@ -279,10 +280,10 @@ def prepared_from(home: Path, listing: str, data: Data, state: Path) -> bytes | 
 
 
 def unnamed_version(home: Path) -> str | None:
-    """Return the random version that the images got while `data.version` was not set.
+    """Return the random version of the images, or None if they never had one.
 
-    It is kept even if `data.version` is set later. Returns None if the images never had a random
-    version.
+    Images get a random version if `data.version` is not set. They keep it, even if `data.version`
+    is set later.
     """
     if (home / UNNAMED).is_file():
         return (home / UNNAMED).read_text(encoding="utf-8")
@@ -320,7 +321,7 @@ def prepare_public(
     private: function that opens the sensitive and hold-out images, which must not be among the
     public ones. It is not called for images that the program draws;
     state: state directory, which lists earlier releases. A public set that was made from a release
-    inherits its records.
+    inherits the records of that release.
 
     Raises ConfigError or DataError if the images cannot be used, or if a private image is among
     them. `out` is then unchanged.
@@ -429,7 +430,7 @@ def secret_key(state: Path, dataset_id: str) -> bytes:
 
     The first call creates the key from the operating system's random numbers. For this call, the
     caller must hold the lock of the dataset. The key never changes after that. Raises DataError if
-    the key is missing or damaged, and may have been used.
+    the key is missing or damaged, but may have been used.
     """
     path = state / "keys" / dataset_id
     key = b""

@@ -91,9 +91,10 @@ def position_of(data: Dataset) -> float | None:
 
 
 def holds_series(files: Sequence[Path]) -> bool:
-    """Return whether files are parts of a DICOM series.
+    """Return whether some files are parts of a DICOM series.
 
-    This is so if two files belong to one series, or if a file has several frames or is a localizer.
+    Returns true if two files belong to the same series, if a file has several frames, or if a file
+    is a localizer.
     """
     headers = [header for file in files if (header := dicom_header(file)) is not None]
     largest = max(Counter(header.series for header in headers if header.series).values(), default=0)

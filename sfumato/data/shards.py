@@ -64,8 +64,9 @@ class Converted:
 
     size: number of pictures in the shard, including the ones left out;
     conversions: number of pictures by kind of conversion;
-    left_out: for each file left out, its index among the pictures (-1 if it is not a picture), its
-    path and position as encoded by `left_out.place_of`, and the reason;
+    left_out: one entry for each picture or other file that was left out. An entry contains the
+    number of the picture in the shard (-1 for another file), its place as encoded by
+    `left_out.place_of`, and the reason;
     sha256: digest of the shard's file, empty for a block.
     """
 
@@ -83,10 +84,10 @@ def shards_folder(home: Path) -> Path:
 def shards_in(data: Data) -> list[Shard]:
     """Return the shards of the source, in the order of its images.
 
-    Returns an empty list if the source must be read as a whole. This is so for a single file or a
-    small folder, if `data.volume` is set, if pictures have several labels, or if one table lists
-    all pictures. It is also so if `data.groups` finds persons in other ways than by `pattern`,
-    `column` or `dicom`.
+    Shards are tar files, Parquet files, or blocks of a large folder of class folders. Any other
+    source must be read as a whole, so the list is empty. It is also empty for a single local file,
+    if `data.volume` is set, if pictures have several labels, if one table lists all pictures, or if
+    `data.groups` finds persons in other ways than by `pattern`, `column` or `dicom`.
     """
     single = data.labels != SEVERAL and data.volume is None
     ways = set[str]()
@@ -168,9 +169,9 @@ def place_shards(
 ) -> list[Task]:
     """Return each shard with the folder for its images, and delete everything else in `folder`.
 
-    The folder of a shard is named by a keyed digest of everything that determines the folder's
-    content, so that a later process finds the folder. If a change of the shard would go unnoticed,
-    the name is random, so that a later process converts the shard again.
+    The name of a shard's folder is a keyed digest of everything that determines the images in it. A
+    later process computes the same name, and so finds the folder. If a change of the shard could
+    not be detected, the name is random instead, so that a later process converts the shard again.
 
     decides: settings that decide how images are stored; listing: digest of all files, None if it is
     unknown.
@@ -240,8 +241,9 @@ def in_processes(data: Data, tasks: list[Task], workers: int | None) -> list[Exc
 
 
 def begin_worker(environment: dict[str, str]) -> None:
-    """Set up a process of the pool: let it end when the program that started it ends, and decode in
-    one thread.
+    """Set up a worker process of the pool.
+
+    The worker decodes in one thread, and ends when the program that started it ends.
 
     environment: variables of the program, which may have changed since the fork server started.
     """
@@ -383,8 +385,9 @@ def one_source(data: Data, shards: Sequence[Shard], folders: Sequence[Path]) -> 
 
 
 def left_out_of(every: Iterable[Converted]) -> dict[object, LeftOut]:
-    """Return what was left out: pictures by their number in the whole source, and files that are
-    not pictures by their path.
+    """Collect the pictures and other files that were left out of all shards.
+
+    The key of a picture is its number in the whole source. The key of another file is its path.
     """
     found: dict[object, LeftOut] = {}
     before = 0

@@ -139,7 +139,11 @@ class Disguise:
         return hmac.digest(self.key, text.encode(), hashlib.sha256)
 
     def word(self, token: str) -> str:
-        """Replace one of NOUNS by another, and the letters of any other word that is not kept."""
+        """Replace a word, unless it is kept.
+
+        A word for a person, one of NOUNS, is replaced by another of NOUNS. In any other word, the
+        letters are replaced.
+        """
         if (noun := NOUN.match(token)) and (other := self.nouns.get(noun[1].lower())):
             return in_case_of(noun[1], other) + token[noun.end() :]
         if stays(token):
@@ -195,11 +199,12 @@ def stays(word: str) -> bool:
 def numbers_replaced(numbers: set[int], generator: Random) -> dict[int, int]:
     """Return a replacement for each number.
 
-    Numbers from 1 to the first gap stay the same. Years stay the same if all other numbers of four
-    digits are years, too. The remaining numbers are grouped by their number of digits. The
-    replacements in a group have the same number of digits as the originals, and the same difference
-    between the largest and the smallest. They have the order of the originals, unless the average
-    distance between the originals is above SPARSE. In that case, the replacements are shuffled.
+    The numbers 1, 2, 3 and so on stay the same, up to the first one that does not occur. Years stay
+    the same if all other numbers of four digits are years, too. The remaining numbers are grouped
+    by their number of digits. The replacements in a group have the same number of digits as the
+    originals, and the same difference between the largest and the smallest. They have the order of
+    the originals, unless the average distance between the originals is above SPARSE. In that case,
+    the replacements are shuffled.
     """
     counted = 1
     while counted in numbers:

@@ -47,8 +47,8 @@ class Survey:
     images: number of images without the hold-out;
     held_out: number of images in the hold-out, None if there is none;
     side, longer: medians of the shorter and of the longer sides, in pixels;
-    proportion: median of height divided by width; 1 if 1 is between the quartiles of this ratio, as
-    in a mixture of portrait and landscape formats;
+    proportion: median of height divided by width. If 1 is between the quartiles of this ratio, as
+    in a mixture of portrait and landscape formats, the value is 1 instead;
     colour: whether most pictures are in colour;
     groups: rule for finding persons' ids;
     persons: number of persons, without the hold-out; None if no rule finds them;

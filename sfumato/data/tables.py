@@ -148,7 +148,7 @@ def rows_by_file(
     columns: names of columns. The first contains paths below `root`, or unique file names with or
     without their suffix. The cells of the other columns are returned;
     files: files that must each have a row;
-    others: files that need no row. If a row names such a file, it must give the path.
+    others: files that need no row. A row can name such a file only by its path.
 
     Raises the errors of `read_table`. Raises DataError if one of `files` has no row, and if a row
     names an unknown file, a file for the second time, or a link that leads out of `root` or to no

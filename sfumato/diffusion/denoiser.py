@@ -137,7 +137,7 @@ class Denoiser(nn.Module):
         Yields (B, C, H, W) float32 in [0, 1], on the CPU.
 
         labels: (N,), or (N, classes) with several labels per image;
-        generator: a CPU generator, which fixes the images up to rounding.
+        generator: a CPU generator, which determines the images up to rounding.
         """
         sampler = self.sampler(sampling, generator)
         done = 0

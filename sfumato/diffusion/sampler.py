@@ -45,7 +45,7 @@ def sample(
     steps: number of solver steps. They take 2·steps − 1 evaluations of the network, or twice as
     many with guidance;
     guidance: see `Sampling`;
-    generator: fixes the images up to rounding, for any device and number of processes;
+    generator: determines the images up to rounding, for any device and number of processes;
     autocast: run in bfloat16;
     guide: see `Sampling`.
     """

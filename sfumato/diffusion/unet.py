@@ -337,7 +337,7 @@ def halve(x: Tensor) -> Tensor:
 
 
 def double(x: Tensor, sides: Sequence[int]) -> Tensor:
-    """Double the sides by repeating each pixel, and crop to `sides`, so that 4 can become 7."""
+    """Double the sides by repeating each pixel, then crop them to `sides`, such as 4 -> 8 -> 7."""
     height, width = x.shape[2:]
     rows = x.reshape(-1, width) @ pairs(width, x).t()
     return rows.view(*x.shape[:2], 2 * height, 2 * width)[:, :, : sides[0], : sides[1]]

@@ -33,12 +33,14 @@ def choose_microbatch(
 ) -> tuple[int, int]:
     """Choose how many images, and how many of their K draws, to differentiate at a time.
 
-    Call this before opening a charge. On a GPU, the number of images, and then the number of draws,
-    is halved until a trial fits. There, the function also sets `model.use_products`, which decides
-    whether weight gradients of convolutions are computed by matrix products or by a grouped
-    convolution. The method that is usually faster is tried first. If even one draw of one image
-    does not fit with this method, the other method is tried, because cuDNN may lack a kernel for
-    the first method.
+    Call this before opening a charge. The first choice is an estimate (see `fitting`). On a GPU,
+    this choice is tried. The number of images, and then the number of draws, is halved until a
+    trial fits.
+
+    On a GPU, the function also sets `model.use_products`. This attribute decides whether weight
+    gradients of convolutions are computed by matrix products or by a grouped convolution. The
+    method that is usually faster is tried first. If not even one draw of one image fits with it,
+    the other method is tried, because cuDNN may lack a kernel for the first method.
 
     batch: expected number of images per step;
     requested_size: number of images at a time, if the user set it.

@@ -32,9 +32,10 @@ class NoRuleError(RuntimeError):
 class PerImage(TorchFunctionMode):
     """A context in which each weight of `weights` gets one gradient per image.
 
-    `rows[name]`, (B, *shape), represents B equal copies of a weight in the memory of one.
-    Differentiate the loss with respect to `rows[name]`. A weight may be used only by the functions
-    in RULES. Any other use raises NoRuleError, so that no part of a gradient is lost silently.
+    `rows[name]`, (B, *shape), represents B equal copies of a weight, but needs only the memory of a
+    single copy. Differentiate the loss with respect to `rows[name]`. A weight may be used only by
+    the functions in RULES. Any other use raises NoRuleError, so that no part of a gradient is lost
+    silently.
 
     weights: trained weights by name;
     images: number of images B. A batch has K·B rows, because the loss is computed for K random

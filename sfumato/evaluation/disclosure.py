@@ -170,12 +170,12 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
     if reported["rank"] <= 1:
         share = f"any of the {grouped(m)} hold-out {unit}"
     seen = (
-        f"{grouped(reported['near'])} of {grouped(n)} {unit} used for training are nearer to the "
+        f"Of {grouped(n)} {unit} used for training, {grouped(reported['near'])} are nearer to the "
         f"release than {share}"
     )
     sentence = (
-        f"{seen}; {reported['chance']:.0f} are expected by chance (p = {p:.2g}; measured ε: at "
-        f"least {epsilon:.2g}): {outcome}."
+        f"{seen}; {reported['chance']:.0f} would be expected by chance (p = {p:.2g}). The measured "
+        f"ε is at least {epsilon:.2g}. Result: {outcome}."
     )
     about = {
         "units": n,

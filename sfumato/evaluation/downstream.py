@@ -47,7 +47,7 @@ def fit_classifier(
 
     images: (N, H, W, C) uint8;
     labels: (N,), or (N, classes) of 0 and 1;
-    seed: fixes the training. PyTorch's global random state does not change.
+    seed: determines the training. PyTorch's global random state does not change.
     """
     device = compute.device().type
     with torch.random.fork_rng():
@@ -182,7 +182,7 @@ def mean_of(by_label: Sequence[float | None]) -> float:
 def aggregate(
     scored: Sequence[Scored], classes: Sequence[str], groups: Cells = None, compared: Cells = None
 ) -> dict:
-    """Average the accuracies of classifiers that differ only in their seed, as shares in [0, 1].
+    """Average the accuracies, in [0, 1], of classifiers that differ only in their seed.
 
     groups: see `resampled`; compared: (N,) text, a property of each image.
 

@@ -29,10 +29,10 @@ def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[s
         name: part[~copied] for name, part in vars(holdout).items() if isinstance(part, np.ndarray)
     }
     return replace(holdout, **arrays), [
-        "the hold-out contains copies of training images, perhaps resized: "
-        f"{copied.sum()} of {len(holdout)} images. These copies are left out of all results. Put "
-        "other pictures into test/, or move all pictures into train/, so that a hold-out is drawn "
-        "at random"
+        "the hold-out contains copies of training images, perhaps resized (copies: "
+        f"{copied.sum()} of {len(holdout)} hold-out images). These copies are left out of all "
+        "results. Put other pictures into test/, or move all pictures into train/, so that a "
+        "hold-out is drawn at random"
     ]
 
 
@@ -72,8 +72,8 @@ def unusable(holdout: ImageSet) -> str | None:
     different = {value for value, image in seen if (image != image[0, 0]).any()}
     if len(different) < 2:
         return (
-            "the hold-out needs at least 2 images that differ and are not blank, but has only "
-            f"{len(different)} (of {len(holdout)} images)"
+            "the hold-out needs at least 2 different images, not counting images of a single "
+            f"colour, but has only {len(different)} (of {len(holdout)} images)"
         )
     one_class = holdout.labels.ndim == 1 and len(np.unique(holdout.labels)) < 2
     if one_class:

@@ -1,9 +1,10 @@
 """Choose the mixture to release: with or without public images.
 
 A student is a classifier that is trained on the set to release. One student is trained with public
-images, and another one without them. Public images are left out if the first student agrees with
-the teacher less often than the second. `chosen_mixture` allows a small margin on drawn images. No
-function here reads real images, so the choice costs nothing.
+images, and another one without them. Both are compared with the teacher, on newly drawn images and
+on public images. Public images are left out if they make the student agree with the teacher less
+often. On drawn images, a small decrease is allowed (see `chosen_mixture`). No function here reads
+real images, so the choice costs nothing.
 """
 
 from collections.abc import Mapping

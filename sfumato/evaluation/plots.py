@@ -56,7 +56,8 @@ def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, 
         side.tick_params(length=0)
         side.spines[:].set_visible(False)
     figure.suptitle(
-        f"The synthetic images (blue) nearest to a training image (orange)\n{CAPTION}", fontsize=10
+        f"Closest pairs of a synthetic image (blue) and a training image (orange)\n{CAPTION}",
+        fontsize=10,
     )
     save(figure, path)
 

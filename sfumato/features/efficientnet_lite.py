@@ -29,7 +29,7 @@ def imagenet_network(side: int = 224) -> OwnNetwork:
     """
     package = find_spec(PACKAGE)
     if package is None or package.origin is None:
-        raise ConfigError(f"the weights of the ImageNet network are not installed: {INSTALL}")
+        raise ConfigError(f"the weights of the ImageNet network are not installed: run `{INSTALL}`")
     return OwnNetwork(
         path=str(Path(package.origin).parent / PICKLE),
         sha256=SHA256,

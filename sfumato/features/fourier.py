@@ -29,8 +29,10 @@ EXPLICIT_KERNELS = ("linear", "squared")  # Kernels that need no random frequenc
 class OfBlocks(nn.Module):
     """A public map, applied to the block means of images.
 
-    The input is images, (B, C, H, W), at full size or averaged over blocks that are not larger than
-    `block`. block: side of a block, in pixels of the full image.
+    The input is images, (B, C, H, W), at full size or already averaged over blocks. The side of
+    these blocks is at most `block`.
+
+    block: side of the blocks that the map uses, in pixels of the full image.
     """
 
     def __init__(self, build: Callable[[Shape], nn.Module], shape: Shape, block: int) -> None:
@@ -81,8 +83,8 @@ class FourierFeatures(nn.Module):
         )
         if size % 2 or size < 2 * banks:
             raise ValueError(
-                f"frequency.size={size}: expected an even number, and at least {2 * banks}: "
-                "two for each entry of length_scales"
+                f"frequency.size={size}: expected an even number of at least {2 * banks}, because "
+                "each entry of length_scales needs two or more features"
             )
         self.shape = shape
         self.seed = seed

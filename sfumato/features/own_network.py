@@ -35,8 +35,8 @@ class OwnFeatures(nn.Module):
 
     Images are resized and normalised first.
 
-    layers: torchvision's names of the layers from whose outputs `of_architecture` computes the
-    features; () for the input of the last linear layer.
+    layers: torchvision's names of layers. `of_architecture` computes the features from the outputs
+    of these layers. If there are no layers, the features are the input of the last linear layer.
 
     The network is not part of the module's state, because its file and sha256 identify it. The
     features are differentiable with respect to the images. Raises DataError if the file is missing,

@@ -155,8 +155,9 @@ class WhitenedCNN(nn.Module):
     def whiten(self, images: Tensor) -> None:
         """Set the first layer from patches of public images.
 
-        The layer's filters are the principal directions of the patches, divided by the standard
-        deviation along each, and the negatives of these filters.
+        Half of the filters are the principal directions of the patches. Each direction is divided
+        by the standard deviation of the patches along it. The other half are the negatives of these
+        filters.
         """
         # (n, C·size²)
         patches = F.unfold(images * 2 - 1, self.patch).transpose(1, 2).flatten(0, 1).double()

@@ -96,9 +96,10 @@ class Scattering(nn.Module):
 class DeepScattering(Scattering):
     """Wavelet scattering up to the second order, in three weighted blocks.
 
-    (B, C, H, W) -> (B, d) rows of norm √d. The first two blocks are the orders of `Scattering`. The
-    third block filters the moduli of the finest octave again, at half resolution, for every pair of
-    angles. Each block is centred, scaled to norm 1 and multiplied by its weight.
+    (B, C, H, W) -> (B, d) rows of norm √d. The first two blocks are the orders of `Scattering`. For
+    the third block, the moduli of the finest octave are averaged to half the resolution and
+    filtered again, each at all angles. Each block is centred, scaled to norm 1 and multiplied by
+    its weight.
 
     Source: Bruna and Mallat 2013; Tramèr and Boneh 2021 for learning on it under differential
     privacy.
@@ -171,8 +172,8 @@ def block_average(planes: Tensor, size: int, across: int = 0) -> Tensor:
 
     If a gradient is needed and all blocks have the same size, each group of `size` rows is
     multiplied by a small matrix, which is many times faster on a CPU than average pooling. In all
-    other cases, average pooling is used. Then an image's result does not depend on its place in the
-    batch, to the last bit.
+    other cases, average pooling is used. It gives an image the same bits at every place in the
+    batch.
     """
     across = across or size
     if size == across == 1:

@@ -188,7 +188,7 @@ class Labelling:
 
 
 def best_temperature(shares: Tensor, labels: Tensor) -> float:
-    """Return the temperature at which soft labels give the requested classes the best likelihood.
+    """Return the temperature at which the requested classes are likeliest under the soft labels.
 
     shares: (N, M), probabilities from `at_shares`; labels: (N,) int64, requested classes, for which
     the images were drawn.
@@ -232,10 +232,10 @@ def save_teacher(teacher: TeacherNetwork, directory: Path) -> None:
 
 
 def own_networks(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the settings of the owner's networks that a teacher uses, by file name.
+    """Return the settings of each network of the owner that a teacher uses, by file name.
 
-    Each map with the name OWN has a network. The file of this network is stored beside the
-    teacher's weights.
+    The teacher uses one such network for each of its feature maps named OWN. The network is stored
+    under the file name, beside the teacher's weights.
     """
     parts = config["feature"]
     if isinstance(parts, str):

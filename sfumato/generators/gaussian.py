@@ -92,10 +92,10 @@ def fit_gaussians(
     3. half of the shrunk difference between the class's released covariance and the sum of
        matrices 1 and 2.
 
-    To shrink a difference, each of its eigenvalues is moved towards zero by the largest eigenvalue
-    to expect in a matrix of noise only. This eigenvalue is 2·√d times the standard deviation of the
-    noise in an entry. Here d is the number of coefficients, or half of it if `CosineMoments` has
-    `flip`.
+    To shrink a difference, all its eigenvalues are moved towards zero by the same amount. This
+    amount is the expected largest eigenvalue of a matrix that contains only noise: 2·√d times the
+    standard deviation of the noise in an entry. Here d is the number of coefficients, or half of it
+    if `CosineMoments` has `flip`.
     """
     features = release.features
     deviation = release.deviation

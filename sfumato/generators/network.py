@@ -97,8 +97,8 @@ class Generator(nn.Module):
     resolution: see `Denoiser`; sides of 4 pixels or more;
     channels: 1 or 3;
     latent: size of z ~ N(0, I);
-    width: number of feature channels at half the coarse image's resolution. If the first layer has
-    a lower resolution than this, it has 2·width channels;
+    width: number of feature channels at half the coarse image's resolution. If the first layer's
+    resolution is lower than that, the first layer has 2·width channels;
     several: whether labels are vectors of 0 and 1.
     """
 

@@ -51,8 +51,9 @@ class Target:
     """Releases and a teacher that a generator is fitted to.
 
     releases: releases of Fourier features;
-    teacher: (B, C, H, W) -> (B, classes) logits. The cross-entropy of the logits with the requested
-    labels has the weight `agreement` in the loss. With a teacher, all steps are at full resolution.
+    teacher: (B, C, H, W) -> (B, classes) logits. With a teacher, all steps are at full resolution;
+    agreement: weight, in the loss, of the cross-entropy between the teacher's logits and the
+    requested labels.
     """
 
     releases: Sequence[FeatureMeans]
@@ -159,7 +160,9 @@ def pace(done: float) -> float:
 def embedding_of(match: FeatureMeans, images: Tensor, weights: Tensor, priors: Tensor) -> Tensor:
     """Compute the embedding μ(G) of a batch of images, (K, classes).
 
-    Column m is priors_m times the mean of φ over the images, weighted by column m of `weights`.
+    Column m is priors_m times a weighted mean of φ over the images. The weights of the images are
+    column m of `weights`.
+
     images: (B, C, H, W); weights: (B, classes), from `labels_to_fit`.
     """
     counts = weights.sum(0)

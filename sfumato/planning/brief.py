@@ -31,8 +31,7 @@ def write_brief(made: ProjectPlan, folder: Path) -> list[str]:
     has not set.
 
     Guarantee: no image is read. The page depends only on the settings, the card of the sensitive
-    images, the charges in the journal, and the charges of earlier releases that the budget
-    includes.
+    images, the charges in the journal, and the inherited charges (see `ProjectPlan`).
     """
     text = template(Path(__file__).with_name(MARKDOWN), autoescape=False, plain=plain).render(
         brief_facts(made)
@@ -117,7 +116,7 @@ def spent_so_far(made: ProjectPlan) -> str:
 
 
 def usefulness(made: ProjectPlan) -> str:
-    """Describe the forecast and its range, from results on public sets of the same kind."""
+    """Forecast how useful the release will be, with a range, from results on public sets."""
     params = made.params
     kind = kind_of(params, made.card.shape[0])
     if kind is None:
@@ -126,6 +125,7 @@ def usefulness(made: ProjectPlan) -> str:
     return (
         f"{expected.capitalize()}. 100 % means that a classifier learns as much from the release "
         "as from the real images. The forecast was fitted to results on public sets. It assumes "
-        "the longest training that `stage init` proposes. In seven of eight cases, the range "
-        "contained the result of a public set that had been left out of the fit."
+        "the longest training that `stage init` proposes. To test the range, public sets were "
+        "left out of the fit in turn. In seven of eight cases, the range then contained the "
+        "result of the set that was left out."
     )

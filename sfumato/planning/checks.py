@@ -53,17 +53,21 @@ def card_problems(params: Params, card: Card, public: PublicCard | None) -> Iter
     prepare_again = "run `stage prepare sensitive`, or correct params.yaml"
     if card.dataset_id != data.name:
         yield (
-            f"data.dataset_id={data.name!r}, but {card.dataset_id!r} was prepared: {prepare_again}"
+            f"data.dataset_id={data.name!r}, but the prepared images belong to dataset "
+            f"{card.dataset_id!r}: {prepare_again}"
         )
     if public is not None and public.source not in (None, params.public.source):
         yield (
-            f"public.source={params.public.source}, but {public.source} was prepared: run `stage "
-            "prepare public`"
+            f"public.source={params.public.source}, but the prepared public images are from "
+            f"{public.source}: run `stage prepare public`"
         )
     shape = {"size": size_of(card.shape[1:]), "channels": card.shape[0]}
     for key, prepared in {"source": card.source, "labels": card.labels, **shape}.items():
         if (setting := getattr(data, key)) not in (None, prepared):
-            yield f"data.{key}={setting}, but {prepared} was prepared: {prepare_again}"
+            yield (
+                f"data.{key}={setting}, but the images were prepared with data.{key}={prepared}: "
+                f"{prepare_again}"
+            )
     privacy = params.privacy
     groups = data.groups
     if groups is not None and privacy.unit != GROUP:
@@ -88,14 +92,17 @@ def card_problems(params: Params, card: Card, public: PublicCard | None) -> Iter
         )
     if privacy.group_cap is not None and not params.runs("count"):
         yield (
-            f"privacy.group_cap={privacy.group_cap} requires the stage `count`, which measures the "
-            "total weight of all persons: add count to `run`"
+            f"privacy.group_cap={privacy.group_cap} requires the stage `count`: add count to "
+            f"`run`. Persons with fewer than {privacy.group_cap} images have smaller weights, and "
+            "`count` measures the sum of all weights"
         )
 
 
 def label_problems(params: Params, card: Card) -> Iterator[str]:
-    """Yield problems with images that have several labels: stages that do not support them, and a
-    missing stage `count`.
+    """Yield an error for each stage that does not support several labels per image, and one if
+    `count` is off.
+
+    If images have one label each, nothing is yielded.
     """
     if card.labels != SEVERAL:
         return
@@ -134,7 +141,7 @@ def missing_stages(params: Params) -> Iterator[str]:
 
 
 def source_problems(params: Params) -> Iterator[str]:
-    """Yield unknown sources of images."""
+    """Yield an error for each unknown source of images."""
     if params.data.source not in sources_of("data"):
         yield unknown_name("data.source", params.data.source, sources_of("data"))
     if params.reads_public and params.public.source not in sources_of("public"):
@@ -153,7 +160,7 @@ def public_model_problems(params: Params, card: Card) -> Iterator[str]:
     if model.directory is None and given:
         yield (
             f"model.directory is not set, but these settings require a public model: {given}. Set "
-            "model.directory, or remove them"
+            "model.directory, or remove these settings"
         )
     if model.directory is not None and height != width:
         yield (

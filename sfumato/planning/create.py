@@ -275,8 +275,8 @@ def check_places(options: InitOptions) -> None:
     there = [name for name in ("params.yaml", "dvc.yaml") if (out / name).exists()]
     if there and not options.force:
         raise ConfigError(
-            "{out} already contains {there}: name another folder with {option.out}, or replace its "
-            "files with {option.force}",
+            "{out} already contains {there}: name another folder with {option.out}, or use "
+            "{option.force} to replace the files",
             option="out",
             out=out,
             there=" and ".join(there),
@@ -354,8 +354,9 @@ def ask_about(unclear: SfumatoError, options: InitOptions, owner: Owner) -> Init
     """
     questions = {
         "groups": (
-            "How do I find each image's person? (a pattern such as ^(P\\d+)_, a CSV file, a column "
-            "or class/person; or `alone`, if each image without an id is its person's only image)"
+            "How do I find each image's person? (a pattern such as ^(P\\d+)_, a CSV file, the name "
+            "of a column, or class/person or person/class for two levels of folders; or `alone`, "
+            "if each image without an id is the only image of its person)"
         ),
         "classes": "What are the class names? (a,b,c; or `all` to use all names that were found)",
         "label_column": "Which column contains the labels?",
@@ -472,7 +473,7 @@ def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOpti
         if found.persons:
             owner.see(f"         {found.persons} persons, found by the pattern {pattern}")
         for name, person in found.examples:
-            owner.see(f"         by this pattern, {name} shows person {person}")
+            owner.see(f"         according to this pattern, {name} shows person {person}")
     what = "image"
     if seen.volumes:
         what = "volume"
@@ -530,7 +531,7 @@ def understood(seen: Survey) -> Iterator[str]:
             f"(according to their headers): {seen.burned_in}"
         )
     for person, count in seen.largest:
-        yield f"         ├─ person {person} has one of the largest numbers of images: {count}"
+        yield f"         ├─ person {person} is among the persons with the most images ({count})"
     way = "test/,"
     held = seen.held_out
     if held is None:
@@ -567,7 +568,10 @@ def summary(made: Proposed) -> Iterator[str]:
     more = f" and {len(classes) - 5} more" if len(classes) > 5 else ""
     occurring = ", the fact that all of these labels occur" if "classes" in made.survey.data else ""
     names = f"its class names ({', '.join(classes[:5])}{more}){occurring}, the shape of its images"
-    yield f"public   that the dataset exists, {names}, and privacy.size_hint={params.privacy.size}"
+    yield (
+        f"public   with the release, these facts become public: the existence of the dataset, "
+        f"{names}, and privacy.size_hint={params.privacy.size}"
+    )
     if made.counted:
         what = "persons" if params.privacy.unit == GROUP else "images"
         option = made.spelling("size_hint")
@@ -600,8 +604,10 @@ def warnings(made: Proposed, state: Path) -> Iterator[str]:
 
 
 def size_rows(made: Proposed) -> Iterator[list[str]]:
-    """Yield one row per size, the largest first: pixels, minutes of the run, minutes of the longest
-    useful run, expected usefulness.
+    """Yield one row of text per size, the largest size first.
+
+    The columns are the pixels, the expected minutes of the run, the minutes that a run with the
+    longest fits needs, and the expected usefulness.
     """
     from sfumato.planning.forecast import forecast
 
@@ -629,6 +635,6 @@ def protected(made: Proposed) -> str:
         return "each image (you confirmed that no two images show the same person)"
     groups, alone = map(made.spelling, ("groups", "one_image_each"))
     return (
-        f"each image, but not a person with several images (use {groups}, or {alone} if no person "
-        "has several)"
+        f"each image, but not a person with several images (to protect persons, use {groups}; if "
+        f"no person has several images, use {alone})"
     )

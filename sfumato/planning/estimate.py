@@ -158,10 +158,10 @@ def corrected(name: str, work: Work, machine: Machine) -> float | None:
 
 @contextmanager
 def timed(state: Path, plan: StagePlan[Settings]) -> Iterator[None]:
-    """Store the duration of a free stage, to two digits, if the stage succeeds.
+    """Store the duration of a free stage, rounded to two digits, if the stage succeeds.
 
-    The first of several processes writes the duration to the private state directory, together with
-    the settings that determine it.
+    If there are several processes, only the first one stores it. The duration is written to the
+    private state directory, together with the settings that determine it.
     """
     begun = now()
     yield

@@ -134,7 +134,7 @@ def resolve_project(
 
 
 def unprepared(folder: Path, params: Params, say: Say) -> Card:
-    """List the files of the owner's images, and return the card that the images will have.
+    """Predict the card of images that are not prepared yet, by listing their files.
 
     Raises DataError if the images must be prepared first: their source is a published set, their
     path is a URL, or `data.size` or `data.channels` is not set.

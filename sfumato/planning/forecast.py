@@ -40,14 +40,16 @@ def kind_of(params: Params, channels: int | None) -> str | None:
 
 
 def size_factor(fit_length: float, side: int, largest: int, product: float) -> float:
-    """Return the factor by which a forecast changes with the length of the fits and the size of the
-    images. It is 1 for the longest fits and the largest size.
+    """Return the factor by which shorter fits and smaller images change a forecast.
+
+    The factor is 1 for the longest fits and the largest size.
 
     fit_length: how long networks are fitted, from 0 (the shortest fits that are proposed) to 1
     (the longest). The public results were measured with the longest fits;
     side: longer side of the images, in pixels;
     largest: longer side of the largest size to which the images could be resized, in pixels;
-    product: units · ε; if it is small, noise hides the detail of large images.
+    product: units · ε. If it is small, noise hides the details of large images, so smaller images
+    are more useful.
     """
     rule = LINE["sizes"]
     power = rule["offset"] + rule["slope"] * math.log10(product)
@@ -61,7 +63,8 @@ def expected_part(kind: str, product: float, size_factor: float = 1.0, sure: flo
     """Forecast how much a classifier learns from the release, as a share of what it could learn
     from real images (0 to 1).
 
-    A forecast's range contained 7/8 of the results of public sets that were left out of the fit.
+    To test the range, public sets were left out of the fit in turn. The range then contained 7/8 of
+    the results of these sets.
 
     kind: key of `offsets` in `forecast.yaml`;
     product: units · ε;
@@ -75,7 +78,10 @@ def expected_part(kind: str, product: float, size_factor: float = 1.0, sure: flo
 
 
 def range_width(units: int) -> float:
-    """Return the factor by which few units widen a forecast's range: 1 from FEW_UNITS units on."""
+    """Return the factor by which a forecast's range is wider for a small number of units.
+
+    The factor is 1 for FEW_UNITS units or more.
+    """
     return max(1.0, (FEW_UNITS / units) ** 0.5)
 
 

@@ -106,8 +106,9 @@ def forgotten_on(state: Path, dataset_id: str) -> str | None:
 
 
 def forget_dataset(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> str | None:
-    """Delete the `private_files` of a dataset and all unpacked archives. Then delete the project's
-    files, `here`.
+    """Delete the `private_files` of a dataset and all unpacked archives, then the files `here`.
+
+    here: files of the project to delete.
 
     The journal is kept. It records the deletion, and its charges still count.
 

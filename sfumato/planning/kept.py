@@ -66,7 +66,9 @@ class Past:
     ) -> Decision:
         """Decide whether a query will restore, resume or pay.
 
-        settings: digest of its settings; made: True if its inputs exist and will not change.
+        settings: digest of the query's settings;
+        inputs: stages that the query reads, and "public" if it reads the public set;
+        made: True if the next run will not write any of these inputs again.
         """
         files = [self.artifact(other) / PRIVACY for other in inputs]
         made = made and all(file.is_file() for file in files)
@@ -117,13 +119,14 @@ def repeat_count(name: str, params: Params, plan: str, runs: Sequence[Run]) -> i
     """Return how many repeat payments a query has, including one that the owner requests now.
 
     The owner requests repeat payments by a number in privacy.spend_again. The number also counts
-    for all queries that depend on the named query, because their inputs will change. So the numbers
-    of the query and of all stages before it are added.
+    for all queries that depend on the named query, because their inputs will change. So the
+    requested number is the sum of the numbers for the query and for all stages before it.
 
-    A record contains the number of repeat payments so far, as `again`. The sum is compared with the
-    largest `again` of the query's releases or, if it has no release, of its open runs. If the sum
-    is larger, the result is this `again` plus 1, otherwise `again` itself. So each request is
-    granted once. If there is no earlier run, the result is the sum.
+    A record contains the number of repeat payments so far, as `again`. The paid number is the
+    largest `again` of the query's releases. If the query has no release, its open runs are used
+    instead. If the requested number is larger than the paid number, the result is the paid number
+    plus 1. Otherwise, the result is the paid number. So each request is granted once. If there is
+    no earlier run, the result is the requested number.
 
     plan: digest of the query's plan.
     """

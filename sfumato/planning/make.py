@@ -34,7 +34,8 @@ class ProjectPlan(Plan):
     past: earlier charges;
     seen: ids of charges, and heads (hashes of journal entries, see `sfumato.privacy.odometer`), in
     the project's ledgers and artifacts; empty if there is no journal;
-    unprepared: commands that must prepare images first.
+    unprepared: commands, "prepare sensitive" or "prepare public", that have not prepared their
+    images yet.
     """
 
     card: Card
@@ -134,8 +135,8 @@ def risk_line(made: Plan) -> str:
         f"at most {percent_up(guess)} % of the time (chance: 50 %), even if they know all other "
         f"{one}s"
     )
-    less = f"at ε = {lower:.2g}, at most {percent_up((guess + 0.5) / 2)} %"
-    return f"risk: an attacker who guesses whether one {one} is in the set is right {most}; {less}"
+    less = f"At ε = {lower:.2g}, it would be at most {percent_up((guess + 0.5) / 2)} %"
+    return f"risk: an attacker who guesses whether one {one} is in the set is right {most}. {less}"
 
 
 def share_lines(made: Plan, content: Mapping[str, object], file: Path) -> Iterator[str]:
@@ -162,8 +163,8 @@ def share_lines(made: Plan, content: Mapping[str, object], file: Path) -> Iterat
             differences.append(f"{name} {noise}")
     if differences:
         yield (
-            f"requested shares: {', '.join(differences)}. The table shows slightly different "
-            "shares, because it computes them in another way. The total ε is not affected"
+            f"requested shares: {', '.join(differences)}. The shares in the table differ slightly, "
+            "because they are computed at another Rényi order. The total ε is not affected"
         )
 
 

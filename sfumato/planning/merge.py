@@ -126,13 +126,14 @@ def check_owners(records: Records, different_people: bool) -> None:
     """Raise ConfigError if two owners have the same dataset id or different units of privacy, or if
     `different_people` is False.
 
-    records: charges of all owners; different_people: True if the owners confirm that no person is
-    among the images of two of them. Otherwise, the costs for such a person would add up.
+    records: charges of all owners;
+    different_people: True if the owners confirm that no person is among the images of two of them.
+    If there were such a person, the costs for this person would add up.
     """
     if len({*records.owners}) < len(records.owners):
         raise ConfigError(
-            f"two projects have the same dataset id ({', '.join(records.owners)}): each owner "
-            "needs a different one"
+            "at least two projects have the same dataset id (ids of all projects: "
+            f"{', '.join(records.owners)}): each owner needs a different id"
         )
     if not different_people:
         raise ConfigError(

@@ -119,8 +119,8 @@ def sizes_of(side: int, longer: int, proportion: float) -> tuple[Size, ...]:
     """Return the sizes to which images may be resized, the largest first.
 
     The longer side of each size is one of `sides` in the table. The shorter side is a multiple of 4
-    pixels, and at least 8. No size is larger than the images, unless even the smallest of `sides`
-    is.
+    pixels, and at least 8. Sizes larger than the images are left out. If no size remains, the
+    smallest of `sides` is used.
 
     side, longer: medians of the images' shorter and longer sides, in pixels; proportion: rows
     divided by columns.
@@ -231,8 +231,8 @@ def proposal(
     """Make a proposal from one row of the table.
 
     overlays: changes to the settings, in the order in which they apply;
-    part: position between the first and the last value of each setting in the row's `grows`, on a
-    logarithmic scale: 0 is the first value, 1 the last.
+    part: number from 0 to 1 that selects the value of each setting in the row's `grows`. 0 selects
+    the setting's first value, 1 its last. The scale in between is logarithmic.
     """
     content = reduce(overlaid, overlays, settings_of(known))
     beside = known.public is not None and row["when"].get("public") == "beside"
@@ -294,7 +294,8 @@ def settings_of(known: Known) -> Layer:
 def with_images_of_the_release(
     content: Layer, known: Known, runs: Sequence[str], beside: bool
 ) -> Layer:
-    """Set the numbers of released and selected images, their file formats and their mark.
+    """Set the numbers of released and selected images, their file formats, and the mark of their
+    origin in these files.
 
     If classes may be mirror images of each other, `teacher.flip` is switched off.
 
@@ -353,8 +354,8 @@ def small_sample(what: str, product: float) -> float:
     """Compute a value by a rule of the table `few` in `proposals.yaml`.
 
     what: name of the rule;
-    product: number of images or persons, times ε. For "ridge", it is also divided by the row's
-    `tuned_at`.
+    product: number of images or persons, times ε. For the rule "ridge", the product is also divided
+    by `tuned_at` of the chosen row of the table `rows`.
     """
     rule = PROPOSALS["few"][what]
     low, high = rule["within"]

@@ -311,10 +311,10 @@ def calibrate(
     At each order, the allowed RDP is `target`, minus the conversion term, minus the RDP of
     `before`.
 
-    A share is a fraction of the whole budget's RDP at `reference_order`, which is `target` minus
-    the conversion term. With the accountant `exact`, the whole budget's RDP is instead the RDP of
-    one Gaussian whose ε is exactly `target`. `reference_order` depends only on the stage's
-    sampling, the target and delta.
+    A share is a fraction of the whole budget's RDP at the order `reference_order`. There, the whole
+    budget's RDP is `target` minus the conversion term. With the accountant `exact`, it is instead
+    the RDP of one Gaussian whose ε is exactly `target`. `reference_order` depends only on the
+    stage's sampling, the target and delta.
 
     The stage with neither a multiplier nor a share takes the rest, at the order that needs the
     least noise. With the accountants `pld` and `exact`, it instead gets the least noise at which

@@ -278,8 +278,8 @@ def refuse_released(decision: Decision, work: ChargeRequest, prepared: str) -> N
     if run is None or run.end != CLOSE:
         return
     changed = (
-        "The images have changed since then. If an image was withdrawn, make a new release: set "
-        f"a new data.version, or {work.pay}"
+        "The images have changed since this release. If an image was withdrawn, make a new "
+        f"release: set a new data.version, or set {work.pay}"
     )
     note = changed if run.drew_others(prepared) else ""
     raise AlreadyReleasedError(run, work, run.released, decision.problem, note)

@@ -119,8 +119,8 @@ class Charge:
         Yields:
             ((B, C, H, W) float32, (B,) int64): images in [0, 1] or their latents, and labels. If
             images have several labels, labels are (B, classes) uint8. If images have groups and
-            `draws` is None, these are all images of each drawn group, and a third tensor, (B,)
-            float64, contains the weight of each image in its group.
+            `draws` is None, the pieces contain all images of each drawn group, and a third tensor,
+            (B,) float64, contains the weight of each image in its group.
 
         Raises:
             BudgetError: The charge is closed, all uses are spent, or the last draw was not
@@ -134,7 +134,7 @@ class Charge:
                     "further draw"
                 )
             raise BudgetError(
-                f"{self.record['stage']}: all uses of the charge are spent (paid for: "
+                f"{self.record['stage']}: all uses of the charge are spent (number of uses: "
                 f"{self.uses}): open a new charge for a further draw"
             )
         if self._drawn:

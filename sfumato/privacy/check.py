@@ -400,8 +400,8 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
         problems.append(f"{lock} lists {name} as written by two stages: an entry was added")
     elif written[0].md5 != md5_of(ledger_path.read_bytes()):
         problems.append(
-            f"{lock} has a different md5 for {name}: one of the two files was edited, or the "
-            "two files belong to different runs"
+            f"{lock} states a different md5 for {name} than this file has: one of the two files "
+            "was edited, or they belong to different runs"
         )
     for place in sorted({out.place for out in outs if len(found[out.place]) > 1}):
         stale = (
@@ -452,12 +452,15 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
             if listed_records.get(key) != record
         ]
         problems += [
-            f"{path} depends on charge {key[:8]}, which the ledger does not contain"
+            f"{path} depends on charge {key[:8]}, but the ledger's record of this charge is "
+            "missing or different"
             for key in unknown
         ]
     declared = widest_declaration(artifact.records for artifact in artifacts.values())
     if declared != tuple(ledger.get("apart", ())):
-        problems.append("its declaration that owners share no person does not match its artifacts")
+        problems.append(
+            "the ledger and the artifacts declare different lists of datasets that share no person"
+        )
     for name, artifact in artifacts.items():
         if name not in STAGES or not artifact.enabled:
             continue
@@ -480,8 +483,8 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
         ):
             if not artifacts[other].records.keys() <= artifact.records.keys():
                 problems.append(
-                    f"{artifact.path} lacks records of {other}, from which it was made: a record "
-                    "was removed"
+                    f"{artifact.path} lacks records of {other}, an input of this artifact: a "
+                    "record was removed"
                 )
     return problems
 

@@ -24,7 +24,7 @@ def checkpoint_path(run: Path, uses: int) -> Path:
 
 
 def save_checkpoint(run: Path, uses: int, state: dict[str, Tensor], log: list[dict]) -> str:
-    """Write the state after `uses` releases and its public log, and flush them to disk.
+    """Write the state after `uses` releases and the public log, and flush both to disk.
 
     Returns the sha256 of the file, for the journal.
     """

@@ -30,9 +30,10 @@ OTHER_BYTES = (
 class QueryWork(Lineage):
     """Work of a query, which is paid for once. Settings and inputs identify the work.
 
-    settings: digest of its own settings;
-    inputs: digests of the artifacts that the query reads, or None if one of them is missing now and
-    will be restored unchanged;
+    settings: digest of the query's own settings;
+    inputs: digests of the artifacts that the query reads. None in a plan if one of them is missing
+    now or will be written again. `decide` then assumes that they will match an earlier run of the
+    same plan;
     rests_on: ids of the charges that the inputs depend on.
     """
 
@@ -58,8 +59,8 @@ class QueryWork(Lineage):
 class Decision:
     """Decision about one query.
 
-    run: the run that released this work, or an unfinished run of this work, or None. It can be an
-    unfinished run whose checkpoint is lost, so that the query must pay;
+    run: the run that released this work, or an unfinished run of this work, or None. If the
+    checkpoint of an unfinished run is lost, `run` is still this run, but the query must pay;
     same_inputs: False if `run` released its result from different inputs;
     problem: reason for a refusal, or empty;
     cause: in a plan, the stage whose change makes the query run.
@@ -153,8 +154,8 @@ def restoring_problem(state: Path, work: QueryWork, run: Run, same_inputs: bool)
     kept = state / "runs" / run.id / RELEASED
     if not os.path.lexists(kept):
         return (
-            "No copy of the release is kept here. Restore the artifact (`dvc checkout` or `dvc "
-            f"pull`), or pay for a new release: set {work.pay}"
+            "The state directory contains no copy of this release. Restore the artifact (`dvc "
+            f"checkout` or `dvc pull`), or pay for a new release: set {work.pay}"
         )
     trained = work.stage in STAGES and STAGES[work.stage].network
     if same_inputs or (
@@ -192,7 +193,7 @@ def resuming_problem(
         )
     if other:
         return (
-            f"{unfinished}, and was started with another mechanism ({', '.join(other)}). "
-            f"Restore the settings of that run, or pay again: set {work.pay}"
+            f"{unfinished}, and was started with another mechanism or privacy unit. That run "
+            f"has {', '.join(other)}. Restore its settings, or pay again: set {work.pay}"
         )
     return ""

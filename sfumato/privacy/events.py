@@ -136,7 +136,6 @@ def is_form(data: object, kind: str, *keys: str) -> TypeGuard[dict]:
 def _number(value: object, name: str, high: float = HIGHEST) -> float:
     if not is_positive(value) or not LOWEST <= value <= high:
         raise BudgetError(
-            f"{name}={value!r} of a mechanism gives no guarantee: it is outside [{LOWEST:g}, "
-            f"{high:g}]"
+            f"a mechanism with {name}={value!r} gives no guarantee: expected {LOWEST:g} to {high:g}"
         )
     return float(value)

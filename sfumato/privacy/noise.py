@@ -44,8 +44,8 @@ class NoiseSource:
     def gaussian(self, shape: tuple[int, ...], std: float) -> torch.Tensor:
         """Draw a tensor of N(0, std²) noise, float64, on the CPU.
 
-        Without a seed, more than PIECE numbers are drawn in threads, in pieces of at most PIECE.
-        Each piece comes from a new source.
+        Without a seed, a tensor with more than PIECE entries is drawn in several threads, in pieces
+        of at most PIECE entries. Each piece comes from a new source.
         """
         if self._seed is None and (count := math.prod(shape)) > PIECE:
             sizes = [min(PIECE, count - start) for start in range(0, count, PIECE)]

@@ -8,8 +8,8 @@ more than 1 % above the first bound, one of the two is wrong, and the check must
   converted to ε in the same way.
 - PLD: Opacus' PRV accountant gives an upper bound, which exceeds the true value by at most twice
   its `eps_error`.
-- exact: The distributions of both libraries are compared with the closed form, and Rényi's bound
-  must not be smaller than the closed form.
+- exact: Our PLD bound and Opacus' PRV bound are compared with the bound by `exact`. The bound by
+  `exact` is itself compared with Rényi's bound, which must not be smaller.
 """
 
 import json
@@ -177,7 +177,7 @@ def opacus_rdp(parts: Sequence[Mechanism], delta: float) -> Opinion:
 def opacus_prv(parts: Sequence[Mechanism], delta: float, pld: float) -> Opinion:
     """Compute epsilon by Opacus' PRV accountant, which discretizes the privacy loss.
 
-    pld: epsilon by our own distribution.
+    pld: epsilon by our own accountant `pld`.
     """
     from opacus.accountants import PRVAccountant
 

@@ -110,9 +110,9 @@ def check_repeats(
     ):
         raise ConfigError(
             f"{name}: in the trial on random pixels, the function `rows` returned two different "
-            "rows for one image. No use of the charge is lost. The function remembers earlier "
-            "images or draws random numbers. One image could then change the rows of other images, "
-            "and the noise does not hide this change: compute each row from its own image only"
+            "rows for one image. The function remembers earlier images or draws random numbers. "
+            "One image could then change the rows of other images, and the noise does not hide "
+            "this change: compute each row from its own image only. No use of the charge is lost"
         )
 
 

@@ -93,8 +93,8 @@ def check_lifetime(
         one = "person" if unit == GROUP else "image"
         raise BudgetError(
             f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} cannot be guaranteed: "
-            "some budget was spent under another privacy unit or with other groups, and its cost "
-            f"for one {one} is unknown. Prepare the images as before, or set "
+            "some charges were opened under another privacy unit or with other groups, and their "
+            f"cost for one {one} is unknown. Prepare the images as before, or set "
             f"privacy.lifetime_epsilon: {UNLIMITED}, if the owner of the images agrees"
         )
 
@@ -123,10 +123,10 @@ def check_lifetime(
     raise BudgetError(
         f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} would be exceeded: ε = "
         f"{cost(spent):.4g} is already spent{f' on {past}' if past else ''}, and the next run "
-        f"({future}) would raise the total to {total:.4g}. Each stage's ε is its cost without "
-        f"the others, at δ = {bound_text(permission.delta, 3)}, so these numbers do not add up to "
-        "the total. `stage ledger history` lists all charges. Keep the old release (undo the edit, "
-        "or `git checkout` the params.yaml and dvc.lock of that release), or raise "
+        f"({future}) would raise the total to {total:.4g}. Each stage's ε is the cost of this "
+        f"stage by itself, at δ = {bound_text(permission.delta, 3)}, so these numbers do not add "
+        "up to the total. `stage ledger history` lists all charges. Keep the old release (undo the "
+        "edit, or `git checkout` the params.yaml and dvc.lock of that release), or raise "
         f"privacy.lifetime_epsilon to {math.ceil(total * 100) / 100:g} if the owner of the images "
         f"agrees{lower}"
     )

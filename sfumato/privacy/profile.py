@@ -84,9 +84,10 @@ def deltas_of_rdp(curve: np.ndarray) -> np.ndarray:
 
 
 def advantage_of_rdp(curve: np.ndarray) -> float:
-    """Bound the total variation by the Kullback-Leibler divergence.
+    """Bound the total variation between the outcomes with and without one unit.
 
-    Each Rényi divergence of `curve` is an upper bound on the Kullback-Leibler divergence.
+    The result follows from a bound on the Kullback-Leibler divergence. Each Rényi divergence of
+    `curve` is such a bound.
 
     Source: Pinsker; Bretagnolle & Huber.
     """

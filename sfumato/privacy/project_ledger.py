@@ -161,8 +161,9 @@ def gap_in(odometer: Odometer, records: Mapping[str, dict], earlier: set[str]) -
     named = earlier | seen_of({"records": list(records.values())}, mine)
     if others and records:
         return (
-            f"{odometer.path} mixes privacy units ({', '.join(sorted(others))}), which cannot be "
-            "composed"
+            f"{odometer.path} also contains charges with another privacy unit "
+            f"({', '.join(sorted(others))}). They cannot be composed with the charges in this "
+            "ledger"
         )
     if odometer.complete() and not named - odometer.known():
         return None
@@ -173,7 +174,10 @@ def gap_in(odometer: Odometer, records: Mapping[str, dict], earlier: set[str]) -
             "groups is unknown"
         )
     if odometer.head():
-        return f"{odometer.path} lacks a charge on dataset {mine!r} that a ledger contains"
+        return (
+            f"{odometer.path} lacks a charge on dataset {mine!r}, although a ledger contains this "
+            "charge"
+        )
     return f"{odometer.path} does not exist"
 
 

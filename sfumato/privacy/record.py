@@ -63,7 +63,7 @@ def record_problems(place: str, record: object) -> list[str]:
     name = f"record {record['id'][:8]}"
     problems = []
     if record["stage"] not in QUERIES:
-        problems.append(f"{name} is of stage {record['stage']!r}, which is not a query")
+        problems.append(f"{name} comes from stage {record['stage']!r}, which is not a query")
     if record["adjacency"] not in ADJACENCIES:
         problems.append(f"{name} has adjacency {record['adjacency']!r}, which is unknown")
     grouped = record["unit"] == UNITS[GROUP]

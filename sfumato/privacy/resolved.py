@@ -96,8 +96,9 @@ class QueryPlan(StagePlan[S]):
 class Lineage:
     """Facts that decide, together with a query's own plan, whether the query spends.
 
-    plan: digest of the settings of the query and of all stages whose results it uses. It covers the
-    revisions of the queries among them and, if one of them reads the public set, this set's card;
+    plan: digest of the settings of the query and of all stages whose results it uses. For queries
+    among these stages, it also covers the revision. If any of these stages reads the public set, it
+    also covers the card of the public set;
     again: number of times that the owner asked to pay again.
     """
 

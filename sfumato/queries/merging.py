@@ -41,8 +41,8 @@ def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, PlanFile
     if name := next((name for name in queries if name not in MERGED), None):
         raise ConfigError(
             f"releases of {name} cannot be added up, because the steps, draws or features of this "
-            "query depend on earlier releases of one owner: use a recipe with no queries other "
-            f"than {', '.join(MERGED)}, such as dp-merf, dp-mepf or dp-kernel"
+            "query depend on earlier releases of one owner: use a recipe such as dp-merf, dp-mepf "
+            f"or dp-kernel. All its queries must be among {', '.join(MERGED)}"
         )
     if "count" not in queries:
         raise ConfigError(
@@ -84,7 +84,8 @@ def check_owner(
             plan.get("dataset_id") and plan.get("size_hint") != hint
         ):
             problems.append(
-                f"its plan of {name} differs from its budget in size_hint or δ: run `stage plan`"
+                f"size_hint or δ differs between its plan of {name} and its budget.json: run "
+                "`stage plan`"
             )
         if not STAGES[name].public_only and plan.get("dataset_id") != plans["count"].get(
             "dataset_id"
@@ -110,12 +111,13 @@ def check_owner(
             problems.append(problem)
         elif not query.enabled or {record["dataset_id"] for record in released} != {*owners}:
             problems.append(
-                f"{query.path} contains no release of this owner: run `stage {query.stage}` in the "
-                "owner's project"
+                f"{query.path} contains no release of this owner's images: run `stage "
+                f"{query.stage}` in the owner's project"
             )
         elif not declared and any(record["event"] != planned for record in released):
             problems.append(
-                f"{query.path} was not released by the mechanism of its plan: run `stage plan`"
+                f"{query.path} was released with another mechanism than its plan contains: restore "
+                "the settings of this release, and run `stage plan`"
             )
     if problems:
         raise DataError(f"{folder} cannot be merged: {problems[0]}")
@@ -169,8 +171,8 @@ def merge_counts(
             one = validated(Counts, read_json(count.path / "counts.json"))
             if len(one.noisy) != len(one.per_class) * (1 + several) + 2 * several:
                 raise ValueError(
-                    f"it has {len(one.noisy)} noisy numbers, which is not the number that "
-                    f"{len(one.per_class)} classes require"
+                    f"counts.json has {len(one.noisy)} noisy numbers, but {len(one.per_class)} "
+                    "classes require a different number"
                 )
             noisy = noisy + torch.tensor(one.noisy, dtype=torch.float64)
     charges = [

@@ -119,8 +119,8 @@ def check_card(
     sources = card.get("sources", {})
     if sources and sum(sources.values()) != len(images):
         raise ValueError(
-            f"it lists sources of {sum(sources.values())} images, but images.npy contains "
-            f"{len(images)} images"
+            f"the numbers in its `sources` add up to {sum(sources.values())}, but images.npy "
+            f"contains {len(images)} images"
         )
     if sources and public > sources.get(PUBLIC_SOURCE, 0):
         raise ValueError(
@@ -191,7 +191,8 @@ def known_cost(card: Cost, records: Records) -> KnownCost:
         raise ValueError(problem)
     if (adjacency := common_adjacency(records.values())) != card["adjacency"]:
         raise ValueError(
-            f"it states adjacency={card['adjacency']!r}, but its records are valid for {adjacency}"
+            f"it states adjacency={card['adjacency']!r}, but the records in privacy.json are valid "
+            f"for {adjacency}"
         )
     if not 0 < delta <= LARGEST_DELTA:
         raise ValueError(
@@ -202,4 +203,4 @@ def known_cost(card: Cost, records: Records) -> KnownCost:
         if card["epsilon"] >= spent - TOLERANCE * max(1.0, spent):
             return {**cost, "epsilon": spent, "basis": RECOMPUTED}
     stated = f"it states epsilon={card['epsilon']:g} at delta={delta:g}"
-    raise ValueError(f"{stated}, but its records cost at least {spent:.6g}")
+    raise ValueError(f"{stated}, but the records in privacy.json cost at least {spent:.6g}")

@@ -230,7 +230,7 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
         files = dict(content["files"])
         records = Records(content["records"], content.get("apart", ()))
         if odd := [key for key, record in records.items() if record["id"] != key]:
-            raise ValueError(f"the record listed as {odd[0][:32]!r} states a different id")
+            raise ValueError(f"the record under the key {odd[0][:32]!r} states a different id")
         stage = content["stage"]
         released = stage == "synthesize" and content["enabled"] and not content["local"]
     if not released:

@@ -118,8 +118,8 @@ def released_score(
             images.append(np.asarray(resized).reshape(height, width, channels))
     if not images:
         raise DataError(
-            f"no picture can be compared with the release, whose images have {width}×{height} "
-            f"pixels and {channels} channel(s): give pictures with this aspect ratio and number of "
-            "channels"
+            f"no picture can be compared with the release. The release has images of "
+            f"{width}×{height} pixels with {channels} channel(s): give pictures with this aspect "
+            "ratio and number of channels"
         )
     return len(images), pattern_score(np.stack(images), key)

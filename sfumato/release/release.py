@@ -42,7 +42,7 @@ def save_release(
 
     sources: (N,), names of the stages from which the images come, in any order;
     public_source: where the public set comes from, such as "glyphs";
-    stream: entry `stream` of the card, if the release contains the networks that drew it.
+    stream: entry `stream` of the card, if the release contains the networks that drew its images.
     """
     drawn = dict(sorted(Counter(sources.tolist()).items()))
     released = ImageSet(

@@ -130,7 +130,10 @@ def checked_release(release: Path, ledger: Path) -> tuple[Artifact, dict, float]
     content = read_ledger(ledger)
     spent, problems = check_ledger(content)
     lacking = [key for key, record in artifact.records.items() if by_id(content).get(key) != record]
-    problems += [f"it lacks charge {key[:8]} of {release}" for key in lacking]
+    problems += [
+        f"its record of charge {key[:8]} is missing, or differs from the record in {release}"
+        for key in lacking
+    ]
     if problems:
         remedy = "Run `stage ledger write`, or restore the ledger from git"
         raise BudgetError(f"{ledger} is not valid: {'; '.join(problems)}. {remedy}")

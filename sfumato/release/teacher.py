@@ -101,7 +101,9 @@ def load_released(
     """
     artifact = read_artifact(folder, stage)
     if not artifact.enabled:
-        raise DataError(f"{folder} contains no {stage}, because the recipe does not use this stage")
+        raise DataError(
+            f"{folder} contains no {stage}, because the project ran without the stage `{stage}`"
+        )
     with explained(
         DataError,
         lambda error: (
@@ -112,7 +114,7 @@ def load_released(
         network = load(folder)
         classes = tuple(card["classes"])
         if (tuple(card["shape"]), len(classes)) != (tuple(network.shape), network.classes):
-            raise ValueError("it describes different images or classes than the network")
+            raise ValueError("its image shape or number of classes differs from the network's")
         known_cost(card, artifact.records)
         return ReleasedClassifier(network, classes, card, artifact.records)
 

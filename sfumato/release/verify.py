@@ -99,7 +99,7 @@ def check_pictures(folder):
     listed = sorted(row["file_name"] for row in rows)
     same = sorted(names) == listed and len(set(names)) == len(names) == card["images"]
     yield same, f"pictures: {counts}"
-    yield not odd, f"pictures: {len(odd)} are not PNGs of {width} x {height} pixels"
+    yield not odd, f"pictures: all must be PNGs of {width} x {height} pixels, {len(odd)} are not"
     kinds = dict(Counter(row["kind"] for row in rows))
     yield kinds == card["kinds"], f"labels.csv: kinds {kinds}, card.json states {card['kinds']}"
     wrong = [row["file_name"] for row in rows if not has_valid_label(row, card["classes"])]
@@ -140,7 +140,7 @@ def check_ledger(folder):
     yield 0 < delta <= 1 / size, f"delta: {delta:g}, expected at most 1 / {size}"
     yield from check_epsilon(ledger, content_of(folder / "card.json"))
     odometer = ledger["odometer"]
-    text = f"{odometer['charges']} charge(s) on {odometer['dataset_id']!r}; all must be listed"
+    text = f"{odometer['charges']} charge(s) on {odometer['dataset_id']!r}, none may be missing"
     yield odometer["complete"], f"odometer: {text}"
 
 
@@ -157,11 +157,11 @@ def check_epsilon(ledger, card):
     value = stated[accountant]
     if bound and all(rate == 1 for parts in groups for _, rate, _ in parts):
         exact = max(exact_epsilon(parts, delta) for parts in groups)
-        text = f"epsilon: {exact:.6f} exactly, ledger.json states {value:.6f} by {accountant}"
+        text = f"epsilon: exactly {exact:.6f}, ledger.json states {value:.6f} ({accountant})"
         yield exact <= value * (1 + TOLERANCE), text
     elif value < bound * (1 - TOLERANCE):
-        text = f"epsilon: ledger.json states {value:.6f} by {accountant}, a tighter method"
-        yield None, f"{text} that this program does not have. This program proves {bound:.6f}"
+        text = f"epsilon: ledger.json states {value:.6f} ({accountant}). That method is tighter"
+        yield None, f"{text}, but not part of this program. Proven here: at most {bound:.6f}"
     target = ledger["target"]
     yield value <= target * (1 + TOLERANCE), f"epsilon: must not exceed the budget {target:g}"
     of_card = stated.get("exact", stated["rdp"])
@@ -181,7 +181,7 @@ def mechanisms_of(ledger, others):
 
 def mechanism_of(event):
     """Return (noise multiplier, sample rate, releases) of Gaussian noise, or raise ValueError."""
-    problem = ValueError(f"expected a Gaussian mechanism of valid noise, found {event}")
+    problem = ValueError(f"expected a valid Gaussian mechanism, found {event}")
     uses = 1
     rate = 1.0
     if event["type"] == "SelfComposed":

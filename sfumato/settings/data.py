@@ -39,7 +39,8 @@ def without_secrets(path: str | None) -> str | None:
     if path is not None and is_url(path):
         if "::" in path:
             raise ValueError(
-                "a URL with :: may store copies that others can read: give one URL without ::"
+                "reading a URL with :: may leave copies of the files where others can read them: "
+                "give one URL without ::"
             )
         if "@" in path or "?" in path:
             raise ValueError(
@@ -109,7 +110,7 @@ class Groups(Strict):
         folder = "folders <person>/<class>/" if value == OUTER else "folders <class>/<person>/"
         ways = {
             "folder": folder,
-            "array": "the array `groups` beside the images",
+            "array": "groups.npy or, for an .npz archive, its array `groups`",
             "dicom": "DICOM's PatientID",
             "volume": (
                 "volume. Each volume counts as one person, so a person with several volumes is not "
@@ -128,7 +129,8 @@ class Groups(Strict):
             raise ValueError(f"not a regular expression ({error})") from error
         if groups != 1:
             raise ValueError(
-                f"{groups} groups in parentheses: expected one, around the id, as in '^(P\\d+)_'"
+                f"the pattern has {groups} capturing groups: expected one pair of parentheses, "
+                "around the id, as in '^(P\\d+)_'"
             )
         return value
 
@@ -236,8 +238,8 @@ class Data(Strict):
         if self.volume is not None and self.groups is None:
             raise ValueError(
                 "data.volume requires data.groups, because all slices of a volume belong to one "
-                "person. Set data.groups: for DICOM, to {dicom: true}; if no person has two "
-                "volumes, to {volume: true}"
+                "person. Set data.groups to {dicom: true} for DICOM, or to {volume: true} if no "
+                "person has two volumes"
             )
         if self.groups is not None and self.labels == SEVERAL and self.groups.folder:
             raise ValueError(

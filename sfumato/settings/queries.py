@@ -87,9 +87,9 @@ class Histogram(QuerySettings):
 
 
 CONVERT = (
-    "a file that contains its own network, such as TorchScript, is a program, and programs are not "
-    "run. Set `architecture` to a classification model of torchvision, and save its weights as "
-    "safetensors (docs/howto.md shows how)"
+    "a file that contains both the code and the weights of a network, such as a TorchScript file, "
+    "is a program, and programs are not run. Set `architecture` to a classification model of "
+    "torchvision, and save its weights as safetensors (docs/howto.md shows how)"
 )
 
 
@@ -227,7 +227,7 @@ class Teacher(QuerySettings):
         if given.get("network") is not None:
             raise ValueError(
                 "teacher.network applies only to teacher.feature. With teacher.features, set "
-                "`network` in the entry of the map that uses it"
+                "`network` in the entry of each map `own`"
             )
         rest = {key: value for key, value in given.items() if key != "feature"}
         if len(listed) > 1:

@@ -87,8 +87,8 @@ class Auxiliary(Fit):
     def details_of_gaussians(self) -> Self:
         if self.details and self.target != "covariance":
             raise ValueError(
-                f"auxiliary.details requires auxiliary.target: covariance, not {self.target}: set "
-                "details: false"
+                f"auxiliary.details requires the target covariance, but auxiliary.target is "
+                f"{self.target}: set details: false"
             )
         return self
 
@@ -140,7 +140,7 @@ class Architecture(Strict):
             raise ConfigError(f"model.width={self.width}: expected a multiple of 4")
         if not set(self.attention) <= set(range(levels)):
             raise ConfigError(
-                f"model.attention={self.attention}: expected levels among 0..{levels - 1}"
+                f"model.attention={self.attention}: expected levels from 0 to {levels - 1}"
             )
         if self.blocks * levels > 1000:
             raise ConfigError(

@@ -60,7 +60,7 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
     ):
         content = validated(PrivacyFile, read_json(file))
         if odd := [key for key, record in content.records.items() if record.get("id") != key]:
-            raise ValueError(f"the record under the id {odd[0][:32]!r} states another id")
+            raise ValueError(f"the record under the key {odd[0][:32]!r} states a different id")
     records = Records(content.records, content.apart)
     artifact = Artifact(path, content.stage, records, content.local, content.enabled)
     if stage is not None and artifact.stage != stage:
@@ -235,5 +235,5 @@ def check_out(out: Path, stage: str) -> None:
         writer = read_json(out / PRIVACY).get("stage")
     if writer != stage:
         raise ConfigError(
-            f"--out {out} is not an artifact of `{stage}`: remove it, or give another path"
+            f"--out {out} is not an artifact of `{stage}`: move it elsewhere, or give another path"
         )

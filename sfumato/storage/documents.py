@@ -62,7 +62,7 @@ class PlainYaml(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[
         # YAML 1.1 reads 017, 1_000, 1:30 and 0b1 as numbers. YAML 1.2 reads them as text or
         # as other numbers
         if re.fullmatch(r"[-+]?0[0-9b_].*|.*[_:].*", node.value):
-            unsure = "is read differently by different programs, as numbers or as text"
+            unsure = "is a number in some programs, but text or another number in others"
             raise ValueError(
                 f"{node.value} {unsure}: write plain decimal digits, or text in quotes "
                 f"('{node.value}')"
@@ -93,7 +93,10 @@ def parse_yaml(text: str) -> Any:
         level = 0
         for event in yaml.parse(text, PlainYaml):  # checked before a tree is built
             if isinstance(event, yaml.AliasEvent):
-                raise ValueError("an alias (*name) may expand to any size: write out its value")
+                raise ValueError(
+                    "an alias (*name) is refused, because it may expand to any size: write out its "
+                    "value"
+                )
             level += isinstance(event, yaml.CollectionStartEvent) - isinstance(
                 event, yaml.CollectionEndEvent
             )

@@ -220,7 +220,7 @@ class Journal:
             chained = chained or entry["kind"] == GENESIS or "head" in entry
             if chained and not hmac.compare_digest(head.encode(), str(entry.get("head")).encode()):
                 raise BudgetError(
-                    f"{self.path}, line {number}, does not follow from the lines before it: "
+                    f"{self.path} is damaged or was edited, in line {number} or before it: "
                     f"{WAY_OUT}"
                 )
             found.append(entry)

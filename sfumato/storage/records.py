@@ -82,21 +82,21 @@ class Records(dict[str, Record]):
         """
         if len(self.units) > 1:
             return (
-                f"its records protect different units ({', '.join(self.units)}), so they cannot be "
-                "composed"
+                f"its records have different privacy units ({', '.join(self.units)}), so they "
+                "cannot be composed"
             )
         if not self.owners:
             return None
         present = {record["dataset_id"] for record in self.values()}
         if len({*self.owners}) < 2:
             return (
-                "it declares that merged data sets share no person, but names only "
+                "it declares that merged data sets share no person, but names only one data set, "
                 f"{self.owners[0]}: expected two or more"
             )
         if not {*self.owners} <= present:
             return (
-                f"it declares that {', '.join(self.owners)} share no person, but it lacks "
-                "records of some of them"
+                f"it declares that the data sets {', '.join(self.owners)} share no person, but it "
+                "has no records of some of these data sets"
             )
         return None
 

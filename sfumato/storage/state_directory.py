@@ -31,8 +31,8 @@ def state_dir() -> Path:
     path = Path(named or user_state_path("sfumato"))
     if named and not path.is_absolute():
         raise ConfigError(
-            f"SFUMATO_STATE={named} is relative, so each folder would have a different odometer: "
-            "give an absolute path"
+            f"SFUMATO_STATE={named} is a relative path, so commands run in different folders would "
+            "use different odometers: give an absolute path"
         )
     if path.exists() and not path.is_dir():
         raise ConfigError(

@@ -190,10 +190,13 @@ def read_model_directory(directory: str) -> ModelDirectory:
                 "weights only"
             )
     model = ModelDirectory(path=path, classes=classes, configs=configs)
-    vae = f"{path / 'vae' / 'config.json'} has no valid sizes"
+    vae = f"{path / 'vae' / 'config.json'} lacks a valid block_out_channels"
     with explained(DataError, lambda error: f"{vae} ({error!r}): {AGAIN}"):
         _ = model.factor
-    network = f"{path / model.denoiser / 'config.json'} has no valid sizes"
+    network = (
+        f"{path / model.denoiser / 'config.json'} lacks a valid sample_size, block_out_channels or "
+        "patch_size"
+    )
     with explained(DataError, lambda error: f"{network} ({error!r}): {AGAIN}"):
         _ = model.multiple, model.image_size
     if model.prediction not in ("epsilon", "v_prediction"):

@@ -1,6 +1,6 @@
-"""DP-GAN: one image moves the discriminator's sum by the clip.
+"""DP-GAN: one image moves the sum of the discriminator's gradients by the clip.
 
-`tests/privacy/test_what_dpsgd_releases.py` tests what a run shows.
+`tests/privacy/test_what_dpsgd_releases.py` tests what an observer sees of a run.
 """
 
 import pytest
@@ -37,8 +37,8 @@ def test_an_images_gradient_equals_that_of_a_loop():
 
 
 def test_without_noise_the_generator_draws_what_the_images_show(monkeypatch):
-    """Images are bright above or below, depending on their class. After 60 steps, generated images
-    are far nearer to their class than grey images are.
+    """The upper or the lower half of each image is bright, depending on its class. After 60 steps,
+    a generated image is far nearer to its class than a grey image would be.
     """
     for name in ("learning_rate", "generator_rate"):
         monkeypatch.setattr(Adversarial, name, 5e-3)

@@ -100,10 +100,14 @@ def most_likely(
 ) -> float:
     """Return the largest probability of at least `correct` right guesses, by a linear program.
 
-    Its variables are the probabilities of each number of right guesses. Per canary, let r be the
-    expected number of right guesses, counted if at least j are right, and w the expected number of
-    wrong guesses, counted if at least j − 1 are right. Then r ≤ f̄(w) for each j. f̄ is the minimum
-    of the lines e^ε · w + δ and 1 − e^−ε · (1 − δ − w) over all (ε, δ).
+    The variables of the program are the probabilities of each number of right guesses. Its
+    constraints are r ≤ f̄(w) for each j:
+
+    - r is the expected number of right guesses per canary. Outcomes with fewer than j right guesses
+      count as zero;
+    - w is the expected number of wrong guesses per canary. Outcomes with fewer than j − 1 right
+      guesses count as zero;
+    - f̄ is the minimum of the lines e^ε · w + δ and 1 − e^−ε · (1 − δ − w) over all (ε, δ).
     """
     number = np.arange(guesses + 1)
     rows = [np.ones(guesses + 1)]
@@ -169,10 +173,11 @@ def test_guesses_are_the_surest():
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_every_release_is_as_noisy_as_claimed_and_no_noisier(name, monkeypatch):
-    """The false-alarm rate is 2 in 100 000. With 400 releases, the bounds of μ = 2 are about ±0.8.
+    """The false-alarm rate is 2 in 100 000. With 400 releases and μ = 2, the bounds on μ are about
+    2 ± 0.8.
 
-    Queries also test this machine's kernels on random images, and compute the rows of the same
-    images for each release. The results are always the same, so they are computed once.
+    For each release, a query tests this machine's kernels on random images, and computes the rows
+    of the same images. The results are always the same, so this test computes them only once.
     """
     for query in ("feature_means", "histogram"):
         monkeypatch.setattr(f"sfumato.queries.{query}.place_matters", TESTED)
@@ -202,7 +207,7 @@ def test_a_release_off_the_grid_is_found():
 def test_one_run_finds_missing_noise_and_proves_only_the_truth(monkeypatch):
     """The honest run is tested at a confidence of 99.999 %: one false alarm in 100 000 runs.
 
-    Every fifth of the noise multipliers is tried, because each needs a privacy curve.
+    Only every fifth noise multiplier is tried, because each one needs its own privacy curve.
     """
     monkeypatch.setattr("audit.canaries.NOISES", NOISES[::5])
     honest = one_run(3.0, steps=2, confidence=SURE)

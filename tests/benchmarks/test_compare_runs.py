@@ -237,9 +237,9 @@ def shown(*rows: tuple[str | None, str, dict | None, str]) -> list[dict]:
 
 
 def test_experiments_are_joined_with_kept_numbers(tmp_path):
-    """A change of a free stage keeps the records, and so the ledger.
+    """If only a free stage changes, the records and the ledger stay the same.
 
-    So only the release distinguishes `again` from `calm-sea`.
+    So `again` and `calm-sea` have the same ledger, and only their releases differ.
     """
     one, two, other = (
         ledger_of(name, 1, 10, key)

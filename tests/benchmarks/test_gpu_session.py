@@ -21,7 +21,8 @@ BENCHMARKS = Path(gpu_session.__file__).parent
 def run(environment, tmp_path):
     """Return a function that runs the program on the CPU at small sizes.
 
-    The function returns the exit code, and the lines on disk, without the line on the machine.
+    The function returns the exit code, and the lines on disk without the first, which describes the
+    machine.
     """
     environment["SFUMATO_DEVICE"] = "cpu"
 
@@ -132,7 +133,10 @@ def test_a_step_that_cannot_run_here_is_skipped(run, monkeypatch):
 
 
 def test_a_bare_machine_finds_the_carried_packages_first(tmp_path):
-    """If pydantic is not installed, `bare` puts .gpu/site first, also for child processes."""
+    """If pydantic is not installed, `bare` puts .gpu/site first in the import path.
+
+    It does so for child processes, too.
+    """
     copy = tmp_path / "benchmarks" / "bare.py"
     site = tmp_path / ".gpu" / "site"
     copy.parent.mkdir()

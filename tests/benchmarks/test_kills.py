@@ -1,6 +1,6 @@
 """Short forms of two scripts.
 
-`benchmarks/kills.py`: a fault at moments of the journal's entries, with the kinds in turn.
+`benchmarks/kills.py`: a fault while a journal entry is written. Each test uses all kinds in turn.
 `benchmarks/file_kills.py`: a kill and a power cut when the files in DECIDE are renamed or removed.
 """
 
@@ -18,7 +18,8 @@ from sfumato.settings.stages import STAGES
 def as_dvc_does(project: Project, **more: str) -> tuple[int, str]:
     """Run the plan, and the query unless it has released. Returns the exit code and the output.
 
-    more: a fault. With a fault, only the query is run, because the plan writes no journal entry.
+    more: the environment variable that requests a fault, or nothing. With a fault, only the query
+    is run, because the plan writes no journal entry.
     """
     artifact = project.home / "artifacts" / project.query
     code, said = (0, "") if more else project.run("stage", "plan")
@@ -32,8 +33,8 @@ def as_dvc_does(project: Project, **more: str) -> tuple[int, str]:
     ("query", "unit", "every"), [("frequency", "image", 1), ("finetune", "group", 3)]
 )
 def test_a_fault_at_any_entry_of_the_journal_costs_nothing(tmp_path, query, unit, every):
-    """With DP-SGD, only every third moment is tested, but each kind of fault and each moment of an
-    entry occurs. The script tests all moments.
+    """With DP-SGD, only every third moment is tested. Each kind of fault still occurs, and so does
+    each of the four moments of an entry. The script tests all moments.
     """
     project = make_project(tmp_path / "work", query, unit, programs())
     names = [*STAGES]

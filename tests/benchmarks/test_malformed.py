@@ -2,7 +2,8 @@
 
 The reader either accepts the content, or raises an expected error with a message.
 
-`benchmarks/malformed.py` generates them, and also runs the program itself.
+`benchmarks/malformed.py` damages the files. When it runs as a script, it also runs the program's
+commands on them.
 """
 
 import gzip

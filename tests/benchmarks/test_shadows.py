@@ -64,7 +64,10 @@ def test_rmia_divides_by_the_mean_chance_in_the_other_pairs(inside):
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0])
 def test_a_guarantee_allows_the_worst_of_its_mechanisms(epsilon):
-    """The two hit rates of randomised response that fails with probability δ lie on the bound."""
+    """The worst mechanism is randomised response that reveals its input with probability δ.
+
+    At two of its false-alarm rates, it finds as many members as the bound allows.
+    """
     right = np.exp(epsilon) / (1 + np.exp(epsilon))
     alarms = (1 - DELTA) * (1 - right)
     hits = DELTA + (1 - DELTA) * right

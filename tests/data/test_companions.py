@@ -1,4 +1,4 @@
-"""Masks, thumbnails and overlays beside pictures are found by the names of both."""
+"""Masks, thumbnails and overlays are found because their names resemble a picture's name."""
 
 import pytest
 

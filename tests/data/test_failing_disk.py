@@ -33,8 +33,9 @@ from sfumato.storage.documents import read_json
 
 @dataclass(frozen=True)
 class Case:
-    """A sensitive source of 40 pictures. `images` of them are intact, and one path cannot be opened
-    for a while.
+    """A sensitive source of 40 pictures, in which one path cannot be opened for a while.
+
+    images: number of intact pictures.
     """
 
     settings: Data
@@ -70,7 +71,7 @@ def the_table(root: Path) -> Case:
 
 
 def strays(root: Path) -> Case:
-    """Let a file fail whose name does not look like a picture's."""
+    """Choose a file to fail that does not have the name of a picture."""
     place = folder(root / "in")
     (place / "cat/notes").write_text("no picture")
     return Case(data(place, skip="20%", groups=Groups(pattern=r"_(P\d)")), "cat/notes")
@@ -106,7 +107,7 @@ def zipped(root: Path) -> Case:
 
 
 def out_of_a_zip(root: Path) -> Case:
-    """Let a picture fail that was unpacked into the state directory."""
+    """Choose a picture to fail after it is unpacked into the state directory."""
     return Case(zipped(root).settings, "in/cat/03_P3.png", after=2)
 
 
@@ -380,7 +381,9 @@ def test_public_images_are_not_fewer_either(tmp_path, code):
 
 
 def test_pictures_repaired_meanwhile_are_said_in_words(tmp_path, monkeypatch):
-    """Otherwise the message would be that 0 files cannot be used."""
+    """If all pictures can be read again when the message is written, it must not report that 0
+    files cannot be used.
+    """
     folder(tmp_path)
     settings = data(tmp_path)
     source = read_source(settings, tmp_path)

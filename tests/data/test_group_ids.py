@@ -72,7 +72,7 @@ class Clinic:
         return prepare_sensitive(Data(**settings), self.state, self.card, self.root.parent / "raw")
 
     def parts(self) -> dict[str, dict[int, set[str]]]:
-        """Return the patients of each group, for both parts."""
+        """Return the patients of each group, separately for training images and hold-out."""
         found = {}
         for name in ("sensitive", "holdout"):
             image_set = load_prepared(self.state, read_card(self.card), name)
@@ -416,8 +416,8 @@ def test_names_of_files_may_count_persons_from_zero():
 
 
 def test_an_id_with_far_more_images_than_others_is_asked_about(clinic):
-    """One id may stand for all unknown persons. Those who also have an id of their own are then in
-    two groups.
+    """The id may stand for all unknown persons. If a person's other images have the person's own
+    id, the person is then in two groups.
     """
     crowd = [
         (name, f"{ID}-00" if i < 60 else patient) for i, (name, patient) in enumerate(clinic.rows)
@@ -463,7 +463,7 @@ def test_charged_images_change_groups_only_if_the_owner_agrees(first, then, clin
     clinic.prepare(**then, other_groups=True)
     # The odometer is not reset, but marked as incomplete
     assert odometer.opened() == before and not odometer.complete()
-    with pytest.raises(BudgetError, match="its cost for one (image|person) is unknown"):
+    with pytest.raises(BudgetError, match="their cost for one (image|person) is unknown"):
         # The ε of one image does not bound the cost for a person with forty images
         clinic.spend("then", lifetime=1000.0)
     clinic.spend("then")

@@ -65,7 +65,9 @@ def test_a_copied_file_of_a_release_is_recognised_in_any_folder(tmp_path, copy):
 
 
 def test_a_link_to_a_file_of_a_release_brings_its_records(tmp_path):
-    """The records are found without the state directory, which lists the bytes of releases."""
+    """The state directory lists hashes of released files, but it is not needed here: the link leads
+    to the release's folder, which contains the records.
+    """
     artifact = released(tmp_path / "state", 1)
     (tmp_path / "mine.npy").symlink_to(artifact.path / IMAGES)
     assert records_of(lineage(tmp_path / "mine.npy", "public", True, None)) == [artifact.records]

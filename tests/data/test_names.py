@@ -401,6 +401,8 @@ def test_times_in_names_are_evidence_and_damage_is_none(tmp_path):
 
 
 def test_an_unreadable_photograph_states_nothing(tmp_path):
-    """A faltering network must not hide that pictures were taken in a row."""
+    """It raises an error. Otherwise, a faltering network could hide that pictures were taken in a
+    row.
+    """
     with pytest.raises(OSError):
         taken_in_a_row([tmp_path / "gone.jpg"])

@@ -136,10 +136,11 @@ def test_another_key_holds_out_other_images_and_the_shape_counts(images):
 
 
 def test_the_card_is_the_same_before_and_after_a_withdrawal(owner, images, tmp_path):
-    """An equal fingerprint, keyed or not, would reveal that the person who withdrew had not been in
-    the set.
+    """The card must contain no fingerprint of the images, keyed or not. A fingerprint that stayed
+    the same would reveal that the person who withdrew had not been in the set.
 
-    A class name that disappears with its last image would reveal that this image was removed.
+    Class names must stay, too. If one disappeared with the last image of its class, this would
+    reveal that the image was removed.
     """
     version = owner.prepare(images).version
     facts = {
@@ -392,7 +393,7 @@ def test_the_sensitive_images_are_never_taken_for_public_ones(data, public, refu
 
 
 def test_a_source_that_may_be_sensitive_is_not_public(tmp_path, monkeypatch, images):
-    """Its entry in SOURCES is enough for a refusal."""
+    """A new source needs no code for this refusal, only its entry in SOURCES."""
     monkeypatch.setitem(SOURCES, "histology", SourceKind("drawn:read_digits", ("data", "public")))
     read_public(Public(source="histology"), (1, 5, 6), tmp_path, seed=0)
     with pytest.raises(ConfigError, match="sensitive images themselves"):
@@ -496,8 +497,9 @@ def test_later_real_images_are_found_by_preparing_public_again(desk, images, oth
 
 @pytest.fixture
 def take_folder(owner, tmp_path, settled):
-    """Return a function that prepares the folder `in`, and returns how often the set was stored
-    anew so far.
+    """Return a function that prepares the folder `in`.
+
+    The function returns how often the set has been stored so far.
     """
     root = write_folder(tmp_path / "in", per_class=20)
     homes = [0]

@@ -186,7 +186,7 @@ def test_a_full_disk_stays_a_full_disk(local, tmp_path, monkeypatch):
     [
         ("s3://key:hidden-secret@scans/a.tar", "with @ or ? may contain a password"),
         ("https://host/a.tar?X-Amz-Signature=hidden-secret", "with @ or ? may contain a password"),
-        ("simplecache::s3://scans/a.tar", "with :: may store copies that others can read"),
+        ("simplecache::s3://scans/a.tar", "with :: may leave copies of the files"),
     ],
 )
 def test_a_url_with_secrets_is_refused_and_not_printed(tmp_path, monkeypatch, url, reason):

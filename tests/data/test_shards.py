@@ -100,8 +100,9 @@ def settings(folder: Path, form: str, **more) -> Data:
 
 @pytest.fixture
 def settled(monkeypatch):
-    """Let files count as unchanged for long, because the time of a status change cannot be set
-    back.
+    """Treat files that were just written as old files.
+
+    A test cannot make them look old, because the time of a status change cannot be set.
     """
     monkeypatch.setattr(shards, "FRESH", -1.0)
     monkeypatch.setattr(prepare, "FRESH", -1.0)

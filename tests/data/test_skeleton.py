@@ -1,4 +1,7 @@
-"""The skeleton of a folder: it is understood like the folder, and shows none of its content."""
+"""Skeletons of folders: `survey` finds the same numbers as in the folder.
+
+A skeleton contains no word, pixel or date of the folder.
+"""
 
 import json
 import random
@@ -95,8 +98,9 @@ def test_numbers_keep_their_form():
 
 
 def test_the_least_and_largest_ids_are_replaced_too():
-    """Ids that begin with a zero have fewer digits as numbers. The ids with all digits must not be
-    taken for the continuation of a count, because the ends of a count are not replaced.
+    """An id that begins with a zero has fewer digits as a number. So the ids without such zeros may
+    look like the continuation of a count, as 100 continues 98 and 99. The smallest and largest
+    numbers of a continuation are not replaced, but ids must be.
     """
     ids = {972543, 1000768, 9972362, 10003377, 54321098, 99984401}
     replaced = numbers_replaced(ids, random.Random(0))

@@ -14,7 +14,7 @@ from sfumato.settings.training import Architecture
 class Gaussian(Denoiser):
     """The exact network for images from N(mean of the label, std²), in [-1, 1].
 
-    The label `classes` stands for no label. Its mean is 0.
+    The label 2, which is the number of classes, means that there is no label. Its mean is 0.
     """
 
     resolution = 4

@@ -212,7 +212,10 @@ def test_a_layer_whose_weight_is_used_past_it_is_refused():
 
 @pytest.fixture
 def saved(tmp_path):
-    """Save a base, and adapters on it. Returns the adapters' folder, the base's, and the output."""
+    """Save a network, and adapters for it.
+
+    Returns the folder of the adapters, the folder of the network, and the adapted network's output.
+    """
     model = network()
     model.save(tmp_path / "pretrain")
     adapted(model, candidates(model))

@@ -42,9 +42,9 @@ def batch(model: UNet, draws: int, groups: bool = False):
 
 @pytest.fixture(scope="module")
 def gradients(model) -> Callable[[bool, int | None], tuple[Tensor, Tensor]]:
-    """Return a function that gives the gradients of the images, and the sum of the clipped ones.
+    """Return a function that computes the per-image gradients, and the sum of clipped gradients.
 
-    It computes the results for equal arguments once. Tests must not change them.
+    The function computes each result only once, so tests must not change it.
     """
 
     @functools.cache
@@ -74,7 +74,8 @@ def test_draws_in_parts_are_averaged_before_the_clip(gradients, draws_per_pass, 
 def test_one_image_in_parts_moves_the_sum_by_the_clip(model, draws_per_pass, broken):
     """If one of an image's draws is not finite, the image adds nothing.
 
-    broken: this draw of image 2, in the second part, or None.
+    broken: number of the draw of image 2 that is not finite. It is in the second part. With None,
+    all draws are finite.
     """
     parameters = dict(model.named_parameters())
     images, labels, drawn = batch(model, 4)
@@ -173,8 +174,10 @@ def test_the_users_size_is_taken_unless_layers_need_fewer():
 def chosen_on_a_gpu(monkeypatch, cuda):
     """Return a function that chooses a microbatch as on a GPU, with stand-ins on the CPU.
 
-    It returns (whether by products, images, draws), and the trials: (whether by products, passes).
-    largest: number of passes that fit, without products (False) and by products (True);
+    The function returns the choice, as (`use_products`, images, draws), and a list of its trials,
+    each as (`use_products`, passes).
+
+    largest: number of passes that fit, by the value of `use_products`;
     fast: whether the GPU has bfloat16.
     """
 

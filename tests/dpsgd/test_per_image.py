@@ -117,7 +117,9 @@ def test_shifted_and_grouped_weight_gradients_are_the_same(given, layout):
     "given", [{"padding": 1}, {"stride": 2, "padding": (2, 1)}, {"dilation": (2, 1)}]
 )
 def test_by_products_an_image_of_infinities_touches_no_other_row(given):
-    """No row may read other images, not even times zero, because zero times infinity is NaN."""
+    """The computation of a row must not multiply other images by zero, because zero times infinity
+    is NaN.
+    """
     torch.manual_seed(0)
     layer = nn.Conv2d(3, 5, (3, 2), **given)
     x = torch.randn(DRAWS * IMAGES, 3, 9, 8)
@@ -326,7 +328,7 @@ def test_a_gradient_depends_on_neither_place_nor_company(autocast):
 
 
 def test_gradients_at_foreign_parameters_are_refused():
-    """The layers do not recognise copies of their weights, so the rows of copies would be zero."""
+    """A layer finds gradients only for its own weights. For copies of them, it would find zeros."""
     model = network()
     copies = {name: value.detach().clone() for name, value in model.named_parameters()}
     batch = (

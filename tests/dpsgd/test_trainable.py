@@ -1,6 +1,6 @@
-"""Every network has exactly the chosen parameters in its trainable set.
+"""Exactly the chosen parameters of a network are trained.
 
-Any other outcome is detected.
+If training changes any other parameter, or leaves a chosen one unchanged, an error is raised.
 """
 
 import math

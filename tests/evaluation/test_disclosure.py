@@ -20,8 +20,8 @@ PIXELS = Extractor(name="pixels", digest="pixels", embed=lambda images: images.f
 
 
 def test_p_is_that_of_all_orders():
-    """7 training units and 4 strangers have 330 orders. p is the share of orders with at least as
-    many training units before the first stranger.
+    """7 training units and 4 strangers have 330 orders. p is the share of orders with at least
+    `seen` training units before the first stranger.
     """
     orders = [set(places) for places in itertools.combinations(range(11), 4)]
     before = [min(strangers) for strangers in orders]
@@ -36,7 +36,8 @@ def test_p_is_that_of_all_orders():
 def test_it_rings_by_mistake_as_often_as_it_says_at_most():
     """Test 1000 honest releases, twice.
 
-    With fresh seeds, more small p than these limits would occur in at most about one of 1000 runs.
+    With fresh seeds, the number of small p-values would exceed one of the limits in at most about
+    one of 1000 runs.
     """
     rng = np.random.default_rng(0)
     for n, m in ((300, 80), (900, 450)):
@@ -150,8 +151,7 @@ def test_one_copy_in_a_hundred_raises_the_alarm(pool, copied, loud):
     assert [one["rings"] for one in found] == [loud] * 20
     words = "A SIGN OF COPYING" if loud else "no sign of copying"
     assert all(
-        words in one["sentence"]
-        and " of 2\u202f000 images used for training are nearer" in one["sentence"]
+        words in one["sentence"] and "Of 2\u202f000 images used for training, " in one["sentence"]
         for one in found
     )
 
@@ -163,7 +163,7 @@ def test_a_person_is_one_unit_as_near_as_the_nearest_image(pool):
         for part in (train, holdout)
     ]
     found = disclosure(release, *people, PIXELS)
-    assert (found["units"], found["strangers"]) == (400, 200) and "of 400 persons" in found[
+    assert (found["units"], found["strangers"]) == (400, 200) and "Of 400 persons" in found[
         "sentence"
     ]
     loud = ImageSet(

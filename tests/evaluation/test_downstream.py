@@ -156,7 +156,9 @@ def test_the_calibration_error_follows_its_definition():
 
 
 def test_an_interval_holds_the_true_accuracy_as_often_as_it_says():
-    """Of 100 intervals at 95 %, fewer than 88 contain the true accuracy in one of 700 runs."""
+    """With fresh seeds, correct intervals at 95 % would fail in one of 700 runs: fewer than 88 of
+    100 would contain the true accuracy.
+    """
     rng = np.random.default_rng(0)
     ends = [bootstrap_interval(rng.random(300) < 0.8) for _ in range(100)]
     assert sum(low <= 0.8 <= high for low, high in ends) >= 88
@@ -166,7 +168,7 @@ def test_an_interval_holds_the_true_accuracy_as_often_as_it_says():
 
 
 def test_an_interval_is_as_wide_as_the_persons_allow():
-    """The interval of 50 persons with 6 equal images each equals the interval of 50 images."""
+    """If 50 persons have 6 identical images each, the interval is the same as for 50 images."""
     right = np.random.default_rng(0).random(50) < 0.7
     low, high = bootstrap_interval(np.repeat(right, 6), np.repeat(np.arange(50) * 7, 6))
     assert [low, high] == pytest.approx(bootstrap_interval(right))

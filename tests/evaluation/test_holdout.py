@@ -42,7 +42,7 @@ def test_copies_of_training_images_are_left_out_and_counted(drawn, side):
     copied = train[:10] if side == 64 else resized(train[:10], side)
     groups = np.arange(30)
     left, (warning,) = without_copies(images_of(copied, fresh, groups=groups), images_of(train))
-    assert "perhaps resized: 10 of 30 images" in warning and np.array_equal(left.images, fresh)
+    assert "resized (copies: 10 of 30 hold-out" in warning and np.array_equal(left.images, fresh)
     assert np.array_equal(left.groups, groups[10:]) and np.array_equal(
         left.labels, np.arange(10, 30) % 2
     )
@@ -66,7 +66,7 @@ def test_a_few_that_look_alike_are_no_copies_and_equal_ones_are(drawn):
     assert without_copies(images_of(holdout), images_of(train))[1] == []
     holdout[1] = train[0]
     left, (warning,) = without_copies(images_of(holdout), images_of(train))
-    assert "resized: 1 of 200 images" in warning and len(left) == 199
+    assert "(copies: 1 of 200 hold-out images)" in warning and len(left) == 199
 
 
 def test_a_blank_or_one_class_hold_out_cannot_judge(drawn):

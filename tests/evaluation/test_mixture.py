@@ -100,8 +100,8 @@ def test_public_images_stay_if_they_help_and_cost_nothing(beside, name):
 
 
 def test_the_teacher_labels_public_judges_in_equal_shares():
-    """The teacher assigns all images to class 0. The half that it is least certain of is labelled
-    1.
+    """This teacher prefers class 0 for every image. To make the shares equal, the half of the
+    images for which it is least certain gets label 1.
     """
     images, labels = shaded(mixture.JUDGES + 80, 1)
     public = ImageSet(pixels(images), labels.numpy(), ("dark", "bright"))

@@ -104,7 +104,9 @@ def test_finer_frequencies_come_from_public_images(clouds):
     )
 
     def along(generator) -> float:
-        """Return the absolute difference between even and odd columns."""
+        """Return the mean over drawn images of the brightness difference between even and odd
+        columns, without its sign.
+        """
         drawn = draw_images(generator, 200)[0]
         return float(
             (drawn[..., ::2].mean((1, 2, 3)) - drawn[..., 1::2].mean((1, 2, 3))).abs().mean()
@@ -141,7 +143,7 @@ def test_a_generator_is_read_as_it_was_written(clouds, tmp_path):
 
 
 def test_details_without_gaussians_are_refused():
-    with pytest.raises(ValueError, match="details requires auxiliary.target: covariance"):
+    with pytest.raises(ValueError, match="details requires the target covariance"):
         Auxiliary(details=True)
     assert Auxiliary(target="covariance").reads("covariance") and not Auxiliary(
         target="covariance"

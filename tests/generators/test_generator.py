@@ -43,7 +43,10 @@ def joint_embedding(images, labels, classes):
 
 @pytest.fixture(scope="module")
 def three_digits(digits):
-    """Return zeros, ones, and a tenth as many twos: images, labels, target and priors."""
+    """Return images of the digits 0, 1 and 2, their labels, target and priors.
+
+    There is a tenth as many images of the digit 2 as of each other digit.
+    """
     images, labels = digits.batch(range(len(digits)))
     keep = torch.cat(
         [(labels == m).nonzero()[:count, 0] for m, count in ((0, 170), (1, 170), (2, 17))]
@@ -162,8 +165,8 @@ def test_a_saved_generator_draws_the_same_images_or_none(tmp_path, shape):
 
 
 def test_the_statistics_of_the_averaged_network_are_its_own():
-    """In eval mode, it draws nearly the same as in training mode, where each batch has its own
-    statistics.
+    """In eval mode, the averaged network draws nearly the same images as in training mode, which
+    uses the statistics of each batch instead of stored ones.
     """
     config = CONFIG.model_copy(update={"steps": 70})
     generator = fit(torch.randn(1000, 3, generator=torch.Generator().manual_seed(0)) / 100, config)
@@ -200,10 +203,11 @@ def test_a_second_match_and_a_teacher_both_pull(three_digits):
 
 
 def stopped_at(noise: float, steps: int = 400) -> tuple[EarlyStopping, list[float]]:
-    """Simulate the fit of one class. Its embedding moves from zero to its signal, of norm 1, and
-    then to the noise in the cells that it sees.
+    """Simulate the fit of one class to a release: a signal of norm 1, plus noise of norm `noise`.
 
-    In the other cells, it moves to other noise of the same norm.
+    In the first 100 steps, the class's embedding moves from zero to the signal. After that, it also
+    takes up noise. In features of the loss, this is the noise of the release. In held-out features,
+    it is other noise, as strong but independent.
 
     Returns the state at the end and, for each step, the share of the noise in the target.
     """
@@ -240,8 +244,8 @@ def test_a_class_that_comes_nearer_is_not_held():
 
 
 def test_a_release_that_is_noise_alone_is_not_followed():
-    """Without signal, any move away from zero increases the distance to the held-out cells, so the
-    target shrinks to zero.
+    """Without signal, any move away from zero increases the distance in the held-out features, so
+    the target shrinks to zero.
     """
     random = torch.Generator().manual_seed(2)
     match = FeatureMeans(torch.randn(1000, 2, generator=random), FEATURES)

@@ -137,7 +137,7 @@ def texts_of(path: Path, name: str) -> Iterator[Text]:
 
 
 def prose(text: str) -> str:
-    """Remove code from a text, up to two levels of braces."""
+    """Remove code from a text. Braces may be nested in braces once."""
     return CODE_PARTS.sub("", CODE_PARTS.sub("", text))
 
 

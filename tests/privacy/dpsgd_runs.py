@@ -93,7 +93,7 @@ def trainer(seed: int = 0, **options: Any) -> State:
 class Run:
     """A stage that spends a charge step by step.
 
-    of: function from the stage's state to the part with DP-SGD's draws.
+    of: function that takes the stage's state, and returns the part of it that DP-SGD trains.
     """
 
     make: Callable[..., Any]

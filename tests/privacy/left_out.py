@@ -56,9 +56,10 @@ def charge_on(images: ImageSet | LatentSet, max_norm: float, uses: int) -> Charg
 
 
 def neighbours(everyone: ImageSet) -> Iterator[tuple[str, ImageSet, np.ndarray]]:
-    """Yield (who is left out, the set, the process of each image).
+    """Yield (name of the case, the set, the process of each image).
 
-    The unit is first a group, then a single image.
+    The unit is first a group, then a single image. For each unit, the complete set comes first, and
+    then sets without one unit.
     """
     places = np.random.default_rng(0).integers(distributed.world_size(), size=len(everyone))
     yield "group whole", everyone, places
@@ -97,8 +98,8 @@ def other_rows(charge: Charge, rows_of, *given, **more) -> torch.Tensor:
 
 
 def refused(name: str, everyone: ImageSet) -> bool:
-    """Return whether no process releases if rows or microbatches differ from the first
-    process's.
+    """Return whether every process refuses to release if the first process has other rows and
+    microbatches than the rest.
     """
     case = SHARED[name]
     own = 16 if distributed.is_main() else 8

@@ -166,8 +166,8 @@ def test_the_last_bits_of_a_sum_tell_nothing(owner):
 def test_each_draw_is_dealt_to_the_processes_anew(owner, monkeypatch):
     """A process reads only the images that are assigned to it.
 
-    By chance, the assignments of the two draws are equal with a probability below 2^-1000, and the
-    number of images is outside its limits with a probability below 1e-8.
+    False alarms: both draws get the same assignment with a probability below 2^-1000. This process
+    gets too many or too few images with a probability below 1e-8.
     """
     for name, value in {"world_size": 2, "rank": 0}.items():
         monkeypatch.setattr(distributed, name, lambda value=value: value)

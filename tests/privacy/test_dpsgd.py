@@ -54,8 +54,8 @@ def test_per_image_gradients_are_those_of_a_loop(model, draws):
 
 @pytest.mark.parametrize("draws", [1, 8])
 def test_gradients_of_several_labels_equal_those_of_a_loop(draws):
-    """Test none, one, two and all labels; a row with other entries than 0 and 1 counts as no
-    label.
+    """Test images with none, one, two and all of the labels. If a row of labels has entries other
+    than 0 and 1, its image is treated as unlabelled.
     """
     torch.manual_seed(0)
     model = UNet(8, 1, 4, Architecture(width=8, multipliers=(1,), attention=(0,)), several=True)

@@ -74,8 +74,8 @@ def part(images, keep: np.ndarray):
 def made_patients(digits: ImageSet) -> ImageSet:
     """Return 297 digits, shuffled.
 
-    Groups 0, 1 and 2 have 1, 7 and 200 images. White ones among them have the longest possible
-    rows.
+    Groups 0, 1 and 2 have 1, 7 and 200 images. All images of groups 0 and 1, and half of group 2,
+    are white, because the rows of white images are as long as possible.
     """
     chosen = np.random.default_rng(0).permutation(len(digits))[: sum(SIZES) + 89]
     images = digits.images[chosen].copy()
@@ -261,9 +261,10 @@ def test_picks_are_secret_and_differ_from_step_to_step(patients):
 def distinguishability(
     query, with_them: ImageSet, without: ImageSet, noise: float, releases: int
 ) -> float:
-    """Return the distance of the best test's means, in standard deviations.
+    """Compute the best test statistic of releases with and without a patient.
 
-    It is at most μ = 1/σ for a Gaussian mechanism of bound 1.
+    Returns the difference of its two means, in standard deviations. It is at most μ = 1/σ for a
+    Gaussian mechanism of bound 1.
     """
     axis = (query(with_them, HIDDEN) - query(without, HIDDEN)).double().flatten()
     axis /= axis.norm()

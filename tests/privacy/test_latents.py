@@ -202,7 +202,8 @@ def test_changed_images_or_encoders_have_their_own_latents(encoded, tmp_path):
 def test_latents_are_known_by_images_encoder_and_revision(encoded, monkeypatch):
     """The images are part of the key, so that a withdrawal changes it.
 
-    Encoder and revision are part of it, so that latents of another map are never drawn.
+    Encoder and revision are also part of the key. So a query never draws latents that another
+    encoder or an older revision has made.
     """
     other = replace(encoded.card, version="another")
     assert (

@@ -507,7 +507,7 @@ HELD = {
     "as the ledger has them": ({}, None),
     "a record of more noise": (
         {"count": [CHEAPER]},
-        "artifacts/count depends on charge 00000000, which the ledger",
+        "artifacts/count depends on charge 00000000, but the ledger",
     ),
     "another charge": (
         {"auxiliary": [COUNT, LOUD, STEPS]},
@@ -556,20 +556,22 @@ def merged_ledger() -> dict:
 
 
 def test_ledger_and_artifacts_set_the_same_data_sets_apart(tmp_path):
-    """If only the ledger did so, it would count each record for some people only."""
+    """A ledger that sets them apart counts each record only for the people of one set. The
+    artifacts must declare the same.
+    """
     records = {"count": [NORTH], "frequency": [NORTH, SOUTH], "auxiliary": [NORTH, SOUTH]}
     for declared in ((), APART):
         write_artifacts(folder := tmp_path / f"{len(declared)}", records, declared)
         together = build_ledger(BUDGET, Records.of((NORTH, SOUTH)), [])
         for ledger, apart in ((merged_ledger(), APART), (together, ())):
             problems = artifact_problems(ledger, folder)
-            assert any("does not match its artifacts" in problem for problem in problems) == (
+            assert any("declare different lists" in problem for problem in problems) == (
                 apart != declared
             ), problems
 
 
 def test_the_second_opinion_is_on_the_person_who_pays_most(tmp_path, monkeypatch):
-    """The opinion is computed at the δ of the claim."""
+    """It is computed at the requested δ or, if there is none, at the ledger's."""
     requested = []
 
     def recorded(records, delta, _):

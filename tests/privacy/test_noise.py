@@ -55,7 +55,7 @@ def test_a_seed_is_told_in_the_label():
 
 @pytest.fixture
 def short_pieces(monkeypatch) -> None:
-    """Draw more than ten numbers in pieces, as long noise."""
+    """Limit a piece to ten numbers, so that even short noise is drawn in several pieces."""
     monkeypatch.setattr(noise, "PIECE", 10)
 
 

@@ -97,7 +97,7 @@ def test_the_profile_goes_through_the_epsilon_of_the_ledger():
 def test_the_exact_subsampled_test_stays_below_the_bound():
     """With one use, the best test is a threshold on the released sum.
 
-    So its hit rate is known, in both directions.
+    So its hit rate is known, whether the test claims "used" or "not used".
     """
     q = 0.3
     sigma = 0.7

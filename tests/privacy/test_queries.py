@@ -50,7 +50,10 @@ def test_one_image_moves_the_total_by_at_most_the_bound(name, layout, sample):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e38, -5.0, 7.0])
 def test_a_broken_image_moves_the_total_by_at_most_the_bound(name, value, sample):
-    """An image that is not finite adds nothing, unless the query reads no pixel."""
+    """If a pixel is not finite, the image adds nothing.
+
+    `count` is the exception, because it reads no pixels.
+    """
     images = sample[0].clone()
     labels = sample[1]
     images[17, 0, 3, 4:] = value
@@ -65,7 +68,10 @@ def test_a_broken_image_moves_the_total_by_at_most_the_bound(name, value, sample
 @pytest.mark.parametrize("label", [-1, 10, 2**40])
 @pytest.mark.parametrize("name", CASES)
 def test_a_label_out_of_range_neither_stops_the_query_nor_counts(name, label, sample):
-    """It counts as no label. If an image adds only to its own class, this image adds nothing."""
+    """The image counts as unlabelled.
+
+    So it adds nothing to a sum in which each image adds only to its own class.
+    """
     images = sample[0]
     labels = sample[1].clone()
     case = CASES[name]

@@ -1,4 +1,4 @@
-"""No row adds more to a sum than the bound, for any rows that a query returns."""
+"""Whatever rows a query returns, no row adds more to a sum than the bound."""
 
 import pytest
 import torch

@@ -1,5 +1,5 @@
-"""The saliency query: its sensitivity on a network with attention, its only charge, and the effect
-of noise on its norms.
+"""Test the saliency query: its sensitivity on a network with attention, that it opens only one
+charge, and how noise changes the norms.
 """
 
 import csv
@@ -191,7 +191,7 @@ def test_one_image_moves_the_adapter_gradients_by_the_clip(kind):
 def desk(owner, here, monkeypatch):
     """Write a project with a pretrained network.
 
-    Returns a function that runs `saliency` or `finetune` by the given settings and mechanism.
+    Returns a function that runs `saliency` or `finetune` with given settings and mechanism.
     """
     artifacts = here / "artifacts"
     home = here / "data" / "sensitive"

@@ -46,9 +46,11 @@ def test_a_draw_in_blocks_is_ascending_and_bounded(size, rate, monkeypatch):
 
 
 def test_each_row_falls_to_any_process_whatever_the_others_do():
-    """Binomial counts are within six standard errors: false-alarm rate 1e-6.
+    """Count the rows of each process, and the rows that have the same process as an earlier row,
+    or as in a second draw.
 
-    If rows were assigned in turn, no two neighbours would have the same process.
+    Each count is within six standard errors of a third of the rows: false-alarm rate 1e-6. If rows
+    were assigned in turn, no row would have the same process as its neighbour.
     """
     rows = 30_000
     many = 3

@@ -1,4 +1,4 @@
-"""Neighbouring sets exceed the costs that DP-SAPF states, or omits, for its selectors.
+"""For neighbouring sets, the selectors of DP-SAPF cost more than its paper states or counts.
 
 The numbers here support the statements in docs/papers.md.
 """
@@ -37,9 +37,10 @@ def excess(noise_multiplier: float, claimed: float) -> float:
 
 @pytest.mark.parametrize("budget", PRINTED)
 def test_gaussian_selection_at_sigma_5_exceeds_its_share(budget):
-    """A share s of the Rényi cost of ε corresponds to a Gaussian with noise σ(ε)/√s.
+    """The paper charges the selection at σ = 5 a share s of the Rényi cost of ε.
 
-    At σ = 5, two neighbouring sets differ by more than this Gaussian allows.
+    A Gaussian mechanism with noise σ(ε)/√s has this cost. The selection distinguishes neighbouring
+    sets better than such a mechanism can.
     """
     whole = calibrate({"all": NoiseRequest()}, budget, DELTA)["all"].noise_multiplier
     claimed = cost(whole / math.sqrt(PRINTED[budget]))
@@ -48,7 +49,7 @@ def test_gaussian_selection_at_sigma_5_exceeds_its_share(budget):
 
 
 def peeled(scores: list[float], picks: list[int], beta: float) -> float:
-    """Return ln of the probability that the exponential mechanism picks these, one after another.
+    """Return ln of the probability that the exponential mechanism picks `picks` in this order.
 
     The probability of a pick is proportional to exp(β·score/2).
     """
@@ -64,11 +65,11 @@ def peeled(scores: list[float], picks: list[int], beta: float) -> float:
 
 @pytest.mark.parametrize("beta", [0.1, 1.0])
 def test_exponential_picks_cost_more_than_one_of_them(beta):
-    """14 of 48 matrices are picked by scores in units of the clip.
+    """The mechanism picks 14 of 48 matrices. Scores are in units of the clip.
 
-    An image whose gradient is spread over the 14 changes each of their scores by 1/√14. The privacy
-    loss exceeds β, the cost of one pick. The loss of c picks is at most c·β, and is near √c·β/2
-    here.
+    The gradient of one image is spread over these 14 matrices, and changes each of their scores by
+    1/√14. The privacy loss of the picks exceeds β, the cost of one pick. The loss of c picks is at
+    most c·β, and is near √c·β/2 here.
     """
     matrices = 48
     picks = list(range(14))
@@ -79,7 +80,7 @@ def test_exponential_picks_cost_more_than_one_of_them(beta):
 
 
 def test_one_image_in_one_matrix_moves_its_score_by_the_clip():
-    """So a score's sensitivity is the clip, and not the clip over √(number of matrices)."""
+    """The sensitivity of a score is therefore the clip, not the clip over √(number of matrices)."""
     loss = peeled([1.0, *[0.0] * 47], [0], 1.0) - peeled([0.0] * 48, [0], 1.0)
     assert loss > 0.4 > 0.5 / math.sqrt(48)
 
@@ -87,8 +88,9 @@ def test_one_image_in_one_matrix_moves_its_score_by_the_clip():
 def released(gap: int, name: str, beta: float, delta: float) -> dict[str, float]:
     """Return the probability of each outcome of propose-test-release.
 
-    The best set is released if gap + Laplace(1/β) > ln(1/δ′)/β; otherwise nothing is. gap: distance
-    from data with another best set, in images; 0 if one more image changes it.
+    The best set is released if gap + Laplace(1/β) > ln(1/δ′)/β. Otherwise, nothing is released.
+
+    gap: number of images that can be added without changing the best set.
     """
     passes = (
         0.5 * math.exp(-(math.log(1 / delta) - gap * beta))
@@ -100,9 +102,9 @@ def released(gap: int, name: str, beta: float, delta: float) -> dict[str, float]
 
 @pytest.mark.parametrize("delta", [1e-3, DELTA])
 def test_propose_test_release_adds_its_own_delta(delta):
-    """Two neighbouring data sets have different best sets.
+    """Two neighbouring data sets have different best sets, A and B.
 
-    What one may release, the other never releases.
+    The first data set may release A, but the second never does.
     """
     one = released(0, "A", 0.1, delta)
     other = released(0, "B", 0.1, delta)

@@ -72,7 +72,10 @@ def test_one_image_moves_each_release_by_at_most_the_clip(features, digits, max_
 
 @pytest.mark.parametrize("classes", [2, 10, 100])
 def test_a_first_step_from_zero_needs_no_bound_above_one(classes):
-    """Recipe teacher-mixed releases only this step, with max_norm 1, which must clip no row."""
+    """Recipe teacher-mixed releases only this step, with max_norm 1.
+
+    This bound must not clip any row.
+    """
     rows = torch.nn.functional.normalize(torch.randn(60, 6, dtype=torch.float64), dim=1).float()
     found = error_rows(
         torch.zeros(6, classes, dtype=torch.float64), rows, torch.arange(60) % classes

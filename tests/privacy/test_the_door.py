@@ -71,8 +71,9 @@ def test_where_the_journal_takes_no_entry_no_charge_is_opened(owner, monkeypatch
 
 
 def test_the_charge_is_on_the_disk_before_an_image_is_read(owner, monkeypatch):
-    """A power cut after the first draw must not forget the charge: its line is flushed, not only
-    written.
+    """After a power cut, the journal must still contain the charge.
+
+    So the charge's line is not only written, but also flushed, before the first draw.
     """
     happened = []
     flush = os.fsync
@@ -151,7 +152,7 @@ DOORS = {
 
 
 def doors_of(path: Path) -> set[str]:
-    """Return the doors that a module names, imports or calls."""
+    """Return the names in DOORS that a module uses: functions that read real images."""
     names = {ast.Name: "id", ast.Attribute: "attr", ast.alias: "name"}
     nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     return {
@@ -241,9 +242,10 @@ def test_every_artifact_carries_the_records_of_its_inputs(made_from, tmp_path):
 
 
 def test_a_query_carries_its_record_and_its_inputs_records(owner, made_from, tmp_path, monkeypatch):
-    """The artifact is written only when the charge is closed.
+    """The artifact is copied to its place only after the charge is closed.
 
-    Otherwise, a kill between the two would leave a release that a later run draws again.
+    Otherwise, a kill between these steps would leave a release there, and a later run would draw
+    the release again.
     """
     charge = owner.open(stage="finetune")
     out = tmp_path / "out"
@@ -293,7 +295,7 @@ MIXED = [record(1), record(2, adjacency=ZERO_OUT_ONE)]
 
 
 def test_one_record_under_add_or_remove_limits_the_whole():
-    """A claim is valid only for neighbours for which all its parts are valid."""
+    """The guarantee of a ledger covers only those neighbours that every record covers."""
     ledger = build_ledger(BUDGET, Records.of(MIXED), [])
     assert ledger["adjacency"] == ADD_OR_REMOVE_ONE
     digits = {
@@ -433,8 +435,8 @@ def test_keys_are_drawn_and_not_derived_from_what_others_know(tmp_path):
 
 
 def test_numbers_from_real_images_never_land_in_an_artifact(here):
-    """They would be shared. So they may not be in its folder, below it, or in the folder of all
-    artifacts.
+    """Artifacts are shared. So a file with such numbers may not be in an artifact's folder, at any
+    depth, or in the folder of all artifacts.
     """
     with writing(here / "shared", "count"):
         pass

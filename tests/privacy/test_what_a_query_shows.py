@@ -27,7 +27,10 @@ QUERIES = (
 
 
 def given(case: Case, drawn: Images) -> Recorder:
-    """Return a charge that draws what the case draws of the images, and releases fixed numbers."""
+    """Return a charge that draws these images and releases fixed numbers.
+
+    If the case has an encoder, the images are encoded first.
+    """
     return Recorder(case.drawn(drawn[0].clone()), drawn[1].clone(), case.uses, given=True)
 
 

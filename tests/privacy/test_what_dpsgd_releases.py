@@ -1,5 +1,7 @@
-"""DP-SGD as an observer sees it: what a step keeps, shows and saves follows only from the released
-sum. This includes a generator that learns from the network trained by DP-SGD (DP-GAN).
+"""Test what an observer sees of DP-SGD: all that a step keeps, prints or saves depends only on the
+released sum.
+
+The same is tested for a generator that learns from the network trained by DP-SGD (DP-GAN).
 """
 
 import pytest
@@ -52,9 +54,9 @@ def test_kernels_get_batches_of_one_size(monkeypatch, count):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_step_follows_from_the_released_sum_alone(name):
-    """It is the same for other images, more images, or none.
+    """If the released sum is the same, the step has the same result for other, more or no images.
 
-    This includes moments, rates, average, denominators, generated images, and the log.
+    The result includes moments, rates, average, denominators, generated images, and the log.
     """
     run = RUNS[name]
     found = []
@@ -104,7 +106,7 @@ def test_a_run_goes_on_from_its_state(name):
 
 @pytest.fixture
 def durable(owner):
-    """Return a function that runs a stage on the owner's images, and is killed after step `last`.
+    """Return a function that runs a stage on the owner's images, and kills it after step `last`.
 
     Each step is saved. The function's attribute `opened` lists the charges of all runs, in order.
     """
@@ -163,9 +165,9 @@ def test_a_step_that_is_not_on_disk_is_not_journalled(durable, owner, monkeypatc
 
 
 def test_a_run_that_lost_its_checkpoint_is_paid_for_again(durable, owner):
-    """Its steps were released.
+    """The first steps were released before the kill.
 
-    Drawing them again under the same record would give two releases for one.
+    Under the same record, the second run would release them again, but pay only once.
     """
     with pytest.raises(KeyboardInterrupt):
         durable("finetune", 1)

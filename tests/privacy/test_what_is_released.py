@@ -22,7 +22,10 @@ RARE = 1e-7  # false-alarm rate of a test of a distribution
 def zeros_released(
     owner, count: int, sigma: float = 2.0, total: float = 0.0, **mechanism
 ) -> np.ndarray:
-    """Release `count` sums that equal `total`. Returns their noise divided by sigma, float64."""
+    """Release a vector of `count` entries, each equal to `total`.
+
+    Returns its noise divided by sigma, float64.
+    """
     charge = owner.open(
         Mechanism(noise_multiplier=sigma, **mechanism), plan=f"{count} {total} {mechanism}"
     )
@@ -152,7 +155,7 @@ def test_the_noise_is_made_by_a_cipher_as_its_record_says():
 
 
 def test_the_noise_has_all_bits_of_a_double():
-    """Drawn or cast in single precision, every value would be a float32."""
+    """Noise that was drawn in single precision, or converted to it, would fit into float32."""
     drawn = NoiseSource().gaussian((1000,), 1.0)
     assert (drawn.float().double() != drawn).double().mean() > 0.99
 
@@ -194,5 +197,7 @@ def test_draws_are_secret_and_new_each_time(owner):
 
 @pytest.mark.parametrize("std", [1e-6, 0.3, 2.0, 5e4])
 def test_the_grid_lies_between_the_last_bit_and_the_noise(std):
-    """Up to eight standard deviations of noise, a thousand floats lie between two grid points."""
+    """At least a thousand floats lie between two grid points, for values up to eight standard
+    deviations of the noise.
+    """
     assert 1000 * np.spacing(8 * std) < public_grid(std) < 1e-5 * std

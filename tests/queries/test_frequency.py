@@ -79,7 +79,7 @@ def test_the_fast_embedding_is_the_sum_of_rows(digits):
 
 
 def test_rows_are_made_where_the_features_are(monkeypatch):
-    """The GPU is only pretended: it follows shapes and devices, and computes nothing."""
+    """The GPU is simulated: only shapes and devices are computed."""
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr("sfumato.queries.feature_means.place_matters", lambda *_: True)
     with FakeTensorMode():

@@ -364,7 +364,7 @@ def test_an_owner_who_released_by_another_mechanism_is_refused():
     for sigma in (1.9, 2.1):
         owner = Owner()
         owner.records["frequency"] = [record("a", sigma, "frequency", 1)]
-        with pytest.raises(DataError, match="not released by the mechanism of its plan"):
+        with pytest.raises(DataError, match="with another mechanism than its plan contains"):
             owner.check()
 
 
@@ -384,9 +384,9 @@ def test_an_owner_whose_delta_gives_no_guarantee_is_refused():
 @pytest.mark.parametrize(
     ("stage", "key", "value", "problem"),
     [
-        ("synthesize", "delta", 1e-4, "differs from its budget in size_hint or δ"),
-        ("count", "size_hint", 3000, "differs from its budget in size_hint or δ"),
-        ("frequency", "size_hint", 30, "differs from its budget in size_hint or δ"),
+        ("synthesize", "delta", 1e-4, "size_hint or δ differs between its plan"),
+        ("count", "size_hint", 3000, "size_hint or δ differs between its plan"),
+        ("frequency", "size_hint", 30, "size_hint or δ differs between its plan"),
         ("frequency", "dataset_id", "b", "are for different datasets"),
         ("synthesize", "dataset_id", "b", "are for different datasets"),
     ],

@@ -318,8 +318,9 @@ def test_a_picture_is_prepared_like_training_images(digits, tmp_path, picture, p
 
 
 def test_the_readmes_code_runs_with_numpy_and_pillow(digits, tmp_path, picture):
-    """At most ten lines, run where this package and torch cannot be imported, prepare the picture
-    as the package does.
+    """The code prepares the picture as the package does.
+
+    It has at most ten lines, and runs where this package and torch cannot be imported.
     """
     path = write_release(tmp_path / "release", digits.take(np.arange(300)), count=300)
     shutil.copy(picture, path)
@@ -401,10 +402,10 @@ def recording(**said):
 LIES = {
     "a smaller epsilon": (
         stating(epsilon=0.01),
-        "states epsilon=0.01 at delta=.*, but its records cost at least 0.606929",
+        r"epsilon=0.01 at delta=.*, but the records in privacy\.json cost at least 0.606929",
     ),
-    "epsilon a little smaller": (stating(epsilon=0.6), "its records cost"),
-    "epsilon at another delta": (stating(delta=1e-7), "at delta=1e-07, but its records cost"),
+    "epsilon a little smaller": (stating(epsilon=0.6), r"privacy\.json cost"),
+    "epsilon at another delta": (stating(delta=1e-7), "at delta=1e-07, but the records"),
     "epsilon below zero": (stating(epsilon=-1), "expected a finite number"),
     "epsilon true": (stating(epsilon=True), "expected a finite number"),
     "delta that means nothing": (stating(delta=0.5), "states delta=0.5, expected more than 0"),
@@ -419,7 +420,7 @@ LIES = {
     "a class twice": (stating(classes=["0"] * 10), "names a class twice"),
     "classes no names": (stating(classes=list(range(10))), "not a list of names"),
     "other kinds": (stating(kinds={"plain": 30, "public": 10}), "states kinds="),
-    "other sources": (stating(sources={"finetune": 30}), "it lists sources of 30 images"),
+    "other sources": (stating(sources={"finetune": 30}), "its `sources` add up to 30"),
     "public images as drawn": (
         replace_array("kinds.npy", np.array(["plain", "public"] * 20)),
         "kinds.npy marks 20 images as public, but the card states only 0 public",
@@ -477,7 +478,10 @@ def test_a_receiver_is_told_the_epsilon_of_the_records(release):
 
 
 def test_an_exact_card_holds_by_the_exact_accountant(release):
-    """Queries may draw samples too. A card that states less than the exact ε is refused."""
+    """This is also true if a query draws samples.
+
+    A card that states less than the exact ε is refused.
+    """
     other = small_record(5, SAMPLED, stage="finetune")
     events = [event_of(RECORD), event_of(other)]
     spent = {name: epsilon(events, release.card["delta"], name) for name in ("rdp", "exact")}
@@ -487,7 +491,7 @@ def test_an_exact_card_holds_by_the_exact_accountant(release):
         stating(epsilon=stated)(release.path)
         assert sfumato.load_release(release.path).cost["epsilon"] == pytest.approx(told, rel=1e-9)
     stating(epsilon=0.999 * spent["exact"])(release.path)
-    with pytest.raises(DataError, match="its records cost"):
+    with pytest.raises(DataError, match=r"privacy\.json cost"):
         sfumato.load_release(release.path)
 
 

@@ -255,7 +255,7 @@ def test_an_invalid_or_foreign_ledger_is_refused(desk, tmp_path):
             {"change": lambda ledger: ledger["records"][0].update(noise_source="seeded")},
             "seeded noise source",
         ),
-        (RECORDS, {"records": RECORDS[:1]}, "lacks charge"),
+        (RECORDS, {"records": RECORDS[:1]}, "record of charge .* is missing"),
         (odd, {"records": odd}, "not a complete record"),
     ):
         write_release(tmp_path / "artifacts" / "synthesize", records)
@@ -298,7 +298,7 @@ def test_the_owners_edition_shows_the_evaluation(desk, tmp_path):
 
 def test_the_owners_edition_shows_the_project_on_the_curve(desk, tmp_path):
     """The project lies at size_hint · ε on the horizontal axis, and at its forecast on the vertical
-    one. All other points are grey sets.
+    one. All other points are public runs on grey images.
     """
     desk()
     assert "this project" not in (tmp_path / "artifacts" / "report" / "index.html").read_text()
@@ -531,7 +531,10 @@ def of_persons(stage: str, number: int, mechanism: Mechanism) -> dict:
 
 
 def test_a_release_of_persons_is_described_by_persons(tmp_path):
-    """The text names persons as protected; pictures remain pictures."""
+    """If persons are protected, the guarantee is stated for a person, not for an image.
+
+    The word "image" is allowed elsewhere.
+    """
     told = re.compile(
         r"(any|each|every other|one particular|an|one) (single )?(image|picture)\b|group of"
         r" images|patient"
@@ -548,8 +551,8 @@ def test_a_release_of_persons_is_described_by_persons(tmp_path):
 
 
 def test_the_first_half_page_answers_an_officers_questions(tmp_path):
-    """It quotes the owner's statements, if there are any. Only the owner's edition names those that
-    are missing. δ is added up over all images.
+    """The page quotes the owner's statements, if there are any. Only the owner's edition lists
+    missing statements. The chance that ε fails is stated for all images together, not for one.
     """
     about = {
         "owner": "The clinic",

@@ -1,5 +1,5 @@
-"""The statements beside the report: Croissant's own validator checks one, and a schema and shapes
-check the others.
+"""The statements beside the report are valid: Croissant's own validator checks the first, a JSON
+Schema checks the registry's entry, and SHACL shapes check the catalogue's entry.
 """
 
 import json
@@ -54,8 +54,8 @@ PUBLISHED = Path(__file__).with_name("published")
 
 @pytest.fixture
 def states(digits, tmp_path):
-    """Return a function that writes a release, its ledger and their statements. It returns what is
-    missing, and the folder of the statements.
+    """Return a function that writes a release, its ledger and their statements. It returns the
+    settings that the owner has not provided, and the folder of the statements.
     """
 
     def make(about=SAID, **more):
@@ -299,7 +299,10 @@ def test_the_catalogue_s_entry_fits_the_published_shapes(states, shapes):
 
 
 def test_the_catalogue_s_terms_name_their_vocabulary(states):
-    """A validator without the EU's vocabularies decides by `skos:inScheme`, and by the address."""
+    """A validator may not have the EU's vocabularies.
+
+    It then finds the vocabulary of a term from `skos:inScheme`, and from the term's address.
+    """
     _, folder = states(HEALTH)
     graph = Graph().parse(folder / TURTLE)
     schemes = {str(term): str(scheme) for term, scheme in graph.subject_objects(SKOS.inScheme)}

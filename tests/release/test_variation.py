@@ -126,8 +126,8 @@ def test_what_makes_no_release_is_refused(wrong, message):
 
 
 def test_every_kind_of_images_keeps_the_requested_shares():
-    """Infected smears have a dark spot. Distortions add spots, so with offsets from plain images,
-    most distorted images count as infected.
+    """Infected smears have a dark spot, and distortions add spots. If the offsets come from plain
+    images only, most distorted images therefore count as infected.
     """
     random = torch.Generator().manual_seed(0)
     images = 0.75 + 0.05 * torch.randn(1200, 1, 12, 12, generator=random)

@@ -45,7 +45,7 @@ def test_text_is_parsed_to_what_python_may_give(case):
 
 MISTAKES = {
     "epsilon": ("much", "unable to parse"),
-    "groups": ("(a)(b)", "2 groups in parentheses"),
+    "groups": ("(a)(b)", "2 capturing groups"),
     "classes": ('"a"b,c', "a name that contains a comma in double quotes"),
     "range": ("4095", "expected two numbers"),
     "skip": ("2", "less than 1"),
@@ -99,8 +99,8 @@ def test_options_are_frozen_and_an_unknown_one_is_named():
 
 
 def templates(function: ast.FunctionDef):
-    """Yield the text of each error about an option that a function raises, and the names of the
-    values that the text gets.
+    """Find the errors about options in a function. Yields the text of each error, and the names of
+    the values that fill in the text.
     """
     assigned = [
         node

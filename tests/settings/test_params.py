@@ -113,7 +113,7 @@ def test_a_fault_of_several_keys_names_its_section_only():
 
 
 def numbers_in(node: object) -> Iterator[dict]:
-    """Yield the floats in a JSON schema."""
+    """Yield each part of a JSON schema that describes a float."""
     if isinstance(node, dict) and node.get("type") == "number":
         yield node
     for inner in (
@@ -203,7 +203,7 @@ def test_what_cannot_be_guessed_must_be_given():
     ("epsilon", "share"), [(0.5, "30%"), (1, "30%"), (10**0.5, "9.487%"), (10, "3%"), (40, "3%")]
 )
 def test_a_share_may_depend_on_epsilon(epsilon, share):
-    """Between the ends, the share is proportional to a power of ε: 30 · (3/30)^log10(ε)."""
+    """Between ε = 1 and ε = 10, the share is 30 · (3/30)^log10(ε) %. Outside, it is constant."""
     table = {1: "30%", 10: "3%"}
     params = Params(
         privacy={"epsilon": epsilon}, frequency={"noise": table}, embedding={"noise": {2: "7%"}}

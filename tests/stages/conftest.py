@@ -54,7 +54,7 @@ class Desk:
         return "".join(map(self.run, commands))
 
     def check(self, options: str = "", *said: str, code: int = 0) -> str:
-        """Run `ledger check` beside the lock that DVC would have written of the files here."""
+        """Write the lock that DVC would have written for the files here, and run `ledger check`."""
         write_lock()
         return self.run(f"ledger check {options}", *said, code=code)
 

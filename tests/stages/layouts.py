@@ -1,7 +1,7 @@
 """Layouts of owners' images: the result of `stage init`, with and without a terminal, and of `stage
 prepare`.
 
-No layout may print the id or the name of a person into a file that is committed, nor into a log.
+The id or name of a person may never appear in a log, or in a file that git would commit.
 """
 
 import io

@@ -1,6 +1,6 @@
-"""Names of people who acted are in the private log and `ledger history --actors`.
+"""The private log and `ledger history --actors` name the people who opened charges.
 
-No file that leaves contains them.
+No file outside the state directory contains their names.
 """
 
 import json

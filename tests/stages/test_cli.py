@@ -174,7 +174,7 @@ def test_a_folder_is_planned_at_the_size_it_was_prepared(own):
     assert card["classes"] == ["cat", "dog"] and card["shape"] == [1, 9, 9]
     own.run("plan --dry-run", "no charge on dataset", "would spend")
     own.params(data={"size": 6})
-    own.run("plan", "data.size=6, but 9 was prepared", code=2)
+    own.run("plan", "data.size=6, but the images were prepared with data.size=9", code=2)
     assert not Path("artifacts").exists()
 
 

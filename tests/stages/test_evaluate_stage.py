@@ -135,7 +135,7 @@ def test_the_test_for_copies_shows_on_a_terminal_only(desk, evaluate, digits):
 
 
 def by_library(card: Card) -> dict:
-    """Return the library's result under the last plan."""
+    """Evaluate the release by the library instead of the stage, under the last plan."""
     plan = read_stage_plan(Path("artifacts/plan/evaluate.yaml"), "evaluate")
     state = Path("state")
     return library.evaluate_folder(

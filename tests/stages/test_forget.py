@@ -88,7 +88,7 @@ def desk(desk, shelf):
 
 
 def marked(folder: str = "state") -> list[Path]:
-    """Return the files that contain MARK without its last byte."""
+    """Return the files that contain at least the first 63 of the 64 bytes of MARK."""
     return [
         path
         for path in Path(folder).rglob("*")
@@ -328,7 +328,7 @@ def test_nothing_is_forgotten_under_work_with_real_images(desk, before, command,
 
 
 def test_preparing_by_the_library_writes_nothing_after_forget(desk, before):
-    """The fingerprint of the images was once written without the lock."""
+    """An earlier version wrote the fingerprint of the images without the lock."""
     refused = []
 
     def try_it() -> None:

@@ -213,7 +213,7 @@ def respell_count(stages: dict) -> None:
 def without_count(change: Callable[[dict], object]) -> Callable[[], None]:
     """Return an edit that removes the record of `count` from the ledger.
 
-    change: edit of the lock that makes it fit.
+    change: edit of the lock that adapts it to this ledger.
     """
     return both(rewritten(trim_count), in_lock(change))
 
@@ -460,7 +460,7 @@ def gate(base: Path, edit: Callable[[], object], environment) -> tuple[int, str]
 
 
 def rows() -> set[str]:
-    """Return the first cells of the page's table of changes that pass."""
+    """Return the first column of the table in PAGE of changes that the check does not detect."""
     (table,) = re.findall(r"\| a pull request that changes .*?\n\n", PAGE.read_text(), re.DOTALL)
     return {line.split("|")[1].strip() for line in table.strip().splitlines()[2:]}
 

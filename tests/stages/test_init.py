@@ -233,10 +233,10 @@ def test_what_is_not_given_is_asked_and_whose_the_images_are(desk, quick, projec
     shown = [
         "repeat",
         r"15 persons, found by the pattern ^(\D*\d+)",
-        "by this pattern, p0001_0.png shows person p0001",
+        "according to this pattern, p0001_0.png shows person p0001",
     ]
     said = desk.run(f"init {root}", *(shown if named else []))
-    assert ("person p0001 has one of the largest numbers of images: 12" in said) == (
+    assert ("person p0001 is among the persons with the most images (12)" in said) == (
         named and groups is not None
     )
     assert own()["data"]["dataset_id"] == "clinic" and own()["data"].get("groups") == groups
@@ -555,7 +555,7 @@ def test_persons_and_one_image_each_do_not_go_together(init, tmp_path):
     write_shapes(tmp_path / "in", each=10)
     init(r"--one-image-each --groups ^(\d+\.p)", "--groups assigns images to persons", code=4)
     init("--one-image-each")
-    init("--force --groups (a)(b)", "2 groups in parentheses", code=2)
+    init("--force --groups (a)(b)", "2 capturing groups", code=2)
 
 
 def test_a_persons_bad_picture_is_named_privately(init, tmp_path):
@@ -578,8 +578,9 @@ def test_from_a_folder_to_a_release_in_the_time_announced(
 ):
     """Three commands run in a new folder, which contains neither recipes nor code.
 
-    DVC and its stages run by fork, and the imports of a stage are timed once. `make demo` starts
-    each as an installed program.
+    DVC and its stages run by fork, without importing anything again. So the imports of a stage are
+    timed once, and this time is added for each stage. In `make demo`, each stage is started as an
+    installed program.
     """
     write_shapes(tmp_path / "photos")
     environment["DVC_SITE_CACHE_DIR"] = str(tmp_path / "dvc")

@@ -1,7 +1,7 @@
-"""Persons in the names of folders and files: each becomes a group in one part, or a question is
-asked.
+"""Persons in the names of folders and files.
 
-A person never becomes a class.
+Each person becomes one group, within one part. If this is unclear or impossible, `stage init` asks
+or refuses. A person never becomes a class.
 """
 
 from pathlib import Path
@@ -35,7 +35,7 @@ YEARS = ("2025", "2026")
 
 
 def odd_names(root: Path) -> None:
-    """Write pictures whose names repeat their beginnings, except two."""
+    """Write pictures with names that begin with a person's id, except two pictures."""
     draw(root, [f"{kind}/{IDS[i % 20]}_{i}.png" for kind in KINDS for i in range(30)])
     draw(root, [f"{kind}/lost.png" for kind in KINDS], 90)
 

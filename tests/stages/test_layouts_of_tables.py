@@ -53,9 +53,9 @@ def listed(
     named=lambda path: path.name,
     tables=("export.csv",),
 ):
-    """Return a function that writes pictures in folders without meaning, and tables of them.
+    """Return a function that writes pictures, and tables of them. Folder names mean nothing.
 
-    The tables are as clinics export them: with other names, or with semicolons.
+    The tables are as clinics export them: not called `metadata.csv`, and some with semicolons.
     """
 
     def write(root: Path) -> None:

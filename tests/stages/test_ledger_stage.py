@@ -192,7 +192,9 @@ def test_a_journal_that_contradicts_the_ledger_is_refused(desk, lost):
 
 
 def test_a_copied_state_directory_continues_under_another_id(desk):
-    """Two continuations of one run once had the same id, and were charged once together."""
+    """In an earlier version, two continuations of one run had the same id, so the ledger charged
+    only one of them.
+    """
     work = request("p", Mechanism(noise_multiplier=2.0, sample_rate=0.5, uses=4), stage="finetune")
     killed = open_charge(STATE.absolute(), read_card(CARD), work, UNLIMITED)
     killed._lock.close()

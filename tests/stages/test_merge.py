@@ -84,8 +84,8 @@ def test_two_clinics_release_together_at_their_own_epsilon(clinics, tmp_path):
     records = ledger["records"]
     assert budget["size_hint"] == 600  # both clinics together
     for apart, words in {
-        ("north",): "names only north: expected two or more",
-        ("north", "elsewhere"): "lacks records of some of them",
+        ("north",): "names only one data set, north: expected two or more",
+        ("north", "elsewhere"): "no records of some of these data sets",
     }.items():
         problems = check_ledger(build_ledger(budget, Records.of(records, apart), []))[1]
         assert any(words in problem for problem in problems)

@@ -1,4 +1,4 @@
-"""`stage init` and `Project.create` take the same options, and name them each in its own way."""
+"""`stage init` and `Project.create` take the same options. Each names them in its own way."""
 
 import ast
 import csv
@@ -155,8 +155,9 @@ def test_an_answer_that_is_not_valid_is_asked_for_again(here, tmp_path):
 
 
 def test_no_confirmation_is_written_that_the_owner_did_not_give(here, tmp_path):
-    """An owner who answers that people repeat, but names no way to find them, has not confirmed one
-    image each.
+    """The owner answers that some persons have several images, but gives no rule to find persons.
+
+    So the owner has not confirmed that there is one image per person.
     """
     images = write_shapes(tmp_path / "in", each=12)
     options = InitOptions(images=images)

@@ -56,7 +56,7 @@ def auxiliary(path):
 
 @pytest.fixture
 def stage(here):
-    """Return a function that runs the stage with these phases. Its inputs are folders in `here`."""
+    """Return a function that runs the stage with given phases, on inputs in `here`."""
     Path("data").mkdir()
     Path("plan").mkdir()
     Path("artifacts").symlink_to(here)

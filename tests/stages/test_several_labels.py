@@ -268,7 +268,7 @@ def test_a_diffusion_model_learns_several_labels_by_dp_sgd(archive):
         ({"run": ["frequency", "auxiliary", "synthesize"]}, "requires the stage `count`"),
         ({"count": {"noise": 50.0}}, "such as count.noise: 10%"),
         ({"synthesize": {"labels": "uniform"}}, "synthesize.labels: uniform"),
-        ({"data": {"labels": "one"}}, "data.labels=one, but several was prepared"),
+        ({"data": {"labels": "one"}}, "were prepared with data.labels=several"),
     ],
 )
 def test_single_label_stages_refuse_several_labels_early(changes, message, archive):

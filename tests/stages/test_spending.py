@@ -344,7 +344,7 @@ def test_a_kept_copy_that_was_changed_is_not_put_back(desk, plan, killed_at, cha
 
 
 def test_a_release_is_copied_by_one_process_at_a_time(desk, monkeypatch, plan):
-    """If another process is copying the release, a process waits, so that DVC then finds it."""
+    """A second process waits until the copy is complete, so that DVC finds a complete artifact."""
     copied = []
 
     def copy(kept, out):
@@ -370,7 +370,10 @@ def test_a_copy_with_a_journal_older_than_its_digest_restores(desk, released, mo
 
 
 def test_leftovers_restored_after_dvc_removed_them_are_fine(desk, released, environment):
-    """DVC was killed, but its stage was not, and ends while the next one starts."""
+    """An earlier DVC was killed, but its stage kept running.
+
+    The stage wrote the artifact after the next DVC had removed the old one.
+    """
     desk.run("count", code=3)
     environment["DVC_STAGE"] = "count"
     desk.run("count", "restored, nothing is charged")
@@ -488,7 +491,7 @@ def test_an_artifact_elsewhere_is_evidence_before_it_is_replaced(desk, plan):
 
 
 def test_a_damaged_artifact_is_adopted_with_its_charge(desk, plan):
-    """Only its privacy.json records what was spent; the damaged file is another."""
+    """Only privacy.json records what was spent. The damaged file is counts.json."""
     shutil.copytree("state", "older")
     desk.run("count")
     shutil.rmtree("state")

@@ -51,7 +51,10 @@ Log = list[tuple[str, int, str]]  # each command, its exit code and what it prin
 
 
 def run_of(name: str) -> list[str]:
-    """Return the stages of a recipe, with `student`, which no recipe runs, for one of them."""
+    """Return the stages that a recipe runs.
+
+    For `teacher-generator`, `student` is added, because no recipe runs it.
+    """
     added = {"student"} if name == "teacher-generator" else set()
     return [stage for stage in STAGES if stage in added.union(RECIPES[name]["run"])]
 
@@ -64,9 +67,9 @@ def test_these_recipes_run_every_stage():
 def world(
     desk, digits, monkeypatch, expect_seconds, short_judging, settled
 ) -> Callable[[bool], Callable[..., Log]]:
-    """Return a function that starts again, with the victim's picture or without it.
+    """Return a function that begins a new project, with the victim's picture or without it.
 
-    That function returns `run`, which runs commands and returns their log.
+    That function returns `run`. `run` runs commands and returns their log.
     """
     expect_seconds(lambda params: dict.fromkeys(estimate.FRAME, 60.0))
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))

@@ -51,7 +51,7 @@ WRONG = {
         "a: 2026-99-99": "month",
         **dict.fromkeys(
             ("a: 010", "a: 1_000", "a: 1:30", "a: 0b11", "a: 1_0.5"),
-            "is read differently by different programs",
+            "is a number in some programs, but text or another number",
         ),
         "a: !!python/object:os.system x": "constructor",
         "a: !!timestamp x": "groupdict",

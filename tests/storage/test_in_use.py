@@ -1,4 +1,6 @@
-"""`unused` detects processes that work with real images for as long as they live, and no longer."""
+"""`unused` detects processes that work with real images. It detects them until they end, and not
+afterwards.
+"""
 
 import os
 import re

@@ -37,8 +37,9 @@ def trapped(folder: Path) -> Path:
 
 @pytest.fixture(params=["another account", "pretended"])
 def given_away(request, environment, monkeypatch):
-    """Return a function that gives folders to another account, either really or as git's own tests
-    pretend to.
+    """Return a function that gives folders to another account.
+
+    It changes the owner, or only pretends to, as git's own tests do.
     """
     if request.param == "another account" and os.geteuid() != 0:
         pytest.skip("only root gives a folder away; the other variant runs everywhere")
@@ -60,8 +61,8 @@ def given_away(request, environment, monkeypatch):
 
 
 def pretend_owners(monkeypatch, given: set[int], mine: int, stranger: int) -> None:
-    """Let `stat` and `lstat` of a path report `stranger` as the owner of files with these numbers,
-    and `mine` for others.
+    """Let `stat` and `lstat` of a path report a pretended owner: `stranger` if the file's inode
+    number is in `given`, and `mine` otherwise.
     """
 
     def owned(whole):
@@ -131,7 +132,7 @@ def test_own_repositories_answer_as_before_without_a_program(tmp_path):
 
 
 def test_within_a_git_hook_the_folder_s_own_repository_answers(tmp_path, environment):
-    """A hook of another repository sets these variables, so git would ask that repository."""
+    """In a hook, git sets `GIT_DIR`, so git would ask the repository of the hook."""
     for name, ignored in (("asked", "state"), ("hook", "nothing")):
         trapped(tmp_path / name)
         (tmp_path / name / ".gitignore").write_text(f"/{ignored}/\n")

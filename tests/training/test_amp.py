@@ -39,7 +39,10 @@ def phase(**options) -> Phase:
 
 @pytest.fixture(autouse=True)
 def fits(monkeypatch):
-    """Let any batch fit, so that the network gets no blank image for measuring its memory."""
+    """Let any batch fit into memory.
+
+    Otherwise, the network would get a blank image to measure its memory.
+    """
     monkeypatch.setattr(curriculum, "plain_microbatch", lambda model: 8)
 
 
@@ -72,7 +75,10 @@ def inside(delta: Tensor, radius: float) -> Tensor:
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize(("radius", "active"), [(0.05, True), (10.0, False)])
 def test_a_quadratic_loss_gives_what_the_hand_calculates(steps, radius, active, parts):
-    """parts: number of parameters that share the two numbers. One norm covers all of them."""
+    """Two numbers are divided among one or two parameters.
+
+    parts: number of parameters. One norm covers all of them.
+    """
     theta = [part.clone().requires_grad_() for part in START.chunk(parts)]
     delta = torch.zeros(2)
     clipped = False

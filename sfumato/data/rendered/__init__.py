@@ -36,7 +36,7 @@ def draw_all(
 def drawn_set(source: str, shape: Shape, per_class: int, seed: int = 0) -> ImageSet:
     """Draw `per_class` images of each class of a source in DRAWN.
 
-    shape: (C, H, W) of each image, although the set stores images as (H, W, C).
+    shape: (C, H, W) of each image. The set stores images as (H, W, C).
     """
     classes, draw = DRAWN[source](shape)
     images, labels = zip(*draw_all(draw, len(classes), per_class, seed), strict=True)

@@ -68,8 +68,8 @@ def font_files() -> list[Path]:
 def glyph_picture(face: ImageFont.FreeTypeFont, character: str, weight: float) -> Image.Image:
     """Draw a character in white on black, cropped to its bounds.
 
-    The character's outline moves outwards by `weight` pixels, rounded, or inwards by one pixel if
-    `weight` is below -0.5.
+    The character's outline moves outwards by `weight`, rounded to whole pixels. If `weight` is
+    below -0.5, the outline moves inwards by one pixel.
     """
     stroke = max(0, round(weight))
     left, top, right, bottom = face.getbbox(character, stroke_width=stroke)

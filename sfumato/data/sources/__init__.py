@@ -67,7 +67,8 @@ def read_source(data: Data, raw: Path, shard: Shard | None = None) -> Source:
 def check_there(path: str | None, groups: Groups | None) -> None:
     """Raise ConfigError for a URL, and DataError if a path in the settings does not exist.
 
-    The error is public: a log may show the path, because no file was opened yet.
+    The error is marked as `public`, so a log may show its text. No file of the owner was opened
+    yet, so the text depends only on the settings and on whether the path exists.
     """
     if is_url(path):
         raise public(
@@ -91,7 +92,7 @@ def check_there(path: str | None, groups: Groups | None) -> None:
 def read_public(public: Public, shape: Shape, raw: Path, seed: int) -> Source:
     """Open the training part of the source that `public` names.
 
-    shape: (C, H, W) to convert images to, although they are yielded as (H, W, C);
+    shape: requested channels, height and width, (C, H, W). Images are yielded as (H, W, C);
     seed: seed of sources that the program draws.
 
     Raises the errors of `read_source`.

@@ -53,8 +53,9 @@ def suffix_of(file: Path) -> str:
 
 
 def anatomy_of(root: Path) -> Iterator[tuple[str, Path]]:
-    """Yield (subject, volume) for each anatomical volume, but not for masks and other volumes that
-    only accompany a volume.
+    """Yield (subject, volume) for each anatomical volume.
+
+    Masks and other volumes that only accompany a volume are left out.
     """
     for subject in folders_in(root):
         if not subject.name.startswith(SUBJECT):

@@ -48,8 +48,8 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     names of parts, such as train, are treated as parts (see `split_of`). If labels are in a table
     or in tar files, `numbered` or, with several labels, `list_labels` determines the classes.
 
-    If files cannot be used, raises DataError that lists all of them, in this call or while the
-    pictures are decoded.
+    If files cannot be used, raises DataError that lists all of them. The error is raised in this
+    call, or later, while the pictures are decoded.
     """
     path = request.required_path()
     groups = request.groups
@@ -137,7 +137,8 @@ def list_folder(
     """List the pictures of a folder, or of a part of it (`block`), by class and split.
 
     option: name of the setting that contains the path, for messages;
-    named: names of the classes if the outer folders belong to persons.
+    named: names of the classes, used only if `groups.folder` is OUTER. Each outer folder then
+    belongs to a person, and contains class folders.
 
     Raises DataError if there are no classes.
     """
@@ -245,11 +246,11 @@ def unknown_class(
 
 
 def entries_of(entry: Path, nested: bool, deep: bool) -> Iterable[Path]:
-    """List the pictures for an entry of a class folder.
+    """List the pictures that an entry of a class folder stands for.
 
-    If `nested`, a folder is replaced by its entries. If `deep`, a folder is replaced by all files
-    below it, unless the folder is a link. Any other entry is listed itself. The list may still
-    contain folders, which the caller refuses.
+    If `nested`, a folder stands for its entries. If `deep`, a folder stands for all files below it,
+    unless the folder is a link. Any other entry stands for itself. The list may still contain
+    folders, which the caller refuses.
     """
     if not (nested or deep) or not entry.is_dir() or (deep and entry.is_symlink()):
         return [entry]
@@ -340,10 +341,10 @@ def without_strays(places: list[Place], request: Request) -> list[Place]:
 
 
 def has_slices(file: Path, request: Request) -> bool:
-    """Return whether `data.volume` is set and a file is a NIfTI volume or DICOM, so that its slices
-    become images.
+    """Return whether the slices of a file become images.
 
-    This is also true for a damaged file. Its error is raised later, when its slices are decoded.
+    Returns true if `data.volume` is set and the file is a NIfTI volume or DICOM, even if the file
+    is damaged. The error of a damaged file is raised later, when its slices are decoded.
     """
     return request.volume is not None and (is_volume(file) or is_dicom(file))
 

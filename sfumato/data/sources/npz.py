@@ -126,10 +126,11 @@ def labels_of(
 
 
 def archive_layout(path: Path) -> tuple[Form, list[str]]:
-    """Return the keys of a Request for an archive, and the names of its arrays without the prefixes
-    of parts.
+    """Describe the layout of an archive.
 
-    If the archive does not name its classes, as in MedMNIST, each class is named by its number.
+    Returns keys of a `Request`, and the names of the arrays, without the prefixes `train_`, `val_`
+    and `test_`. If the archive does not name its classes, as in MedMNIST, each class is named by
+    its number.
     """
     arrays = arrays_in(path, AS_PLAIN_ARRAYS)
     labels = [array for name, array in arrays.items() if name.endswith("labels") and array.size]

@@ -59,11 +59,11 @@ def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> 
 
     Returns the folder with the content, or the only file in it. Any other path is returned
     unchanged. A tar file of labelled samples (WebDataset) is read in place, so it is returned
-    unchanged too. Of a folder, only the Parquet files that `tables_at` returns are unpacked. Raises
-    DataError if unpacking fails.
+    unchanged too. If `path` is a folder, only the Parquet files that `tables_at` returns are
+    unpacked. Raises DataError if unpacking fails.
 
-    allowance: what may still be written to disk for the outermost archive, None if `path` is that
-    archive;
+    allowance: how much may still be written to disk for the outermost archive and all archives in
+    it; None if `path` itself is the outermost archive;
     depth: number of archives that contain this one.
     """
     tables = tables_at(path)
@@ -115,10 +115,10 @@ def parquet_in(folder: Path) -> list[Path]:
 
 
 def private_folder() -> Path:
-    """Create a private folder that is deleted when the program ends.
+    """Create and lock a private folder, which is deleted when the program ends.
 
-    Until then, a lock protects it from processes on this and other hosts that delete abandoned
-    folders.
+    Processes on this and other hosts delete folders that killed programs have left. They do not
+    delete a locked folder.
     """
     state = state_dir()
     remove_left(state)
@@ -139,7 +139,11 @@ def remove_locked(folder: Path) -> None:
 
 
 def remove_left(state: Path) -> None:
-    """Delete the private folders that killed programs have left. Their locks are free."""
+    """Delete the private folders that killed programs have left.
+
+    The operating system releases the locks of a killed program. A folder is deleted only if its
+    lock is free.
+    """
     for folder in state.glob(f".{UNPACKED}.*.tmp"):
         with suppress(Timeout), holding(file_lock(folder.with_suffix(".lock"), blocking=False)):
             remove_locked(folder)

@@ -85,7 +85,7 @@ class Source:
 
 
 class Place(NamedTuple):
-    """A picture, its label, and the id of its person if a table contains it."""
+    """A picture, its label, and its person's id, if a table contains the id."""
 
     file: PictureFile
     label: Any  # a number or, for several labels, (classes,) uint8 of 0 and 1

@@ -112,9 +112,8 @@ METRICS = {
         likelihood,
     ),
     "authenticity": Metric(
-        "share of images that are farther from their nearest training image than that training "
-        "image is from its own nearest neighbour in the training set; best if equal to the value "
-        "of `real`",
+        "share of images with this property: the nearest training image is nearer to another "
+        "training image than to the image itself; best if equal to the value of `real`",
         lambda novel, **_: authenticity(*novel),
     ),
     "detector": Metric(
@@ -165,7 +164,8 @@ def fidelity(
         warn(
             f"{name}: the Fréchet distance is too large, because the covariance of {fewest} images "
             f"in {compared.shape[1]} dimensions is rank-deficient. Compare it only with distances "
-            "computed from equally many images, or use mmd (kid), which few images do not bias"
+            "computed from equally many images, or use mmd (kid), because it is unbiased even for "
+            "few images"
         )
     k = numbers.get("neighbours", NEIGHBOURS)
     if k < NEIGHBOURS:

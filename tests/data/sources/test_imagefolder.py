@@ -29,8 +29,8 @@ def test_a_folder_gives_classes_without_files_of_systems(tmp_path):
     "name", ["lost+found", "LOST+FOUND", "$RECYCLE.BIN", "System Volume Information", "@eaDir"]
 )
 def test_a_folder_of_a_system_is_not_opened(name, tmp_path):
-    """A link out of the folder stands for a folder that may not be read. Opening either would stop
-    the reading.
+    """The system may not allow anyone to read such a folder. Here, a link out of the picture folder
+    replaces it: if either was opened, reading would end with an error.
     """
     root = write_folder(tmp_path / "in")
     (root / name).symlink_to(tmp_path)

@@ -29,8 +29,9 @@ def png(value, mode="L"):
 
 
 def write_table(folder, rows, form="csv", pictures=None):
-    """Write a table of the rows, and a picture of one grey level for each file name: those in
-    `pictures`, or in the rows.
+    """Write a table of the rows, and one picture per file name. Each picture has one grey level.
+
+    pictures: file names; by default, the names in the rows.
     """
     for i, name in enumerate(pictures or [row["file_name"] for row in rows]):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
