@@ -79,7 +79,7 @@ def doctor(skeleton: SkeletonOption = None, out: OutOption = Path("skeleton.zip"
 
 
 def extra_in_words() -> str:
-    """Describe the libraries of the extra `diffusers`."""
+    """Return the versions of the libraries in the extra `diffusers`, or how to install them."""
     extra = ("diffusers", "transformers")
     missing = [name for name in extra if not importlib.util.find_spec(name)]
     if missing:

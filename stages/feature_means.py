@@ -30,12 +30,12 @@ def release_means(
 ) -> None:
     """Release the noisy sum of `features` over each class, divided by `run.counts.total`.
 
-    about: content of features.json. `features` can be rebuilt from it, from `network` and, for
-    `embedding`, from the teacher;
+    about: content of features.json. It determines `features`, together with `network` and, for
+    `embedding`, with the teacher;
     network: network that computes the features, None if there is none;
     sensitivity: bound on the contribution of one image, in words;
-    cache: values that, together with the state of `features`, identify the stored rows of the
-    images; None if rows are not stored.
+    cache: arguments of `features`. The images' rows are stored under a digest of these arguments
+    and of the state of `features`. None to store no rows.
     """
     from sfumato.features import FeatureMeans
     from sfumato.queries.feature_means import encoder_of, query_feature_means, save_means

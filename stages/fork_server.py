@@ -201,7 +201,11 @@ class ForkServer:
 
 
 def become(request: ForkRequest, streams: list[int], server: int) -> None:
-    """Make a forked child equal to a process that was started for the command."""
+    """Give a forked child its command's environment, folder, streams and arguments.
+
+    streams: descriptors of the three standard streams; server: process ID of the server. If the
+    server ends, the child is killed.
+    """
     os.setsid()
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != server:

@@ -78,7 +78,8 @@ def init(
 def ask(lacking: str, question: str, default: Any, kind: type | None) -> Any:
     """Ask a question at the prompt, and return the answer.
 
-    lacking: the missing options, for the message. Raises ConfigError if there is no terminal.
+    lacking: the missing options. The error message lists them. Raises ConfigError if there is no
+    terminal.
     """
     question = wrapped(question, sys.stderr)
     try:
@@ -99,7 +100,8 @@ def ask(lacking: str, question: str, default: Any, kind: type | None) -> Any:
 def officers_words(owner: Owner) -> dict[str, object]:
     """Ask for the statements of the section `release`, if there is a terminal.
 
-    Pressing Enter skips a statement. Returns the section, or nothing if no statement was given.
+    Pressing Enter skips a statement. Returns the section under its name, or an empty dictionary if
+    the owner declines or there is no terminal.
     """
     from sfumato.release.card import WORDS
 

@@ -223,7 +223,7 @@ def history(
 
 
 def warn_of_older_copy(odometer: Odometer, charge: str) -> None:
-    """Warn that the journal lacks an entry that the project's files contain.
+    """Warn that the journal lacks an entry to which the project's files refer.
 
     charge: id of the missing charge, or head (hash) of the missing entry.
     """

@@ -380,11 +380,11 @@ class QueryRun(StageRun):
         return ensure_latents(state_dir(), read_card(CARD_PATH), encoder, purpose, load, bar)
 
     def seen(self) -> set[str]:
-        """Return the ids of charges, and the heads (hashes of journal entries), in this project's
-        files.
+        """Return the ids of charges and the heads (hashes of journal entries) in ledgers, artifacts
+        and kept releases.
 
-        The artifact that this run will replace is included. The journal must contain all of these
-        ids and heads.
+        The ids in the artifact that this run will replace are included. The journal must contain
+        all of these ids and heads.
         """
         from sfumato.privacy.ledger import records_in
         from sfumato.privacy.project_ledger import seen_in_project

@@ -180,7 +180,7 @@ def nearest_votes(
     where = on_grid(torch.where(finite[:, None], vectors, 0))
     places = on_grid(candidates)
     # (B, N): squared distance of image and candidate, minus the squared norm of the image.
-    # The subtracted norm is the same for all candidates, so the nearest candidate is the same.
+    # This norm is the same for all candidates, so it does not change which one is nearest.
     far = places.square().sum(1) - 2 * where @ places.T
     far = far.masked_fill(labels[:, None] != candidate_labels, float("inf"))
     lowest, nearest = far.min(dim=1)

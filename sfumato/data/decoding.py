@@ -250,7 +250,7 @@ def in_threads(
     files: Sequence[PictureFile], form: PictureForm
 ) -> Iterator[tuple[np.ndarray | DataError, Counter[str]]]:
     """Yield the results of `picture_of`, computed in DECODERS threads, in the order of `files`."""
-    if DECODERS == 1:  # one thread would save no time, and passing pictures to it takes time
+    if DECODERS == 1:  # a thread would only add the cost of passing pictures to it
         yield from (picture_of(file, form) for file in files)
         return
     rest = iter(files)

@@ -145,7 +145,9 @@ def decode_deep(
     if opened.format == "JPEG2000":
         return decode_jpeg_2000(opened, file, span, name)
     tags = getattr(opened, "tag_v2", {})
-    white = 255  # largest value in a PPM; Pillow scales it to all bits of the mode
+    # Largest value that a PPM states for its pixels. Pillow scales the pixels to a maximum of 255
+    # or 65535. For other formats, 255 stands for 8 bits
+    white = 255
     if opened.format == "PPM" and opened.tile[0].codec_name.startswith("ppm"):
         args = opened.tile[0].args
         assert isinstance(args, tuple)
@@ -164,7 +166,7 @@ def decode_deep(
         return eight_bits(
             values, span, name, inverted=tags.get(Tag.PhotometricInterpretation) == MIN_IS_WHITE
         )
-    # A WebP has no tiles, and at most 8 bits
+    # A WebP has at most 8 bits per value. Its list `tile` is empty, so `deep_png` is False
     deep_png = any(str(tile.args).endswith("16B") for tile in opened.tile)
     bits = max(tags.get(Tag.BitsPerSample, (white.bit_length(), 16 * deep_png)))
     if opened.format == "TIFF":
@@ -350,8 +352,8 @@ def with_frame(path: Path, header: Dataset, frame: int, size: int) -> Dataset:
                 f"{path} has {header.BitsAllocated} bits per value: save it with 8 or 16 bits."
             )
         dcmread(file, stop_before_pixels=True)  # stops at the tag of the pixels
-        # Layout of the tag and the length of the pixel data. In a syntax with explicit VR, the VR
-        # (the type of the values) is between them
+        # Layout of the next bytes: the tag, and the length of the pixel data. In a syntax with
+        # explicit VR, the VR (the type of the values) is between the two
         form = ("<HHL", "<HHLL")
         if not syntax.is_little_endian:
             form = (">HHL", ">HHLL")

@@ -48,7 +48,7 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
         with explained(DataError, wrong):
             same = file.is_file() and read_json(file) == origin
         if not same and not (other / CARD).is_file():
-            continue  # `stage forget` deleted its images, so only the origin could be compared
+            continue  # `stage forget` deleted the images of `other`: only its origin is compared
         if not same and read_card(other / CARD).shape == shape:
             same = len(np.intersect1d(by_content(fresh), by_content(other))) > 0
         if same or resized_copies(fresh, other):

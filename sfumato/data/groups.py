@@ -32,8 +32,8 @@ NO_NUMBER = re.compile(
 )
 # Invisible characters outside Unicode's categories Cc, Cf, Cs, Co and Cn (control, format, …)
 UNSEEN = re.compile("[\\s\u034f\u115f\u1160\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]")
-# Look-alikes of small letters. A letter is mapped to the digit or Latin letter that its small or
-# capital form resembles: н to h, because Н looks like H
+# Look-alikes of small letters. Each letter is mapped to a digit or a Latin letter that looks like
+# it or like its capital: н to h, because Н looks like H
 LOOK_ALIKE = str.maketrans(
     "авекмнорстухіјѕαβεηικμνορτυχζoilıøłđ", "abekmh0pctyx1jsabeh1kmn0ptyxz011101d"
 )

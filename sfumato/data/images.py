@@ -21,7 +21,7 @@ from sfumato.errors import DataError, explained
 from sfumato.storage.arrays import read_array
 from sfumato.storage.files import open_private, reading, replacing
 
-if TYPE_CHECKING:  # functions that make tensors import torch, so plan and prepare do not load it
+if TYPE_CHECKING:  # functions that need torch import it, so plan and prepare do not load it
     import torch
     from torch import Tensor
 

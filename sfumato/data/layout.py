@@ -65,7 +65,8 @@ PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,@]", re
 MANY = 20
 FEW = 50
 LEAST = 10
-FEWEST = 5  # minimum number of different ids to report a column that matches OF_THINGS
+# A column that matches OF_THINGS is reported if it has at least this many different ids
+FEWEST = 5
 FIRST = 50  # number of files to check in a folder, to detect its format
 
 
@@ -246,7 +247,7 @@ def check_forms(path: Path) -> None:
 
 
 def cells_in(table: Path, column: str) -> list[str]:
-    with suppress(DataError):  # raised for a column of other values, such as decimal numbers
+    with suppress(DataError):  # raised if the column has other values, such as decimal numbers
         return [cell for _, (cell,) in tables.read_table(table, [column])]
     return []
 
@@ -283,7 +284,7 @@ def repeated_ids(path: Path, label: str | None) -> tuple[str, bool] | None:
             ids = {*cells}
             frequent = LEAST * len(ids) < len(
                 cells
-            )  # values with many pictures each, such as hospitals or scanners
+            )  # values with many pictures each may be hospitals or scanners
             if name == label or len(ids) == len(cells) or (frequent and not named):
                 continue
             if person or likeness(ids) == 2 or like_people(sorted(ids)):

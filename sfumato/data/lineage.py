@@ -49,7 +49,7 @@ def lineage(path: Path, section: str, declared_public: bool, state: Path | None)
     privacy.json and the files are not declared public. Raises DataError if there is a privacy.json
     that does not match the files.
     """
-    resolved = path.expanduser().resolve()  # it may be an artifact, or a file in an artifact
+    resolved = path.expanduser().resolve()  # `path` may be an artifact, or a file in one
     folders = (folder for folder in (resolved, *resolved.parents) if (folder / PRIVACY).is_file())
     carried = next(map(read_artifact, folders), None)
     if carried is None and not declared_public:

@@ -88,7 +88,7 @@ class Column:
     personal: bool = False  # whether it follows a word for a person
     named: bool = False  # whether it follows a word that does not mean files, copies or sides
     of_file: bool = False  # whether it follows a word for files, such as frame
-    aligned: bool = True  # whether its place is the same in names with more and with fewer numbers
+    aligned: bool = True  # whether it has the same place in names with more or fewer numbers
 
     @cached_property
     def counts(self) -> Counter[str]:
@@ -241,7 +241,8 @@ def repeats_in(
         for place, c in enumerate(candidates)
         if c.proposable
         and not (c.restarts and any_with_few_values(candidates[:place]))
-        # After a counter, numbers without a word may be ages or coordinates, which repeat too
+        # A number without a word, to the right of a counter, may be an age or a coordinate. Such
+        # numbers repeat too, but are not ids
         and not (c.bare and c in after[1:])
     ]
     if not sure:
@@ -298,7 +299,7 @@ def rivalled(best: Column, others: Sequence[Column]) -> bool:
     frame = best.of_file and any(column.named for column in repeated)
     year = best.of_year and any(column.proposable and not column.restarts for column in repeated)
     grid = any(c.bare and c.restarts and 2 * len(c.counts) > len(best.counts) for c in repeated)
-    # If another part is a time or an id of the image, a number may be an age
+    # Whether another part of the names is a time or an id of the image. If so, `best` may be an age
     tagged = any(c.sparse and not c.repeated for c in others)
     ids = [column for column in repeated if column.proposable and (column.sparse or column.surname)]
     short = best.kind == "mixed" and max(map(len, best.counts)) < 4  # such as codes of hospitals

@@ -104,7 +104,7 @@ def prepare_sensitive(
     journal = Journal(state, data.name)
     journal.begin()
     with holding(file_lock(home.with_name(f".{home.name}.lock"))):
-        clear_leftovers(home)  # they may include images of a person who has withdrawn
+        clear_leftovers(home)  # leftovers may include images of a person who has withdrawn
         key = secret_key(state, data.name)
         listing = listing_of(data, key)
         if listing is not None and (same := prepared_from(home, listing, data, state)) is not None:
@@ -326,7 +326,8 @@ def prepare_public(
     Raises ConfigError or DataError if the images cannot be used, or if a private image is among
     them. `out` is then unchanged.
     """
-    inputs: list[Artifact] = []  # filled inside the block, and read when the block ends
+    # The block adds the releases behind the images; `writing` reads the list when the block ends
+    inputs: list[Artifact] = []
     with writing(out, "public", inputs) as directory:
         source = read_public(public, shape, raw, seed)
         inputs += releases_behind(public, state)

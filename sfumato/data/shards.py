@@ -51,7 +51,7 @@ from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import open_private, replacing_directory, write_local
 
 BLOCK_SIZE = 2**20  # maximum number of pictures in a block
-FRESH = 2.0  # seconds after a change during which a second change may get the same time stamp
+FRESH = 2.0  # seconds; two changes within this time may leave the same time stamp
 CONVERTED = "converted.json"  # file with the fields of `Converted`
 PERSONS_FILE = "persons.npy"  # file with the result of `groups.persons_of`, one text per picture
 

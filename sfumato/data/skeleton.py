@@ -63,14 +63,14 @@ TOKEN = re.compile(
     re.IGNORECASE,
 )
 YEARS = range(1900, 2050)
-# Words for a person. Each is replaced by one that the folder does not use, so that `person23` of
-# the copy is not a name in the original.
+# Words for a person. In the copy, each is replaced by another of these words, one that the folder
+# does not use. So a name such as `person23` in the copy does not occur in the folder.
 NOUNS = ("person", "patient", "subject", "participant", "volunteer")
 NOUN = re.compile(rf"({'|'.join(NOUNS)})(?=(s?(id|no|nr)?)$)", re.IGNORECASE)
 # Words that are replaced although KEPT matches them: they may mean an annotation or a patient, but
 # they may also be names of persons
 FIRST_NAMES = {"ann", "pat"}
-SPARSE = 20  # if neighbouring numbers are further apart on average, they are ids, not a counter
+SPARSE = 20  # numbers with a larger mean distance between neighbours are ids, not a counter
 TIMES = (Base.DateTime, Base.DateTimeOriginal, Base.DateTimeDigitized)
 ABOUT = """\
 The form of a folder, made by `stage doctor --skeleton`. Look through it before you send it.
@@ -222,7 +222,7 @@ def numbers_replaced(numbers: set[int], generator: Random) -> dict[int, int]:
         while start in YEARS or start + span in YEARS:  # these would be interpreted as years
             start = generator.randrange(first, 10**digits - span)
         if not ids and any(len(str(n)) == digits - 1 for n in numbers) and own[0] < 1.5 * first:
-            start = own[0]  # these numbers continue a range of shorter numbers, such as 99 and 100
+            start = own[0]  # these numbers continue a range of shorter ones, as 100 continues 99
         chosen = {start, start + span}
         while len(chosen) < len(own):
             chosen.add(start + generator.randrange(span))

@@ -377,7 +377,7 @@ def records_of(
                     "remove columns."
                 )
             yield from batch.to_pylist()
-    except MemoryError:  # the header of a page can state any size, so the file is at fault
+    except MemoryError:  # caused by the size that the header of a page states
         raise ValueError("one of its pages states a size that exceeds the memory") from None
 
 

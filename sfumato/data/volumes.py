@@ -37,7 +37,7 @@ AXIAL = "axial"
 PERCENTILES = (1, 99)
 FARTHEST_OFFSET = 2**24  # maximum number of bytes before the values
 LARGEST_VALUE = 8  # maximum number of bytes per value
-MAGIC = (b"n+1", b"n+2")  # first bytes of the magic number, if a file has header and values
+MAGIC = (b"n+1", b"n+2")  # how the magic number starts if the file has header and values
 only_reader = threading.Lock()
 # The volume that was read last. It is kept, because its slices are requested one after the other
 last_read: dict[object, Values | DataError] = {}
@@ -137,7 +137,7 @@ def volume_at(path: Path, span: Span | None) -> Values:
     status = path.stat()
     key = path, status.st_mtime_ns, status.st_size, span
     if key not in last_read:
-        last_read.clear()  # before reading, so that at most one volume is in memory
+        last_read.clear()  # the old volume is dropped first, so that at most one is in memory
         try:
             last_read[key] = read_volume(path, span)
         except DataError as error:
@@ -184,7 +184,7 @@ def fill(flat: np.ndarray, file: BinaryIO) -> None:
         if not count:
             raise EOFError(f"it has {place:,} bytes of values, but its header states {len(room):,}")
         place += count
-    file.read(1)  # makes gzip compare its checksum if the file ends here
+    file.read(1)  # at the end of a gzip file, this compares the checksum
 
 
 def percentiles(flat: np.ndarray) -> tuple[float, float]:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-CHANNELS_PER_GROUP = 16  # Minimum number: with fewer, a grouped convolution is slow
+CHANNELS_PER_GROUP = 16  # With fewer output channels per group, a grouped convolution is slow
 ALIGNED = 8  # A GPU reads a row of pixels fast if its offset is a multiple of this
 Gradients = tuple[Tensor | None, ...]
 Geometry = tuple[list[int], list[int], list[int]]  # stride, padding, dilation

@@ -28,7 +28,7 @@ from sfumato.training.supervised import apply
 
 # Digest of pytorch-fid's weights
 INCEPTION_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
-EPOCHS = 4  # Passes over the drawn images; more if EPOCHS passes have fewer than MIN_STEPS steps
+EPOCHS = 4  # Minimum passes over the drawn images; more are made to reach MIN_STEPS steps
 # Number of images per class that train the embedded feature network, by the source of the images
 DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}
 

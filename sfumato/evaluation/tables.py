@@ -111,7 +111,7 @@ def fidelity_tables(metrics: Mapping) -> Iterator[Table]:
         [key.replace("_", " "), *map(number, compared.loc[key], spreads.loc[f"{key}_std"])]
         for key in keys
     )
-    if keys:  # the list is empty if only the test for copies was requested
+    if keys:  # `keys` is empty if only the test for copies was requested
         title = f"Fidelity to the real {first['reference']} images in {first['space']} (local)"
         yield table_of(title, ["metric", *compared.columns], rows)
 

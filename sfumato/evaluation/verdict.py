@@ -18,8 +18,8 @@ import numpy as np
 
 from sfumato.data.images import per_class
 
-# For each level: the smallest value of `learned` (a convention), and a sentence.
-# Levels are listed from best to worst.
+# For each level, from best to worst: the smallest value of `learned` that reaches it, and a
+# sentence. The smallest values are a convention.
 VERDICT_LEVELS = {
     "good": (0.9, "a classifier learns nearly as much from this release as from the real images"),
     "fair": (

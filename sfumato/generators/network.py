@@ -123,7 +123,7 @@ class Generator(nn.Module):
         while math.prod(self.sides[-1]) > COARSE**2:
             self.sides.append(half(self.sides[-1]))
         self.start = half(self.sides[-1])
-        doublings = 0  # number of layers of the body that double the sides
+        doublings = 0  # how many layers of the body double the height and the width
         while math.prod(self.start) > 8**2:  # the body starts from 8×8 cells or fewer
             self.start = half(self.start)
             doublings += 1

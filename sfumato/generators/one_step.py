@@ -208,14 +208,17 @@ class EarlyStopping:
     smallest distance.
     """
 
-    smooth = 0.98  # decay of the average embedding, which is compared in the held-out features
+    # Decay of the moving average of the embeddings. The held-out features of this average are
+    # compared with the release
+    smooth = 0.98
 
     def __init__(self, matches: Sequence[FeatureMeans], seed: int, block: int = 1) -> None:
         random = torch.Generator().manual_seed(seed)
         self.matches = matches
         self.targets = [match.table.clone() for match in matches]
-        # Features in the loss, and held-out features: (K, 1) of 0 and 1 for each release.
-        # A feature that cannot be computed from means of blocks with side `block` is 0 in both.
+        # Two masks for each release, (K, 1) of 0 and 1: `seen` marks the features in the loss, and
+        # `unseen` marks the held-out features. If a feature cannot be computed from means of
+        # blocks with side `block`, both masks are 0.
         self.seen = []
         self.unseen = []
         for match in matches:

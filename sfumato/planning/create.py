@@ -44,7 +44,7 @@ NOTES = {  # Comments above the sections of `params.yaml`
     ),
 }
 
-USUAL_EPSILON = 5.0  # Proposed at the prompt, but never used unless the owner accepts it
+USUAL_EPSILON = 5.0  # The prompt proposes this ε. It is used only if the owner accepts it
 
 
 @dataclass(frozen=True)

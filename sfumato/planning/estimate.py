@@ -119,7 +119,9 @@ def expected_seconds(
     work = Work(params, shape, classes, public_images)
     # For a stage that is off, DVC takes about one second
     expected: dict[str, float | None] = dict.fromkeys(STAGES, 1.0)
-    with one_thread():  # several threads would wait for each other while other programs run
+    # `corrected` may measure the machine's speed. This needs one thread: several threads would wait
+    # for each other while other programs run
+    with one_thread():
         for name in filter(params.runs, STAGES):
             seconds = corrected(name, work, machine)
             expected[name] = None if seconds is None else START + seconds

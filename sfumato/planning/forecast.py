@@ -23,7 +23,8 @@ from sfumato.settings.params import Params
 from sfumato.storage.documents import read_yaml
 
 MOST_EPSILON = 10.0  # Largest recommended ε. The guarantee of a larger ε is weak
-# With fewer images or persons than this, the range is wider by the factor √(FEW_UNITS / number)
+# With fewer images or persons than this, the range of a forecast is wider by the factor
+# √(FEW_UNITS / number)
 FEW_UNITS = 1000
 LINE: dict[str, Any] = dict(read_yaml(Path(__file__).with_name("forecast.yaml")))
 

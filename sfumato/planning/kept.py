@@ -135,7 +135,7 @@ def repeat_count(name: str, params: Params, plan: str, runs: Sequence[Run]) -> i
     wished = sum(
         params.privacy.spend_again.get(other, 0) for other in (name, *stages_before(name, params))
     )
-    last = max(done, default=wished)  # Without an earlier run, all requests count as granted
+    last = max(done, default=wished)  # without an earlier run, the requested number
     return last + (wished > last)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sfumato.privacy.check import Verified
     from sfumato.release.loading import Release
 
-DVC_HINTS = (  # lines of DVC that begin with one of these are not shown
+DVC_HINTS = (  # DVC's output lines are not shown if they begin with one of these texts
     "Running stage",
     "Updating lock",
     "To track",

@@ -27,7 +27,7 @@ from sfumato.settings.stage import RECIPES
 from sfumato.storage.documents import read_yaml
 
 PROPOSALS: dict[str, Any] = dict(read_yaml(Path(__file__).with_name("proposals.yaml")))
-JUDGING = 0.25  # largest share of the minutes for the evaluation; the rest is for the release
+JUDGING = 0.25  # The evaluation may take this share of the minutes. The rest is for the release
 
 Seconds = Callable[[Params], Mapping[str, float]]  # expected seconds of each stage
 
@@ -38,7 +38,8 @@ class When(TypedDict):
     side: tuple[int, int]  # bounds of the longer side, in pixels
     channels: list[int]
     several: NotRequired[bool]  # whether images have several labels
-    public: NotRequired[bool | str]  # whether there are public images; "beside" allows both cases
+    # Whether the owner has public images. With "beside", the row applies in both cases
+    public: NotRequired[bool | str]
 
 
 class Row(TypedDict):
@@ -47,9 +48,10 @@ class Row(TypedDict):
     name: str
     when: When
     params: Layer
-    grows: dict[str, tuple[float, float]]  # first and last value by key, such as pretrain.steps
+    # First and last value of each parameter. A key is, for example, pretrain.steps
+    grows: dict[str, tuple[float, float]]
     lighter: NotRequired[list[Layer]]  # changes that save time, in the order in which they apply
-    tuned_at: NotRequired[float]  # number of images with which the constants were measured
+    tuned_at: NotRequired[float]  # number of images with which the constants were tuned
     on_request: NotRequired[bool]  # whether the row is used only for a size that the owner set
 
 

@@ -11,7 +11,7 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.files import is_running
 
 RUNNING = Path(".dvc/tmp/rwlock")
-SERVER_SKEW = 60.0  # assumed largest delay of a file server's clock, in seconds
+SERVER_SKEW = 60.0  # seconds by which a file server's clock may be slow
 
 
 @dataclass(frozen=True, kw_only=True)

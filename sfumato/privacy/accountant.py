@@ -290,7 +290,8 @@ def reference_order(ask: NoiseRequest, target: float, delta: float) -> float:
     """
     allowing = [order for order in ORDERS if target > conversion(order, delta)]
     allowing.sort(key=lambda order: (target - conversion(order, delta)) / order, reverse=True)
-    for order in allowing:  # from the best order on, because each RDP takes long to compute
+    # Best order first: each RDP takes long to compute, and the first finite one ends the loop
+    for order in allowing:
         if math.isfinite(_mechanism_rdp(ask.with_noise(MOST_NOISE), order)):
             return order
     raise BudgetError(
@@ -369,8 +370,8 @@ def calibrate(
         return epsilon([*others, asks[rest].with_noise(noise).event], delta, accountant, adjacency)
 
     if accountant == EXACT:
-        # The exact ε requires less noise than Rényi's bound. So the search needs no multiplier more
-        # than 10 % above the one that Rényi's bound requires
+        # The exact ε requires less noise than Rényi's bound. So the search may end 10 % above the
+        # noise multiplier for Rényi's bound
         enough = min(1.1 * best_noise, MOST_NOISE)
         best_noise = smallest_noise(
             lambda noise: total(round_up(noise)) <= target, high=enough, tolerance=1e-4
@@ -390,7 +391,7 @@ def noise_of_share(
     """Return the noise multiplier at which a stage uses a share of the whole budget."""
     order = reference_order(ask, target, delta)
     full_rdp = target - conversion(order, delta)
-    # RDP, at this order, of one Gaussian whose ε is exactly the target
+    # Here, `full_rdp` is the RDP, at `order`, of one Gaussian with exact ε = `target`
     if accountant == EXACT:
         from dp_accounting.gaussian_mechanism import get_sigma_gaussian
 

@@ -249,7 +249,8 @@ def open_alone(
         if left_open is None:
             odometer.append(OPEN, plan=work.plan, work=work.digest, images=prepared, record=record)
         elif decision.problem:
-            # A DataError is private: this one reveals that the images have changed.
+            # Logs show the text of a BudgetError, but not of a DataError. If the images have
+            # changed, the text reveals it, so it must be a DataError.
             withheld = left_open.drew_others(prepared)
             raise (DataError if withheld else BudgetError)(decision.problem)
         else:
@@ -308,7 +309,7 @@ def open_local(
     everywhere: True if all processes call this function, to open the images in each of them. The
     first process journals the local work before the function returns in any process.
     """
-    # This comes first, because `stage forget` may delete the images until the call returns
+    # Called before any image is read. Until this call returns, `stage forget` may delete the images
     use_until_the_end(state, card.dataset_id)
     sensitive = load_prepared(state, card, SENSITIVE)
     holdout = load_prepared(state, card, "holdout")

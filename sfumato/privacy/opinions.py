@@ -38,7 +38,7 @@ from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import replace_private
 
-PLD_ERROR = 2e-3  # Bound on the error of the epsilon from our own distribution
+PLD_ERROR = 2e-3  # Largest amount by which our privacy-loss distribution can overstate ε
 
 
 @dataclass(frozen=True)

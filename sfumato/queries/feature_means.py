@@ -44,11 +44,13 @@ from sfumato.training.public_classifier import train_public_classifier
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
 
-SQUARES = 0.5  # Share of the squared features in a row's squared norm, in `moments` (DP-MEPF)
+# `moments` (DP-MEPF): the squared features contribute this share of a row's squared norm
+SQUARES = 0.5
 # Arguments of CosineMoments in `covariance`
 COSINE = {"frequencies": 64, "contrasts": 16, "bound": 0.3, "products": 0.7}
 LENGTH_SCALES = (1.22, 0.63)  # Length scales of `embedding`, in units of √d for d features
-TEACHER = 0.5  # Share of the teacher's features in a row's squared norm, in `embedding`
+# `embedding`: the teacher's features contribute this share of a row's squared norm
+TEACHER = 0.5
 LEARNED = Classifier(network="whitened", width=32, learning_rate=0.1)  # Network of `embedding`
 EMBEDDING_DIMENSION = 512  # Number of principal directions of the features of LEARNED
 

@@ -29,7 +29,8 @@ from sfumato.storage.digest import digest_of_file
 from sfumato.storage.files import csv_text, replacing_directory, write_json
 from sfumato.storage.png import png_bytes
 
-MOST_ARCHIVES = 10  # Maximum number of archives. With nine other files, there are fewer than 20
+# Maximum number of archives. With the nine other files, a package has fewer than 20 files
+MOST_ARCHIVES = 10
 VERIFY = Path(__file__).with_name("verify.py")
 FORM = "risk-form.html"
 COLUMNS = dict.fromkeys(("column", "meaning", "type", "values"), "")

@@ -24,8 +24,8 @@ from sfumato.release.synthesis import Drawn
 from sfumato.runtime.compute import device
 from sfumato.settings.release import Synthesize
 
-COMPARED_CELLS = 4000  # Maximum number of entries of φ, the feature vector, to compare
-TOGETHER = 5000  # Images per class to choose from at a time; larger classes are split
+COMPARED_CELLS = 4000  # At most this many entries of the feature vectors φ are compared
+TOGETHER = 5000  # Larger classes are split into parts. Images are chosen from one part at a time
 
 
 def draw_herded(

@@ -121,7 +121,7 @@ def croissant_record(facts: Facts, files: Mapping[str, str], folder: str) -> dic
 
 
 def write_catalogue(directory: Path, facts: Facts) -> None:
-    """Write the entry of a health catalogue, as JSON-LD and as Turtle."""
+    """Write the release's entry for health data catalogues, as JSON-LD and as Turtle."""
     from rdflib import Graph  # takes half a second
 
     write_json(directory / CATALOGUE, filled(FORMS["healthdcat"], facts), ensure_ascii=False)
@@ -131,7 +131,7 @@ def write_catalogue(directory: Path, facts: Facts) -> None:
 
 
 def catalogue_facts(facts: Facts, card: ReleaseCard, files: Collection[str]) -> Facts:
-    """Collect the facts that only the health catalogue's entry needs.
+    """Collect further facts, for the entry in health data catalogues.
 
     Web addresses are percent-encoded, so that each is a valid IRI.
     """
@@ -161,8 +161,8 @@ def catalogue_facts(facts: Facts, card: ReleaseCard, files: Collection[str]) -> 
 def filled(form: Any, facts: Mapping[str, object]) -> Any:
     """Return a copy of a form, with facts filled in.
 
-    Inside a text, "{name}" is replaced by the fact's text. A text that consists of "=name" only is
-    replaced by the fact itself. If this fact is missing, the key of the text is left out.
+    Inside a text, "{name}" is replaced by the fact's text. A text "=name" is replaced by the fact
+    itself, which need not be a text. If this fact is missing, the key with this text is left out.
     """
     if isinstance(form, dict):
         parts = {key: filled(value, facts) for key, value in form.items()}
@@ -177,8 +177,9 @@ def filled(form: Any, facts: Mapping[str, object]) -> Any:
 
 
 def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> Facts:
-    """Collect the facts for all statements, including the owner's texts, by their names in the
-    forms.
+    """Collect the facts for all statements, including the owner's texts.
+
+    The keys of the result are the names that the forms use. spent: ε of the release.
     """
     card = read_json(artifact.path / "card.json")
     shown = what_was_released(artifact)

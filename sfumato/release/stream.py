@@ -46,7 +46,8 @@ from sfumato.training.supervised import shift_and_mirror
 SHIPPED = "networks"  # Folder inside a release
 FILES = (CONFIG, WEIGHTS, GENERATOR_WEIGHTS, ADAPTER, ADAPTER_CONFIG)  # Files of one network
 DRAWN_PER_KEPT = 1.25  # The least certain fifth of each class is left out
-# Standard deviation of a generator's random inputs: for the first images, and after GROWTH images
+# Standard deviation of a generator's random inputs, at the first image and after GROWTH images. In
+# between, it rises evenly
 SPREAD = (1.0, 1.25)
 GROWTH = 100_000
 GAMMA = 0.3  # Brightness: pixels are raised to a power between exp(-GAMMA) and exp(GAMMA)
@@ -194,7 +195,7 @@ class Stream(IterableDataset[Batch]):
         count = self.batch
         if self.labelling is not None:
             count = round(self.batch * DRAWN_PER_KEPT)
-        with one_thread():  # with several threads, the order of summation varies
+        with one_thread():  # several threads would sum in varying order
             drawn = self.settings.model_copy(update={"count": count})
             images, requested, _ = mixed(partial(self.parts, spread=spread), drawn, seed)
             labels = self.labels_of(images, requested)
@@ -235,7 +236,10 @@ class Stream(IterableDataset[Batch]):
         return self.labelling.soft(seen, PLAIN)
 
     def blend(self, images: Tensor, labels: Tensor, random: torch.Generator) -> None:
-        """Blend the same share of images as in the release, in place, and label the blends."""
+        """Blend the last images in place, and label the blends.
+
+        The share of blended images is the same as in the release.
+        """
         plain = self.batch - int(self.batch * self.settings.mixed)
         if self.labelling is None or self.teacher is None or plain == self.batch:
             return
@@ -292,8 +296,8 @@ def stream(
     class with the least certain labels are left out. The standard deviation of a generator's random
     inputs grows from 1 to 1.25 over the first 100 000 images, and is then constant.
 
-    On the same kind of processor and version of PyTorch, the same seed gives the same batches, for
-    any number of threads and workers. On a GPU, use no workers.
+    The same seed gives the same batches on processors of the same kind with the same version of
+    PyTorch, for any number of threads and workers. On a GPU, use no workers.
 
     Args:
         path: Folder of the release.
@@ -305,8 +309,8 @@ def stream(
         An iterable dataset of `Batch`.
 
     Raises:
-        DataError: `load_release` refuses the folder, the release has no networks, or the networks
-            are not the ones that `privacy.json` lists.
+        DataError: `load_release` refuses the folder, the release has no networks, its networks
+            do not match `privacy.json`, or the entry `stream` of its card is invalid.
         ConfigError: `batch` is below 1, or `seed` is below 0.
     """
     if batch < 1:

@@ -148,9 +148,9 @@ def draw_mixture(
     paths: folder of each source's artifact, by stage. A fine-tuned model that is saved as adapters
     needs the artifact of "pretrain" too;
     priors: (classes,) label shares, None for equal ones;
-    sampling: the way in which diffusion models draw, by default as `settings` state. Images of a
-    public model are resized to `sampling.shape`;
-    folder: where the pixels are stored, in an unnamed file; None for memory.
+    sampling: options for diffusion models, None for the options in `settings`. A public model
+    resizes its images to `sampling.shape`;
+    folder: folder for an unnamed file that stores the pixels; None to keep them in memory.
 
     Returns the images, (N, C, H, W) uint8, their labels, and the stage that drew each image. Raises
     DataError if a model draws non-finite pixels.

@@ -16,8 +16,8 @@ from sfumato.storage.weights import CONFIG, WEIGHTS, refers_to_public_model
 def public_models() -> ModuleType:
     """Import the networks of public text-to-image models.
 
-    `sfumato/text_to_image` may be deleted together with its recipes: only this function and
-    `stages/pretrain.py` import it.
+    Only this function and `stages/pretrain.py` import `sfumato/text_to_image`. This folder can
+    therefore be deleted, together with its recipes.
     """
     from sfumato.text_to_image import network
 
@@ -47,7 +47,7 @@ def load_synthesizer(finetune: Path, pretrain: Path) -> Denoiser:
 def start_file(pretrain: Path) -> Path:
     """Return the file whose sha256 identifies the weights of the artifact `pretrain`.
 
-    For a public model, this file is a reference, which lists the sha256 of each file of the model.
+    For a public model, this file is a reference. It contains one sha256 for each part of the model.
     """
     return pretrain / (CONFIG if refers_to_public_model(pretrain) else WEIGHTS)
 

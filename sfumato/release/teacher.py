@@ -124,8 +124,8 @@ def write_card(
 ) -> None:
     """Write the cards of a classifier: `card.json` for programs, and `README.md` for people.
 
-    records: all charges that the classifier depends on. The costs of all charges are added up, even
-    if the owners declared that no person is in two sets;
+    records: all charges that the classifier depends on. Their costs are added up, even if owners
+    who merged their data sets declared that no person is in two of these sets;
     form: template of `README.md`.
     """
     records = Records(records)

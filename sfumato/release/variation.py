@@ -33,9 +33,9 @@ class Varied:
     images: (N, C, H, W) uint8;
     labels: (N,) int64, or (N, classes) of 0 and 1 if images have several labels;
     kinds: (N,), one of KINDS for each image;
-    requested_labels: (n,) int64, the classes that were requested from the models for the n images
-    that were not distorted or blended. None if the teacher did not label the release, if images
-    have several labels, or if the images were selected by herding;
+    requested_labels: (n,) int64. For each of the n images that were not distorted or blended, this
+    is the class that was requested from the model. None if the teacher did not label the release,
+    if images have several labels, or if the images were selected by herding;
     mixture: entry of the card about the decision whether to include public images. "chosen" names
     the chosen mixture. "agreement" contains, for each mixture, how often a classifier trained on it
     agrees with the teacher;
@@ -61,10 +61,10 @@ def vary(
 ) -> Varied:
     """Distort or blend some of the images, as `settings` state.
 
-    With `settings.relabel`, the teacher then labels all images. Each label keeps the share of
-    images that was requested from the models. If images have several labels, the shares refer to
-    all images. Otherwise, `settings.shares` states whether the shares refer to plain images only,
-    or to each kind of images separately.
+    With `settings.relabel`, the teacher then labels all images. Each label gets the same share of
+    the images as was requested from the models. If images have several labels, this is a share of
+    all images. Otherwise, `settings.shares` states whether it is a share of the plain images only,
+    or of each kind of images separately.
 
     images: (N, C, H, W) uint8, in random order. Varied images replace the originals in place;
     labels: labels that were requested from the models, in the form of `Varied.labels`;
@@ -85,7 +85,8 @@ def vary(
             .argsort(dim=0, descending=True, stable=True)
             .argsort(dim=0)
         )
-        # If n images had a label, the n images with its highest probabilities now get it
+        # If n images were requested with a label, the n images for which the teacher finds this
+        # label most probable now get it
         labels = (places < labels.sum(dim=0)).to(torch.uint8)
     elif settings.relabel and teacher is not None:
         requested = labels[:plain]
@@ -227,14 +228,14 @@ def blurred(images: Tensor) -> Tensor:
 def blend_partners(
     probabilities: Tensor, end: int, random: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Choose a weight and a partner for each image to blend: two tensors, (N - end,).
+    """Choose the weights and partners of blended images: two tensors, (N - end,).
 
     The images from index `end` on are blended, each with a partner from the images before `end`.
-    The class of the partner is drawn according to the teacher's probabilities for the image to
-    blend, without the most probable class. If no image before `end` has the drawn class, the
-    partner is any of these images.
+    The weight is the share of the image itself in the blend. The partner's class is drawn by the
+    teacher's probabilities for the image itself, but never its most probable class. If no image
+    before `end` has the drawn class, the partner is any of these images.
 
-    probabilities: (N, classes).
+    probabilities: (N, classes), by the teacher.
     """
     classes = probabilities[:end].argmax(dim=1)
     blended = probabilities[end:]

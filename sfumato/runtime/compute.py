@@ -22,7 +22,7 @@ THREADS = torch.get_num_threads()  # Number of cores, or OMP_NUM_THREADS if it i
 
 
 def device() -> torch.device:
-    """Return the device of `SFUMATO_DEVICE`, by default a GPU if there is one.
+    """Return the device that `SFUMATO_DEVICE` names; by default, a GPU if there is one.
 
     Raises ConfigError if `cuda` is set and there is no GPU, or if the value is unknown.
     """
@@ -41,7 +41,7 @@ def device() -> torch.device:
 def no_cuda() -> str:
     """Return the reason why no GPU can be used, in one line; an empty text if one can be used.
 
-    Prints torch's warning once, on standard error.
+    If PyTorch warns about the GPU, its warning is printed once, on standard error.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -69,8 +69,9 @@ def keep_freed_memory() -> None:
     """Let glibc, if present, keep freed memory: this shortens a training step by a tenth."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
-        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, in bytes, at its largest
-        mallopt(-4, 0)  # M_MMAP_MAX: no separate mappings, which the kernel would fill with zeros
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, in bytes: the largest value
+        # M_MMAP_MAX: no separate mappings, because the kernel would fill each one with zeros
+        mallopt(-4, 0)
 
 
 def fast_bfloat16(device: str) -> bool:

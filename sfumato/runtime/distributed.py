@@ -2,8 +2,8 @@
 
 Without `torchrun`, the functions work on the values of the only process.
 
-Only the first process draws images, adds the noise and writes the artifact. Each other process
-reads its share of the drawn images. It gets the sum over all drawn images only with noise. All
+Only the first process draws images, adds the noise and writes the artifact. The other processes
+read their shares of the drawn images, but get the sum over all drawn images only with noise. All
 processes belong to the owner, so they trust each other. Functions that broadcast, reduce, gather or
 compare are collective calls: every process must call them.
 """
@@ -80,17 +80,18 @@ def broadcast_object(value: T) -> T:
 
 @torch.no_grad()
 def agree(tensors: Iterable[Tensor], *plain: object) -> None:
-    """Set tensors, in place, to their values in the first process, and compare `plain` between
-    processes.
+    """Set tensors, in place, to their values in the first process, and check that `plain` is the
+    same in all processes.
 
     The tensors are copied because results of different processes may differ in the last bits.
-    Raises ConfigError in all processes if `plain` differs between processes, or if the sum of the
-    received bytes does.
+    Raises ConfigError in all processes if `plain` or the sum of the received bytes differs between
+    processes.
     """
     if world_size() > 1:
         tensors = [*tensors]
         parts = [tensor.contiguous().flatten().view(torch.uint8) for tensor in tensors]
-        flat = broadcast(torch.cat(parts))  # one call, because each waits for all processes
+        # One broadcast for all tensors, because each broadcast waits for all processes
+        flat = broadcast(torch.cat(parts))
         for tensor, part in zip(tensors, flat.split([len(part) for part in parts]), strict=True):
             tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))
         mine = (*plain, int(flat.sum()))
@@ -98,7 +99,7 @@ def agree(tensors: Iterable[Tensor], *plain: object) -> None:
 
 
 def check_alike(parts: Sequence[Tensor]) -> None:
-    """Raise ConfigError in all processes unless their parts are equal, up to rounding."""
+    """Raise ConfigError in all processes unless all have equal `parts`, up to rounding."""
     if world_size() > 1:
         mine = [part.detach().cpu().double() for part in parts]
         pairs = [

@@ -85,9 +85,9 @@ class Groups(Strict):
     # Name of the column of metadata.*, the key in each .json (webdataset) or the array (.npz) that
     # contains the ids
     column: str | None = None
-    # Owner's confirmation that one person may have up to this many images. Without it, an id is
-    # refused if it has more than 30 images, and more than 10 times the 90th percentile of the
-    # numbers of images per id
+    # Owner's confirmation that one person may have up to this many images. Without it, the limit
+    # per id is 30 images, or 10 times the 90th percentile of the numbers of images per id, if that
+    # is more
     largest: Positive | None = None
     # Owner's confirmation that each image without an id is its person's only image. Otherwise, such
     # images are refused
@@ -281,6 +281,6 @@ class Public(Strict):
     source: str = "glyphs"  # Kind of source: one of SOURCES (sfumato/settings/sources)
     path: str | None = None  # Folder or file with the images; required for your own files
     per_class: Positive = 300  # Images per class, for sources that the program draws itself
-    # Owner's confirmation that the images in `path` were not made from sensitive images. It is
-    # required unless a privacy.json, which lists the charges of a release, is beside the images
+    # Owner's confirmation that the images in `path` were not made from sensitive images. Not needed
+    # for an earlier release: the privacy.json beside its images lists its charges
     declared_public: bool = False

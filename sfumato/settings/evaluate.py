@@ -27,9 +27,9 @@ class Evaluate(Settings):
     steps: Positive | None = None
     # Also train the classifiers on the real training images, to get an upper bound of the accuracy
     bound: bool = True
-    # Public network for one more classifier, which is linear in the features of this network:
-    # `scattering` (fixed wavelets), `imagenet` (requires sfumato[imagenet]) or a network of your
-    # own; None: no such classifier
+    # Public network to compute features for one more classifier, a linear one: `scattering` (fixed
+    # wavelets), `imagenet` (requires sfumato[imagenet]) or a network of your own; None: no such
+    # classifier
     public_student: OwnNetwork | Literal["scattering", "imagenet"] | None = None
     # Feature space of the fidelity metrics. `embedded`: a small network, trained on pictures that
     # the program draws itself; `inception`: a downloaded network; `pixels`: small versions of the

@@ -1,4 +1,4 @@
-"""The forms of a query's noise, and the settings that every query has."""
+"""The setting `noise` of queries, settings that depend on ε, and settings that every query has."""
 
 import math
 import re
@@ -63,10 +63,11 @@ def noise_at(epsilon: float, table: Mapping[float, object]) -> str:
 
 
 def weights_at(epsilon: float, sources: Mapping[str, object]) -> dict[str, object]:
-    """Resolve weights that depend on ε: {1: 2, 10: 0} is 2 up to ε = 1, 0 from ε = 10 on, and
-    linear in ln ε in between.
+    """Resolve weights that depend on ε.
 
-    Raises ValueError if an entry is not a positive ε and a weight of at least 0.
+    For example, the weight {1: 2, 10: 0} is 2 up to ε = 1, 0 from ε = 10 on, and linear in ln ε in
+    between. If such a weight is 0 at `epsilon`, its source is left out. Raises ValueError if an
+    entry is not a positive ε and a weight of at least 0.
     """
     weights: dict[str, object] = {}
     for name, weight in sources.items():

@@ -161,7 +161,9 @@ class InitOptions:
     @model_validator(mode="wrap")
     @classmethod
     def explain(cls, values: ArgsKwargs, validate: Callable[[ArgsKwargs], Self]) -> Self:
-        """Raise the first mistake as a ConfigError about its option."""
+        """Validate the options. Raise the first mistake as a ConfigError about its option, or as a
+        TypeError if there is no such option.
+        """
         try:
             return validate(values)
         except ValidationError as error:

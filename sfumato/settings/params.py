@@ -83,9 +83,9 @@ class Common(Strict):
         return stage in self.run
 
     def inputs_of(self, stage: str) -> list[str]:
-        """Return the inputs that a stage reads under its settings, including "public".
+        """Return the inputs that a stage reads under its settings.
 
-        Some of these inputs may come from stages that are not in `run`.
+        One of these may be "public". Others may come from stages that are not in `run`.
         """
         return [*filter(getattr(self, stage).reads, STAGES[stage].inputs)]
 

@@ -51,8 +51,9 @@ class Privacy(Strict):
     # closed form if all queries use all images, otherwise PLD). `stage init` writes `exact`. If you
     # change the method after a release, queries spend again
     accountant: Literal["rdp", "pld", "exact"] = "rdp"
-    # Queries to pay for again, each with its total number of repetitions, including earlier ones.
-    # Example: {count: 1}, or [count] for short. Queries that depend on them are charged again too
+    # Queries to pay for again, each with its total number of repeat payments. Example: {count: 1},
+    # or [count] for short; a later {count: 2} pays once more. Queries that depend on them are
+    # charged again too
     spend_again: dict[str, Annotated[int, Field(ge=1)]] = Field(default={})
     # Limit on the total ε ever charged to the dataset; None: `epsilon`; `unlimited`: no limit, for
     # public images only. If a profile sets `unlimited`, it applies only to the profile's images

@@ -74,13 +74,14 @@ class Moments(QuerySettings):
 
 
 class Histogram(QuerySettings):
-    """Noisy counts of the sensitive images by their most likely public classes (RPGen stage 1,
-    PrivImage).
+    """Noisy number of votes for each class of the public set (RPGen stage 1, PrivImage).
+
+    Each sensitive image votes for the classes that the public classifier finds most likely for it.
     """
 
     noise: Noise = 50.0
-    # Number of votes per image. An image votes for its most likely public classes, once for each.
-    # The L2 sensitivity is √votes
+    # Number of votes per image. An image gives one vote to each of its `votes` most likely public
+    # classes. The L2 sensitivity is √votes
     votes: Positive = 1
     # Release one histogram per sensitive class (PrivImage), instead of one for all classes (RPGen)
     per_class: bool = False

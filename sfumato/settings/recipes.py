@@ -68,10 +68,10 @@ def params_of(content: Layer, path: Path, recipes: Path = RECIPES) -> Params:
 
 
 def restore_rest(recipe: Layer, values: Layer) -> Layer:
-    """Restore the recipe's `noise: rest` if `params.yaml` replaced it by a share, and no query in
-    `run` has `noise: rest` now.
+    """Restore the recipe's `noise: rest` if `params.yaml` replaced it by a share of the budget.
 
-    The share may have been meant for another recipe. A noise multiplier is never replaced.
+    The share may have been meant for another recipe. Nothing is changed if a query in `run` has
+    `noise: rest`, or if `params.yaml` set a noise multiplier.
     """
 
     def resting(content: Layer) -> list[str]:
@@ -86,9 +86,10 @@ def restore_rest(recipe: Layer, values: Layer) -> Layer:
 
 
 def drop_unlimited_lifetime(merged: Layer, content: Layer) -> Layer:
-    """Remove an unlimited lifetime budget if `content` changes the images that `merged` names.
+    """Remove an unlimited lifetime budget from `merged` if `content` names other images.
 
-    merged: parameters from profile and recipe; content: parameters from `params.yaml`.
+    A profile sets this budget only for its own images, which are public. merged: parameters from
+    profile and recipe; content: parameters from `params.yaml`.
     """
     data = merged.get("data", {})
     named = content.get("data", {})

@@ -1,6 +1,4 @@
-"""The sections `release` and `synthesize`: statements of the owner about the release, and its
-content.
-"""
+"""The sections `release` (the owner's statements) and `synthesize` (how the release is made)."""
 
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
@@ -88,11 +86,11 @@ class Synthesize(Settings):
     # pixels; 0: off, 1: the strength that follows from Bayes' rule
     teacher_guidance: Annotated[float, Field(ge=0, le=1e3)] = 0.0
     # Add all images of `select`, with their labels, if they do no harm. To find out, one classifier
-    # is trained with these images and one without, and both are compared with the teacher. The
-    # images are added if the classifier trained with them agrees with the teacher at least as often
-    # as the other one on public images, and at most 2 percentage points less often on drawn images.
-    # Of the drawn images, only every k-th is then kept. k is chosen so that drawn and added images
-    # are about in the ratio of their weights in `sources`
+    # is trained with these images and one without them, and both are compared with the teacher. The
+    # images are added under two conditions. On public images, the first classifier must agree with
+    # the teacher at least as often as the second. On drawn images, it may agree up to 2 percentage
+    # points less often. If the images are added, only every k-th drawn image is kept, so that drawn
+    # and added images are about in the ratio of their weights in `sources`
     choose: bool = False
     # Number of images to draw for each image that is kept; 1: keep all images. The kept images of a
     # class are chosen so that the mean of their features is as close as possible to the `frequency`
@@ -101,8 +99,8 @@ class Synthesize(Settings):
     # Let the teacher label the images. Otherwise, an image has the label for which it was drawn
     relabel: bool = False
     # Minimum agreement (Cohen's kappa) between the teacher's labels of drawn images and the classes
-    # for which the images were drawn. If the agreement is lower, `relabel`, `distorted` and `mixed`
-    # have no effect: each image keeps the class for which it was drawn; 0: no such check
+    # for which the images were drawn; 0: no such check. If the agreement is lower, `relabel`,
+    # `distorted` and `mixed` have no effect, and each image keeps the class for which it was drawn
     least_agreement: Fraction = 0.0
     # Share of the images to distort: each is warped, multiplied by a texture, and made brighter or
     # darker. Requires `relabel`
@@ -110,14 +108,13 @@ class Synthesize(Settings):
     # Share of the images to blend, each with an image of another class. Classes that the teacher
     # tends to confuse with the image's own class are preferred. Requires `relabel`
     mixed: Fraction = 0.0
-    # Images in which each class keeps its requested share when the teacher labels them (`relabel`).
-    # To achieve this, the teacher's probabilities are corrected. `plain`: the correction is
-    # computed on plain images, and also applied to distorted and blended ones. `each`: a separate
-    # correction is computed for each of plain, distorted and blended images
+    # Correction of the teacher's probabilities. With it, each class gets its requested share of the
+    # images when the teacher labels them (`relabel`). `plain`: one correction is computed on plain
+    # images, and also applied to distorted and blended ones. `each`: plain, distorted and blended
+    # images each get their own correction
     shares: Literal["plain", "each"] = "plain"
-    # Add the teacher and the networks that draw the images to the release. Recipients can then draw
-    # any number of images (`sfumato.stream`). Requires a source with a network that the recipe
-    # trains
+    # Release the teacher and the image-drawing networks too. Recipients can then draw any number of
+    # images (`sfumato.stream`). Requires a source with a network that the recipe trains
     stream: bool = False
     # Formats to write in addition to the arrays: PNGs in one folder per class, one .npz archive,
     # Parquet tables, tar files (webdataset)
@@ -140,10 +137,10 @@ class Synthesize(Settings):
         return self
 
     def networks(self, public_model: bool) -> dict[str, float]:
-        """Map each network from which recipients can draw to its weight in `sources`.
+        """Return the networks from which recipients can draw, with their weights in `sources`.
 
         Only networks that the recipe trains are included. public_model: True if the diffusion model
-        is a public one, which is left out because of its licence and its size.
+        is a public one. It is then left out, because of its licence and its size.
         """
         others = {"select", *(name for name, stage in STAGES.items() if stage.gives == "images")}
         if public_model:

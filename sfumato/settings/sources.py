@@ -13,8 +13,8 @@ class SourceKind:
     reader: "module:function" in sfumato/data/sources; the function takes a Request and the folder
     of downloads, and returns a Source;
     sections: sections of the parameters in which the source can be chosen;
-    takes: settings for an owner's own files (see OWNERS) that the source supports; empty for a
-    published set.
+    takes: the settings in OWNERS that the source supports; empty for a source that does not read an
+    owner's own files.
     """
 
     reader: str

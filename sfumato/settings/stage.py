@@ -81,17 +81,17 @@ class Stage:
         several_labels: True if it accepts images with several labels each.
         adds_up: True if the noisy sums of several owners may be added. The sums must not depend on
             any owner's earlier releases.
-        beside: Further input files.
+        beside: Files that it reads in addition to its plan and the artifacts in `inputs`.
         gives: Content of its artifact that `synthesize` can use: "generator" if it can draw images,
             "images" if it contains images; empty for any other content.
         network_work: Function that returns the number of operations of the stage's network for one
-            image. It takes a `Work` and the side of the pixel blocks that the network reads or
-            draws.
+            image. It takes a `Work` and the side of a block of pixels. If the side is above 1, some
+            networks read or draw one pixel per block.
         work: Function that takes a `Work` and returns the number of operations of the stage.
             Without it, a query is assumed to read each drawn image once, and the time of a free
             stage is unknown until it has run.
-        problems: Function that takes a `Setup` (see `sfumato.planning.checks`) and returns
-            sentences about settings that do not match.
+        problems: Function that takes a `Setup` (see `sfumato.planning.checks`) and returns one
+            sentence for each mistake in the settings of the stage.
         remarks: Function that takes a `Plan` and returns sentences for the owner. They are shown
             before a query spends.
         inherited: Function that takes the project's folder, `Params` and the state directory, and

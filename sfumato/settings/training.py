@@ -45,11 +45,11 @@ class Select(Settings):
     chooser: ClassVar[str] = "by"
     # Criterion: `votes` (released by the stage `histogram`) or `teacher` (the teacher's labels)
     by: Literal["votes", "teacher"] = "votes"
-    # Share of the public classes to keep. At least one class is kept; 1 keeps all classes, and then
-    # no histogram is needed. It applies to selection by votes
+    # Share of the public classes to keep, for `by: votes`. At least one class is kept; 1 keeps all
+    # classes, and then no histogram is needed
     ratio: Share = 0.05
-    # Total number of images to keep, divided equally among the sensitive classes. It applies to
-    # selection by the teacher
+    # Total number of images to keep, for `by: teacher`. It is divided equally among the sensitive
+    # classes
     images: Positive = 20_000
 
     def reads(self, name: str) -> bool:
@@ -69,8 +69,8 @@ class Auxiliary(Fit):
     """A one-step generator fitted to a noisy release, and images drawn from it (FETA-Pro §3.3)."""
 
     latent: Positive = 32  # Latent dimension: number of random inputs of the generator per image
-    # Feature channels of the generator at half the resolution of its coarse image. This image has
-    # at most 1024 pixels, such as 32×32, and is enlarged if the result is larger
+    # Feature channels of the generator, at half the resolution of the coarse image that it draws
+    # first. The coarse image has at most 1024 pixels, such as 32×32. Larger images are made from it
     width: Positive = 40
     # Release to which the generator is fitted; `covariance` fits Gaussians instead of a network
     target: Literal["frequency", "moments", "covariance"] = "frequency"
@@ -183,8 +183,8 @@ class Model(Architecture):
     prompt: str | None = None
     # Complete text prompts by class name, to be used instead of the template
     prompts: dict[str, str] = Field(default={})
-    # Owner's confirmation that the model was not made from sensitive images. It is required unless
-    # a privacy.json, which lists the charges of a release, is beside the model
+    # Owner's confirmation that the model was not made from sensitive images. Not needed for a model
+    # from a release: the privacy.json beside the model lists its charges
     declared_public: bool = False
 
     def non_default(self) -> dict[str, object]:
@@ -224,8 +224,8 @@ class Phase(Strict):
 
     # Sources of the training images, each with its sampling weight
     sources: Annotated[dict[TrainingSource, Scale], Field(min_length=1)]
-    # Gradient steps of Adam. A phase may set `part` instead: such phases divide `pretrain.steps` in
-    # proportion to their `part`
+    # Gradient steps of Adam. Phases without `steps` share `pretrain.steps`, in proportion to their
+    # `part` (default: 1)
     steps: Positive
     batch: Positive = 64  # Images per step
     learning_rate: LearningRate = 3e-4  # Learning rate of Adam
@@ -243,7 +243,8 @@ class Pretrain(Settings):
 
     chooser: ClassVar[str] = "phases"
     phases: tuple[Phase, ...] = ()  # Phases, in order
-    steps: Positive = 2000  # Gradient steps of all phases together
+    # Gradient steps of all phases that do not set `steps`, together
+    steps: Positive = 2000
     batch: Positive = 64  # Images per step
     learning_rate: LearningRate = 3e-4  # Learning rate of Adam
     amp: Amp = Amp()  # Adversarial model perturbation in phases with `amp: true`

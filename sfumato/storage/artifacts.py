@@ -110,7 +110,8 @@ def refuse_links(*folders: Path) -> None:
 def how_to_repair(stage: str) -> str:
     """Describe how to replace an invalid artifact.
 
-    The text contains `chmod`, because DVC does not verify read-only files in its cache.
+    The text contains a `chmod` command that makes DVC's cache writable, because DVC does not verify
+    read-only files.
     """
     return (
         "If you received this folder, fetch it again. In the project that made it, run "

@@ -44,7 +44,7 @@ def adapter(kind: type[Form]) -> TypeAdapter[Form]:
 
 
 class Exact:
-    """Base class for classes that describe the form of a file. It refuses unknown entries."""
+    """Base class for classes that describe the form of a file. Unknown entries are refused."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
@@ -71,7 +71,7 @@ class PlainYaml(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[
 
 
 class QuotingYaml(yaml.SafeDumper):
-    """A writer for `PlainYaml`: text that looks like a number is quoted."""
+    """Write YAML that `PlainYaml` reads back unchanged: text that looks like a number is quoted."""
 
 
 for kind in ("int", "float"):

@@ -129,7 +129,7 @@ def open_private(path: Path) -> BinaryIO:
 
 
 def write_json(path: Path, content: object, **options: Any) -> None:
-    """Write readable JSON, under a temporary name first. options: options of `json.dumps`."""
+    """Write indented JSON, under a temporary name first. options: options of `json.dumps`."""
     replace_file(path, (json.dumps(content, **{"indent": 1} | options) + "\n").encode())
 
 
@@ -185,8 +185,9 @@ def old_name(path: Path) -> Path:
 
 
 def clear_leftovers(path: Path) -> None:
-    """Remove what killed processes left beside the directory `path`, or restore the directory if a
-    process was killed while replacing it.
+    """Remove what killed processes left beside the directory `path`.
+
+    If a process was killed while it replaced the directory, the old directory is restored.
     """
     sweep(path)
     aside = old_name(path)

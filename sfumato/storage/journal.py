@@ -175,8 +175,7 @@ class Journal:
         )
 
     def _never_begun(self, lines: list[str]) -> bool:
-        """Return whether the first `begin` of a journal with these lines was killed before the
-        journal had an anchor.
+        """Return whether a first `begin` wrote `lines`, and was killed before it wrote the anchor.
 
         Guarantee: such a journal has no charge. A charge needs the anchor, and its entry is on disk
         before an image is drawn. The dataset's key and images are stored only after the anchor.
@@ -186,7 +185,7 @@ class Journal:
         return len(lines) == 1 and self._parsed(lines[0], 1)["kind"] == GENESIS
 
     def _refuse_lost(self) -> None:
-        """Raise BudgetError if a missing journal was lost, rather than never begun."""
+        """Raise BudgetError if other files show that the missing journal once existed."""
         if self.images.exists() or self._aside():
             raise self._missing()
 

@@ -80,8 +80,9 @@ def git(*words: str) -> tuple[int, str]:
 def in_git(path: Path) -> bool:
     """Return whether git would track a file: it is in a work tree that does not ignore it.
 
-    Git refuses a repository that another account owns. The file then counts as tracked, unless
-    `is_foreign` is true, as for another person's repository in a shared parent folder.
+    Git refuses to read a repository that another account owns. The file then counts as tracked,
+    unless `is_foreign` is true. An example is a parent folder, shared by many accounts, in which
+    another person made a repository.
     """
     path = path.resolve()
     root = next((folder for folder in path.parents if (folder / ".git").exists()), None)

@@ -68,7 +68,7 @@ class ModelDirectory:
 
     @property
     def multiple(self) -> int:
-        """Number of pixels that must divide both sides of an image, for the VAE and the network."""
+        """Number by which both sides of an image, in pixels, must be divisible."""
         config = self.configs[self.denoiser]
         if self.denoiser == "unet":
             return self.factor * 2 ** (len(config["block_out_channels"]) - 1)

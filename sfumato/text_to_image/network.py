@@ -242,7 +242,7 @@ class LatentDiffusion(Denoiser):
 
 
 def load_latent(directory: Path) -> LatentDiffusion:
-    """Load the network that a reference names, with the model's own weights, frozen, as float32."""
+    """Load the network of a public model from a reference: its own weights, frozen, as float32."""
     reference = read_reference(directory)
     model = referred(reference, "denoiser", "scheduler")
     file = directory / PROMPTS

@@ -162,10 +162,10 @@ def mixed_batch(
 
 
 def rand_augment(images: Tensor, operations: int, generator: torch.Generator) -> Tensor:
-    """Apply `operations` random operations to each image, drawn from the 14 of RandAugment.
+    """Apply `operations` randomly drawn operations of RandAugment to each image.
 
-    An operation may be drawn more than once. The images are split into groups of IMAGES_PER_DRAW,
-    and all images of a group get the same operations.
+    They are drawn from RandAugment's 14 operations, with replacement. The images are split at
+    random into groups of IMAGES_PER_DRAW, and all images of a group get the same operations.
 
     images: (N, C, H, W) float32 in [0, 1], which are rounded to 8 bits first. Returns images of the
     same shape and range, in the same order.

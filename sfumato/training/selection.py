@@ -171,8 +171,8 @@ def relabel(
 
     labels: (N,) int64, public classes of all images;
     per_class: whether the new label of an image is the sensitive class to which its public class
-    was assigned (PrivImage). Otherwise, the new labels number the kept public classes 0, 1, … in
-    the order of `kept`.
+    was assigned (PrivImage). Otherwise, the new label is the position of its public class in
+    `kept`, from 0.
     """
     new = np.full(public_classes, -1, dtype=np.int64)
     for rank, choice in enumerate(kept):

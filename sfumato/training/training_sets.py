@@ -84,7 +84,7 @@ def public_training_set(
     classes: M, number of sensitive classes; None if the selection relabelled images to sensitive
     classes.
 
-    Labels are numbers of rows in the label table of `UNet(extra_classes=k)`. If the selection
+    Labels are row indices of the label table of `UNet(extra_classes=k)`. If the selection
     relabelled images to sensitive classes (PrivImage), labels are 0..M-1, and k = 0. Otherwise
     (RPGen), label M + 1 + j means the j-th of the k selected public classes. Raises DataError if
     the selection is damaged or belongs to another public set.

@@ -176,7 +176,7 @@ def test_the_temperature_is_what_fits_the_classes_requested():
 def test_the_lines_of_the_readme_train_a_network(release, monkeypatch, digits, capsys):
     text = (release / "README.md").read_text().split("### Draw more images")[1]
     lines = re.search(r"```python\n(.*?)```", text, re.S)[1]
-    assert len(lines.splitlines()) == 11 and lines.count("1500") == 2, "ten train, one classifies"
+    assert len(lines.splitlines()) == 10 and lines.count("1500") == 2
     monkeypatch.chdir(release)
     Image.fromarray(digits.images[0, :, :, 0]).save("x.png")
     found = {}

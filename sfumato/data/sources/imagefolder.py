@@ -149,7 +149,7 @@ def list_folder(
     trained, held_out = split_of(path)
     official = bool(held_out)
     classes = sorted({folder.name for part in trained for folder in folders_in(part)})
-    # Each person's folder contains class folders, so it takes the place of a part such as train/
+    # Each person's folder contains class folders. It is treated like a part, such as train/
     if groups is not None and groups.folder == OUTER:
         trained, held_out = (
             [person for one in part for person in folders_in(one)] for part in (trained, held_out)
