@@ -22,14 +22,16 @@ FILES = (
     *("evolution", "fashion-mnist", "fashion-mnist-teacher", "fashion-mnist-diffusion"),
     *("full-teacher", "gaussian", "mixed", "natural", "natural-papers", "recipes"),
 )
-VARIANTS = {  # column `change` of a row -> suffix of the recipe's name in the plot
+# Value in the column `change` of a row -> text that the plot adds to the recipe's name
+VARIANTS = {
     "teacher.feature=patches": ", patches",
     "auxiliary.steps=1800": ", longer fits",
     "classifier.steps=8000": ", longer public training",
     "synthesize.count=120000": ", 120 000 images",
     "synthesize.count=80000": ", 80 000 images",
 }
-# FETA-Pro took 11.7 hours on four GPUs. Other papers state no time and are drawn at this time.
+# FETA-Pro took 11.7 hours on four GPUs. The other papers state no time, so their points are drawn
+# at the time of FETA-Pro
 GPU_MINUTES = 4 * 11.7 * 60
 # the colours of tab20 without its two greys
 COLOURS = [plt.get_cmap("tab20")(index) for index in range(20) if index not in (14, 15)]

@@ -96,7 +96,7 @@ def worker(state: Path, card: Card, mine: list[int], permission: SpendingPolicy,
                 fork_and_go_on if kind == "fork" else lambda _: None,
             )
         except AlreadyReleasedError:
-            continue  # another process was faster, or this one released it before it was killed
+            continue  # another worker released this item, or this one did before a kill
         except BudgetError as error:
             if "locked by another" not in str(error) and "lifetime_epsilon" not in str(error):
                 raise
@@ -106,7 +106,7 @@ def worker(state: Path, card: Card, mine: list[int], permission: SpendingPolicy,
 
 def fill_the_disk(state: Path, card: Card, number: int, permission: SpendingPolicy) -> None:
     """Check that no charge is opened if the journal has room for only half a line."""
-    # entries of other processes can only make the room smaller
+    # Room for half a line. If other processes add entries now, less room is left
     room = Odometer(state, card.dataset_id).path.stat().st_size + 200
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))

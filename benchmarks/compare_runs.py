@@ -75,7 +75,8 @@ def compare(runs: Sequence[Path], dvc: bool, classifier: str | None, out: Path) 
             "nothing to compare: name folders with metrics.json and ledger.json, or give --dvc"
         )
     check_local("--out", out / "comparison.csv")
-    use_until_the_end(state_dir())  # must come before reading numbers from real images
+    # Called before numbers from real images are read. Until the program ends, `stage forget` fails
+    use_until_the_end(state_dir())
     rows = [read_run(folder) for folder in runs]
     if dvc:
         rows += listed_experiments()
@@ -171,7 +172,7 @@ def rows_of_experiments(shown: object, state: Path) -> tuple[list[dict], list[st
     ):
         if pd.isna(release) or pd.isna(ledger):
             left_out.append(f"{name}: the experiment has no ledger or no release")
-        elif (release, ledger) not in rows:  # the workspace repeats an experiment or a commit
+        elif (release, ledger) not in rows:  # DVC may list a release twice, once as the workspace
             kept = find_evaluation(state, release, ledger)
             if kept is None:
                 left_out.append(

@@ -33,7 +33,8 @@ from sfumato.settings.recipes import params_of
 
 FASHION = {"recipe": "teacher-generator", "profile": "fashion-mnist-cpu"}
 PATCHES = {"feature": "patches", "flip": True, "dimension": 2048}
-HELD_OUT = 10_000  # photographs to hold out; for Fashion-MNIST, the test split is the hold-out
+# Number of images of CIFAR-10 to hold out. For Fashion-MNIST, the test split is the hold-out
+HELD_OUT = 10_000
 
 
 def photographs(folder: str) -> dict[str, Any]:

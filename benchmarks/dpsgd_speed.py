@@ -118,7 +118,7 @@ def main() -> None:
     setting = Setting(**{field.name: getattr(options, field.name) for field in fields(Setting)})
     warnings.filterwarnings("ignore")
     torch.set_num_threads(options.threads)
-    keep_freed_memory()  # as in the stages; it speeds up every variant
+    keep_freed_memory()  # the stages do this too; it speeds up every variant
     if options.alone:
         run_alone(options.alone, setting)
         return

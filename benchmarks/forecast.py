@@ -40,10 +40,9 @@ HEADER += (
     "#   an invented patient, and patients are protected.\n"
 )
 COVERED = 7 / 8  # At least this share of the results of left-out sets must lie in the range
-SMALL = (
-    100,
-    2000,
-)  # Units of a small set. In the same share of small sets, all results must lie in the range
+# Smallest and largest number of units of a small set. For at least the share COVERED of the small
+# sets, all results must lie in the range
+SMALL = (100, 2000)
 COLOURS = {"grey": "tab:blue", "colour": "tab:orange", "chosen": "tab:green"}
 NAMES = {
     "grey": "grey images",

@@ -28,7 +28,8 @@ from sfumato.release.exports import mark_of, save_parquet
 from sfumato.settings.stage import ARTIFACTS, LEDGER
 
 GALLERY = Path(__file__).resolve().parent.parent / "docs" / "gallery"
-# A page has the first 1000 images if they have at most this many pixels, otherwise the first 100.
+# A page has the first 1000 images of a release if each has at most this many pixels. Otherwise, it
+# has the first 100
 SMALL = 32 * 32
 PARAMS: dict[str, dict[str, Any]] = {
     "digits": {

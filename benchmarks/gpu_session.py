@@ -169,7 +169,7 @@ def measure(
             torch.cuda.reset_peak_memory_stats()
         with changed():
             took = found.seconds(make(), 3 if found.fast else 1) / passes
-    except Exception as error:  # such as too little memory; the other steps are measured anyway
+    except Exception as error:  # for example, no memory is left: continue with the other steps
         found.skip(what, f"{type(error).__name__}: {error}")
         return math.inf
     if found.device == "cuda":

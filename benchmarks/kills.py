@@ -51,7 +51,7 @@ from stages.fork_server import SOCKET  # noqa: E402
 
 NAME, PERSONS, EACH = "photos", 30, 2
 LONGEST = 600  # Seconds that a run may take
-IN_A_ROW = 4  # Number of successive runs with a fault, before a run without a fault
+IN_A_ROW = 4  # After at most this many runs with a fault, there is one run without a fault
 AMID = 1.5  # Every other fault occurs within this many seconds of the run's first journal entry
 GONE = 5  # Seconds within which DVC and its stage must end
 ENTRIES = (

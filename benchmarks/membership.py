@@ -22,7 +22,7 @@ from sfumato.privacy.authorize import open_local
 from sfumato.settings.stage import ARTIFACTS, CARD_PATH
 from stages.state import state_dir
 
-MOST = 5000  # Largest number of members, and of others
+MOST = 5000  # Maximum number of members, and of non-members
 TRAINED = 20_000  # Largest number of released images that the attacker's classifier learns from
 
 

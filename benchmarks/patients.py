@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "patients.csv"
 MEAN, MOST = 5, 30  # mean and largest number of a patient's images
 CLASSES = tuple(str(i) for i in range(10))
-SETS = {  # number of patients' images, number of test images, and settings
+SETS = {  # number of images of all patients together, number of test images, and settings
     "digits": (
         1300,
         497,

@@ -108,7 +108,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Let waiting threads sleep instead of spin. While other programs ran, two spinning threads were
     # measured to be 4 to 8 times slower than one thread.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when PyTorch is imported
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # PyTorch reads this when it is imported
     watchers.extend((hold_back, keep_memory_off_disk))
     try:
         app(prog_name="stage")

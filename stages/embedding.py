@@ -75,8 +75,8 @@ def work(about: Work) -> float:
 STAGE = Stage(
     "embedding",
     QUERY,
-    "Release noisy class means of random Fourier features, computed by networks that were trained "
-    "on earlier releases.",
+    "Release noisy class means of random Fourier features. Their inputs are features from networks "
+    "that were trained on earlier releases.",
     "sfumato.settings.queries:Embedding",
     embedding,
     inputs=("auxiliary", "teacher", "count"),

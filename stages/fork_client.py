@@ -93,7 +93,7 @@ def main() -> None:
     heard = [
         number for number in (*PASSED_ON, *STOPS) if signal.getsignal(number) is not signal.SIG_IGN
     ]
-    # Blocked signals are delivered once the command runs
+    # Block these signals until the command runs. They are delivered then
     signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     with socket.socket(socket.AF_UNIX) as server:
         try:

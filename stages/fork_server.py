@@ -54,7 +54,8 @@ IMPORTED_LATE = (
     "queries",
     "release",
 )
-TIME_TO_END = 3.0  # seconds that commands may still run after the starter has ended
+# Seconds that commands may still run after the process that started the server has ended
+TIME_TO_END = 3.0
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
@@ -174,7 +175,7 @@ class ForkServer:
     def attend(self, one: Running, descriptor: int) -> None:
         """Handle the end of a child, a signal that a client passes on, or the death of a client."""
         if one not in self.running:
-            return  # the child's end came at the same time, and has been handled
+            return  # the child's end was in the same batch of events, and has been handled
         if descriptor == one.ended:
             self.running.remove(one)
             self.selector.unregister(one.ended)
@@ -209,7 +210,7 @@ def become(request: ForkRequest, streams: list[int], server: int) -> None:
     os.setsid()
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != server:
-        os._exit(1)  # the server ended before the call of prctl
+        os._exit(1)  # the server ended before prctl was called, so no signal will come
     os.environ.clear()
     os.environ.update(request.environment)
     os.chdir(request.folder)
@@ -294,7 +295,7 @@ def main() -> None:
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError:
-        return  # a kernel before Linux 5.3, on which commands start as ordinary programs
+        return  # the kernel is older than Linux 5.3. Commands start as ordinary programs
     around = json.loads(json.dumps(circumstances()))
     # Let waiting threads sleep, as in `stages.cli`. PyTorch reads this when it is imported
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

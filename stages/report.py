@@ -63,7 +63,8 @@ def report(
             say(f"{name} was not written: set {', '.join(settings)} in params.yaml")
         return typer.echo(f"{page}: may be shared with the release")
     check_local("--out", page)
-    use_until_the_end(state_dir())  # must come before numbers from real images are read
+    # Mark all datasets as in use before numbers from real images are read
+    use_until_the_end(state_dir())
     local = read_local(METRICS_FILE, EVALUATION, ARTIFACTS)._replace(curve=curve)
     write_local(page, report_page(release, LEDGER, local).encode())
     typer.echo(f"{page}: local, not to be shared")

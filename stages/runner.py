@@ -131,7 +131,7 @@ def show_standing(name: str, enabled: bool = True) -> None:
         or not lock.exists()
     ):
         return
-    lines = 2  # DVC's lines for the stage and its command
+    lines = 2  # DVC has printed one line for the stage, and one for its command
     if time.time() - lock.stat().st_mtime < 10:
         lines = 4  # also two lines about the lock file
     print(f"\x1b[{lines}A\x1b[J", end="", flush=True)
@@ -345,13 +345,13 @@ class QueryRun(StageRun):
                 # The note is private: `print` shows it only on a terminal, `say` also in logs
                 print(refusal.note, file=sys.stderr)
             kept = state_dir() / "runs" / refusal.run_id / RELEASED
-            # DVC removes an artifact before it runs the stage. If the artifact exists while DVC
-            # runs this stage, an earlier DVC was killed, and its stage kept running and wrote the
-            # artifact.
+            # Without DVC, a command is refused if its artifact is present. DVC removes an artifact
+            # before it runs the stage. If the artifact exists nevertheless, an earlier DVC was
+            # killed, but its stage kept running and wrote the artifact.
             present = holds_release(self.out, plan.stage, refusal.record_id, refusal.digest)
             present = present and "DVC_STAGE" not in os.environ
             if present:
-                drop_checkpoints(kept.parent)  # left over if the last process was killed
+                drop_checkpoints(kept.parent)  # a killed process leaves its checkpoints
             if refusal.problem or present:
                 raise
             read_kept(kept, plan.stage, refusal.digest, refusal.pay)

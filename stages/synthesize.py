@@ -84,7 +84,7 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
             images, labels, sources = drawn(settings=settings, seed=plan.seed)
             varied = vary(images, labels, settings, teacher, plan.seed, sources == PUBLIC_SOURCE)
         if settings.herding > 1:
-            # With herding, these labels are the teacher's instead of the requested classes
+            # With herding, these labels come from the teacher. They are not the requested classes
             varied = replace(varied, requested_labels=None)
     with run.writing() as directory:
         inputs = list(run.inputs.values())

@@ -17,8 +17,8 @@ from sfumato.data import prepare
 from sfumato.data.images import ImageSet
 from sfumato.storage.in_use import until_the_end
 
-# Files that take more than half a minute of processor time, in the order in which two workers
-# take them.
+# Test files that need more than half a minute of processor time. Two workers run them in this
+# order.
 LONGEST = [
     *("pipeline", "kills", "stages_on_a_gpu", "on_a_gpu", "recipes", "accountant", "plan"),
     *("two_worlds", "notebooks", "several_labels", "init", "latents", "audit"),
@@ -44,7 +44,7 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_unconfigure() -> None:
-    gc.unfreeze()  # frees what is left, because a library would report leaks
+    gc.unfreeze()  # otherwise, a library would report the remaining objects as leaks
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -63,7 +63,8 @@ def environment() -> Iterator[MutableMapping[str, str]]:
     with mock.patch.dict(os.environ):
         yield os.environ
     os.chdir(folder)
-    until_the_end.close()  # ends local work of a test, as the end of its process would
+    # Release the locks that mark datasets as in use. The end of a process would release them too
+    until_the_end.close()
 
 
 @pytest.fixture(autouse=True)

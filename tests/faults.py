@@ -21,8 +21,8 @@ import safetensors.torch
 from sfumato.storage.journal import Journal
 
 KINDS = ("kill", "interrupt", "memory", "full")
-# Moments of a journal entry. within: half of it is written; unanchored: it is written, but the
-# stored head is still the one of the entry before
+# Moments of a journal entry. within: half of the entry is written; unanchored: it is written, but
+# the stored head is still the previous entry's
 MOMENTS = ("before", "within", "unanchored", "after")
 SIGNALS = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT, "memory": signal.SIGUSR1}
 

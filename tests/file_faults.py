@@ -98,7 +98,8 @@ def install(folder: str, number: int) -> None:
 
     number: event at which the process ends; 0 to only count the events.
     """
-    prepare.FRESH = 0.0  # makes every run have the same events, however fast the machine is
+    # No file counts as just changed, so the events do not depend on the speed of the machine
+    prepare.FRESH = 0.0
     disk = Disk(Path(folder))
     seen = 0
     over = False

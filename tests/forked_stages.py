@@ -49,7 +49,7 @@ LIBRARIES = (
     ),
     *("PIL.ImageFont", "jinja2", "matplotlib.font_manager", "pyarrow", "rich.table", "rich.tree"),
     *("dvc.cli.parser", "dvc.repo.reproduce", "dvc.stage.run", "dvc.repo.checkout"),
-    # Modules that DVC imports late, without pygit2, which would keep this process's home folder
+    # Modules that DVC imports late. pygit2 is left out: forks would use this process's home folder
     *("dvc.scm", "dvc.cachemgr", "dvc.data_cloud", "dvc.lock", "dvc.rwlock", "dvc.ignore"),
     *("dvc.dirs", "configobj", "dvc_render", "networkx", "ruamel.yaml", "dulwich.worktree"),
 )
@@ -105,7 +105,7 @@ def send(process: int, number: int) -> None:
     """
     try:
         (os.kill if number == SIGNALS["memory"] else os.killpg)(process, number)
-    except ProcessLookupError:  # it does not lead a group yet, or it has ended
+    except ProcessLookupError:  # the process does not lead a group yet, or it has ended
         if psutil.pid_exists(process):
             os.kill(process, number)
 
@@ -119,11 +119,11 @@ def import_all() -> None:
     # Built once, not in each fork
     typer.main.get_command = functools.cache(typer.main.get_command)
     typer.main.get_command(cli.app)
-    # At the end of each fork, these would copy the memory that it shares with the server
+    # When a fork ends, finalizers would copy the memory that the fork shares with the server
     for finalizer in weakref.finalize._registry:
         finalizer.atexit = False
     times = getattr(sys.modules.get("torch._dynamo.utils"), "dump_compile_times", None)
-    atexit.unregister(times)  # a report of compile times, which imports `tabulate`
+    atexit.unregister(times)  # would import `tabulate`, to report compile times
     gc.freeze()  # garbage collection in forks skips what was imported
 
 
@@ -131,7 +131,8 @@ def run(request: ForkRequest) -> None:
     """Run a program in the child."""
     name, *words = request.words
     if (name, *words[:1]) == ("stage", "run"):
-        # The processes that this command starts run by fork, too, and import nothing again
+        # With `module` in place of Python, this command's processes are forked too. They need not
+        # import anything again
         sys.executable = shutil.which("module") or sys.executable
     if name == "module":
         name, *words = words[words.index("-m") + 1 :]

@@ -36,8 +36,8 @@ from sfumato.runtime import compute
 
 CUDA = torch.device("cuda", 0)
 GIB = 2**30
-# Products on the CPU are counted if their larger tensor has at least this many numbers. The single
-# image by which a network finds the width of its layers has fewer.
+# Products on the CPU are counted if their larger tensor has at least this many numbers. To find the
+# width of its layers, a network may process a single image, which has fewer numbers.
 LARGE = 4000
 PRODUCT = tuple(
     f"{Path(__file__).resolve().parents[1] / folder}/" for folder in ("sfumato", "stages")
@@ -54,7 +54,7 @@ PRODUCTS = {
     *(aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.mv.default),
 }
 
-# --- autocast, which ignores fake tensors: PyTorch's lists, as far as the product uses them -------
+# --- PyTorch's lists for autocast, as far as needed, because autocast ignores fake tensors --------
 
 HALF = {
     *(
@@ -173,7 +173,7 @@ def place() -> tuple[str, int] | None:
     while frame is not None:
         code = frame.f_code
         if code.co_filename.startswith(PRODUCT):
-            function = code.co_qualname.split(".<")[0]  # not a lambda or a comprehension in it
+            function = code.co_qualname.split(".<")[0]  # of a lambda, the enclosing function
             return f"{'/'.join(Path(code.co_filename).parts[-2:])} {function}", frame.f_lineno
         frame = frame.f_back
     return None
@@ -294,7 +294,7 @@ class Operators(TorchDispatchMode):
             args = (args[0], [self.index(part, on_card(args[0])) for part in args[1]], *args[2:])
             if len(args) > 2 and args[2].ndim and on_card(args[0]) and not on_card(args[2]):
                 raise RuntimeError("index_put_ of values of the CPU into a tensor of the card")
-            if len(args) > 2 and args[2].ndim:  # because the number of rows may be made up
+            if len(args) > 2 and args[2].ndim:  # the number of rows may be invented: use one row
                 args = (*args[:2], args[2][:1], *args[3:])
         return self.run(function, args, kwargs)
 
@@ -375,7 +375,7 @@ def integers(tensor: Tensor, *shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int64, device=tensor.device)
 
 
-# Operators that wait for the card: their result, or its size, depends on numbers
+# Operators that wait for the card, because the values of a tensor decide their result or its size
 ANSWERS: dict[Any, Callable[..., Any]] = {
     aten._local_scalar_dense.default: any_number,
     aten.equal.default: lambda first, second: False,

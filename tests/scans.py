@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 
 SLICES = 6
 PEOPLE = 24
-read_digits = cache(load_digits)  # because reading them takes a tenth of a second
+read_digits = cache(load_digits)  # cached, because reading takes a tenth of a second
 
 
 def phantom(person: int, slices: int = SLICES) -> np.ndarray:

@@ -687,7 +687,7 @@ def settled(run: SilentRun) -> Iterator[None]:
         begin(gradients, *given, **more)
         gradients.draw(torch.zeros(gradients.microbatch_size, *gradients.model.shape))
 
-    import_all()  # a module that is first imported under a patch would keep the stand-ins
+    import_all()  # otherwise, a module imported during the patch would keep the stand-ins
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch, torch.random.fork_rng(devices=[]):
         for module in [

@@ -45,7 +45,7 @@ ORDER = [
     "release",
     "evaluation",
     "planning",
-    "__init__",  # the package itself, which exports names of earlier rooms
+    "__init__",  # the package itself, which exports names of the entries above
     "stages",
 ]
 DELETABLE = {"text_to_image", "baselines"}  # rooms that may be deleted, see `test_rooms.py`
@@ -220,7 +220,8 @@ def test_dp_sgd_imports_no_text_to_image_model():
         assert "isinstance(model" not in path.read_text(), path
 
 
-# Functions that unpickle or run the content of a file, and calls that do so by default
+# Modules and functions that unpickle or run the content of a file (RUNS). SAYS lists calls that may
+# do so, each with the argument that prevents it
 RUNS = {
     "pickle",
     "cloudpickle",

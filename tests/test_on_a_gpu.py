@@ -69,7 +69,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of Fa
 CUDA = torch.device("cuda")
 SHAPE = (1, 16, 16)
 CLASSES = 10
-FEW = 12  # images of a query that computes features of one image at a time
+FEW = 12  # number of images, for queries that compute features of one image at a time
 ONE_LEVEL = {"multipliers": (1,), "attention": (0,)}  # any small network
 EVEN = torch.full((CLASSES,), 1 / CLASSES).double()
 DRAWN = "privacy/charge.py Charge._noised"  # copies a sum to the CPU, where noise is added
@@ -77,7 +77,8 @@ DRAWN = "privacy/charge.py Charge._noised"  # copies a sum to the CPU, where noi
 TRIED = "features/batch_invariant.py place_matters"
 SUMMED = {"privacy/charge.py Charge.sum", "privacy/rows.py bounded_sum"}
 LABELLED = "features/teacher_network.py probabilities_of"
-# Batch norms wait if their statistics are plain means over all batches
+# Places where batch norms wait for the card, because their statistics are plain means over all
+# batches
 SETTLED = {
     f"generators/network.py {name}.forward" for name in ("Widen", "GeneratorBlock", "Generator")
 }

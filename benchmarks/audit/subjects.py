@@ -36,7 +36,7 @@ from sfumato.settings.stages import BASELINES
 
 SIDE, CLASSES = 8, 4
 SHAPE = (1, SIDE, SIDE)
-CLIP, DRAWS = 1e-2, 4  # clip of DP-SGD, and its draws per image
+CLIP, DRAWS = 1e-2, 4  # clipping norm of DP-SGD, and number of draws per image
 
 
 class PixelWeights(Denoiser):

@@ -13,7 +13,7 @@ from sfumato.data.prepare import secret_key
 from sfumato.evaluation.detector import detections
 from sfumato.evaluation.disclosure import disclosure, membership
 from sfumato.evaluation.extractors import Extractor, build_extractor
-from sfumato.evaluation.holdout import without_copies
+from sfumato.evaluation.holdout import without_copies, without_repeats
 from sfumato.evaluation.identity import identity
 from sfumato.evaluation.metrics.fidelity import chosen_metrics
 from sfumato.evaluation.plots import plot_detected, plot_neighbours
@@ -78,8 +78,8 @@ def evaluate_folder(
     extractor = build_extractor(plan.settings, plan.shape, progress)
     limits: list[str] = []
     public = public_extractor(plan.settings, plan.shape, limits)
-    train, holdout = open_local(state, card, "evaluate", everywhere=True)
-    holdout, copied = without_copies(holdout, train)
+    train, held_out = open_local(state, card, "evaluate", everywhere=True)
+    holdout, copied = without_copies(held_out, train)
     metrics = evaluate_release(synthetic, train, holdout, plan.settings, extractor, progress)
     leads = distributed.is_main()
     distributed.leave_group()
@@ -90,10 +90,11 @@ def evaluate_folder(
     metrics["identity"] = identity(plan, key, card.version, train, holdout, extractor, release)
     measured = bool(classifier_rows(metrics[RELEASE]))  # False if the hold-out was `unusable`
     chosen = chosen_metrics(plan.settings) if measured else ()
+    compared = without_repeats(train, held_out) if copied and measured else (train, holdout)
     for name, network in networks.items() if measured else ():
         progress(name)
         metrics[name] = released_accuracy(network, holdout)
-        metrics[name]["membership"] = membership(network, train, holdout)
+        metrics[name]["membership"] = membership(network, *compared)
     if public is not None and measured:
         progress("second student")
         sets = {RELEASE: synthetic[RELEASE]}
@@ -102,9 +103,7 @@ def evaluate_folder(
         metrics["public_student"] = score_students(public, sets, holdout, plan.settings.seeds)
     if extractor is not None and "disclosure" in chosen:
         progress("copies of training images")
-        metrics["disclosure"] = search_copies(
-            release, synthetic[RELEASE], train, holdout, extractor
-        )
+        metrics["disclosure"] = search_copies(release, synthetic[RELEASE], *compared, extractor)
         if card.split == "official":
             metrics["disclosure"]["sentence"] += f" {NOT_BY_CHANCE}"
     metrics |= labelling_of(synthetic, release)

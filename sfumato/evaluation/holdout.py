@@ -3,6 +3,7 @@
 The results are local.
 """
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,9 @@ from sfumato.runtime import distributed
 from sfumato.training.supervised import apply
 
 LOOK_ALIKES = 0.01  # Up to this share of the hold-out may resemble training images by chance
+# Nearly all resized copies exceed this correlation. At most 0.3 % of other pictures do.
+ALIKE = 0.9975
+BLOCK = 4096  # Images to compare at a time
 
 
 def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[str]]:
@@ -25,14 +29,12 @@ def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[s
     copied = distributed.broadcast_object(copies(holdout, train))
     if not copied.any():
         return holdout, []
-    arrays = {
-        name: part[~copied] for name, part in vars(holdout).items() if isinstance(part, np.ndarray)
-    }
-    return replace(holdout, **arrays), [
+    return rows_of(holdout, ~copied), [
         "the hold-out contains copies of training images, perhaps resized (copies: "
         f"{copied.sum()} of {len(holdout)} hold-out images). These copies are left out of all "
-        "results. Put other pictures into test/, or move all pictures into train/, so that a "
-        "hold-out is drawn at random"
+        "results. In the tests for copies, all images that resemble another image are left out. "
+        "Put other pictures into test/, or move all pictures into train/, so that a hold-out is "
+        "drawn at random"
     ]
 
 
@@ -46,12 +48,49 @@ def copies(holdout: ImageSet, train: ImageSet) -> np.ndarray:
     copied = np.array([value in of_training for value in digests(holdout.images)], dtype=bool)
     alike = copied.copy()
     sought = small(holdout.images)
-    for start in range(0, len(train), 4096):
-        # Nearly all resized copies exceed this correlation. At most 0.3 % of other pictures do.
-        alike |= (sought @ small(train.images[start : start + 4096]).T).max(axis=1) > 0.9975
+    for start in range(0, len(train), BLOCK):
+        compared = small(train.images[start : start + BLOCK])
+        alike |= (sought @ compared.T).max(axis=1) > ALIKE
     if (alike & ~copied).sum() > LOOK_ALIKES * len(holdout):
         return alike
     return copied
+
+
+def without_repeats(train: ImageSet, holdout: ImageSet) -> tuple[ImageSet, ImageSet]:
+    """Leave out of both sets the images that resemble an image of another person in either set.
+
+    Tests for copies compare the two sets. If only the hold-out lost its copies of training images,
+    the sets would differ even if nothing was copied into the release, and a test could give an
+    alarm. Without groups, each image counts as a person. If a set would be empty, both sets are
+    returned as they are.
+    """
+    sought = np.concatenate([small(part.images) for part in (train, holdout)])
+    persons = np.concatenate([persons_of(train), -1 - persons_of(holdout)])
+    alike = np.zeros(len(sought), dtype=bool)
+    blocks = [slice(start, start + BLOCK) for start in range(0, len(sought), BLOCK)]
+    for rows, others in itertools.product(blocks, blocks):
+        near = sought[rows] @ sought[others].T > ALIKE
+        near &= persons[rows, None] != persons[others]
+        alike[rows] |= near.any(axis=1)
+    parts = np.split(~alike, [len(train)])
+    if not all(part.any() for part in parts):
+        return train, holdout
+    return rows_of(train, parts[0]), rows_of(holdout, parts[1])
+
+
+def persons_of(images: ImageSet) -> np.ndarray:
+    """Number the persons from 0, (n,) int64: the person of each image."""
+    if images.groups is None:
+        return np.arange(len(images))
+    return np.unique(images.groups, return_inverse=True)[1]
+
+
+def rows_of(images: ImageSet, kept: np.ndarray) -> ImageSet:
+    """Select the images for which `kept`, (n,) bool, is True, with their groups."""
+    arrays = {
+        name: part[kept] for name, part in vars(images).items() if isinstance(part, np.ndarray)
+    }
+    return replace(images, **arrays)
 
 
 def small(images: np.ndarray) -> np.ndarray:

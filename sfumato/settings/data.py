@@ -188,7 +188,7 @@ class Data(Strict):
     fit: Literal["crop", "pad"] = "crop"
     # Class names, in the order of the labels; None: the names in the files. Required for MedMNIST
     # and webdataset, and with `label_column` or `groups: {folder: outer}`. If `labels` is `several`
-    # and the table has one column per label, the names of these columns
+    # and the table has one column per label, these are the names of the columns
     classes: tuple[ClassName, ...] | None = None
     # Name of the label's column in metadata.csv, .jsonl or .parquet (imagefolder), or of the
     # label's key in each .json (webdataset); None: labels are the names of folders, or .cls files.

@@ -40,8 +40,8 @@ class FeatureMap(Strict):
     # Length scales of the kernel, each divided by the square root of the map's number of outputs.
     # Example: 28×28 pixels are 784 outputs, so 0.366 means a length scale of 0.366 · 28 = 10.25
     length_scales: Annotated[tuple[Scale, ...], Field(min_length=1)] = (0.366, 0.183)
-    # Weight of this map. Its share of the squared norm of all features is this weight, divided by
-    # the sum of the weights of all maps
+    # Weight of this map. Its features contribute this share of the squared norm of all features:
+    # the weight, divided by the sum of all maps' weights
     weight: Scale = 1.0
     # Side of square blocks, in pixels. The map gets the means of these blocks instead of the pixels
     block: Literal[1, 2, 4, 8] = 1
@@ -145,8 +145,8 @@ class TeacherMap(Strict):
 
     map: str  # Public map: one of the values of teacher.feature
     network: OwnNetwork | None = None  # The owner's network, for the map `own`
-    # Weight of this map. Its share of the squared norm of all features is this weight, divided by
-    # the sum of the weights of all maps
+    # Weight of this map. Its features contribute this share of the squared norm of all features:
+    # the weight, divided by the sum of all maps' weights
     weight: Scale = 1.0
 
 
@@ -210,7 +210,8 @@ class Teacher(QuerySettings):
     # Ridge λ of the preconditioner of the gradient steps, λ(C + λ)⁻¹, with the covariance C of the
     # features; None: no preconditioner
     ridge: PositiveFloat | None = None
-    # Share of the steps, counted from the last one, over which the weights are averaged
+    # Share of the steps to average. The result is the mean of the weights after each of the last
+    # steps: with 0.5, after each step of the second half
     average: Share = 0.5
 
     @model_validator(mode="before")

@@ -79,8 +79,8 @@ class Synthesize(Settings):
     # Strength g of classifier-free guidance; 0: off. The denoised image is D + g·(D − D₀), with D
     # computed for its label, and D₀ without a label
     guidance: Annotated[float, Field(ge=0, le=1e3)] = 0.0
-    # Distribution of the labels to draw: `prior` follows the noisy counts, or draws equal shares if
-    # `count` is not in `run`; `uniform` draws equally many images of each class
+    # Distribution of the labels to draw. `uniform`: equally many images of each class. `prior`:
+    # shares according to the noisy counts or, if `count` is not in `run`, equal shares
     labels: Literal["prior", "uniform"] = "prior"
     # Strength of guidance by the teacher's class probabilities, for diffusion models that draw
     # pixels; 0: off, 1: the strength that follows from Bayes' rule

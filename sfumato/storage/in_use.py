@@ -49,7 +49,7 @@ def in_use(state: Path, dataset_id: str = ANY) -> Iterator[None]:
     try:
         yield
     finally:
-        if os.getpid() == owner:  # a fork must not end the work of its parent
+        if os.getpid() == owner:  # a forked child must not remove its parent's lock
             held.close()
             file.unlink(missing_ok=True)
 

@@ -142,7 +142,7 @@ class Journal:
         if self.path.exists():
             self.path.rename(aside)
         else:
-            # This empty file shows that a journal was lost, until the adopting entry is written.
+            # Until the adopting entry is written, this empty file shows that a journal was lost.
             aside.touch(0o600)
         sync(aside.parent)
         self.anchor.unlink(missing_ok=True)

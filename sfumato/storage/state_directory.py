@@ -57,7 +57,8 @@ def git(*words: str) -> tuple[int, str]:
     environment = {
         name: value for name, value in os.environ.items() if name not in NAMING_A_REPOSITORY
     }
-    # With this variable, git runs no program that the repository names to fetch a missing object.
+    # A repository can name a program that fetches missing objects. With this variable, git does not
+    # run it.
     environment["GIT_ALLOW_PROTOCOL"] = "none"
     try:
         done = subprocess.run(

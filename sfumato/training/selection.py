@@ -20,7 +20,8 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text, write_json
 from sfumato.storage.png import save_png, to_grid
 
-EXAMPLES = 6  # Number of images per class in `example_grid`, and of public classes in a table row
+# Number of images per class in `example_grid`, and number of public classes per row of a table
+EXAMPLES = 6
 
 
 class Kept(NamedTuple):

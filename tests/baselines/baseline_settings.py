@@ -10,7 +10,7 @@ RECIPES = ["dp-gan", "pe"]
 OBLONG = ["dp-gan", "pe-dpsgd"]
 # Sources of the release that are images, not networks
 IMAGES = {"evolve"}
-# Small settings of the stages, and even smaller ones
+# Settings for short runs of the stages (SMALL), and for even shorter runs (SMALLER)
 SMALL = {
     "evolve": {"rounds": 2, "population": 40, "images": 40},
     "adversarial": {"steps": 2, "batch": 60},
@@ -21,7 +21,7 @@ SMALLER = {
 }
 SPENT = {"adversarial": {"noise": 1000.0}}
 RATES = {"adversarial": ("max_grad_norm",)}
-# Recipe -> stages that do not use the GPU, and places that may compute on the CPU
+# By recipe: stages that put nothing on the GPU, and places in the code that may compute on the CPU
 IDLE_IN = {"pe": {"synthesize"}}
 ON_CPU = {"pe": {"features/projection.py ProjectedFeatures.projected"}}
 

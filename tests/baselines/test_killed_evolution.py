@@ -35,7 +35,7 @@ def test_a_kill_in_round_three_of_five_costs_nothing(tmp_path):
     # A checkpoint contains a population of public candidates, but no votes, noisy or not
     run = repository.path / "state/runs" / opened["record"]["id"]
     left = [load_file(path) for path in run.glob("checkpoint-*.safetensors")]
-    assert 1 <= len(left) <= 2  # the kill may come before an old one is removed
+    assert 1 <= len(left) <= 2  # a kill may leave an older checkpoint
     assert all(sorted(population) == ["genes", "kinds", "labels"] for population in left)
 
     # The run resumes, and all rounds are charged once

@@ -54,7 +54,8 @@ def test_a_fault_at_any_entry_of_the_journal_costs_nothing(tmp_path, query, unit
     assert not wrong, "\n".join(wrong)
 
 
-DECIDE = {  # case -> ends of the paths at whose rename or removal the process is killed
+# Case -> endings of paths. The process is killed when such a path is renamed or removed
+DECIDE = {
     "prepare": ("keys/photos.journal", "keys/photos", "data/photos"),
     "prepare again": ("data/.photos.old", "data/photos", ".photos.old/holdout"),
     "count": ("keys/photos.journal", "released", "artifacts/count"),

@@ -93,7 +93,7 @@ def take_all(path: Path) -> None:
         pass
 
 
-# File -> function from its path to its undamaged content, and the reader
+# File name -> function that returns undamaged content for a path, and function that reads the file
 READERS = {
     "params.yaml": (
         lambda path: b"recipe: dpdm\nseed: 3\nprivacy: {epsilon: 2}\n",

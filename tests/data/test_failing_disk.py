@@ -40,7 +40,7 @@ class Case:
 
     settings: Data
     fails: str  # part of the path that cannot be opened
-    after: int = 0  # number of opens that succeed first
+    after: int = 0  # number of times that it is opened before this fails
     images: int = 37
 
 
@@ -258,7 +258,7 @@ def test_a_shard_cut_while_it_is_read_loses_no_picture(tmp_path):
 
 def test_no_memory_for_a_picture_names_it_and_is_no_damage(tmp_path, monkeypatch):
     file = next(folder(tmp_path, broken=()).glob("*/*.png"))
-    # The second error is the one that Pillow raises
+    # Pillow raises the second of these errors
     for lacking in (MemoryError(), OSError("out of memory error when reading image file")):
         monkeypatch.setattr(
             "PIL.PngImagePlugin.PngImageFile.load",
@@ -410,7 +410,8 @@ def test_a_reason_is_never_empty(error):
 def test_a_zip_that_is_cut_within_a_picture_is_refused_in_words(tmp_path):
     file = Path(zipped(tmp_path).settings.path)
     content = bytearray(file.read_bytes())
-    last = content.rindex(b"PK\x01\x02")  # the entry of the last picture, with its two sizes
+    # The last picture's entry in the archive's list of files. Both of its sizes are overwritten
+    last = content.rindex(b"PK\x01\x02")
     content[last + 20 : last + 28] = 2 * len(content).to_bytes(4, "little")
     file.write_bytes(content)
     # Newer versions of Python notice at once that entries overlap

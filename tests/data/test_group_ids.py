@@ -25,7 +25,7 @@ from sfumato.privacy.policy import SpendingPolicy
 from sfumato.settings.data import Data, Groups
 from sfumato.storage.journal import Journal
 
-ID = "Q7734"  # begins every id here, and must be in no file and in no message
+ID = "Q7734"  # every person's id begins with this. No file and no message may contain it
 
 
 class Clinic:
@@ -131,7 +131,8 @@ def test_all_images_of_a_patient_are_one_group_and_in_one_part(way, clinic):
     everyone = [patients for part in parts.values() for patients in part.values()]
     assert all(len(patients) == 1 for patients in everyone) and len(everyone) == 40
     assert len(set.union(*everyone)) == 40
-    assert 2 <= len(parts["holdout"]) <= 18  # 40 draws with probability 0.2, by a fixed key
+    # A fixed key draws each of the 40 patients with probability 0.2
+    assert 2 <= len(parts["holdout"]) <= 18
 
 
 def test_a_patient_is_held_out_whatever_the_others_are(clinic):

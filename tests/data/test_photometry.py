@@ -16,7 +16,7 @@ SHOWN = np.rint(255 * (RAMP / 4095))[..., None]
 FULL = np.full_like(RAMP, 65535)
 HALF = np.full_like(RAMP, 32768)
 CLEAR = np.where(np.arange(64) < 32, FULL, 0)  # opaque on the left only
-KINDS = {"RGB": 2, "LA": 4, "RGBA": 6}  # the colour types of PNG
+KINDS = {"RGB": 2, "LA": 4, "RGBA": 6}  # PNG's number for each colour type
 
 
 def png(file, values, kind, orientation=1):

@@ -270,7 +270,7 @@ def test_a_failure_leaves_the_old_files_and_no_partial_ones(owner, tmp_path, ear
     with pytest.raises(DataError, match="cannot be read"):
         owner.take(**folder)
     changed = {path.parent.name for path, _ in owner.files().items() ^ before.items()}
-    # Key, journal and access log of the first call
+    # Folders of the key, the journal and the access log, which the first call writes
     begun = set() if earlier else {"keys", "odometer", "state"}
     assert changed == begun
     assert [path.name for path in (owner.state / "data").iterdir() if path.is_dir()] == [
@@ -283,7 +283,8 @@ def test_a_kill_between_the_two_renames_is_mended(owner, images):
     before = rows(owner.part("sensitive"))
     home = owner.state / "data" / "set"
     home.rename(home.with_name(".set.old"))
-    home.with_name(".set.4194305.tmp").mkdir()  # left by a killed process; Linux assigns no such id
+    # A killed process leaves such a folder. Linux assigns no process id as high as this one
+    home.with_name(".set.4194305.tmp").mkdir()
     with pytest.raises(DataError, match="expected uint8"):
         owner.prepare(images.astype(np.float32))
     assert rows(owner.part("sensitive")) == before
@@ -465,9 +466,9 @@ def test_a_public_set_that_holds_real_images_is_refused(desk, images, others):
     mixed = others.copy()
     mixed[[4, 17]] = images[[3, 200]]
     for public, size, words in (
-        (mixed, None, ("2 of the 30", "4, 17")),  # some of them
-        (images, None, ("300 of the 300",)),  # a copy under another name
-        (images, 4, ("300 of the 300",)),  # both resized to the stored shape
+        (mixed, None, ("2 of the 30", "4, 17")),  # two sensitive images among others
+        (images, None, ("300 of the 300",)),  # a copy of the sensitive set
+        (images, 4, ("300 of the 300",)),  # the same, with both sets resized
     ):
         params = OWN | {"data": OWN["data"] | {"size": size}}
         write_own(images, public)
@@ -582,7 +583,7 @@ def test_images_counted_under_one_id_are_not_counted_again(owner, images):
     some = np.concatenate(
         [images[:1], np.random.default_rng(5).integers(0, 256, (80, 5, 6), dtype=np.uint8)]
     )
-    # All images, one of them among others, and all images resized
+    # All images; one of the images among others; all images, resized
     for changed, more in ((images, {}), (some, {}), (images, {"size": 4})):
         with pytest.raises(ConfigError, match=r"dataset id 'set'.*data\.different_people"):
             owner.prepare(changed, dataset_id="again", **more)
@@ -603,7 +604,7 @@ def test_resized_copies_under_another_id_are_found(owner, tmp_path, digits):
     for changes in ({"size": 12}, {"size": 16, "channels": 3}):
         with pytest.raises(ConfigError, match=r"already counted under the dataset id 'set'"):
             owner.prepare(large[100:300], dataset_id="again", **changes)
-    # Stored with the same size from enlarged copies, so that the bytes differ
+    # The copies are enlarged before they are stored at the same size, so that their bytes differ
     with pytest.raises(ConfigError, match=r"already counted under the dataset id 'set'"):
         owner.prepare(
             np.kron(large[100:300], np.ones((1, 2, 2), dtype=np.uint8)), dataset_id="again", size=20

@@ -84,7 +84,7 @@ WRITERS = {"tar": write_tar, "parquet": write_parquet}
 def write_set(folder: Path, form: str, names=NAMES, **more) -> Data:
     for start, name in enumerate(names):
         WRITERS[form](folder / f"{name}.{form}", range(10 * start, 10 * start + 10), **more)
-    for file in folder.iterdir():  # no file may count as changed just now
+    for file in folder.iterdir():  # so that no file counts as just changed
         os.utime(file, (1e9, 1e9))
     return settings(folder, form)
 

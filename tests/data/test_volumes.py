@@ -56,7 +56,8 @@ def test_each_orientation_gives_the_same_upright_slices(turned, suffix, tmp_path
 
 def test_coronal_and_sagittal_slices_have_the_head_at_the_top(tmp_path):
     file = write_nifti(tmp_path / "x.nii", PICTURES, "LIP")
-    volume = PICTURES[::-1]  # slices from above, rows from the front, columns from the left
+    # Axes: slices from top to bottom, rows from front to back, columns from left to right
+    volume = PICTURES[::-1]
     assert np.array_equal(shown(file, axis="coronal"), volume.transpose(1, 0, 2)[::-1])
     assert np.array_equal(shown(file, axis="sagittal"), volume.transpose(2, 0, 1)[..., ::-1])
 

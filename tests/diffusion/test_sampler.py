@@ -49,7 +49,8 @@ def test_schedule_falls_from_the_largest_level_to_zero():
 
 
 def test_a_gaussian_is_recovered_per_label():
-    n, std = 2000, 0.15  # 4.7 standard deviations lie inside [-1, 1], so clamping is rare
+    # The means are 4.7 standard deviations away from the limits -1 and 1, so clamping is rare
+    n, std = 2000, 0.15
     labels = torch.arange(2).repeat_interleave(n)
     images = draw(Gaussian(std), labels, steps=32)
     for label, mean in [(0, -0.3), (1, 0.3)]:

@@ -27,12 +27,13 @@ TINY = Architecture(width=8, multipliers=(1, 2), attention=(1,))
     [
         (8, 1, {}),
         (28, 1, {"unshuffle": 2}),
-        (28, 1, {"multipliers": (1, 1, 2), "attention": (1, 2)}),  # 28, 14, 7
-        (28, 1, {"multipliers": (1, 1, 1), "unshuffle": 2}),  # 14, 7, 4: odd sizes on the way up
+        (28, 1, {"multipliers": (1, 1, 2), "attention": (1, 2)}),  # levels of 28, 14, 7 pixels
+        # Levels of 14, 7 and 4 pixels: upsampling must give an odd side
+        (28, 1, {"multipliers": (1, 1, 1), "unshuffle": 2}),
         (32, 3, {"blocks": 2, "attention": ()}),
         (7, 2, {"multipliers": (1, 1, 1), "attention": (0, 1, 2)}),
         ((1, 2), 1, {"attention": ()}),  # one of the sides is not halved
-        # 6×10, 3×5, 2×3
+        # Levels of 6×10, 3×5 and 2×3 pixels
         ((12, 20), 3, {"multipliers": (1, 1, 2), "attention": (2,), "unshuffle": 2}),
     ],
 )

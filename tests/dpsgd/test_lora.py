@@ -80,7 +80,7 @@ def test_adapters_start_as_nothing():
         answer = plain(row)
         add_lora(net, [name], RANK, 0, SCALE)
         assert torch.equal(net.get_submodule(path)(row), answer), name  # equal to the last bit
-    # The rounding of other layers depends on the place of their memory
+    # In other layers, rounding depends on where their tensors lie in memory
     torch.testing.assert_close(model(*x), expected, rtol=0, atol=1e-5)
     assert list(adapted_layers(model)) == sorted(
         NAMES, key=list(dict(model.named_parameters())).index

@@ -22,7 +22,8 @@ from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import LogNormal
 from sfumato.settings.training import Architecture
 
-B, C = 5, 0.01  # images, clip: far below the gradient norms, so every row is clipped
+# B images. The clip C is far below the norms of the gradients, so every row is clipped
+B, C = 5, 0.01
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,7 @@ def test_as_one_matrix_rows_are_clipped_kept_or_dropped_as_apart(clip_as_one_mat
     random = torch.Generator().manual_seed(0)
     rows = {"a": torch.randn(6, 5, 7, generator=random), "b": torch.randn(6, 3, generator=random)}
     rows["a"][1] *= 1e-3
-    rows["b"][1] *= 1e-3  # shorter than the clip: stays as it is
+    rows["b"][1] *= 1e-3  # row 1 is shorter than the clip, so it is not clipped
     rows["a"][2, 1, 1], rows["b"][3, 0], rows["b"][4, 1] = (
         float("nan"),
         float("inf"),
@@ -134,7 +135,7 @@ def test_what_is_chosen_fits_and_is_a_power_of_two(room_of, model, draws, room):
     assert images * some <= max(1, room) and (
         images == 1 or images * gradient_bytes(model) <= room * one
     )
-    if some < draws:  # only if one image with all of its draws is too much
+    if some < draws:  # draws are split only if not even one image fits with all its draws
         assert images == 1 and room < draws
 
 

@@ -33,7 +33,7 @@ WAITS = {
         *("_unique2", "unique_dim", "bincount", "repeat_interleave.Tensor"),
     )
 }
-SENDS = "aten::lift_fresh"  # makes a tensor of Python numbers, which must be sent to the GPU
+SENDS = "aten::lift_fresh"  # makes a tensor from Python numbers, and sends it to the GPU
 
 
 class NoWaiting(TorchDispatchMode):

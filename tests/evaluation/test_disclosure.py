@@ -58,7 +58,7 @@ def test_equal_distances_count_for_innocence():
         compare_nearness(rng.integers(9, size=300), rng.integers(9, size=80), "images")
         for _ in range(300)
     ]
-    # Even without ties, one of 300 comparisons gives an alarm with a probability of up to 26 %
+    # Even without ties, the probability of an alarm in any of the 300 comparisons is at most 26 %
     assert not any(found["rings"] for found in whole)
 
 

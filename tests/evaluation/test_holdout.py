@@ -8,7 +8,8 @@ from PIL import Image
 
 from sfumato.data.images import ImageSet
 from sfumato.data.rendered import drawn_set
-from sfumato.evaluation.holdout import LOOK_ALIKES, unusable, without_copies
+from sfumato.evaluation.disclosure import compare_sets
+from sfumato.evaluation.holdout import LOOK_ALIKES, unusable, without_copies, without_repeats
 
 
 def resized(images: np.ndarray, side: int) -> np.ndarray:
@@ -67,6 +68,41 @@ def test_a_few_that_look_alike_are_no_copies_and_equal_ones_are(drawn):
     holdout[1] = train[0]
     left, (warning,) = without_copies(images_of(holdout), images_of(train))
     assert "(copies: 1 of 200 hold-out images)" in warning and len(left) == 199
+
+
+@pytest.mark.parametrize("side", [64, 40])
+def test_images_that_resemble_another_are_in_no_test_for_copies(drawn, side):
+    """Images of the same person may resemble each other."""
+    pictures = drawn[:60]
+    again = pictures if side == 64 else resized(pictures, side)
+    train = np.concatenate([pictures[:40], again[:3]])
+    holdout = np.concatenate([pictures[40:], again[3:5], again[40:42]])
+    persons = np.arange(43)
+    left = without_repeats(images_of(train, groups=persons), images_of(holdout))
+    assert np.array_equal(left[0].images, pictures[5:40]) and len(left[0].groups) == 35
+    assert np.array_equal(left[1].images, pictures[42:])
+    persons[40:] = persons[:3]
+    left = without_repeats(images_of(train, groups=persons), images_of(holdout))
+    assert np.array_equal(left[0].images, np.delete(train, [3, 4], axis=0))
+    alone = images_of(train[:3]), images_of(again[:3])
+    assert without_repeats(*alone) == alone, "a test without images is impossible"
+
+
+def test_copies_within_a_set_give_no_alarm(drawn):
+    """A hold-out without copies of training images differs from training images with copies."""
+    random = np.random.default_rng(0)
+    pictures = random.integers(0, 256, (2700, 8, 8, 1), np.uint8)
+    rows = random.permutation(np.concatenate([np.arange(2700), np.arange(300)]))
+    train, holdout = (images_of(pictures[part]) for part in np.split(rows, [2400]))
+    often = {image.tobytes() for image in pictures[:300]}
+
+    def losses(real: ImageSet) -> np.ndarray:
+        rare = [image.tobytes() not in often for image in real.images]
+        return np.array(rare) + random.random(len(real))
+
+    left = without_copies(holdout, train)[0]
+    assert not compare_sets(losses, *without_repeats(train, holdout), random)["rings"]
+    assert compare_sets(losses, train, left, random)["rings"], "copies have low losses"
 
 
 def test_a_blank_or_one_class_hold_out_cannot_judge(drawn):

@@ -235,7 +235,7 @@ def test_a_class_is_held_where_the_fit_begins_to_learn_its_noise():
     # At first, the target is the release itself
     assert stopping.held.all() and parts[0] == pytest.approx(1, abs=0.15)
     assert abs(parts[-1]) < 0.35  # at the end, the target contains little noise
-    assert (stopping.targets[0] - stopping.matches[0].table).norm() > 0.4  # not the release
+    assert (stopping.targets[0] - stopping.matches[0].table).norm() > 0.4  # it is not the release
 
 
 def test_a_class_that_comes_nearer_is_not_held():

@@ -121,7 +121,7 @@ def texts_of(path: Path, name: str) -> Iterator[Text]:
             yield Text(place, "names", node.id)
         if isinstance(node, ast.arg | ast.FunctionDef):
             yield Text(place, "names", node.arg if isinstance(node, ast.arg) else node.name)
-    # Line of the last comment that has its line to itself. A comment on the next line may continue
+    # Number of the last line that contains only a comment. A comment on the next line may continue
     # its sentence.
     comment = -1
     for token in tokenize.generate_tokens(io.StringIO(content).readline):

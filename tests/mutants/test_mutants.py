@@ -10,7 +10,9 @@ import pytest
 from run import ROOT, load_mutants
 
 MUTANTS = load_mutants()
-KNOWN = 27  # mistakes found in public code of these methods, or by attacks on this project
+# Number of known mistakes. They were found in public code of these methods, or by attacks on this
+# project
+KNOWN = 27
 
 
 @functools.cache

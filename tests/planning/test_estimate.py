@@ -121,7 +121,7 @@ def test_every_seed_trains_on_a_release_that_is_all_plain():
         )
         for seeds in ([0], [0, 1, 2])
     )
-    # Both add one training on the requested labels: 3 + 1 = 2 · (1 + 1)
+    # Each estimate also has one training on the requested labels: 3 + 1 = 2 · (1 + 1)
     assert three.of("evaluate") == 2 * one.of("evaluate")
 
 
@@ -151,7 +151,8 @@ def test_a_past_run_corrects_the_estimate_of_more_work_too(tmp_path):
     # Durations are stored to two digits
     assert after["auxiliary"] - after["plan"] == pytest.approx(2 * work, rel=0.05)
     assert longer["auxiliary"] - longer["plan"] > 1.4 * (after["auxiliary"] - after["plan"])
-    remember(tmp_path, plan_of(params, "auxiliary"), work / 10)  # a run that was resumed at its end
+    # So short a run was resumed near its end. It is ignored
+    remember(tmp_path, plan_of(params, "auxiliary"), work / 10)
     assert expected(tmp_path)[1] == first
 
 

@@ -53,7 +53,7 @@ def test_smaller_images_teach_less_only_with_many_units():
         == size_factor(1.0, 64, 128, 400)
         == size_factor(1.0, 64, 9000, 400)
     )
-    for product in (10, 100, 400, 1000, 3000):  # always a share, even if the product is small
+    for product in (10, 100, 400, 1000, 3000):  # the result is below 1 even if the product is small
         assert all(
             expected_part(kind, product, size_factor(1.0, 8, 224, product), 1.0) < 1
             for kind in KINDS

@@ -171,7 +171,7 @@ def test_a_network_at_its_defaults_reads_back(tmp_path):
 )
 def test_an_edit_changes_the_files_of_its_own_stages_only(edit, changed):
     fixed = {"recipe": "full"}
-    # The teacher has a share of the budget. Fix its noise, so that only finetune is calibrated anew
+    # The teacher has a share of the budget. Fix its noise, so that only finetune is recalibrated
     if "teacher" in edit:
         fixed |= {"teacher": {"noise": 30.0}}
         edit = {"teacher": {"noise": 30.0, **edit["teacher"]}}
@@ -502,7 +502,7 @@ def test_a_plan_spends_its_epsilon_once_by_default():
         ({"recipe": "dpdm", "profile": None, "privacy": {"epsilon": 3}}, 3.0),
         ({"recipe": "dpdm", "privacy": {"lifetime_epsilon": 7}}, 7.0),
         ({"recipe": "dpdm"}, "unlimited"),  # the profile's images are public
-        (own | {"privacy": {"epsilon": 3}}, 3.0),  # the profile's scale, but other images
+        (own | {"privacy": {"epsilon": 3}}, 3.0),  # a profile of other images
         (own | {"privacy": {"lifetime_epsilon": "unlimited"}}, "unlimited"),
     ):
         assert params(**content).privacy.lifetime == lifetime

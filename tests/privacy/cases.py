@@ -46,7 +46,7 @@ from sfumato.training.public_classifier import train_public_classifier
 SHAPE = (1, 8, 8)
 CLASSES = 10
 PUBLIC = 50.0  # Public size in every query
-# All maps except imagenet's: its weights come with an extra
+# All maps except imagenet's, because an extra installs their weights
 MAPS = [name for name in ALL_MAPS if not name.startswith("imagenet")]
 C = 1e-3  # clip of gradients, far below their norms: every row is clipped
 

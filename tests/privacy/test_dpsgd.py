@@ -16,7 +16,8 @@ from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import TimestepMixture
 from sfumato.settings.training import Architecture
 
-B, C = 6, 0.01  # images, clip: far below the gradient norms, so every row is clipped
+# B images. The clip C is far below the norms of the gradients, so every row is clipped
+B, C = 6, 0.01
 LAW = TimestepMixture()
 
 
@@ -139,7 +140,7 @@ def awkward_rows(length: int) -> dict[str, Tensor]:
         8 * torch.rand(length, generator=random) - 4
     )
     late = torch.full((length,), 1e-4)
-    late[::64] = 1.0  # the first of each 64: the small values after it vanish in the sum
+    late[::64] = 1.0  # in float32, the small squares after each 1 vanish in the sum
     return {
         "equal": torch.ones(length),
         "equal, not a power of two": torch.full((length,), 0.3),
@@ -198,7 +199,8 @@ def test_draws_have_their_rates_and_shapes(model):
     drawn = draw(model, images, 10, LAW, torch.Generator().manual_seed(0), label_dropout=0.1)
     assert drawn.noise.shape == (200, 10, 3, 10, 10)
     assert len(torch.unique(drawn.noise.flatten(2)[:, :, 0])) == 2000  # no noise is shared
-    # fixed seed; five standard errors, false alarm below 1e-6 under another
+    # The tolerance is five standard errors. The seed is fixed; with another one, the false-alarm
+    # rate is below 1e-6.
     assert float(drawn.drop.double().mean()) == pytest.approx(0.1, abs=5 * (0.09 / 2000) ** 0.5)
 
 

@@ -34,7 +34,7 @@ from sfumato.queries.count import query_count
 from sfumato.settings.data import GROUP, Data, Groups
 from sfumato.settings.queries import FeatureMap
 
-SIZES = (1, 7, 200)  # sizes of the groups to leave out; 30 more have 2 or 3 images
+SIZES = (1, 7, 200)  # sizes of the groups to leave out; 30 further groups have 2 or 3 images each
 CLASSES = tuple(str(i) for i in range(10))
 HIDDEN = 1e-9  # noise multiplier
 CASES = OWN | of_baselines("baseline_cases", "CASES")
@@ -83,7 +83,7 @@ def made_patients(digits: ImageSet) -> ImageSet:
     groups = np.concatenate([np.repeat(np.arange(3), SIZES), 3 + np.arange(89) // 3])
     order = np.random.default_rng(1).permutation(len(groups))
     images[np.isin(groups, (0, 1)) | ((groups == 2) & (np.arange(len(groups)) % 2 == 0))] = 255
-    labels[groups == 1] = 4  # a group of one class, and the large one of all classes
+    labels[groups == 1] = 4  # group 1 has one class; group 2, the largest, has all classes
     return ImageSet(images[order], labels[order], CLASSES, groups[order])
 
 
@@ -144,7 +144,8 @@ def test_the_weights_of_a_group_add_up_to_at_most_one(cap):
     for size in (1, 2, 3, 7, 49, 200, 12_345):
         total = math.fsum(group_weights(np.full(size, size), cap))
         assert total <= 1 and total == pytest.approx(min(size, cap) / cap, rel=1e-9)
-    for size in (2, 3, 7, 49, 200, 3000):  # added up one by one, as a sum over images may
+    # The weights are added up one by one, as in a sum over images
+    for size in (2, 3, 7, 49, 200, 3000):
         assert sum(group_weights(np.full(size, size), 1).tolist()) <= 1
 
 
@@ -191,7 +192,8 @@ def test_groups_are_drawn_whole_at_the_rate(patients):
         assert drawn == pytest.approx(round(drawn), abs=1e-6)  # whole groups
         seen[3] += drawn
         charge.release(torch.zeros(1), 1.0)
-    # binomial with 400 draws: five standard errors each, together false alarm below 2e-6
+    # The counts are binomial, with 400 draws. The tolerance is five standard errors for each. The
+    # false-alarm rate is below 2e-6 in total
     assert (
         abs(seen[1] / 400 - 0.3) < 5 * (0.21 / 400) ** 0.5
         and abs(seen[2] / 400 - 0.3) < 5 * (0.21 / 400) ** 0.5
@@ -207,7 +209,7 @@ def test_each_draw_of_a_group_picks_one_of_its_images_at_random(draws, patients)
     times = np.zeros(len(patients))
     for _ in range(300):
         labels = torch.cat([labels for _, labels in charge.batches(16, draws=draws)])
-        assert labels.shape == (len(index), draws)  # the same for groups of 1 and of 200
+        assert labels.shape == (len(index), draws)  # groups of 1 and of 200 count alike
         groups = patients.groups[labels.numpy()]
         assert (groups == groups[:, :1]).all() and len(set(groups[:, 0])) == len(index)
         times += np.bincount(labels.flatten().numpy(), minlength=len(patients))
@@ -230,7 +232,8 @@ def test_a_cap_lets_small_groups_count_less_and_none_more(patients):
         seen += sum(len(labels) for _, labels in charge.batches(64, draws=2))
         charge.release(torch.zeros(1), 1.0)
     rate = np.minimum(index.sizes, 6) / 6
-    # a sum of coins: five standard errors, false alarm below 1e-6
+    # Groups are drawn independently. The tolerance is five standard errors; the false-alarm rate is
+    # below 1e-6
     assert abs(seen / 300 - rate.sum()) < 5 * ((rate * (1 - rate)).sum() / 300) ** 0.5
     for group in range(3):
         assert move(CASES["count"], patients, group, cap=6) <= min(SIZES[group], 6) / 6 + 1e-6

@@ -38,7 +38,8 @@ from sfumato.settings.noise_levels import TimestepMixture
 KINDS = ("unet-epsilon", "unet-v", "transformer")
 CLASSES = ("zero", "one", "two")
 UNIFORM = TimestepMixture(weights=(1,), bounds=(0, 1000))
-B, C = 3, 1e-5  # images, clip (far below the norms: every row is clipped)
+# B images. The clip C is far below the norms of the gradients, so every row is clipped
+B, C = 3, 1e-5
 
 
 @cache

@@ -50,7 +50,7 @@ def test_a_sum_is_of_bounded_rows_made_of_one_image_each(owner):
 
     with opened(owner, sigma=1.0, lifetime_epsilon="unlimited") as charge:
         total = charge.sum(rows)
-    images = seen[4:]  # the first calls are trials on public noise
+    images = seen[4:]  # the first four calls are trials on public noise
     assert {*images} == {1} and abs(total.item() - len(images)) < 8  # standard deviations
 
 
@@ -121,8 +121,8 @@ def test_a_function_without_one_row_per_image_is_refused(owner, wrong):
         for size in (1, 8):
             with pytest.raises(ConfigError, match="rows|the row of one image"):
                 charge.sum(watched, size=size)
-        assert len(calls) <= 8  # only public noise
-        assert charge.sum(brightness).shape == (1,)  # the use was not lost
+        assert len(calls) <= 8  # all of them trials on public noise
+        assert charge.sum(brightness).shape == (1,)  # the use is still available
 
 
 def seen_otherwise(rows):

@@ -259,7 +259,7 @@ def test_the_release_chooses_what_is_trained(desk, owner, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         desk("finetune", training("salient-lora"), STEPS)
     desk("finetune", training("salient-lora"), STEPS)
-    assert len(stepped) == 5  # two steps, the kill, and the two that were left
+    assert len(stepped) == 5  # two steps, the third, which was killed, then the last two
     opened = owner.odometer.opened()
     # Resumed: no further charge
     assert [record["stage"] for record in opened] == ["saliency", "finetune"]

@@ -217,7 +217,7 @@ def test_a_bar_without_a_clock_shows_none(environment):
         assert ("-:--:--" in screen.getvalue() or "0:00:" in screen.getvalue()) == clock
 
 
-# --- what is written carries its cost -------------------------------------------------------------
+# --- every written artifact contains its records --------------------------------------------------
 
 
 @pytest.fixture
@@ -341,7 +341,7 @@ def test_a_plan_over_inherited_records_has_their_adjacency(tmp_path):
     assert epsilon(own, made.budget["delta"]) < 0.95 * spent
 
 
-# --- the check, as the command does it ------------------------------------------------------------
+# --- `stage ledger check` -------------------------------------------------------------------------
 
 
 def check(path: Path, **given) -> None:

@@ -58,7 +58,8 @@ def test_every_entry_has_its_own_noise(owner):
     assert len(released.unique()) > 3990
     rows = released.numpy()
     columns = released.numpy().T
-    # |correlation| of 50 or 80 normals: its largest among 3 000 pairs stays below 0.8
+    # Each correlation is computed from 50 or 80 normals. The largest |correlation| among 3 000
+    # pairs stays below 0.8
     for table in (rows, columns):
         assert np.abs(np.corrcoef(table) - np.eye(len(table))).max() < 0.8
 
@@ -119,7 +120,8 @@ def test_where_the_noise_fails_nothing_is_released(owner, monkeypatch, error):
         charge.release(torch.ones(8), 1.0)
 
 
-ENTROPY = {  # name -> stream, bytes from the system, some of their places
+# Name -> function that draws numbers, how many bytes it gets from the system, places of some bytes
+ENTROPY = {
     "noise": (lambda: NoiseSource().gaussian((8,), 1.0).tolist(), 16, range(16)),
     "draws": (
         lambda: torch.rand(1300, generator=secret_generator()).tolist(),

@@ -222,7 +222,7 @@ def test_the_public_edition_holds_no_number_of_the_evaluation(pages):
         *numbers,
         *(f"{float(n) * scale:.{digits}f}" for n in numbers for scale, digits in forms),
     }
-    # Numbers of fewer digits may be equal by chance
+    # Numbers of fewer than three digits may be equal by chance
     rounded = {n for n in rounded if len(n.replace(".", "").lstrip("0")) >= 3}
     text = re.sub(r"<style>.*?</style>|data:[^\"]*", "", pages["public"], flags=re.S)
     words = set(re.findall(r"\d+\.\d+", text))

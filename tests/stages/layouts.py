@@ -237,10 +237,10 @@ def littered(write):
 
 # ---- the expected results
 
-# answers to questions: "-" is the default
-WHOLE = "- n - - y"  # name, no two of one person, minutes, size, write
+# Answers to the questions of `stage init`: "-" accepts the default
+WHOLE = "- n - - y"  # name, no person in two images, minutes, size, write
 PERSONS = "- - - y"
-REPEATED = "- - - - - y"  # the beginnings of names, or the ids in a column, are persons
+REPEATED = "- - - - - y"  # persons are found by the beginnings of names, or by the ids in a column
 ASKED = "the class names that were found would be published"
 ORDER = "according to the order of the levels"
 
@@ -295,7 +295,7 @@ def bring(layout: Layout, desk, place: Path) -> None:
     """
     layout.write(place / "in")
     (brought,) = place.glob("in*")
-    secret = {*SECRET} - {*(layout.classes or ())}  # without names that the owner chose as classes
+    secret = {*SECRET} - {*(layout.classes or ())}  # class names are public
     for name, begun in {"yes": layout.why is None, "asked": layout.classes is not None}.items():
         (place / name / ".dvc").mkdir(parents=True)  # a repository is there already
         os.chdir(place / name)

@@ -229,8 +229,8 @@ TOGETHER = "`ledger.json` and `dvc.lock` together"
 NEXT_RUN = "`params.yaml`, recipes, profiles"
 SETTINGS = "`.dvc/config`, `.gitignore`, `.gitattributes`"
 NESTED = "[" * 100_000
-# Name -> edit of a pull request, and the row of the page that covers it, if the gate accepts it;
-# otherwise, a part of the gate's message.
+# Name -> edit of a pull request, and a text. If the gate accepts the edit, the text is the row of
+# docs/tutorials/ci.md that covers the edit. Otherwise, it is a part of the gate's message.
 EDITS: dict[str, tuple[Callable[[], object], str]] = {
     # the lock
     "lock deleted": (both(lambda: rebuild(raise_noise), LOCK.unlink), "dvc.lock does not exist"),

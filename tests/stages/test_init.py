@@ -193,7 +193,8 @@ def test_test_is_the_hold_out_and_grey_files_are_grey(init, tmp_path):
     init("--force", "no pictures in its hold-out: add pictures, or remove test/", code=4)
 
 
-ANSWERS = {  # answers, whether names look like persons -> privacy, data.groups
+# Case -> answers, whether file names look like persons, expected `privacy` and `data.groups`
+ANSWERS = {
     "no two of one person": (
         "clinic 2 n 7 300 y",
         False,
@@ -621,7 +622,7 @@ def test_from_a_folder_to_a_release_in_the_time_announced(
     monkeypatch.setattr(project_module, "DVC_HINTS", ())
     release = sfumato.Project(project).run()  # the same project from Python: nothing is left to do
     again = re.findall(r"Running stage '(.+)'", capsys.readouterr().out)
-    assert again == ["plan"]  # `plan` checks for an upgrade of the package
+    assert again == ["plan"]  # it runs to check for an upgrade of the package
     assert len(release) == len(images) and len(Odometer(tmp_path / "state", "photos").opened()) == 2
 
     # Processor time is compared, which depends less on other programs. The aim is a factor of 2.

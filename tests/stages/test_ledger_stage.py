@@ -145,7 +145,7 @@ def test_a_plan_with_a_removed_setting_can_be_checked(desk):
 
 
 def test_a_ledger_that_does_not_hold_is_not_written(desk):
-    release(charged("p", noise=0.5))  # ε = 10 is far below what it cost
+    release(charged("p", noise=0.5))  # the release cost far more than the target, ε = 10
     desk.run("ledger write", "exceeds the ledger's target", code=3)
     assert not Path("ledger.json").exists()
 
@@ -207,7 +207,7 @@ def test_a_copied_state_directory_continues_under_another_id(desk):
         assert odometer(state).opened() == [charge.record]  # one charge per state directory
         records.append(charge.record)
     assert records[0]["id"] != records[1]["id"] and records[0]["event"] == records[1]["event"]
-    release(records[1])  # the other continuation's release comes to this place
+    release(records[1])  # the release of the copy is copied to the project
     desk.run("ledger write")
     assert line()["charges"] == 2 and not line()["complete"]
 
@@ -231,7 +231,7 @@ def test_a_release_taken_as_public_images_brings_its_records(desk):
     record = charged("p")
     release(record)
     assert public_records(desk, "artifacts/synthesize/images.npz") == {record["id"]: record}
-    # Results made from it have these records too, and the budget includes them
+    # Results made from these public images have the same records, and the budget includes them
     desk.run("plan", "1 charge of earlier releases", "clinic")
     with_them = json.loads(Path("artifacts/plan/budget.json").read_text())
     assert 9.5 < with_them["epsilon"] <= 10

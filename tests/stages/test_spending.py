@@ -218,7 +218,7 @@ def test_a_stage_in_spend_again_and_its_users_run_once(desk, released):
     assert planned(desk) == anew and lost.is_dir()
     desk.run("count", code=3)
     desk.params(privacy={"lifetime_epsilon": 99})
-    now = planned(desk)  # the key may be removed, and the later releases are kept
+    now = planned(desk)  # without the key, the repeated releases are kept
     assert all(now[f"{s}.yaml"] == anew[f"{s}.yaml"] for s in ("count", "central"))
     desk.params(privacy={"spend_again": {"central": 2}, "lifetime_epsilon": 99})
     third = planned(desk)
@@ -340,7 +340,7 @@ def test_a_kept_copy_that_was_changed_is_not_put_back(desk, plan, killed_at, cha
     CHANGES[change](kept)
     desk.run("count", "You can restore this copy", "spend_again: {count: 1}", code=4)
     assert not Path("artifacts/count").exists() and desk.opened == ["count"]
-    assert len(closings(desk)) == journalled  # nothing is closed over a copy that is not whole
+    assert len(closings(desk)) == journalled  # a damaged copy closes no charge
 
 
 def test_a_release_is_copied_by_one_process_at_a_time(desk, monkeypatch, plan):

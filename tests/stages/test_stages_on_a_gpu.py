@@ -14,11 +14,13 @@ from sfumato.settings.stages import QUERIES, STAGES
 
 PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"
 EVALUATED = ["teacher-generator", "full"]
-ADDED = ("student",)  # a stage that no recipe runs: `teacher-generator` with a stream
-# Recipes that have the other stages
+# No recipe runs this stage. Here, it is added to `teacher-generator`, with a stream
+ADDED = ("student",)
+# Recipes that contain the remaining stages
 OTHERS = ["teacher-public", "dp-mepf", "teacher-gaussian", "sapf-pixel"]
 OTHERS += of_baselines("baseline_settings", "RECIPES")
-# Stages that a test leaves on the CPU: one of each kind with a network of its own
+# A test leaves these stages on the CPU, and checks that this is noticed. They stand for all kinds
+# of stages with a network of their own
 PLANTED = ("histogram", "select", "pretrain", "saliency", "finetune", "synthesize")
 # stages that need no card: they count labels, sum pixels, or choose images by number
 IDLE = {"count", "central"}
@@ -120,7 +122,7 @@ def test_every_stage_of_a_recipe_runs_on_a_gpu(
         stage for stage in STAGES if stage in stages and (stage != "evaluate" or name in EVALUATED)
     ]
     desk.base = SMALL
-    # As many images of each class as the release has
+    # 24 images of each of 10 classes: noisy counts may request all 24 images of one class
     select = {"ratio": 0.2} if "histogram" in run else {"images": 240}
     desk.params(recipe=name, run=run, select=select, synthesize={"stream": "student" in run})
     with pretended_gpu() as card:

@@ -75,7 +75,7 @@ def test_an_archive_and_those_in_it_share_one_allowance(tmp_path, here, monkeypa
         wanted = "expands to more than" if name == "large.zip" else "cannot be read as an image"
         with pytest.raises(DataError, match=wanted):
             bombs.read(path)
-    # Pictures of the small archive, which stay until the program ends; the large one leaves none
+    # Both pictures of the small archive stay until the program ends. The large archive leaves none
     assert sum(file.is_file() for file in (here / "state").rglob("0.png")) == 2
 
 

@@ -62,7 +62,8 @@ def link_out(file):
 
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 6 6\n%%EndComments\n"
-SPOILED = {  # fault in a folder of cats and dogs; name and fix in the error
+# Fault -> function that makes it in a folder of cats and dogs; file name and fix in the error
+SPOILED = {
     "size": (
         lambda root: Image.new("RGB", (7, 6)).save(root / "dog/1.png"),
         "1.png",
