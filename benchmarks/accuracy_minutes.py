@@ -2,9 +2,9 @@
 
     python benchmarks/accuracy_minutes.py [docs/accuracy-minutes.png]
 
-Accuracy is averaged over all rows of one recipe, ε and set. Minutes are from the fastest of these
-rows, for a complete run on two processor cores. Published results are all drawn at the training
-time of FETA-Pro.
+A point stands for all rows with the same recipe, ε and set. Its accuracy is their mean. Its time is
+from the fastest row, and is for a complete run on two processor cores. All published results are
+drawn at the training time of FETA-Pro.
 """
 
 from __future__ import annotations

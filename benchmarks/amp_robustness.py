@@ -46,7 +46,9 @@ HELD_OUT = 8  # held-out glyphs of each of the 62 classes
 
 
 def glyphs(per_class: int) -> tuple[Tensor, Tensor]:
-    """Draw glyphs, with the held-out ones last. In each part, all classes have equally many.
+    """Draw glyphs: first those for training, then the held-out ones.
+
+    In each part, all classes have the same number of glyphs.
 
     Returns ((N, 1, 8, 8) float32 in [0, 1], (N,) int64).
     """
@@ -103,7 +105,10 @@ def losses_under_noise(
 
 
 def worst_loss(model: UNet, batch: Sequence[Tensor], norm: float, steps: int = 5) -> float:
-    """Measure the loss after gradient ascent in the weights, at most `norm` from the start."""
+    """Move the weights by gradient ascent by at most `norm`, and return the loss there.
+
+    Afterwards, the model has its original weights again.
+    """
     parameters = list(model.parameters())
     weights = [p.detach().clone() for p in parameters]
     delta = [torch.zeros_like(w) for w in weights]

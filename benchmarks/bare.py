@@ -1,6 +1,7 @@
-"""Make the project, and the packages that `gpu_carry.sh` fetched, importable on a bare machine.
+"""Set the import path on a machine without this project's packages.
 
-Import this module first.
+Then the project can be imported, and so can the packages that `gpu_carry.sh` fetched. Import this
+module first.
 """
 
 import importlib.util

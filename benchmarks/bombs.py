@@ -70,8 +70,9 @@ def look(path: Path, **settings: Any) -> None:
 
 
 def receive(folder: Path) -> None:
-    """Do what a recipient does: load a release, make a table of it, and prepare a picture in the
-    same way as the sensitive pictures.
+    """Do what a recipient does: load a release, make a table of it, and prepare another picture.
+
+    `release.prepare` converts the picture as the sensitive pictures were converted.
     """
     from sfumato.release.loading import load_release
 

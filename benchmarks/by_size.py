@@ -3,10 +3,11 @@
     OMP_NUM_THREADS=1 python benchmarks/by_size.py NAME FOLDER --sizes 8,16,32 [--units 500,1000]
         [--epsilons 1,10] [--minutes 4] [--groups PATTERN] [--work WORK]
 
-FOLDER: public images in class folders, used as the sensitive ones; --units: numbers of random units
-to use (persons with --groups, otherwise images); NAME: name of the set in the rows.
-Projects have the settings that `stage init` proposes. A row contains three balanced accuracies in
-%, measured on the hold-out that the project's key selects, at the project's image size:
+NAME: name of the set in the rows. FOLDER: public images in class folders, used as the sensitive
+ones. --units: how many units to use, chosen at random. A unit is a person with --groups, otherwise
+an image. Each project has the settings that `stage init` proposes, and its own hold-out, which its
+key selects. A row contains three balanced accuracies in %, measured on this hold-out at the
+project's image size:
 
 - `release`: the best classifier trained on the release;
 - `teacher`: the teacher;

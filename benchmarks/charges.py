@@ -7,9 +7,9 @@ directories. Each process has a share of the work items. For each item it opens 
 releases, and closes the charge. Each item is given to two processes, so that they race for it. Now
 and then a process is killed (SIGKILL), finds its disk full, has its clock set back, or forks a
 child that tries to use its charge. A killed process is restarted with the same share. In the end,
-the journal must be valid and contain one charge per work item, opened once and closed once. In
-the last state directory, the lifetime budget suffices for only half of the items, and the journal
-must contain exactly that many charges.
+the journal must be valid and contain one charge per work item, opened once and closed once. In the
+last state directory, the lifetime budget suffices for only half of the items. Its journal must
+contain charges for exactly half of them.
 """
 
 from __future__ import annotations

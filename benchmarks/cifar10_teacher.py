@@ -1,4 +1,4 @@
-"""Measure the teacher's accuracy on CIFAR-10 by ε, at δ = 1e-5, without any public data.
+"""Measure the teacher's accuracy on CIFAR-10 by ε, at δ = 1e-5, without public photographs.
 
     # the official split, which is downloaded
     OMP_NUM_THREADS=1 python benchmarks/cifar10_teacher.py

@@ -242,9 +242,10 @@ def with_differences(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
     """Return a table of the runs, sorted by recipe and ε, and a warning per kind of difference.
 
     Accuracies are in [0, 1], or NaN if a run was not evaluated by the classifier. For each run, the
-    column "differs" names what makes it hard to compare: each of IDENTITY_COLUMNS and "delta" whose
-    value is missing or is not the most common one (the first, if several are equally common), and
-    "ledger" if the ledger is invalid.
+    column "differs" names what makes it hard to compare. It names a column, one of IDENTITY_COLUMNS
+    or "delta", if the run's value is missing or is not the most common value. Among equally common
+    values, the first counts. A column without any value is never named. "differs" also names
+    "ledger", if the ledger is invalid.
     """
     runs = pd.DataFrame(rows)
     warnings = [

@@ -3,18 +3,18 @@
     python benchmarks/file_kills.py
     python benchmarks/file_kills.py --commands count forget --every 10
 
-For each command of CASES, a small project is prepared up to that command. The command is then
-killed at every open for writing, write, flush, rename, removal, new folder and change of mode in
-the project and its state directory (`tests/file_faults.py`). Each kill leaves up to three states of
-the files:
+For each command of CASES, a small project is prepared up to that command. Then the command runs
+once for each of its file events, and is killed at this event. An event is one of these operations
+in the project or its state directory: open a file for writing, write, flush, rename, remove, create
+a folder, change a mode (`tests/file_faults.py`). Each kill leaves up to three states of the files:
 
 - as they are;
 - as after a power cut, if names reached the disk before contents;
 - as after a power cut, if only flushed contents reached the disk.
 
-In each state, the command is run again and must succeed. No charge may be made twice, and forgotten
-files must be gone. A power cut after the end of the command must undo nothing. A state with the
-same files as the previous one is not tried again.
+In each state, the command is run again. It must succeed, or refuse because the release is already
+kept. No charge may be made twice, and forgotten files must be gone. A power cut after the end of
+the command must undo nothing. A state with the same files as at the event before is not tried.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def prepared_first(project: Project) -> None:
 
 
 def with_a_withdrawal(project: Project) -> None:
-    """Prepare a project from which a person withdraws after the count."""
+    """Run a project up to `count`, and then set a new version, as if a person had withdrawn."""
     run_all(project, "prepare sensitive", "prepare public", "plan", "count")
     key = project.state / "keys" / NAME
     shutil.copy(key, project.folder.with_name(f"{project.folder.name}.key"))

@@ -79,9 +79,10 @@ def height_at(line: dict[str, Any], kind: str, product: Any) -> Any:
 
 
 def left_out(table: pd.DataFrame) -> pd.DataFrame:
-    """Forecast each run from sets of other pictures.
+    """Forecast each run by a line that is fitted to the other sets.
 
-    A run is omitted if there is no such set of its kind.
+    Sets of the same pictures as the run's set, such as a part of it, are left out too. A run is
+    omitted if no set of its kind remains.
     """
     rows = []
     # Sets of the same pictures, such as "brain MRI" and "brain MRI of 500", are left out together
@@ -108,9 +109,10 @@ def left_out(table: pd.DataFrame) -> pd.DataFrame:
 def fitted(table: pd.DataFrame) -> dict[str, Any]:
     """Fit the line and its `spread`, and list the runs.
 
-    On the logit scale, seven of eight forecasts of left-out sets err by at most the spread times
-    `range_width`, which exceeds 1 if there are few units. The same is true of all forecasts of
-    seven of eight small sets.
+    The spread is chosen by the forecasts of `left_out`. Their errors are on the logit scale. The
+    limit of an error is the spread times `range_width`, which exceeds 1 if there are few units. At
+    least the share COVERED of all forecasts stays within this limit. In at least the same share of
+    the small sets, every forecast does.
     """
     found = left_out(table)
     small = found[found.units.between(*SMALL)].groupby("set").error.max()

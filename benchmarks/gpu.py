@@ -262,7 +262,7 @@ def chunk_of(setting: Setting, draws: int, model: UNet) -> int:
 
 
 def busy(found: Found) -> None:
-    """Check that memory suffices and that no step waits, and measure how busy the device is."""
+    """Check that memory suffices and that no step waits for the GPU. Measure how busy it is."""
     setting = TINY if found.small else PAPER
     for draws in (8, 32):
         model = setting.network(found.device)

@@ -227,7 +227,10 @@ def repro(project: Project, **more: str) -> tuple[int, str]:
 
 
 def moments_of(project: Project, kept: Path, run: Run) -> list[str]:
-    """Restore the project from `kept`, run it, and return the moments of its journal entries."""
+    """Restore the project from `kept`, run it without a fault, and return its moments.
+
+    A moment is a point in the writing of a journal entry at which a fault can occur (MOMENTS).
+    """
     project.restore(kept)
     code, said = run(project, **fault(project.folder, project.state))
     assert code == 0, said
@@ -240,7 +243,7 @@ def moments_of(project: Project, kept: Path, run: Run) -> list[str]:
 def strike_at(project: Project, kept: Path, run: Run, kind: str, number: int) -> tuple[int, int]:
     """Restore the project from `kept`, run it with a fault at moment `number`, and run it again.
 
-    Raises AssertionError if the second run fails. Returns 1 fault and 0 cures.
+    Raises AssertionError if the second run fails. Returns (1, 0): one fault, no cures.
     """
     project.restore(kept)
     failed, said = run(project, **fault(project.folder, project.state, kind, number))
@@ -320,8 +323,8 @@ def strike_often(
 def kill_caller(project: Project, pause: float) -> tuple[int, int]:
     """Kill a Python process during `Project.run`, `pause` seconds after a stage began.
 
-    Returns 1 fault and 0 cures. Raises AssertionError unless all processes that the killed one
-    started end within GONE seconds.
+    Returns (1, 0): one fault, no cures. Raises AssertionError unless all processes that the killed
+    process started end within GONE seconds.
     """
     words = [sys.executable, "-c", "import sfumato; sfumato.Project().run(progress=False)"]
     caller = subprocess.Popen(words, cwd=project.home, env=project.environment)

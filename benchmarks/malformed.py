@@ -11,12 +11,12 @@ program then runs in its own process, with bounded memory and time. It must exit
 print no traceback, leave no incomplete file, and accept nothing wrong: no changed ledger, no
 artifact with changed bytes, no journal that lost a charge.
 
-Then each file that `bombs.py` builds is read in its own process. That process may use 2 GB more
-memory than PyTorch and all decoders take after their import. (The limit is RLIMIT_DATA, which
+Then each file that `bombs.py` builds is read in its own process, after PyTorch and all decoders
+were imported. From then on, the process may use 2 GB more memory. (The limit is RLIMIT_DATA, which
 counts private memory. RLIMIT_AS would count the whole address space, which is 3 GB after the
-import.) The program must refuse each file within 20 seconds by one of its own errors, not caused by
-a MemoryError. It may write at most LARGEST_PICTURE bytes plus a megabyte, and it must leave no file
-in the state directory or among the temporary files.
+import.) The program must refuse each file within 20 seconds by one of its own errors. A MemoryError
+must not be the cause of this error. The program may write at most LARGEST_PICTURE bytes plus a
+megabyte, and it must leave no file in the state directory or among the temporary files.
 """
 
 from __future__ import annotations

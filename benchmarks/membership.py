@@ -2,9 +2,9 @@
 
     python benchmarks/membership.py    # in the folder of a project that made a release
 
-The results are local, for the owner. (The test for copies in every evaluation uses only the real
-images nearest to the release. These attacks also use real images farther away.) Members are the
-sensitive images. The others are the hold-out images, and no released file depends on them. An
+The results are local, for the owner. Members are the sensitive images. The others are the hold-out
+images, and no released file depends on them. (Every evaluation contains a test for copies. It uses
+only the real images nearest to the release. These attacks also use real images farther away.) An
 attack that finds nothing proves nothing; an attack that finds more than the guarantee allows would
 refute the guarantee.
 """

@@ -2,7 +2,7 @@
 
     python benchmarks/metrics_sanity.py [--images 5000] [--folder /usr/share/datasets/fashion-mnist]
         [--plots DIR]
-    # drawn letters replace real images
+    # drawn glyphs (digits and letters) replace real images
     python benchmarks/metrics_sanity.py --drawn
     # time of each measure
     python benchmarks/metrics_sanity.py --seconds 5000,60000
@@ -153,12 +153,12 @@ def p_by_shuffling(
 ) -> float:
     """Estimate p by shuffling the distances of training images and hold-out images (strangers).
 
+    The test counts the training images that are nearer to the set than a limit. Returns the share
+    of shuffles in which this count is at least as large as without shuffling.
+
     near: distance of each training image to the nearest image of the set;
     strangers: the same for each hold-out image;
     rank: the limit is the distance of the rank-th nearest stranger, counted from 1.
-
-    Returns the share of shuffles in which at least as many training images as observed are nearer
-    than the limit.
     """
     distances = np.concatenate([near, strangers])
     seen = (near < np.sort(strangers)[rank - 1]).sum()
@@ -211,7 +211,10 @@ def reliability_by_scikit_learn(
 
 
 def judged(part: ImageSet, holdout: ImageSet) -> tuple[np.ndarray, dict]:
-    """Train a linear classifier on a set. Returns its hold-out logits, and its `aggregate`."""
+    """Train a linear classifier on a set, and test it on the hold-out.
+
+    Returns the logits of the hold-out images, and the result of `aggregate`.
+    """
     schedule = schedule_of("lr", len(part), 1)
     scores = logits(
         fit_classifier("lr", part.images, part.labels, len(part.classes), schedule, 0),
@@ -353,9 +356,9 @@ def from_scratch(train: ImageSet, holdout: ImageSet, seed: int) -> float:
 def measure_marks(seeds: int, folder: Path, images: int) -> None:
     """Print how reliably the pattern is found, and how much accuracy it costs students.
 
-    One student is a linear classifier on the features of a network trained on drawn letters. The
-    other is a CNN. Each is trained on one split of Fashion-MNIST and tested on the other, and
-    likewise with two halves of scikit-learn's digits.
+    One student is a linear classifier on the features of a network trained on drawn glyphs. The
+    other is a CNN. Each is trained on `images` training images of Fashion-MNIST and tested on the
+    test images. Then it is trained on one half of scikit-learn's digits and tested on the other.
     """
     whole, _ = real_images(False, folder, images)
     train = whole.take(np.arange(images))
@@ -395,7 +398,7 @@ def main(
         "/usr/share/datasets/fashion-mnist"
     ),
     drawn: Annotated[
-        bool, typer.Option("--drawn", help="Use drawn letters as real images.")
+        bool, typer.Option("--drawn", help="Use drawn glyphs as real images.")
     ] = False,
     plots: Annotated[
         Path | None, typer.Option(help="Folder for neighbours.png of the set that is half copied.")

@@ -1,11 +1,11 @@
 """Measure what protecting persons instead of images costs: compare `unit: group` and `unit: image`.
 
 Images are assigned to invented patients. A patient's number of images is drawn from a geometric
-distribution, and is at most 30. A patient's images are of any class, or (for almost all patients)
-of one class. The arm `group` uses all images; the arm `image` uses one image of each patient. So
-both arms have the same number of units, `size_hint`, ε and δ. Both are tested on the same real
-images, of other patients. The recipe is dp-merf with pixel features, and every run has its own
-folder and noise. Rows are appended to a CSV file.
+distribution, and is at most 30. With `--classes mixed`, a patient's images are of any class. With
+`one`, almost all patients have images of only one class. The arm `group` uses all images; the arm
+`image` uses one image of each patient. So both arms have the same number of units, `size_hint`, ε
+and δ. Both are tested on the same real images, which belong to no patient. The recipe is dp-merf
+with pixel features, and every run has its own folder and noise. Rows are appended to a CSV file.
 
     OMP_NUM_THREADS=1 nice python benchmarks/patients.py --sets digits,fashion-mnist
         --epsilons 1,10 --seeds 0,1,2

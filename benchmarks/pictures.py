@@ -1,13 +1,14 @@
-"""Draw released images by recipe and ε, below real images: one picture for each public set.
+"""Draw one picture for a public set: real images, and below them releases by recipe and ε.
 
     OMP_NUM_THREADS=1 python benchmarks/pictures.py digits --work WORK
     OMP_NUM_THREADS=1 python benchmarks/pictures.py fashion-mnist --work WORK
     # one folder per class
     OMP_NUM_THREADS=1 python benchmarks/pictures.py cifar10 --work WORK --path FOLDER
 
-Each row shows a release by its first plain images of each class, without any selection. The first
-row shows real images: from the hold-out if the set may be shown, otherwise from the recipe's public
-set. A release that is already in WORK is not made again.
+The first row shows real images: from the hold-out if the set may be shown, otherwise from the
+recipe's public set. Each other row shows one release. It contains the release's first plain images
+of each class, and no images are selected by their looks. A release that is already in WORK is not
+made again.
 """
 
 from __future__ import annotations

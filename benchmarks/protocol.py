@@ -142,9 +142,9 @@ def model_selection(
     """Measure whether settings rank alike on synthetic and on real images.
 
     A tenth of the synthetic images, at most SCORED, is set aside. Each setting is trained on the
-    others, and scored on the images set aside ("synthetic") and on `holdout` ("real"). With
-    `train`, each setting is also trained on as many real images (all, if there are fewer), and
-    scored on `holdout` ("retrained"). Source: DP-Diffusion §6, Figure 4.
+    other synthetic images, and scored on the images set aside ("synthetic") and on `holdout`
+    ("real"). With `train`, each setting is also trained on the same number of real images (all, if
+    there are fewer), and scored on `holdout` ("retrained"). Source: DP-Diffusion §6, Figure 4.
 
     Args:
         settings: Settings to compare.
@@ -159,8 +159,8 @@ def model_selection(
         "kendall": rank correlations of "synthetic" and "real", 0 if either score is the same for
         all settings; "chosen": index of the best setting by "synthetic"; "rank": its rank by
         "real", 1 for the best; "regret": the best "real" minus the "real" of the chosen setting.
-        With `train`, also the last five for "retrained" in place of "real", with the suffix
-        "_retrained".
+        With `train`, there are five more keys: "spearman_retrained" to "regret_retrained". They
+        compare "synthetic" with "retrained" instead of "real".
     """
     order = np.random.default_rng(1).permutation(len(synthetic))
     kept = min(max(1, round(KEPT * len(synthetic))), SCORED)

@@ -5,13 +5,14 @@ A teacher is a linear classifier with differential privacy.
     OMP_NUM_THREADS=1 python benchmarks/rectangles.py FOLDER [--sizes 96x128,96x96,128x128pad]
         [--map patches] [--pattern '^(\d+)_'] [--epsilons 1,10] [--seeds 0,1,2]
 
-FOLDER: public pictures in class folders, used as the sensitive ones; --pattern: finds, in a file
-name, the original that the picture is a copy of. Every seed holds out another fifth of the
-originals, with all their copies, and draws other noise. A size like 96x96 is the middle square of a
-picture; 128x128pad is the whole picture with black bars. The directions of the features are fitted
-to drawn textures. The unit is one image. All of ε goes to the teacher, and δ is 1/(N ln N). The
-full-batch steps are composed exactly. The table has the balanced accuracy on the hold-out in %, and
-the processor seconds to compute the features of a thousand pictures.
+FOLDER: public pictures in class folders, used as the sensitive ones. Several pictures may be copies
+of one original. --pattern: regular expression for file names; its first group names the original.
+Each seed holds out its own random fifth of the originals, with all their copies, and draws its own
+noise. A size like 96x96 is the middle square of a picture; 128x128pad is the whole picture with
+black bars. The directions of the features are fitted to drawn textures. The unit is one image. All
+of ε goes to the teacher, and δ is 1/(N ln N). The full-batch steps are composed exactly. The table
+has the balanced accuracy on the hold-out in %, and the processor seconds to compute the features of
+a thousand pictures.
 """
 
 import argparse

@@ -1,14 +1,14 @@
-"""Measure the preparation of tar shards: time by workers, memory, and whether kills change bytes.
+"""Measure time and memory of preparing tar shards, and check that kills change no bytes.
 
     OMP_NUM_THREADS=1 python benchmarks/shards.py --folder FOLDER [--pictures 200000] [--shards 20]
         [--rounds 3] [--kills 5] [--s3]
 
 The shards (32×32, in colour) and the state directories are written to FOLDER. FOLDER is removed at
 the end, with everything in it. Each round prepares with one worker and then with two, so that other
-programs slow both alike; the shortest time of each is reported. Memory is the largest resident
-anonymous memory of a process. Each kill ends the whole process group by SIGKILL at a random time,
-and the same command then resumes. With --s3, the shards are also read through s3://, from a moto
-server that this program starts.
+programs slow both alike. In the end, the shortest times of both are compared. Memory is the largest
+resident anonymous memory of a process. Each kill ends the whole process group by SIGKILL at a
+random time, and the same command then resumes. With --s3, the shards are also read through s3://,
+from a moto server that this program starts.
 """
 
 import argparse

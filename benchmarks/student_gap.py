@@ -11,15 +11,15 @@ The hold-out is split at random into two halves: use `choosing` to choose among 
 It is a `cnn`; only `draws` also trains the network of `stage student`. For each seed, two balanced
 accuracies in % are printed: on the images of the half that --part names, and on the same images
 shifted by up to a sixteenth of their shorter side. `heads` prints only the first. The results are
-local, because they are measured on real images; `causes` and `heads` also fit parts of networks to
-real images.
+local, because they are measured on real images. `causes` also trains networks and last layers on
+real images, and `heads` fits last layers to them.
 
 - `causes`: compares networks trained on the release with networks trained on real images, both
   without and with shifts and scaling. For networks trained on the release, it also recomputes the
   batch norms' statistics on the other half of the hold-out, which needs no labels, and refits the
   last layer on the release and on real images
-- `heads`: fits last layers to real images without noise, which bounds what a last layer with
-  differential privacy could reach on the same features
+- `heads`: fits last layers to real images, without noise. Their accuracy is an upper bound for last
+  layers with differential privacy on the same features
 - `labels`: trains on images that are labelled by several rules. Some rules change the labels of
   distorted images only, some leave images out, and the rule `blends` makes new images
 - `draws`: compares networks trained on the release's images, on its stream, and by `stage student`

@@ -7,11 +7,11 @@
 No project is needed. FOLDER: public images in class folders, used as the sensitive ones. PUBLIC:
 images to which the directions of the features are fitted. It is a folder, or `procedural` for drawn
 textures, or `itself` for the hold-out. No release may use its hold-out, so `itself` only serves to
-estimate the largest gain from better directions. Every seed holds out another fifth of the images
-and draws other noise. All of ε goes to the teacher, and δ is 1/(N ln N). The full-batch steps are
-composed exactly. The accuracy is balanced, on the hold-out, in %. The outputs of the maps are
-computed once and stored in the file --rows. With --units, this many random images are the sensitive
-ones, with the settings that `stage init` chooses for them.
+estimate the largest gain from better directions. Each seed holds out its own random fifth of the
+images and draws its own noise. All of ε goes to the teacher, and δ is 1/(N ln N). The full-batch
+steps are composed exactly. The accuracy is balanced, on the hold-out, in %. The outputs of the maps
+are computed once and stored in the file --rows. --units: number of random images to train on, with
+the settings that `stage init` chooses for this number; without it, all images are used.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ DRAWN, HELD_OUT = 400, 5  # Textures of each kind; one image in 5 is held out
 
 
 class Known(nn.Module):
-    """A map with rows that are already computed.
+    """A stand-in for a feature map, with rows that are already computed.
 
-    Each "image" in its input, (B, Σ d, 1, 2), contains the rows of all maps. The first column has
-    the rows of the image, the second the rows of its mirror image. The network returns its own
-    map's part of the first column. Flipping an "image" exchanges the columns.
+    Its input, (B, Σ d, 1, 2), takes the place of images. It contains the rows of all maps: in the
+    first column for each image, in the second column for its mirror image. So a flip of this input
+    exchanges an image and its mirror image. The output is the part of the first column that belongs
+    to this map.
     """
 
     def __init__(self, columns: slice) -> None:

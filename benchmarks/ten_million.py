@@ -8,12 +8,12 @@ Random grey images of ten classes are written as a NumPy archive (640 MB for ten
 8×8). The memory must not depend on the number of images.
 
 Each part runs on the images in its own process, on one thread: `prepare`, `count`, `central`,
-`frequency`, one step of DP-SGD and, only if --parts names it, `synthesize`. The last draws equally
-many images from a generator, distorts and blends them, and writes the release. Memory is the
-largest resident anonymous memory of the process (RssAnon in /proc/PID/status, read every 10 ms). It
-excludes pages of files, which the system caches only while no other program needs the memory.
-Seconds are processor time of the part, without imports. The program needs Linux, and three times
-the images' space in --folder.
+`frequency`, one step of DP-SGD and, only if --parts names it, `synthesize`. The part `synthesize`
+draws the same number of images from a generator, distorts and blends some, and writes the release.
+Memory is the largest resident anonymous memory of the process (RssAnon in /proc/PID/status, read
+every 10 ms). It excludes pages of files, which the system caches only while no other program needs
+the memory. Seconds are processor time of the part, without imports. The program needs Linux, and
+three times the images' space in --folder.
 """
 
 from __future__ import annotations

@@ -4,13 +4,14 @@ The generated parts are between the marks `<!-- NAME -->` and `<!-- /NAME -->`.
 
 These parts are made from the table of stages, the Typer app, the exit codes of `sfumato.errors`,
 the fidelity metrics, the recipes and profiles in `pipelines/`, and the settings. The description of
-a setting is the comment at the end of its line, the comment lines directly above it, the
-description in the class from which it is inherited, or an entry of EVERYWHERE. In a description,
-`one of TABLE (its/module)` is replaced by the names in that table. The description of a section is
-the docstring of its class.
+a setting is the first of these that exists: the comment at the end of its line, the comment lines
+directly above it, its description in the class from which it is inherited, or its entry in
+EVERYWHERE. In a description, `one of TABLE (its/module)` is replaced by the names in that table.
+The description of a section is the docstring of its class.
 
     python docs/generate.py            # write
-    python docs/generate.py --check    # exit 1 if the page differs from the code
+    # exit 1 if a file differs from the code, or if a setting has no description
+    python docs/generate.py --check
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ NAMED = {float | str: "[noise](#noise)", get_args(NoiseLevels)[0]: "[noise level
 
 @functools.cache
 def comments_of(kind: type) -> dict[str, str]:
-    """Return the comment of each annotated field of a class, behind the field or right above it."""
+    """Return the comment of each annotated field of a class, by the name of the field.
+
+    A comment is at the end of one of the field's lines, or directly above the field.
+    """
     source = Path(inspect.getsourcefile(kind) or "").read_text(encoding="utf-8")
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {token.start[0]: token for token in tokens if token.type == tokenize.COMMENT}
@@ -186,8 +190,9 @@ def default_of(field: FieldInfo) -> str:
 
 
 def inner_models(annotation: Any) -> Iterator[tuple[type[BaseModel], str]]:
-    """Yield the models within a type, each with the text between the name of the field and the
-    names of the model's keys: "[]" within a list, otherwise "".
+    """Yield the models within a type, each with a text: "[]" for a model in a list, otherwise "".
+
+    `rows_of` inserts this text after the name of the field, as in `field[].key`.
     """
     if annotation in NAMED:
         return

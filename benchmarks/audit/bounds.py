@@ -104,11 +104,13 @@ def refutes_f_dp(
     The probability is for a mechanism with the bound `least`, which `least_chance` returns.
 
     Suppose that `correct` or more right guesses have the probability `false_alarms`. For each j,
-    `right` is the probability that at least j guesses are right and that a random canary is guessed
-    rightly; `wrong` is the same for a canary that is guessed wrongly. If the coin of a rightly
-    guessed canary is flipped, its guess becomes wrong and at least j − 1 guesses are right. So
-    `wrong` at j − 1 is at least `least(right)` at j. At j = 0, `right` and `wrong` add up to at
-    most guesses / canaries. If the bounds add up to more, the assumption is false.
+    two probabilities are considered. `right` is the probability that at least j guesses are right,
+    and that one of them is for a canary drawn at random. `wrong` is the same for a wrong guess of
+    the drawn canary. If the coin of a rightly guessed canary is flipped, its guess becomes wrong,
+    and at least j − 1 guesses are right. So `wrong` at j − 1 is at least `least(right)` at j. The
+    loop computes such lower bounds of `right` and `wrong`, down to j = 0. There, the two
+    probabilities add up to at most guesses / canaries. If their lower bounds add up to more, the
+    assumption is false.
 
     Source: Mahloujifar, Melis and Chaudhuri 2024 (arXiv 2410.22235), Theorem 8 and Algorithm 3, for
     guesses with two possible answers, "in" and "out".

@@ -71,7 +71,10 @@ def privacy_curve(steps: int, noise_multiplier: float) -> tuple[float, np.ndarra
 
 
 def epsilon_by_curve(steps: int, guesses: int, correct: int, false_alarms: float) -> float:
-    """Return the ε of the smallest of NOISES that the guesses refute, or 0 if they refute none."""
+    """Return the ε of the smallest noise multiplier in NOISES that the guesses refute.
+
+    Returns 0 if they refute none.
+    """
     refuted = len(NOISES)
     low, high = 0, len(NOISES)
     while low < high:

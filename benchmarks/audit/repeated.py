@@ -33,9 +33,10 @@ class Verdict:
     planted: whether the subject has a planted bug;
     mu: claimed μ;
     low, high: measured bounds on μ;
-    low_bits: lower bound on μ from parity: the test divides one value of each release by the
-        public grid, and uses only whether the result is odd or even;
-    off_grid: number of releases with values that are not multiples of the public grid;
+    low_bits: lower bound on μ by another test. A released value is a multiple of the spacing of the
+        public grid. This test uses one value of each release, and only whether it is an odd or an
+        even multiple;
+    off_grid: number of releases with a value that is not a multiple of this spacing;
     runs: number of releases with the target, which equals the number without it;
     alarm: whether the audit refutes the claim.
     """

@@ -66,7 +66,10 @@ def main(
 
 
 def repeated(runs: int, confidence: float, only: str, out: Path) -> list[str]:
-    """Audit every query, a step of DP-SGD, and the planted bugs. Returns the wrong outcomes."""
+    """Audit every query, a step of DP-SGD, and the planted bugs.
+
+    Returns a text for each refuted claim, and for each planted bug that was not found.
+    """
     known = subjects()
     every = [s for s in [*known, *planted({s.name: s for s in known})] if only in s.name]
     if not every:
@@ -90,7 +93,7 @@ def repeated(runs: int, confidence: float, only: str, out: Path) -> list[str]:
 
 
 def one_runs(out: Path) -> list[str]:
-    """Audit DP-SGD with canaries at each of RUN_EPSILONS. Returns the refuted claims."""
+    """Audit DP-SGD with canaries at each of RUN_EPSILONS. Returns a text for each refuted claim."""
     found = [one_run(target) for target in RUN_EPSILONS]
     replace_file(out / "audit-run.csv", runs_csv(found).encode())
     table_console().print(run_table(found))

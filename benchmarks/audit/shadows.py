@@ -8,9 +8,10 @@ A fair coin for each image splits the digits into halves, and both halves are re
 with a small generator). So every image is in exactly one release of each pair. To attack one pair,
 the attacker uses all other pairs as shadows. A classifier, the student, is trained on each release.
 DIR stores the releases and the students' predictions for all images. A stored release is not made
-again. LiRA compares the student's confidence in an image's label with the confidence of shadows
-with and without the image; RMIA compares it with the mean over all shadows. The class is guessed
-by the student and by the nearest released images.
+again. LiRA compares the student's confidence in an image's label with two means over the shadows:
+over the releases that were made with the image, and over the others. RMIA compares it with the mean
+over all shadows. An image's class is guessed in two ways: by the student, and by the nearest
+released images.
 """
 
 from __future__ import annotations
@@ -142,9 +143,10 @@ def lira(scores: np.ndarray, inside: np.ndarray, pair: int) -> np.ndarray:
 
 
 def rmia(scores: np.ndarray, pair: int) -> np.ndarray:
-    """Compute (2, N) log ratios: probability of each image's label, over its mean in all shadows.
+    """Compute the log ratio of two probabilities of each image's label, (2, N).
 
-    The arguments are as in `lira`. With the paper's threshold γ = 1, RMIA ranks the images of one
+    The first is by the student of an attacked release. The second is the mean over all shadows. The
+    arguments are as in `lira`. With the paper's threshold γ = 1, RMIA ranks the images of one
     release by this ratio.
     Source: Zarifzadeh, Liu and Shokri 2024.
     """

@@ -82,10 +82,11 @@ def trainer(side: int = SIDE) -> State:
 class Subject:
     """A query to audit.
 
-    max_norm: Δ, the largest contribution of one image; spend: function that spends one use of a
-    charge; encode: function from images to the vectors that the charge draws instead, or None;
-    noise: builds a source of noise with a planted bug, or None; planted: whether there is a planted
-    bug.
+    max_norm: Δ, the largest contribution of one image;
+    spend: function that spends one use of a charge;
+    encode: function from images to vectors, if the charge draws vectors; None if it draws images;
+    noise: function that builds a source of noise with a planted bug, or None;
+    planted: whether the query or its noise has a planted bug.
     """
 
     name: str
@@ -181,14 +182,20 @@ class HalfNoise(NoiseSource):
 
 
 class NoiseOfTheFirstProcess(NoiseSource):
-    """A source without noise. The planted bug: only the first of two processes adds noise."""
+    """A source that returns zeros. It stands for the second of two processes.
+
+    The planted bug is that only the first process adds noise, so the second releases exact sums.
+    """
 
     def gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
         return super().gaussian(shape, std) * 0
 
 
 def clip_each_draw(state: State, charge: Any) -> Tensor:
-    """Run a step that clips each of an image's K draws, so that one image contributes up to K·C."""
+    """Run a step with a planted bug: it clips each of an image's K draws, and not their mean.
+
+    So one image contributes up to K·C, where C is the clipping norm.
+    """
     total = torch.zeros(state.size)
     part = Microbatch(DRAWS * state.microbatch_size)
     for images, labels in charge.batches(size=16):

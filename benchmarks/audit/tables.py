@@ -1,4 +1,4 @@
-"""The audit as a CSV file, a table for the screen, and a plot."""
+"""Show the results of the audit: as CSV, as tables for the screen, and as a plot."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Refuse images already counted under another dataset id, and charged images that change groups.
+"""Refuse new images if no odometer would contain their whole cost.
 
-Otherwise, no odometer would contain the whole cost of these images.
+This is so if some of them are already counted under another dataset id. It is also so if budget was
+spent on some of them, and they are now assigned to other groups. The settings
+`data.different_people` and `data.other_groups` permit such images.
 """
 
 from collections import defaultdict
@@ -104,11 +106,11 @@ def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
 
 
 def refuse_regrouping(data: Data, home: Path, fresh: Path, journal: Journal) -> None:
-    """Add an entry to the journal if charged images change their groups.
+    """Raise ConfigError if charged images are now assigned to other groups.
+
+    If `data.other_groups` permits the change, an entry is added to the journal instead.
 
     home, fresh: folders of the earlier and of the new images.
-
-    Raises ConfigError instead if the owner has not confirmed the change (`data.other_groups`).
     """
     if not regrouped(home, fresh, journal.records()):
         return

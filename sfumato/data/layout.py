@@ -255,13 +255,12 @@ def cells_in(table: Path, column: str) -> list[str]:
 def repeated_ids(path: Path, label: str | None) -> tuple[str, bool] | None:
     """Find a column in the table of `path` whose cells repeat and may be persons' ids.
 
-    Returns the column's name, and whether to propose it as the column of persons' ids. Returns None
-    if there is no such column. The first column that can be proposed has precedence over all
-    others. A column is proposed if its name means persons, or if its cells look like ids or names
-    of persons.
+    Returns the column's name, and whether to propose it as the column of persons' ids. A column is
+    proposed if its name means persons, or if its cells look like ids or names of persons. Returns
+    the first such column, otherwise the first column that may contain persons' ids, otherwise None.
 
-    Dates, years and sizes repeat too. So if the column's name means neither persons nor things such
-    as sessions (OF_THINGS), only cells that contain a letter or start with 0 are considered.
+    Dates, years and sizes repeat too. So cells without a letter or a leading 0 are ignored, unless
+    the column's name means persons, or things such as sessions (OF_THINGS).
     """
     path = unpacked(path)
     telling = (

@@ -101,7 +101,7 @@ class Column:
 
     @property
     def same_for_most(self) -> bool:
-        """Return whether most names have the same value, and any other value occurs only once."""
+        """Return whether most names have the same value, and every other value occurs only once."""
         (_, most), *others = self.counts.most_common()
         return 2 * most > len(self.values) and all(count == 1 for _, count in others)
 
@@ -175,7 +175,7 @@ class Column:
 
     @property
     def bare(self) -> bool:
-        """Return whether the values are numbers with no sign of what they mean."""
+        """Return whether the values are numbers that neither a word nor their form explains."""
         return self.kind == "number" and not (self.personal or self.named or self.sparse)
 
     @property
@@ -426,9 +426,10 @@ def word_and_number_columns(stems: Sequence[str], named: Sequence[str]) -> Itera
 
 
 def word_column(stems: Sequence[str], named: Sequence[str]) -> Column | None:
-    """Return a column with the first words in each name that may be the name of a person.
+    """Return a column with the words that may be a person's name, from each file name.
 
-    Words for sides, copies, files and classes are skipped. Returns None if no other words remain.
+    These are the first words that do not mean sides, copies, files, parts of a set or classes.
+    Returns None if there are no such words.
     named: words of class names.
     """
     neutral = re.compile(
@@ -549,11 +550,11 @@ def mixes(chunks: set[str]) -> bool:
 
 
 def are_aligned(heads: Sequence[tuple[str, int]]) -> bool:
-    """Return whether a number has the same place in names with more and with fewer numbers.
+    """Return whether a number has the same place in all names, although some have more numbers.
 
     Names are grouped by how many numbers they contain. Returns True if there is only one group.
-    Otherwise, each group needs a name with the same text before the number as a name in another
-    group. Case and the values of numbers in the text do not matter.
+    Otherwise, the text before the number is compared. In each group, at least one such text must
+    also occur in another group. Case and the values of numbers in the text do not matter.
 
     heads: for each name, the text before the number, and how many numbers the name contains.
     """

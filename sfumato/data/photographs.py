@@ -33,8 +33,11 @@ class Taken(NamedTuple):
 
 
 def taken_in_a_row(files: Sequence[Path | Member]) -> bool:
-    """Return whether many photographs were taken within seconds of each other, or by one device
-    with consecutive numbers.
+    """Return whether many photographs were taken in a row.
+
+    Photographs count as taken in a row if their times differ by at most SECONDS, or if one device
+    took them and the numbers in their names are consecutive. More than the share SHARE of all
+    photographs counts as many.
     """
     photographs = [taken_at(file) for file in files]
     times = sorted(photograph.second for photograph in photographs if photograph.second is not None)
