@@ -6,7 +6,8 @@
     OMP_NUM_THREADS=1 python benchmarks/cifar10_teacher.py --folder cifar10
 
 The first command measures the number for a leaderboard: it trains on 50 000 images, and reads the
-official test split once for each ε. With --folder, a fifth of the images is held out by a key.
+official test split once for each ε. With --folder, a fifth of the images, chosen by a key, is held
+out.
 The public images are textures that a program draws, and the filters of the feature map are patches
 of textures. The directions of the map are fitted to the images of a generator. The same ε also pays
 for the generator. The recipe is `teacher-gaussian`. It is run only up to the teacher, so that no

@@ -74,7 +74,10 @@ def main(
         int | None, typer.Option(min=1, help="Gradient steps of every training.")
     ] = None,
 ) -> None:
-    """Measure accuracy by number of images, ensembles and model selection. Results are local."""
+    """Measure the effects of the number of images, of ensembles, and of model selection.
+
+    Results are local.
+    """
     plan, synthesize = load_plan("evaluate"), ARTIFACTS / "synthesize"
     check_local("--out", out / "utility.json")
     keep_freed_memory()

@@ -157,7 +157,8 @@ def room_on(device: torch.device, parameters: Mapping[str, Tensor]) -> float:
 
 
 def activation_bytes(model: Denoiser, parameters: Mapping[str, Tensor]) -> int:
-    """Measure how many bytes the forward pass of one image in float32 saves for the backward pass.
+    """Measure how many bytes the forward pass of one float32 image keeps in memory for the backward
+    pass.
 
     Weights are not counted.
     """

@@ -17,7 +17,7 @@ from sfumato.training.supervised import apply
 LOOK_ALIKES = 0.01  # Up to this share of the hold-out may resemble training images by chance
 # Nearly all resized copies exceed this correlation. At most 0.3 % of other pictures do.
 ALIKE = 0.9975
-COMPARED_TOGETHER = 4096  # Images to compare at a time
+AT_ONCE = 4096  # Images to compare at a time
 
 
 def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[str]]:
@@ -48,8 +48,8 @@ def copies(holdout: ImageSet, train: ImageSet) -> np.ndarray:
     copied = np.array([value in of_training for value in digests(holdout.images)], dtype=bool)
     alike = copied.copy()
     sought = small(holdout.images)
-    for start in range(0, len(train), COMPARED_TOGETHER):
-        compared = small(train.images[start : start + COMPARED_TOGETHER])
+    for start in range(0, len(train), AT_ONCE):
+        compared = small(train.images[start : start + AT_ONCE])
         alike |= (sought @ compared.T).max(axis=1) > ALIKE
     if (alike & ~copied).sum() > LOOK_ALIKES * len(holdout):
         return alike
@@ -67,7 +67,8 @@ def without_repeats(train: ImageSet, holdout: ImageSet) -> tuple[ImageSet, Image
     sought = np.concatenate([small(part.images) for part in (train, holdout)])
     persons = np.concatenate([persons_of(train), -1 - persons_of(holdout)])
     alike = np.zeros(len(sought), dtype=bool)
-    blocks = [slice(start, start + COMPARED_TOGETHER) for start in range(0, len(sought), COMPARED_TOGETHER)]
+    starts = range(0, len(sought), AT_ONCE)
+    blocks = [slice(start, start + AT_ONCE) for start in starts]
     for rows, others in itertools.product(blocks, blocks):
         near = sought[rows] @ sought[others].T > ALIKE
         near &= persons[rows, None] != persons[others]

@@ -313,7 +313,11 @@ def test_a_line_tells_the_memory_of_an_outline_as_of_the_network(model):
 
 
 def test_a_run_goes_on_with_another_microbatch(model):
-    """No checkpoint contains a microbatch. The next step has the same sum, up to rounding."""
+    """Checkpoints do not store the size of the microbatch.
+
+    If a run is resumed with another size, its next step computes the same sum of gradients, up to
+    rounding.
+    """
     drawn = torch.rand(9, 1, 8, 8), torch.arange(9) % 4
 
     def state(**options) -> State:

@@ -1,4 +1,6 @@
-"""Asking git about the state directory runs no program that another account's repository names."""
+"""When Sfumato asks git about the state directory, git must not run a program that is set in the
+repository of another account.
+"""
 
 import os
 import shutil
