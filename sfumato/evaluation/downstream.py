@@ -242,11 +242,20 @@ def resampled(count: int, groups: Cells = None) -> Iterator[np.ndarray]:
 
     groups: (N,), equal numbers for images of one person, which are drawn together.
     """
-    units = np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1]
+    units = unit_numbers(count, groups)
     number = int(units.max()) + 1
     random = np.random.default_rng(0)
     for _ in range(RESAMPLES):
         yield np.bincount(random.integers(number, size=number), minlength=number)[units]
+
+
+def unit_numbers(count: int, groups: Cells = None) -> np.ndarray:
+    """Number the persons from 0, and return each image's person, (count,) int64.
+
+    groups: (count,), equal numbers for images of one person. Without it, each image is its own
+    unit.
+    """
+    return np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1]
 
 
 def ranked(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = None) -> list[dict]:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from sfumato.data.images import ImageSet
 from sfumato.data.lineage import digests
+from sfumato.evaluation.downstream import unit_numbers
 from sfumato.runtime import distributed
 from sfumato.training.supervised import apply
 
@@ -65,7 +66,8 @@ def without_repeats(train: ImageSet, holdout: ImageSet) -> tuple[ImageSet, Image
     returned as they are.
     """
     sought = np.concatenate([small(part.images) for part in (train, holdout)])
-    persons = np.concatenate([persons_of(train), -1 - persons_of(holdout)])
+    units = [unit_numbers(len(part), part.groups) for part in (train, holdout)]
+    persons = np.concatenate([units[0], -1 - units[1]])
     alike = np.zeros(len(sought), dtype=bool)
     starts = range(0, len(sought), AT_ONCE)
     blocks = [slice(start, start + AT_ONCE) for start in starts]
@@ -77,13 +79,6 @@ def without_repeats(train: ImageSet, holdout: ImageSet) -> tuple[ImageSet, Image
     if not all(part.any() for part in parts):
         return train, holdout
     return rows_of(train, parts[0]), rows_of(holdout, parts[1])
-
-
-def persons_of(images: ImageSet) -> np.ndarray:
-    """Number the persons from 0, (n,) int64: the person of each image."""
-    if images.groups is None:
-        return np.arange(len(images))
-    return np.unique(images.groups, return_inverse=True)[1]
 
 
 def rows_of(images: ImageSet, kept: np.ndarray) -> ImageSet:

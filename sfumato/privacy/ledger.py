@@ -106,7 +106,7 @@ def compose(records: Records, delta: float, accountant: str = "rdp") -> dict:
     """
     if len(records.units) > 1:
         raise BudgetError(
-            f"records with different units ({', '.join(records.units)}) cannot be composed"
+            f"records with different privacy units ({', '.join(records.units)}) cannot be composed"
         )
     # A Gaussian sum costs the same under both adjacencies, so records of both can be composed
     adjacency = common_adjacency(records.values())

@@ -44,10 +44,7 @@ RENYI_ORDERS = [
 
 
 def check_files(folder, sent=None):
-    """Check the manifest and each file. Yield (passed, text); passed is None for a note.
-
-    sent: SHA-256 of the manifest, as the sender gave it, or None.
-    """
+    """Check the manifest and each file. Yield (passed, text); passed is None for a note."""
     listed = content_of(folder / MANIFEST)
     sha256 = sha256_of(folder / MANIFEST)
     if sent is None:
@@ -120,8 +117,7 @@ def has_valid_label(row, classes):
     if "class" not in row:  # several labels per image: one column per label, with 0 or 1
         return all(row[f"label {name}"] in ("0", "1") for name in classes)
     name = classes[int(row["label"])]
-    # If a name looks like a formula, the table has an apostrophe before it
-    return row["class"] in (name, f"'{name}")
+    return row["class"] in (name, f"'{name}")  # a name like a formula has an apostrophe before it
 
 
 def check_ledger(folder):

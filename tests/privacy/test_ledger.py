@@ -162,7 +162,10 @@ EDITS = {
         lambda x: record_in(x, COUNT).update(event={"type": "Free"}),
         "not a mechanism",
     ),
-    "no noise": (lambda x: record_in(x, COUNT)["event"].update(noise_multiplier=0), "outside"),
+    "no noise": (
+        lambda x: record_in(x, COUNT)["event"].update(noise_multiplier=0),
+        "gives no guarantee",
+    ),
     "type no text": (
         lambda x: record_in(x, COUNT)["event"].update(type=["Gaussian"]),
         "not a mechanism",
@@ -220,7 +223,7 @@ EDITS = {
         lambda x: x["odometer"].update(dataset_id="other"),
         "the ledger contains no record of that dataset",
     ),
-    "units mixed": (lambda x: record_in(x, COUNT).update(OF_GROUPS), "different units"),
+    "units mixed": (lambda x: record_in(x, COUNT).update(OF_GROUPS), "different privacy units"),
     "unit unknown": (
         lambda x: record_in(x, COUNT).update(unit="one person"),
         "unit 'one person', which is unknown",
@@ -413,7 +416,7 @@ def test_a_ledger_for_one_unit_never_passes_for_the_other():
 
 
 def test_records_of_different_units_are_never_composed():
-    with pytest.raises(BudgetError, match="different units"):
+    with pytest.raises(BudgetError, match="different privacy units"):
         ledger_of(COUNT | OF_GROUPS, STEPS)
 
 

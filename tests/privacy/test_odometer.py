@@ -150,7 +150,7 @@ def test_a_journal_from_before_the_chain_continues(tmp_path):
         "new",
     ] and not odometer.complete()
     odometer.path.write_text("".join(odometer.path.read_text().splitlines(keepends=True)[1:]))
-    with pytest.raises(BudgetError, match="does not follow"):
+    with pytest.raises(BudgetError, match="is damaged or was edited"):
         odometer.opened()
 
 

@@ -333,7 +333,10 @@ EDITS: dict[str, tuple[Callable[[], object], str]] = {
         "seeded noise source",
     ),
     "record without noise": (rewritten(each(noise_source="none")), "no privacy guarantee"),
-    "units mixed": (resigned(lambda x: x["records"][0].update(OF_GROUPS)), "different units"),
+    "units mixed": (
+        resigned(lambda x: x["records"][0].update(OF_GROUPS)),
+        "different privacy units",
+    ),
     "target raised": (
         both(
             rewritten(lambda records: records.append(DEAR), target=50.0),

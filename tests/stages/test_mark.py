@@ -59,9 +59,7 @@ def test_a_picture_of_another_size_is_compared_at_the_release_s(desk, pictures):
 
 def test_cut_pictures_and_wrong_cards_are_refused_in_a_sentence(desk, pictures):
     save(pictures[:, :32], "cut")
-    desk.run(
-        "mark check cut --card card.json", "the release, whose images have 64×64 pixels", code=4
-    )
+    desk.run("mark check cut --card card.json", "The release has images of 64×64 pixels", code=4)
     desk.run("mark check cut --card none.json", "not the card of a release", "--card", code=4)
     Path("card.json").write_text(json.dumps({"shape": [1, 64, 64]}))
     desk.run("mark check cut --card card.json", "pattern: the pictures of this release", code=1)

@@ -110,10 +110,13 @@ def test_python_is_shown_parameters_and_a_command_flags(desk, quick, tmp_path, c
     capsys.readouterr()
     sfumato.Project.create("in-python", images=images, epsilon=5)
     shown = capsys.readouterr().out
-    assert "use --size-hint" in said and "(use --groups, or --one-image-each if" in said
+    assert (
+        "use --size-hint" in said
+        and "use --groups; if no person has several images, use --one-image-each" in said
+    )
     assert (
         "use size_hint" in shown
-        and "(use groups, or one_image_each if" in shown
+        and "use groups; if no person has several images, use one_image_each" in shown
         and " --" not in shown
     )
     with pytest.raises(ConfigError, match=r"^size=33 is larger than most images") as caught:
