@@ -24,5 +24,5 @@ def brief(out: OutOption = Path("brief")) -> None:
     if unanswered:
         say(f"the page lacks some answers. Set in params.yaml: {', '.join(unanswered)}")
     tell(
-        f"{out / PAGE}: the people who must permit the release sign this page before the first run"
+        f"{out / PAGE}: before the first run, everyone who must permit the release signs this page"
     )

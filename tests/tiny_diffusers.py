@@ -150,8 +150,9 @@ def save_tiny_model(directory: Path, kind: str, width: int = 16) -> Path:
 
 
 def save_references(root: Path, classes: tuple[str, ...]) -> Path:
-    """Write a model of each of KINDS as `<kind>`, and the artifact of `stage pretrain` for it as
-    `<kind>-reference`. Returns `root`.
+    """Write a model of each kind, and the artifact of `stage pretrain` for it. Returns `root`.
+
+    For each kind in KINDS, the model is in `<kind>` and the artifact in `<kind>-reference`.
     """
     from sfumato.settings.training import Model
     from sfumato.text_to_image.reference import save_reference

@@ -66,9 +66,10 @@ def eight_bits(
     """
     if span is None:
         error = DataError(
-            "{name} has {kind} values: set the values of black and white, such as data.range: [0, "
-            "4095] for 12 bits ({option.range}=0,4095 for a new project). These two values are "
-            "public, so choose them to suit the type of device, and not from these images.",
+            "{name} has {kind} values: set the values of black and white with data.range, for "
+            "example data.range: [0, 4095] for 12 bits ({option.range}=0,4095 for a new project). "
+            "These two values are public, so choose them for the type of device. Do not compute "
+            "them from these images.",
             option="range",
             name=name,
             kind=values.dtype,
@@ -179,8 +180,8 @@ def decode_deep(
         return decode_tiff(file, span, name)
     if opened.format != "PNG" or opened.getexif().get(Tag.Orientation, 1) != 1:
         raise DataError(
-            f"{name} has {bits} bits per value: save it as a PNG or TIFF whose metadata does not "
-            "rotate or mirror it."
+            f"{name} has {bits} bits per value. Such pictures are read only from TIFF, or from PNG "
+            "without metadata that rotate or mirror it: save it as one of these."
         )
     with installed("depth", name):
         from imagecodecs import png_decode
@@ -196,8 +197,8 @@ def check_bands(extra: Sequence[int], name: str) -> None:
     """
     if UNSPECIFIED in extra:
         raise DataError(
-            f"{name} has {len(extra)} band(s) in addition to its colours, and does not mark each "
-            "of them as alpha: save it in grey or RGB, or mark the additional bands as alpha."
+            f"{name} has {len(extra)} band(s) in addition to its colours, and at least one of them "
+            "is not marked as alpha: save it in grey or RGB, or mark the additional bands as alpha."
         )
 
 
@@ -215,8 +216,8 @@ def decode_jpeg_2000(
     bits = depth_of(stream)
     if bits > 8 and len(opened.getbands()) > 1:
         raise DataError(
-            f"{name} is a JPEG 2000 in colour with {bits} bits per value: save it as a PNG or TIFF "
-            "whose metadata does not rotate or mirror it."
+            f"{name} is a JPEG 2000 in colour with {bits} bits per value: save it as a PNG or "
+            "TIFF. The metadata must not rotate or mirror it."
         )
     if bits < 9:
         return None
@@ -386,15 +387,15 @@ def decode_pixels(data: Dataset, span: Span | None, path: Path) -> np.ndarray:
     fix = "repair or remove it"
     if syntax not in ("", *UncompressedTransferSyntaxes):
         fix = (
-            "write it uncompressed, for example with `gdcmconv --raw` (its transfer syntax is now "
-            f"{syntax})"
+            "write it uncompressed, for example with `gdcmconv --raw` (the file has the transfer "
+            f"syntax {syntax})"
         )
     with readable(f"{path} has no readable pixels", fix):
         if syntax and not (decoder := get_decoder(syntax)).is_available:
             others = "; ".join(decoder.missing_dependencies)
             raise ConfigError(
                 f"{path} is compressed as {syntax.name} ({syntax}), and no installed package can "
-                f"decompress it ({others}): pip install 'sfumato[dicom]'"
+                f"decompress it (suitable packages: {others}): pip install 'sfumato[dicom]'"
             )
         if syntax not in ("", *UncompressedTransferSyntaxes):
             check_compressed(data, syntax, data.Rows * data.Columns, str(path))
@@ -406,7 +407,8 @@ def decode_pixels(data: Dataset, span: Span | None, path: Path) -> np.ndarray:
         return np.ascontiguousarray(values)
     if values.shape[2:] != (3,) and (values.ndim != 2 or not kind.startswith("MONOCHROME")):
         raise DataError(
-            f"{path} has {values.dtype} values in {kind}: convert it to MONOCHROME2 or RGB."
+            f"{path} has {values.dtype} values with the photometric interpretation {kind}: convert "
+            "it to MONOCHROME2 or RGB."
         )
     rescale = None
     if values.ndim == 2:

@@ -116,11 +116,12 @@ def refuse_regrouping(data: Data, home: Path, fresh: Path, journal: Journal) -> 
         return
     if not data.other_groups:
         raise ConfigError(
-            f"data.dataset_id={data.name}: images on which budget was spent would be assigned to "
-            "other groups than before, or the groups cannot be compared (after a change of "
-            "data.size, or after `stage forget`). Prepare the images with the earlier settings. If "
-            "the earlier groups were wrong or the images were deleted, set data.other_groups: "
-            "true. The journal is then kept, but ledgers and reports are marked incomplete"
+            f"data.dataset_id={data.name}: budget was already spent on some of these images. "
+            "Either these images would now be in other groups, or the old and new groups cannot "
+            "be compared, for example because data.size changed or `stage forget` deleted the old "
+            "images. Prepare the images with the earlier settings. If the earlier groups were "
+            "wrong or the images were deleted, set data.other_groups: true. The journal is then "
+            "kept, but ledgers and reports are marked incomplete"
         )
     journal.append(REGROUP)
 

@@ -190,9 +190,9 @@ def checked_ids(ids: Sequence[str | None], groups: Groups) -> Ids:
         if forms[text] in unclear:
             raise DataError(
                 f"data.groups: {picture} has an id that often means an unknown person or several "
-                "persons, such as 0, 999, anonymized, John Doe or 1900-01-01. If the person is "
-                "unknown, leave the id empty. Otherwise change the id, for example by adding a "
-                "letter in front"
+                "persons (examples of such ids: 0, 999, anonymized, John Doe, 1900-01-01). If the "
+                "person is unknown, leave the id empty. Otherwise change the id, for example by "
+                "adding a letter in front"
             )
         if name is not None and any(
             known.setdefault(key, name) != name for key in {spelling(name), in_order(name)}

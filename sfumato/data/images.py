@@ -199,8 +199,9 @@ def load_images(
     height, width, channels = images.shape[1:]
     if shape is not None and (channels, height, width) != tuple(shape):
         raise DataError(
-            f"{directory / IMAGES} has the shape (N, H, W, C) = {images.shape}, but each image "
-            f"must have the shape (C, H, W) = {shape}: rerun the stage that writes this file"
+            f"the images in {directory / IMAGES} have the shape (C, H, W) = "
+            f"{(channels, height, width)}, but it must be {shape}: rerun the stage that writes "
+            "this file"
         )
     groups = load_array(directory / GROUPS) if grouped else None
     if groups is not None and (groups.dtype != np.int64 or groups.shape != labels.shape[:1]):

@@ -125,10 +125,10 @@ def layout_of(
         alike = any({*cells_in(table, name)} == folders for name in meant)
         if classes is None and not alike and (meant or several):
             raise Unclear(
-                "both the folders of {path} and {table} could define the classes. To use the "
-                "table, give {option.label_column} COLUMN or, if images have several labels, "
-                "rename the table to labels.csv. To use the folders, give {option.classes} a,b,c "
-                "or {option.classes} all",
+                "in {path}, both the table {table} and the folders could define the classes. To "
+                "use the table, give {option.label_column} COLUMN or, if images have several "
+                "labels, rename the table to labels.csv. To use the folders, give {option.classes} "
+                "a,b,c or {option.classes} all",
                 option="classes",
                 path=path,
                 table=table.name,
@@ -379,9 +379,10 @@ def folder_layout(path: Path, groups: Groups | None, classes: Classes | None) ->
             check_names(sorted(names | held_out))
         if classes is None and len(held_out - names) > len(held_out) / 2:
             raise Unclear(
-                "in {path}, the folders with training images and the folders with test images have "
-                "different names, so they look like persons, not classes: name the classes with "
-                "{option.classes} a,b,c, or state with {option.groups} how to find the persons",
+                "in {path}, most folders with test images have other names than the folders with "
+                "training images. Folders may therefore stand for persons, not classes: name the "
+                "classes with {option.classes} a,b,c, or state with {option.groups} how to find "
+                "the persons",
                 option="classes",
                 path=path,
             )
@@ -558,7 +559,8 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
             len(alike) < len(names)
         ),
         "one of them may mean a missing label": bool(alike & {"nan", "n/a", "na", "null"}),
-        "some of them look like parts of a set or kinds of files": any(map(is_filing, names)),
+        "some of them look like names for parts of a set (such as train or part_1) or for kinds of "
+        "files (such as masks)": any(map(is_filing, names)),
         "some of them look like ids, dates or names of persons": (
             any(map(PERSONAL.search, names)) or like_people(names)
         ),

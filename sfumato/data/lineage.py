@@ -54,9 +54,9 @@ def lineage(path: Path, section: str, declared_public: bool, state: Path | None)
     carried = next(map(read_artifact, folders), None)
     if carried is None and not declared_public:
         raise ConfigError(
-            f"{path} has no {PRIVACY}, so its cost is unknown. If nothing in it was made from "
-            f"sensitive images, set {section}.declared_public: true. If it is a release, give the "
-            "path of the complete and unchanged folder of the release"
+            f"{path} has no {PRIVACY}, so its privacy cost is unknown. If nothing in it was made "
+            f"from sensitive images, set {section}.declared_public: true. If it is a release, give "
+            "the path of the release's folder, complete and unchanged"
         )
     return [*filter(None, [carried]), *recognised(state, hashes(path))]
 
@@ -70,7 +70,7 @@ def refuse_private_network(network: OwnNetwork, state: Path) -> None:
         for found in lineage(Path(network.path), "network", network.declared_public, state)
     ):
         raise ConfigError(
-            f"the network {network.path} was released from sensitive images, so it is not public: "
+            f"the network {network.path} was made from sensitive images, so it is not public: "
             "choose a public network"
         )
 
@@ -136,9 +136,9 @@ def refuse_overlap(public: ImageSet, private: Iterable[ImageSet]) -> None:
         shown = ", ".join(map(str, found[:10])) + (", …" if len(found) > 10 else "")
         raise DataError(
             "do not share this message, because it depends on sensitive images: "
-            f"{len(found)} of the {len(public)} public images equal sensitive or hold-out images "
-            f"(indices from 0: {shown}). The guarantee does not cover public images: remove these "
-            "images from the public source, or choose another source"
+            f"{len(found)} of the {len(public)} public images are also sensitive or hold-out "
+            f"images (indices from 0: {shown}). The guarantee does not cover public images: remove "
+            "these images from the public source, or choose another source"
         )
 
 

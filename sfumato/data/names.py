@@ -175,7 +175,10 @@ class Column:
 
     @property
     def bare(self) -> bool:
-        """Return whether the values are numbers that neither a word nor their form explains."""
+        """Return whether the values are numbers of unknown meaning.
+
+        No word beside them names it, and they do not have the form of ids.
+        """
         return self.kind == "number" and not (self.personal or self.named or self.sparse)
 
     @property

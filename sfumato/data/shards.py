@@ -449,5 +449,5 @@ def refuse_other_shapes(folders: dict[str, Path]) -> None:
             raise DataError(
                 f"{path} has pictures of {shape_text(shape)}, but {first} has pictures of "
                 f"{shape_text(shapes[first])}: set data.size and "
-                "data.channels to convert all pictures to one form"
+                "data.channels to give all pictures the same size and number of channels"
             )

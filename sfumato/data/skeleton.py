@@ -73,20 +73,22 @@ FIRST_NAMES = {"ann", "pat"}
 SPARSE = 20  # numbers with a larger mean distance between neighbours are ids, not a counter
 TIMES = (Base.DateTime, Base.DateTimeOriginal, Base.DateTimeDigitized)
 ABOUT = """\
-The form of a folder, made by `stage doctor --skeleton`. Look through it before you send it.
+This is a disguised copy of a folder, made by `stage doctor --skeleton`. Look through it before you
+send it.
 
-Each word in a name or table is replaced by other letters. A word has the same replacement
-everywhere, and words that begin alike are replaced by words that begin alike. Numbers that count
-from 1 without a gap are unchanged. Years are unchanged if the folder contains no other numbers of
-four digits. Other numbers are replaced by numbers with equally many digits. A replacement can equal
-the original, above all if the folder contains almost all numbers with that many digits. A word for
-a person, such as patient, is replaced by one that the folder does not contain, such as subject. All
-dates are moved by the same secret number of days. Pictures have random pixels and the size of the
+In names and tables, the letters of each word are replaced, except in the unchanged words below. A
+word has the same replacement everywhere. If two words begin alike, their replacements begin alike
+too. Numbers that count from 1 without a gap are unchanged. Years are unchanged if the folder
+contains no other numbers of four digits. Other numbers are replaced by numbers with equally many
+digits. A replacement can equal the original, above all if the folder contains almost all numbers
+with that many digits. If the folder contains a word for a person, such as patient, this word is
+replaced by another word for a person that the folder does not contain, such as subject. All dates
+are moved by the same secret number of days. Pictures have random pixels and the size of the
 original.
 {kept}
 
 Files that are neither readable pictures nor text tables were not copied. Number of these files:
-{count}. The following list contains the replaced name, the size and the format of each of them:
+{count}. The following list contains the new name, the size and the format of each of them:
 """
 
 

@@ -128,13 +128,14 @@ def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
         tensors = load_tensors(directory / ADAPTER)
     if (digest := digest_of_file(base)) != expected:
         raise DataError(
-            f"the adapters in {directory} were trained on other weights (sha256 {expected[:12]}…) "
-            f"than {base} contains (sha256 {digest[:12]}…): restore the former weights (`dvc "
-            f"checkout`), or {TUNE_AGAIN}"
+            f"the adapters in {directory} were trained on weights with sha256 {expected[:12]}…, "
+            f"but {base} has sha256 {digest[:12]}…: restore the earlier weights (`dvc checkout`), "
+            f"or {TUNE_AGAIN}"
         )
     if tensors.keys() != {f"{name}.{part}" for name in matrices for part in ("A", "B")}:
         raise DataError(
-            f"{directory}: {ADAPTER} does not contain what {ADAPTER_CONFIG} lists: {TUNE_AGAIN}"
+            f"{directory}: {ADAPTER} does not contain exactly the matrices that {ADAPTER_CONFIG} "
+            f"lists: {TUNE_AGAIN}"
         )
     with explained(
         DataError,

@@ -79,7 +79,9 @@ class PerImage(TorchFunctionMode):
         result = function(*args, **kwargs)
         if isinstance(result, (Tensor, tuple, list)) and not isinstance(result, torch.Size):
             name = getattr(function, "__name__", function)
-            raise NoRuleError(f"the function {name} of a trained weight has no per-image gradient")
+            raise NoRuleError(
+                f"per-image gradients do not support the function {name} of a trained weight"
+            )
         return result  # a shape or a dtype
 
 
@@ -313,11 +315,11 @@ def conv2d(
     groups=1,
 ) -> Tensor:
     if groups != 1:
-        raise NoRuleError(f"a convolution with {groups} groups has no per-image gradient")
+        raise NoRuleError(f"per-image gradients do not support a convolution with {groups} groups")
     if isinstance(padding, str):
         raise NoRuleError(
-            f"a convolution with padding={padding!r} has no per-image gradient: set the padding as "
-            "numbers"
+            f"per-image gradients do not support a convolution with padding={padding!r}: set the "
+            "padding as numbers"
         )
     both = [
         [value, value] if isinstance(value, int) else list(value)
@@ -338,9 +340,13 @@ def embedding_rows(
     mode: PerImage, index: Tensor, weight: Tensor, padding_idx=None, max_norm=None, **_: Any
 ) -> Tensor:
     if index.ndim != 1:
-        raise NoRuleError("an embedding of several indices per image has no per-image gradient")
+        raise NoRuleError(
+            "per-image gradients do not support an embedding of several indices per image"
+        )
     if padding_idx is not None or max_norm is not None:
-        raise NoRuleError("an embedding with padding_idx or max_norm has no per-image gradient")
+        raise NoRuleError(
+            "per-image gradients do not support an embedding with padding_idx or max_norm"
+        )
     return EmbeddingRows.apply(index, weight.detach(), mode.rows_of(weight))
 
 
@@ -348,8 +354,8 @@ def expand(mode: PerImage, weight: Tensor, rows: int, *sizes: int) -> Tensor:
     """Expand a weight over a batch: each draw of an image gets the weight's row for that image."""
     if any(size != -1 for size in sizes) or len(sizes) != weight.ndim or rows % mode.images:
         raise NoRuleError(
-            "a weight has no per-image gradient if it is expanded along dimensions other than the "
-            "batch"
+            "per-image gradients do not support the expansion of a trained weight along a "
+            "dimension other than the batch"
         )
     own = mode.of[id(weight)][1]
     return own.expand(rows // mode.images, *own.shape).flatten(0, 1)

@@ -121,7 +121,8 @@ def check_trained(before: Mapping[str, Tensor], model: nn.Module, names: Sequenc
     if before.keys() != after.keys() or not set(names) <= after.keys():
         odd = (before.keys() ^ after.keys()) | (set(names) - after.keys())
         raise SfumatoError(
-            f"{internal}: {min(odd)} is missing from the model before or after training"
+            f"{internal}: {min(odd)} is missing from the model before training, after training, or "
+            "both"
         )
     same = {
         name

@@ -23,9 +23,7 @@ from sfumato.features.teacher_network import ImageClassifier, classify
 from sfumato.release.report import grouped
 
 FALSE_ALARMS = 0.001  # Maximum probability of an alarm if nothing was copied
-# The bound on ε is computed from two confidence limits.
-# Each of them is wrong with at most this probability.
-MISSED = 0.025
+MISSED = 0.025  # Probability at most of error, of each of the two limits that bound ε
 MOST_RELEASED = 60_000  # Maximum number of released images to compare
 # Maximum number of training images, and of hold-out images.
 # More images would take minutes longer, but would not detect smaller shares of copies.
@@ -118,9 +116,10 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
     There are two tests, with k = 1 and k = m/100 (rounded up), so each p-value is doubled. If m is
     at most 100, there is only the test with k = 1, and its p-value is not doubled.
 
-    At least x training units are nearer than the k-th stranger if and only if fewer than k of the
-    x + k − 1 nearest units are strangers. If nothing was copied, the number of strangers among
-    these nearest units is hypergeometric, which gives "p".
+    Training units and strangers are ranked together by distance. At least x training units are
+    nearer than the k-th stranger if and only if the first x + k − 1 units contain fewer than k
+    strangers. If nothing was copied, the number of strangers among these first units is
+    hypergeometric, which gives "p".
 
     The prior odds that a unit is a training unit are about n to m. If the release is ε-private, the
     odds that one of the nearest units is a training unit are at most e^ε times the prior odds.

@@ -75,7 +75,7 @@ class Work:
 
     @property
     def row(self) -> int:
-        """Number of operations to clip one number of a row and add it to the sum of its class."""
+        """Operations for one number of a row: clip it, and add it to the sum of the row's class."""
         return 4 * (self.classes + WRITTEN)
 
     def network(self, stage: str, block: int = 1) -> int:

@@ -91,7 +91,8 @@ def check_owner(
             "dataset_id"
         ):
             problems.append(
-                f"its plans of {name} and count are for different datasets: run `stage plan`"
+                f"its plans of the stages `{name}` and `count` are for different datasets: run "
+                "`stage plan`"
             )
     declared = queries[0].records.owners
     owners = declared or (plans["count"].get("dataset_id", ""),)

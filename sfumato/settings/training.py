@@ -247,7 +247,7 @@ class Pretrain(Settings):
     steps: Positive = 2000
     batch: Positive = 64  # Images per step
     learning_rate: LearningRate = 3e-4  # Learning rate of Adam
-    amp: Amp = Amp()  # Adversarial model perturbation in phases with `amp: true`
+    amp: Amp = Amp()  # Adversarial model perturbation of phases that set `amp: true`, not keys
 
     @model_validator(mode="before")
     @classmethod

@@ -64,8 +64,9 @@ def test_one_image_moves_the_votes_by_exactly_its_own(places):
 
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_votes_do_not_depend_on_batches_or_order(places, scale):
-    """Distances are exact sums of whole numbers, so near ties are always decided in the same way,
-    even if candidates differ only by rounding.
+    """The votes are equal even for candidates that differ only in the last bit.
+
+    Distances are exact sums of whole numbers, so batches and order cannot change which is nearest.
     """
     vectors, labels, candidates, classes = places
     chance = torch.Generator().manual_seed(0)

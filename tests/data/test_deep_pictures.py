@@ -89,9 +89,7 @@ def test_a_ramp_of_12_bits_keeps_256_levels(tmp_path, suffix):
         and shown[-1, -1] == 255
         and (np.diff(shown.flatten().astype(int)) >= 0).all()
     )
-    with pytest.raises(
-        DataError, match=r"range: \[0, 4095\].*choose them to suit the type of device"
-    ):
+    with pytest.raises(DataError, match=r"range: \[0, 4095\].*choose them for the type of device"):
         decode(file)
 
 

@@ -335,7 +335,7 @@ def test_a_network_must_be_declared_public_and_not_be_a_release(tmp_path):
     private = declared.model_copy(
         update={"path": str(tmp_path / "released" / "weights.safetensors")}
     )
-    with pytest.raises(ConfigError, match="was released from sensitive images"):
+    with pytest.raises(ConfigError, match="was made from sensitive images"):
         refuse_private_network(private, tmp_path / "state")
 
 

@@ -73,9 +73,9 @@ def test_the_queries_that_share_their_work_are_these():
 
 
 def test_both_processes_have_a_part_of_the_sum(sums):
-    """Otherwise, a process without images would make the tests above pass.
+    """The tests above would also pass if one of the two processes had no images.
 
-    All 9 groups and 226 images are in the counts.
+    Both have some here: together they count all 9 groups and 226 images.
     """
     assert float(sums["count, group whole"].sum()) == pytest.approx(9, abs=1e-3)
     assert float(sums["count, image whole"].sum()) == pytest.approx(226, abs=1e-3)

@@ -184,7 +184,7 @@ ROWS = {
             draw(root / part, [f"{NAMES[5 * n + i % 5]}/{i}.png" for i in range(60)])
             for n, part in enumerate(("train", "test"))
         ],
-        "different names, so they look like persons",
+        "may therefore stand for persons",
     ),
     "<class>/<id>/<date>/": refused(
         folders("{kind}/{person}/2026-01-02/{i}.png"), "three levels of folders"

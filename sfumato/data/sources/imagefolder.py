@@ -116,8 +116,8 @@ def list_pictures(request: Request) -> Listing:
 def check_bids(request: Request) -> None:
     """Raise ConfigError unless the settings fit BIDS.
 
-    The labels must be a column of the participants, the images must be slices of volumes, and each
-    participant must be a person.
+    The labels must come from a column of the participants' table, the images must be slices of
+    volumes, and each participant must be a person.
     """
     if request.label_column is None or request.volume is None or request.id_column != PARTICIPANT:
         raise ConfigError(
@@ -372,13 +372,13 @@ def problems_of(files: Sequence[Place], request: Request) -> list[DataError]:
         wish = " and ".join(f"{request.section}.{name}" for name in differ)
         more = ""
         if len(odd) > 1:
-            more = f" ({len(odd) - 1} more picture(s) differ)"
+            more = f" ({len(odd) - 1} more picture(s) differ from {first})"
         differing = f"{odd[0]} is {shape_text(shapes[odd[0]])}"
         expected = f"{first} is {shape_text(shapes[first])}"
         problems.append(
             DataError(
-                f"{differing}, but {expected}{more}: set {wish} to convert all pictures to one "
-                "form."
+                f"{differing}, but {expected}{more}: set {wish} to give all pictures the same "
+                "size and number of channels."
             )
         )
     return problems

@@ -136,9 +136,9 @@ def list_labels(request: Request) -> Listing:
     person = request.id_column
     if table is None:
         raise DataError(
-            f"data.labels: several requires a table, but data.path={root} contains none of "
-            f"{', '.join(TABLES)}: write one of them, with the column {FILE} and one column of 0 "
-            "and 1 per label."
+            f"the setting `data.labels: several` requires a table, but data.path={root} contains "
+            f"none of {', '.join(TABLES)}: write one of them, with the column {FILE} and one "
+            "column of 0 and 1 per label."
         )
     files = pictures_below(root)
     named, others = heads_of(table)

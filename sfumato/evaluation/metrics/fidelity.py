@@ -112,8 +112,8 @@ METRICS = {
         likelihood,
     ),
     "authenticity": Metric(
-        "share of images with this property: the nearest training image is nearer to another "
-        "training image than to the image itself; best if equal to the value of `real`",
+        "share of the set's images whose nearest training image has another training image that is "
+        "even nearer to it; best if equal to the value of `real`",
         lambda novel, **_: authenticity(*novel),
     ),
     "detector": Metric(
