@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from dp_accounting.rdp import rdp_privacy_accountant
+from hypothesis import settings
 
 from sfumato.data import prepare
 from sfumato.data.images import ImageSet
@@ -24,6 +25,10 @@ LONGEST = [
     *("two_worlds", "notebooks", "several_labels", "init", "latents", "audit"),
 ]
 
+
+# A busy machine must not fail a test
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # For each noise multiplier, dp-accounting computes the same binomial coefficients again
 rdp_privacy_accountant._log_comb = functools.cache(rdp_privacy_accountant._log_comb)

@@ -635,7 +635,10 @@ class SilentRun(QueryRun):
         """
         images, labels = self.images.batch(np.arange(len(self.images)))
         self.encoded["rows"] = LatentSet(
-            rows_alone(function, images).numpy(), labels.numpy(), self.images.groups
+            rows_alone(function, images).numpy(),
+            labels.numpy(),
+            self.images.classes,
+            self.images.groups,
         )
         return "rows"
 

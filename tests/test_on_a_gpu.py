@@ -141,7 +141,7 @@ def latents(features: Any, function: Callable[[Tensor], Tensor]) -> LatentSet:
     """Encode images on the card by `function`. Returns the vectors, as a charge draws them."""
     drawn = images(FEW)
     rows = encoding_alone(function, SHAPE, CUDA)(drawn.batch(np.arange(len(drawn)))[0])
-    return LatentSet(rows.cpu().half().numpy(), drawn.labels)
+    return LatentSet(rows.cpu().half().numpy(), drawn.labels, drawn.classes)
 
 
 # --- DP-SGD ---------------------------------------------------------------------------------------

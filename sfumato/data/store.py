@@ -107,11 +107,12 @@ class LatentSet:
     """Labelled latents.
 
     latents: (N, c, h, w) float16, possibly a memory map;
-    labels, groups: labels and groups of the images, in the order of `latents`.
+    labels, classes, groups: as in the images' `ImageSet`, in the order of `latents`.
     """
 
     latents: np.ndarray
     labels: np.ndarray
+    classes: tuple[str, ...]
     groups: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -202,4 +203,4 @@ def load_latents(state: Path, card: Card, key: str) -> LatentSet:
             f"{home} contains latents that do not belong to the images of the data card: remove "
             "this directory and run the stage again"
         )
-    return LatentSet(latents, images.labels, images.groups)
+    return LatentSet(latents, images.labels, images.classes, images.groups)

@@ -39,6 +39,9 @@ ORDERS: tuple[float, ...] = (
     *range(256, 1025, 64),
     *(1536, 2048, 3072, 4096),
 )
+# Below this δ, a privacy-loss distribution may overstate ε by more than Rényi's bound does, because
+# it leaves out a probability of 1e-15
+SMALLEST_PLD_DELTA = 1e-13
 LARGEST_PLD = 100.0  # Largest ε by RDP for which `epsilon` uses a privacy-loss distribution
 ROOT_ERROR = 1e-11  # Error of an exact ε: ten times the tolerance of dp-accounting's search
 MOST_NOISE = 1e7  # Upper end of the search for a noise multiplier
@@ -194,7 +197,8 @@ def epsilon(
             # A negligible mu leads to a division by zero.
             with np.errstate(divide="ignore"):
                 return float(get_epsilon_gaussian(1 / math.sqrt(square), delta)) + ROOT_ERROR
-        return _pld_epsilon(tuple(events), delta, adjacency)
+        found = _pld_epsilon(tuple(events), delta, adjacency)
+        return found if delta >= SMALLEST_PLD_DELTA else min(found, bound)
     if accountant not in ACCOUNTANTS:
         raise BudgetError(
             f"accountant={accountant!r} is unknown: expected one of {', '.join(ACCOUNTANTS)}"

@@ -221,8 +221,13 @@ def open_alone(
     differ from the images of an open charge.
     """
     noise = noise or NoiseSource()
-    images = images_of(state, card, work)
     prepared = kept_fingerprint(state, card)
+    images = images_of(state, card, work)
+    if kept_fingerprint(state, card) != prepared:
+        raise DataError(
+            f"{work.stage}: another process has just replaced the prepared images: run the stage "
+            "again. Nothing was charged"
+        )
     odometer = Odometer(state, card.dataset_id)
     with odometer.locked(), ExitStack() as stack:
         check_known(odometer, card, work.seen, permission.lifetime_epsilon != UNLIMITED)
@@ -255,7 +260,9 @@ def open_alone(
             raise (DataError if withheld else BudgetError)(decision.problem)
         else:
             refuse_kept(odometer, run / RELEASED, left_open, work)
-            record = {**left_open.record, "id": record["id"]}
+            # The owner may have made or withdrawn the claim about persons since
+            kept = {key: value for key, value in left_open.record.items() if key != "claim"}
+            record = kept | {key: record[key] for key in ("id", "claim") if key in record}
             odometer.append(RESUME, id=run.name, adopts=left_open.record["id"], record=record)
         lock = stack.pop_all()
     used, checkpoint = (left_open.uses, left_open.checkpoint) if left_open else (0, None)

@@ -258,7 +258,10 @@ class Charge:
         of a sum before any sensitive image is drawn.
         """
         images, none = self._images.batch(np.zeros(0, dtype=np.int64))
-        labels = torch.arange(PROBES) if none.ndim == 1 else none.new_ones(PROBES, *none.shape[1:])
+        if none.ndim == 1:
+            labels = torch.arange(PROBES) % len(self._images.classes)
+        else:
+            labels = none.new_ones(PROBES, *none.shape[1:])
         return (
             torch.rand(PROBES, *images.shape[1:], generator=torch.Generator().manual_seed(0)),
             labels,

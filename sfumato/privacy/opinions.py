@@ -29,6 +29,7 @@ from sfumato.privacy.accountant import (
     EXACT,
     LARGEST_PLD,
     ORDERS,
+    SMALLEST_PLD_DELTA,
     epsilon,
     epsilon_and_order,
     rdp_curve,
@@ -38,7 +39,7 @@ from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import replace_private
 
-PLD_ERROR = 2e-3  # Largest amount by which our privacy-loss distribution can overstate ε
+PLD_ERROR = 2e-3  # Largest error of ε by our privacy-loss distribution, from SMALLEST_PLD_DELTA on
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ def own_opinions(
     bounds = {name: epsilon(events, delta, name, adjacency) for name in ACCOUNTANTS}
     opinions = {name: Opinion(value, name, value) for name, value in bounds.items()}
     if accountant == EXACT:
-        opinions["pld"] = Opinion(bounds["pld"], EXACT, bounds[EXACT], PLD_ERROR)
+        if delta >= SMALLEST_PLD_DELTA:
+            opinions["pld"] = Opinion(bounds["pld"], EXACT, bounds[EXACT], PLD_ERROR)
         opinions[EXACT] = Opinion(bounds[EXACT], "rdp", bounds["rdp"], PLD_ERROR)
     return opinions
 

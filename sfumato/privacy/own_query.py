@@ -14,6 +14,7 @@ from sfumato.privacy import authorize
 from sfumato.privacy.accountant import checked_delta
 from sfumato.privacy.charge import Charge, check_norm
 from sfumato.privacy.events import Mechanism
+from sfumato.privacy.project_ledger import seen_in_project
 from sfumato.privacy.rows import Rows, form_of
 from sfumato.settings.stages import STAGES
 
@@ -103,11 +104,12 @@ def check_repeats(
     name: str, rows: Callable[[Tensor, Tensor], Rows], images: Tensor, labels: Tensor
 ) -> None:
     """Raise ConfigError if two calls return different rows for one image of random pixels."""
-    first, second = (rows(images[:1], labels[:1]) for _ in range(2))
-    alike = form_of(first, 1) == form_of(second, 1)
-    if not alike or not torch.allclose(
-        first.left.double(), second.left.double(), rtol=1e-3, equal_nan=True
-    ):
+    trials = []
+    for _ in range(2):  # copies, because the function may change its arguments or return a buffer
+        trial = rows(images[:1].clone(), labels[:1].clone())
+        trials.append((form_of(trial, 1), trial.left.double().clone()))
+    (form, first), (same, second) = trials
+    if form != same or not torch.allclose(first, second, rtol=1e-3, equal_nan=True):
         raise ConfigError(
             f"{name}: in the trial on random pixels, the function `rows` returned two different "
             "rows for one image. The function remembers earlier images or draws random numbers. "
@@ -150,7 +152,8 @@ def open_charge(
         delta: δ at which the lifetime's ε is computed.
 
     Raises:
-        BudgetError: The lifetime budget would be exceeded, or a number gives no guarantee.
+        BudgetError: The lifetime budget would be exceeded, a number gives no guarantee, or the
+            journal lacks a charge that the project of the card contains.
         ConfigError: The name is reserved, or the size or δ is outside the limits of a plan.
 
     Guarantee:
@@ -173,6 +176,8 @@ def open_charge(
     check_norm(name, max_norm)
     public = read_card(Path(card))
     once = secrets.token_hex(16)  # each call counts as different work
+    # The card of a project is `data/sensitive/card.json`
+    project = Path(card).absolute().parent.parent.parent
     work = authorize.ChargeRequest(
         stage=name,
         plan=once,
@@ -181,6 +186,7 @@ def open_charge(
         max_norm=max_norm,
         released="sums of a query of one's own",
         sensitivity=f"{max_norm:g}: rows are scaled to this norm",
+        seen=seen_in_project(public.dataset_id, project, Path(state)),
         unit=public.unit,
     )
     with closing(authorize.open_charge(Path(state), public, work, policy)) as charge:

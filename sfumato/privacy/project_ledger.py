@@ -1,6 +1,5 @@
 """Write the ledger of a project from its artifacts and its journal."""
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -135,17 +134,7 @@ def write_ledger(
     if gap:
         say(f"note: the odometer is incomplete: {gap}")
     ledger = build_ledger(budget, records, journal, dataset_id=odometer.dataset_id, head=head)
-    spent = save_ledger(ledger, artifacts, folder, state, out)
-    # Remove the private copies of releases that the previous ledger contained and this one does
-    # not. Keep all other copies. A release in this ledger can then be restored at no cost. A
-    # release that no ledger has contained yet is paid for and still needed, because the pipeline
-    # may have been killed before it used this release.
-    replaced = earlier - records.keys()
-    if replaced:
-        for run, record in odometer.runs().items():
-            if record["id"] in replaced:
-                shutil.rmtree(state / "runs" / run, ignore_errors=True)
-    return ledger, spent
+    return ledger, save_ledger(ledger, artifacts, folder, state, out)
 
 
 def gap_in(odometer: Odometer, records: Mapping[str, dict], earlier: set[str]) -> str | None:

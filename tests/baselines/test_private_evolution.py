@@ -129,9 +129,10 @@ def evolved(owner, generator, settings, charges, stop=None, say=lambda text: Non
     def open_charge():
         mechanism = Mechanism(noise_multiplier=2.0, sample_rate=1.0, uses=settings.rounds)
         charge = owner.open(mechanism, stage="evolve")
-        images, labels = charge._images.batch(range(len(charge._images)))
+        drawn = charge._images
+        images, labels = drawn.batch(range(len(drawn)))
         charge._images = LatentSet(
-            rows_alone(embedding, images, False).half().numpy(), labels.numpy()
+            rows_alone(embedding, images, False).half().numpy(), labels.numpy(), drawn.classes
         )
         charges.append(charge)
         return charge

@@ -86,7 +86,7 @@ mechanisms = st.builds(
 )
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(st.lists(mechanisms, min_size=1, max_size=3), st.sampled_from([1e-4, 1e-5, 1e-6]))
 def test_pld_is_never_worse_than_rdp(composition, delta):
     events = [m.event for m in composition]
@@ -367,6 +367,13 @@ def test_exact_is_the_closed_form_of_all_gaussians(parts, delta):
     assert claimed <= epsilon(events, delta) + 1e-10
 
 
+@pytest.mark.parametrize("accountant", ["pld", EXACT])
+def test_a_delta_below_the_distribution_s_gives_renyis_bound(accountant):
+    drawn = [Mechanism(noise_multiplier=3.0, sample_rate=0.2, uses=20).event]
+    assert math.isfinite(epsilon(drawn, 1e-16))
+    assert epsilon(drawn, 1e-16, accountant) == epsilon(drawn, 1e-16)
+
+
 def test_beyond_all_use_exact_is_renyi_s_bound():
     loud = [Mechanism(noise_multiplier=1e-50).event]
     assert epsilon(loud, 1e-5, EXACT) == epsilon(loud, 1e-5) > LARGEST_PLD
@@ -375,7 +382,7 @@ def test_beyond_all_use_exact_is_renyi_s_bound():
 over_all = st.builds(Mechanism, noise_multiplier=st.floats(0.6, 300), uses=st.integers(1, 400))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.lists(over_all, min_size=1, max_size=3), st.sampled_from([1e-4, 1e-5, 1e-6]))
 def test_upper_bounds_are_never_below_the_exact_epsilon(composition, delta):
     events = [m.event for m in composition]
@@ -487,7 +494,7 @@ def order_of(limit: float, delta: float) -> float:
     limit=st.floats(0.1, 20),
     delta=st.sampled_from([1e-3, 1e-5, 1e-9]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_of_gaussians_over_all_images_the_limit_fixes_the_order(sigmas, limit, delta):
     """So a limit on the smallest ε over all orders is a privacy filter at one order.
 

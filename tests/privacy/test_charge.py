@@ -12,7 +12,7 @@ import torch
 
 from sfumato.data.store import load_prepared
 from sfumato.errors import BudgetError, ConfigError, DataError
-from sfumato.privacy import sampling
+from sfumato.privacy import authorize, sampling
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.authorize import AlreadyReleasedError, open_local
 from sfumato.privacy.charge import PROBES
@@ -265,6 +265,29 @@ def test_a_killed_query_restarts_with_fresh_noise_for_free(owner):
     assert resumed.record == charge.record | {"id": resumed.record["id"]}
     spend(resumed)
     assert len(owner.odometer.opened()) == 1
+
+
+@pytest.mark.parametrize("claims", [(True, False), (False, True)])
+def test_a_resumed_charge_has_the_claim_of_today(owner, claims):
+    for claim in claims:
+        permission = SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited", one_image_each=claim)
+        charge = owner.open(THREE, permission=permission)
+        charge._lock.close()
+        assert ("claim" in charge.record) == claim
+    assert len(owner.odometer.opened()) == 1
+
+
+def test_no_charge_is_opened_on_images_replaced_meanwhile(owner, monkeypatch):
+    def replaced(*arguments):
+        file = owner.state / "data" / owner.card.dataset_id / "fingerprint"
+        file.write_text("0" * len(file.read_text()))
+        return images_of(*arguments)
+
+    images_of = authorize.images_of
+    monkeypatch.setattr("sfumato.privacy.authorize.images_of", replaced)
+    with pytest.raises(DataError, match="replaced the prepared images"):
+        owner.open(THREE)
+    assert owner.odometer.opened() == []
 
 
 def test_the_same_work_is_refused_once_it_was_released(owner):

@@ -67,7 +67,9 @@ def opened(
 def part(images, keep: np.ndarray):
     """Return the images at `keep`, with their groups."""
     if isinstance(images, LatentSet):
-        return LatentSet(images.latents[keep], images.labels[keep], images.groups[keep])
+        return LatentSet(
+            images.latents[keep], images.labels[keep], images.classes, images.groups[keep]
+        )
     return ImageSet(images.images[keep], images.labels[keep], images.classes, images.groups[keep])
 
 
@@ -98,7 +100,7 @@ def drawn_by(case: Case, images: ImageSet) -> ImageSet | LatentSet:
         return images
     with torch.no_grad():
         rows = case.encode(images.batch(np.arange(len(images)))[0])
-    return LatentSet(rows.half().numpy(), images.labels, images.groups)
+    return LatentSet(rows.half().numpy(), images.labels, images.classes, images.groups)
 
 
 def move(case: Case, images, group: int, cap: int = 1) -> float:

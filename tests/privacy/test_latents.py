@@ -219,7 +219,9 @@ def test_the_charge_hands_out_no_number_that_is_not_finite():
     latents = np.random.default_rng(0).normal(size=(7, 3, 5, 5)).astype(np.float16)
     broken = latents.copy()
     broken[2, 1, 1], broken[5, 0, 0] = [np.nan, np.inf, -np.inf, 1, np.nan], np.inf
-    (drawn, _), *_ = opened(LatentSet(broken, np.zeros(7, dtype=np.int64)), 1.0).batches(size=7)
+    (drawn, _), *_ = opened(LatentSet(broken, np.zeros(7, dtype=np.int64), ("a",)), 1.0).batches(
+        size=7
+    )
     assert drawn.isfinite().all() and drawn[2, 1, 1].tolist() == [0, 0, 0, 1, 0]
     others = [0, 1, 3, 4, 6]
     assert torch.equal(drawn[others], torch.from_numpy(latents[others]).float())

@@ -1,5 +1,6 @@
 """Compare Opacus' results for a ledger's charges with our own accountants."""
 
+import math
 import random
 from collections.abc import Callable
 
@@ -7,7 +8,13 @@ import pytest
 
 from sfumato.privacy import opinions
 from sfumato.privacy.events import Mechanism
-from sfumato.privacy.opinions import Opinion, all_opinions, disagreements, kept_opinions
+from sfumato.privacy.opinions import (
+    Opinion,
+    all_opinions,
+    disagreements,
+    kept_opinions,
+    own_opinions,
+)
 
 
 def records(*mechanisms: Mechanism, adjacency: str = "add-or-remove-one") -> list[dict]:
@@ -141,6 +148,13 @@ def test_distributions_agree_on_an_exact_ledger(rows):
         found["exact"].epsilon <= found["pld"].epsilon + 1e-8
         and found["exact"].epsilon <= found["rdp"].epsilon
     )
+
+
+@pytest.mark.parametrize("delta", [1e-14, 2e-15, 1e-16])
+@pytest.mark.parametrize("rows", [GAUSSIANS, DRAWN])
+def test_a_tiny_delta_refutes_no_valid_ledger(rows, delta):
+    assert disagreements(own_opinions(rows, delta, "exact"), "exact") == []
+    assert all(math.isfinite(opinion.ours) for opinion in own_opinions(rows, delta).values())
 
 
 def test_too_small_an_exact_bound_is_refuted(mistaken):

@@ -1,5 +1,6 @@
 """A custom query reaches the images only through a charge."""
 
+import json
 import traceback
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from owners import Owner, owner_of
 
 import sfumato
+from sfumato.data.images import ImageSet
 from sfumato.errors import BudgetError, ConfigError, DataError, SfumatoError
 from sfumato.privacy.events import Mechanism
 from sfumato.settings.data import Data
@@ -203,6 +205,12 @@ class Remembering:
         self.mean = 0.9 * self.mean + 0.1 * float(row.mean())
         return row - self.mean
 
+    def buffered(self, images, labels):
+        """Return the memory itself, which the next call changes."""
+        self.buffer = getattr(self, "buffer", torch.zeros(1, 1))
+        self.buffer.mul_(0.9).add_(brightness(images, labels).mean())
+        return self.buffer.expand(len(images), 1)
+
     def once(self, images, labels):
         new = [image.numpy().tobytes() not in self.seen for image in images]
         self.seen |= {image.numpy().tobytes() for image in images}
@@ -216,7 +224,7 @@ class Remembering:
         return torch.ones(len(images), self.calls)
 
 
-@pytest.mark.parametrize("name", ["counted", "centred", "once", "random", "wider"])
+@pytest.mark.parametrize("name", ["counted", "centred", "buffered", "once", "random", "wider"])
 @pytest.mark.parametrize("size", [1, 8])
 def test_a_function_that_remembers_is_refused_with_no_use_lost(owner, name, size):
     with hidden(owner) as charge:
@@ -225,6 +233,32 @@ def test_a_function_that_remembers_is_refused_with_no_use_lost(owner, name, size
         ):
             charge.sum(getattr(Remembering(), name), size=size)
         assert charge.sum(brightness, size=size).shape == (1,)
+
+
+def test_a_function_may_change_its_own_arguments(owner):
+    with hidden(owner) as charge:
+        total = charge.sum(lambda x, y: x.mul_(0.5).mean(dim=(1, 2, 3))[:, None])
+    with hidden(owner) as charge:
+        assert total.item() == pytest.approx(charge.sum(brightness).item() / 2, rel=1e-3)
+
+
+def test_labels_of_the_trial_are_labels_of_the_set(owner):
+    with hidden(owner) as charge:
+        drawn = charge._charge._images
+        charge._charge._images = ImageSet(drawn.images, drawn.labels % 2, ("even", "odd"))
+        total = charge.sum(lambda x, y: torch.nn.functional.one_hot(y, 2))
+    assert total.sum().item() == pytest.approx(len(drawn), abs=1e-3)
+
+
+def test_a_journal_without_a_charge_of_the_project_is_refused(owner):
+    with opened(owner) as charge:
+        record = charge.record
+    kept = owner.state / "runs" / ("f" * 32) / "released"
+    kept.mkdir(parents=True)
+    (kept / "privacy.json").write_text(json.dumps({"records": [record | {"id": "f" * 32}]}))
+    with pytest.raises(BudgetError, match="lacks"), opened(owner):
+        raise AssertionError("opened")
+    assert owner.odometer.opened() == [record]
 
 
 def test_rows_that_are_not_numbers_twice_are_no_memory(owner):

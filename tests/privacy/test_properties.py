@@ -70,9 +70,7 @@ def turned(content: bytes, place: int) -> bytes:
 
 
 @given(data=st.data())
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_ledger_with_one_bit_turned_is_never_accepted(written, data):
     content = (written / "ledger.json").read_bytes()
     place = data.draw(st.integers(0, 8 * len(content) - 1))
@@ -90,7 +88,7 @@ def test_a_ledger_with_one_bit_turned_is_never_accepted(written, data):
     ),
     data=st.data(),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_changed_journal_is_refused_or_counts_no_less(noises, damage, data):
     with tempfile.TemporaryDirectory(prefix="journal-") as folder:
         state = Path(folder)
@@ -143,7 +141,7 @@ CARD = Card(
     repeats=st.integers(1, 20),
     share=st.floats(0.5, 60),
 )
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 def test_a_plan_holds_its_budget_and_reads_back_or_is_refused(
     target, hint, steps, batch, repeats, share
 ):

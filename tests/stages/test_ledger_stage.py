@@ -220,6 +220,15 @@ def as_public(path: str, **more) -> dict:
     return {"public": {"source": "npz", "path": path, **more}, "run": run, "select": {"ratio": 0.2}}
 
 
+def test_a_ledger_deletes_no_copy_of_an_earlier_release(desk):
+    """A copy of the project, with the same state directory, may still need the release."""
+    first, second = charged("p"), charged("q", 6.0)
+    for record in (first, second):
+        release(record)
+        desk.run("ledger write")
+    assert (STATE / "runs" / first["id"]).is_dir()
+
+
 def public_records(desk, path: str, **more) -> dict:
     """Prepare public images from `path`. Returns the records of the prepared set."""
     desk.params(**as_public(path, **more))
