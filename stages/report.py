@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from sfumato.errors import ConfigError
-from sfumato.settings.stage import ARTIFACTS, LEDGER
+from sfumato.settings.stage import ARTIFACTS, LEDGER, PLAN
 from sfumato.storage.artifacts import check_out, read_artifact, writing
 from sfumato.storage.files import write_local
 from sfumato.storage.in_use import use_until_the_end
@@ -60,7 +60,11 @@ def report(
             (directory / page.name).write_text(text, encoding="utf-8")
             missing = write_statements(release, LEDGER, directory)
         for name, settings in missing.items():
-            say(f"{name} was not written: set {', '.join(settings)} in params.yaml")
+            if Path("params.yaml").exists():
+                say(f"{name} was not written: set {', '.join(settings)} in params.yaml")
+            else:  # a merged project
+                keys = ", ".join(settings).replace("release.", "")
+                say(f"{name} was not written: set {keys} under `about` in {PLAN}/synthesize.yaml")
         return typer.echo(f"{page}: may be shared with the release")
     check_local("--out", page)
     # Mark all datasets as in use before numbers from real images are read

@@ -16,20 +16,21 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from sfumato.errors import ConfigError, SfumatoError
-from sfumato.settings.stage import ARTIFACTS, CARD_PATH, PLAN, PUBLIC, RECIPES, Kind, Stage
+from sfumato.settings.stage import ARTIFACTS, CARD_PATH, PLAN, PUBLIC, Kind, Stage
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import (
     PRIVACY,
     Artifact,
     check_out,
     holds_release,
+    merge_records,
     read_artifact,
     read_kept,
     write_empty,
     writing,
 )
 from sfumato.storage.digest import digest_of_file
-from sfumato.storage.documents import read_json
+from sfumato.storage.documents import read_yaml
 from sfumato.storage.files import check_writable, copy_directory
 from sfumato.storage.locks import file_lock, holding
 from stages import launch
@@ -136,33 +137,47 @@ def show_standing(name: str, enabled: bool = True) -> None:
         lines = 4  # also two lines about the lock file
     print(f"\x1b[{lines}A\x1b[J", end="", flush=True)
     if enabled:
-        say(standing(name))
+        with suppress(Exception):  # the stage runs without this line
+            say(standing(name))
 
 
 def standing(name: str) -> str:
     """Describe the progress when a stage begins: the expected minutes and the ε spent so far.
 
-    The text contains only public numbers.
+    The text contains only public numbers, from the plan and the releases. params.yaml is not read:
+    it may have changed since the plan was made, and a merged project has none.
     """
-    from sfumato.data.cards import read_card
     from sfumato.planning.estimate import expected_seconds
-    from sfumato.privacy.accountant import epsilon
-    from sfumato.privacy.resolved import QueryPlan
-    from sfumato.settings.recipes import load_params
+    from sfumato.privacy.events import common_adjacency
+    from sfumato.privacy.ledger import read_budget, spent_on_one
+    from sfumato.settings.params import Params
+    from sfumato.settings.privacy import Privacy
+    from sfumato.settings.training import Model
 
-    params = load_params(Path("params.yaml"), RECIPES)
-    card = read_card(CARD_PATH)
-    budget = read_json(PLAN / "budget.json")
-    names = [one for one in STAGES if params.runs(one)]
-    before = names[: names.index(name)]
-    queries = [load_plan(one) for one in before if one in QUERIES]
-    events = [query.mechanism.event for query in queries if isinstance(query, QueryPlan)]
-    spent = epsilon(events, budget["delta"], budget["accountant"], budget["adjacency"])
-    seconds = expected_seconds(params, card.shape, len(card.classes), state_dir())
+    steps = read_yaml(Path("dvc.yaml"))["stages"]
+    plans = {one: load_plan(one) for one in STAGES}
+    names = [one for one, plan in plans.items() if plan.enabled and one in steps]
+    place = names.index(name)
+    before = names[:place]
+    coming = names[place:]
+    # Includes queries that are not in dvc.yaml because the owners of a merged project have run them
+    paid = [one for one in QUERIES if one not in coming and (ARTIFACTS / one).exists()]
+    records = merge_records([read_artifact(ARTIFACTS / one, one) for one in paid])
+    budget = read_budget(PLAN / "budget.json")
+    adjacency = common_adjacency(records.values())
+    spent = spent_on_one(records, budget["delta"], budget["accountant"], adjacency)
+    images = plans["synthesize"]
+    params = Params(
+        run=tuple(names),
+        privacy=Privacy(size_hint=images.size_hint),
+        model=next((plan.model for plan in plans.values() if plan.model), Model()),
+        **{one: plan.settings for one, plan in plans.items()},
+    )
+    seconds = expected_seconds(params, images.shape, len(images.classes), state_dir())
     own = (seconds[name] or 0.0) / 60
-    rest = sum(seconds[one] or 0.0 for one in names[len(before) + 1 :]) / 60
+    rest = sum(seconds[one] or 0.0 for one in coming[1:]) / 60
     where = (
-        f"stage {len(before) + 1} of {len(names)}, {name}: about {own:.0f} min, then about "
+        f"stage {place + 1} of {len(names)}, {name}: about {own:.0f} min, then about "
         f"{rest:.0f} min for later stages"
     )
     pictures = [PREVIEW for one in before if STAGES[one].gives == "generator"][:1]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sfumato.errors import UNREADABLE, ConfigError, SfumatoError, explained
+from sfumato.errors import UNREADABLE, ConfigError, SfumatoError, explained, reason_of
 from sfumato.planning.running import holders
 from sfumato.settings.stage import ARTIFACTS, CARD_PATH, LEDGER, PLAN, PROPOSAL, RECIPES
 from sfumato.settings.stages import STAGES
@@ -126,6 +126,9 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 10  # seconds for a request to arrive
 
     def do_GET(self) -> None:
+        from jinja2 import UndefinedError
+
+        causes: tuple[type[Exception], ...] = (SfumatoError, UndefinedError, *UNREADABLE)
         name = self.name()
         try:
             if name == "":
@@ -134,8 +137,14 @@ class Handler(BaseHTTPRequestHandler):
                 self.answer(200, listed[name].read_bytes(), guess_type(name)[0])
             else:
                 self.answer(403, CLOSED)
-        except (SfumatoError, OSError, ValueError, KeyError, TypeError) as error:
-            self.answer(500, str(error).encode(), "text/plain", Refresh="5")
+        except causes as error:
+            text = str(error)
+            if not isinstance(error, (SfumatoError, OSError)):
+                text = (
+                    f"a JSON file of this project has another form ({reason_of(error)}): restore "
+                    "it, or run the command again that writes it"
+                )
+            self.answer(500, text.encode(), "text/plain", Refresh="5")
 
     def do_POST(self) -> None:
         if self.name() == "start" and self.headers["Origin"] == f"http://{self.headers['Host']}":

@@ -175,9 +175,15 @@ def work(about: Work) -> float:
 
 
 def problems(setup: Setup) -> Iterator[str]:
+    from sfumato.release.pattern import carries_pattern
     from sfumato.settings.data import SEVERAL
 
     made = setup.params.synthesize
+    if made.mark == "pixels" and not carries_pattern(setup.card.shape):
+        yield (
+            "synthesize.mark: pixels requires images of at least 8×16 or 16×8 pixels, because the "
+            "pattern cannot be found in smaller ones: set synthesize.mark: files"
+        )
     if setup.card.labels == SEVERAL:
         of_one_label = {
             "synthesize.labels: uniform": made.labels == "uniform",

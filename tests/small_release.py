@@ -1,7 +1,7 @@
 """Write a small release of digits, and a teacher, as `stage synthesize` and `stage teacher` do."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from small_record import small_record
 
+from sfumato.data.images import ImageSet
 from sfumato.features.projection import ProjectedFeatures
 from sfumato.features.teacher_network import TeacherNetwork, load_teacher_network, save_teacher
 from sfumato.generators.gaussian import GaussianGenerator
@@ -52,10 +53,15 @@ def write_release(
     return path
 
 
+def enlarged(digits: ImageSet, factor: int) -> ImageSet:
+    """Return the digits with `factor` times as many pixels per side."""
+    return replace(digits, images=digits.images.repeat(factor, axis=1).repeat(factor, axis=2))
+
+
 def release_plan(digits, about=None, prepared=None, **settings) -> SimpleNamespace:
     return SimpleNamespace(
         dataset_id="clinic-2026",
-        shape=(1, 8, 8),
+        shape=(1, *digits.images.shape[1:3]),
         classes=digits.classes,
         size_hint=1500,
         delta=None,

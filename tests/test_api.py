@@ -83,7 +83,9 @@ def project(digits, here, environment):
     write_teacher(here / "artifacts" / "teacher", digits)
     shutil.copy(ROOT / "docs/gallery/digits/ledger.json", here)
     state = here / PLACES["/home/me/.local/state/sfumato"]
-    prepare_sensitive(Data(), state, here / "data" / "sensitive" / "card.json", here / "raw")
+    prepare_sensitive(
+        Data(dataset_id="ours"), state, here / "data" / "sensitive" / "card.json", here / "raw"
+    )
     for i in range(40):
         folder = here / "images" / digits.classes[i % 2]
         folder.mkdir(parents=True, exist_ok=True)

@@ -41,6 +41,7 @@ from small_release import release_plan
 from torch import Tensor, nn
 
 import sfumato
+import stages
 from sfumato.data.cards import PublicCard
 from sfumato.data.images import ImageSet, Shape, as_bytes, save_images
 from sfumato.data.store import LatentSet
@@ -651,8 +652,9 @@ class SilentRun(QueryRun):
 
 
 def import_all() -> None:
-    for module in walk_packages(sfumato.__path__, "sfumato."):
-        import_module(module.name)
+    for package in (sfumato, stages):
+        for module in walk_packages(package.__path__, f"{package.__name__}."):
+            import_module(module.name)
 
 
 @contextmanager

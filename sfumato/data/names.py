@@ -110,9 +110,9 @@ class Column:
         """Return whether images share a value.
 
         For numbers with large gaps, return True only if more pairs share a value than chance
-        explains.
+        explains, or if the numbers follow a word for a person.
         """
-        if self.kind != "number" or self.dense:
+        if self.kind != "number" or self.dense or self.personal:
             return self.pairs > 0
         return self.pairs > self.by_chance(self.span) + 1
 
@@ -213,9 +213,31 @@ def repeats_in(
 ) -> Repeats | None:
     """Find a part of file names that repeats and may identify a person.
 
-    Returns None if nothing repeats. A pattern is proposed only if it finds at least FEWEST ids.
+    Returns None if nothing repeats. A pattern is proposed only if it finds at least FEWEST ids. If
+    names begin with one of a few words, such as names from several archives, and something repeats
+    only among the names with one of these words, no pattern is proposed.
     folders, labels: folder and label of each image, in the order of `names`.
     """
+    found = repeats_in_archive(names, folders, labels, classes)
+    if found is not None:
+        return found
+    archives: dict[str, list[int]] = {}
+    for row, name in enumerate(names):
+        archives.setdefault(re.match(f"(?:{LETTER})*", name)[0], []).append(row)  # type: ignore[index]
+    if 1 < len(archives) <= FEWEST:
+        for rows in archives.values():
+            own = [names[row] for row in rows]
+            own_folders = [folders[row] for row in rows]
+            own_labels = [labels[row] for row in rows]
+            if part := repeats_in_archive(own, own_folders, own_labels, classes):
+                return Repeats(why=part.why)
+    return None
+
+
+def repeats_in_archive(
+    names: Sequence[str], folders: Sequence[str], labels: Sequence[Hashable], classes: Sequence[str]
+) -> Repeats | None:
+    """Do the same as `repeats_in` for names that one program wrote."""
     stems = [SUFFIX.sub("", name) for name in names]
     start = beginning(stems)
     first = [re.match(start, stem)[0] for stem in stems]  # type: ignore[index]

@@ -9,6 +9,7 @@ Source: Amin et al. 2026 (arXiv 2606.16952); Steinke et al. 2023, for the bound 
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 
 import numpy as np
@@ -133,32 +134,41 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
     - "p", "epsilon": the smaller p-value and the larger 95 % lower bound on ε of the two tests;
     - "units", "strangers": n and m;
     - "rings": whether there is an alarm, which means that "p" is at most FALSE_ALARMS;
-    - "unseen": the largest number of copies that would not give an alarm;
+    - "unseen": the largest number of copies that would not give an alarm. If it is n, the test can
+      never give an alarm, because there are too few strangers;
     - "sentence": the result in words.
     """
     n = len(near)
     m = len(strangers)
     ranks = sorted({1, math.ceil(m / 100)})
+
+    def p_value(count: int, k: int) -> float:
+        return min(1.0, len(ranks) * float(hypergeom.cdf(k - 1, n + m, m, count + k - 1)))
+
     tests: list[dict] = []
     for k in ranks:
         count = int((near < np.sort(strangers)[k - 1]).sum())
-        p = min(1.0, len(ranks) * float(hypergeom.cdf(k - 1, n + m, m, count + k - 1)))
         odds = logit(beta.ppf(MISSED / len(ranks), max(count, 1), k)) - logit(
             beta.ppf(1 - MISSED, n + 1, m)
         )
         bound = max(0.0, float(odds)) if count else 0.0
-        tests.append(
-            {"near": count, "chance": n * k / (m + 1), "rank": k, "p": p, "epsilon": bound}
-        )
+        about = {"near": count, "chance": n * k / (m + 1), "rank": k, "p": p_value(count, k)}
+        tests.append(about | {"epsilon": bound})
     p = min(test["p"] for test in tests)
     epsilon = max(test["epsilon"] for test in tests)
     rings = p <= FALSE_ALARMS
-    unseen = math.ceil(math.log(FALSE_ALARMS / len(ranks)) / math.log(n / (n + m))) - 1
+    # Copies are nearer than all strangers, and p falls with their number
+    unseen = bisect_left(range(n + 1), True, key=lambda x: p_value(x, 1) <= FALSE_ALARMS) - 1
     reported = tests[-1]
     outcome = (
         f"no sign of copying. Up to {grouped(unseen)} copies could remain undetected; a larger "
         "hold-out would lower this number"
     )
+    if unseen == n:
+        outcome = (
+            "none, because this test cannot give an alarm: the hold-out is too small. Hold out "
+            f"more {unit}"
+        )
     if rings:
         reported = min(tests, key=lambda test: test["p"])
         outcome = (

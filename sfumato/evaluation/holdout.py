@@ -110,7 +110,6 @@ def unusable(holdout: ImageSet) -> str | None:
             "the hold-out needs at least 2 different images, not counting images of a single "
             f"colour, but has only {len(different)} (of {len(holdout)} images)"
         )
-    one_class = holdout.labels.ndim == 1 and len(np.unique(holdout.labels)) < 2
-    if one_class:
-        return "all hold-out images belong to the same class"
+    if (holdout.labels == holdout.labels[0]).all():
+        return "all hold-out images belong to the same class or have the same labels"
     return None

@@ -9,6 +9,7 @@ from pathlib import Path
 from sfumato.errors import ConfigError
 from sfumato.planning.make import write_texts
 from sfumato.planning.project_files import IGNORED, dvc_content, workflow_text, write_project
+from sfumato.privacy.accountant import EXACT
 from sfumato.privacy.events import PROTECTED
 from sfumato.privacy.ledger import BudgetFile, read_budget
 from sfumato.privacy.resolved import PlanFile, read_stage_plan
@@ -180,7 +181,9 @@ def write_plans(
         merged = {key: value for key, value in plan.items() if key != "about"}
         if plan.get("dataset_id"):
             merged |= {"dataset_id": dataset_name(dataset_id), "size_hint": size_hint}
-        if name == "synthesize":
+        if budget["accountant"] != EXACT:
+            merged.pop("accountant", None)
+        if STAGES[name].owned:
             merged["delta"] = budget["delta"]
         texts[f"{name}.yaml"] = as_yaml(merged)
     write_texts(folder, texts)

@@ -46,8 +46,8 @@ exec "$@" 3<&- </dev/null"""
 
 
 class Project:
-    """A folder with `params.yaml` and `dvc.yaml`. Its methods use the same stages, ledger and
-    odometer as the command line.
+    """A folder with `dvc.yaml` and, unless `stage merge` wrote it, `params.yaml`. Its methods use
+    the same stages, ledger and odometer as the command line.
 
     Threads may work with several projects at once.
 
@@ -60,12 +60,9 @@ class Project:
 
     def __init__(self, folder: str | Path = ".") -> None:
         self.folder = Path(folder).expanduser().resolve()
-        missing = [
-            name for name in ("params.yaml", "dvc.yaml") if not (self.folder / name).is_file()
-        ]
-        if missing:
+        if not (self.folder / "dvc.yaml").is_file():
             raise ConfigError(
-                f"{self.folder} is not a project: {missing[0]} is missing. Create a project with "
+                f"{self.folder} is not a project: dvc.yaml is missing. Create a project with "
                 "Project.create"
             )
 

@@ -257,6 +257,8 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
             content["prepared"] = prepared
         if by_line(params.privacy.accountant) == EXACT:
             content["accountant"] = EXACT
+        if params.privacy.delta is not None:
+            content["delta"] = params.privacy.delta
     if mechanism is not None:
         content["mechanism"] = dict(vars(mechanism))
         if params.privacy.unit == GROUP:

@@ -38,6 +38,8 @@ class Resolved:
 
     shape: (C, H, W) of the images;
     again: number of times that the owner asked to pay again;
+    delta: δ of the ε that the stage prints or states in a card. None in a card's stage: the default
+    for `size_hint`. Digests depend on it only if the stage prints ε while it runs;
     about: the owner's texts for the release;
     prepared: the settings `data.fit` and `data.range`, if they differ from their defaults. Only
     cards state them, and no digest depends on them;
@@ -130,13 +132,10 @@ def settings_digest(content: Mapping[str, Any]) -> str:
     The file contains only settings that differ from their defaults, so a new option does not change
     the digest of older plans.
     """
-    decides = deepcopy(
-        {
-            key: value
-            for key, value in content.items()
-            if key not in ("again", "prepared", "accountant")
-        }
-    )
+    irrelevant = {"again", "prepared", "accountant"}
+    if not STAGES[content["stage"]].shows_epsilon:
+        irrelevant.add("delta")
+    decides = deepcopy({key: content[key] for key in content.keys() - irrelevant})
     settings = decides.get("settings", {})
     for holder in (settings, *settings.get("features", ())):
         # The network is identified by its sha256, so the file may be moved.

@@ -50,7 +50,7 @@ def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, PlanFile
             "means: use a recipe with count"
         )
     # Fields in which the plans may differ
-    theirs = {"dataset_id", "size_hint", "mechanism", "delta", "about", "again"}
+    theirs = {"dataset_id", "size_hint", "mechanism", "delta", "accountant", "about", "again"}
     for folder, plan in zip(folders[1:], plans[1:], strict=True):
         for name in (name for name, stage in STAGES.items() if stage.kind is not Kind.LOCAL):
             first = plans[0][name]
@@ -60,7 +60,8 @@ def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, PlanFile
                     raise ConfigError(
                         f"{folder} and {folders[0]} differ in {name}.{key}: {other.get(key)} and "
                         f"{first.get(key)}. Owners must agree on all settings except "
-                        "data.dataset_id, privacy.size_hint and ε before they spend"
+                        "data.dataset_id, privacy.size_hint, privacy.accountant, ε and δ before "
+                        "they spend"
                     )
     return queries
 
@@ -135,6 +136,9 @@ def check_owner(
 def merged_budget(budgets: Sequence[BudgetFile], size_hint: int, records: Records) -> BudgetFile:
     """Compute the budget of the merged release, at the smallest δ of all owners.
 
+    If this δ is above 1/size_hint, it is replaced by the default δ for `size_hint`, which is the
+    sum over all owners.
+
     The target is the largest target of any owner. If the merged release costs more according to the
     most cautious of the owners' accountants, the target is this cost.
     """
@@ -145,7 +149,8 @@ def merged_budget(budgets: Sequence[BudgetFile], size_hint: int, records: Record
             "must agree on one recipe before they spend"
         )
     accountant = min((budget["accountant"] for budget in budgets), key=ACCOUNTANTS.index)
-    delta = checked_delta(min(budget["delta"] for budget in budgets), size_hint)
+    smallest = min(budget["delta"] for budget in budgets)
+    delta = checked_delta(None if smallest > 1 / size_hint else smallest, size_hint)
     spent = spent_on_one(records, delta, accountant, common_adjacency(records.values()))
     target = max(*(budget["target"] for budget in budgets), round_up(spent))
     return {

@@ -67,6 +67,7 @@ def dataset_card(
         **privacy_facts(plan, records, card),
         plan=plan,
         count=card["images"],
+        per_class=per_class,
         size=next((name for bound, name in sizes.items() if card["images"] < bound), "n>10M"),
         chosen=chosen,
         drawn=drawn,

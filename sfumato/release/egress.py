@@ -11,7 +11,7 @@ from sfumato.release.card import WORDS, data_dictionary, page, plain, template
 from sfumato.release.card_check import PUBLIC_KIND, ReleaseCard
 from sfumato.release.exports import label_columns, mark_of, shards
 from sfumato.release.loading import Release, load_release
-from sfumato.release.pattern import add_pattern, pattern_key
+from sfumato.release.pattern import add_pattern, carries_pattern, pattern_key
 from sfumato.release.report import (
     Facts,
     grouped,
@@ -64,7 +64,8 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
     mark = mark_of(card["sources"])
     sign: Callable[[bytes], bytes] = bytes  # unsigned
     if mark.source_type:  # None if all images are public, because these need no mark
-        card.setdefault("pattern", pattern_key(dataset, 0))
+        if carries_pattern(card["shape"]):
+            card.setdefault("pattern", pattern_key(dataset, 0))
         if signing:
             sign = png_signer(signing, mark)
     with replacing_directory(folder) as directory:
@@ -75,7 +76,11 @@ def write_package(folder: Path, project: Path = Path(), signing: Signing | None 
             (directory / source.name).write_bytes(source.read_bytes())
         (directory / "report.html").write_text(report, encoding="utf-8")
         facts = package_facts(release, verified.ledger, verified.epsilon)
-        facts |= {"generated": mark.source_type, "signing": signing}
+        facts |= {
+            "generated": mark.source_type,
+            "pattern": carries_pattern(card["shape"]),
+            "signing": signing,
+        }
         about, form = (
             template(name, autoescape=False, plain=plain).render(facts)
             for name in ("egress.md", "risk_form.md")

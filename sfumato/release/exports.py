@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 import tarfile
+import unicodedata
 import zipfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,11 @@ SOURCE_TYPE = "Iptc4xmpExt:DigitalSourceType"
 # Article 50 of the EU's AI Act requires a machine-readable mark in generated pictures.
 # In exported files, the mark is IPTC's digital source type, in this XMP packet.
 XMP = Path(__file__).with_name("mark.xmp").read_text(encoding="utf-8").strip("\n")
+# Maximum bytes of a class name in a file name. File systems allow 143 to 255 bytes in all, and a
+# temporary name has about 35 bytes more.
+CLASS_BYTES = 100
+# Names of devices, which Windows reserves, also with an extension
+DEVICE = re.compile(r"(CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(COM|LPT)[0-9¹²³]) *(\..*)?", re.IGNORECASE)
 ROWS_PER_GROUP = 1000  # Rows of a Parquet file that a writer or reader has in memory at a time
 
 
@@ -189,14 +195,18 @@ def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, ma
     """Write one PNG per image, `<class>/<index>.png`, and `metadata.csv` with one row per image.
 
     The columns are file_name, label, class and kind. Sorted by name, the folders are in the order
-    of the labels, as torchvision expects. If images have several labels, all images are in one
-    folder, and the table has one column per label in place of label and class.
+    of the labels, as torchvision expects. A class without images has an empty folder, which git and
+    DVC leave out. If images have several labels, all images are in one folder, and the table has
+    one column per label in place of label and class.
     """
     classes = image_set.classes
     folders = folder_names(classes)
     columns: tuple[str, ...] = ("file_name", "label", "class", "kind")
     if image_set.labels.ndim == 2:
         columns = ("file_name", "kind", *classes)
+        folders = ("",)
+    for folder in folders:
+        (directory / PNG / folder).mkdir(parents=True, exist_ok=True)
     rows = []
     for i, (image, label) in enumerate(
         zip(image_set.images, image_set.labels.tolist(), strict=True)
@@ -204,9 +214,7 @@ def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, ma
         name = f"{i:06d}.png"
         if image_set.labels.ndim == 1:
             name = f"{folders[label]}/{name}"
-        file = directory / PNG / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(png_bytes(image, mark.xmp))
+        (directory / PNG / name).write_bytes(png_bytes(image, mark.xmp))
         rows.append(label_columns(label, classes) | {"file_name": name, "kind": str(kinds[i])})
     replace_file(
         directory / PNG / "metadata.csv", csv_text(rows, dict.fromkeys(columns, "")).encode()
@@ -216,18 +224,22 @@ def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, ma
 def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
     """Return one valid folder name per class, in alphabetical order.
 
-    A folder has the name of its class, with "_" for characters that file names cannot contain. In
-    three cases, every name begins with the number of the class and a hyphen: if the names are not
-    in alphabetical order; if a name is empty or looks like a spreadsheet formula; or if two names
-    are equal or differ only in upper and lower case.
+    A folder has the name of its class, with "_" for characters that file names cannot contain, and
+    cut to CLASS_BYTES. In four cases, every name begins with the number of the class and a hyphen:
+    if the names are not in alphabetical order; if a name was cut; if a name is empty, looks like a
+    spreadsheet formula or is reserved by Windows; or if two names are equal or differ only in upper
+    and lower case or in the encoding of accents.
     """
     safe = [re.sub(r'[\x00-\x1f/\\:*?"<>|]', "_", name).strip(" .") for name in classes]
-    alike = {name.casefold() for name in safe}
-    plain = all(name and not name.startswith(FORMULA) for name in safe)
-    if plain and safe == sorted(safe) and len(alike) == len(safe):
-        return tuple(safe)
+    short = [name.encode()[:CLASS_BYTES].decode(errors="ignore").rstrip(" .") for name in safe]
+    alike = {unicodedata.normalize("NFC", name.casefold()) for name in short}
+    plain = all(
+        name and not name.startswith(FORMULA) and not DEVICE.fullmatch(name) for name in short
+    )
+    if plain and short == safe == sorted(safe) and len(alike) == len(short):
+        return tuple(short)
     digits = len(str(len(classes) - 1))
-    return tuple(f"{label:0{digits}d}-{name}".rstrip("-") for label, name in enumerate(safe))
+    return tuple(f"{label:0{digits}d}-{name}".rstrip("-") for label, name in enumerate(short))
 
 
 # Functions that write a release in a further format, by the name of the format in params.yaml

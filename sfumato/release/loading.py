@@ -7,6 +7,8 @@ release.images, release.labels, release.classes
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from sfumato.release.torch_dataset import ReleaseDataset
 
 KINDS_FILE = "kinds.npy"
+SECTIONS = ("Privacy", "Classes", "About")  # Of a release's README, without those about its files
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,9 @@ class Release:
             several labels.
         kinds: (N,) text: "plain" for an image as a model drew it, "distorted", "blend" or "public".
         classes: Class names, in the order of the labels.
-        card: Content of `card.json`, with ε and δ.
+        card: Content of `card.json`, with ε and δ. If kinds were selected, `images`, `kinds` and
+            `sources` describe the selected images. If it is unknown which models drew these,
+            `sources` is empty.
         ledger: Record of every privacy mechanism behind the set, by id.
         path: Folder that the set was read from.
         cost: Cost of everything behind the set: ε, δ, the neighbour relation and the protected
@@ -71,8 +76,7 @@ class Release:
 
     def __repr__(self) -> str:
         height, width, channels = self.images.shape[1:]
-        kinds = ", ".join(f"{many} {kind}" for kind, many in self.card["kinds"].items())
-        shape = f"{len(self)} images of {height}×{width}×{channels} ({kinds})"
+        shape = f"{len(self)} images of {height}×{width}×{channels} ({kinds_text(self.card)})"
         classes = f"{len(self.classes)} classes: {', '.join(self.classes)}"
         units = " and ".join(self.cost["units"])
         cost = (
@@ -92,6 +96,9 @@ class Release:
 
         Returns:
             (H, W, C) uint8, with the shape of the release's images.
+
+        Raises:
+            DataError: The file cannot be read, or the array has another type or shape.
         """
         return prepared(self.card, picture)
 
@@ -101,7 +108,8 @@ class Release:
         The columns are `image` with (H, W, C) uint8, `label`, `class` and `kind`. If images have
         several labels, one column per label replaces `label` and `class`.
         """
-        import pandas
+        with requiring("to_pandas"):
+            import pandas
 
         table = pandas.DataFrame({"image": list(self.images), "kind": self.kinds})
         if self.labels.ndim == 2:  # a label may have the name of another column
@@ -124,7 +132,7 @@ class Release:
             The same path.
 
         Raises:
-            DataError: The folder exists and is not empty.
+            DataError: The path exists and is not an empty folder.
         """
         with requiring("to_huggingface"):
             import yaml
@@ -140,8 +148,8 @@ class Release:
             from sfumato.storage.documents import parse_yaml
 
         folder = Path(path)
-        if folder.exists() and any(folder.iterdir()):
-            raise DataError(f"{folder} is not empty: name another folder")
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise DataError(f"{folder} exists and is not an empty folder: name another folder")
         readme = self.path / "README.md"
         with explained(
             DataError,
@@ -149,19 +157,24 @@ class Release:
         ):
             _, front, text = read_text(readme).split("---\n", 2)
             metadata = dict(parse_yaml(front))
+        metadata.pop("size_categories", None)  # a hub counts the images of the folder
         images = ImageSet(self.images, self.labels, self.classes)
-        mark = mark_of(self.card["sources"])
+        mark = mark_of(read_json(self.path / "card.json").get("sources", ()))
         if find_spec("pyarrow") is None:
             save_png_folders(folder, images, self.kinds, mark)
             place = {"data_dir": PNG}
+            files = f"{PNG}/"
         else:
             save_parquet(folder, images, self.kinds, mark)
             place = {"data_files": PARQUET_FILES}
-        for name in ("card.json", "privacy.json"):
-            shutil.copyfile(self.path / name, folder / name)
+            files = PARQUET_FILES
+        card = json.dumps(self.card, indent=1, ensure_ascii=False)
+        (folder / "card.json").write_text(f"{card}\n", encoding="utf-8")
+        shutil.copyfile(self.path / "privacy.json", folder / "privacy.json")
         metadata |= {"configs": [{"config_name": "default", **place}]}
         front = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True, width=120)
-        (folder / "README.md").write_text(f"---\n{front}---\n{text}", encoding="utf-8")
+        text = hub_page(self, text, files)
+        (folder / "README.md").write_text(f"---\n{front}---\n\n{text}", encoding="utf-8")
         return folder
 
     def to_torch(self, transform: Callable[[Tensor], object] | None = None) -> ReleaseDataset:
@@ -179,12 +192,37 @@ class Release:
         return ReleaseDataset(self.images, self.labels, self.classes, transform)
 
 
+def kinds_text(card: ReleaseCard) -> str:
+    return ", ".join(f"{many} {kind}" for kind, many in card["kinds"].items())
+
+
+def hub_page(release: Release, text: str, files: str) -> str:
+    """Describe a folder that `to_huggingface` writes.
+
+    text: README of the release. Its passages about files are left out, because the folder does
+    not contain these files; files: the folder's files with images.
+    """
+    start, *sections = text.strip().split("\n## ")
+    title, _, about = start.partition("\n")
+    about = re.sub(r"(?m)^!\[.*", "", about).strip()  # without its picture, grid.png
+    labelling = text.rpartition("```\n")[2].strip()
+    kept = [section.strip() for section in sections if section.startswith(SECTIONS)]
+    return read_text(Path(__file__).with_name("hub.md")).format(
+        title=title,
+        images=len(release),
+        kinds=kinds_text(release.card),
+        files=files,
+        release="\n\n## ".join([f"{about}\n\n{labelling}", *kept]),
+    )
+
+
 def prepared(card: ClassifierCard, picture: str | Path | np.ndarray) -> np.ndarray:
     """Prepare a picture in the same way as the sensitive pictures: (H, W, C) uint8.
 
     card: content of `card.json`, which states how the sensitive pictures were prepared.
     """
-    from sfumato.data.decoding import PictureForm, decode, fit  # needs only Pillow
+    with requiring("prepare"):
+        from sfumato.data.decoding import PictureForm, decode, fit  # needs only Pillow
 
     with explained(
         DataError,
@@ -195,10 +233,17 @@ def prepared(card: ClassifierCard, picture: str | Path | np.ndarray) -> np.ndarr
     channels, height, width = card["shape"]
     form = PictureForm(size=(height, width), channels=channels, pad=made["fit"] == "pad")
     image = picture if isinstance(picture, np.ndarray) else decode(Path(picture), made["range"])
-    return fit(np.atleast_3d(image), form, "the picture")
+    pixels = np.atleast_3d(image)
+    if image.dtype != np.uint8 or image.ndim not in (2, 3) or pixels.shape[2] not in (1, 3):
+        raise DataError(
+            f"the picture is {image.dtype} {image.shape}, expected uint8 (H, W), (H, W, 1) or "
+            "(H, W, 3): give the path of its file, or first convert it to 8 bits as the sensitive "
+            'pictures were. card["prepared"]["range"] states which values became 0 and 255'
+        )
+    return fit(pixels, form, "the picture")
 
 
-def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Release:
+def load_release(path: str | Path, kinds: str | Collection[str] | None = None) -> Release:
     """Load a release from a folder that `stage synthesize` wrote or that a dataset hub provides.
 
     Files must have the sha256 that `privacy.json` lists. Exports may be missing, and a hub may have
@@ -206,7 +251,7 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
 
     Args:
         path: Path of that folder.
-        kinds: Kinds of images to keep, such as ["plain"]; None for all.
+        kinds: Kinds of images to keep, such as "plain" or ["plain", "public"]; None for all.
 
     Raises:
         DataError: The folder is not a release, a file is missing or was changed, or there are no
@@ -247,7 +292,7 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
             raise DataError(f"{folder / name} is missing: {fetch}")
     for name, sha256 in files.items():
         if (
-            name != ATTRIBUTES
+            Path(name).name != ATTRIBUTES
             and (folder / name).is_file()
             and digest_of_file(folder / name) != sha256
         ):
@@ -267,11 +312,17 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
         check_card(card, images, labels, kind, records)
         cost = known_cost(card, records)
         card.setdefault("kinds", {"plain": len(images)})
+    if isinstance(kinds, str):
+        kinds = [kinds]
     if missing := {*(kinds or ())} - {*card["kinds"]}:
         raise DataError(
             f"{folder} contains no images of kind {min(missing)!r}. Its kinds are "
             f"{', '.join(card['kinds'])}"
         )
-    if kinds is not None:
+    if kinds is not None and {*kinds} < {*card["kinds"]}:
         images, labels, kind = (array[np.isin(kind, [*kinds])] for array in (images, labels, kind))
+        card["images"] = len(images)
+        card["kinds"] = {name: card["kinds"][name] for name in card["kinds"] if name in kinds}
+        sources = card.get("sources", {})
+        card["sources"] = dict.fromkeys(sources, len(images)) if len(sources) == 1 else {}
     return Release(images, labels, kind, tuple(card["classes"]), card, records, folder, cost)

@@ -34,6 +34,15 @@ def pattern_key(dataset: str, seed: int) -> str:
     return hashlib.sha256(f"pattern of {dataset}, seed {seed}".encode()).hexdigest()[:32]
 
 
+def carries_pattern(shape: Sequence[int]) -> bool:
+    """Return whether pictures of a shape, (C, H, W), are large enough for the pattern to be found.
+
+    The score is at most the square root of the number of cells, so one block is not enough.
+    """
+    _, height, width = shape
+    return (height // BLOCK) * (width // BLOCK) * GREY_LEVELS >= FOUND**2
+
+
 def blocks_of(images: np.ndarray) -> np.ndarray:
     """Cut images, (N, H, W), into complete blocks from the upper left: (N, h, w, 64)."""
     height, width = (side // BLOCK for side in images.shape[1:])

@@ -331,7 +331,7 @@ def stream(
     listed = {
         name.removeprefix(below): sha256 for name, sha256 in files.items() if name.startswith(below)
     }
-    for problem in changed_files(folder / SHIPPED, listed):
+    for problem in changed_files(folder / SHIPPED, listed, received=True):
         raise DataError(
             f"the networks in {folder / SHIPPED} are damaged ({problem}): fetch the release again"
         )

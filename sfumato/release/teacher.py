@@ -22,7 +22,7 @@ from sfumato.release.loading import prepared
 from sfumato.settings.fields import Settings
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json
-from sfumato.storage.files import write_json
+from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, write_json
 from sfumato.storage.records import Records
 
 
@@ -51,6 +51,9 @@ class ReleasedClassifier:
         Returns:
             Name of the most probable class. If images have several labels, the names of all labels
             with a probability above 1/2.
+
+        Raises:
+            DataError: The file cannot be read, or the array has another type or shape.
         """
         (shares,) = self.probabilities(prepared(self.card, picture)[None])
         if self.network.several:
@@ -99,7 +102,7 @@ def load_released(
     Raises DataError if another stage wrote the folder, if its files were changed, or if its card
     contradicts the network or the records.
     """
-    artifact = read_artifact(folder, stage)
+    artifact = read_artifact(folder, stage, received=True)
     if not artifact.enabled:
         raise DataError(
             f"{folder} contains no {stage}, because the project ran without the stage `{stage}`"
@@ -144,3 +147,4 @@ def write_card(
         classes=[(str(label), name) for label, name in enumerate(plan.classes)],
     )
     (directory / "README.md").write_text(text, encoding="utf-8")
+    (directory / ATTRIBUTES).write_text(UNTOUCHED, encoding="utf-8")

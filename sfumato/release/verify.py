@@ -84,22 +84,20 @@ def content_of(path):
 def check_pictures(folder):
     """Compare the pictures in the archives, and their labels and kinds, with card.json."""
     card = content_of(folder / "card.json")
-    height, width = card["shape"][1:]
+    size = card["shape"][1:]
     names = []
     odd = []
     for archive in sorted(folder.glob("images-*.zip")):
         with zipfile.ZipFile(archive) as opened:
             names += opened.namelist()
-            for name in opened.namelist():
-                if png_size(opened.read(name)) != (width, height):
-                    odd.append(name)
+            odd += [name for name in opened.namelist() if png_size(opened.read(name)) != size]
     with (folder / "labels.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     counts = f"{len(names)} in archives, {len(rows)} in labels.csv, {card['images']} in card.json"
     listed = sorted(row["file_name"] for row in rows)
     same = sorted(names) == listed and len(set(names)) == len(names) == card["images"]
     yield same, f"pictures: {counts}"
-    yield not odd, f"pictures: all must be PNGs of {width} x {height} pixels, {len(odd)} are not"
+    yield not odd, f"pictures: must be PNGs of {size[1]} x {size[0]} pixels, {len(odd)} are not"
     kinds = dict(Counter(row["kind"] for row in rows))
     yield kinds == card["kinds"], f"labels.csv: kinds {kinds}, card.json states {card['kinds']}"
     wrong = [row["file_name"] for row in rows if not has_valid_label(row, card["classes"])]
@@ -107,17 +105,18 @@ def check_pictures(folder):
 
 
 def png_size(content):
-    """Return (width, height), or None if the content does not begin and end like a PNG."""
+    """Return [height, width], or None if the content does not begin and end like a PNG."""
     if not (content.startswith(PNG_START) and content.endswith(PNG_END)):
         return None
-    return int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
+    return [int.from_bytes(content[20:24], "big"), int.from_bytes(content[16:20], "big")]
 
 
 def has_valid_label(row, classes):
     if "class" not in row:  # several labels per image: one column per label, with 0 or 1
         return all(row[f"label {name}"] in ("0", "1") for name in classes)
     name = classes[int(row["label"])]
-    return row["class"] in (name, f"'{name}")  # a name like a formula has an apostrophe before it
+    same = row["class"] in (name, f"'{name}")  # a name like a formula has an apostrophe
+    return same and row["label"].isdecimal()
 
 
 def check_ledger(folder):
@@ -287,6 +286,7 @@ def main():
     parser.add_argument("--manifest")
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).resolve().parent)
     options = parser.parse_args()
+    sys.stdout.reconfigure(errors="backslashreplace")  # for any file name on any terminal
     failures = 0
     for passed, text in results_of(options.folder, options.manifest):
         print({True: "ok  ", None: "note", False: "FAIL"}[passed], text)

@@ -1,18 +1,20 @@
 """Artifact directories: plain files, and `privacy.json` with the files' sha256 and the charges."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from sfumato.errors import UNREADABLE, ConfigError, DataError, explained, passing_over
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json, validated
-from sfumato.storage.files import entries_below, replacing_directory
+from sfumato.storage.files import ATTRIBUTES, entries_below, replacing_directory
 from sfumato.storage.records import Record, Records, widest_declaration
 
 PRIVACY = "privacy.json"
+OPENED = ("*.json", "*.safetensors", "own-network*")  # Names of files that loaders open
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,12 @@ class PrivacyFile:
     apart: tuple[str, ...] = ()
 
 
-def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = False) -> Artifact:
+def read_artifact(
+    path: Path, stage: str | None = None, *, allow_local: bool = False, received: bool = False
+) -> Artifact:
     """Read an artifact, and check each file by its sha256.
+
+    received: whether a recipient has the artifact (see `changed_files`).
 
     Raises DataError if the artifact is invalid, or if it is local and `allow_local` is false.
     """
@@ -68,7 +74,7 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
             f"{path} was written by `{artifact.stage}`, not by `{stage}`: give the path of another "
             "directory"
         )
-    if problems := changed_files(path, content.files):
+    if problems := changed_files(path, content.files, received=received):
         raise DataError(f"{path}: {problems[0]}. {how_to_repair(artifact.stage)}")
     if artifact.local and not allow_local:
         raise DataError(
@@ -138,10 +144,17 @@ def depends_on_charge(path: Path, record_id: str) -> bool:
     return False
 
 
-def changed_files(path: Path, files: dict[str, str]) -> list[str]:
-    """List the differences between a directory and the sha256 of its files, one sentence each."""
+def changed_files(path: Path, files: Mapping[str, str], *, received: bool = False) -> list[str]:
+    """List the differences between a directory and the sha256 of its files, one sentence each.
+
+    received: whether a recipient has the directory. Git, a hub or a file browser may then have
+    added files that no loader opens, and may have changed .gitattributes.
+    """
     below = map(Path, entries_below(path))
     present = {p.relative_to(path).as_posix() for p in below if p.is_file()} - {PRIVACY}
+    if received:
+        files = {name: files[name] for name in files if Path(name).name != ATTRIBUTES}
+        present = {name for name in present if name in files or may_be_opened(name)}
     problems = [f"{name} is missing" for name in sorted(files.keys() - present)]
     problems += [
         f"{name} is not among the files that {PRIVACY} lists"
@@ -153,6 +166,13 @@ def changed_files(path: Path, files: dict[str, str]) -> list[str]:
         if digest_of_file(path / name) != files[name]
     ]
     return problems + [f"{name} no longer has the bytes that {PRIVACY} lists" for name in changed]
+
+
+def may_be_opened(name: str) -> bool:
+    """Return whether a loader may open the file with this name inside an artifact."""
+    path = Path(name)
+    hidden = any(part.startswith(".") for part in path.parts)
+    return not hidden and any(fnmatchcase(path.name, pattern) for pattern in OPENED)
 
 
 def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> Records:

@@ -359,6 +359,22 @@ def test_an_id_that_returns_in_another_class_is_proposed(form):
     assert repeats_in(names[:20], kinds[:20], kinds[:20], KINDS) is None
 
 
+@pytest.mark.parametrize("others", ["IM-{:04}-0001.jpeg", "NORMAL2-IM-{:04}-0001.jpeg"])
+def test_few_persons_in_one_of_two_archives_are_seen(others):
+    """The chest X-rays, of which few were chosen: five persons have two pictures."""
+    chance = random.Random(0)
+    persons = chance.sample(range(1, 2000), 100)
+    images = chance.sample(range(3000), 105)
+    ill = [
+        f"person{person}_virus_{image}.jpeg"
+        for person, image in zip([*persons, *persons[:5]], images, strict=True)
+    ]
+    well = [others.format(n) for n in chance.sample(range(100, 1500), 120)]
+    kinds = [KINDS[0]] * len(ill) + [KINDS[1]] * len(well)
+    assert repeats_in([*ill, *well], kinds, kinds, KINDS)
+    assert repeats_in([*ill[:100], *well], kinds[5:], kinds[5:], KINDS) is None
+
+
 def test_folders_that_are_no_classes_are_asked_about():
     kinds = [KINDS[i % 2] for i in range(60)]
     assert repeated_folders([f"set/scans/P{i // 3}" for i in range(60)], kinds)

@@ -1,5 +1,7 @@
 """Several labels are scored by AUROC, label by label."""
 
+import json
+
 import numpy as np
 import pytest
 from membership import membership
@@ -8,9 +10,10 @@ from sklearn.metrics import roc_auc_score
 from sfumato.data.images import ImageSet
 from sfumato.errors import DataError
 from sfumato.evaluation.downstream import Scored, aggregate, auroc, mean_of
-from sfumato.evaluation.scores import absent_classes, check_fits
+from sfumato.evaluation.scores import absent_classes, check_fits, evaluate_release
 from sfumato.evaluation.tables import tables_of
 from sfumato.evaluation.verdict import auroc_error, verdict
+from sfumato.settings.evaluate import Evaluate
 
 NAMES = ("a", "b", "c")
 
@@ -67,6 +70,17 @@ def test_tables_call_it_auroc():
         ("real", "100.0"),
     )
     assert [name for name, _ in by_class.rows] == ["a", "c"] and "AUROC" in usable.columns
+
+
+@pytest.mark.parametrize("varying", [0, 1, 2])
+def test_constant_labels_leave_all_numbers_finite(varying):
+    holdout = made(60)
+    holdout.labels[:, varying:] = [1, 0, 1][varying:]
+    config = Evaluate(classifiers=("lr",), seeds=(0,), steps=20, fidelity=())
+    found = evaluate_release({"release": made(40, 1)}, made(40, 2), holdout, config)
+    found["verdict"] = verdict(found, holdout.labels, 3)
+    assert bool(list(tables_of(json.loads(json.dumps(found, allow_nan=False))))) == (varying > 0)
+    assert ("have the same labels" in found["verdict"]["sentence"]) == (varying == 0)
 
 
 def test_a_set_of_one_label_is_not_scored_on_images_with_several():

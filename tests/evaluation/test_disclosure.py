@@ -101,14 +101,24 @@ def test_the_bound_on_epsilon_fails_at_most_once_in_twenty(epsilon):
 
 
 def test_the_most_that_may_pass_unseen_is_what_it_says():
-    """One copy more than `unseen` gives an alarm, even if all training images that were not copied
-    are farther from the release than every stranger.
+    """`unseen` copies give no alarm, and one copy more does, even if all training images that were
+    not copied are farther from the release than every stranger.
     """
-    for n, m in ((800, 200), (1440, 350)):
+    for n, m in ((800, 200), (1440, 350), (5000, 500), (500, 5), (200, 20), (1000, 2)):
         unseen = compare_nearness(np.arange(n) + 1.0, np.arange(m) + 0.5, "images")["unseen"]
-        strangers = np.arange(m) + 1.0
-        copied = np.concatenate([np.zeros(unseen + 1), np.full(n - unseen - 1, m + 9.0)])
-        assert compare_nearness(copied, strangers, "images")["rings"]
+        for copies in (unseen, unseen + 1):
+            near = np.where(np.arange(n) < copies, 0.0, m + 9.0)
+            found = compare_nearness(near, np.arange(m) + 1.0, "images")
+            assert found["rings"] == (copies > unseen), (n, m, copies)
+
+
+@pytest.mark.parametrize(("n", "m"), [(20, 2), (12, 3), (900, 1)])
+def test_a_hold_out_too_small_for_any_alarm_is_reported(n, m):
+    for near in (np.zeros(n), np.full(n, 2.0)):
+        found = compare_nearness(near, np.ones(m), "persons")
+        assert not found["rings"] and found["unseen"] == n
+        assert "cannot give an alarm: the hold-out is too small" in found["sentence"]
+        assert "no sign of copying" not in found["sentence"]
 
 
 def images(pool, rows):

@@ -118,3 +118,7 @@ def test_a_blank_or_one_class_hold_out_cannot_judge(drawn):
         ImageSet(drawn, np.ones(80, dtype=np.int64), ("a", "b"))
     )
     assert unusable(images_of(drawn[:2])) is None
+    several = np.tile([1, 0], (80, 1))
+    assert "have the same labels" in unusable(ImageSet(drawn, several, ("a", "b")))
+    several[0, 1] = 1
+    assert unusable(ImageSet(drawn, several, ("a", "b"))) is None

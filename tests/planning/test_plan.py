@@ -370,6 +370,7 @@ def test_phases_share_the_steps_by_their_parts():
             {"recipe": "feta-pro", "synthesize": {"teacher_guidance": 1}},
             "synthesize requires teacher",
         ),
+        ({"synthesize": {"mark": "pixels"}}, "requires images of at least 8×16 or 16×8 pixels"),
         ({"privacy": {"delta": 0.01}}, "1/privacy.size_hint"),
         ({"data": {"holdout_fraction": 0}}, "leaves no hold-out images for evaluate"),
         ({"data": {"source": "imagefolder", "path": "x"}}, "dataset_id"),
@@ -650,6 +651,16 @@ def test_cards_state_epsilon_by_the_projects_accountant():
     assert settings_digest(plain) == settings_digest(files["synthesize"])
     for accountant in ("rdp", "pld"):  # the accountants in ledgers of such projects
         assert not any("accountant" in file for file in files_of(accountant).values())
+
+
+def test_cards_state_epsilon_at_the_delta_of_the_project():
+    words = {"recipe": "full", "profile": "digits"}
+    usual = make_plan(params(**words), card())
+    own = make_plan(params(**words, privacy={"delta": usual.budget["delta"]}), card())
+    for name in ("teacher", "synthesize"):
+        assert "delta" not in usual.files[name]
+        assert own.files[name]["delta"] == own.budget["delta"]
+    assert own.lineage == usual.lineage
 
 
 def test_a_stream_without_a_network_of_its_own_is_refused():

@@ -20,7 +20,7 @@ from sfumato.errors import BudgetError, ConfigError, DataError
 from sfumato.features import CLASSIFIER, FeatureMeans
 from sfumato.features.cosine import CosineMoments
 from sfumato.features.public_network import build_network
-from sfumato.privacy.accountant import epsilon
+from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.authorize import ChargeRequest, open_charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import compose, spent_on_one
@@ -301,10 +301,15 @@ def test_the_smallest_delta_of_all_owners_counts():
         assert merged["target"] >= spent_on_one(records, 1e-7, "rdp", "add-or-remove-one")
 
 
-def test_a_delta_above_one_over_all_images_is_refused():
-    """Each owner's δ is below 1/2000, but both together have 4000 units."""
-    with pytest.raises(ConfigError, match="1/size_hint"):
-        merged_budget(budgets_at(4e-4, 4e-4), 4000, Records.of([record("a", 2.0)]))
+@pytest.mark.parametrize("deltas", [(4e-4, 4e-4), (default_delta(2000),) * 9])
+def test_a_delta_above_one_over_all_images_is_replaced(deltas):
+    """Each owner's δ is below 1/2000, but it is above 1/`size_hint` of all owners together."""
+    records = Records.of([record("a", 2.0)])
+    size_hint = 2000 * len(deltas)
+    merged = merged_budget(budgets_at(*deltas), size_hint, records)
+    assert merged["delta"] == default_delta(size_hint)
+    spent = spent_on_one(records, merged["delta"], "rdp", "add-or-remove-one")
+    assert merged["target"] == pytest.approx(spent, rel=1e-3) and merged["target"] >= spent > 1
 
 
 # --- whose releases may be merged -----------------------------------------------------------------

@@ -170,6 +170,11 @@ def test_folders_of_pngs_load_with_torchvision(release, tmp_path):
         (("a/b", "a_b"), ("0-a_b", "1-a_b")),
         (("..", "x"), ("0", "1-x")),
         (("a", "A"), ("0-a", "1-A")),
+        (("é", "e\u0301"), ("0-é", "1-e\u0301")),
+        (("AD", "Con", "MCI"), ("0-AD", "1-Con", "2-MCI")),
+        (("console", "nul.x"), ("0-console", "1-nul.x")),
+        (("漢" * 255, "z"), ("0-" + "漢" * 33, "1-z")),
+        (("a" * 99 + " b", "a" * 255), ("0-" + "a" * 99, "1-" + "a" * 100)),
         (tuple(str(i) for i in range(10)), tuple(str(i) for i in range(10))),
         (tuple(str(i) for i in range(120)), tuple(f"{i:03d}-{i}" for i in range(120))),
     ],
@@ -177,6 +182,17 @@ def test_folders_of_pngs_load_with_torchvision(release, tmp_path):
 def test_folders_sort_as_their_labels_and_stay_inside(classes, folders):
     assert folder_names(classes) == folders
     assert len(set(folders)) == len(classes) and sorted(folders) == list(folders)
+
+
+def test_image_folder_refuses_a_class_without_images(digits, tmp_path):
+    """Without its folder, ImageFolder would number the later classes differently."""
+    images = ImageSet(digits.images[:2], np.array([0, 2]), ("a", "b", "c"))
+    save_png_folders(tmp_path, images, PLAIN, MARK)
+    with pytest.raises(FileNotFoundError, match="classes b"):
+        ImageFolder(str(tmp_path / PNG))
+    assert ImageFolder(str(tmp_path / PNG), allow_empty=True).targets == [0, 2]
+    assert "ImageFolder" in card(export=("png",))
+    assert "ImageFolder" not in card(export=("png",), per_class=[1200, 0])
 
 
 def test_the_card_states_which_images_are_public():

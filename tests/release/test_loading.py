@@ -22,7 +22,7 @@ from small_release import RECORD, write_release
 import sfumato
 from sfumato.data.images import ImageSet, load_array, save_images
 from sfumato.data.sources import read_source
-from sfumato.errors import DataError
+from sfumato.errors import ConfigError, DataError
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.events import UNITS, Mechanism, event_of
 from sfumato.release.exports import PARQUET, PARQUET_FILES
@@ -179,6 +179,10 @@ def test_each_image_is_of_a_kind_and_a_kind_can_be_loaded_alone(digits, tmp_path
     assert release.kinds.tolist() == kinds.tolist() == release.to_pandas()["kind"].tolist()
     assert release.card["kinds"] == {"plain": 15, "distorted": 6, "blend": 4, "public": 15}
     alone = sfumato.load_release(path, kinds=["plain", "blend"])
+    assert alone.card["images"] == 19 and alone.card["kinds"] == {"plain": 15, "blend": 4}
+    assert alone.card["sources"] == {}, "it is not recorded which of the models drew these"
+    assert "19 images of 8×8×1 (15 plain, 4 blend)" in repr(alone)
+    assert len(sfumato.load_release(path, kinds="plain")) == 15
     assert len(alone) == 19 and np.array_equal(
         alone.images, digits.images[:40][np.isin(kinds, ["plain", "blend"])]
     )
@@ -267,8 +271,37 @@ def test_a_hub_finds_the_parquet_file_by_the_readme(release, tmp_path):
         table["label"].to_pylist() == list(release.labels)
         and len(table["image"][0].as_py()["bytes"]) > 50
     )
-    with pytest.raises(DataError, match="not empty"):
-        release.to_huggingface(folder)
+    for taken in (folder, folder / "README.md"):
+        with pytest.raises(DataError, match="not an empty folder: name another"):
+            release.to_huggingface(taken)
+
+
+def test_a_hub_page_describes_the_images_of_its_folder(digits, tmp_path):
+    kinds = np.array(["plain"] * 30 + ["distorted"] * 10)
+    path = write_release(tmp_path / "release", digits, about={"owner": "The clinic"}, kinds=kinds)
+    folder = sfumato.load_release(path, kinds="plain").to_huggingface(tmp_path / "hub")
+    card = json.loads((folder / "card.json").read_text())
+    assert card["images"] == 30 == parquet.read_table(folder / PARQUET).num_rows
+    assert card["kinds"] == {"plain": 30} and card["sources"] == {"finetune": 30}
+    page = (folder / "README.md").read_text()
+    assert "contains 30 images (30 plain)" in page and "size_categories" not in page
+    assert "\n40 labelled synthetic" in page and "not checked by hand" in page
+    assert re.findall("^#+ (.*)", page, re.M)[1:] == ["Privacy", "Classes", "About"]
+    assert "grid.png" not in page and "load_release" not in page
+    listed = re.findall(r"^\| `(.*?)`", page, re.M)
+    assert listed == ["parquet/*.parquet", "card.json", "privacy.json"]
+    assert all([*folder.glob(name)] for name in listed)
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "method"), [("pandas", "pandas", "to_pandas"), ("PIL", "pillow", "prepare")]
+)
+def test_a_missing_package_is_named(release, monkeypatch, uninstall, name, package, method):
+    monkeypatch.delitem(sys.modules, "sfumato.data.decoding", raising=False)
+    uninstall(name)
+    arguments = [release.images[0]] if method == "prepare" else []
+    with pytest.raises(ConfigError, match=f"{method} requires {package}"):
+        getattr(release, method)(*arguments)
 
 
 def test_an_unknown_name_of_the_package_is_an_attribute_error():
@@ -312,6 +345,16 @@ def test_a_picture_is_prepared_like_training_images(digits, tmp_path, picture, p
         and release.card["prepared"]["filter"] == "lanczos"
     )
     assert release.card["prepared"] | prepared == release.card["prepared"]
+    for odd in (
+        np.ones((9, 9, 1)),
+        np.ones((9, 9, 1), np.uint16),
+        np.ones((9, 9), np.int64),
+        np.ones(9, np.uint8),
+        np.ones((9, 9, 2), np.uint8),
+        np.ones((2, 9, 9, 1), np.uint8),
+    ):
+        with pytest.raises(DataError, match=rf"is {odd.dtype} .*, expected uint8 \(H, W\)"):
+            release.prepare(odd)
     del release.card["prepared"]
     with pytest.raises(DataError, match="written by an older version"):
         release.prepare(picture)

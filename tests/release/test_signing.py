@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from certificates import KEYS, STAMPING, time_stamp, write_chain
 from PIL import Image
-from small_release import write_project
+from small_release import enlarged, write_project
 
 from sfumato.errors import ConfigError
 from sfumato.release.egress import write_package
@@ -94,7 +94,7 @@ def test_files_that_cannot_sign_are_refused_in_a_sentence(tmp_path, picture):
 def test_drawn_pictures_get_the_pattern_public_ones_do_not(here, digits):
     kinds = np.repeat(["plain", "public"], 20)
     sources = ["finetune"] * 20 + ["select"] * 20
-    project = write_project(here, digits, sources=sources, kinds=kinds)
+    project = write_project(here, enlarged(digits, 2), sources=sources, kinds=kinds)
     write_package(project / "out", project)
     with zipfile.ZipFile(project / "out" / "images-01.zip") as archive:
         pictures = [

@@ -201,6 +201,9 @@ def test_a_network_that_was_swapped_is_refused(release, tmp_path, name):
 
 def test_networks_that_are_missing_or_added_are_refused(release, tmp_path):
     folder = shutil.copytree(release, tmp_path / "copy")
+    (folder / "networks" / ".DS_Store").write_bytes(b"0")
+    (folder / "networks" / "teacher" / ".gitattributes").write_text("added by a hub")
+    assert sfumato.stream(folder)
     added = folder / "networks" / "teacher" / "own-network"
     added.write_bytes(b"0")
     with pytest.raises(DataError, match="own-network is not among the files"):
@@ -265,6 +268,7 @@ def test_only_weights_architectures_and_the_teacher_are_shipped(release):
         for file in (release / "networks").rglob("*.*")
     }
     of_teacher = {"config.json", "weights.safetensors", "card.json", "README.md", "privacy.json"}
+    of_teacher.add(".gitattributes")
     assert found == {"refine/config.json", "refine/generator.safetensors"} | {
         f"teacher/{name}" for name in of_teacher
     }

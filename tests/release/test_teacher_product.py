@@ -54,6 +54,27 @@ def test_its_cards_state_the_cost_and_others_may_read_every_file(folder):
     assert len(modes) == 1, "weights as the other files"
 
 
+@pytest.mark.parametrize(
+    "name",
+    [".DS_Store", "Thumbs.db", ".git/HEAD", ".cache/hub/x.json", "LICENSE", ".gitattributes"],
+)
+def test_files_added_by_a_hub_or_a_browser_do_no_harm(folder, name):
+    assert (folder / ".gitattributes").read_text() == "* -text\n"
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("added")
+    assert sfumato.load_teacher(folder)
+    (folder / ".gitattributes").unlink()
+    assert sfumato.load_teacher(folder)
+    for opened in ("own-network", "more.safetensors"):
+        (folder / opened).write_bytes(b"0")
+        with pytest.raises(DataError, match=f"{opened} is not among the files"):
+            sfumato.load_teacher(folder)
+        (folder / opened).unlink()
+    (folder / "README.md").unlink()
+    with pytest.raises(DataError, match=r"README\.md is missing"):
+        sfumato.load_teacher(folder)
+
+
 def test_a_changed_foreign_or_empty_one_is_refused(folder, tmp_path):
     (folder / "card.json").write_text("{}")
     with pytest.raises(DataError, match=r"card\.json no longer has the bytes"):

@@ -153,9 +153,16 @@ def test_one_flipped_byte_in_any_file_is_found(folder):
 
 
 def test_added_missing_and_replaced_files_are_named(folder):
-    (folder / "extra.txt").write_text("x")
-    assert failures(folder) == ["extra.txt: not listed in manifest.json"]
-    (folder / "extra.txt").unlink()
+    (folder / "ř中.txt").write_text("x")
+    assert failures(folder) == ["ř中.txt: not listed in manifest.json"]
+    found = subprocess.run(
+        [sys.executable, str(folder / "verify.py")],
+        env={"PYTHONIOENCODING": "cp1252"},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 1 and r"FAIL \u0159\u4e2d.txt: not listed" in found.stdout
+    (folder / "ř中.txt").unlink()
     (folder / "link").symlink_to(folder)
     assert failures(folder) == ["link: not listed in manifest.json"]
     (folder / "link").unlink()
@@ -172,6 +179,7 @@ def test_added_missing_and_replaced_files_are_named(folder):
         ("000003.png", "000002.png", "pictures: "),
         (",plain", ",public", "labels.csv: kinds"),
         ("000001.png,0,", "000001.png,1,", "labels.csv: 1 labels differ"),
+        ("000001.png,0,", "000001.png,-10,", "labels.csv: 1 labels differ"),
     ],
 )
 def test_labels_that_contradict_the_package_are_found(folder, old, new, problem):

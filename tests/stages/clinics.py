@@ -21,12 +21,14 @@ SMALL = {
 }
 
 
-def begin_clinics(home: Path, digits: ImageSet, **epsilons: float) -> Path:
+def begin_clinics(home: Path, digits: ImageSet, **privacy: dict[str, object]) -> Path:
     """Create a project below `home` for each name. Returns `home`.
+
+    privacy: section `privacy` of each project, by name.
 
     Each clinic releases counts and an embedding of its own 500 digits.
     """
-    for i, (name, epsilon) in enumerate(epsilons.items()):
+    for i, (name, own_privacy) in enumerate(privacy.items()):
         (home / name).mkdir()
         own = digits.take(np.arange(500 * i, 500 * (i + 1)))
         np.savez(
@@ -36,7 +38,7 @@ def begin_clinics(home: Path, digits: ImageSet, **epsilons: float) -> Path:
             classes=np.array(own.classes),
         )
         data = {"source": "npz", "path": str(home / f"{name}.npz"), "dataset_id": name}
-        params = SMALL | {"data": data, "privacy": {"epsilon": epsilon, "size_hint": 300}}
+        params = SMALL | {"data": data, "privacy": {"size_hint": 300} | own_privacy}
         (home / name / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
         with (
             chdir(home / name),

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from certificates import write_chain
-from small_release import write_project
+from small_release import enlarged, write_project
 
 from sfumato.privacy.ledger import read_ledger
 from sfumato.release import egress, exports
@@ -150,6 +150,19 @@ def test_the_package_is_signed_and_says_so(project, desk):
         "mark check pictures --card out/card.json", "(40 of 40 pictures): signed by Office"
     )
     assert "issuer was not checked" in text
+
+
+@pytest.mark.parametrize(("factor", "found"), [(1, False), (2, True)])
+def test_a_pattern_is_promised_only_if_it_can_be_found(here, digits, desk, factor, found):
+    write_project(here, enlarged(digits, factor))
+    desk.run("egress out")
+    form = Path("out/risk-form.html").read_text()
+    card = json.loads(Path("out/card.json").read_text())
+    assert ("pattern" in card, "no pattern in the pixels" in form) == (found, not found)
+    with zipfile.ZipFile("out/images-01.zip") as archive:
+        archive.extractall("pictures")
+    text = desk.run("mark check pictures --card out/card.json", code=int(not found))
+    assert ("pattern: found" in text) == found
 
 
 def test_without_a_certificate_the_form_says_so(project, desk):

@@ -22,7 +22,9 @@ def clinics(tmp_path_factory, digits):
     """Create the projects of two clinics, which released counts and an embedding of their own
     digits.
     """
-    return begin_clinics(tmp_path_factory.mktemp("clinics"), digits, north=5, south=5)
+    return begin_clinics(
+        tmp_path_factory.mktemp("clinics"), digits, north={"epsilon": 5}, south={"epsilon": 5}
+    )
 
 
 MERGED = {}  # name -> what is done to the folder of a clinic

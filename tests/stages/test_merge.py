@@ -4,7 +4,9 @@ the people of each clinic.
 
 import json
 import os
+import re
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from clinics import begin_clinics
 from sfumato.planning.merge import write_plans
 from sfumato.privacy.check import check_ledger
 from sfumato.privacy.ledger import build_ledger, read_budget, read_ledger
+from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.records import Records
 
@@ -33,7 +36,12 @@ FREE = (
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory, digits):
-    return begin_clinics(tmp_path_factory.mktemp("clinics"), digits, north=5, south=3)
+    return begin_clinics(
+        tmp_path_factory.mktemp("clinics"),
+        digits,
+        north={"epsilon": 5},
+        south={"epsilon": 3, "accountant": "exact"},
+    )
 
 
 @pytest.fixture
@@ -47,16 +55,28 @@ def clinics(desk, begun, here, environment):
     return desk
 
 
-def test_two_clinics_release_together_at_their_own_epsilon(clinics, tmp_path):
-    clinics.run("merge north south --out both", "--different-people", code=2)
+def test_two_clinics_release_together_at_their_own_epsilon(
+    clinics, tmp_path, environment, expect_seconds, monkeypatch
+):
+    clinics.run("merge south north --out both", "--different-people", code=2)
     assert not Path("both").exists()
-    clinics.run("merge north south --out both --different-people", "nothing was charged")
+    text = clinics.run("merge south north --out both --different-people", "nothing was charged")
     merged = read_artifact(Path("both/artifacts/frequency"), "frequency")
     assert merged.records.owners == ("north", "south") and len(merged.records) == 4
-    os.chdir("both")
+    folder, command = re.search(r"next: cd (\S+) && stage (\w+)$", text.strip()).groups()
+    os.chdir(folder)
     stages = yaml.safe_load(Path("dvc.yaml").read_text())["stages"]
     assert {entry["cmd"] for entry in stages.values()} == {f"stage {words}" for words in FREE}
-    clinics.run_all(*FREE)
+    # Without a server that imports the libraries first, which takes longer than one stage
+    monkeypatch.setattr("sfumato.planning.project.forking", nullcontext)
+    clinics.run(f"{command} --no-dvc select")
+    assert Path("artifacts/select").exists()
+    plan = Path("artifacts/plan/synthesize.yaml")
+    plan.write_text(plan.read_text() + "about: {owner: Both clinics}\n")
+    text = " ".join(clinics.run_all(*FREE).split())
+    assert re.search(
+        r"deployment.yaml was not written: set [^.]* under `about` in \S+ize.yaml", text
+    )
     assert not Path(tmp_path / "state-merger/odometer").exists()  # no data set, no charge
 
     assert all(Path(path).exists() for entry in stages.values() for path in entry["deps"])
@@ -67,6 +87,7 @@ def test_two_clinics_release_together_at_their_own_epsilon(clinics, tmp_path):
     card = Path("artifacts/synthesize/README.md").read_text()
     assert (
         "from 2 owners (north, south)" in card
+        and "Both clinics" in card
         and "declared that the images of different owners show different people" in card
     )
     assert (
@@ -89,6 +110,11 @@ def test_two_clinics_release_together_at_their_own_epsilon(clinics, tmp_path):
     }.items():
         problems = check_ledger(build_ledger(budget, Records.of(records, apart), []))[1]
         assert any(words in problem for problem in problems)
+    # A terminal shows the progress, although there is no params.yaml
+    expect_seconds(lambda params: dict.fromkeys(STAGES, 60.0))
+    environment["DVC_STAGE"] = "synthesize"
+    clinics.terminal = True
+    clinics.run("synthesize", "stage 2 of 2, synthesize: about 1 min", "ε = 5.00 of 5 spent so far")
     # Without the declaration all costs add up
     together = build_ledger(budget, Records.of(records), [])
     assert together["epsilon"]["rdp"] > 1.1 * ledger["epsilon"]["rdp"]
@@ -101,7 +127,8 @@ def test_the_plan_of_a_merge_has_the_delta_of_its_budget(tmp_path):
         for name in ("count", "synthesize")
     }
     plans["synthesize"]["delta"] = 1e-4
-    write_plans(plans, "north-and-south", 600, {"delta": 1e-6}, tmp_path)
+    budget = {"delta": 1e-6, "accountant": "rdp"}
+    write_plans(plans, "north-and-south", 600, budget, tmp_path)
     for name in plans:
         content = yaml.safe_load((tmp_path / f"{name}.yaml").read_text())
         assert (content["dataset_id"], content["size_hint"]) == ("north-and-south", 600)

@@ -68,7 +68,7 @@ def test_a_recipe_runs_as_shipped_to_a_valid_ledger(desk, digits, name):
     )
     images = {"select", *of_baselines("baseline_settings", "IMAGES")}
     streams = not {*RECIPES[name]["synthesize"].get("sources", ["finetune"])} <= images
-    synthesize = {"stream": streams, "mark": "pixels"}
+    synthesize = {"stream": streams, "mark": "files"}
     run += ["student"] * streams
     few = {"ratio": 0.2} if "histogram" in run else {}  # 10 of 62
     desk.params(recipe=name, run=run, data=data, select=few, synthesize=synthesize)

@@ -325,6 +325,23 @@ def test_a_project_without_a_plan_has_a_page(server):
     assert status == 500 and "dp-merv" in text and headers["Content-Type"].startswith("text/plain")
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        (PROPOSAL, [FOUND]),
+        (PROPOSAL, FOUND | {"classes": ["ill", "well"]}),
+        ("artifacts/plan/budget.json", {"stages": {"count": None}, "epsilon": 1.0, "target": 1.0}),
+        ("data/sensitive/card.json", {"classes": ["ill"]}),
+    ],
+)
+def test_a_file_of_another_form_is_reported(server, file, content):
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
+    Path(file).write_text(json.dumps(content))
+    status, headers, text = ask(server, server.base)
+    assert status == 500 and headers["Content-Type"].startswith("text/plain")
+    assert "another form" in text
+
+
 def test_what_init_understood_and_proposed_is_kept_for_the_page(here, expect_seconds):
     expect_seconds(lambda params: {"count": 30.0, "evaluate": 60.0})
     images = write_shapes(here / "photos", each=20, side=16)

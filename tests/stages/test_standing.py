@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 from test_recipes import SMALL
 
@@ -16,6 +17,7 @@ from sfumato.data.images import ImageSet
 from sfumato.planning.project_files import dvc_content
 from sfumato.release.release import ENLARGED, save_preview
 from sfumato.settings.stages import STAGES
+from sfumato.storage.artifacts import read_artifact
 from stages.state import PREVIEW
 
 RUN = ["count", "frequency", "auxiliary", "synthesize"]
@@ -38,6 +40,7 @@ def desk(desk, digits, environment, expect_seconds):
     desk.base = SMALL
     desk.params(recipe="dp-merf", run=RUN)
     desk.run_all("prepare sensitive", "plan")
+    Path("dvc.yaml").write_text(yaml.safe_dump(dvc_content()))
     expect_seconds(lambda params: dict.fromkeys(STAGES, 60.0))
     environment["DVC_STAGE"] = "count"
     Path("dvc.lock").touch()
@@ -46,6 +49,7 @@ def desk(desk, digits, environment, expect_seconds):
 
 def test_each_stage_states_its_place_minutes_and_epsilon(desk):
     desk.terminal = True
+    Path("params.yaml").write_text("run: [")  # someone is editing this file
     said = {
         name: desk.run(name)
         for name in ("count", "central", "frequency", "auxiliary", "refine", "synthesize")
@@ -104,6 +108,13 @@ def test_only_what_dvc_has_just_said_is_taken_back(desk):
     assert ERASED.match(desk.run("central"))[1] == "4"
     os.utime("dvc.lock", (0, time.time() - 60))
     assert ERASED.match(desk.run("central"))[1] == "2", "what stands above is not of DVC"
+
+
+def test_a_stage_runs_without_its_line_if_a_file_is_missing(desk):
+    desk.terminal = True
+    Path("artifacts/plan/budget.json").unlink()
+    assert ERASED.sub("", desk.run("count")) == ""
+    assert read_artifact(Path("artifacts/count"), "count").enabled
 
 
 def test_a_log_and_a_stage_by_hand_get_nothing_of_it(desk, environment):

@@ -17,6 +17,9 @@ from sfumato.settings.fields import both_sides
 from sfumato.settings.sources import SOURCES, sources_of
 from sfumato.storage.documents import class_name
 
+# Columns of `png/metadata.csv` and `Release.to_pandas` that exist beside the labels
+OTHER_COLUMNS = ("file_name", "image", "kind")
+
 __all__ = ["Example", "Source", "read_public", "read_source"]
 
 
@@ -136,6 +139,11 @@ def open_source(request: Request, raw: Path) -> Source:
     ):
         for name in source.classes:
             class_name(name)
+            if request.several and name in OTHER_COLUMNS:
+                raise ValueError(
+                    f"{name!r} cannot be a label, because tables of the release have another "
+                    "column with this name"
+                )
     if len(source.classes) < 2:
         raise DataError(
             f"{request.section}.source={request.name} has {len(source.classes)} class(es), "

@@ -137,6 +137,7 @@ def test_several_labels_are_recognised_by_columns_or_lists(folder, table, expect
         (TABLE.replace("1.0", "-1"), "neither 0 nor 1"),
         (TABLE.replace("1.0", "0.5"), "neither 0 nor 1"),
         (TABLE.replace("0, a.png ,1.0\n", ""), r"has no row for .*a\.png: add a row"),
+        (TABLE.replace("mass", "kind"), "'kind' cannot be a label, .* Rename the class"),
         (TABLE + "1,c.png,1\n", "row 5, names a file that is not below"),
     ],
 )
